@@ -1,0 +1,164 @@
+//! What is certified about kept sets, and a slow check of it that shares no code with the selector.
+//!
+//! The check computes in plain scalar f64, sorts, and uses nothing but the order, the rows, and the rigorous sums.
+
+use crate::error::Error;
+use crate::mass::{self, Compensated, ExactSum, Slack, Split};
+use crate::order;
+use crate::scores::{Keep, Law, Scores};
+
+/// What a row's answer amounts to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Status {
+    /// The reported upper bound of the tail mass is within the budget.
+    #[default]
+    Certified = 0,
+    /// `max_keep` forbade keeping enough; the reported upper bound says what may be lost.
+    OverBudget = 1,
+    /// The row has no visible key.
+    Empty = 2,
+}
+
+/// What is proven about the kept set of each row.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Certificate {
+    /// Visible keys kept per row.
+    pub k: Vec<i64>,
+    /// The real tail mass of a row is at most this.
+    pub tail_mass_upper: Vec<f64>,
+    /// The real tail mass of a row is at least this.
+    pub tail_mass_lower: Vec<f64>,
+    /// Whether the tail mass is proven to be within the row's budget; only if budgets were given.
+    pub holds: Option<Vec<bool>>,
+    /// Whether it holds and no set with fewer keys can, proven; only if budgets were given.
+    pub minimal: Option<Vec<bool>>,
+}
+
+/// What is proven about one row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Verdict {
+    pub(crate) kept: usize,
+    pub(crate) upper: f64,
+    pub(crate) lower: f64,
+    pub(crate) holds: bool,
+    pub(crate) minimal: bool,
+}
+
+impl Verdict {
+    /// A row without visible keys: nothing can be lost.
+    pub(crate) const EMPTY: Verdict =
+        Verdict { kept: 0, upper: 0.0, lower: 0.0, holds: true, minimal: true };
+}
+
+impl Certificate {
+    pub(crate) fn new(with_eps: bool) -> Self {
+        let flags = || with_eps.then(Vec::new);
+        Certificate { holds: flags(), minimal: flags(), ..Certificate::default() }
+    }
+
+    pub(crate) fn push(&mut self, verdict: &Verdict) {
+        self.k.push(verdict.kept as i64);
+        self.tail_mass_upper.push(verdict.upper);
+        self.tail_mass_lower.push(verdict.lower);
+        if let Some(holds) = &mut self.holds {
+            holds.push(verdict.holds);
+        }
+        if let Some(minimal) = &mut self.minimal {
+            minimal.push(verdict.minimal);
+        }
+    }
+}
+
+/// Judges one row's kept set in scalar f64, sorting.
+///
+/// # Errors
+/// Whatever is wrong with the row or with the kept set.
+pub(crate) fn check_row(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    row: usize,
+    eps: Option<f64>,
+) -> Result<Verdict, Error> {
+    let mut keys = Vec::new();
+    let meaning = scores.keys64(row, &mut keys)?;
+    let mut kept = vec![0; keys.len()];
+    keep.lay(scores, row, &mut kept)?;
+    let weigh = |key: f64| match meaning.law {
+        Law::Weight => key,
+        // Halves, because the difference may overflow where the product does not.
+        Law::Exp { scale } => {
+            mass::exp((0.5 * key - 0.5 * meaning.largest) * scale * 2.0)
+        }
+    };
+    let mut entries: Vec<((f64, u32), f64, bool)> = keys
+        .iter()
+        .zip(&kept)
+        .enumerate()
+        .filter(|(_, (key, _))| **key > f64::NEG_INFINITY)
+        .map(|(j, (&key, &byte))| ((key, j as u32), weigh(key), byte != 0))
+        .collect();
+    if entries.is_empty() {
+        return Ok(Verdict::EMPTY);
+    }
+    let slack = match meaning.law {
+        // Rounded three times in x, an exponential and two sums: well inside the slack of the f64 kernels.
+        Law::Exp { .. } => Slack::f64(0, meaning.error),
+        Law::Weight => Slack::weights(0),
+    };
+    let split = sums(&entries, |entry| entry.2);
+    let mut upper = split.upper(slack.certify, slack.flush);
+    let lower = split.lower(slack.certify, slack.flush).min(upper);
+    let Some(eps) = eps else {
+        let holds = false;
+        return Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: false });
+    };
+    let weights = meaning.law == Law::Weight;
+    let first = entries[0].0.0;
+    let equal = meaning.error == 0.0 && entries.iter().all(|entry| entry.0.0 == first);
+    let total = entries.len() as u64;
+    let exactly = |entries: &[((f64, u32), f64, bool)], chosen: &dyn Fn(usize) -> bool| {
+        let count = (0..entries.len()).filter(|&i| chosen(i)).count() as u64;
+        if equal {
+            return count > 0 && mass::equal_weights_hold(count, total, eps);
+        }
+        let (mut tail, mut all) = (ExactSum::new(), ExactSum::new());
+        for (i, entry) in entries.iter().enumerate() {
+            all.add(entry.1);
+            if !chosen(i) {
+                tail.add(entry.1);
+            }
+        }
+        weights && count > 0 && tail.compare_share(&all, eps).is_le()
+    };
+    let holds = upper <= eps || exactly(&entries, &|i| entries[i].2);
+    if holds {
+        upper = upper.min(eps);
+    }
+    // The best set with one key less: if that one provably loses too much, no set of its size can do.
+    entries.sort_by(|a, b| order::worst_first(&b.0, &a.0));
+    let fewer = split.kept.saturating_sub(1);
+    let best: Vec<bool> = (0..entries.len()).map(|i| i < fewer).collect();
+    for (entry, &chosen) in entries.iter_mut().zip(&best) {
+        entry.2 = chosen;
+    }
+    let smaller = sums(&entries, |entry| entry.2);
+    let refuted = fewer == 0
+        || smaller.lower(slack.certify, slack.flush) > eps
+        || ((equal || weights) && !exactly(&entries, &|i| i < fewer));
+    Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: holds && refuted })
+}
+
+fn sums<T>(entries: &[(T, f64, bool)], chosen: impl Fn(&(T, f64, bool)) -> bool) -> Split {
+    let (mut head, mut tail) = (Compensated::default(), Compensated::default());
+    let mut kept = 0;
+    for entry in entries {
+        if chosen(entry) {
+            head.add(entry.1);
+            kept += 1;
+        } else {
+            tail.add(entry.1);
+        }
+    }
+    Split { tail: tail.value(), dropped: entries.len() - kept, head: head.value(), kept }
+}

@@ -1,0 +1,237 @@
+//! One error type for the whole crate: a variant per rejected input, documented by its cause.
+//!
+//! Every message names the argument, the place (full multi-index of the row or entry) and the remedy,
+//! in one line, because it is shown unchanged by the Python package and the command line.
+
+use std::fmt;
+
+/// A place in an array: the full multi-index, printed as `[1, 0, 17]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place(pub Vec<usize>);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// Why an input was rejected. Nothing is computed from a rejected input.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A score is NaN at a position that is not masked.
+    #[error("scores{place} is NaN; mask the entry (-inf or mask=False) or repair the input")]
+    ScoreNan {
+        /// Where.
+        place: Place,
+    },
+    /// A score is +inf at a position that is not masked.
+    #[error(
+        "scores{place} is +inf; scores must be finite, or -inf for a masked entry: repair the input"
+    )]
+    ScoreInfinite {
+        /// Where.
+        place: Place,
+    },
+    /// A probability is negative, NaN or infinite.
+    #[error(
+        "scores{place} is {value}, which is not a probability; kind=\"probs\" needs finite weights >= 0 \
+         (use kind=\"logits\" for scores)"
+    )]
+    Probability {
+        /// Where.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// The weights of a row given as probabilities sum to more than a float64 can hold.
+    #[error("scores{place} sums to more than float64 can hold; divide the row by its largest entry")]
+    ProbabilityTotal {
+        /// The row.
+        place: Place,
+    },
+    /// An additive mask entry is NaN or +inf.
+    #[error("mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry")]
+    MaskValue {
+        /// Where.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// `scale * score + mask` is too large for the rounding of the sum to be covered.
+    #[error(
+        "scores{place} times scale plus mask reaches {value:e}, beyond 2^26 in size, where rounding would \
+         show; subtract a constant per row from the scores or from the mask"
+    )]
+    MaskedScore {
+        /// The row or entry.
+        place: Place,
+        /// The offending sum.
+        value: f64,
+    },
+    /// A budget is NaN or outside [0, 1).
+    #[error("eps{place} is {value}; a budget must lie in [0, 1)")]
+    Eps {
+        /// The row, empty for a single budget.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// A scale is NaN or infinite.
+    #[error("scale is {value}; it must be a finite number")]
+    Scale {
+        /// The offending value.
+        value: f64,
+    },
+    /// A scale other than 1 with probabilities.
+    #[error("scale is {value}, but kind=\"probs\" takes no scale; leave it at 1, or pass logits")]
+    ScaleWithProbs {
+        /// The offending value.
+        value: f64,
+    },
+    /// An additive mask with probabilities.
+    #[error("mask is additive, but kind=\"probs\" takes only a boolean mask; pass mask != 0 or logits")]
+    MaskWithProbs,
+    /// A score radius is negative, NaN or too large to bound anything.
+    #[error("radius{place} is {value}; a score radius must lie in [0, 300]")]
+    Radius {
+        /// The row.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// A score radius with probabilities.
+    #[error("radius is given, but kind=\"probs\" takes none; pass logits")]
+    RadiusWithProbs,
+    /// An array does not have the shape that the scores ask for.
+    #[error("{argument} has {got} entries but {expected} are needed ({remedy})")]
+    Length {
+        /// The argument's name.
+        argument: &'static str,
+        /// What was given.
+        got: usize,
+        /// What is needed.
+        expected: usize,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A shape, or shape and strides, reach outside the buffer, or have no axis.
+    #[error("{argument} has shape {shape:?}: {problem}")]
+    Shape {
+        /// The argument's name.
+        argument: &'static str,
+        /// The shape given.
+        shape: Vec<usize>,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A valid prefix length is negative or longer than the row.
+    #[error("lengths{place} is {value}; it must lie between 0 and n = {n}")]
+    RowLength {
+        /// The row.
+        place: Place,
+        /// The offending value.
+        value: i64,
+        /// The row's length.
+        n: usize,
+    },
+    /// `indptr` does not start at 0, decreases, or does not end at the buffer's length.
+    #[error("indptr[{position}] is {value}: {problem}")]
+    Indptr {
+        /// Which entry.
+        position: usize,
+        /// Its value.
+        value: i64,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// Two options that exclude each other.
+    #[error("{first} cannot be combined with {second}: {remedy}")]
+    Conflict {
+        /// The first option.
+        first: &'static str,
+        /// The second option.
+        second: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// An option has a value outside its range.
+    #[error("{argument} is {value}: {problem}")]
+    Option {
+        /// The argument's name.
+        argument: &'static str,
+        /// The offending value.
+        value: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// `keep_first` and `keep_last` force more keys into a row than `max_keep` allows.
+    #[error(
+        "keep_first and keep_last force {forced} keys into row {place}, more than max_keep = {max_keep}; \
+         raise max_keep or force fewer"
+    )]
+    ForcedOverMax {
+        /// The row.
+        place: Place,
+        /// How many keys are forced.
+        forced: usize,
+        /// How many keys may be kept.
+        max_keep: usize,
+    },
+    /// The best block alone holds more keys than `max_keep` allows.
+    #[error(
+        "block_size is {block_size}, but max_keep = {max_keep} keys cannot hold one whole block of row {place}; \
+         raise max_keep or make the blocks smaller"
+    )]
+    BlockOverMax {
+        /// The row.
+        place: Place,
+        /// Block length.
+        block_size: usize,
+        /// How many keys may be kept.
+        max_keep: usize,
+    },
+    /// A kept index is not a position of its row.
+    #[error("keep: index {value} in row {place} is out of range; positions run from 0 to {last}", last = .n.saturating_sub(1))]
+    KeepRange {
+        /// The row.
+        place: Place,
+        /// The offending index.
+        value: i64,
+        /// The row's length.
+        n: usize,
+    },
+    /// A kept index is listed twice in its row.
+    #[error("keep: index {value} stands twice in row {place}; list every kept position once")]
+    KeepTwice {
+        /// The row.
+        place: Place,
+        /// The offending index.
+        value: i64,
+    },
+    /// A row is longer than positions can be counted in 32 bits.
+    #[error("scores has rows of {n} entries; at most 4294967295 are supported: split the row")]
+    RowTooLong {
+        /// The row's length.
+        n: usize,
+    },
+    /// A SIMD level that is not known, or that this CPU cannot run.
+    #[error("SIMD level {level:?} {problem} (CERTK_LEVEL, set_simd_level); known: portable, avx2, avx512")]
+    Level {
+        /// The level asked for.
+        level: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The operating system refused to start worker threads.
+    #[error("threads: could not start a pool of {threads} threads ({reason}); ask for fewer")]
+    Pool {
+        /// How many were asked for.
+        threads: usize,
+        /// What the system said.
+        reason: String,
+    },
+    /// The caller's interrupt hook asked to stop; nothing was returned.
+    #[error("interrupted")]
+    Interrupted,
+}

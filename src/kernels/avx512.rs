@@ -1,0 +1,398 @@
+//! AVX-512 (F, DQ, BW, VL): one register of sixteen f32 lanes, two of eight f64 lanes.
+#![allow(clippy::wildcard_imports)] // the intrinsics are a vocabulary
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::lanes::{LANES, Lanes, Level};
+
+/// The AVX-512 instruction set.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512;
+
+/// Toward minus infinity, no exceptions. (`vreduce` would save a subtraction, but it rounds that subtraction downward
+/// too, and for -1 < x < 0 the fraction is not exact.)
+const FLOOR: i32 = 0x09;
+
+// SAFETY of every block in this file: the trait's contract gives a CPU with these features, and pointers that are
+// valid for sixteen elements; unaligned loads and stores are used throughout.
+
+#[derive(Clone, Copy)]
+pub(crate) struct F32(__m512);
+
+impl Lanes for F32 {
+    type Scalar = f32;
+    type Mask = __mmask16;
+    type Wide = [__m512d; 2];
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_set1_ps(value) })
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_loadu_ps(from) })
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: see the head of the file.
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_mul_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_fmadd_ps(self.0, factor.0, term.0) })
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_max_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_min_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn lt(self, other: Self) -> __mmask16 {
+        // SAFETY: see the head of the file.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0) }
+    }
+    #[inline(always)]
+    unsafe fn ge(self, other: Self) -> __mmask16 {
+        // SAFETY: see the head of the file.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, other.0) }
+    }
+    #[inline(always)]
+    unsafe fn gt(self, other: Self) -> __mmask16 {
+        // SAFETY: see the head of the file.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, other.0) }
+    }
+    #[inline(always)]
+    unsafe fn eq(self, other: Self) -> __mmask16 {
+        // SAFETY: see the head of the file.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0) }
+    }
+    #[inline(always)]
+    unsafe fn bits(mask: __mmask16) -> u16 {
+        mask
+    }
+    #[inline(always)]
+    unsafe fn mask(bits: u16) -> __mmask16 {
+        bits
+    }
+    #[inline(always)]
+    unsafe fn keep(self, mask: __mmask16) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_maskz_mov_ps(mask, self.0) })
+    }
+    #[inline(always)]
+    unsafe fn select(self, mask: __mmask16, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_mask_mov_ps(other.0, mask, self.0) })
+    }
+    #[inline(always)]
+    unsafe fn fraction(self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_sub_ps(self.0, _mm512_roundscale_ps::<FLOOR>(self.0)) })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_scalef_ps(self.0, exponent.0) })
+    }
+    #[inline(always)]
+    unsafe fn affine(self, shift: f64, scale: f64) -> Self {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let (shift, scale) = (_mm512_set1_pd(shift), _mm512_set1_pd(scale));
+            let halves = widen(self.0).map(|half| {
+                _mm512_cvtpd_ps(_mm512_mul_pd(scale, _mm512_sub_pd(half, shift)))
+            });
+            let low = _mm512_castps256_ps512(halves[0]);
+            F32(_mm512_insertf32x8::<1>(low, halves[1]))
+        }
+    }
+    #[inline(always)]
+    unsafe fn wide_zero() -> [__m512d; 2] {
+        // SAFETY: see the head of the file.
+        [unsafe { _mm512_setzero_pd() }; 2]
+    }
+    #[inline(always)]
+    unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let halves = widen(self.0);
+            [_mm512_add_pd(wide[0], halves[0]), _mm512_add_pd(wide[1], halves[1])]
+        }
+    }
+    #[inline(always)]
+    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
+        // SAFETY: see the head of the file.
+        unsafe { wide_to_array(wide) }
+    }
+    #[inline(always)]
+    unsafe fn compress_store(self, bits: u16, to: *mut f32) {
+        // Into a register and stored whole: compressing to memory is microcoded on Zen 4. Merging into the
+        // operand itself avoids the false dependency of the zeroing form.
+        // SAFETY: see the head of the file.
+        unsafe { _mm512_storeu_ps(to, _mm512_mask_compress_ps(self.0, bits, self.0)) }
+    }
+}
+
+/// The low and the high eight lanes in f64.
+#[inline(always)]
+unsafe fn widen(lanes: __m512) -> [__m512d; 2] {
+    // SAFETY: see the head of the file.
+    unsafe {
+        [
+            _mm512_cvtps_pd(_mm512_castps512_ps256(lanes)),
+            _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(lanes)),
+        ]
+    }
+}
+
+#[inline(always)]
+unsafe fn wide_to_array(wide: [__m512d; 2]) -> [f64; LANES] {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: see the head of the file; the array holds sixteen numbers.
+    unsafe {
+        _mm512_storeu_pd(lanes.as_mut_ptr(), wide[0]);
+        _mm512_storeu_pd(lanes.as_mut_ptr().add(8), wide[1]);
+    }
+    lanes
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct F64([__m512d; 2]);
+
+impl F64 {
+    #[inline(always)]
+    fn map(self, f: impl Fn(__m512d) -> __m512d) -> Self {
+        F64([f(self.0[0]), f(self.0[1])])
+    }
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(__m512d, __m512d) -> __m512d) -> Self {
+        F64([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
+    }
+    #[inline(always)]
+    fn test(self, other: Self, f: impl Fn(__m512d, __m512d) -> __mmask8) -> [__mmask8; 2] {
+        [f(self.0[0], other.0[0]), f(self.0[1], other.0[1])]
+    }
+}
+
+impl Lanes for F64 {
+    type Scalar = f64;
+    type Mask = [__mmask8; 2];
+    type Wide = [__m512d; 2];
+
+    #[inline(always)]
+    unsafe fn splat(value: f64) -> Self {
+        // SAFETY: see the head of the file.
+        F64([unsafe { _mm512_set1_pd(value) }; 2])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f64) -> Self {
+        // SAFETY: see the head of the file.
+        F64(unsafe { [_mm512_loadu_pd(from), _mm512_loadu_pd(from.add(8))] })
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f64) {
+        // SAFETY: see the head of the file.
+        unsafe {
+            _mm512_storeu_pd(to, self.0[0]);
+            _mm512_storeu_pd(to.add(8), self.0[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm512_sub_pd(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm512_mul_pd(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm512_add_pd(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F64(unsafe {
+            [
+                _mm512_fmadd_pd(self.0[0], factor.0[0], term.0[0]),
+                _mm512_fmadd_pd(self.0[1], factor.0[1], term.0[1]),
+            ]
+        })
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm512_max_pd(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm512_min_pd(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn lt(self, other: Self) -> [__mmask8; 2] {
+        // SAFETY: see the head of the file.
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn ge(self, other: Self) -> [__mmask8; 2] {
+        // SAFETY: see the head of the file.
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_GE_OQ>(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn gt(self, other: Self) -> [__mmask8; 2] {
+        // SAFETY: see the head of the file.
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_GT_OQ>(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn eq(self, other: Self) -> [__mmask8; 2] {
+        // SAFETY: see the head of the file.
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(a, b) })
+    }
+    #[inline(always)]
+    unsafe fn bits(mask: [__mmask8; 2]) -> u16 {
+        u16::from_le_bytes(mask)
+    }
+    #[inline(always)]
+    unsafe fn mask(bits: u16) -> [__mmask8; 2] {
+        bits.to_le_bytes()
+    }
+    #[inline(always)]
+    unsafe fn keep(self, mask: [__mmask8; 2]) -> Self {
+        // SAFETY: see the head of the file.
+        F64(unsafe {
+            [_mm512_maskz_mov_pd(mask[0], self.0[0]), _mm512_maskz_mov_pd(mask[1], self.0[1])]
+        })
+    }
+    #[inline(always)]
+    unsafe fn select(self, mask: [__mmask8; 2], other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F64(unsafe {
+            [
+                _mm512_mask_mov_pd(other.0[0], mask[0], self.0[0]),
+                _mm512_mask_mov_pd(other.0[1], mask[1], self.0[1]),
+            ]
+        })
+    }
+    #[inline(always)]
+    unsafe fn fraction(self) -> Self {
+        // SAFETY: see the head of the file.
+        self.map(|t| unsafe { _mm512_sub_pd(t, _mm512_roundscale_pd::<FLOOR>(t)) })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(exponent, |p, t| unsafe { _mm512_scalef_pd(p, t) })
+    }
+    #[inline(always)]
+    unsafe fn affine(self, shift: f64, scale: f64) -> Self {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let (half, two) = (_mm512_set1_pd(0.5), _mm512_set1_pd(2.0));
+            let (shift, scale) = (_mm512_set1_pd(0.5 * shift), _mm512_set1_pd(scale));
+            self.map(|s| {
+                let difference = _mm512_sub_pd(_mm512_mul_pd(half, s), shift);
+                _mm512_mul_pd(_mm512_mul_pd(difference, scale), two)
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn wide_zero() -> [__m512d; 2] {
+        // SAFETY: see the head of the file.
+        [unsafe { _mm512_setzero_pd() }; 2]
+    }
+    #[inline(always)]
+    unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
+        // SAFETY: see the head of the file.
+        unsafe { [_mm512_add_pd(wide[0], self.0[0]), _mm512_add_pd(wide[1], self.0[1])] }
+    }
+    #[inline(always)]
+    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
+        // SAFETY: see the head of the file.
+        unsafe { wide_to_array(wide) }
+    }
+    #[inline(always)]
+    unsafe fn compress_store(self, bits: u16, to: *mut f64) {
+        let masks = bits.to_le_bytes();
+        // SAFETY: see the head of the file; the second store starts at most eight places in and writes eight.
+        unsafe {
+            _mm512_storeu_pd(to, _mm512_mask_compress_pd(self.0[0], masks[0], self.0[0]));
+            let next = to.add(masks[0].count_ones() as usize);
+            _mm512_storeu_pd(next, _mm512_mask_compress_pd(self.0[1], masks[1], self.0[1]));
+        }
+    }
+}
+
+impl Level for Avx512 {
+    type F32 = F32;
+    type F64 = F64;
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> F32 {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> F32 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            F32(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn nonzero_bytes(from: *const u8) -> u16 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.cast());
+            _mm_test_epi8_mask(bytes, bytes)
+        }
+    }
+    #[inline(always)]
+    unsafe fn compress_count(first: u32, bits: u16, to: *mut u32) {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let positions = _mm512_add_epi32(_mm512_set1_epi32(first.cast_signed()), steps);
+            let packed = _mm512_mask_compress_epi32(positions, bits, positions);
+            _mm512_storeu_si512(to.cast(), packed);
+        }
+    }
+    #[inline(always)]
+    unsafe fn compress_positions(from: *const u32, bits: u16, to: *mut u32) {
+        // SAFETY: see the head of the file; the load is complete before the store.
+        unsafe {
+            let positions = _mm512_loadu_si512(from.cast());
+            let packed = _mm512_mask_compress_epi32(positions, bits, positions);
+            _mm512_storeu_si512(to.cast(), packed);
+        }
+    }
+}

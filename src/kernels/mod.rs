@@ -1,0 +1,28 @@
+//! Kernels: the only room with `unsafe` code.
+//!
+//! # The contract
+//! Keys are read in whole groups of sixteen, padded with masked entries (-inf). Each pass is written once
+//! (`passes`) over sixteen virtual lanes (`lanes`), implemented by the portable code, which defines the bits, and by each
+//! instruction set; every level executes the same correctly rounded operations in the same order, so all levels return
+//! the same bits for the same input. `dispatch` detects the CPU once and holds the only entry points.
+//!
+//! Weights are e^x for x <= 0 with a proven error (`mass` states it, and `tests/exp.rs` enumerates every f32), or
+//! exactly 0 where x is below the cut. Sums run at most sixteen terms deep before they go to f64.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod dispatch;
+mod float_modes;
+#[cfg(feature = "python")]
+mod foreign;
+mod lanes;
+mod passes;
+mod portable;
+
+pub(crate) use dispatch::{Bracket, Simd};
+pub(crate) use float_modes::DefaultFloats;
+#[cfg(feature = "python")]
+pub(crate) use foreign::extent;
+pub(crate) use lanes::{Element, LANES, Scalar};
+pub(crate) use passes::{Given, Loaded, PIVOTS, PivotSums, Scaled, Shifted, Sides, Stored, Weigh};

@@ -1,0 +1,44 @@
+//! Certified top-k and top-p selection of attention scores.
+//!
+//! Attention looks at `n` keys, but a few carry almost all of the softmax mass. This crate selects the smallest set of keys
+//! whose dropped mass is **proven** to be at most `eps`, and reports an interval for that mass which holds for the
+//! real-number softmax of exactly the stored inputs: rounding is inside. The dropped mass is the total variation distance
+//! between the full and the truncated attention.
+//!
+//! ```
+//! use certk_rs::{Options, Scores, Status, select};
+//!
+//! let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+//! let scores = Scores::new(&row[..], &[1, 6])?;
+//! let selection = select(&scores, &[0.1], &Options::new())?;
+//! assert_eq!(selection.row(0), [0, 2]);
+//! assert_eq!(selection.status[0], Status::Certified);
+//! assert!(selection.tail_mass_upper[0] <= 0.1 && selection.minimal[0]);
+//! # Ok::<(), certk_rs::Error>(())
+//! ```
+//!
+//! Rows may be f32, f64, f16 or bf16, strided, ragged, masked and scaled: see [`Scores`]. [`certify`] judges any given set,
+//! with the same kernels or with an independent checker that shares none of them. [`keep_set`] finds one set for many
+//! rows, with a proven lower bound on the size of any such set. Results have the same bits on every instruction set and
+//! for any number of threads.
+
+mod certificate;
+mod error;
+mod keepset;
+mod kernels;
+mod mass;
+mod order;
+mod scores;
+mod select;
+mod threads;
+
+#[cfg(feature = "python")]
+mod python;
+
+pub use certificate::{Certificate, Status};
+pub use error::{Error, Place};
+pub use keepset::{KeepSet, keep_set};
+pub use scores::{Data, Keep, Kind, Mask, Scores};
+pub use select::{
+    MaxKeep, Options, Selection, Workspace, certify, force_simd_level, select, simd_level,
+};

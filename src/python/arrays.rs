@@ -1,0 +1,215 @@
+//! NumPy arrays as borrowed rows, and results as NumPy arrays.
+
+use half::{bf16, f16};
+use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use super::errors::CertkError;
+use crate::kernels;
+use crate::scores::{Data, Keep, Kind, Mask, Scores};
+
+/// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
+pub(super) enum Stored<'py> {
+    F32(PyReadonlyArrayDyn<'py, f32>),
+    F64(PyReadonlyArrayDyn<'py, f64>),
+    F16(PyReadonlyArrayDyn<'py, u16>),
+    Bf16(PyReadonlyArrayDyn<'py, u16>),
+}
+
+fn layout<T: Element>(array: &PyReadonlyArrayDyn<'_, T>, argument: &str) -> PyErr {
+    CertkError::new_err(format!(
+        "{argument} has strides {:?} (bytes): the last axis must be contiguous and no stride negative; \
+         copy it with numpy.ascontiguousarray",
+        array.strides()
+    ))
+}
+
+impl<'py> Stored<'py> {
+    pub(super) fn new(array: &Bound<'py, PyAny>, dtype: &str) -> PyResult<Self> {
+        Ok(match dtype {
+            "float32" => Stored::F32(array.extract()?),
+            "float64" => Stored::F64(array.extract()?),
+            "float16" => Stored::F16(array.extract()?),
+            "bfloat16" => Stored::Bf16(array.extract()?),
+            _ => {
+                return Err(CertkError::new_err(format!(
+                    "dtype {dtype} is not supported; use float16, bfloat16, float32 or float64"
+                )));
+            }
+        })
+    }
+
+    pub(super) fn shape(&self) -> &[usize] {
+        match self {
+            Stored::F32(array) => array.shape(),
+            Stored::F64(array) => array.shape(),
+            Stored::F16(array) | Stored::Bf16(array) => array.shape(),
+        }
+    }
+
+    /// The memory that the array spans, and the strides of its batch axes in elements.
+    fn data<'a>(&'a self, argument: &str) -> PyResult<(Data<'a>, Vec<usize>)> {
+        fn get<'a, T: Element>(
+            array: &'a PyReadonlyArrayDyn<'_, T>,
+            argument: &str,
+        ) -> PyResult<(&'a [T], Vec<usize>)> {
+            kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
+        }
+        Ok(match self {
+            Stored::F32(array) => {
+                let (data, strides) = get(array, argument)?;
+                (Data::F32(data), strides)
+            }
+            Stored::F64(array) => {
+                let (data, strides) = get(array, argument)?;
+                (Data::F64(data), strides)
+            }
+            Stored::F16(array) => {
+                let (data, strides) = get(array, argument)?;
+                (Data::F16(bytemuck::cast_slice::<u16, f16>(data)), strides)
+            }
+            Stored::Bf16(array) => {
+                let (data, strides) = get(array, argument)?;
+                (Data::Bf16(bytemuck::cast_slice::<u16, bf16>(data)), strides)
+            }
+        })
+    }
+}
+
+/// A boolean array, looked at as bytes: NumPy does not promise that a true byte is 1.
+pub(super) struct Bytes<'py>(PyReadonlyArrayDyn<'py, u8>);
+
+impl<'py> Bytes<'py> {
+    pub(super) fn new(array: &Bound<'py, PyAny>) -> PyResult<Self> {
+        Ok(Bytes(array.call_method1("view", ("uint8",))?.extract()?))
+    }
+
+    fn data(&self, argument: &str) -> PyResult<(&[u8], Vec<usize>)> {
+        kernels::extent(&self.0.as_array()).ok_or_else(|| layout(&self.0, argument))
+    }
+}
+
+enum MaskArray<'py> {
+    Allowed(Bytes<'py>),
+    Additive(Stored<'py>),
+}
+
+/// Everything that says how to read rows, borrowed from Python.
+pub(super) struct Rows<'py> {
+    scores: Stored<'py>,
+    kind: Kind,
+    scale: f64,
+    mask: Option<MaskArray<'py>>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<i64>,
+    radius: Option<PyReadonlyArray1<'py, f64>>,
+}
+
+impl<'py> Rows<'py> {
+    #[allow(clippy::too_many_arguments)] // as many as the Python functions have row options
+    pub(super) fn new(
+        scores: &Bound<'py, PyAny>,
+        dtype: &str,
+        kind: &str,
+        scale: f64,
+        mask: Option<&Bound<'py, PyAny>>,
+        mask_dtype: Option<&str>,
+        lengths: Option<PyReadonlyArray1<'py, i64>>,
+        indptr: Option<PyReadonlyArray1<'py, i64>>,
+        causal_offset: Option<i64>,
+        radius: Option<PyReadonlyArray1<'py, f64>>,
+    ) -> PyResult<Self> {
+        let kind = match kind {
+            "logits" => Kind::Logits,
+            "logprobs" => Kind::LogProbs,
+            "probs" => Kind::Probs,
+            _ => {
+                return Err(CertkError::new_err(format!(
+                    "kind is {kind:?}; use \"logits\", \"logprobs\" or \"probs\""
+                )));
+            }
+        };
+        let mask = match (mask, mask_dtype) {
+            (Some(mask), Some("bool")) => Some(MaskArray::Allowed(Bytes::new(mask)?)),
+            (Some(mask), Some(dtype)) => Some(MaskArray::Additive(Stored::new(mask, dtype)?)),
+            _ => None,
+        };
+        let scores = Stored::new(scores, dtype)?;
+        Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
+    }
+
+    /// The rows, judged.
+    pub(super) fn scores(&self) -> PyResult<Scores<'_>> {
+        let (data, strides) = self.scores.data("scores")?;
+        let mut scores = match &self.indptr {
+            Some(indptr) => Scores::ragged(data, contiguous(indptr, "indptr")?)?,
+            None => Scores::strided(data, self.scores.shape(), &strides)?,
+        };
+        scores = scores.kind(self.kind).scale(self.scale)?;
+        scores = match &self.mask {
+            None => scores,
+            Some(MaskArray::Allowed(mask)) => {
+                let (bytes, strides) = mask.data("mask")?;
+                scores.mask(Mask::Allowed(bytes), &strides)?
+            }
+            Some(MaskArray::Additive(mask)) => {
+                let (data, strides) = mask.data("mask")?;
+                scores.mask(Mask::Additive(data), &strides)?
+            }
+        };
+        if let Some(lengths) = &self.lengths {
+            scores = scores.lengths(contiguous(lengths, "lengths")?)?;
+        }
+        if let Some(offset) = self.causal_offset {
+            scores = scores.causal_offset(offset)?;
+        }
+        if let Some(radius) = &self.radius {
+            scores = scores.radius(contiguous(radius, "radius")?)?;
+        }
+        Ok(scores)
+    }
+}
+
+/// A kept set, borrowed from Python.
+pub(super) enum KeepArray<'py> {
+    Mask(Bytes<'py>),
+    Indices(PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, i64>),
+}
+
+impl KeepArray<'_> {
+    /// The borrowed set; `strides` receives those of a mask.
+    pub(super) fn keep<'a>(&'a self, strides: &'a mut Vec<usize>) -> PyResult<Keep<'a>> {
+        Ok(match self {
+            KeepArray::Mask(mask) => {
+                let (kept, mask_strides) = mask.data("keep")?;
+                *strides = mask_strides;
+                Keep::Mask { kept, strides }
+            }
+            KeepArray::Indices(indptr, indices) => Keep::Indices {
+                indptr: contiguous(indptr, "keep")?,
+                indices: contiguous(indices, "keep")?,
+            },
+        })
+    }
+}
+
+/// A one-dimensional array as a slice.
+pub(super) fn contiguous<'a, T: Element>(
+    array: &'a PyReadonlyArray1<'_, T>,
+    argument: &str,
+) -> PyResult<&'a [T]> {
+    array.as_slice().map_err(|_| {
+        CertkError::new_err(format!("{argument} must be contiguous; copy it with numpy.ascontiguousarray"))
+    })
+}
+
+/// Positions as int32 where every row's length fits, as int64 otherwise.
+pub(super) fn positions<'py>(py: Python<'py>, indices: Vec<u32>, longest: usize) -> Bound<'py, PyAny> {
+    if i32::try_from(longest).is_ok() {
+        let indices: Vec<i32> = bytemuck::allocation::cast_vec(indices);
+        PyArray1::from_vec(py, indices).into_any()
+    } else {
+        PyArray1::from_iter(py, indices.into_iter().map(i64::from)).into_any()
+    }
+}

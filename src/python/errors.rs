@@ -1,0 +1,37 @@
+//! The one conversion from the crate's errors to Python's.
+
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+
+use crate::error::Error;
+
+pyo3::import_exception!(certk_rs.errors, CertkError);
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Interrupted => PyKeyboardInterrupt::new_err(()),
+            _ => CertkError::new_err(error.to_string()),
+        }
+    }
+}
+
+/// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals between portions.
+pub(super) fn detached<R: Send>(
+    py: Python<'_>,
+    work: impl Send + FnOnce(&mut dyn FnMut() -> Result<(), Error>) -> Result<R, Error>,
+) -> PyResult<R> {
+    let mut raised = None;
+    let result = py.detach(|| {
+        work(&mut || {
+            Python::attach(|py| py.check_signals()).map_err(|error| {
+                raised = Some(error);
+                Error::Interrupted
+            })
+        })
+    });
+    match raised {
+        Some(error) => Err(error),
+        None => Ok(result?),
+    }
+}

@@ -1,0 +1,62 @@
+//! `keep_set`.
+
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::prelude::*;
+
+use super::arrays::{Rows, contiguous};
+use super::errors::detached;
+use super::select::limit;
+use crate::keepset as core;
+use crate::select::Options;
+
+type Kept<'py> = (
+    Bound<'py, PyArray1<i64>>,
+    u8,
+    Bound<'py, PyArray1<f64>>,
+    Bound<'py, PyArray1<f64>>,
+    usize,
+    Bound<'py, PyArray1<f64>>,
+);
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn keep_set<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    eps: PyReadonlyArray1<'py, f64>,
+    kind: &str,
+    scale: f64,
+    mask: Option<&Bound<'py, PyAny>>,
+    mask_dtype: Option<&str>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<i64>,
+    radius: Option<PyReadonlyArray1<'py, f64>>,
+    max_keep: Option<usize>,
+    max_keep_fraction: Option<f64>,
+    keep_first: usize,
+    keep_last: usize,
+    threads: Option<usize>,
+) -> PyResult<Kept<'py>> {
+    let rows = Rows::new(
+        scores, dtype, kind, scale, mask, mask_dtype, lengths, indptr, causal_offset, radius,
+    )?;
+    let scores = rows.scores()?;
+    let eps = contiguous(&eps, "eps")?;
+    let options = Options::new()
+        .max_keep(limit(max_keep, max_keep_fraction))
+        .keep_first(keep_first)
+        .keep_last(keep_last)
+        .threads(threads);
+    let set = detached(py, |hook| core::keep_set_with(&scores, eps, &options, hook))?;
+    Ok((
+        PyArray1::from_iter(py, set.indices.into_iter().map(i64::from)),
+        set.status as u8,
+        PyArray1::from_vec(py, set.tail_mass_upper),
+        PyArray1::from_vec(py, set.tail_mass_lower),
+        set.lower_bound,
+        PyArray1::from_vec(py, set.weights),
+    ))
+}

@@ -1,0 +1,25 @@
+//! The Python extension module: a list of what it exports.
+//!
+//! Every function borrows its arrays, releases the interpreter, calls the crate, and translates the result.
+
+mod arrays;
+mod errors;
+mod keepset;
+mod select;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::keepset::keep_set;
+    #[pymodule_export]
+    use super::select::{certify, select, set_simd_level, simd_level};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

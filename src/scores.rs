@@ -1,0 +1,711 @@
+//! Borrowed rows of scores, and the only place where shapes and values are judged.
+//!
+//! A row is a run of `n` stored numbers, contiguous along the last axis; rows may be strided, broadcast
+//! (stride 0), ragged (`indptr`), cut to a prefix (`lengths`, `causal_offset`) and masked. Whatever reads a row
+//! elsewhere reads it through the descriptions made here, so the selector and the checker agree on what a row is.
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Place};
+
+mod keep;
+
+pub use keep::Keep;
+
+/// A borrowed buffer of stored numbers. `f16` and `bf16` widen exactly.
+#[derive(Debug, Clone, Copy)]
+pub enum Data<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Double precision.
+    F64(&'a [f64]),
+    /// IEEE half precision.
+    F16(&'a [f16]),
+    /// Brain floating point.
+    Bf16(&'a [bf16]),
+}
+
+macro_rules! data_from {
+    ($($type:ty => $variant:ident),*) => {$(
+        impl<'a> From<&'a [$type]> for Data<'a> {
+            fn from(data: &'a [$type]) -> Self {
+                Data::$variant(data)
+            }
+        }
+        impl<'a> From<&'a Vec<$type>> for Data<'a> {
+            fn from(data: &'a Vec<$type>) -> Self {
+                Data::$variant(data)
+            }
+        }
+    )*};
+}
+data_from!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16);
+
+impl Data<'_> {
+    /// How many numbers the buffer holds.
+    pub fn len(&self) -> usize {
+        match self {
+            Data::F32(d) => d.len(),
+            Data::F64(d) => d.len(),
+            Data::F16(d) => d.len(),
+            Data::Bf16(d) => d.len(),
+        }
+    }
+
+    /// Whether the buffer is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number at `i`, exactly.
+    #[inline]
+    fn get(&self, i: usize) -> f64 {
+        match self {
+            Data::F32(d) => f64::from(d[i]),
+            Data::F64(d) => d[i],
+            Data::F16(d) => f64::from(d[i]),
+            Data::Bf16(d) => f64::from(d[i]),
+        }
+    }
+
+    /// Additive mask entries at or below this mean "masked" (half the most negative finite value of the dtype).
+    fn masked_below(&self) -> f64 {
+        match self {
+            Data::F32(_) => f64::from(f32::MIN) / 2.0,
+            Data::F64(_) => f64::MIN / 2.0,
+            Data::F16(_) => f64::from(f16::MIN) / 2.0,
+            Data::Bf16(_) => f64::from(bf16::MIN) / 2.0,
+        }
+    }
+}
+
+/// What the stored numbers of a row mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kind {
+    /// Scores in natural-log units; weights are `exp(scale * score + mask)`.
+    #[default]
+    Logits,
+    /// Log-probabilities: treated as logits, that is, renormalised by their own sum.
+    LogProbs,
+    /// Weights >= 0, renormalised by their own sum; a zero is a masked entry.
+    Probs,
+}
+
+/// A mask over the scores: which entries may be kept, or a bias to add.
+#[derive(Debug, Clone, Copy)]
+pub enum Mask<'a> {
+    /// A byte per entry: non-zero means that the entry may be kept, zero that it is masked.
+    Allowed(&'a [u8]),
+    /// A real number to add to `scale * score`; -inf, or anything <= half the most negative finite value of its
+    /// dtype, masks the entry.
+    Additive(Data<'a>),
+}
+
+impl<'a> From<&'a [bool]> for Mask<'a> {
+    fn from(allowed: &'a [bool]) -> Self {
+        Mask::Allowed(bytemuck::cast_slice(allowed))
+    }
+}
+
+impl Mask<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Mask::Allowed(bytes) => bytes.len(),
+            Mask::Additive(data) => data.len(),
+        }
+    }
+}
+
+/// Where a row lies: the start of its numbers, its full length, and how long a prefix of it is visible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) start: usize,
+    pub(crate) n: usize,
+    pub(crate) visible: usize,
+    pub(crate) mask_start: usize,
+}
+
+/// How a key of a prepared row becomes a weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Law {
+    /// `w = exp(scale * (key - shift))`, `scale > 0`; the shift is the largest key of the row.
+    Exp { scale: f64 },
+    /// `w = key`.
+    Weight,
+}
+
+/// What [`Scores::keys64`] says about the keys it wrote.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keys64 {
+    pub(crate) law: Law,
+    /// The largest key, -inf for a row without visible entries.
+    pub(crate) largest: f64,
+    /// How far a key may lie from the real score (natural-log units), beyond what `law` rounds itself.
+    pub(crate) error: f64,
+}
+
+/// Borrowed rows of scores with everything that says how to read them.
+///
+/// Axes: any number of batch axes, then the `n` keys; the last axis is contiguous. Rows are numbered in C order
+/// over the batch axes. With [`Scores::ragged`] the buffer is flat and row `i` is `indptr[i]..indptr[i + 1]`.
+///
+/// ```
+/// use certk_rs::Scores;
+/// let data = [0.5_f32, -1.0, 2.0, 0.0, 1.0, 3.0];
+/// let scores = Scores::new(&data[..], &[2, 3])?.scale(0.125)?;
+/// assert_eq!(scores.rows(), 2);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Scores<'a> {
+    pub(crate) data: Data<'a>,
+    batch: Vec<usize>,
+    n: usize,
+    strides: Vec<usize>,
+    indptr: Option<&'a [i64]>,
+    pub(crate) kind: Kind,
+    pub(crate) scale: f64,
+    pub(crate) mask: Option<Mask<'a>>,
+    mask_strides: Vec<usize>,
+    lengths: Option<&'a [i64]>,
+    causal_offset: Option<i64>,
+    radius: &'a [f64],
+}
+
+const LONGEST_ROW: usize = u32::MAX as usize;
+
+/// C-contiguous strides, in elements, of the batch axes.
+fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
+    let mut strides = vec![0; batch.len()];
+    let mut step = n;
+    for (stride, &len) in strides.iter_mut().zip(batch).rev() {
+        *stride = step;
+        step = step.saturating_mul(len);
+    }
+    strides
+}
+
+/// One past the last element that a strided block of rows touches.
+fn reach(batch: &[usize], n: usize, strides: &[usize]) -> Option<usize> {
+    if n == 0 || batch.contains(&0) {
+        return Some(0);
+    }
+    let mut end = n;
+    for (&len, &stride) in batch.iter().zip(strides) {
+        end = end.checked_add((len - 1).checked_mul(stride)?)?;
+    }
+    Some(end)
+}
+
+impl<'a> Scores<'a> {
+    /// Rows of a C-contiguous array of the given shape `(..., n)`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the shape has no axis or does not fit the buffer, [`Error::RowTooLong`].
+    pub fn new(data: impl Into<Data<'a>>, shape: &[usize]) -> Result<Self, Error> {
+        let data = data.into();
+        let n = *shape.last().ok_or_else(|| no_axis("scores"))?;
+        let batch = &shape[..shape.len() - 1];
+        let total = shape.iter().try_fold(1usize, |a, &b| a.checked_mul(b));
+        if total != Some(data.len()) {
+            return Err(Error::Shape {
+                argument: "scores",
+                shape: shape.to_vec(),
+                problem: format!("the buffer holds {} numbers; make them agree", data.len()),
+            });
+        }
+        Self::strided(data, shape, &contiguous(batch, n))
+    }
+
+    /// Rows of an array of shape `(..., n)` whose batch axes have the given strides, counted in elements.
+    /// A stride of 0 broadcasts; the last axis has stride 1 and is not listed.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if strides and shape do not belong together or reach outside the buffer,
+    /// [`Error::RowTooLong`].
+    pub fn strided(
+        data: impl Into<Data<'a>>,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Result<Self, Error> {
+        let data = data.into();
+        let n = *shape.last().ok_or_else(|| no_axis("scores"))?;
+        let batch = &shape[..shape.len() - 1];
+        check_strides("scores", data.len(), batch, n, strides)?;
+        if n > LONGEST_ROW {
+            return Err(Error::RowTooLong { n });
+        }
+        Ok(Scores {
+            data,
+            batch: batch.to_vec(),
+            n,
+            strides: strides.to_vec(),
+            indptr: None,
+            kind: Kind::Logits,
+            scale: 1.0,
+            mask: None,
+            mask_strides: Vec::new(),
+            lengths: None,
+            causal_offset: None,
+            radius: &[],
+        })
+    }
+
+    /// Ragged rows in one flat buffer: row `i` is `data[indptr[i]..indptr[i + 1]]`.
+    ///
+    /// # Errors
+    /// [`Error::Indptr`] if `indptr` is empty, does not start at 0, decreases, or does not end at the buffer's
+    /// length; [`Error::RowTooLong`].
+    pub fn ragged(data: impl Into<Data<'a>>, indptr: &'a [i64]) -> Result<Self, Error> {
+        let data = data.into();
+        let bad = |position: usize, value: i64, problem| Error::Indptr { position, value, problem };
+        match indptr.first() {
+            None => return Err(bad(0, -1, "missing; indptr needs rows + 1 entries, starting with 0")),
+            Some(0) => {}
+            Some(&first) => return Err(bad(0, first, "indptr must start at 0")),
+        }
+        let mut longest = 0;
+        for (i, pair) in indptr.windows(2).enumerate() {
+            if pair[1] < pair[0] {
+                return Err(bad(i + 1, pair[1], "indptr must not decrease"));
+            }
+            longest = longest.max((pair[1] - pair[0]).unsigned_abs() as usize);
+        }
+        let last = indptr[indptr.len() - 1];
+        if usize::try_from(last) != Ok(data.len()) {
+            let problem = "indptr must end at the number of scores";
+            return Err(bad(indptr.len() - 1, last, problem));
+        }
+        if longest > LONGEST_ROW {
+            return Err(Error::RowTooLong { n: longest });
+        }
+        let mut scores = Self::strided(data, &[indptr.len() - 1, 0], &[0])?;
+        scores.indptr = Some(indptr);
+        Ok(scores)
+    }
+
+    /// What the stored numbers mean. Set it before scale and mask.
+    #[must_use]
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Multiplies every score by `scale`: any finite f64, negative reverses the order, 0 makes all scores equal.
+    ///
+    /// # Errors
+    /// [`Error::Scale`], [`Error::ScaleWithProbs`].
+    pub fn scale(mut self, scale: f64) -> Result<Self, Error> {
+        if !scale.is_finite() {
+            return Err(Error::Scale { value: scale });
+        }
+        if self.kind == Kind::Probs && scale != 1.0 {
+            return Err(Error::ScaleWithProbs { value: scale });
+        }
+        self.scale = scale;
+        Ok(self)
+    }
+
+    /// Masks the rows. `strides` are those of the mask's batch axes, in elements; the mask has the scores' shape.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::MaskWithProbs`], [`Error::Conflict`] with ragged rows.
+    pub fn mask(mut self, mask: impl Into<Mask<'a>>, strides: &[usize]) -> Result<Self, Error> {
+        let mask = mask.into();
+        if self.indptr.is_some() {
+            return Err(Error::Conflict {
+                first: "mask",
+                second: "indptr",
+                remedy: "store -inf at masked entries of ragged rows",
+            });
+        }
+        if self.kind == Kind::Probs && matches!(mask, Mask::Additive(_)) {
+            return Err(Error::MaskWithProbs);
+        }
+        check_strides("mask", mask.len(), &self.batch, self.n, strides)?;
+        self.mask = Some(mask);
+        self.mask_strides = strides.to_vec();
+        Ok(self)
+    }
+
+    /// Only the first `lengths[row]` entries of a row are visible. One length per row, or one for all.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::RowLength`], [`Error::Conflict`] with ragged rows.
+    pub fn lengths(mut self, lengths: &'a [i64]) -> Result<Self, Error> {
+        if self.indptr.is_some() {
+            return Err(Error::Conflict {
+                first: "lengths",
+                second: "indptr",
+                remedy: "the row lengths are already in indptr",
+            });
+        }
+        self.per_row("lengths", lengths.len())?;
+        for (r, &value) in lengths.iter().enumerate() {
+            if usize::try_from(value).map_or(true, |v| v > self.n) {
+                let place = if lengths.len() == 1 { Place(vec![]) } else { self.place(r, None) };
+                return Err(Error::RowLength { place, value, n: self.n });
+            }
+        }
+        self.lengths = Some(lengths);
+        Ok(self)
+    }
+
+    /// Row `i` of the second-last axis sees the positions `<= i + offset` only.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] with ragged rows, [`Error::Shape`] if there is no second-last axis.
+    pub fn causal_offset(mut self, offset: i64) -> Result<Self, Error> {
+        if self.indptr.is_some() {
+            return Err(Error::Conflict {
+                first: "causal_offset",
+                second: "indptr",
+                remedy: "cut the ragged rows to what each may see",
+            });
+        }
+        if self.batch.is_empty() {
+            return Err(Error::Shape {
+                argument: "scores",
+                shape: vec![self.n],
+                problem: "causal_offset needs a query axis before the last; use lengths".into(),
+            });
+        }
+        self.causal_offset = Some(offset);
+        Ok(self)
+    }
+
+    /// Every real score lies within `radius[row]` (natural-log units, after scale and mask) of the stored one;
+    /// certificates then hold for the real scores. One radius per row, or one for all.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Radius`], [`Error::RadiusWithProbs`].
+    pub fn radius(mut self, radius: &'a [f64]) -> Result<Self, Error> {
+        if self.kind == Kind::Probs {
+            return Err(Error::RadiusWithProbs);
+        }
+        self.per_row("radius", radius.len())?;
+        for (r, &value) in radius.iter().enumerate() {
+            if !(0.0..=300.0).contains(&value) {
+                return Err(Error::Radius { place: self.place(r, None), value });
+            }
+        }
+        self.radius = radius;
+        Ok(self)
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        match self.indptr {
+            Some(indptr) => indptr.len() - 1,
+            None => self.batch.iter().product(),
+        }
+    }
+
+    /// The longest row's length.
+    pub fn longest(&self) -> usize {
+        match self.indptr {
+            Some(indptr) => {
+                indptr.windows(2).map(|p| (p[1] - p[0]).unsigned_abs() as usize).max().unwrap_or(0)
+            }
+            None => self.n,
+        }
+    }
+
+    /// The shape of the batch axes; `[rows]` for ragged rows.
+    pub fn batch_shape(&self) -> &[usize] {
+        &self.batch
+    }
+
+    /// Whether rows come with `indptr`.
+    pub fn is_ragged(&self) -> bool {
+        self.indptr.is_some()
+    }
+
+    /// Checks budgets: one per row, or one for all, each in [0, 1).
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Eps`].
+    pub(crate) fn check_eps(&self, eps: &[f64]) -> Result<(), Error> {
+        self.per_row("eps", eps.len())?;
+        for (r, &value) in eps.iter().enumerate() {
+            if !(0.0..1.0).contains(&value) {
+                let place = if eps.len() == 1 { Place(vec![]) } else { self.place(r, None) };
+                return Err(Error::Eps { place, value });
+            }
+        }
+        Ok(())
+    }
+
+    fn per_row(&self, argument: &'static str, got: usize) -> Result<(), Error> {
+        if got == 1 || got == self.rows() {
+            return Ok(());
+        }
+        let remedy = "one number, or one per row in the batch shape of scores";
+        Err(Error::Length { argument, got, expected: self.rows(), remedy })
+    }
+
+    /// The radius of a row's scores, natural-log units.
+    pub(crate) fn row_radius(&self, row: usize) -> f64 {
+        per_row_value(self.radius, row).unwrap_or(0.0)
+    }
+
+    /// The multi-index of a row, or of an entry of it.
+    pub(crate) fn place(&self, row: usize, position: Option<usize>) -> Place {
+        let mut index = self.unravel(row);
+        index.extend(position);
+        Place(index)
+    }
+
+    fn unravel(&self, row: usize) -> Vec<usize> {
+        let mut index = vec![0; self.batch.len()];
+        let mut rest = row;
+        for (i, &len) in index.iter_mut().zip(&self.batch).rev() {
+            *i = rest % len.max(1);
+            rest /= len.max(1);
+        }
+        index
+    }
+
+    /// Where a row lies and how much of it is visible.
+    pub(crate) fn span(&self, row: usize) -> Span {
+        if let Some(indptr) = self.indptr {
+            let start = indptr[row].unsigned_abs() as usize;
+            let n = indptr[row + 1].unsigned_abs() as usize - start;
+            return Span { start, n, visible: n, mask_start: 0 };
+        }
+        let (mut start, mut mask_start, mut rest) = (0, 0, row);
+        let mut query = 0;
+        for axis in (0..self.batch.len()).rev() {
+            let len = self.batch[axis];
+            let i = rest % len;
+            rest /= len;
+            start += i * self.strides[axis];
+            if self.mask.is_some() {
+                mask_start += i * self.mask_strides[axis];
+            }
+            if axis + 1 == self.batch.len() {
+                query = i;
+            }
+        }
+        let mut visible = self.n;
+        if let Some(length) = self.lengths.and_then(|l| per_row_value(l, row)) {
+            visible = visible.min(length.unsigned_abs() as usize);
+        }
+        if let Some(offset) = self.causal_offset {
+            let seen = (query as i64).saturating_add(offset).saturating_add(1).max(0);
+            visible = visible.min(seen.unsigned_abs() as usize);
+        }
+        Span { start, n: self.n, visible, mask_start }
+    }
+
+    /// Whether entry `j` of a row is hidden by the mask (not by its own value).
+    fn masked(&self, span: &Span, j: usize) -> bool {
+        match self.mask {
+            Some(Mask::Allowed(bytes)) => bytes[span.mask_start + j] == 0,
+            Some(Mask::Additive(data)) => data.get(span.mask_start + j) <= data.masked_below(),
+            None => false,
+        }
+    }
+
+    /// Judges every visible entry of a row: the first bad one is the error.
+    ///
+    /// # Errors
+    /// The variant that names what is wrong with the entry.
+    pub(crate) fn judge(&self, row: usize) -> Result<(), Error> {
+        let span = self.span(row);
+        for j in 0..span.visible {
+            if self.masked(&span, j) {
+                continue;
+            }
+            let value = self.data.get(span.start + j);
+            let place = || self.place(row, Some(j));
+            if self.kind == Kind::Probs {
+                if !(0.0..f64::INFINITY).contains(&value) {
+                    return Err(Error::Probability { place: place(), value });
+                }
+                continue;
+            }
+            if let Some(Mask::Additive(mask)) = self.mask {
+                let value = mask.get(span.mask_start + j);
+                if value.is_nan() || value == f64::INFINITY {
+                    return Err(Error::MaskValue { place: place(), value });
+                }
+            }
+            if value.is_nan() {
+                return Err(Error::ScoreNan { place: place() });
+            }
+            if value == f64::INFINITY {
+                return Err(Error::ScoreInfinite { place: place() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a row's keys in f64: larger is better, -inf is masked, invisible entries are masked too.
+    ///
+    /// # Errors
+    /// Whatever [`Scores::judge`] finds, and sums with an additive mask that are too large to be covered.
+    pub(crate) fn keys64(&self, row: usize, keys: &mut Vec<f64>) -> Result<Keys64, Error> {
+        self.judge(row)?;
+        let span = self.span(row);
+        keys.clear();
+        keys.resize(span.n, f64::NEG_INFINITY);
+        let additive = matches!(self.mask, Some(Mask::Additive(_)));
+        let negate = self.scale < 0.0;
+        let mut largest = f64::NEG_INFINITY;
+        for (j, key) in keys.iter_mut().enumerate().take(span.visible) {
+            if self.masked(&span, j) {
+                continue;
+            }
+            let value = self.data.get(span.start + j);
+            if value == f64::NEG_INFINITY || (self.kind == Kind::Probs && value == 0.0) {
+                continue;
+            }
+            *key = match self.mask {
+                Some(Mask::Additive(mask)) => {
+                    self.biased(value, mask.get(span.mask_start + j), row, j)?
+                }
+                _ if self.scale == 0.0 => 0.0,
+                _ if negate => -value,
+                _ => value,
+            };
+            if *key > largest {
+                largest = *key;
+            }
+        }
+        let law = match self.kind {
+            Kind::Probs => Law::Weight,
+            _ if additive || self.scale == 0.0 => Law::Exp { scale: 1.0 },
+            _ => Law::Exp { scale: self.scale.abs() },
+        };
+        let mut error = self.row_radius(row);
+        if additive && largest > f64::NEG_INFINITY {
+            if largest.abs() > MASKED_SCORE_LIMIT {
+                return Err(Error::MaskedScore { place: self.place(row, None), value: largest });
+            }
+            // Entries that carry weight lie within 1000 of the largest; one rounding of each sum, doubled.
+            error += (largest.abs() + 1000.0) * f64::EPSILON;
+        }
+        if law == Law::Weight && keys.iter().filter(|k| **k > 0.0).sum::<f64>().is_infinite() {
+            return Err(Error::ProbabilityTotal { place: self.place(row, None) });
+        }
+        Ok(Keys64 { law, largest, error })
+    }
+
+    /// `scale * score + bias`, rounded once: product and sum are carried in two parts each.
+    fn biased(&self, score: f64, bias: f64, row: usize, j: usize) -> Result<f64, Error> {
+        let product = self.scale * score;
+        let product_low = self.scale.mul_add(score, -product);
+        let sum = product + bias;
+        let back = sum - product;
+        let sum_low = (product - (sum - back)) + (bias - back);
+        let key = sum + (sum_low + product_low);
+        // Beyond 2^60 the low parts are no longer covered by the rounding that `keys64` charges.
+        if key.is_finite() && product.abs() <= BIASED_LIMIT && bias.abs() <= BIASED_LIMIT {
+            return Ok(key);
+        }
+        // An entry far below everything else has no weight whatever its last bits are.
+        if sum < -BIASED_LIMIT / 2.0 {
+            return Ok(sum.max(f64::MIN));
+        }
+        Err(Error::MaskedScore { place: self.place(row, Some(j)), value: sum })
+    }
+}
+
+const MASKED_SCORE_LIMIT: f64 = 67_108_864.0;
+const BIASED_LIMIT: f64 = 1_152_921_504_606_846_976.0;
+
+fn per_row_value<T: Copy>(values: &[T], row: usize) -> Option<T> {
+    if values.len() == 1 { Some(values[0]) } else { values.get(row).copied() }
+}
+
+fn no_axis(argument: &'static str) -> Error {
+    let problem = "at least one axis (the keys) is needed".into();
+    Error::Shape { argument, shape: vec![], problem }
+}
+
+fn check_strides(
+    argument: &'static str,
+    len: usize,
+    batch: &[usize],
+    n: usize,
+    strides: &[usize],
+) -> Result<(), Error> {
+    let fits = strides.len() == batch.len()
+        && batch.iter().try_fold(1usize, |a, &b| a.checked_mul(b.max(1))).is_some()
+        && reach(batch, n, strides).is_some_and(|end| end <= len);
+    if fits {
+        return Ok(());
+    }
+    let mut shape = batch.to_vec();
+    shape.push(n);
+    let problem = format!(
+        "with strides {strides:?} (elements, batch axes) it does not fit a buffer of {len}; \
+         shape and strides must stay inside the buffer"
+    );
+    Err(Error::Shape { argument, shape, problem })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_and_places() {
+        let data: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        let scores = Scores::strided(&data, &[2, 3, 2], &[12, 4]).unwrap();
+        assert_eq!(scores.rows(), 6);
+        assert_eq!(scores.span(4).start, 16);
+        assert_eq!(scores.place(4, Some(1)), Place(vec![1, 1, 1]));
+        assert!(Scores::strided(&data, &[2, 3, 5], &[12, 4]).is_err());
+        assert!(Scores::new(&data, &[5, 5]).is_err());
+        assert!(Scores::new(&data, &[]).is_err());
+    }
+
+    #[test]
+    fn prefixes_combine() {
+        let data = vec![0.0f32; 12];
+        let lengths = [4, 2, 1];
+        let scores = Scores::new(&data, &[3, 4]).unwrap();
+        let scores = scores.lengths(&lengths).unwrap().causal_offset(-1).unwrap();
+        let visible: Vec<usize> = (0..3).map(|r| scores.span(r).visible).collect();
+        assert_eq!(visible, [0, 1, 1]);
+        assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[5]).is_err());
+        assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[-1, 0, 0]).is_err());
+        assert!(Scores::new(&data, &[12]).unwrap().causal_offset(0).is_err());
+    }
+
+    #[test]
+    fn ragged_rows_are_judged() {
+        let data = vec![0.0f32; 5];
+        assert!(Scores::ragged(&data, &[0, 2, 2, 5]).is_ok());
+        for bad in [&[][..], &[1, 5], &[0, 3, 2, 5], &[0, 4], &[0, 6]] {
+            assert!(matches!(Scores::ragged(&data, bad), Err(Error::Indptr { .. })));
+        }
+    }
+
+    #[test]
+    fn masked_nan_is_not_an_error_but_unmasked_is() {
+        let data = [f32::NAN, 1.0, f32::INFINITY];
+        let allowed = [0u8, 1, 0];
+        let scores = Scores::new(&data[..], &[3]).unwrap();
+        assert_eq!(scores.judge(0), Err(Error::ScoreNan { place: Place(vec![0]) }));
+        let scores = scores.mask(Mask::Allowed(&allowed), &[]).unwrap();
+        assert_eq!(scores.judge(0), Ok(()));
+        let mut keys = Vec::new();
+        assert_eq!(scores.keys64(0, &mut keys).unwrap().largest, 1.0);
+        assert_eq!(keys, [f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY]);
+    }
+
+    #[test]
+    fn additive_sums_round_once() {
+        let data = [1e8f64, 3.0];
+        let bias = [-1e8f64 + 0.5, 1e-17];
+        let scores = Scores::new(&data[..], &[2]).unwrap();
+        let scores = scores.scale(1.0 + f64::EPSILON).unwrap();
+        let scores = scores.mask(Mask::Additive(Data::F64(&bias)), &[]).unwrap();
+        let mut keys = Vec::new();
+        scores.keys64(0, &mut keys).unwrap();
+        assert_eq!(keys[0], 0.5 + 1e8 * f64::EPSILON);
+    }
+}

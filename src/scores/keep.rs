@@ -1,0 +1,105 @@
+//! A kept set that a caller brings, and how it is laid over a row.
+
+use super::{Scores, check_strides};
+use crate::error::Error;
+
+/// Which keys of each row are kept.
+///
+/// Positions that a row's mask, length or causal limit hides may be listed; they weigh nothing and are not counted.
+#[derive(Debug, Clone, Copy)]
+pub enum Keep<'a> {
+    /// A byte per score, non-zero means kept; same shape as the scores, with the strides of its batch axes in elements.
+    /// For ragged rows a flat buffer beside the scores, and no strides.
+    Mask {
+        /// The bytes.
+        kept: &'a [u8],
+        /// Strides of the batch axes.
+        strides: &'a [usize],
+    },
+    /// Row `i` keeps the positions `indices[indptr[i]..indptr[i + 1]]`, in any order, each at most once.
+    Indices {
+        /// Where each row's positions start.
+        indptr: &'a [i64],
+        /// Positions within their rows.
+        indices: &'a [i64],
+    },
+}
+
+impl Keep<'_> {
+    /// Judges what does not depend on a row's content.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`], [`Error::Indptr`].
+    pub(crate) fn check(&self, scores: &Scores<'_>) -> Result<(), Error> {
+        match *self {
+            Keep::Mask { kept, .. } if scores.is_ragged() => {
+                let expected = scores.data.len();
+                if kept.len() == expected {
+                    return Ok(());
+                }
+                let remedy = "a flat mask beside the flat scores";
+                Err(Error::Length { argument: "keep", got: kept.len(), expected, remedy })
+            }
+            Keep::Mask { kept, strides } => {
+                check_strides("keep", kept.len(), &scores.batch, scores.n, strides)
+            }
+            Keep::Indices { indptr, indices } => {
+                if indptr.len() != scores.rows() + 1 {
+                    let remedy = "one list of positions per row";
+                    let (got, expected) = (indptr.len().saturating_sub(1), scores.rows());
+                    return Err(Error::Length { argument: "keep", got, expected, remedy });
+                }
+                let bad = |position: usize, problem| {
+                    Err(Error::Indptr { position, value: indptr[position], problem })
+                };
+                if indptr[0] != 0 {
+                    return bad(0, "the kept set's indptr must start at 0");
+                }
+                if let Some(i) = indptr.windows(2).position(|pair| pair[1] < pair[0]) {
+                    return bad(i + 1, "the kept set's indptr must not decrease");
+                }
+                let last = indptr.len() - 1;
+                if usize::try_from(indptr[last]) != Ok(indices.len()) {
+                    return bad(last, "the kept set's indptr must end at the number of indices");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes one byte per position of a row: 1 where it is kept. The buffer is as long as the row.
+    ///
+    /// # Errors
+    /// [`Error::KeepRange`], [`Error::KeepTwice`].
+    pub(crate) fn lay(
+        &self,
+        scores: &Scores<'_>,
+        row: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        let span = scores.span(row);
+        match *self {
+            Keep::Mask { kept, .. } if scores.is_ragged() => {
+                bytes.copy_from_slice(&kept[span.start..span.start + span.n]);
+            }
+            Keep::Mask { kept, strides } => {
+                let place = scores.unravel(row);
+                let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+                bytes.copy_from_slice(&kept[start..start + span.n]);
+            }
+            Keep::Indices { indptr, indices } => {
+                bytes.fill(0);
+                let at = |i: usize| indptr[i].unsigned_abs() as usize;
+                for &value in &indices[at(row)..at(row + 1)] {
+                    let place = || scores.place(row, None);
+                    match usize::try_from(value).ok().and_then(|j| bytes.get_mut(j)) {
+                        None => return Err(Error::KeepRange { place: place(), value, n: span.n }),
+                        Some(1) => return Err(Error::KeepTwice { place: place(), value }),
+                        Some(byte) => *byte = 1,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

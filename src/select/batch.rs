@@ -1,0 +1,536 @@
+//! Selection of a batch of rows over threads.
+
+use rayon::prelude::*;
+
+use super::block;
+use super::options::{Options, allowed_keys};
+use super::row::{Aim, Field, Found, Law, Rule};
+use super::workspace::{Buffers, Forced, Workspace, padded};
+use crate::certificate::Status;
+use crate::error::Error;
+use crate::kernels::{Element, Loaded, Scalar, Scaled, Shifted, Simd, Stored};
+use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
+use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores, Span};
+use crate::threads;
+use crate::order;
+
+/// The sets kept, in compressed rows, with a certificate for each.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Selection {
+    /// Keys kept per row.
+    pub k: Vec<i64>,
+    /// Row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
+    pub indptr: Vec<i64>,
+    /// Positions kept, ascending within a row.
+    pub indices: Vec<u32>,
+    /// The real tail mass of a row is at most this.
+    pub tail_mass_upper: Vec<f64>,
+    /// The real tail mass of a row is at least this.
+    pub tail_mass_lower: Vec<f64>,
+    /// Whether no smaller set under the same constraints is within the budget, proven.
+    pub minimal: Vec<bool>,
+    /// Whether the row is within its budget.
+    pub status: Vec<Status>,
+}
+
+impl Selection {
+    /// The positions kept of a row, ascending.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[u32] {
+        let at = |i: usize| self.indptr[i].unsigned_abs() as usize;
+        &self.indices[at(row)..at(row + 1)]
+    }
+
+    fn push(&mut self, decision: &Decision) {
+        self.k.push(decision.kept as i64);
+        self.tail_mass_upper.push(decision.upper);
+        self.tail_mass_lower.push(decision.lower);
+        self.minimal.push(decision.minimal);
+        self.status.push(decision.status);
+        self.indptr.push(self.indices.len() as i64);
+    }
+
+    fn append(&mut self, part: &Selection) {
+        let base = self.indices.len() as i64;
+        self.indices.extend_from_slice(&part.indices);
+        self.indptr.extend(part.indptr.iter().map(|end| base + end));
+        self.k.extend_from_slice(&part.k);
+        self.tail_mass_upper.extend_from_slice(&part.tail_mass_upper);
+        self.tail_mass_lower.extend_from_slice(&part.tail_mass_lower);
+        self.minimal.extend_from_slice(&part.minimal);
+        self.status.extend_from_slice(&part.status);
+    }
+}
+
+/// What is known of one row's set.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Decision {
+    pub(crate) kept: usize,
+    pub(crate) upper: f64,
+    pub(crate) lower: f64,
+    pub(crate) minimal: bool,
+    pub(crate) status: Status,
+}
+
+impl Decision {
+    const EMPTY: Decision =
+        Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
+
+    fn new(split: &Split, minimal: bool, exact: bool, rule: &Rule) -> Self {
+        let slack = &rule.slack;
+        let mut upper = split.upper(slack.select, slack.flush);
+        if exact {
+            upper = upper.min(rule.eps);
+        }
+        let lower = split.lower(slack.certify, slack.flush).min(upper);
+        let holds = upper <= rule.eps;
+        let status = if holds { Status::Certified } else { Status::OverBudget };
+        Decision { kept: split.kept, upper, lower, minimal: minimal && holds, status }
+    }
+
+    /// Whether better arithmetic could still change the answer.
+    fn open(&self, eps: f64) -> bool {
+        match self.status {
+            Status::Certified => !self.minimal,
+            Status::OverBudget => self.lower <= eps,
+            Status::Empty => false,
+        }
+    }
+}
+
+/// Called between portions of the work, on the calling thread; an error stops the call.
+pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
+
+/// Selects, for every row, the smallest set of keys whose dropped softmax mass is proven to be at most `eps`.
+///
+/// `eps` holds one budget per row, or one for all, in [0, 1); 0 keeps every visible key. Ties go to the lower position.
+/// The same input gives the same bits for any number of threads and any instruction set.
+///
+/// # Errors
+/// Whatever is wrong with the scores, the budgets or the options, by variant.
+pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Selection, Error> {
+    select_with(scores, eps, options, &mut || Ok(()))
+}
+
+/// Elements that one task decides at least, and elements between two calls of the hook.
+const TASK: usize = 1 << 15;
+const PORTION: usize = 1 << 25;
+/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
+const SHARED: usize = 4 * CHUNK;
+
+pub(crate) fn select_with(
+    scores: &Scores<'_>,
+    eps: &[f64],
+    options: &Options,
+    hook: Hook<'_>,
+) -> Result<Selection, Error> {
+    scores.check_eps(eps)?;
+    options.check()?;
+    let simd = Simd::current()?;
+    let (rows, n) = (scores.rows(), scores.longest().max(1));
+    let threads = threads::count(options.threads)?;
+    let threads = if rows.saturating_mul(n) <= 2 * TASK { 1 } else { threads };
+    let job = Job { scores, eps, options, simd };
+    let mut selection = Selection { indptr: vec![0], ..Selection::default() };
+    if threads > 1 && rows < 2 * threads && n >= SHARED {
+        for row in 0..rows {
+            let part = threads::run(threads, || job.rows(row..row + 1, true))??;
+            selection.append(&part);
+            hook()?;
+        }
+        return Ok(selection);
+    }
+    let portion = (PORTION / n).max(1);
+    for start in (0..rows).step_by(portion) {
+        let end = (start + portion).min(rows);
+        if threads == 1 {
+            let part = threads::run(1, || job.rows(start..end, false))??;
+            if start == 0 && end == rows {
+                selection = part;
+                selection.indptr.insert(0, 0);
+            } else {
+                selection.append(&part);
+            }
+        } else {
+            let task = (TASK / n).max(1).min((end - start).div_ceil(threads));
+            let parts: Vec<Result<Selection, Error>> = threads::run(threads, || {
+                (start..end)
+                    .into_par_iter()
+                    .step_by(task)
+                    .map(|first| job.rows(first..(first + task).min(end), false))
+                    .collect()
+            })?;
+            // The first error in the order of rows, whoever found one first.
+            for part in parts {
+                selection.append(&part?);
+            }
+        }
+        hook()?;
+    }
+    Ok(selection)
+}
+
+thread_local! {
+    /// Kept between calls, because pool threads live as long as the process and rows come again.
+    static WORKSPACE: std::cell::RefCell<Workspace> = std::cell::RefCell::default();
+}
+
+/// Runs with this thread's workspace; a nested call gets a fresh one.
+pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
+    let mut workspace = WORKSPACE.take();
+    let result = work(&mut workspace);
+    workspace.trim();
+    WORKSPACE.set(workspace);
+    result
+}
+
+/// One call's arguments.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    scores: &'a Scores<'a>,
+    eps: &'a [f64],
+    options: &'a Options,
+    simd: Simd,
+}
+
+impl Job<'_> {
+    fn rows(&self, rows: std::ops::Range<usize>, shared: bool) -> Result<Selection, Error> {
+        with_workspace(|workspace| {
+            let mut part = Selection::default();
+            for row in rows {
+                let decision = self.row(row, shared, workspace, &mut part.indices)?;
+                part.push(&decision);
+            }
+            Ok(part)
+        })
+    }
+
+    fn eps(&self, row: usize) -> f64 {
+        if self.eps.len() == 1 { self.eps[0] } else { self.eps[row] }
+    }
+
+    fn row(
+        &self,
+        row: usize,
+        shared: bool,
+        workspace: &mut Workspace,
+        out: &mut Vec<u32>,
+    ) -> Result<Decision, Error> {
+        let scores = self.scores;
+        let plain = scores.kind != Kind::Probs
+            && scores.scale != 0.0
+            && !matches!(scores.mask, Some(Mask::Additive(_)));
+        let mark = out.len();
+        if plain {
+            let decision = match scores.data {
+                Data::F32(data) => self.native(data, row, shared, workspace, out),
+                Data::F64(data) => self.native(data, row, shared, workspace, out),
+                Data::F16(data) => self.native(data, row, shared, workspace, out),
+                Data::Bf16(data) => self.native(data, row, shared, workspace, out),
+            }?;
+            let single = !matches!(scores.data, Data::F64(_));
+            if !(single && self.options.prove_minimal && decision.open(self.eps(row))) {
+                return Ok(decision);
+            }
+            out.truncate(mark);
+        }
+        self.double(row, shared, workspace, out)
+    }
+
+    /// Decides a row in the precision of its own dtype.
+    fn native<E: Buffers>(
+        &self,
+        data: &[E],
+        row: usize,
+        shared: bool,
+        workspace: &mut Workspace,
+        out: &mut Vec<u32>,
+    ) -> Result<Decision, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let span = self.scores.span(row);
+        let mut buffer = std::mem::take(E::keys(workspace));
+        let keys = padded(&mut buffer, span.visible, E::MASKED);
+        let loaded = load(self.simd, self.scores, data, &span, shared, keys);
+        let result = if loaded.bad {
+            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
+            let place = self.scores.place(row, None);
+            Err(self.scores.judge(row).err().unwrap_or(Error::ScoreNan { place }))
+        } else {
+            let scale = self.scores.scale.abs();
+            let radius = self.scores.row_radius(row);
+            let slack = if size_of::<E::Scalar>() == 8 {
+                Slack::f64(span.visible, radius)
+            } else {
+                Slack::f32(radius)
+            };
+            let row = Row { job: *self, row, slack, exact_ties: radius == 0.0, shared, weights: false };
+            if scale == 1.0 {
+                row.decide(keys, &loaded, Shifted(loaded.largest), workspace, out)
+            } else {
+                let law = Scaled { shift: loaded.largest.into(), scale };
+                row.decide(keys, &loaded, law, workspace, out)
+            }
+        };
+        *E::keys(workspace) = buffer;
+        result
+    }
+
+    /// Decides a row in f64.
+    fn double(
+        &self,
+        row: usize,
+        shared: bool,
+        workspace: &mut Workspace,
+        out: &mut Vec<u32>,
+    ) -> Result<Decision, Error> {
+        let mut buffer = std::mem::take(&mut workspace.f64);
+        let result = self.scores.keys64(row, &mut buffer).and_then(|meaning| {
+            let Keys64 { law, largest, error } = meaning;
+            let n = buffer.len();
+            let finite = buffer.iter().filter(|key| **key > f64::NEG_INFINITY).count();
+            buffer.resize(n.next_multiple_of(crate::kernels::LANES), f64::NEG_INFINITY);
+            let loaded = Loaded { largest, finite, bad: false };
+            let slack = match law {
+                Meaning::Exp { .. } => Slack::f64(n, error),
+                Meaning::Weight => Slack::weights(n),
+            };
+            let weights = law == Meaning::Weight;
+            let row = Row { job: *self, row, slack, exact_ties: error == 0.0, shared, weights };
+            match law {
+                Meaning::Exp { scale: 1.0 } => {
+                    row.decide(&mut buffer, &loaded, Shifted(largest), workspace, out)
+                }
+                Meaning::Exp { scale } => {
+                    let law = Scaled { shift: largest, scale };
+                    row.decide(&mut buffer, &loaded, law, workspace, out)
+                }
+                Meaning::Weight => row.decide(&mut buffer, &loaded, Stored, workspace, out),
+            }
+        });
+        workspace.f64 = buffer;
+        result
+    }
+}
+
+/// Copies the visible part of a row into padded scratch.
+pub(crate) fn load<E: Element>(
+    simd: Simd,
+    scores: &Scores<'_>,
+    data: &[E],
+    span: &Span,
+    shared: bool,
+    keys: &mut [E],
+) -> Loaded<E::Scalar> {
+    let from = &data[span.start..span.start + span.visible];
+    let allowed = match scores.mask {
+        Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..span.mask_start + span.visible]),
+        _ => None,
+    };
+    let negate = scores.scale < 0.0;
+    if !shared {
+        return simd.load(from, allowed, negate, keys);
+    }
+    let parts: Vec<_> = keys
+        .par_chunks_mut(CHUNK)
+        .enumerate()
+        .map(|(c, chunk)| {
+            let (start, end) = (c * CHUNK, (c * CHUNK + chunk.len()).min(from.len()));
+            simd.load(&from[start..end], allowed.map(|bytes| &bytes[start..end]), negate, chunk)
+        })
+        .collect();
+    let mut total = Loaded { largest: E::Scalar::NEG_INFINITY, finite: 0, bad: false };
+    for part in parts {
+        total.largest = if part.largest > total.largest { part.largest } else { total.largest };
+        total.finite += part.finite;
+        total.bad |= part.bad;
+    }
+    total
+}
+
+/// One row, prepared.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    job: Job<'a>,
+    row: usize,
+    slack: Slack,
+    exact_ties: bool,
+    shared: bool,
+    /// Whether keys are weights, whose sums can be compared exactly.
+    weights: bool,
+}
+
+impl Row<'_> {
+    fn decide<E: Buffers, W: Law<E::Scalar>>(
+        &self,
+        keys: &mut [E],
+        loaded: &Loaded<E::Scalar>,
+        law: W,
+        workspace: &mut Workspace,
+        out: &mut Vec<u32>,
+    ) -> Result<Decision, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        if loaded.finite == 0 {
+            return Ok(Decision::EMPTY);
+        }
+        let (job, options) = (&self.job, self.job.options);
+        let mut forced = std::mem::take(&mut workspace.forced);
+        forced.find(keys, loaded.finite, options.keep_first, options.keep_last);
+        let count = forced.first.len() + forced.last.len();
+        let limit = options.max_keep;
+        let max_keep = allowed_keys(limit, loaded.finite, count, job.scores, self.row)?;
+        let rule = Rule {
+            eps: job.eps(self.row),
+            slack: self.slack,
+            min_keep: options.min_keep.clamp(1, loaded.finite.min(max_keep)),
+            max_keep,
+            aim: Aim::Certify,
+            exact_ties: self.exact_ties,
+        };
+        let (simd, shared) = (job.simd, self.shared);
+        let (largest, live) = (loaded.largest, loaded.finite);
+        if options.block_size > 1 {
+            let field = Field { simd, keys, live, largest, forced: (0.0, 0), shared };
+            let positions = forced.first.iter().chain(&forced.last).copied();
+            let found = block::search(
+                &field,
+                law,
+                &rule,
+                options.block_size,
+                positions,
+                job.scores,
+                self.row,
+            )?;
+            let masked = E::MASKED.widen();
+            for (b, _) in found.kept.iter().enumerate().filter(|(_, kept)| **kept) {
+                let start = b * options.block_size;
+                let end = (start + options.block_size).min(keys.len());
+                let live = (start..end).filter(|&j| keys[j].widen() > masked);
+                out.extend(live.map(|j| j as u32));
+            }
+            workspace.forced = forced;
+            let rule = Rule { slack: found.slack, ..rule };
+            return Ok(Decision::new(&found.split, found.minimal, false, &rule));
+        }
+        let mut fixed = 0.0;
+        if count > 0 {
+            // What is forced does not compete: weigh it, then hide it.
+            let mut own = vec![E::MASKED; count.next_multiple_of(crate::kernels::LANES)];
+            for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
+                *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
+            }
+            fixed = Field { simd, keys: &own, live: count, largest, forced: (0.0, 0), shared: false }
+                .mass(law);
+        }
+        let field =
+            Field { simd, keys, live: live - count, largest, forced: (fixed, count), shared };
+        let mut found = field.search(law, &rule, E::scratch(workspace));
+        let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
+        if self.weights && decision.open(rule.eps) && count == 0 {
+            refine(keys, &mut found, &rule);
+            decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
+        }
+        out.extend_from_slice(&forced.first);
+        if let Some(boundary) = found.boundary {
+            self.emit(keys, boundary, out);
+        }
+        out.extend_from_slice(&forced.last);
+        workspace.forced = forced;
+        Ok(decision)
+    }
+
+    fn emit<E: Element>(&self, keys: &[E], boundary: (E::Scalar, u32), out: &mut Vec<u32>) {
+        let simd = self.job.simd;
+        if !self.shared {
+            simd.emit(keys, 0, boundary, out);
+            return;
+        }
+        let parts: Vec<Vec<u32>> = keys
+            .par_chunks(CHUNK)
+            .enumerate()
+            .map(|(c, chunk)| {
+                let mut part = Vec::new();
+                simd.emit(chunk, (c * CHUNK) as u32, boundary, &mut part);
+                part
+            })
+            .collect();
+        for part in parts {
+            out.extend_from_slice(&part);
+        }
+    }
+}
+
+impl Forced {
+    /// Lists the first and the last unmasked positions; what both ends claim is listed once.
+    pub(crate) fn find<E: Element>(
+        &mut self,
+        keys: &[E],
+        live: usize,
+        keep_first: usize,
+        keep_last: usize,
+    ) {
+        self.first.clear();
+        self.last.clear();
+        let masked = E::MASKED.widen();
+        let visible = |j: &usize| keys[*j].widen() > masked;
+        let first = keep_first.min(live);
+        let last = keep_last.min(live - first);
+        if first > 0 {
+            self.first.extend((0..keys.len()).filter(visible).take(first).map(|j| j as u32));
+        }
+        if last > 0 {
+            self.last.extend((0..keys.len()).rev().filter(visible).take(last).map(|j| j as u32));
+            self.last.reverse();
+        }
+    }
+}
+
+/// Decides a row of stored weights in exact arithmetic: drops the worst kept keys while what is lost stays within the
+/// budget, comparing sums of integers.
+fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
+    let Some(boundary) = found.boundary else { return };
+    let masked = E::MASKED.widen();
+    let live = keys.iter().enumerate().map(|(j, key)| (key.widen(), j as u32));
+    let (mut kept, dropped): (Vec<_>, Vec<_>) =
+        live.filter(|entry| entry.0 > masked).partition(|&entry| order::kept(entry, boundary));
+    kept.sort_unstable_by(order::worst_first);
+    let mut tail = ExactSum::new();
+    let mut total = ExactSum::new();
+    for entry in &dropped {
+        tail.add(entry.0.into());
+        total.add(entry.0.into());
+    }
+    for entry in &kept {
+        total.add(entry.0.into());
+    }
+    let holds = |tail: &ExactSum| tail.compare_share(&total, rule.eps).is_le();
+    if !holds(&tail) {
+        return;
+    }
+    let mut dropping = 0;
+    while kept.len() - dropping > rule.min_keep.max(1) {
+        tail.add(kept[dropping].0.into());
+        if !holds(&tail) {
+            break;
+        }
+        dropping += 1;
+    }
+    let mut split = Split { kept: kept.len() - dropping, ..Split::default() };
+    split.dropped = dropped.len() + dropping;
+    let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>| {
+        let mut sum = Compensated::default();
+        entries.for_each(|entry| sum.add(entry.0.into()));
+        sum.value()
+    };
+    split.tail = weigh(&mut dropped.iter().chain(&kept[..dropping]));
+    split.head = weigh(&mut kept[dropping..].iter());
+    found.split = split;
+    found.boundary = Some(kept[dropping]);
+    found.minimal = true;
+    found.exact = true;
+}

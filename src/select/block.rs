@@ -1,0 +1,103 @@
+//! The fewest whole blocks of a row, ranked by their mass.
+
+use super::row::{Field, Rule};
+use crate::error::Error;
+use crate::kernels::{Element, LANES, Weigh};
+use crate::mass::{Slack, Split};
+use crate::scores::Scores;
+
+/// The blocks chosen.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) split: Split,
+    pub(crate) minimal: bool,
+    pub(crate) slack: Slack,
+    /// One entry per block of the row.
+    pub(crate) kept: Vec<bool>,
+}
+
+struct Block {
+    index: usize,
+    mass: f64,
+    live: usize,
+}
+
+/// Adds blocks, best first, until the rule accepts or the next one would exceed `max_keep`. Blocks with a forced position
+/// are kept in any case. `field` holds all keys of the row, forced ones included.
+///
+/// # Errors
+/// [`Error::ForcedOverMax`], [`Error::BlockOverMax`].
+pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
+    field: &Field<'_, E>,
+    law: W,
+    rule: &Rule,
+    block_size: usize,
+    forced: impl Iterator<Item = u32>,
+    scores: &Scores<'_>,
+    row: usize,
+) -> Result<Blocks, Error> {
+    let mut weights = vec![E::Scalar::default(); field.keys.len()];
+    field.simd.weights(field.keys, law, &mut weights);
+    debug_assert!(weights.len().is_multiple_of(LANES));
+    let masked = E::MASKED.widen();
+    let mut blocks: Vec<Block> = (field.keys.chunks(block_size).zip(weights.chunks(block_size)))
+        .enumerate()
+        .map(|(index, (keys, weights))| Block {
+            index,
+            mass: weights.iter().map(|&w| w.into()).sum(),
+            live: keys.iter().filter(|key| key.widen() > masked).count(),
+        })
+        .collect();
+    let mut kept = vec![false; blocks.len()];
+    for position in forced {
+        kept[position as usize / block_size] = true;
+    }
+    let (mut head, mut count) = (0.0, 0);
+    for block in blocks.iter().filter(|block| kept[block.index]) {
+        head += block.mass;
+        count += block.live;
+    }
+    if count > rule.max_keep {
+        let place = scores.place(row, None);
+        return Err(Error::ForcedOverMax { place, forced: count, max_keep: rule.max_keep });
+    }
+    blocks.retain(|block| block.live > 0 && !kept[block.index]);
+    blocks.sort_by(|a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
+    // tails[j]: the mass of the ranked blocks from j on, summed from the worst upward.
+    let mut tails = vec![0.0; blocks.len() + 1];
+    for j in (0..blocks.len()).rev() {
+        tails[j] = tails[j + 1] + blocks[j].mass;
+    }
+    let all = count + blocks.iter().map(|block| block.live).sum::<usize>();
+    // Sequential sums of blocks and within blocks, one rounding a term.
+    let terms = (blocks.len() + block_size.min(field.keys.len()) + 8) as f64;
+    let limit = rule.max_keep;
+    let rule = Rule {
+        slack: rule.slack.widened(terms * f64::EPSILON),
+        max_keep: usize::MAX,
+        min_keep: rule.min_keep.min(all),
+        ..*rule
+    };
+    let mut split = Split { tail: tails[0], dropped: all - count, head, kept: count };
+    let mut previous = None;
+    for (j, block) in blocks.iter().enumerate() {
+        if rule.accepts(&split) || split.kept + block.live > limit {
+            break;
+        }
+        previous = Some(split);
+        kept[block.index] = true;
+        split = Split {
+            tail: tails[j + 1],
+            dropped: split.dropped - block.live,
+            head: split.head + block.mass,
+            kept: split.kept + block.live,
+        };
+    }
+    if split.kept == 0 {
+        let place = scores.place(row, None);
+        return Err(Error::BlockOverMax { place, block_size, max_keep: limit });
+    }
+    let minimal = rule.accepts(&split)
+        && previous.is_none_or(|last| last.kept < rule.min_keep || rule.refutes(&last));
+    Ok(Blocks { split, minimal, slack: rule.slack, kept })
+}

@@ -1,0 +1,41 @@
+//! Certified selection: the smallest set of a row whose dropped mass is proven to be within a budget.
+//!
+//! `row` finds it for one row, `block` for whole blocks of keys, `batch` for many rows over threads; `given` certifies a set
+//! that somebody else chose.
+
+mod batch;
+mod block;
+mod given;
+mod options;
+mod row;
+mod weigh;
+mod workspace;
+
+pub use batch::{Selection, select};
+pub use given::certify;
+pub use options::{MaxKeep, Options};
+pub use workspace::Workspace;
+
+pub(crate) use batch::{Hook, select_with};
+pub(crate) use given::certify_with;
+pub(crate) use options::allowed_keys;
+pub(crate) use weigh::{HIDDEN, RowWeights, weigh_row};
+
+use crate::error::Error;
+use crate::kernels::Simd;
+
+/// The name of the instruction-set level in force: "portable", "avx2" or "avx512". Results do not depend on it.
+///
+/// # Errors
+/// [`Error::Level`] if the environment variable `CERTK_LEVEL` names a level that is unknown or cannot run here.
+pub fn simd_level() -> Result<&'static str, Error> {
+    Ok(Simd::current()?.name())
+}
+
+/// Forces an instruction-set level for the whole process; `None` goes back to `CERTK_LEVEL` or the best available.
+///
+/// # Errors
+/// [`Error::Level`] if the level is unknown or cannot run here.
+pub fn force_simd_level(name: Option<&str>) -> Result<(), Error> {
+    Simd::force(name)
+}

@@ -1,0 +1,145 @@
+//! What a caller may ask of a selection, beside the budget.
+
+use crate::error::Error;
+use crate::scores::Scores;
+
+/// An upper limit on how many keys of a row are kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MaxKeep {
+    /// That many keys.
+    Count(usize),
+    /// That fraction of the row's visible keys, in (0, 1], rounded down, at least one.
+    Fraction(f64),
+}
+
+/// Options of a selection; the defaults ask for the plain minimal set on all available threads.
+///
+/// ```
+/// use certk_rs::Options;
+/// let options = Options::new().keep_first(4).keep_last(64).threads(2);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    pub(crate) min_keep: usize,
+    pub(crate) max_keep: Option<MaxKeep>,
+    pub(crate) keep_first: usize,
+    pub(crate) keep_last: usize,
+    pub(crate) block_size: usize,
+    pub(crate) prove_minimal: bool,
+    pub(crate) threads: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            min_keep: 1,
+            max_keep: None,
+            keep_first: 0,
+            keep_last: 0,
+            block_size: 1,
+            prove_minimal: false,
+            threads: None,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps at least that many keys of a row (all of a shorter one).
+    #[must_use]
+    pub fn min_keep(mut self, keys: usize) -> Self {
+        self.min_keep = keys;
+        self
+    }
+
+    /// Keeps at most so many keys; a row that would need more is reported as over budget.
+    #[must_use]
+    pub fn max_keep(mut self, limit: impl Into<Option<MaxKeep>>) -> Self {
+        self.max_keep = limit.into();
+        self
+    }
+
+    /// Always keeps the first visible keys of a row, masked ones not counted.
+    #[must_use]
+    pub fn keep_first(mut self, keys: usize) -> Self {
+        self.keep_first = keys;
+        self
+    }
+
+    /// Always keeps the last visible keys of a row, masked ones not counted.
+    #[must_use]
+    pub fn keep_last(mut self, keys: usize) -> Self {
+        self.keep_last = keys;
+        self
+    }
+
+    /// Keeps whole blocks of that many consecutive positions, ranked by their mass; the last may be short.
+    #[must_use]
+    pub fn block_size(mut self, positions: usize) -> Self {
+        self.block_size = positions;
+        self
+    }
+
+    /// Decides rows again in f64 where the fast arithmetic leaves open whether the set is the smallest.
+    #[must_use]
+    pub fn prove_minimal(mut self, prove: bool) -> Self {
+        self.prove_minimal = prove;
+        self
+    }
+
+    /// How many threads to use; `None` means all that are available. Results do not depend on it.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<usize>>) -> Self {
+        self.threads = threads.into();
+        self
+    }
+
+    /// Judges the options that do not depend on a row.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let bad = |argument, value: String, problem| Err(Error::Option { argument, value, problem });
+        if self.block_size == 0 {
+            return bad("block_size", "0".into(), "a block holds at least one position");
+        }
+        match self.max_keep {
+            Some(MaxKeep::Count(0)) => {
+                bad("max_keep", "0".into(), "at least one key of a row is kept; give 1 or more")
+            }
+            Some(MaxKeep::Fraction(f)) if !(f > 0.0 && f <= 1.0) => {
+                bad("max_keep", f.to_string(), "a fraction of the visible keys lies in (0, 1]")
+            }
+            Some(MaxKeep::Count(most)) if most < self.min_keep => {
+                bad("max_keep", most.to_string(), "it is less than min_keep; make them agree")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How many keys of a row with `visible` unmasked ones may be kept, when `forced` are kept in any case.
+///
+/// # Errors
+/// [`Error::ForcedOverMax`].
+pub(crate) fn allowed_keys(
+    limit: Option<MaxKeep>,
+    visible: usize,
+    forced: usize,
+    scores: &Scores<'_>,
+    row: usize,
+) -> Result<usize, Error> {
+    let max_keep = match limit {
+        None => return Ok(usize::MAX),
+        Some(MaxKeep::Count(count)) => count,
+        #[allow(clippy::cast_sign_loss)] // judged to be positive
+        Some(MaxKeep::Fraction(fraction)) => ((visible as f64 * fraction) as usize).max(1),
+    };
+    if forced > max_keep {
+        let place = scores.place(row, None);
+        return Err(Error::ForcedOverMax { place, forced, max_keep });
+    }
+    Ok(max_keep)
+}

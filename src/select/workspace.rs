@@ -1,0 +1,71 @@
+//! Scratch that is reused from row to row, so that a warm call allocates nothing per row.
+
+use half::{bf16, f16};
+
+use super::row::Scratch;
+use crate::kernels::LANES;
+
+/// Scratch for one thread. A row of length n needs at most one copy of its keys (in its own dtype, and in f64 where a
+/// row is decided in f64), a byte per key for a kept set, and the search's bracket: less than 32 n bytes, kept until dropped.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    pub(crate) f32: Vec<f32>,
+    pub(crate) f64: Vec<f64>,
+    pub(crate) f16: Vec<f16>,
+    pub(crate) bf16: Vec<bf16>,
+    pub(crate) keep: Vec<u8>,
+    pub(crate) scratch32: Scratch<f32>,
+    pub(crate) scratch64: Scratch<f64>,
+    pub(crate) forced: Forced,
+}
+
+/// Positions that are kept in any case, ascending.
+#[derive(Debug, Default)]
+pub(crate) struct Forced {
+    pub(crate) first: Vec<u32>,
+    pub(crate) last: Vec<u32>,
+}
+
+impl Workspace {
+    /// An empty workspace; it grows with the rows it meets.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives back what an unusually long row left behind.
+    pub(crate) fn trim(&mut self) {
+        const MOST: usize = 1 << 22;
+        if self.f32.len().max(self.f64.len()).max(self.f16.len()).max(self.bf16.len()) > MOST {
+            *self = Self::default();
+        }
+    }
+}
+
+/// Resizes to whole groups of lanes, at least `len`; what is beyond keeps its old content.
+pub(crate) fn padded<T: Copy>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
+    let room = len.next_multiple_of(LANES);
+    if buffer.len() < room {
+        buffer.resize(room, fill);
+    }
+    &mut buffer[..room]
+}
+
+/// The scratch buffers of an element type.
+pub(crate) trait Buffers: crate::kernels::Element {
+    fn keys(workspace: &mut Workspace) -> &mut Vec<Self>;
+    fn scratch(workspace: &mut Workspace) -> &mut Scratch<Self::Scalar>;
+}
+
+macro_rules! buffers {
+    ($($type:ident: $scratch:ident),*) => {$(
+        impl Buffers for $type {
+            fn keys(workspace: &mut Workspace) -> &mut Vec<Self> {
+                &mut workspace.$type
+            }
+            fn scratch(workspace: &mut Workspace) -> &mut Scratch<Self::Scalar> {
+                &mut workspace.$scratch
+            }
+        }
+    )*};
+}
+buffers!(f32: scratch32, f64: scratch64, f16: scratch32, bf16: scratch32);

@@ -1,0 +1,122 @@
+//! Thread pools: how many threads, and which pool.
+//!
+//! The process-wide rayon pool is never used: a library must not resize what its host shares. Pools are made once
+//! per (process id, size) and live as long as the process, because a forked child inherits the memory of its
+//! parent's pools but none of their threads, and must make its own. Finding a pool takes no lock: a lock could be
+//! held by another thread at the moment of the fork and would never be released in the child.
+
+use std::num::NonZero;
+use std::sync::OnceLock;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::error::Error;
+use crate::kernels;
+
+struct Entry {
+    process: u32,
+    threads: usize,
+    pool: ThreadPool,
+}
+
+/// More than the sizes and generations of forks that a process plausibly uses; beyond it pools are not shared.
+static POOLS: [OnceLock<Entry>; 64] = [const { OnceLock::new() }; 64];
+
+/// More threads than any machine has cores is a mistake, and starting them could exhaust the system.
+const MOST_THREADS: usize = 4096;
+
+/// How many threads a call uses: the argument, else `RAYON_NUM_THREADS`, else what the operating system lets this
+/// process use (affinity and CPU quota included).
+///
+/// # Errors
+/// [`Error::Option`] if the argument is 0 or above 4096.
+pub(crate) fn count(argument: Option<usize>) -> Result<usize, Error> {
+    if let Some(threads) = argument {
+        if (1..=MOST_THREADS).contains(&threads) {
+            return Ok(threads);
+        }
+        return Err(Error::Option {
+            argument: "threads",
+            value: threads.to_string(),
+            problem: "it must lie between 1 and 4096, or be left out for all available",
+        });
+    }
+    let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|v| v.trim().parse().ok());
+    Ok(match wanted {
+        Some(threads) if (1..=MOST_THREADS).contains(&threads) => threads,
+        _ => std::thread::available_parallelism().map_or(1, NonZero::get),
+    })
+}
+
+/// Runs `work` on the pool of `threads` threads, or right here for a single thread.
+///
+/// # Errors
+/// [`Error::Pool`] if the system refuses to start the threads.
+pub(crate) fn run<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, Error> {
+    if threads == 1 {
+        let _environment = kernels::DefaultFloats::set();
+        return Ok(work());
+    }
+    Ok(pool(threads)?.install(work))
+}
+
+fn pool(threads: usize) -> Result<&'static ThreadPool, Error> {
+    let process = std::process::id();
+    let mut fresh = None;
+    for slot in &POOLS {
+        if slot.get().is_none() {
+            let pool = match fresh.take() {
+                Some(pool) => pool,
+                None => build(threads)?,
+            };
+            match slot.set(Entry { process, threads, pool }) {
+                Ok(()) => {}
+                // Another thread was faster; keep ours for the next free slot, unless theirs fits.
+                Err(entry) => fresh = Some(entry.pool),
+            }
+        }
+        if let Some(entry) = slot.get()
+            && entry.process == process
+            && entry.threads == threads
+        {
+            return Ok(&entry.pool);
+        }
+    }
+    let pool = match fresh {
+        Some(pool) => pool,
+        None => build(threads)?,
+    };
+    Ok(Box::leak(Box::new(pool)))
+}
+
+fn build(threads: usize) -> Result<ThreadPool, Error> {
+    ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|i| format!("certk-{i}"))
+        // A thread inherits the floating-point modes of its creator, and torch may have set flush-to-zero there.
+        .start_handler(|_| std::mem::forget(kernels::DefaultFloats::set()))
+        .build()
+        .map_err(|e| Error::Pool { threads, reason: e.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_are_shared_by_size() {
+        let a = std::ptr::from_ref(pool(3).unwrap());
+        let b = std::ptr::from_ref(pool(3).unwrap());
+        let c = std::ptr::from_ref(pool(2).unwrap());
+        assert_eq!(a, b);
+        assert_ne!(a, c);
+        assert_eq!(run(3, rayon::current_num_threads).unwrap(), 3);
+    }
+
+    #[test]
+    fn zero_threads_is_an_error() {
+        assert!(count(Some(0)).is_err());
+        assert!(count(Some(1 << 40)).is_err());
+        assert_eq!(count(Some(7)).unwrap(), 7);
+    }
+}
