@@ -45,13 +45,17 @@ pub enum Error {
         value: f64,
     },
     /// The weights of a row given as probabilities sum to more than a float64 can hold.
-    #[error("scores{place} sums to more than float64 can hold; divide the row by its largest entry")]
+    #[error(
+        "scores{place} sums to more than float64 can hold; divide the row by its largest entry"
+    )]
     ProbabilityTotal {
         /// The row.
         place: Place,
     },
     /// An additive mask entry is NaN or +inf.
-    #[error("mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry")]
+    #[error(
+        "mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry"
+    )]
     MaskValue {
         /// Where.
         place: Place,
@@ -90,7 +94,9 @@ pub enum Error {
         value: f64,
     },
     /// An additive mask with probabilities.
-    #[error("mask is additive, but kind=\"probs\" takes only a boolean mask; pass mask != 0 or logits")]
+    #[error(
+        "mask is additive, but kind=\"probs\" takes only a boolean mask; pass mask != 0 or logits"
+    )]
     MaskWithProbs,
     /// A score radius is negative, NaN or too large to bound anything.
     #[error("radius{place} is {value}; a score radius must lie in [0, 300]")]
@@ -216,7 +222,9 @@ pub enum Error {
         n: usize,
     },
     /// A SIMD level that is not known, or that this CPU cannot run.
-    #[error("SIMD level {level:?} {problem} (CERTK_LEVEL, set_simd_level); known: portable, avx2, avx512")]
+    #[error(
+        "SIMD level {level:?} {problem} (CERTK_LEVEL, set_simd_level); known: portable, avx2, avx512"
+    )]
     Level {
         /// The level asked for.
         level: String,

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 ///
 /// Sorting with it puts the entry that is dropped first at the front.
 #[inline]
-pub fn worst_first<S: PartialOrd>(a: &(S, u32), b: &(S, u32)) -> Ordering {
+pub(crate) fn worst_first<S: PartialOrd>(a: &(S, u32), b: &(S, u32)) -> Ordering {
     match a.0.partial_cmp(&b.0) {
         Some(Ordering::Less) => Ordering::Less,
         Some(Ordering::Greater) => Ordering::Greater,
@@ -20,37 +20,43 @@ pub fn worst_first<S: PartialOrd>(a: &(S, u32), b: &(S, u32)) -> Ordering {
 
 /// Whether an entry belongs to the set that ends, inclusively, with `boundary` as its worst member.
 #[inline]
-pub fn kept<S: PartialOrd>(entry: (S, u32), boundary: (S, u32)) -> bool {
+pub(crate) fn kept<S: PartialOrd>(entry: &(S, u32), boundary: &(S, u32)) -> bool {
     entry.0 > boundary.0 || (entry.0 == boundary.0 && entry.1 <= boundary.1)
 }
 
 /// A floating-point type whose finite values can be counted through in order.
-pub trait Ordered: Copy + PartialOrd {
+pub(crate) trait Ordered: Copy + PartialOrd {
     /// The rank of a value among the floats: monotone in the real value, equal for -0 and +0.
     fn rank(self) -> i64;
     /// The inverse of [`Ordered::rank`] for ranks of finite values.
     fn from_rank(rank: i64) -> Self;
 }
 
-macro_rules! ordered {
-    ($float:ty, $bits:ty) => {
-        impl Ordered for $float {
-            #[inline]
-            fn rank(self) -> i64 {
-                let magnitude = i64::from(self.abs().to_bits() as $bits);
-                if self < 0.0 { -magnitude } else { magnitude }
-            }
-            #[inline]
-            #[allow(clippy::cast_sign_loss)]
-            fn from_rank(rank: i64) -> Self {
-                let magnitude = <$float>::from_bits(rank.unsigned_abs() as _);
-                if rank < 0 { -magnitude } else { magnitude }
-            }
-        }
-    };
+impl Ordered for f32 {
+    #[inline]
+    fn rank(self) -> i64 {
+        let magnitude = i64::from(self.abs().to_bits());
+        if self < 0.0 { -magnitude } else { magnitude }
+    }
+    #[inline]
+    fn from_rank(rank: i64) -> Self {
+        let magnitude = f32::from_bits(rank.unsigned_abs() as u32);
+        if rank < 0 { -magnitude } else { magnitude }
+    }
 }
-ordered!(f32, u32);
-ordered!(f64, i64);
+
+impl Ordered for f64 {
+    #[inline]
+    fn rank(self) -> i64 {
+        let magnitude = self.abs().to_bits().cast_signed();
+        if self < 0.0 { -magnitude } else { magnitude }
+    }
+    #[inline]
+    fn from_rank(rank: i64) -> Self {
+        let magnitude = f64::from_bits(rank.unsigned_abs());
+        if rank < 0 { -magnitude } else { magnitude }
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -66,15 +72,24 @@ mod tests {
 
     #[test]
     fn kept_is_inclusive_at_the_boundary() {
-        assert!(kept((1.0f32, 4), (1.0, 4)));
-        assert!(!kept((1.0f32, 5), (1.0, 4)));
-        assert!(kept((-0.0f32, 3), (0.0, 4)));
-        assert!(kept((2.0f32, 9), (1.0, 4)));
+        assert!(kept(&(1.0f32, 4), &(1.0, 4)));
+        assert!(!kept(&(1.0f32, 5), &(1.0, 4)));
+        assert!(kept(&(-0.0f32, 3), &(0.0, 4)));
+        assert!(kept(&(2.0f32, 9), &(1.0, 4)));
     }
 
     #[test]
     fn ranks_are_monotone_and_invertible() {
-        let values = [f32::MIN, -1.5, -f32::MIN_POSITIVE, -1e-45, 0.0, 1e-45, 1.0, f32::MAX];
+        let values = [
+            f32::MIN,
+            -1.5,
+            -f32::MIN_POSITIVE,
+            -1e-45,
+            0.0,
+            1e-45,
+            1.0,
+            f32::MAX,
+        ];
         for pair in values.windows(2) {
             assert!(pair[0].rank() < pair[1].rank());
             assert_eq!(f32::from_rank(pair[0].rank()), pair[0]);

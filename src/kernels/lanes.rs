@@ -101,12 +101,12 @@ impl Scalar for f32 {
     // Interpolates at Chebyshev nodes with constant term 1; relative error below 2^-26.3.
     const POLYNOMIAL: &'static [Self] = &[
         1.0,
-        0.693_147_182_464_599_6,
-        0.240_227_207_541_465_76,
-        0.055_496_022_105_216_98,
-        0.009_652_195_498_347_282,
-        0.001_269_216_649_234_294_9,
-        0.000_208_179_146_284_237_5,
+        std::f32::consts::LN_2,
+        0.240_227_21,
+        0.055_496_022,
+        0.009_652_195_5,
+        0.001_269_216_6,
+        0.000_208_179_15,
     ];
 
     fn nearest(value: f64) -> Self {
@@ -124,7 +124,7 @@ impl Scalar for f64 {
     // As above; relative error below 2^-54.8.
     const POLYNOMIAL: &'static [Self] = &[
         1.0,
-        0.693_147_180_559_945_3,
+        std::f64::consts::LN_2,
         0.240_226_506_959_096_73,
         0.055_504_108_664_980_67,
         0.009_618_129_105_151_757,
@@ -166,6 +166,7 @@ macro_rules! element {
                 -self
             }
             #[inline(always)]
+            #[allow(clippy::redundant_closure_call)] // the identity is one of the conversions
             fn widen(self) -> $scalar {
                 $widen(self)
             }

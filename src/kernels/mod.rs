@@ -6,9 +6,11 @@
 //! instruction set; every level executes the same correctly rounded operations in the same order, so all levels return
 //! the same bits for the same input. `dispatch` detects the CPU once and holds the only entry points.
 //!
-//! Weights are e^x for x <= 0 with a proven error (`mass` states it, and `tests/exp.rs` enumerates every f32), or
+//! Weights are e^x for x <= 0 with a proven error (`mass` states it, and an ignored test enumerates every f32), or
 //! exactly 0 where x is below the cut. Sums run at most sixteen terms deep before they go to f64.
 #![allow(unsafe_code)]
+// Code that is written once for all levels is compiled with a level's features only if it is inlined into its entry.
+#![allow(clippy::inline_always)]
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -19,6 +21,8 @@ mod foreign;
 mod lanes;
 mod passes;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use dispatch::{Bracket, Simd};
 pub(crate) use float_modes::DefaultFloats;

@@ -88,7 +88,12 @@ impl<V: Lanes> Sum<V> {
     #[inline(always)]
     unsafe fn new() -> Self {
         // SAFETY: the caller vouches for the level.
-        unsafe { Sum { lanes: V::splat(V::Scalar::default()), wide: V::wide_zero() } }
+        unsafe {
+            Sum {
+                lanes: V::splat(V::Scalar::default()),
+                wide: V::wide_zero(),
+            }
+        }
     }
     #[inline(always)]
     unsafe fn add(&mut self, weights: V) {
@@ -134,6 +139,9 @@ pub(crate) struct Loaded<S> {
     pub(crate) bad: bool,
 }
 
+/// Tiles stay in the first-level cache between the copy and the look at the copy.
+const TILE: usize = 4096;
+
 /// Copies a row into padded scratch, masking and negating on the way.
 #[inline(always)]
 pub(super) unsafe fn load<L: Level, E: Element>(
@@ -143,8 +151,6 @@ pub(super) unsafe fn load<L: Level, E: Element>(
     to: &mut [E],
 ) -> Loaded<E::Scalar> {
     debug_assert!(to.len().is_multiple_of(LANES) && to.len() >= from.len());
-    // In tiles that stay in the first-level cache between the copy and the look at the copy.
-    const TILE: usize = 4096;
     let infinity = E::Scalar::INFINITY;
     let (mut finite, mut good) = (0usize, u16::MAX);
     // SAFETY: the caller vouches for the level; the scratch is whole groups.
@@ -185,7 +191,11 @@ pub(super) unsafe fn load<L: Level, E: Element>(
                 best = lane;
             }
         }
-        Loaded { largest: best, finite, bad: good != u16::MAX }
+        Loaded {
+            largest: best,
+            finite,
+            bad: good != u16::MAX,
+        }
     }
 }
 
@@ -216,7 +226,8 @@ pub(super) unsafe fn weights<L: Level, E: Element, W: Weigh<E::Scalar>>(
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
         for (group, out) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
-            law.weigh(E::load::<L>(group.as_ptr())).store(out.as_mut_ptr());
+            law.weigh(E::load::<L>(group.as_ptr()))
+                .store(out.as_mut_ptr());
         }
     }
 }
@@ -256,7 +267,10 @@ pub(super) unsafe fn pivot_sums<L: Level, E: Element, W: Weigh<E::Scalar>>(
                 sum.flush();
             }
         }
-        PivotSums { below: sums.map(|sum| sum.total()), at_least }
+        PivotSums {
+            below: sums.map(|sum| sum.total()),
+            at_least,
+        }
     }
 }
 
@@ -329,11 +343,9 @@ pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
                             within,
                             to.positions.add(inside),
                         ),
-                        Positions::Listed(list) => L::compress_positions(
-                            list.add(at),
-                            within,
-                            to.positions.add(inside),
-                        ),
+                        Positions::Listed(list) => {
+                            L::compress_positions(list.add(at), within, to.positions.add(inside));
+                        }
                     }
                     group.compress_store(within, to.keys.add(inside));
                     inside += within.count_ones() as usize;
@@ -343,7 +355,12 @@ pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
             below.flush();
             above.flush();
         }
-        Sides { below: below.total(), above: above.total(), count_above, inside }
+        Sides {
+            below: below.total(),
+            above: above.total(),
+            count_above,
+            inside,
+        }
     }
 }
 
@@ -405,9 +422,20 @@ pub(super) unsafe fn given<L: Level, E: Element, W: Weigh<E::Scalar>>(
         }
         best.store(lanes.as_mut_ptr());
         for &lane in &lanes {
-            best_dropped = if lane > best_dropped { lane } else { best_dropped };
+            best_dropped = if lane > best_dropped {
+                lane
+            } else {
+                best_dropped
+            };
         }
-        Given { head: head.total(), kept, tail: tail.total(), dropped, worst_kept, best_dropped }
+        Given {
+            head: head.total(),
+            kept,
+            tail: tail.total(),
+            dropped,
+            worst_kept,
+            best_dropped,
+        }
     }
 }
 

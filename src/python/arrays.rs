@@ -136,7 +136,16 @@ impl<'py> Rows<'py> {
             _ => None,
         };
         let scores = Stored::new(scores, dtype)?;
-        Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
+        Ok(Rows {
+            scores,
+            kind,
+            scale,
+            mask,
+            lengths,
+            indptr,
+            causal_offset,
+            radius,
+        })
     }
 
     /// The rows, judged.
@@ -200,12 +209,14 @@ pub(super) fn contiguous<'a, T: Element>(
     argument: &str,
 ) -> PyResult<&'a [T]> {
     array.as_slice().map_err(|_| {
-        CertkError::new_err(format!("{argument} must be contiguous; copy it with numpy.ascontiguousarray"))
+        CertkError::new_err(format!(
+            "{argument} must be contiguous; copy it with numpy.ascontiguousarray"
+        ))
     })
 }
 
 /// Positions as int32 where every row's length fits, as int64 otherwise.
-pub(super) fn positions<'py>(py: Python<'py>, indices: Vec<u32>, longest: usize) -> Bound<'py, PyAny> {
+pub(super) fn positions(py: Python<'_>, indices: Vec<u32>, longest: usize) -> Bound<'_, PyAny> {
     if i32::try_from(longest).is_ok() {
         let indices: Vec<i32> = bytemuck::allocation::cast_vec(indices);
         PyArray1::from_vec(py, indices).into_any()

@@ -24,6 +24,8 @@ pub(super) fn detached<R: Send>(
     let mut raised = None;
     let result = py.detach(|| {
         work(&mut || {
+            #[allow(clippy::redundant_closure_for_method_calls)]
+            // the method alone is not general enough
             Python::attach(|py| py.check_signals()).map_err(|error| {
                 raised = Some(error);
                 Error::Interrupted

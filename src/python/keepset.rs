@@ -41,7 +41,16 @@ pub(super) fn keep_set<'py>(
     threads: Option<usize>,
 ) -> PyResult<Kept<'py>> {
     let rows = Rows::new(
-        scores, dtype, kind, scale, mask, mask_dtype, lengths, indptr, causal_offset, radius,
+        scores,
+        dtype,
+        kind,
+        scale,
+        mask,
+        mask_dtype,
+        lengths,
+        indptr,
+        causal_offset,
+        radius,
     )?;
     let scores = rows.scores()?;
     let eps = contiguous(&eps, "eps")?;

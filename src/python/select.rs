@@ -20,12 +20,19 @@ type Selected<'py> = (
     Flags<'py>,
     Bound<'py, PyArray1<u8>>,
 );
-type Certified<'py> =
-    (Counts<'py>, Floats<'py>, Floats<'py>, Option<Flags<'py>>, Option<Flags<'py>>);
+type Certified<'py> = (
+    Counts<'py>,
+    Floats<'py>,
+    Floats<'py>,
+    Option<Flags<'py>>,
+    Option<Flags<'py>>,
+);
 
 /// A limit given as a count or as a fraction.
 pub(super) fn limit(count: Option<usize>, fraction: Option<f64>) -> Option<MaxKeep> {
-    count.map(MaxKeep::Count).or(fraction.map(MaxKeep::Fraction))
+    count
+        .map(MaxKeep::Count)
+        .or(fraction.map(MaxKeep::Fraction))
 }
 
 #[pyfunction]
@@ -53,7 +60,16 @@ pub(super) fn select<'py>(
     threads: Option<usize>,
 ) -> PyResult<Selected<'py>> {
     let rows = Rows::new(
-        scores, dtype, kind, scale, mask, mask_dtype, lengths, indptr, causal_offset, None,
+        scores,
+        dtype,
+        kind,
+        scale,
+        mask,
+        mask_dtype,
+        lengths,
+        indptr,
+        causal_offset,
+        None,
     )?;
     let scores = rows.scores()?;
     let eps = contiguous(&eps, "eps")?;
@@ -67,7 +83,11 @@ pub(super) fn select<'py>(
         .threads(threads);
     let longest = scores.longest();
     let found = detached(py, |hook| core::select_with(&scores, eps, &options, hook))?;
-    let status = found.status.iter().map(|&status: &Status| status as u8).collect();
+    let status = found
+        .status
+        .iter()
+        .map(|&status: &Status| status as u8)
+        .collect();
     Ok((
         PyArray1::from_vec(py, found.k),
         PyArray1::from_vec(py, found.indptr),
@@ -101,13 +121,26 @@ pub(super) fn certify<'py>(
     threads: Option<usize>,
 ) -> PyResult<Certified<'py>> {
     let rows = Rows::new(
-        scores, dtype, kind, scale, mask, mask_dtype, lengths, indptr, causal_offset, None,
+        scores,
+        dtype,
+        kind,
+        scale,
+        mask,
+        mask_dtype,
+        lengths,
+        indptr,
+        causal_offset,
+        None,
     )?;
     let scores = rows.scores()?;
     let keep = match (keep_mask, keep_indptr, keep_indices) {
         (Some(mask), None, None) => KeepArray::Mask(Bytes::new(mask)?),
         (None, Some(indptr), Some(indices)) => KeepArray::Indices(indptr, indices),
-        _ => return Err(CertkError::new_err("keep must be given once, as a mask or as indices")),
+        _ => {
+            return Err(CertkError::new_err(
+                "keep must be given once, as a mask or as indices",
+            ));
+        }
     };
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;

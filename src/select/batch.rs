@@ -8,11 +8,11 @@ use super::row::{Aim, Field, Found, Law, Rule};
 use super::workspace::{Buffers, Forced, Workspace, padded};
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::kernels::{Element, Loaded, Scalar, Scaled, Shifted, Simd, Stored};
+use crate::kernels::{DefaultFloats, Element, Loaded, Scalar, Scaled, Shifted, Simd, Stored};
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
+use crate::order;
 use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores, Span};
 use crate::threads;
-use crate::order;
 
 /// The sets kept, in compressed rows, with a certificate for each.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -57,8 +57,10 @@ impl Selection {
         self.indices.extend_from_slice(&part.indices);
         self.indptr.extend(part.indptr.iter().map(|end| base + end));
         self.k.extend_from_slice(&part.k);
-        self.tail_mass_upper.extend_from_slice(&part.tail_mass_upper);
-        self.tail_mass_lower.extend_from_slice(&part.tail_mass_lower);
+        self.tail_mass_upper
+            .extend_from_slice(&part.tail_mass_upper);
+        self.tail_mass_lower
+            .extend_from_slice(&part.tail_mass_lower);
         self.minimal.extend_from_slice(&part.minimal);
         self.status.extend_from_slice(&part.status);
     }
@@ -75,8 +77,13 @@ pub(crate) struct Decision {
 }
 
 impl Decision {
-    const EMPTY: Decision =
-        Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
+    const EMPTY: Decision = Decision {
+        kept: 0,
+        upper: 0.0,
+        lower: 0.0,
+        minimal: true,
+        status: Status::Empty,
+    };
 
     fn new(split: &Split, minimal: bool, exact: bool, rule: &Rule) -> Self {
         let slack = &rule.slack;
@@ -86,8 +93,18 @@ impl Decision {
         }
         let lower = split.lower(slack.certify, slack.flush).min(upper);
         let holds = upper <= rule.eps;
-        let status = if holds { Status::Certified } else { Status::OverBudget };
-        Decision { kept: split.kept, upper, lower, minimal: minimal && holds, status }
+        let status = if holds {
+            Status::Certified
+        } else {
+            Status::OverBudget
+        };
+        Decision {
+            kept: split.kept,
+            upper,
+            lower,
+            minimal: minimal && holds,
+            status,
+        }
     }
 
     /// Whether better arithmetic could still change the answer.
@@ -131,9 +148,21 @@ pub(crate) fn select_with(
     let simd = Simd::current()?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads)?;
-    let threads = if rows.saturating_mul(n) <= 2 * TASK { 1 } else { threads };
-    let job = Job { scores, eps, options, simd };
-    let mut selection = Selection { indptr: vec![0], ..Selection::default() };
+    let threads = if rows.saturating_mul(n) <= 2 * TASK {
+        1
+    } else {
+        threads
+    };
+    let job = Job {
+        scores,
+        eps,
+        options,
+        simd,
+    };
+    let mut selection = Selection {
+        indptr: vec![0],
+        ..Selection::default()
+    };
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             let part = threads::run(threads, || job.rows(row..row + 1, true))??;
@@ -168,6 +197,32 @@ pub(crate) fn select_with(
             }
         }
         hook()?;
+    }
+    Ok(selection)
+}
+
+pub(crate) fn select_in(
+    workspace: &mut Workspace,
+    scores: &Scores<'_>,
+    eps: &[f64],
+    options: &Options,
+) -> Result<Selection, Error> {
+    scores.check_eps(eps)?;
+    options.check()?;
+    let job = Job {
+        scores,
+        eps,
+        options,
+        simd: Simd::current()?,
+    };
+    let _environment = DefaultFloats::set();
+    let mut selection = Selection {
+        indptr: vec![0],
+        ..Selection::default()
+    };
+    for row in 0..scores.rows() {
+        let decision = job.row(row, false, workspace, &mut selection.indices)?;
+        selection.push(&decision);
     }
     Ok(selection)
 }
@@ -208,7 +263,11 @@ impl Job<'_> {
     }
 
     fn eps(&self, row: usize) -> f64 {
-        if self.eps.len() == 1 { self.eps[0] } else { self.eps[row] }
+        if self.eps.len() == 1 {
+            self.eps[0]
+        } else {
+            self.eps[row]
+        }
     }
 
     fn row(
@@ -258,7 +317,11 @@ impl Job<'_> {
         let result = if loaded.bad {
             // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
             let place = self.scores.place(row, None);
-            Err(self.scores.judge(row).err().unwrap_or(Error::ScoreNan { place }))
+            Err(self
+                .scores
+                .judge(row)
+                .err()
+                .unwrap_or(Error::ScoreNan { place }))
         } else {
             let scale = self.scores.scale.abs();
             let radius = self.scores.row_radius(row);
@@ -267,11 +330,21 @@ impl Job<'_> {
             } else {
                 Slack::f32(radius)
             };
-            let row = Row { job: *self, row, slack, exact_ties: radius == 0.0, shared, weights: false };
+            let row = Row {
+                job: *self,
+                number: row,
+                slack,
+                exact_ties: radius == 0.0,
+                shared,
+                weights: false,
+            };
             if scale == 1.0 {
                 row.decide(keys, &loaded, Shifted(loaded.largest), workspace, out)
             } else {
-                let law = Scaled { shift: loaded.largest.into(), scale };
+                let law = Scaled {
+                    shift: loaded.largest.into(),
+                    scale,
+                };
                 row.decide(keys, &loaded, law, workspace, out)
             }
         };
@@ -289,23 +362,44 @@ impl Job<'_> {
     ) -> Result<Decision, Error> {
         let mut buffer = std::mem::take(&mut workspace.f64);
         let result = self.scores.keys64(row, &mut buffer).and_then(|meaning| {
-            let Keys64 { law, largest, error } = meaning;
+            let Keys64 {
+                law,
+                largest,
+                error,
+            } = meaning;
             let n = buffer.len();
-            let finite = buffer.iter().filter(|key| **key > f64::NEG_INFINITY).count();
+            let finite = buffer
+                .iter()
+                .filter(|key| **key > f64::NEG_INFINITY)
+                .count();
             buffer.resize(n.next_multiple_of(crate::kernels::LANES), f64::NEG_INFINITY);
-            let loaded = Loaded { largest, finite, bad: false };
+            let loaded = Loaded {
+                largest,
+                finite,
+                bad: false,
+            };
             let slack = match law {
                 Meaning::Exp { .. } => Slack::f64(n, error),
                 Meaning::Weight => Slack::weights(n),
             };
             let weights = law == Meaning::Weight;
-            let row = Row { job: *self, row, slack, exact_ties: error == 0.0, shared, weights };
+            let row = Row {
+                job: *self,
+                number: row,
+                slack,
+                exact_ties: error == 0.0,
+                shared,
+                weights,
+            };
             match law {
                 Meaning::Exp { scale: 1.0 } => {
                     row.decide(&mut buffer, &loaded, Shifted(largest), workspace, out)
                 }
                 Meaning::Exp { scale } => {
-                    let law = Scaled { shift: largest, scale };
+                    let law = Scaled {
+                        shift: largest,
+                        scale,
+                    };
                     row.decide(&mut buffer, &loaded, law, workspace, out)
                 }
                 Meaning::Weight => row.decide(&mut buffer, &loaded, Stored, workspace, out),
@@ -339,12 +433,25 @@ pub(crate) fn load<E: Element>(
         .enumerate()
         .map(|(c, chunk)| {
             let (start, end) = (c * CHUNK, (c * CHUNK + chunk.len()).min(from.len()));
-            simd.load(&from[start..end], allowed.map(|bytes| &bytes[start..end]), negate, chunk)
+            simd.load(
+                &from[start..end],
+                allowed.map(|bytes| &bytes[start..end]),
+                negate,
+                chunk,
+            )
         })
         .collect();
-    let mut total = Loaded { largest: E::Scalar::NEG_INFINITY, finite: 0, bad: false };
+    let mut total = Loaded {
+        largest: E::Scalar::NEG_INFINITY,
+        finite: 0,
+        bad: false,
+    };
     for part in parts {
-        total.largest = if part.largest > total.largest { part.largest } else { total.largest };
+        total.largest = if part.largest > total.largest {
+            part.largest
+        } else {
+            total.largest
+        };
         total.finite += part.finite;
         total.bad |= part.bad;
     }
@@ -355,7 +462,7 @@ pub(crate) fn load<E: Element>(
 #[derive(Clone, Copy)]
 struct Row<'a> {
     job: Job<'a>,
-    row: usize,
+    number: usize,
     slack: Slack,
     exact_ties: bool,
     shared: bool,
@@ -383,9 +490,9 @@ impl Row<'_> {
         forced.find(keys, loaded.finite, options.keep_first, options.keep_last);
         let count = forced.first.len() + forced.last.len();
         let limit = options.max_keep;
-        let max_keep = allowed_keys(limit, loaded.finite, count, job.scores, self.row)?;
+        let max_keep = allowed_keys(limit, loaded.finite, count, job.scores, self.number)?;
         let rule = Rule {
-            eps: job.eps(self.row),
+            eps: job.eps(self.number),
             slack: self.slack,
             min_keep: options.min_keep.clamp(1, loaded.finite.min(max_keep)),
             max_keep,
@@ -395,7 +502,14 @@ impl Row<'_> {
         let (simd, shared) = (job.simd, self.shared);
         let (largest, live) = (loaded.largest, loaded.finite);
         if options.block_size > 1 {
-            let field = Field { simd, keys, live, largest, forced: (0.0, 0), shared };
+            let field = Field {
+                simd,
+                keys,
+                live,
+                largest,
+                forced: (0.0, 0),
+                shared,
+            };
             let positions = forced.first.iter().chain(&forced.last).copied();
             let found = block::search(
                 &field,
@@ -404,7 +518,7 @@ impl Row<'_> {
                 options.block_size,
                 positions,
                 job.scores,
-                self.row,
+                self.number,
             )?;
             let masked = E::MASKED.widen();
             for (b, _) in found.kept.iter().enumerate().filter(|(_, kept)| **kept) {
@@ -414,7 +528,10 @@ impl Row<'_> {
                 out.extend(live.map(|j| j as u32));
             }
             workspace.forced = forced;
-            let rule = Rule { slack: found.slack, ..rule };
+            let rule = Rule {
+                slack: found.slack,
+                ..rule
+            };
             return Ok(Decision::new(&found.split, found.minimal, false, &rule));
         }
         let mut fixed = 0.0;
@@ -424,11 +541,24 @@ impl Row<'_> {
             for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
             }
-            fixed = Field { simd, keys: &own, live: count, largest, forced: (0.0, 0), shared: false }
-                .mass(law);
+            fixed = Field {
+                simd,
+                keys: &own,
+                live: count,
+                largest,
+                forced: (0.0, 0),
+                shared: false,
+            }
+            .mass(law);
         }
-        let field =
-            Field { simd, keys, live: live - count, largest, forced: (fixed, count), shared };
+        let field = Field {
+            simd,
+            keys,
+            live: live - count,
+            largest,
+            forced: (fixed, count),
+            shared,
+        };
         let mut found = field.search(law, &rule, E::scratch(workspace));
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         if self.weights && decision.open(rule.eps) && count == 0 {
@@ -481,10 +611,21 @@ impl Forced {
         let first = keep_first.min(live);
         let last = keep_last.min(live - first);
         if first > 0 {
-            self.first.extend((0..keys.len()).filter(visible).take(first).map(|j| j as u32));
+            self.first.extend(
+                (0..keys.len())
+                    .filter(visible)
+                    .take(first)
+                    .map(|j| j as u32),
+            );
         }
         if last > 0 {
-            self.last.extend((0..keys.len()).rev().filter(visible).take(last).map(|j| j as u32));
+            self.last.extend(
+                (0..keys.len())
+                    .rev()
+                    .filter(visible)
+                    .take(last)
+                    .map(|j| j as u32),
+            );
             self.last.reverse();
         }
     }
@@ -493,11 +634,17 @@ impl Forced {
 /// Decides a row of stored weights in exact arithmetic: drops the worst kept keys while what is lost stays within the
 /// budget, comparing sums of integers.
 fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
-    let Some(boundary) = found.boundary else { return };
+    let Some(boundary) = found.boundary else {
+        return;
+    };
     let masked = E::MASKED.widen();
-    let live = keys.iter().enumerate().map(|(j, key)| (key.widen(), j as u32));
-    let (mut kept, dropped): (Vec<_>, Vec<_>) =
-        live.filter(|entry| entry.0 > masked).partition(|&entry| order::kept(entry, boundary));
+    let live = keys
+        .iter()
+        .enumerate()
+        .map(|(j, key)| (key.widen(), j as u32));
+    let (mut kept, dropped): (Vec<_>, Vec<_>) = live
+        .filter(|entry| entry.0 > masked)
+        .partition(|entry| order::kept(entry, &boundary));
     kept.sort_unstable_by(order::worst_first);
     let mut tail = ExactSum::new();
     let mut total = ExactSum::new();
@@ -520,7 +667,10 @@ fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
         }
         dropping += 1;
     }
-    let mut split = Split { kept: kept.len() - dropping, ..Split::default() };
+    let mut split = Split {
+        kept: kept.len() - dropping,
+        ..Split::default()
+    };
     split.dropped = dropped.len() + dropping;
     let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>| {
         let mut sum = Compensated::default();

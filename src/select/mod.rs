@@ -16,7 +16,9 @@ pub use given::certify;
 pub use options::{MaxKeep, Options};
 pub use workspace::Workspace;
 
-pub(crate) use batch::{Hook, select_with};
+pub(crate) use batch::Hook;
+#[cfg(feature = "python")]
+pub(crate) use batch::select_with;
 pub(crate) use given::certify_with;
 pub(crate) use options::allowed_keys;
 pub(crate) use weigh::{HIDDEN, RowWeights, weigh_row};

@@ -2,8 +2,12 @@
 
 use half::{bf16, f16};
 
+use super::batch::{self, Selection};
+use super::options::Options;
 use super::row::Scratch;
+use crate::error::Error;
 use crate::kernels::LANES;
+use crate::scores::Scores;
 
 /// Scratch for one thread. A row of length n needs at most one copy of its keys (in its own dtype, and in f64 where a
 /// row is decided in f64), a byte per key for a kept set, and the search's bracket: less than 32 n bytes, kept until dropped.
@@ -32,10 +36,30 @@ impl Workspace {
         Self::default()
     }
 
+    /// Selects as [`select`](crate::select) does, on the calling thread and in this scratch.
+    ///
+    /// # Errors
+    /// As [`select`](crate::select).
+    pub fn select(
+        &mut self,
+        scores: &Scores<'_>,
+        eps: &[f64],
+        options: &Options,
+    ) -> Result<Selection, Error> {
+        batch::select_in(self, scores, eps, options)
+    }
+
     /// Gives back what an unusually long row left behind.
     pub(crate) fn trim(&mut self) {
         const MOST: usize = 1 << 22;
-        if self.f32.len().max(self.f64.len()).max(self.f16.len()).max(self.bf16.len()) > MOST {
+        if self
+            .f32
+            .len()
+            .max(self.f64.len())
+            .max(self.f16.len())
+            .max(self.bf16.len())
+            > MOST
+        {
             *self = Self::default();
         }
     }

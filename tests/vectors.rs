@@ -1,0 +1,211 @@
+//! The vectors of `tests/vectors/rows.json` (see the README there): answers of exact arithmetic.
+
+use certk_rs::{Data, Keep, Kind, Mask, MaxKeep, Options, Scores, Status, certify, select};
+use half::{bf16, f16};
+use serde_json::Value;
+
+/// Numbers of one dtype, owned.
+enum Numbers {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Numbers {
+    fn parse(dtype: &str, hex: &str) -> Self {
+        let words = |digits: usize| -> Vec<u64> {
+            let words = hex.as_bytes().chunks(digits);
+            words
+                .map(|word| u64::from_str_radix(std::str::from_utf8(word).unwrap(), 16).unwrap())
+                .collect()
+        };
+        match dtype {
+            "float32" => Numbers::F32(
+                words(8)
+                    .into_iter()
+                    .map(|w| f32::from_bits(w as u32))
+                    .collect(),
+            ),
+            "float64" => Numbers::F64(words(16).into_iter().map(f64::from_bits).collect()),
+            "float16" => Numbers::F16(
+                words(4)
+                    .into_iter()
+                    .map(|w| f16::from_bits(w as u16))
+                    .collect(),
+            ),
+            "bfloat16" => Numbers::Bf16(
+                words(4)
+                    .into_iter()
+                    .map(|w| bf16::from_bits(w as u16))
+                    .collect(),
+            ),
+            other => panic!("dtype {other}"),
+        }
+    }
+
+    fn data(&self) -> Data<'_> {
+        match self {
+            Numbers::F32(numbers) => numbers.into(),
+            Numbers::F64(numbers) => numbers.into(),
+            Numbers::F16(numbers) => numbers.into(),
+            Numbers::Bf16(numbers) => numbers.into(),
+        }
+    }
+}
+
+fn float(value: &Value) -> f64 {
+    f64::from_bits(u64::from_str_radix(value.as_str().unwrap(), 16).unwrap())
+}
+
+fn count(value: &Value) -> usize {
+    usize::try_from(value.as_u64().unwrap()).unwrap()
+}
+
+fn positions(value: &Value) -> Vec<i64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_i64().unwrap())
+        .collect()
+}
+
+/// Whether a reported interval holds the true mass, which lies between two neighbouring floats.
+fn holds_mass(mass: &Value, lower: f64, upper: f64) -> bool {
+    lower <= float(&mass["bits"][0]) && float(&mass["bits"][1]) <= upper
+}
+
+fn check(vector: &Value) {
+    let name = vector["name"].as_str().unwrap();
+    let numbers = Numbers::parse(
+        vector["dtype"].as_str().unwrap(),
+        vector["scores"].as_str().unwrap(),
+    );
+    let kind = match vector["kind"].as_str().unwrap() {
+        "logits" => Kind::Logits,
+        "logprobs" => Kind::LogProbs,
+        _ => Kind::Probs,
+    };
+    let n = count(&vector["n"]);
+    let scale = float(&vector["scale"]);
+    let mask = vector["mask"].as_object().map(|mask| {
+        let dtype = mask["dtype"].as_str().unwrap();
+        let key = mask.keys().find(|key| *key != "dtype").unwrap();
+        let digits = mask[key].as_str().unwrap();
+        if dtype == "bool" {
+            (
+                Some(
+                    digits
+                        .bytes()
+                        .map(|digit| digit - b'0')
+                        .collect::<Vec<u8>>(),
+                ),
+                None,
+            )
+        } else {
+            (None, Some(Numbers::parse(dtype, digits)))
+        }
+    });
+    let lengths = vector["length"].as_i64().map(|length| [length]);
+    let mut scores = Scores::new(numbers.data(), &[1, n])
+        .unwrap()
+        .kind(kind)
+        .scale(scale)
+        .unwrap();
+    match &mask {
+        Some((Some(bytes), _)) => scores = scores.mask(Mask::Allowed(bytes), &[n]).unwrap(),
+        Some((_, Some(bias))) => {
+            scores = scores.mask(Mask::Additive(bias.data()), &[n]).unwrap();
+        }
+        _ => {}
+    }
+    if let Some(lengths) = &lengths {
+        scores = scores.lengths(lengths).unwrap();
+    }
+    let options = Options::new()
+        .min_keep(count(&vector["min_keep"]))
+        .max_keep(
+            vector["max_keep"]
+                .as_u64()
+                .map(|most| MaxKeep::Count(most as usize)),
+        )
+        .keep_first(count(&vector["keep_first"]))
+        .keep_last(count(&vector["keep_last"]))
+        .block_size(count(&vector["block_size"]));
+    let eps = [float(&vector["eps"])];
+    let expect = &vector["expect"];
+    let (least, most) = (count(&expect["k_min"]), count(&expect["k_most"]));
+    let best: Vec<u32> = positions(&expect["indices"])
+        .iter()
+        .map(|&i| u32::try_from(i).unwrap())
+        .collect();
+
+    for options in [options.clone(), options.prove_minimal(true)] {
+        let found = select(&scores, &eps, &options).unwrap();
+        let status = match expect["status"].as_str().unwrap() {
+            "CERTIFIED" => Status::Certified,
+            "OVER_BUDGET" => Status::OverBudget,
+            _ => Status::Empty,
+        };
+        assert_eq!(found.status[0], status, "{name}");
+        let k = found.row(0).len();
+        assert_eq!(found.k[0], i64::try_from(k).unwrap());
+        assert!(
+            (least..=most).contains(&k),
+            "{name}: {least} <= {k} <= {most}"
+        );
+        assert!(
+            !found.minimal[0] || k == least,
+            "{name}: claims to be minimal"
+        );
+        if k == least {
+            assert_eq!(found.row(0), best, "{name}");
+            let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
+            assert!(
+                holds_mass(&expect["tail_mass"], lower, upper),
+                "{name}: [{lower:e}, {upper:e}]"
+            );
+        }
+        // What select certifies, certify certifies, with the kernels and without.
+        let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
+        let keep = Keep::Indices {
+            indptr: &found.indptr,
+            indices: &indices,
+        };
+        for independent in [false, true] {
+            let judged = certify(&scores, &keep, Some(&eps), independent, Some(1)).unwrap();
+            let holds = judged.holds.unwrap()[0];
+            assert_eq!(
+                holds,
+                status != Status::OverBudget,
+                "{name}, independent {independent}"
+            );
+        }
+    }
+
+    let given = positions(&expect["given"]["indices"]);
+    let indptr = [0, given.len() as i64];
+    let keep = Keep::Indices {
+        indptr: &indptr,
+        indices: &given,
+    };
+    for independent in [false, true] {
+        let judged = certify(&scores, &keep, Some(&eps), independent, Some(1)).unwrap();
+        let (lower, upper) = (judged.tail_mass_lower[0], judged.tail_mass_upper[0]);
+        let mass = &expect["given"]["tail_mass"];
+        assert!(
+            holds_mass(mass, lower, upper),
+            "{name}, given: [{lower:e}, {upper:e}]"
+        );
+    }
+}
+
+#[test]
+fn vectors_hold() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/rows.json");
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let vectors = file["vectors"].as_array().unwrap();
+    assert!(vectors.len() > 50);
+    vectors.iter().for_each(check);
+}
