@@ -47,23 +47,14 @@ pub(crate) struct Verdict {
 
 impl Verdict {
     /// A row without visible keys: nothing can be lost.
-    pub(crate) const EMPTY: Verdict = Verdict {
-        kept: 0,
-        upper: 0.0,
-        lower: 0.0,
-        holds: true,
-        minimal: true,
-    };
+    pub(crate) const EMPTY: Verdict =
+        Verdict { kept: 0, upper: 0.0, lower: 0.0, holds: true, minimal: true };
 }
 
 impl Certificate {
     pub(crate) fn new(with_eps: bool) -> Self {
         let flags = || with_eps.then(Vec::new);
-        Certificate {
-            holds: flags(),
-            minimal: flags(),
-            ..Certificate::default()
-        }
+        Certificate { holds: flags(), minimal: flags(), ..Certificate::default() }
     }
 
     pub(crate) fn push(&mut self, verdict: &Verdict) {
@@ -118,13 +109,7 @@ pub(crate) fn check_row(
     let lower = split.lower(slack.certify, slack.flush).min(upper);
     let Some(eps) = eps else {
         let holds = false;
-        return Ok(Verdict {
-            kept: split.kept,
-            upper,
-            lower,
-            holds,
-            minimal: false,
-        });
+        return Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: false });
     };
     let weights = meaning.law == Law::Weight;
     let first = entries[0].0.0;
@@ -159,13 +144,7 @@ pub(crate) fn check_row(
     let refuted = fewer == 0
         || smaller.lower(slack.certify, slack.flush) > eps
         || ((equal || weights) && !exactly(&entries, &|i| i < fewer));
-    Ok(Verdict {
-        kept: split.kept,
-        upper,
-        lower,
-        holds,
-        minimal: holds && refuted,
-    })
+    Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: holds && refuted })
 }
 
 fn sums<T>(entries: &[(T, f64, bool)], chosen: impl Fn(&(T, f64, bool)) -> bool) -> Split {
@@ -179,10 +158,5 @@ fn sums<T>(entries: &[(T, f64, bool)], chosen: impl Fn(&(T, f64, bool)) -> bool)
             tail.add(entry.1);
         }
     }
-    Split {
-        tail: tail.value(),
-        dropped: entries.len() - kept,
-        head: head.value(),
-        kept,
-    }
+    Split { tail: tail.value(), dropped: entries.len() - kept, head: head.value(), kept }
 }

@@ -64,8 +64,8 @@ pub enum Error {
     },
     /// `scale * score + mask` is too large for the rounding of the sum to be covered.
     #[error(
-        "scores{place} times scale plus mask reaches {value:e}, beyond 2^26 in size, where rounding would \
-         show; subtract a constant per row from the scores or from the mask"
+        "scores{place} times scale plus mask reaches {value:e}, beyond 2^60 in size, where even double-double \
+         arithmetic cannot tell scores apart; subtract a constant per row from the scores or from the mask"
     )]
     MaskedScore {
         /// The row or entry.

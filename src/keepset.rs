@@ -76,24 +76,12 @@ pub(crate) fn keep_set_with(
 }
 
 fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
-    let conflict = |first, remedy| {
-        Err(Error::Conflict {
-            first,
-            second: "keep_set",
-            remedy,
-        })
-    };
+    let conflict = |first, remedy| Err(Error::Conflict { first, second: "keep_set", remedy });
     if scores.is_ragged() {
-        return conflict(
-            "indptr",
-            "rows of one set share their positions; pad them and mask",
-        );
+        return conflict("indptr", "rows of one set share their positions; pad them and mask");
     }
     if options.block_size != 1 {
-        return conflict(
-            "block_size",
-            "a set of whole blocks is not supported; leave it at 1",
-        );
+        return conflict("block_size", "a set of whole blocks is not supported; leave it at 1");
     }
     if options.min_keep > 1 {
         return conflict("min_keep", "use keep_first or keep_last, or leave it at 1");
@@ -144,23 +132,15 @@ impl<'a> Problem<'a> {
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let simd = Simd::current()?;
-        let eps: Vec<f64> = if eps.len() == 1 {
-            vec![eps[0]; rows]
-        } else {
-            eps.to_vec()
-        };
+        let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
         let mut by_row = vec![0f32; rows * n];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
         let portion = (PORTION / n.max(1)).max(1);
         for start in (0..rows).step_by(portion) {
             let end = (start + portion).min(rows);
-            let slots = by_row[start * n..end * n]
-                .par_chunks_mut(n.max(1))
-                .enumerate();
+            let slots = by_row[start * n..end * n].par_chunks_mut(n.max(1)).enumerate();
             let parts: Vec<Result<RowWeights, Error>> = if n == 0 {
-                (start..end)
-                    .map(|row| select::weigh_row(scores, row, simd, &mut []))
-                    .collect()
+                (start..end).map(|row| select::weigh_row(scores, row, simd, &mut [])).collect()
             } else {
                 threads::run(threads, || {
                     let work = |(i, slot): (_, &mut [f32])| {
@@ -187,21 +167,14 @@ impl<'a> Problem<'a> {
         let first = options.keep_first.min(positions.len());
         let last = options.keep_last.min(positions.len());
         let mut forced = vec![false; n];
-        for &i in positions[..first]
-            .iter()
-            .chain(&positions[positions.len() - last..])
-        {
+        for &i in positions[..first].iter().chain(&positions[positions.len() - last..]) {
             forced[i] = true;
         }
         let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
         let max_keep = allowed_keys(options.max_keep, positions.len(), 0, scores, 0)?;
         if count(&forced) > max_keep {
             let place = Place(vec![]);
-            return Err(Error::ForcedOverMax {
-                place,
-                forced: count(&forced),
-                max_keep,
-            });
+            return Err(Error::ForcedOverMax { place, forced: count(&forced), max_keep });
         }
         let demanded: Vec<bool> = forced.iter().zip(&lossless).map(|(a, b)| a | b).collect();
         // Where `max_keep` forbids what those rows ask for, they take part with a budget that is next to nothing.
@@ -209,9 +182,7 @@ impl<'a> Problem<'a> {
             forced = demanded;
             eps.clone()
         } else {
-            eps.iter()
-                .map(|e| if *e == 0.0 { LEAST_BUDGET } else { *e })
-                .collect()
+            eps.iter().map(|e| if *e == 0.0 { LEAST_BUDGET } else { *e }).collect()
         };
         let error = all.iter().map(|row| row.error).fold(0.0, f64::max);
         let margin = (all.iter())
@@ -244,19 +215,13 @@ impl<'a> Problem<'a> {
     fn all_visible(&self) -> Best {
         let size = self.visible.iter().filter(|v| **v).count();
         let multipliers = vec![0.0; self.rows];
-        Best {
-            kept: self.visible.clone(),
-            size,
-            lower_bound: 0,
-            multipliers,
-        }
+        Best { kept: self.visible.clone(), size, lower_bound: 0, multipliers }
     }
 
     /// What each row may lose, in units of its weights, with the margin set aside.
     fn budgets(&self, eps: &[f64]) -> Vec<f64> {
         let each = eps.iter().zip(&self.totals).zip(&self.margin);
-        each.map(|((eps, total), margin)| eps * total * (1.0 - margin).max(0.0))
-            .collect()
+        each.map(|((eps, total), margin)| eps * total * (1.0 - margin).max(0.0)).collect()
     }
 
     /// Improves both bounds for the budgets `eps`, starting from `start`'s multipliers.
@@ -270,9 +235,8 @@ impl<'a> Problem<'a> {
     ) -> Result<(), Error> {
         let budgets = self.budgets(eps);
         // Rows that can lose something and see something; the others are met by the forced keys.
-        let active: Vec<bool> = (0..self.rows)
-            .map(|j| self.totals[j] > 0.0 && eps[j] > 0.0 && eps[j] < 1.0)
-            .collect();
+        let active: Vec<bool> =
+            (0..self.rows).map(|j| self.totals[j] > 0.0 && eps[j] > 0.0 && eps[j] < 1.0).collect();
         for (multiplier, active) in multipliers.iter_mut().zip(&active) {
             *multiplier = if *active { multiplier.max(1e-300) } else { 0.0 };
         }
@@ -308,11 +272,7 @@ impl<'a> Problem<'a> {
     fn ranked(&self, eps: &[f64], multipliers: &[f64]) -> Result<Vec<(f64, u32)>, Error> {
         let mixture: Vec<f64> = (0..self.rows)
             .map(|j| {
-                if multipliers[j] > 0.0 {
-                    multipliers[j] / (eps[j] * self.totals[j])
-                } else {
-                    0.0
-                }
+                if multipliers[j] > 0.0 { multipliers[j] / (eps[j] * self.totals[j]) } else { 0.0 }
             })
             .collect();
         let weigh = |i: usize| {
@@ -322,16 +282,9 @@ impl<'a> Problem<'a> {
         let competes = |i: &usize| self.visible[*i] && !self.forced[*i];
         threads::run(self.threads, || {
             let mut order: Vec<(f64, u32)> = if self.threads == 1 {
-                (0..self.n)
-                    .filter(competes)
-                    .map(|i| (weigh(i), i as u32))
-                    .collect()
+                (0..self.n).filter(competes).map(|i| (weigh(i), i as u32)).collect()
             } else {
-                (0..self.n)
-                    .into_par_iter()
-                    .filter(competes)
-                    .map(|i| (weigh(i), i as u32))
-                    .collect()
+                (0..self.n).into_par_iter().filter(competes).map(|i| (weigh(i), i as u32)).collect()
             };
             if self.threads == 1 {
                 order.sort_unstable_by(order::worst_first);
@@ -365,13 +318,7 @@ impl<'a> Problem<'a> {
         }
         let forced = self.forced.iter().filter(|f| **f).count();
         let ratios = (0..self.rows)
-            .map(|j| {
-                if multipliers[j] > 0.0 {
-                    losses[j] / (eps[j] * self.totals[j])
-                } else {
-                    0.0
-                }
-            })
+            .map(|j| if multipliers[j] > 0.0 { losses[j] / (eps[j] * self.totals[j]) } else { 0.0 })
             .collect();
         (forced + order.len() - dropped, ratios)
     }
@@ -383,11 +330,7 @@ impl<'a> Problem<'a> {
         let mut left = budgets.to_vec();
         for &(_, i) in order {
             let weights = self.key(i as usize);
-            if weights
-                .iter()
-                .zip(&left)
-                .all(|(&weight, left)| f64::from(weight) <= *left)
-            {
+            if weights.iter().zip(&left).all(|(&weight, left)| f64::from(weight) <= *left) {
                 for (left, &weight) in left.iter_mut().zip(weights) {
                     *left -= f64::from(weight);
                 }
@@ -478,39 +421,19 @@ impl<'a> Problem<'a> {
                 size += 1;
             }
         }
-        *best = Best {
-            kept,
-            size,
-            lower_bound: 0,
-            multipliers,
-        };
+        *best = Best { kept, size, lower_bound: 0, multipliers };
         Ok(())
     }
 
     /// The set with its certificate, and the lower bound for what it achieves.
     fn certified(&self, best: &Best, hook: Hook<'_>) -> Result<KeepSet, Error> {
-        let indices: Vec<u32> = (0..self.n)
-            .filter(|&i| best.kept[i])
-            .map(|i| i as u32)
-            .collect();
+        let indices: Vec<u32> = (0..self.n).filter(|&i| best.kept[i]).map(|i| i as u32).collect();
         let one: Vec<u8> = best.kept.iter().map(|&k| u8::from(k)).collect();
         let strides = vec![0; self.scores.batch_shape().len()];
-        let keep = Keep::Mask {
-            kept: &one,
-            strides: &strides,
-        };
-        let judged = certify_with(
-            self.scores,
-            &keep,
-            Some(&self.eps),
-            false,
-            Some(self.threads),
-            hook,
-        )?;
-        let holds = judged
-            .holds
-            .as_ref()
-            .is_some_and(|holds| holds.iter().all(|h| *h));
+        let keep = Keep::Mask { kept: &one, strides: &strides };
+        let judged =
+            certify_with(self.scores, &keep, Some(&self.eps), false, Some(self.threads), hook)?;
+        let holds = judged.holds.as_ref().is_some_and(|holds| holds.iter().all(|h| *h));
         let forced = self.forced.iter().filter(|f| **f).count();
         let mut proof = best.clone();
         let mut budgets = self.aims.clone();
@@ -519,40 +442,26 @@ impl<'a> Problem<'a> {
             for (budget, upper) in budgets.iter_mut().zip(&judged.tail_mass_upper) {
                 *budget = budget.max(*upper).min(1f64.next_down());
             }
-            proof = Best {
-                lower_bound: forced,
-                size: best.size,
-                ..best.clone()
-            };
+            proof = Best { lower_bound: forced, size: best.size, ..best.clone() };
             let start = if best.multipliers.iter().any(|a| *a > 0.0) {
                 best.multipliers.clone()
             } else {
                 self.start()
             };
-            let mut scratch = Best {
-                size: usize::MAX,
-                ..proof.clone()
-            };
+            let mut scratch = Best { size: usize::MAX, ..proof.clone() };
             self.improve(&budgets, start, (Step::Power, ROUNDS), &mut scratch, hook)?;
             proof.lower_bound = scratch.lower_bound.min(best.size);
             proof.multipliers = scratch.multipliers;
         }
-        let weights = (0..self.rows)
-            .map(|j| {
-                if proof.multipliers[j] > 0.0 {
-                    proof.multipliers[j] / budgets[j]
-                } else {
-                    0.0
-                }
-            })
-            .collect();
+        let weights =
+            (0..self.rows)
+                .map(|j| {
+                    if proof.multipliers[j] > 0.0 { proof.multipliers[j] / budgets[j] } else { 0.0 }
+                })
+                .collect();
         Ok(KeepSet {
             indices,
-            status: if holds {
-                Status::Certified
-            } else {
-                Status::OverBudget
-            },
+            status: if holds { Status::Certified } else { Status::OverBudget },
             tail_mass_upper: judged.tail_mass_upper,
             tail_mass_lower: judged.tail_mass_lower,
             lower_bound: proof.lower_bound,
@@ -576,11 +485,7 @@ impl Step {
         /// Rows that lose next to nothing fade no faster than this.
         const LEAST_RATIO: f64 = 0.02;
         let rate = 2.0 / (1.0 + round as f64).sqrt();
-        let widest = ratios
-            .iter()
-            .map(|r| (r - 1.0).abs())
-            .fold(0.0, f64::max)
-            .max(1e-12);
+        let widest = ratios.iter().map(|r| (r - 1.0).abs()).fold(0.0, f64::max).max(1e-12);
         for (multiplier, ratio) in multipliers.iter_mut().zip(ratios) {
             *multiplier *= match self {
                 Step::Power => ratio.max(LEAST_RATIO).powf(rate),
@@ -598,16 +503,13 @@ fn transpose(by_row: &[f32], rows: usize, n: usize, threads: usize) -> Result<Ve
         return Ok(by_key);
     }
     threads::run(threads, || {
-        by_key
-            .par_chunks_mut(rows * TILE)
-            .enumerate()
-            .for_each(|(t, tile)| {
-                for (j, weights) in by_row.chunks_exact(n).enumerate() {
-                    for (key, &weight) in tile.chunks_exact_mut(rows).zip(&weights[t * TILE..]) {
-                        key[j] = weight.max(0.0);
-                    }
+        by_key.par_chunks_mut(rows * TILE).enumerate().for_each(|(t, tile)| {
+            for (j, weights) in by_row.chunks_exact(n).enumerate() {
+                for (key, &weight) in tile.chunks_exact_mut(rows).zip(&weights[t * TILE..]) {
+                    key[j] = weight.max(0.0);
                 }
-            });
+            }
+        });
     })?;
     Ok(by_key)
 }

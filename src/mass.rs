@@ -44,12 +44,7 @@ impl Slack {
     pub(crate) fn f64(n: usize, error: f64) -> Self {
         let chunks = (n / CHUNK) as f64;
         let certify = (8192.0 + 2.0 * chunks) * V;
-        Slack::new(
-            certify,
-            (12288.0 + 8.0 * chunks) * V,
-            2f64.powi(-1021),
-            error,
-        )
+        Slack::new(certify, (12288.0 + 8.0 * chunks) * V, 2f64.powi(-1021), error)
     }
 
     /// Stored weights, summed in f64.
@@ -61,29 +56,17 @@ impl Slack {
 
     /// The same with another relative error of `more` on each side of every sum.
     pub(crate) fn widened(self, more: f64) -> Self {
-        Slack {
-            certify: self.certify + 2.5 * more,
-            select: self.select + 2.5 * more,
-            ..self
-        }
+        Slack { certify: self.certify + 2.5 * more, select: self.select + 2.5 * more, ..self }
     }
 
     fn new(certify: f64, select: f64, flush: f64, error: f64) -> Self {
         if error == 0.0 {
-            return Slack {
-                certify,
-                select,
-                flush,
-            };
+            return Slack { certify, select, flush };
         }
         // Each weight is off by a factor e^{+-error}, so the ratio of two sums by e^{2 error}.
         let factor = (2.0 * error).exp() * (1.0 + 64.0 * V);
         let grow = |slack: f64| (1.0 + slack) * factor * (1.0 + 8.0 * V) - 1.0 + 4.0 * V;
-        Slack {
-            certify: grow(certify),
-            select: grow(select),
-            flush: flush * factor,
-        }
+        Slack { certify: grow(certify), select: grow(select), flush: flush * factor }
     }
 }
 
@@ -111,11 +94,7 @@ impl Split {
         }
         let odds = (self.tail * (1.0 + slack) + self.dropped as f64 * flush) / self.head;
         // A head of 0 makes this infinite or NaN: nothing is known.
-        if odds < f64::INFINITY {
-            (odds / (1.0 + odds)).next_up().next_up().min(1.0)
-        } else {
-            1.0
-        }
+        if odds < f64::INFINITY { (odds / (1.0 + odds)).next_up().next_up().min(1.0) } else { 1.0 }
     }
 
     /// A lower bound of the real tail mass, given a slack.
@@ -168,11 +147,7 @@ pub(crate) fn equal_weights_droppable(total: u64, eps: f64) -> u64 {
     // eps < 1, so the exponent is negative and the product below 2^117.
     let product = u128::from(mantissa) * u128::from(total);
     let shift = exponent.unsigned_abs();
-    if shift > 127 {
-        0
-    } else {
-        (product >> shift) as u64
-    }
+    if shift > 127 { 0 } else { (product >> shift) as u64 }
 }
 
 /// A non-negative finite float as `mantissa * 2^exponent`.
@@ -180,11 +155,7 @@ fn decompose(value: f64) -> (u64, i32) {
     let bits = value.to_bits();
     let field = (bits >> 52 & 0x7ff) as i32;
     let fraction = bits & ((1 << 52) - 1);
-    if field == 0 {
-        (fraction, -1074)
-    } else {
-        (fraction | 1 << 52, field - 1075)
-    }
+    if field == 0 { (fraction, -1074) } else { (fraction | 1 << 52, field - 1075) }
 }
 
 /// A sum that carries its rounding errors along (Neumaier), for sequences of any length.
@@ -221,9 +192,7 @@ impl ExactSum {
     const LIMBS: usize = 36;
 
     pub(crate) fn new() -> Self {
-        ExactSum {
-            limbs: [0; Self::LIMBS],
-        }
+        ExactSum { limbs: [0; Self::LIMBS] }
     }
 
     pub(crate) fn add(&mut self, value: f64) {
@@ -271,11 +240,7 @@ impl ExactSum {
             }
         }
         let fallen = (0..limbs).any(|i| at(i) != 0) || at(limbs) & ((1u64 << bits) - 1) != 0;
-        if fallen {
-            Ordering::Less
-        } else {
-            Ordering::Equal
-        }
+        if fallen { Ordering::Less } else { Ordering::Equal }
     }
 }
 
@@ -301,34 +266,14 @@ mod tests {
 
     #[test]
     fn masses_at_the_edges() {
-        let none = Split {
-            tail: 0.0,
-            dropped: 0,
-            head: 3.0,
-            kept: 3,
-        };
+        let none = Split { tail: 0.0, dropped: 0, head: 3.0, kept: 3 };
         assert_eq!((none.upper(0.1, 1.0), none.lower(0.1, 1.0)), (0.0, 0.0));
-        let all = Split {
-            tail: 3.0,
-            dropped: 3,
-            head: 0.0,
-            kept: 0,
-        };
+        let all = Split { tail: 3.0, dropped: 3, head: 0.0, kept: 0 };
         assert_eq!((all.upper(0.1, 1.0), all.lower(0.1, 1.0)), (1.0, 1.0));
-        let flushed = Split {
-            tail: 0.0,
-            dropped: 1,
-            head: 1.0,
-            kept: 1,
-        };
+        let flushed = Split { tail: 0.0, dropped: 1, head: 1.0, kept: 1 };
         assert!(flushed.upper(0.0, 2f64.powi(-125)) >= 2f64.powi(-125));
         assert_eq!(flushed.lower(0.0, 2f64.powi(-125)), 0.0);
-        let lost = Split {
-            tail: 1.0,
-            dropped: 1,
-            head: 0.0,
-            kept: 1,
-        };
+        let lost = Split { tail: 1.0, dropped: 1, head: 0.0, kept: 1 };
         assert_eq!(lost.upper(0.0, 0.0), 1.0);
         assert!(lost.lower(0.0, 0.0) < 1.0);
     }
@@ -354,14 +299,8 @@ mod tests {
         }
         tail.add(0.25);
         assert_eq!(tail.compare_share(&total, 0.25), Ordering::Equal);
-        assert_eq!(
-            tail.compare_share(&total, 0.25f64.next_down()),
-            Ordering::Greater
-        );
-        assert_eq!(
-            tail.compare_share(&total, 0.25f64.next_up()),
-            Ordering::Less
-        );
+        assert_eq!(tail.compare_share(&total, 0.25f64.next_down()), Ordering::Greater);
+        assert_eq!(tail.compare_share(&total, 0.25f64.next_up()), Ordering::Less);
         tail.add(5e-324);
         total.add(5e-324);
         assert_eq!(tail.compare_share(&total, 0.25), Ordering::Greater);
@@ -369,13 +308,7 @@ mod tests {
         for _ in 0..1000 {
             huge.add(f64::MAX);
         }
-        assert_eq!(
-            huge.compare_share(&huge, 1f64.next_down()),
-            Ordering::Greater
-        );
-        assert_eq!(
-            ExactSum::new().compare_share(&ExactSum::new(), 0.5),
-            Ordering::Equal
-        );
+        assert_eq!(huge.compare_share(&huge, 1f64.next_down()), Ordering::Greater);
+        assert_eq!(ExactSum::new().compare_share(&ExactSum::new(), 0.5), Ordering::Equal);
     }
 }

@@ -80,16 +80,7 @@ mod tests {
 
     #[test]
     fn ranks_are_monotone_and_invertible() {
-        let values = [
-            f32::MIN,
-            -1.5,
-            -f32::MIN_POSITIVE,
-            -1e-45,
-            0.0,
-            1e-45,
-            1.0,
-            f32::MAX,
-        ];
+        let values = [f32::MIN, -1.5, -f32::MIN_POSITIVE, -1e-45, 0.0, 1e-45, 1.0, f32::MAX];
         for pair in values.windows(2) {
             assert!(pair[0].rank() < pair[1].rank());
             assert_eq!(f32::from_rank(pair[0].rank()), pair[0]);

@@ -9,8 +9,10 @@ use half::{bf16, f16};
 use crate::error::{Error, Place};
 
 mod keep;
+mod keys;
 
 pub use keep::Keep;
+pub(crate) use keys::{Keys64, Law};
 
 /// A borrowed buffer of stored numbers. `f16` and `bf16` widen exactly.
 #[derive(Debug, Clone, Copy)]
@@ -123,25 +125,6 @@ pub(crate) struct Span {
     pub(crate) n: usize,
     pub(crate) visible: usize,
     pub(crate) mask_start: usize,
-}
-
-/// How a key of a prepared row becomes a weight.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Law {
-    /// `w = exp(scale * (key - shift))`, `scale > 0`; the shift is the largest key of the row.
-    Exp { scale: f64 },
-    /// `w = key`.
-    Weight,
-}
-
-/// What [`Scores::keys64`] says about the keys it wrote.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Keys64 {
-    pub(crate) law: Law,
-    /// The largest key, -inf for a row without visible entries.
-    pub(crate) largest: f64,
-    /// How far a key may lie from the real score (natural-log units), beyond what `law` rounds itself.
-    pub(crate) error: f64,
 }
 
 /// Borrowed rows of scores with everything that says how to read them.
@@ -258,18 +241,10 @@ impl<'a> Scores<'a> {
     /// length; [`Error::RowTooLong`].
     pub fn ragged(data: impl Into<Data<'a>>, indptr: &'a [i64]) -> Result<Self, Error> {
         let data = data.into();
-        let bad = |position: usize, value: i64, problem| Error::Indptr {
-            position,
-            value,
-            problem,
-        };
+        let bad = |position: usize, value: i64, problem| Error::Indptr { position, value, problem };
         match indptr.first() {
             None => {
-                return Err(bad(
-                    0,
-                    -1,
-                    "missing; indptr needs rows + 1 entries, starting with 0",
-                ));
+                return Err(bad(0, -1, "missing; indptr needs rows + 1 entries, starting with 0"));
             }
             Some(0) => {}
             Some(&first) => return Err(bad(0, first, "indptr must start at 0")),
@@ -353,16 +328,8 @@ impl<'a> Scores<'a> {
         self.per_row("lengths", lengths.len())?;
         for (r, &value) in lengths.iter().enumerate() {
             if usize::try_from(value).map_or(true, |v| v > self.n) {
-                let place = if lengths.len() == 1 {
-                    Place(vec![])
-                } else {
-                    self.place(r, None)
-                };
-                return Err(Error::RowLength {
-                    place,
-                    value,
-                    n: self.n,
-                });
+                let place = if lengths.len() == 1 { Place(vec![]) } else { self.place(r, None) };
+                return Err(Error::RowLength { place, value, n: self.n });
             }
         }
         self.lengths = Some(lengths);
@@ -404,10 +371,7 @@ impl<'a> Scores<'a> {
         self.per_row("radius", radius.len())?;
         for (r, &value) in radius.iter().enumerate() {
             if !(0.0..=300.0).contains(&value) {
-                return Err(Error::Radius {
-                    place: self.place(r, None),
-                    value,
-                });
+                return Err(Error::Radius { place: self.place(r, None), value });
             }
         }
         self.radius = radius;
@@ -425,11 +389,9 @@ impl<'a> Scores<'a> {
     /// The longest row's length.
     pub fn longest(&self) -> usize {
         match self.indptr {
-            Some(indptr) => indptr
-                .windows(2)
-                .map(|p| (p[1] - p[0]).unsigned_abs() as usize)
-                .max()
-                .unwrap_or(0),
+            Some(indptr) => {
+                indptr.windows(2).map(|p| (p[1] - p[0]).unsigned_abs() as usize).max().unwrap_or(0)
+            }
             None => self.n,
         }
     }
@@ -452,11 +414,7 @@ impl<'a> Scores<'a> {
         self.per_row("eps", eps.len())?;
         for (r, &value) in eps.iter().enumerate() {
             if !(0.0..1.0).contains(&value) {
-                let place = if eps.len() == 1 {
-                    Place(vec![])
-                } else {
-                    self.place(r, None)
-                };
+                let place = if eps.len() == 1 { Place(vec![]) } else { self.place(r, None) };
                 return Err(Error::Eps { place, value });
             }
         }
@@ -468,12 +426,7 @@ impl<'a> Scores<'a> {
             return Ok(());
         }
         let remedy = "one number, or one per row in the batch shape of scores";
-        Err(Error::Length {
-            argument,
-            got,
-            expected: self.rows(),
-            remedy,
-        })
+        Err(Error::Length { argument, got, expected: self.rows(), remedy })
     }
 
     /// The radius of a row's scores, natural-log units.
@@ -503,12 +456,7 @@ impl<'a> Scores<'a> {
         if let Some(indptr) = self.indptr {
             let start = indptr[row].unsigned_abs() as usize;
             let n = indptr[row + 1].unsigned_abs() as usize - start;
-            return Span {
-                start,
-                n,
-                visible: n,
-                mask_start: 0,
-            };
+            return Span { start, n, visible: n, mask_start: 0 };
         }
         let (mut start, mut mask_start, mut rest) = (0, 0, row);
         let mut query = 0;
@@ -529,18 +477,10 @@ impl<'a> Scores<'a> {
             visible = visible.min(length.unsigned_abs() as usize);
         }
         if let Some(offset) = self.causal_offset {
-            let seen = (query as i64)
-                .saturating_add(offset)
-                .saturating_add(1)
-                .max(0);
+            let seen = (query as i64).saturating_add(offset).saturating_add(1).max(0);
             visible = visible.min(seen.unsigned_abs() as usize);
         }
-        Span {
-            start,
-            n: self.n,
-            visible,
-            mask_start,
-        }
+        Span { start, n: self.n, visible, mask_start }
     }
 
     /// Whether entry `j` of a row is hidden by the mask (not by its own value).
@@ -566,20 +506,14 @@ impl<'a> Scores<'a> {
             let place = || self.place(row, Some(j));
             if self.kind == Kind::Probs {
                 if !(0.0..f64::INFINITY).contains(&value) {
-                    return Err(Error::Probability {
-                        place: place(),
-                        value,
-                    });
+                    return Err(Error::Probability { place: place(), value });
                 }
                 continue;
             }
             if let Some(Mask::Additive(mask)) = self.mask {
                 let value = mask.get(span.mask_start + j);
                 if value.is_nan() || value == f64::INFINITY {
-                    return Err(Error::MaskValue {
-                        place: place(),
-                        value,
-                    });
+                    return Err(Error::MaskValue { place: place(), value });
                 }
             }
             if value.is_nan() {
@@ -591,110 +525,15 @@ impl<'a> Scores<'a> {
         }
         Ok(())
     }
-
-    /// Writes a row's keys in f64: larger is better, -inf is masked, invisible entries are masked too.
-    ///
-    /// # Errors
-    /// Whatever [`Scores::judge`] finds, and sums with an additive mask that are too large to be covered.
-    pub(crate) fn keys64(&self, row: usize, keys: &mut Vec<f64>) -> Result<Keys64, Error> {
-        self.judge(row)?;
-        let span = self.span(row);
-        keys.clear();
-        keys.resize(span.n, f64::NEG_INFINITY);
-        let additive = matches!(self.mask, Some(Mask::Additive(_)));
-        let negate = self.scale < 0.0;
-        let mut largest = f64::NEG_INFINITY;
-        for (j, key) in keys.iter_mut().enumerate().take(span.visible) {
-            if self.masked(&span, j) {
-                continue;
-            }
-            let value = self.data.get(span.start + j);
-            if value == f64::NEG_INFINITY || (self.kind == Kind::Probs && value == 0.0) {
-                continue;
-            }
-            *key = match self.mask {
-                Some(Mask::Additive(mask)) => {
-                    self.biased(value, mask.get(span.mask_start + j), row, j)?
-                }
-                _ if self.scale == 0.0 => 0.0,
-                _ if negate => -value,
-                _ => value,
-            };
-            if *key > largest {
-                largest = *key;
-            }
-        }
-        let law = match self.kind {
-            Kind::Probs => Law::Weight,
-            _ if additive || self.scale == 0.0 => Law::Exp { scale: 1.0 },
-            _ => Law::Exp {
-                scale: self.scale.abs(),
-            },
-        };
-        let mut error = self.row_radius(row);
-        if additive && largest > f64::NEG_INFINITY {
-            if largest.abs() > MASKED_SCORE_LIMIT {
-                return Err(Error::MaskedScore {
-                    place: self.place(row, None),
-                    value: largest,
-                });
-            }
-            // Entries that carry weight lie within 1000 of the largest; one rounding of each sum, doubled.
-            error += (largest.abs() + 1000.0) * f64::EPSILON;
-        }
-        if law == Law::Weight && keys.iter().filter(|k| **k > 0.0).sum::<f64>().is_infinite() {
-            return Err(Error::ProbabilityTotal {
-                place: self.place(row, None),
-            });
-        }
-        Ok(Keys64 {
-            law,
-            largest,
-            error,
-        })
-    }
-
-    /// `scale * score + bias`, rounded once: product and sum are carried in two parts each.
-    fn biased(&self, score: f64, bias: f64, row: usize, j: usize) -> Result<f64, Error> {
-        let product = self.scale * score;
-        let product_low = self.scale.mul_add(score, -product);
-        let sum = product + bias;
-        let back = sum - product;
-        let sum_low = (product - (sum - back)) + (bias - back);
-        let key = sum + (sum_low + product_low);
-        // Beyond 2^60 the low parts are no longer covered by the rounding that `keys64` charges.
-        if key.is_finite() && product.abs() <= BIASED_LIMIT && bias.abs() <= BIASED_LIMIT {
-            return Ok(key);
-        }
-        // An entry far below everything else has no weight whatever its last bits are.
-        if sum < -BIASED_LIMIT / 2.0 {
-            return Ok(sum.max(f64::MIN));
-        }
-        Err(Error::MaskedScore {
-            place: self.place(row, Some(j)),
-            value: sum,
-        })
-    }
 }
 
-const MASKED_SCORE_LIMIT: f64 = 67_108_864.0;
-const BIASED_LIMIT: f64 = 1_152_921_504_606_846_976.0;
-
 fn per_row_value<T: Copy>(values: &[T], row: usize) -> Option<T> {
-    if values.len() == 1 {
-        Some(values[0])
-    } else {
-        values.get(row).copied()
-    }
+    if values.len() == 1 { Some(values[0]) } else { values.get(row).copied() }
 }
 
 fn no_axis(argument: &'static str) -> Error {
     let problem = "at least one axis (the keys) is needed".into();
-    Error::Shape {
-        argument,
-        shape: vec![],
-        problem,
-    }
+    Error::Shape { argument, shape: vec![], problem }
 }
 
 fn check_strides(
@@ -705,10 +544,7 @@ fn check_strides(
     strides: &[usize],
 ) -> Result<(), Error> {
     let fits = strides.len() == batch.len()
-        && batch
-            .iter()
-            .try_fold(1usize, |a, &b| a.checked_mul(b.max(1)))
-            .is_some()
+        && batch.iter().try_fold(1usize, |a, &b| a.checked_mul(b.max(1))).is_some()
         && reach(batch, n, strides).is_some_and(|end| end <= len);
     if fits {
         return Ok(());
@@ -719,11 +555,7 @@ fn check_strides(
         "with strides {strides:?} (elements, batch axes) it does not fit a buffer of {len}; \
          shape and strides must stay inside the buffer"
     );
-    Err(Error::Shape {
-        argument,
-        shape,
-        problem,
-    })
+    Err(Error::Shape { argument, shape, problem })
 }
 
 #[cfg(test)]
@@ -751,12 +583,7 @@ mod tests {
         let visible: Vec<usize> = (0..3).map(|r| scores.span(r).visible).collect();
         assert_eq!(visible, [0, 1, 1]);
         assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[5]).is_err());
-        assert!(
-            Scores::new(&data, &[3, 4])
-                .unwrap()
-                .lengths(&[-1, 0, 0])
-                .is_err()
-        );
+        assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[-1, 0, 0]).is_err());
         assert!(Scores::new(&data, &[12]).unwrap().causal_offset(0).is_err());
     }
 
@@ -765,10 +592,7 @@ mod tests {
         let data = vec![0.0f32; 5];
         assert!(Scores::ragged(&data, &[0, 2, 2, 5]).is_ok());
         for bad in [&[][..], &[1, 5], &[0, 3, 2, 5], &[0, 4], &[0, 6]] {
-            assert!(matches!(
-                Scores::ragged(&data, bad),
-                Err(Error::Indptr { .. })
-            ));
+            assert!(matches!(Scores::ragged(&data, bad), Err(Error::Indptr { .. })));
         }
     }
 
@@ -777,28 +601,11 @@ mod tests {
         let data = [f32::NAN, 1.0, f32::INFINITY];
         let allowed = [0u8, 1, 0];
         let scores = Scores::new(&data[..], &[3]).unwrap();
-        assert_eq!(
-            scores.judge(0),
-            Err(Error::ScoreNan {
-                place: Place(vec![0])
-            })
-        );
+        assert_eq!(scores.judge(0), Err(Error::ScoreNan { place: Place(vec![0]) }));
         let scores = scores.mask(Mask::Allowed(&allowed), &[]).unwrap();
         assert_eq!(scores.judge(0), Ok(()));
         let mut keys = Vec::new();
         assert_eq!(scores.keys64(0, &mut keys).unwrap().largest, 1.0);
         assert_eq!(keys, [f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY]);
-    }
-
-    #[test]
-    fn additive_sums_round_once() {
-        let data = [1e8f64, 3.0];
-        let bias = [-1e8f64 + 0.5, 1e-17];
-        let scores = Scores::new(&data[..], &[2]).unwrap();
-        let scores = scores.scale(1.0 + f64::EPSILON).unwrap();
-        let scores = scores.mask(Mask::Additive(Data::F64(&bias)), &[]).unwrap();
-        let mut keys = Vec::new();
-        scores.keys64(0, &mut keys).unwrap();
-        assert_eq!(keys[0], 0.5 + 1e8 * f64::EPSILON);
     }
 }

@@ -41,9 +41,7 @@ pub(crate) fn count(argument: Option<usize>) -> Result<usize, Error> {
             problem: "it must lie between 1 and 4096, or be left out for all available",
         });
     }
-    let wanted = std::env::var("RAYON_NUM_THREADS")
-        .ok()
-        .and_then(|v| v.trim().parse().ok());
+    let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|v| v.trim().parse().ok());
     Ok(match wanted {
         Some(threads) if (1..=MOST_THREADS).contains(&threads) => threads,
         _ => std::thread::available_parallelism().map_or(1, NonZero::get),
@@ -71,11 +69,7 @@ fn pool(threads: usize) -> Result<&'static ThreadPool, Error> {
                 Some(pool) => pool,
                 None => build(threads)?,
             };
-            match slot.set(Entry {
-                process,
-                threads,
-                pool,
-            }) {
+            match slot.set(Entry { process, threads, pool }) {
                 Ok(()) => {}
                 // Another thread was faster; keep ours for the next free slot, unless theirs fits.
                 Err(entry) => fresh = Some(entry.pool),
@@ -102,10 +96,7 @@ fn build(threads: usize) -> Result<ThreadPool, Error> {
         // A thread inherits the floating-point modes of its creator, and torch may have set flush-to-zero there.
         .start_handler(|_| std::mem::forget(kernels::DefaultFloats::set()))
         .build()
-        .map_err(|e| Error::Pool {
-            threads,
-            reason: e.to_string(),
-        })
+        .map_err(|e| Error::Pool { threads, reason: e.to_string() })
 }
 
 #[cfg(test)]

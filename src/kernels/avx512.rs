@@ -140,10 +140,7 @@ impl Lanes for F32 {
         // SAFETY: see the head of the file.
         unsafe {
             let halves = widen(self.0);
-            [
-                _mm512_add_pd(wide[0], halves[0]),
-                _mm512_add_pd(wide[1], halves[1]),
-            ]
+            [_mm512_add_pd(wide[0], halves[0]), _mm512_add_pd(wide[1], halves[1])]
         }
     }
     #[inline(always)]
@@ -262,30 +259,22 @@ impl Lanes for F64 {
     #[inline(always)]
     unsafe fn lt(self, other: Self) -> [__mmask8; 2] {
         // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe {
-            _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b)
-        })
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b) })
     }
     #[inline(always)]
     unsafe fn ge(self, other: Self) -> [__mmask8; 2] {
         // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe {
-            _mm512_cmp_pd_mask::<_CMP_GE_OQ>(a, b)
-        })
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_GE_OQ>(a, b) })
     }
     #[inline(always)]
     unsafe fn gt(self, other: Self) -> [__mmask8; 2] {
         // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe {
-            _mm512_cmp_pd_mask::<_CMP_GT_OQ>(a, b)
-        })
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_GT_OQ>(a, b) })
     }
     #[inline(always)]
     unsafe fn eq(self, other: Self) -> [__mmask8; 2] {
         // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe {
-            _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(a, b)
-        })
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(a, b) })
     }
     #[inline(always)]
     unsafe fn bits(mask: [__mmask8; 2]) -> u16 {
@@ -299,10 +288,7 @@ impl Lanes for F64 {
     unsafe fn keep(self, mask: [__mmask8; 2]) -> Self {
         // SAFETY: see the head of the file.
         F64(unsafe {
-            [
-                _mm512_maskz_mov_pd(mask[0], self.0[0]),
-                _mm512_maskz_mov_pd(mask[1], self.0[1]),
-            ]
+            [_mm512_maskz_mov_pd(mask[0], self.0[0]), _mm512_maskz_mov_pd(mask[1], self.0[1])]
         })
     }
     #[inline(always)]
@@ -345,12 +331,7 @@ impl Lanes for F64 {
     #[inline(always)]
     unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
         // SAFETY: see the head of the file.
-        unsafe {
-            [
-                _mm512_add_pd(wide[0], self.0[0]),
-                _mm512_add_pd(wide[1], self.0[1]),
-            ]
-        }
+        unsafe { [_mm512_add_pd(wide[0], self.0[0]), _mm512_add_pd(wide[1], self.0[1])] }
     }
     #[inline(always)]
     unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
@@ -364,10 +345,7 @@ impl Lanes for F64 {
         unsafe {
             _mm512_storeu_pd(to, _mm512_mask_compress_pd(self.0[0], masks[0], self.0[0]));
             let next = to.add(masks[0].count_ones() as usize);
-            _mm512_storeu_pd(
-                next,
-                _mm512_mask_compress_pd(self.0[1], masks[1], self.0[1]),
-            );
+            _mm512_storeu_pd(next, _mm512_mask_compress_pd(self.0[1], masks[1], self.0[1]));
         }
     }
 }

@@ -53,10 +53,7 @@ impl Simd {
             None => AUTOMATIC,
             Some(name) => {
                 let level = Self::named(name)?;
-                let at = Self::all()
-                    .iter()
-                    .position(|&(_, l)| l == level)
-                    .unwrap_or(0);
+                let at = Self::all().iter().position(|&(_, l)| l == level).unwrap_or(0);
                 at as u8 + 1
             }
         };
@@ -111,14 +108,10 @@ impl Simd {
         let level = name.to_owned();
         match Self::all().iter().find(|l| l.0 == name) {
             Some(found) => Ok(found.1),
-            None if ["avx2", "avx512", "neon"].contains(&name) => Err(Error::Level {
-                level,
-                problem: "cannot run here",
-            }),
-            None => Err(Error::Level {
-                level,
-                problem: "is not known",
-            }),
+            None if ["avx2", "avx512", "neon"].contains(&name) => {
+                Err(Error::Level { level, problem: "cannot run here" })
+            }
+            None => Err(Error::Level { level, problem: "is not known" }),
         }
     }
 }
@@ -186,11 +179,7 @@ level!(portable, Portable);
 #[cfg(target_arch = "x86_64")]
 level!(portable_fma, Portable, "avx2,fma");
 #[cfg(target_arch = "x86_64")]
-level!(
-    avx512,
-    super::super::avx512::Avx512,
-    "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt"
-);
+level!(avx512, super::super::avx512::Avx512, "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt");
 
 /// Calls a pass at the level that is held.
 macro_rules! at_level {
@@ -225,8 +214,7 @@ impl<S: Scalar> Bracket<S> {
     pub(crate) fn reserve(&mut self, more: usize) {
         let room = (self.len + more).next_multiple_of(LANES) + 2 * LANES;
         if self.keys.len() < room {
-            self.keys
-                .resize(room.max(2 * self.keys.len()), S::NEG_INFINITY);
+            self.keys.resize(room.max(2 * self.keys.len()), S::NEG_INFINITY);
             self.positions.resize(self.keys.len(), 0);
         }
     }
@@ -316,16 +304,11 @@ impl Simd {
         assert!(to.keys.len() >= to.len + keys.len() + LANES);
         assert!(to.positions.len() >= to.len + keys.len() + LANES);
         let at = to.len;
-        let output = Output {
-            keys: to.keys[at..].as_mut_ptr(),
-            positions: to.positions[at..].as_mut_ptr(),
-        };
+        let output =
+            Output { keys: to.keys[at..].as_mut_ptr(), positions: to.positions[at..].as_mut_ptr() };
         let from = Positions::From(first);
         // The room asserted above is what the pass needs: everything inside, and one group more.
-        let sides = at_level!(
-            self,
-            split(keys.as_ptr(), keys.len(), from, law, bracket, output)
-        );
+        let sides = at_level!(self, split(keys.as_ptr(), keys.len(), from, law, bracket, output));
         to.len += sides.inside;
         sides
     }
@@ -344,10 +327,7 @@ impl Simd {
         let output = Output { keys, positions };
         let from = Positions::Listed(positions.cast_const());
         // Reading and writing the same buffer is what the pass allows; both pointers come from the same borrow.
-        let sides = at_level!(
-            self,
-            split(keys.cast_const(), len, from, law, bracket, output)
-        );
+        let sides = at_level!(self, split(keys.cast_const(), len, from, law, bracket, output));
         within.len = sides.inside;
         sides
     }

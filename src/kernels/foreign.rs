@@ -15,17 +15,10 @@ pub(crate) fn extent<'a, T>(view: &ArrayViewD<'a, T>) -> Option<(&'a [T], Vec<us
     if view.is_empty() {
         return Some((&[], strides));
     }
-    let reach = lens
-        .iter()
-        .zip(&strides)
-        .map(|(len, stride)| (len - 1) * stride)
-        .sum::<usize>()
-        + n;
+    let reach =
+        lens.iter().zip(&strides).map(|(len, stride)| (len - 1) * stride).sum::<usize>() + n;
     // SAFETY: the view's first and last elements lie in one allocation that lives for 'a, and with non-negative
     // strides the first is at the lowest address, so the stretch between them is inside that allocation. Another thread
     // of the host may write to it meanwhile; every pass therefore works on a copy of its row.
-    Some((
-        unsafe { std::slice::from_raw_parts(view.as_ptr(), reach) },
-        strides,
-    ))
+    Some((unsafe { std::slice::from_raw_parts(view.as_ptr(), reach) }, strides))
 }

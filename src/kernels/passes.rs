@@ -88,12 +88,7 @@ impl<V: Lanes> Sum<V> {
     #[inline(always)]
     unsafe fn new() -> Self {
         // SAFETY: the caller vouches for the level.
-        unsafe {
-            Sum {
-                lanes: V::splat(V::Scalar::default()),
-                wide: V::wide_zero(),
-            }
-        }
+        unsafe { Sum { lanes: V::splat(V::Scalar::default()), wide: V::wide_zero() } }
     }
     #[inline(always)]
     unsafe fn add(&mut self, weights: V) {
@@ -191,11 +186,7 @@ pub(super) unsafe fn load<L: Level, E: Element>(
                 best = lane;
             }
         }
-        Loaded {
-            largest: best,
-            finite,
-            bad: good != u16::MAX,
-        }
+        Loaded { largest: best, finite, bad: good != u16::MAX }
     }
 }
 
@@ -226,8 +217,7 @@ pub(super) unsafe fn weights<L: Level, E: Element, W: Weigh<E::Scalar>>(
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
         for (group, out) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
-            law.weigh(E::load::<L>(group.as_ptr()))
-                .store(out.as_mut_ptr());
+            law.weigh(E::load::<L>(group.as_ptr())).store(out.as_mut_ptr());
         }
     }
 }
@@ -267,10 +257,7 @@ pub(super) unsafe fn pivot_sums<L: Level, E: Element, W: Weigh<E::Scalar>>(
                 sum.flush();
             }
         }
-        PivotSums {
-            below: sums.map(|sum| sum.total()),
-            at_least,
-        }
+        PivotSums { below: sums.map(|sum| sum.total()), at_least }
     }
 }
 
@@ -355,12 +342,7 @@ pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
             below.flush();
             above.flush();
         }
-        Sides {
-            below: below.total(),
-            above: above.total(),
-            count_above,
-            inside,
-        }
+        Sides { below: below.total(), above: above.total(), count_above, inside }
     }
 }
 
@@ -422,20 +404,9 @@ pub(super) unsafe fn given<L: Level, E: Element, W: Weigh<E::Scalar>>(
         }
         best.store(lanes.as_mut_ptr());
         for &lane in &lanes {
-            best_dropped = if lane > best_dropped {
-                lane
-            } else {
-                best_dropped
-            };
+            best_dropped = if lane > best_dropped { lane } else { best_dropped };
         }
-        Given {
-            head: head.total(),
-            kept,
-            tail: tail.total(),
-            dropped,
-            worst_kept,
-            best_dropped,
-        }
+        Given { head: head.total(), kept, tail: tail.total(), dropped, worst_kept, best_dropped }
     }
 }
 

@@ -63,9 +63,7 @@ macro_rules! lanes {
             }
             #[inline(always)]
             unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-                Array(std::array::from_fn(|i| {
-                    self.0[i].mul_add(factor.0[i], term.0[i])
-                }))
+                Array(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], term.0[i])))
             }
             #[inline(always)]
             unsafe fn max(self, other: Self) -> Self {
@@ -105,15 +103,11 @@ macro_rules! lanes {
             }
             #[inline(always)]
             unsafe fn keep(self, mask: [bool; LANES]) -> Self {
-                Array(std::array::from_fn(
-                    |i| if mask[i] { self.0[i] } else { 0.0 },
-                ))
+                Array(std::array::from_fn(|i| if mask[i] { self.0[i] } else { 0.0 }))
             }
             #[inline(always)]
             unsafe fn select(self, mask: [bool; LANES], other: Self) -> Self {
-                Array(std::array::from_fn(|i| {
-                    if mask[i] { self.0[i] } else { other.0[i] }
-                }))
+                Array(std::array::from_fn(|i| if mask[i] { self.0[i] } else { other.0[i] }))
             }
             #[inline(always)]
             unsafe fn fraction(self) -> Self {
@@ -151,17 +145,9 @@ macro_rules! lanes {
     };
 }
 
-lanes!(
-    f32,
-    i32,
-    23,
-    |s: f32, shift: f64, scale: f64| (scale * (f64::from(s) - shift)) as f32
-);
+lanes!(f32, i32, 23, |s: f32, shift: f64, scale: f64| (scale * (f64::from(s) - shift)) as f32);
 // Halves, because the difference of two scores may overflow where the scaled one does not.
-lanes!(f64, i64, 52, |s: f64, shift: f64, scale: f64| (0.5 * s
-    - 0.5 * shift)
-    * scale
-    * 2.0);
+lanes!(f64, i64, 52, |s: f64, shift: f64, scale: f64| (0.5 * s - 0.5 * shift) * scale * 2.0);
 
 /// Writes the chosen elements one behind another, without a branch per element.
 ///

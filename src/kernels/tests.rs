@@ -9,18 +9,15 @@ use crate::mass;
 fn scores(n: usize, spread: f64) -> Vec<f64> {
     (1..=n)
         .map(|i| {
-            let u = (i as f64 * 0.618_033_988_749_894_9)
-                .fract()
-                .clamp(1e-9, 1.0 - 1e-9);
+            let u = (i as f64 * 0.618_033_988_749_894_9).fract().clamp(1e-9, 1.0 - 1e-9);
             spread * (u / (1.0 - u)).ln()
         })
         .collect()
 }
 
 /// Both sides of a group (16), of a summed block (256), of an emitting call (4096), and short rows.
-const LENGTHS: [usize; 16] = [
-    1, 2, 3, 15, 16, 17, 31, 33, 255, 256, 257, 513, 4095, 4096, 4097, 9000,
-];
+const LENGTHS: [usize; 16] =
+    [1, 2, 3, 15, 16, 17, 31, 33, 255, 256, 257, 513, 4095, 4096, 4097, 9000];
 
 fn padded<E: Element>(values: impl Iterator<Item = E>) -> Vec<E> {
     let mut keys: Vec<E> = values.collect();
@@ -47,32 +44,13 @@ where
     out.extend([bits(sides.below), bits(sides.above)]);
     out.extend([sides.count_above as u64, sides.inside as u64]);
     let narrower = simd.narrow(&mut inside, law, (pivots[3], pivots[5]));
-    out.extend([
-        bits(narrower.below),
-        bits(narrower.above),
-        narrower.inside as u64,
-    ]);
+    out.extend([bits(narrower.below), bits(narrower.above), narrower.inside as u64]);
     out.extend(inside.keys().iter().map(|&key| bits(key.into())));
-    out.extend(
-        inside
-            .positions()
-            .iter()
-            .map(|&position| u64::from(position)),
-    );
-    let keep: Vec<u8> = (0..keys.len())
-        .map(|i| if i % 3 == 0 { 2 } else { 0 })
-        .collect();
+    out.extend(inside.positions().iter().map(|&position| u64::from(position)));
+    let keep: Vec<u8> = (0..keys.len()).map(|i| if i % 3 == 0 { 2 } else { 0 }).collect();
     let given = simd.given(keys, &keep, law);
-    out.extend([
-        bits(given.head),
-        bits(given.tail),
-        given.kept as u64,
-        given.dropped as u64,
-    ]);
-    out.extend([
-        bits(given.worst_kept.into()),
-        bits(given.best_dropped.into()),
-    ]);
+    out.extend([bits(given.head), bits(given.tail), given.kept as u64, given.dropped as u64]);
+    out.extend([bits(given.worst_kept.into()), bits(given.best_dropped.into())]);
     let mut positions = Vec::new();
     simd.emit(keys, 3, (pivots[4], 40), &mut positions);
     out.extend(positions.iter().map(|&position| u64::from(position)));
@@ -82,11 +60,7 @@ where
     let allowed: Vec<u8> = (0..keys.len()).map(|i| u8::from(i % 5 != 0)).collect();
     let mut copy = vec![E::MASKED; keys.len()];
     let loaded = simd.load(keys, Some(&allowed), true, &mut copy);
-    out.extend([
-        bits(loaded.largest.into()),
-        loaded.finite as u64,
-        u64::from(loaded.bad),
-    ]);
+    out.extend([bits(loaded.largest.into()), loaded.finite as u64, u64::from(loaded.bad)]);
     out.extend(copy.iter().map(|key| bits(key.widen().into())));
     out
 }
@@ -105,23 +79,12 @@ where
                 .iter()
                 .map(|key| key.widen())
                 .fold(E::Scalar::LOWEST, |a, b| if b > a { b } else { a });
-            let scaled = Scaled {
-                shift: largest.into(),
-                scale: 0.176_776_695_296_636_9,
-            };
+            let scaled = Scaled { shift: largest.into(), scale: 0.176_776_695_296_636_9 };
             let want = digest(portable, &keys, Shifted(largest));
             let want_scaled = digest(portable, &keys, scaled);
             for (name, level) in levels {
-                assert_eq!(
-                    digest(*level, &keys, Shifted(largest)),
-                    want,
-                    "{name} {n} {spread}"
-                );
-                assert_eq!(
-                    digest(*level, &keys, scaled),
-                    want_scaled,
-                    "{name} {n} {spread}"
-                );
+                assert_eq!(digest(*level, &keys, Shifted(largest)), want, "{name} {n} {spread}");
+                assert_eq!(digest(*level, &keys, scaled), want_scaled, "{name} {n} {spread}");
             }
         }
     }
@@ -150,11 +113,9 @@ fn bad_values_are_seen_wherever_they_are() {
     for (name, level) in Simd::all() {
         for n in [1, 16, 17, 300] {
             for at in [0, n / 2, n - 1] {
-                for (value, bad) in [
-                    (f32::NAN, true),
-                    (f32::INFINITY, true),
-                    (f32::NEG_INFINITY, false),
-                ] {
+                for (value, bad) in
+                    [(f32::NAN, true), (f32::INFINITY, true), (f32::NEG_INFINITY, false)]
+                {
                     let mut row = vec![1f32; n];
                     row[at] = value;
                     let mut copy = vec![0f32; n.next_multiple_of(LANES)];
@@ -162,10 +123,7 @@ fn bad_values_are_seen_wherever_they_are() {
                     assert_eq!(loaded.bad, bad, "{name} {n} {at} {value}");
                     let allowed: Vec<u8> = (0..n).map(|i| u8::from(i != at)).collect();
                     let loaded = level.load(&row, Some(&allowed), false, &mut copy);
-                    assert!(
-                        !loaded.bad && loaded.finite == n - 1,
-                        "{name} {n} {at} {value}"
-                    );
+                    assert!(!loaded.bad && loaded.finite == n - 1, "{name} {n} {at} {value}");
                 }
             }
         }
@@ -190,10 +148,7 @@ fn exp_stays_within_its_bound() {
         } else {
             let want = mass::exp(f64::from(x));
             let error = (f64::from(weight) / want - 1.0).abs();
-            assert!(
-                error <= allowance(f64::from(x), unit, 0.23),
-                "{x}: {error:e}"
-            );
+            assert!(error <= allowance(f64::from(x), unit, 0.23), "{x}: {error:e}");
         }
     }
 }
@@ -233,19 +188,14 @@ fn every_f32_exponent_is_within_the_bound() {
     let mut other = weights.clone();
     let mut start = first;
     while start <= last {
-        let keys: Vec<f32> = (0..CHUNK)
-            .map(|i| f32::from_bits((start + i).min(last)))
-            .collect();
+        let keys: Vec<f32> = (0..CHUNK).map(|i| f32::from_bits((start + i).min(last))).collect();
         levels[0].1.weights(&keys, Shifted(0.0), &mut weights);
         for (name, level) in &levels[1..] {
             if *name == "portable-nofma" && !start.is_multiple_of(CHUNK * 64) {
                 continue; // a library call per operation: every 64th chunk
             }
             level.weights(&keys, Shifted(0.0), &mut other);
-            let equal = weights
-                .iter()
-                .zip(&other)
-                .all(|(a, b)| a.to_bits() == b.to_bits());
+            let equal = weights.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(equal, "{name} differs near {}", keys[0]);
         }
         for (&x, &weight) in keys.iter().zip(&weights) {

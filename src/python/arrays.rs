@@ -136,16 +136,7 @@ impl<'py> Rows<'py> {
             _ => None,
         };
         let scores = Stored::new(scores, dtype)?;
-        Ok(Rows {
-            scores,
-            kind,
-            scale,
-            mask,
-            lengths,
-            indptr,
-            causal_offset,
-            radius,
-        })
+        Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
     }
 
     /// The rows, judged.

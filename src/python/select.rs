@@ -20,19 +20,12 @@ type Selected<'py> = (
     Flags<'py>,
     Bound<'py, PyArray1<u8>>,
 );
-type Certified<'py> = (
-    Counts<'py>,
-    Floats<'py>,
-    Floats<'py>,
-    Option<Flags<'py>>,
-    Option<Flags<'py>>,
-);
+type Certified<'py> =
+    (Counts<'py>, Floats<'py>, Floats<'py>, Option<Flags<'py>>, Option<Flags<'py>>);
 
 /// A limit given as a count or as a fraction.
 pub(super) fn limit(count: Option<usize>, fraction: Option<f64>) -> Option<MaxKeep> {
-    count
-        .map(MaxKeep::Count)
-        .or(fraction.map(MaxKeep::Fraction))
+    count.map(MaxKeep::Count).or(fraction.map(MaxKeep::Fraction))
 }
 
 #[pyfunction]
@@ -83,11 +76,7 @@ pub(super) fn select<'py>(
         .threads(threads);
     let longest = scores.longest();
     let found = detached(py, |hook| core::select_with(&scores, eps, &options, hook))?;
-    let status = found
-        .status
-        .iter()
-        .map(|&status: &Status| status as u8)
-        .collect();
+    let status = found.status.iter().map(|&status: &Status| status as u8).collect();
     Ok((
         PyArray1::from_vec(py, found.k),
         PyArray1::from_vec(py, found.indptr),
@@ -137,17 +126,14 @@ pub(super) fn certify<'py>(
         (Some(mask), None, None) => KeepArray::Mask(Bytes::new(mask)?),
         (None, Some(indptr), Some(indices)) => KeepArray::Indices(indptr, indices),
         _ => {
-            return Err(CertkError::new_err(
-                "keep must be given once, as a mask or as indices",
-            ));
+            return Err(CertkError::new_err("keep must be given once, as a mask or as indices"));
         }
     };
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let eps = eps.as_ref().map(|eps| contiguous(eps, "eps")).transpose()?;
-    let judged = detached(py, |hook| {
-        core::certify_with(&scores, &keep, eps, independent, threads, hook)
-    })?;
+    let judged =
+        detached(py, |hook| core::certify_with(&scores, &keep, eps, independent, threads, hook))?;
     let flags = |flags: Option<Vec<bool>>| flags.map(|flags| PyArray1::from_vec(py, flags));
     Ok((
         PyArray1::from_vec(py, judged.k),

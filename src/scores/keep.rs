@@ -38,12 +38,7 @@ impl Keep<'_> {
                     return Ok(());
                 }
                 let remedy = "a flat mask beside the flat scores";
-                Err(Error::Length {
-                    argument: "keep",
-                    got: kept.len(),
-                    expected,
-                    remedy,
-                })
+                Err(Error::Length { argument: "keep", got: kept.len(), expected, remedy })
             }
             Keep::Mask { kept, strides } => {
                 check_strides("keep", kept.len(), &scores.batch, scores.n, strides)
@@ -52,19 +47,10 @@ impl Keep<'_> {
                 if indptr.len() != scores.rows() + 1 {
                     let remedy = "one list of positions per row";
                     let (got, expected) = (indptr.len().saturating_sub(1), scores.rows());
-                    return Err(Error::Length {
-                        argument: "keep",
-                        got,
-                        expected,
-                        remedy,
-                    });
+                    return Err(Error::Length { argument: "keep", got, expected, remedy });
                 }
                 let bad = |position: usize, problem| {
-                    Err(Error::Indptr {
-                        position,
-                        value: indptr[position],
-                        problem,
-                    })
+                    Err(Error::Indptr { position, value: indptr[position], problem })
                 };
                 if indptr[0] != 0 {
                     return bad(0, "the kept set's indptr must start at 0");
@@ -74,10 +60,7 @@ impl Keep<'_> {
                 }
                 let last = indptr.len() - 1;
                 if usize::try_from(indptr[last]) != Ok(indices.len()) {
-                    return bad(
-                        last,
-                        "the kept set's indptr must end at the number of indices",
-                    );
+                    return bad(last, "the kept set's indptr must end at the number of indices");
                 }
                 Ok(())
             }
@@ -101,11 +84,7 @@ impl Keep<'_> {
             }
             Keep::Mask { kept, strides } => {
                 let place = scores.unravel(row);
-                let start: usize = place
-                    .iter()
-                    .zip(strides)
-                    .map(|(i, stride)| i * stride)
-                    .sum();
+                let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
                 bytes.copy_from_slice(&kept[start..start + span.n]);
             }
             Keep::Indices { indptr, indices } => {
@@ -115,17 +94,10 @@ impl Keep<'_> {
                     let place = || scores.place(row, None);
                     match usize::try_from(value).ok().and_then(|j| bytes.get_mut(j)) {
                         None => {
-                            return Err(Error::KeepRange {
-                                place: place(),
-                                value,
-                                n: span.n,
-                            });
+                            return Err(Error::KeepRange { place: place(), value, n: span.n });
                         }
                         Some(1) => {
-                            return Err(Error::KeepTwice {
-                                place: place(),
-                                value,
-                            });
+                            return Err(Error::KeepTwice { place: place(), value });
                         }
                         Some(byte) => *byte = 1,
                     }

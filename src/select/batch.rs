@@ -57,10 +57,8 @@ impl Selection {
         self.indices.extend_from_slice(&part.indices);
         self.indptr.extend(part.indptr.iter().map(|end| base + end));
         self.k.extend_from_slice(&part.k);
-        self.tail_mass_upper
-            .extend_from_slice(&part.tail_mass_upper);
-        self.tail_mass_lower
-            .extend_from_slice(&part.tail_mass_lower);
+        self.tail_mass_upper.extend_from_slice(&part.tail_mass_upper);
+        self.tail_mass_lower.extend_from_slice(&part.tail_mass_lower);
         self.minimal.extend_from_slice(&part.minimal);
         self.status.extend_from_slice(&part.status);
     }
@@ -77,13 +75,8 @@ pub(crate) struct Decision {
 }
 
 impl Decision {
-    const EMPTY: Decision = Decision {
-        kept: 0,
-        upper: 0.0,
-        lower: 0.0,
-        minimal: true,
-        status: Status::Empty,
-    };
+    const EMPTY: Decision =
+        Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
 
     fn new(split: &Split, minimal: bool, exact: bool, rule: &Rule) -> Self {
         let slack = &rule.slack;
@@ -93,18 +86,8 @@ impl Decision {
         }
         let lower = split.lower(slack.certify, slack.flush).min(upper);
         let holds = upper <= rule.eps;
-        let status = if holds {
-            Status::Certified
-        } else {
-            Status::OverBudget
-        };
-        Decision {
-            kept: split.kept,
-            upper,
-            lower,
-            minimal: minimal && holds,
-            status,
-        }
+        let status = if holds { Status::Certified } else { Status::OverBudget };
+        Decision { kept: split.kept, upper, lower, minimal: minimal && holds, status }
     }
 
     /// Whether better arithmetic could still change the answer.
@@ -148,21 +131,9 @@ pub(crate) fn select_with(
     let simd = Simd::current()?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads)?;
-    let threads = if rows.saturating_mul(n) <= 2 * TASK {
-        1
-    } else {
-        threads
-    };
-    let job = Job {
-        scores,
-        eps,
-        options,
-        simd,
-    };
-    let mut selection = Selection {
-        indptr: vec![0],
-        ..Selection::default()
-    };
+    let threads = if rows.saturating_mul(n) <= 2 * TASK { 1 } else { threads };
+    let job = Job { scores, eps, options, simd };
+    let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             let part = threads::run(threads, || job.rows(row..row + 1, true))??;
@@ -209,17 +180,9 @@ pub(crate) fn select_in(
 ) -> Result<Selection, Error> {
     scores.check_eps(eps)?;
     options.check()?;
-    let job = Job {
-        scores,
-        eps,
-        options,
-        simd: Simd::current()?,
-    };
+    let job = Job { scores, eps, options, simd: Simd::current()? };
     let _environment = DefaultFloats::set();
-    let mut selection = Selection {
-        indptr: vec![0],
-        ..Selection::default()
-    };
+    let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     for row in 0..scores.rows() {
         let decision = job.row(row, false, workspace, &mut selection.indices)?;
         selection.push(&decision);
@@ -263,11 +226,7 @@ impl Job<'_> {
     }
 
     fn eps(&self, row: usize) -> f64 {
-        if self.eps.len() == 1 {
-            self.eps[0]
-        } else {
-            self.eps[row]
-        }
+        if self.eps.len() == 1 { self.eps[0] } else { self.eps[row] }
     }
 
     fn row(
@@ -317,11 +276,7 @@ impl Job<'_> {
         let result = if loaded.bad {
             // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
             let place = self.scores.place(row, None);
-            Err(self
-                .scores
-                .judge(row)
-                .err()
-                .unwrap_or(Error::ScoreNan { place }))
+            Err(self.scores.judge(row).err().unwrap_or(Error::ScoreNan { place }))
         } else {
             let scale = self.scores.scale.abs();
             let radius = self.scores.row_radius(row);
@@ -341,10 +296,7 @@ impl Job<'_> {
             if scale == 1.0 {
                 row.decide(keys, &loaded, Shifted(loaded.largest), workspace, out)
             } else {
-                let law = Scaled {
-                    shift: loaded.largest.into(),
-                    scale,
-                };
+                let law = Scaled { shift: loaded.largest.into(), scale };
                 row.decide(keys, &loaded, law, workspace, out)
             }
         };
@@ -362,44 +314,24 @@ impl Job<'_> {
     ) -> Result<Decision, Error> {
         let mut buffer = std::mem::take(&mut workspace.f64);
         let result = self.scores.keys64(row, &mut buffer).and_then(|meaning| {
-            let Keys64 {
-                law,
-                largest,
-                error,
-            } = meaning;
+            let Keys64 { law, largest, error } = meaning;
             let n = buffer.len();
-            let finite = buffer
-                .iter()
-                .filter(|key| **key > f64::NEG_INFINITY)
-                .count();
+            let finite = buffer.iter().filter(|key| **key > f64::NEG_INFINITY).count();
             buffer.resize(n.next_multiple_of(crate::kernels::LANES), f64::NEG_INFINITY);
-            let loaded = Loaded {
-                largest,
-                finite,
-                bad: false,
-            };
+            let loaded = Loaded { largest, finite, bad: false };
             let slack = match law {
                 Meaning::Exp { .. } => Slack::f64(n, error),
                 Meaning::Weight => Slack::weights(n),
             };
             let weights = law == Meaning::Weight;
-            let row = Row {
-                job: *self,
-                number: row,
-                slack,
-                exact_ties: error == 0.0,
-                shared,
-                weights,
-            };
+            let row =
+                Row { job: *self, number: row, slack, exact_ties: error == 0.0, shared, weights };
             match law {
                 Meaning::Exp { scale: 1.0 } => {
                     row.decide(&mut buffer, &loaded, Shifted(largest), workspace, out)
                 }
                 Meaning::Exp { scale } => {
-                    let law = Scaled {
-                        shift: largest,
-                        scale,
-                    };
+                    let law = Scaled { shift: largest, scale };
                     row.decide(&mut buffer, &loaded, law, workspace, out)
                 }
                 Meaning::Weight => row.decide(&mut buffer, &loaded, Stored, workspace, out),
@@ -433,25 +365,12 @@ pub(crate) fn load<E: Element>(
         .enumerate()
         .map(|(c, chunk)| {
             let (start, end) = (c * CHUNK, (c * CHUNK + chunk.len()).min(from.len()));
-            simd.load(
-                &from[start..end],
-                allowed.map(|bytes| &bytes[start..end]),
-                negate,
-                chunk,
-            )
+            simd.load(&from[start..end], allowed.map(|bytes| &bytes[start..end]), negate, chunk)
         })
         .collect();
-    let mut total = Loaded {
-        largest: E::Scalar::NEG_INFINITY,
-        finite: 0,
-        bad: false,
-    };
+    let mut total = Loaded { largest: E::Scalar::NEG_INFINITY, finite: 0, bad: false };
     for part in parts {
-        total.largest = if part.largest > total.largest {
-            part.largest
-        } else {
-            total.largest
-        };
+        total.largest = if part.largest > total.largest { part.largest } else { total.largest };
         total.finite += part.finite;
         total.bad |= part.bad;
     }
@@ -502,14 +421,7 @@ impl Row<'_> {
         let (simd, shared) = (job.simd, self.shared);
         let (largest, live) = (loaded.largest, loaded.finite);
         if options.block_size > 1 {
-            let field = Field {
-                simd,
-                keys,
-                live,
-                largest,
-                forced: (0.0, 0),
-                shared,
-            };
+            let field = Field { simd, keys, live, largest, forced: (0.0, 0), shared };
             let positions = forced.first.iter().chain(&forced.last).copied();
             let found = block::search(
                 &field,
@@ -528,10 +440,7 @@ impl Row<'_> {
                 out.extend(live.map(|j| j as u32));
             }
             workspace.forced = forced;
-            let rule = Rule {
-                slack: found.slack,
-                ..rule
-            };
+            let rule = Rule { slack: found.slack, ..rule };
             return Ok(Decision::new(&found.split, found.minimal, false, &rule));
         }
         let mut fixed = 0.0;
@@ -541,24 +450,12 @@ impl Row<'_> {
             for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
             }
-            fixed = Field {
-                simd,
-                keys: &own,
-                live: count,
-                largest,
-                forced: (0.0, 0),
-                shared: false,
-            }
-            .mass(law);
+            fixed =
+                Field { simd, keys: &own, live: count, largest, forced: (0.0, 0), shared: false }
+                    .mass(law);
         }
-        let field = Field {
-            simd,
-            keys,
-            live: live - count,
-            largest,
-            forced: (fixed, count),
-            shared,
-        };
+        let field =
+            Field { simd, keys, live: live - count, largest, forced: (fixed, count), shared };
         let mut found = field.search(law, &rule, E::scratch(workspace));
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         if self.weights && decision.open(rule.eps) && count == 0 {
@@ -611,21 +508,10 @@ impl Forced {
         let first = keep_first.min(live);
         let last = keep_last.min(live - first);
         if first > 0 {
-            self.first.extend(
-                (0..keys.len())
-                    .filter(visible)
-                    .take(first)
-                    .map(|j| j as u32),
-            );
+            self.first.extend((0..keys.len()).filter(visible).take(first).map(|j| j as u32));
         }
         if last > 0 {
-            self.last.extend(
-                (0..keys.len())
-                    .rev()
-                    .filter(visible)
-                    .take(last)
-                    .map(|j| j as u32),
-            );
+            self.last.extend((0..keys.len()).rev().filter(visible).take(last).map(|j| j as u32));
             self.last.reverse();
         }
     }
@@ -638,13 +524,9 @@ fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
         return;
     };
     let masked = E::MASKED.widen();
-    let live = keys
-        .iter()
-        .enumerate()
-        .map(|(j, key)| (key.widen(), j as u32));
-    let (mut kept, dropped): (Vec<_>, Vec<_>) = live
-        .filter(|entry| entry.0 > masked)
-        .partition(|entry| order::kept(entry, &boundary));
+    let live = keys.iter().enumerate().map(|(j, key)| (key.widen(), j as u32));
+    let (mut kept, dropped): (Vec<_>, Vec<_>) =
+        live.filter(|entry| entry.0 > masked).partition(|entry| order::kept(entry, &boundary));
     kept.sort_unstable_by(order::worst_first);
     let mut tail = ExactSum::new();
     let mut total = ExactSum::new();
@@ -667,10 +549,7 @@ fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
         }
         dropping += 1;
     }
-    let mut split = Split {
-        kept: kept.len() - dropping,
-        ..Split::default()
-    };
+    let mut split = Split { kept: kept.len() - dropping, ..Split::default() };
     split.dropped = dropped.len() + dropping;
     let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>| {
         let mut sum = Compensated::default();

@@ -40,17 +40,14 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     field.simd.weights(field.keys, law, &mut weights);
     debug_assert!(weights.len().is_multiple_of(LANES));
     let masked = E::MASKED.widen();
-    let mut blocks: Vec<Block> = (field
-        .keys
-        .chunks(block_size)
-        .zip(weights.chunks(block_size)))
-    .enumerate()
-    .map(|(index, (keys, weights))| Block {
-        index,
-        mass: weights.iter().map(|&w| w.into()).sum(),
-        live: keys.iter().filter(|key| key.widen() > masked).count(),
-    })
-    .collect();
+    let mut blocks: Vec<Block> = (field.keys.chunks(block_size).zip(weights.chunks(block_size)))
+        .enumerate()
+        .map(|(index, (keys, weights))| Block {
+            index,
+            mass: weights.iter().map(|&w| w.into()).sum(),
+            live: keys.iter().filter(|key| key.widen() > masked).count(),
+        })
+        .collect();
     let mut kept = vec![false; blocks.len()];
     for position in forced {
         kept[position as usize / block_size] = true;
@@ -62,11 +59,7 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     }
     if count > rule.max_keep {
         let place = scores.place(row, None);
-        return Err(Error::ForcedOverMax {
-            place,
-            forced: count,
-            max_keep: rule.max_keep,
-        });
+        return Err(Error::ForcedOverMax { place, forced: count, max_keep: rule.max_keep });
     }
     blocks.retain(|block| block.live > 0 && !kept[block.index]);
     blocks.sort_by(|a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
@@ -85,18 +78,14 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
         min_keep: rule.min_keep.min(all),
         ..*rule
     };
-    let mut split = Split {
-        tail: tails[0],
-        dropped: all - count,
-        head,
-        kept: count,
-    };
-    let mut previous = None;
+    let mut split = Split { tail: tails[0], dropped: all - count, head, kept: count };
+    let (mut previous, mut chosen) = (None, 0);
     for (j, block) in blocks.iter().enumerate() {
         if rule.accepts(&split) || split.kept + block.live > limit {
             break;
         }
         previous = Some(split);
+        chosen += 1;
         kept[block.index] = true;
         split = Split {
             tail: tails[j + 1],
@@ -107,18 +96,13 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     }
     if split.kept == 0 {
         let place = scores.place(row, None);
-        return Err(Error::BlockOverMax {
-            place,
-            block_size,
-            max_keep: limit,
-        });
+        return Err(Error::BlockOverMax { place, block_size, max_keep: limit });
     }
+    // One block less: either the best such set provably loses too much, or no such set has `min_keep` keys.
     let minimal = rule.accepts(&split)
-        && previous.is_none_or(|last| last.kept < rule.min_keep || rule.refutes(&last));
-    Ok(Blocks {
-        split,
-        minimal,
-        slack: rule.slack,
-        kept,
-    })
+        && previous.is_none_or(|last| {
+            let others = (chosen - 1) * block_size;
+            rule.refutes(&last) || count + others < rule.min_keep
+        });
+    Ok(Blocks { split, minimal, slack: rule.slack, kept })
 }

@@ -101,36 +101,21 @@ impl Options {
 
     /// Judges the options that do not depend on a row.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let bad = |argument, value: String, problem| {
-            Err(Error::Option {
-                argument,
-                value,
-                problem,
-            })
-        };
+        let bad =
+            |argument, value: String, problem| Err(Error::Option { argument, value, problem });
         if self.block_size == 0 {
-            return bad(
-                "block_size",
-                "0".into(),
-                "a block holds at least one position",
-            );
+            return bad("block_size", "0".into(), "a block holds at least one position");
         }
         match self.max_keep {
-            Some(MaxKeep::Count(0)) => bad(
-                "max_keep",
-                "0".into(),
-                "at least one key of a row is kept; give 1 or more",
-            ),
-            Some(MaxKeep::Fraction(f)) if !(f > 0.0 && f <= 1.0) => bad(
-                "max_keep",
-                f.to_string(),
-                "a fraction of the visible keys lies in (0, 1]",
-            ),
-            Some(MaxKeep::Count(most)) if most < self.min_keep => bad(
-                "max_keep",
-                most.to_string(),
-                "it is less than min_keep; make them agree",
-            ),
+            Some(MaxKeep::Count(0)) => {
+                bad("max_keep", "0".into(), "at least one key of a row is kept; give 1 or more")
+            }
+            Some(MaxKeep::Fraction(f)) if !(f > 0.0 && f <= 1.0) => {
+                bad("max_keep", f.to_string(), "a fraction of the visible keys lies in (0, 1]")
+            }
+            Some(MaxKeep::Count(most)) if most < self.min_keep => {
+                bad("max_keep", most.to_string(), "it is less than min_keep; make them agree")
+            }
             _ => Ok(()),
         }
     }
@@ -155,11 +140,7 @@ pub(crate) fn allowed_keys(
     };
     if forced > max_keep {
         let place = scores.place(row, None);
-        return Err(Error::ForcedOverMax {
-            place,
-            forced,
-            max_keep,
-        });
+        return Err(Error::ForcedOverMax { place, forced, max_keep });
     }
     Ok(max_keep)
 }

@@ -240,18 +240,8 @@ impl<E: Element> Field<'_, E> {
         if nothing_lost || rule.min_keep >= self.all() {
             let head = self.forced.0 + self.mass(law);
             let boundary = (self.live > 0).then_some((E::Scalar::LOWEST, u32::MAX));
-            let split = Split {
-                tail: 0.0,
-                dropped: 0,
-                head,
-                kept: self.all(),
-            };
-            return Found {
-                split,
-                boundary,
-                minimal: true,
-                exact: false,
-            };
+            let split = Split { tail: 0.0, dropped: 0, head, kept: self.all() };
+            return Found { split, boundary, minimal: true, exact: false };
         }
         let mut outside = self.enclose(law, rule, scratch);
         let mut by_rank = false;
@@ -268,11 +258,8 @@ impl<E: Element> Field<'_, E> {
             if least == most {
                 return self.resolve_ties(law, rule, &outside, scratch);
             }
-            let pivots = if by_rank {
-                ranks_between(least, most)
-            } else {
-                values_between(least, most)
-            };
+            let pivots =
+                if by_rank { ranks_between(least, most) } else { values_between(least, most) };
             let total = self.simd.mass(scratch.bracket.padded(), law);
             let sums = self.simd.pivot_sums(scratch.bracket.padded(), law, &pivots);
             let range = crossing(&pivots, everything, |i| {
@@ -303,12 +290,7 @@ impl<E: Element> Field<'_, E> {
             kept: self.forced.1,
             edge: E::Scalar::INFINITY,
         };
-        let all = Split {
-            tail: 0.0,
-            dropped: 0,
-            head: self.forced.0,
-            kept: self.all(),
-        };
+        let all = Split { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() };
         self.resolve(law, rule, &outside, scratch).unwrap_or(Found {
             split: all,
             boundary: Some((E::Scalar::LOWEST, u32::MAX)),
@@ -363,16 +345,9 @@ impl<E: Element> Field<'_, E> {
                 return outside;
             }
             // The sample missed: look at the whole side where the boundary must be.
-            let (lowest, highest) = if low {
-                (range.1, self.largest)
-            } else {
-                (self.deepest(law, rule), range.0)
-            };
-            range = if low {
-                (range.1, E::Scalar::INFINITY)
-            } else {
-                (E::Scalar::LOWEST, range.0)
-            };
+            let (lowest, highest) =
+                if low { (range.1, self.largest) } else { (self.deepest(law, rule), range.0) };
+            range = if low { (range.1, E::Scalar::INFINITY) } else { (E::Scalar::LOWEST, range.0) };
             if attempt == 0 && lowest < highest {
                 let pivots = values_between(lowest, highest);
                 let sums = self.pivot_sums(law, &pivots);
@@ -389,11 +364,7 @@ impl<E: Element> Field<'_, E> {
         let n = self.all() as f64;
         let depth = (n / rule.eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5;
         let key = law.key_at(self.largest, depth);
-        if key > E::Scalar::LOWEST {
-            key
-        } else {
-            E::Scalar::LOWEST
-        }
+        if key > E::Scalar::LOWEST { key } else { E::Scalar::LOWEST }
     }
 
     /// A bracket proposed by a strided sample, whose tail sums are measured against the whole row's mass.
@@ -412,12 +383,7 @@ impl<E: Element> Field<'_, E> {
         let sample = &mut scratch.sorted;
         sample.clear();
         sample.extend(
-            self.keys
-                .iter()
-                .skip(stride / 2)
-                .step_by(stride)
-                .take(SAMPLE)
-                .map(|key| key.widen()),
+            self.keys.iter().skip(stride / 2).step_by(stride).take(SAMPLE).map(|key| key.widen()),
         );
         let factor = self.keys.len() as f64 / SAMPLE as f64;
         // What the rule would say if the sample's tail, made larger or smaller by its own uncertainty, were the row's.
@@ -448,14 +414,7 @@ impl<E: Element> Field<'_, E> {
         let low = crossing(&pivots, (lo, hi), |i| accepts(&sums, i, 1.0)).0;
         let high = crossing(&pivots, (lo, hi), |i| accepts(&sums, i, -1.0)).1;
         if low < high {
-            (
-                low,
-                if high >= self.largest {
-                    E::Scalar::INFINITY
-                } else {
-                    high
-                },
-            )
+            (low, if high >= self.largest { E::Scalar::INFINITY } else { high })
         } else {
             everything
         }
@@ -483,10 +442,7 @@ impl<E: Element> Field<'_, E> {
         let exact = outside.dropped == 0 && outside.kept == 0 && rule.exact_ties;
         let kept = if exact {
             let droppable = mass::equal_weights_droppable(count as u64, rule.eps) as usize;
-            (count - droppable)
-                .max(rule.min_keep)
-                .max(1)
-                .min(rule.max_keep.max(1))
+            (count - droppable).max(rule.min_keep).max(1).min(rule.max_keep.max(1))
         } else {
             let (mut too_few, mut enough) = (0, count);
             if rule.accepts(&at(0)) {
@@ -517,12 +473,7 @@ impl<E: Element> Field<'_, E> {
         } else {
             kept > 0 && (split.kept <= rule.min_keep || rule.refutes(&at(kept - 1)))
         };
-        Found {
-            split,
-            boundary,
-            minimal,
-            exact: exact && holds,
-        }
+        Found { split, boundary, minimal, exact: exact && holds }
     }
 
     /// Sorts the bracket and drops the worst keys as long as the rule accepts what is left.
@@ -536,13 +487,7 @@ impl<E: Element> Field<'_, E> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Scratch {
-            bracket,
-            entries,
-            sorted,
-            weights,
-            heads,
-        } = scratch;
+        let Scratch { bracket, entries, sorted, weights, heads } = scratch;
         let len = bracket.len();
         if len > 0
             && rule.exact_ties
@@ -553,13 +498,7 @@ impl<E: Element> Field<'_, E> {
             return Some(self.resolve_ties(law, rule, outside, scratch));
         }
         entries.clear();
-        entries.extend(
-            bracket
-                .keys()
-                .iter()
-                .copied()
-                .zip(bracket.positions().iter().copied()),
-        );
+        entries.extend(bracket.keys().iter().copied().zip(bracket.positions().iter().copied()));
         entries.sort_unstable_by(order::worst_first);
         sorted.clear();
         sorted.extend(entries.iter().map(|entry| entry.0));
@@ -585,12 +524,7 @@ impl<E: Element> Field<'_, E> {
                 let (at, split) = best?;
                 let boundary = entries.get(at).copied().or(outside.boundary());
                 let minimal = split.kept <= rule.min_keep || rule.refutes(&next);
-                return Some(Found {
-                    split,
-                    boundary,
-                    minimal,
-                    exact: false,
-                });
+                return Some(Found { split, boundary, minimal, exact: false });
             }
             best = Some((j, next));
             if j < len {
@@ -600,12 +534,7 @@ impl<E: Element> Field<'_, E> {
         // Everything in the bracket went: nothing is kept but what lies above it.
         let split = best?.1;
         let minimal = split.kept <= self.forced.1;
-        Some(Found {
-            split,
-            boundary: outside.boundary(),
-            minimal,
-            exact: false,
-        })
+        Some(Found { split, boundary: outside.boundary(), minimal, exact: false })
     }
 
     fn weight<W: Weigh<E::Scalar>>(&self, law: W, key: E::Scalar) -> f64
@@ -625,16 +554,8 @@ fn crossing<S: Copy>(
     accepts: impl Fn(usize) -> bool,
 ) -> (S, S) {
     let first = (0..PIVOTS).find(|&i| !accepts(i)).unwrap_or(PIVOTS);
-    let lo = if first == 0 {
-        outer.0
-    } else {
-        pivots[first - 1]
-    };
-    let hi = if first == PIVOTS {
-        outer.1
-    } else {
-        pivots[first]
-    };
+    let lo = if first == 0 { outer.0 } else { pivots[first - 1] };
+    let hi = if first == PIVOTS { outer.1 } else { pivots[first] };
     (lo, hi)
 }
 

@@ -69,10 +69,7 @@ fn native<E: Buffers>(
         Ok(if scale == 1.0 {
             write(simd, keys, Shifted(loaded.largest), 1.0, slack, out)
         } else {
-            let law = Scaled {
-                shift: loaded.largest.into(),
-                scale,
-            };
+            let law = Scaled { shift: loaded.largest.into(), scale };
             write(simd, keys, law, 1.0, slack, out)
         })
     };
@@ -89,27 +86,15 @@ fn double(
 ) -> Result<RowWeights, Error> {
     let mut keys = std::mem::take(&mut workspace.f64);
     let result = scores.keys64(row, &mut keys).map(|meaning| {
-        let Keys64 {
-            law,
-            largest,
-            error,
-        } = meaning;
+        let Keys64 { law, largest, error } = meaning;
         let n = keys.len();
         keys.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
         let slack = Slack::f64(n, error);
         match law {
             Meaning::Exp { scale: 1.0 } => write(simd, &keys, Shifted(largest), 1.0, slack, out),
-            Meaning::Exp { scale } => write(
-                simd,
-                &keys,
-                Scaled {
-                    shift: largest,
-                    scale,
-                },
-                1.0,
-                slack,
-                out,
-            ),
+            Meaning::Exp { scale } => {
+                write(simd, &keys, Scaled { shift: largest, scale }, 1.0, slack, out)
+            }
             Meaning::Weight => write(simd, &keys, Stored, largest, Slack::weights(n), out),
         }
     });
@@ -139,9 +124,5 @@ fn write<E: Element, W: Weigh<E::Scalar>>(
     }
     // Beside the slack, one rounding to f32 of each weight, another of the division, and the sum's.
     let error = slack.certify + 2f64.powi(-23) + keys.len() as f64 * f64::EPSILON;
-    RowWeights {
-        total,
-        error,
-        slack,
-    }
+    RowWeights { total, error, slack }
 }

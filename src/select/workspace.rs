@@ -52,14 +52,7 @@ impl Workspace {
     /// Gives back what an unusually long row left behind.
     pub(crate) fn trim(&mut self) {
         const MOST: usize = 1 << 22;
-        if self
-            .f32
-            .len()
-            .max(self.f64.len())
-            .max(self.f16.len())
-            .max(self.bf16.len())
-            > MOST
-        {
+        if self.f32.len().max(self.f64.len()).max(self.f16.len()).max(self.bf16.len()) > MOST {
             *self = Self::default();
         }
     }
