@@ -5,13 +5,20 @@
 
 use std::fmt;
 
-/// A place in an array: the full multi-index, printed as `[1, 0, 17]`.
+/// A place in an array: the full multi-index, printed as `[1, 0, 17]`; nothing where there is only one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place(pub Vec<usize>);
 
+impl Place {
+    /// The place as a row: `row [1, 0]`, or `the row` where there is only one.
+    fn row(&self) -> String {
+        if self.0.is_empty() { "the row".into() } else { format!("row {self}") }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        if self.0.is_empty() { Ok(()) } else { fmt::Debug::fmt(&self.0, f) }
     }
 }
 
@@ -173,8 +180,9 @@ pub enum Error {
     },
     /// `keep_first` and `keep_last` force more keys into a row than `max_keep` allows.
     #[error(
-        "keep_first and keep_last force {forced} keys into row {place}, more than max_keep = {max_keep}; \
-         raise max_keep or force fewer"
+        "keep_first and keep_last force {forced} keys into {row}, more than max_keep = {max_keep}; \
+         raise max_keep or force fewer",
+        row = .place.row()
     )]
     ForcedOverMax {
         /// The row.
@@ -186,8 +194,9 @@ pub enum Error {
     },
     /// The best block alone holds more keys than `max_keep` allows.
     #[error(
-        "block_size is {block_size}, but max_keep = {max_keep} keys cannot hold one whole block of row {place}; \
-         raise max_keep or make the blocks smaller"
+        "block_size is {block_size}, but max_keep = {max_keep} keys cannot hold one whole block of {row}; \
+         raise max_keep or make the blocks smaller",
+        row = .place.row()
     )]
     BlockOverMax {
         /// The row.
@@ -198,7 +207,9 @@ pub enum Error {
         max_keep: usize,
     },
     /// A kept index is not a position of its row.
-    #[error("keep: index {value} in row {place} is out of range; positions run from 0 to {last}", last = .n.saturating_sub(1))]
+    #[error("keep: index {value} in {row} is out of range; positions run from 0 to n - 1 = {last}",
+        row = .place.row(),
+        last = *.n as i64 - 1)]
     KeepRange {
         /// The row.
         place: Place,
@@ -208,7 +219,10 @@ pub enum Error {
         n: usize,
     },
     /// A kept index is listed twice in its row.
-    #[error("keep: index {value} stands twice in row {place}; list every kept position once")]
+    #[error(
+        "keep: index {value} stands twice in {row}; list every kept position once",
+        row = .place.row()
+    )]
     KeepTwice {
         /// The row.
         place: Place,

@@ -13,7 +13,6 @@ use rayon::prelude::*;
 
 use crate::certificate::Status;
 use crate::error::{Error, Place};
-use crate::kernels::Simd;
 use crate::order;
 use crate::scores::{Keep, Scores};
 use crate::select::{self, HIDDEN, Hook, Options, RowWeights, allowed_keys, certify_with};
@@ -27,6 +26,8 @@ const PROBE_ROUNDS: usize = 8;
 const PROBES: usize = 24;
 /// The budget that a row without one is given when `max_keep` makes it lose something.
 const LEAST_BUDGET: f64 = 1e-12;
+/// Scores up to which one thread is faster than several.
+const SERIAL: usize = 1 << 14;
 /// Scores weighed between two calls of the hook.
 const PORTION: usize = 1 << 24;
 /// What the lower bound leaves to an auditor's own rounding, relative to the budget.
@@ -71,7 +72,7 @@ pub(crate) fn keep_set_with(
     scores.check_eps(eps)?;
     options.check()?;
     judge_options(scores, options)?;
-    let threads = threads::count(options.threads)?;
+    let threads = threads::count(options.threads, scores.rows() * scores.longest() > SERIAL)?;
     Problem::new(scores, eps, options, threads, hook)?.solve(hook)
 }
 
@@ -131,7 +132,6 @@ impl<'a> Problem<'a> {
         hook: Hook<'_>,
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
-        let simd = Simd::current()?;
         let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
         let mut by_row = vec![0f32; rows * n];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
@@ -140,12 +140,11 @@ impl<'a> Problem<'a> {
             let end = (start + portion).min(rows);
             let slots = by_row[start * n..end * n].par_chunks_mut(n.max(1)).enumerate();
             let parts: Vec<Result<RowWeights, Error>> = if n == 0 {
-                (start..end).map(|row| select::weigh_row(scores, row, simd, &mut [])).collect()
+                (start..end).map(|row| select::weigh_row(scores, row, &mut [])).collect()
             } else {
                 threads::run(threads, || {
-                    let work = |(i, slot): (_, &mut [f32])| {
-                        select::weigh_row(scores, start + i, simd, slot)
-                    };
+                    let work =
+                        |(i, slot): (_, &mut [f32])| select::weigh_row(scores, start + i, slot);
                     slots.map(work).collect()
                 })?
             };

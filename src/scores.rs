@@ -222,7 +222,8 @@ impl<'a> Scores<'a> {
             data,
             batch: batch.to_vec(),
             n,
-            strides: strides.to_vec(),
+            // Nothing is ever read of an empty array, not even its start.
+            strides: if n == 0 { vec![0; batch.len()] } else { strides.to_vec() },
             indptr: None,
             kind: Kind::Logits,
             scale: 1.0,
@@ -309,7 +310,7 @@ impl<'a> Scores<'a> {
         }
         check_strides("mask", mask.len(), &self.batch, self.n, strides)?;
         self.mask = Some(mask);
-        self.mask_strides = strides.to_vec();
+        self.mask_strides = if self.n == 0 { vec![0; strides.len()] } else { strides.to_vec() };
         Ok(self)
     }
 

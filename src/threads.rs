@@ -26,20 +26,24 @@ static POOLS: [OnceLock<Entry>; 64] = [const { OnceLock::new() }; 64];
 const MOST_THREADS: usize = 4096;
 
 /// How many threads a call uses: the argument, else `RAYON_NUM_THREADS`, else what the operating system lets this
-/// process use (affinity and CPU quota included).
+/// process use (affinity and CPU quota included); one for work that is not worth sharing. Asking the system takes longer
+/// than a short row does.
 ///
 /// # Errors
 /// [`Error::Option`] if the argument is 0 or above 4096.
-pub(crate) fn count(argument: Option<usize>) -> Result<usize, Error> {
+pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usize, Error> {
     if let Some(threads) = argument {
         if (1..=MOST_THREADS).contains(&threads) {
-            return Ok(threads);
+            return Ok(if worth_sharing { threads } else { 1 });
         }
         return Err(Error::Option {
             argument: "threads",
             value: threads.to_string(),
             problem: "it must lie between 1 and 4096, or be left out for all available",
         });
+    }
+    if !worth_sharing {
+        return Ok(1);
     }
     let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|v| v.trim().parse().ok());
     Ok(match wanted {
@@ -115,8 +119,9 @@ mod tests {
 
     #[test]
     fn zero_threads_is_an_error() {
-        assert!(count(Some(0)).is_err());
-        assert!(count(Some(1 << 40)).is_err());
-        assert_eq!(count(Some(7)).unwrap(), 7);
+        assert!(count(Some(0), false).is_err());
+        assert!(count(Some(1 << 40), true).is_err());
+        assert_eq!(count(Some(7), true).unwrap(), 7);
+        assert_eq!(count(None, false).unwrap(), 1);
     }
 }

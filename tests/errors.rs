@@ -82,7 +82,7 @@ fn masks() {
     let bias = [0.0, 0.0, 1e30, 2e30];
     let scores = rows(&data).mask(Mask::Additive(Data::F32(&bias)), &[2]).unwrap();
     let error = refused(&scores, &[0.1], &Options::new());
-    assert!(matches!(error, Error::MaskedScore { place, .. } if place == at(&[1, 0])));
+    assert!(matches!(error, Error::MaskedScore { place, .. } if place == at(&[1, 1])));
 }
 
 #[test]
@@ -161,4 +161,28 @@ fn levels_are_named() {
     let error = force_simd_level(Some("sse9")).expect_err("no such level");
     assert!(matches!(error, Error::Level { .. }));
     assert!(error.to_string().contains("sse9"));
+}
+
+#[test]
+fn infinities_are_judged_before_the_scale_reverses_them() {
+    let data = [f32::NEG_INFINITY, 1.0, 2.0, f32::NEG_INFINITY];
+    let scores = rows(&data).scale(-1.0).unwrap();
+    let found = select(&scores, &[0.1], &Options::new()).unwrap();
+    assert_eq!((found.row(0), found.row(1)), (&[1][..], &[0][..]));
+    let data = [f32::INFINITY, 1.0, 2.0, 3.0];
+    let scores = rows(&data).scale(-1.0).unwrap();
+    assert!(matches!(
+        refused(&scores, &[0.1], &Options::new()),
+        Error::ScoreInfinite { place } if place == at(&[0, 0])
+    ));
+}
+
+#[test]
+fn empty_arrays_are_no_errors() {
+    for shape in [[0, 3], [3, 0], [0, 0]] {
+        let scores = Scores::new(&[] as &[f32], &shape).unwrap();
+        let found = select(&scores, &[0.1], &Options::new()).unwrap();
+        assert_eq!((found.k.len(), found.indices.len()), (shape[0], 0));
+        assert!(keep_set(&scores, &[0.1], &Options::new()).unwrap().indices.is_empty());
+    }
 }

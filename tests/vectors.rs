@@ -21,25 +21,16 @@ impl Numbers {
                 .collect()
         };
         match dtype {
-            "float32" => Numbers::F32(
-                words(8)
-                    .into_iter()
-                    .map(|w| f32::from_bits(w as u32))
-                    .collect(),
-            ),
+            "float32" => {
+                Numbers::F32(words(8).into_iter().map(|w| f32::from_bits(w as u32)).collect())
+            }
             "float64" => Numbers::F64(words(16).into_iter().map(f64::from_bits).collect()),
-            "float16" => Numbers::F16(
-                words(4)
-                    .into_iter()
-                    .map(|w| f16::from_bits(w as u16))
-                    .collect(),
-            ),
-            "bfloat16" => Numbers::Bf16(
-                words(4)
-                    .into_iter()
-                    .map(|w| bf16::from_bits(w as u16))
-                    .collect(),
-            ),
+            "float16" => {
+                Numbers::F16(words(4).into_iter().map(|w| f16::from_bits(w as u16)).collect())
+            }
+            "bfloat16" => {
+                Numbers::Bf16(words(4).into_iter().map(|w| bf16::from_bits(w as u16)).collect())
+            }
             other => panic!("dtype {other}"),
         }
     }
@@ -63,12 +54,7 @@ fn count(value: &Value) -> usize {
 }
 
 fn positions(value: &Value) -> Vec<i64> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|v| v.as_i64().unwrap())
-        .collect()
+    value.as_array().unwrap().iter().map(|v| v.as_i64().unwrap()).collect()
 }
 
 /// Whether a reported interval holds the true mass, which lies between two neighbouring floats.
@@ -78,10 +64,8 @@ fn holds_mass(mass: &Value, lower: f64, upper: f64) -> bool {
 
 fn check(vector: &Value) {
     let name = vector["name"].as_str().unwrap();
-    let numbers = Numbers::parse(
-        vector["dtype"].as_str().unwrap(),
-        vector["scores"].as_str().unwrap(),
-    );
+    let numbers =
+        Numbers::parse(vector["dtype"].as_str().unwrap(), vector["scores"].as_str().unwrap());
     let kind = match vector["kind"].as_str().unwrap() {
         "logits" => Kind::Logits,
         "logprobs" => Kind::LogProbs,
@@ -94,25 +78,13 @@ fn check(vector: &Value) {
         let key = mask.keys().find(|key| *key != "dtype").unwrap();
         let digits = mask[key].as_str().unwrap();
         if dtype == "bool" {
-            (
-                Some(
-                    digits
-                        .bytes()
-                        .map(|digit| digit - b'0')
-                        .collect::<Vec<u8>>(),
-                ),
-                None,
-            )
+            (Some(digits.bytes().map(|digit| digit - b'0').collect::<Vec<u8>>()), None)
         } else {
             (None, Some(Numbers::parse(dtype, digits)))
         }
     });
     let lengths = vector["length"].as_i64().map(|length| [length]);
-    let mut scores = Scores::new(numbers.data(), &[1, n])
-        .unwrap()
-        .kind(kind)
-        .scale(scale)
-        .unwrap();
+    let mut scores = Scores::new(numbers.data(), &[1, n]).unwrap().kind(kind).scale(scale).unwrap();
     match &mask {
         Some((Some(bytes), _)) => scores = scores.mask(Mask::Allowed(bytes), &[n]).unwrap(),
         Some((_, Some(bias))) => {
@@ -125,21 +97,15 @@ fn check(vector: &Value) {
     }
     let options = Options::new()
         .min_keep(count(&vector["min_keep"]))
-        .max_keep(
-            vector["max_keep"]
-                .as_u64()
-                .map(|most| MaxKeep::Count(most as usize)),
-        )
+        .max_keep(vector["max_keep"].as_u64().map(|most| MaxKeep::Count(most as usize)))
         .keep_first(count(&vector["keep_first"]))
         .keep_last(count(&vector["keep_last"]))
         .block_size(count(&vector["block_size"]));
     let eps = [float(&vector["eps"])];
     let expect = &vector["expect"];
     let (least, most) = (count(&expect["k_min"]), count(&expect["k_most"]));
-    let best: Vec<u32> = positions(&expect["indices"])
-        .iter()
-        .map(|&i| u32::try_from(i).unwrap())
-        .collect();
+    let best: Vec<u32> =
+        positions(&expect["indices"]).iter().map(|&i| u32::try_from(i).unwrap()).collect();
 
     for options in [options.clone(), options.prove_minimal(true)] {
         let found = select(&scores, &eps, &options).unwrap();
@@ -151,14 +117,8 @@ fn check(vector: &Value) {
         assert_eq!(found.status[0], status, "{name}");
         let k = found.row(0).len();
         assert_eq!(found.k[0], i64::try_from(k).unwrap());
-        assert!(
-            (least..=most).contains(&k),
-            "{name}: {least} <= {k} <= {most}"
-        );
-        assert!(
-            !found.minimal[0] || k == least,
-            "{name}: claims to be minimal"
-        );
+        assert!((least..=most).contains(&k), "{name}: {least} <= {k} <= {most}");
+        assert!(!found.minimal[0] || k == least, "{name}: claims to be minimal");
         if k == least {
             assert_eq!(found.row(0), best, "{name}");
             let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
@@ -169,35 +129,22 @@ fn check(vector: &Value) {
         }
         // What select certifies, certify certifies, with the kernels and without.
         let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
-        let keep = Keep::Indices {
-            indptr: &found.indptr,
-            indices: &indices,
-        };
+        let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
         for independent in [false, true] {
             let judged = certify(&scores, &keep, Some(&eps), independent, Some(1)).unwrap();
             let holds = judged.holds.unwrap()[0];
-            assert_eq!(
-                holds,
-                status != Status::OverBudget,
-                "{name}, independent {independent}"
-            );
+            assert_eq!(holds, status != Status::OverBudget, "{name}, independent {independent}");
         }
     }
 
     let given = positions(&expect["given"]["indices"]);
     let indptr = [0, given.len() as i64];
-    let keep = Keep::Indices {
-        indptr: &indptr,
-        indices: &given,
-    };
+    let keep = Keep::Indices { indptr: &indptr, indices: &given };
     for independent in [false, true] {
         let judged = certify(&scores, &keep, Some(&eps), independent, Some(1)).unwrap();
         let (lower, upper) = (judged.tail_mass_lower[0], judged.tail_mass_upper[0]);
         let mass = &expect["given"]["tail_mass"];
-        assert!(
-            holds_mass(mass, lower, upper),
-            "{name}, given: [{lower:e}, {upper:e}]"
-        );
+        assert!(holds_mass(mass, lower, upper), "{name}, given: [{lower:e}, {upper:e}]");
     }
 }
 

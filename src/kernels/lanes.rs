@@ -148,6 +148,7 @@ pub(crate) trait Element: Copy + Send + Sync + std::fmt::Debug + 'static {
     /// The stored value of a masked entry.
     const MASKED: Self;
 
+    /// `-self`; infinities keep their sign, because they say "masked" and "bad" whatever the scale.
     fn negated(self) -> Self;
     /// The same number in the type computed in, exactly.
     fn widen(self) -> Self::Scalar;
@@ -163,7 +164,7 @@ macro_rules! element {
 
             #[inline(always)]
             fn negated(self) -> Self {
-                -self
+                if self.is_infinite() { self } else { -self }
             }
             #[inline(always)]
             #[allow(clippy::redundant_closure_call)] // the identity is one of the conversions

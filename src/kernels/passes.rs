@@ -3,6 +3,8 @@
 //! Every pass reads whole groups of sixteen keys: a row is padded with masked entries, which weigh nothing and are
 //! below every finite pivot. Sums run sixteen groups deep in the lanes' own precision, then go to sixteen f64
 //! accumulators, which are added in a fixed tree at the end of the pass.
+//!
+//! The `unsafe` functions here ask of their caller a CPU with the level's features, and of raw pointers what each says.
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 

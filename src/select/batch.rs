@@ -114,6 +114,16 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
     select_with(scores, eps, options, &mut || Ok(()))
 }
 
+/// Judges what does not depend on a row's content.
+fn judge(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<(), Error> {
+    if scores.is_ragged() && options.block_size > 1 {
+        let remedy = "pad the rows and give lengths, or leave block_size at 1";
+        return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
+    }
+    scores.check_eps(eps)?;
+    options.check()
+}
+
 /// Elements that one task decides at least, and elements between two calls of the hook.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 25;
@@ -126,12 +136,10 @@ pub(crate) fn select_with(
     options: &Options,
     hook: Hook<'_>,
 ) -> Result<Selection, Error> {
-    scores.check_eps(eps)?;
-    options.check()?;
+    judge(scores, eps, options)?;
     let simd = Simd::current()?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
-    let threads = threads::count(options.threads)?;
-    let threads = if rows.saturating_mul(n) <= 2 * TASK { 1 } else { threads };
+    let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
     let job = Job { scores, eps, options, simd };
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     if threads > 1 && rows < 2 * threads && n >= SHARED {
@@ -178,8 +186,7 @@ pub(crate) fn select_in(
     eps: &[f64],
     options: &Options,
 ) -> Result<Selection, Error> {
-    scores.check_eps(eps)?;
-    options.check()?;
+    judge(scores, eps, options)?;
     let job = Job { scores, eps, options, simd: Simd::current()? };
     let _environment = DefaultFloats::set();
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };

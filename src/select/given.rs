@@ -47,8 +47,7 @@ pub(crate) fn certify_with(
     keep.check(scores)?;
     let judge = Judge { scores, keep, eps, simd: Simd::current()? };
     let (rows, n) = (scores.rows(), scores.longest().max(1));
-    let threads = threads::count(threads)?;
-    let threads = if rows.saturating_mul(n) <= 2 * TASK { 1 } else { threads };
+    let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
     let one = |row: usize| {
         if independent {
             certificate::check_row(scores, keep, row, judge.eps(row))

@@ -28,9 +28,9 @@ pub(crate) const HIDDEN: f32 = -1.0;
 pub(crate) fn weigh_row(
     scores: &Scores<'_>,
     row: usize,
-    simd: Simd,
     out: &mut [f32],
 ) -> Result<RowWeights, Error> {
+    let simd = Simd::current()?;
     let plain = scores.kind != Kind::Probs
         && scores.scale != 0.0
         && !matches!(scores.mask, Some(Mask::Additive(_)));
