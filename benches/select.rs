@@ -18,40 +18,18 @@ fn gaussian(count: usize, sigma: f64) -> Vec<f32> {
 fn benches(criterion: &mut Criterion) {
     let options = Options::new().threads(1);
     let eps = [0.01];
-    for (rows, n) in [
-        (2048, 512),
-        (256, 4096),
-        (32, 32_768),
-        (8, 131_072),
-        (1, 1 << 20),
-    ] {
+    for (rows, n) in [(2048, 512), (256, 4096), (32, 32_768), (8, 131_072), (1, 1 << 20)] {
         let data = gaussian(rows * n, 3.0);
         let scores = Scores::new(&data, &[rows, n]).expect("the shape fits");
         let found = select(&scores, &eps, &options).expect("finite scores");
-        assert!(
-            found
-                .status
-                .iter()
-                .all(|&status| status == Status::Certified)
-        );
+        assert!(found.status.iter().all(|&status| status == Status::Certified));
         let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
-        let keep = Keep::Indices {
-            indptr: &found.indptr,
-            indices: &indices,
-        };
+        let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
         let judged = certify(&scores, &keep, Some(&eps), true, None).expect("a kept set");
-        assert!(
-            judged
-                .holds
-                .expect("budgets were given")
-                .iter()
-                .all(|&holds| holds)
-        );
+        assert!(judged.holds.expect("budgets were given").iter().all(|&holds| holds));
 
         let mut group = criterion.benchmark_group("gaussian, sigma 3, eps 0.01");
-        group
-            .throughput(Throughput::Elements((rows * n) as u64))
-            .sample_size(10);
+        group.throughput(Throughput::Elements((rows * n) as u64)).sample_size(10);
         group.bench_function(BenchmarkId::new("select", n), |b| {
             b.iter(|| select(&scores, &eps, &options));
         });

@@ -1,0 +1,87 @@
+# Everything runs inside .venv, which is made here; needed beforehand: Python >= 3.10, Rust, make.
+# Stamp files in .venv say what is already done, so that a second run starts at once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find src -name '*.rs')
+MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
+CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-rust test-python lint fmt bench clean
+
+help:
+	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
+	@echo 'make test         all Rust and Python tests (installs torch and other test dependencies)'
+	@echo 'make test-rust    the Rust tests only'
+	@echo 'make test-python  the Python tests only'
+	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
+	@echo 'make fmt          format Rust and Python'
+	@echo 'make bench        time the core (criterion) and compare with numpy.argpartition'
+	@echo 'make clean        remove .venv, target and caches'
+
+demo: $(VENV)/.installed
+	@echo '== certk demo'
+	$(BIN)/certk demo
+
+test: test-rust test-python
+
+test-rust: $(VENV)/.tools
+	@echo '== Rust tests'
+	$(CARGO) test --release
+
+test-python: $(VENV)/.dev
+	@echo '== Python tests'
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	@echo '== rustfmt'
+	$(CARGO) fmt --check
+	@echo '== clippy, without and with the Python bindings'
+	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --all-targets --features python -- -D warnings
+	@echo '== rustdoc'
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps --quiet
+	@echo '== ruff'
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@echo '== mypy'
+	$(BIN)/mypy
+	@echo '== the stub against the built module'
+	MYPYPATH=python $(BIN)/python -m mypy.stubtest certk_rs._native
+
+fmt: $(VENV)/.dev
+	$(CARGO) fmt
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(CARGO) bench
+	$(BIN)/python benches/bench_argpartition.py
+
+clean:
+	rm -rf $(VENV) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The package with its run-time dependencies; edits of Python files need no new build.
+$(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
+	@echo '== building the extension and installing certk-rs into $(VENV)'
+	$(MATURIN) develop --release
+	@touch $@
+
+# The same, with everything that the tests and lints need.
+$(VENV)/.dev: pyproject.toml $(VENV)/.installed
+	@echo '== installing the test dependencies into $(VENV) (torch is large)'
+	$(MATURIN) develop --release --extras dev
+	@touch $@
+
+$(VENV)/.tools:
+	@command -v cargo > /dev/null || { echo 'Rust is needed: cargo is not on the PATH'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo 'Python >= 3.10 is needed; name one: make PYTHON=python3.12 ...'; exit 1; }
+	@echo '== making $(VENV)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'maturin>=1.9.4,<2'
+	@touch $@

@@ -1,0 +1,268 @@
+"""Coercion of what users hold (NumPy, torch on the CPU, ml_dtypes, lists) to what `_native` takes.
+
+Only dtype, stride and device are settled here; values and shapes are judged in Rust. An array is
+lent without a copy when its last axis is contiguous, its other strides are non-negative and its
+bytes are aligned and in native order; otherwise it is copied once. Neither torch nor ml_dtypes is
+imported: a torch tensor can only exist where torch has been imported, and a bfloat16 dtype is
+known by its name.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import CertkError
+
+_FLOATS = {np.dtype(t): np.dtype(t).name for t in (np.float16, np.float32, np.float64)}
+_FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
+_INTEGER_NAMES = frozenset(np.dtype(c).name for c in "bBhHiIlLqQ")
+_NEEDED = "float16, bfloat16, float32 or float64"
+_INT64_MAX = 2**63 - 1
+
+
+def lend_floats(name: str, value: object) -> tuple[NDArray[Any], str]:
+    """Lend `value`, of any shape with at least one axis, as an array of floating-point numbers.
+
+    Args:
+        name: What to call the argument in an error.
+        value: An array or tensor of dtype float16, bfloat16, float32 or float64, or nested lists of
+            numbers, which become float64.
+
+    Returns:
+        The array (16-bit dtypes as uint16 views) and the name of its dtype.
+
+    Raises:
+        CertkError: Another dtype, device or type, or no axis.
+    """
+    if type(value) is np.ndarray and (known := _FLOATS.get(value.dtype)) is not None:
+        array, dtype = value, known
+    else:
+        array, dtype = borrow(name, value)
+        if isinstance(value, list | tuple) and dtype in _FLOAT_NAMES | _INTEGER_NAMES:
+            array, dtype = widen(array, dtype), "float64"
+        if dtype not in _FLOAT_NAMES:
+            raise CertkError(f"{name} has dtype {dtype}; convert it to {_NEEDED}")
+    if array.ndim == 0:
+        raise CertkError(
+            f"{name} is a single number; pass an array with at least one axis (..., n)"
+        )
+    return lay_out(array.view(np.uint16) if array.itemsize == 2 else array), dtype
+
+
+def lend_mask(value: object, shape: tuple[int, ...]) -> tuple[NDArray[Any], str]:
+    """Lend a mask, boolean (True = may be kept) or an additive bias, broadcast to `shape`."""
+    array, dtype = borrow("mask", value)
+    if dtype != "bool" and dtype not in _FLOAT_NAMES:
+        raise CertkError(
+            f"mask has dtype {dtype}; pass bool (True = may be kept), or an additive bias of dtype "
+            f"{_NEEDED}"
+        )
+    if dtype != "bool" and array.itemsize == 2:
+        array = array.view(np.uint16)
+    return broadcast("mask", array, shape), dtype
+
+
+def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Lend an array broadcast to `shape`: leading axes with stride 0, the last axis in full."""
+    try:
+        if array.shape[-1:] != shape[-1:]:
+            array = np.broadcast_to(array, (*array.shape[:-1], *shape[-1:]))
+        return np.broadcast_to(lay_out(array), shape)
+    except ValueError:
+        raise CertkError(
+            f"{name} has shape {array.shape}, which does not broadcast to the scores' shape {shape}"
+        ) from None
+
+
+def lay_out(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array itself if its strides can be lent, else a C-ordered copy."""
+    size = array.itemsize
+    if array.flags.aligned and array.strides[-1] == size:
+        for stride in array.strides:
+            if stride < 0 or stride % size:
+                break
+        else:
+            return array
+    if array.flags.c_contiguous and array.flags.aligned:
+        # Axes of length one may carry any stride; a flat view and back gives the canonical ones.
+        return array.reshape(-1).reshape(array.shape)
+    return np.array(array, order="C", copy=True, subok=False)
+
+
+def borrow(name: str, value: object) -> tuple[NDArray[Any], str]:
+    """View `value` as an ndarray in native byte order, and name its dtype.
+
+    bfloat16 from torch comes as int16 bits under the name bfloat16.
+    """
+    if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+            raise CertkError(
+                f"{name} is a masked array; pass its .data, and what may be kept as mask="
+            )
+        array: NDArray[Any] = np.asarray(value)
+    elif (torch := sys.modules.get("torch")) and isinstance(value, getattr(torch, "Tensor", ())):
+        return _borrow_torch(name, value, torch)
+    elif isinstance(value, list | tuple) or hasattr(value, "__array__"):
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise CertkError(
+                f"{name} cannot be read as one array ({_one_line(error)}); rows of unequal length "
+                "need one flat array and indptr="
+            ) from None
+    elif isinstance(value, int | float):
+        array = np.asarray(value)
+    else:
+        raise CertkError(
+            f"{name} is a {_type_name(value)}; pass a NumPy array, a torch CPU tensor or a list"
+        )
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array, array.dtype.name
+
+
+def _borrow_torch(name: str, tensor: Any, torch: Any) -> tuple[NDArray[Any], str]:
+    """View a torch CPU tensor's memory, detached: gradients do not flow through a selection."""
+    if tensor.device.type == "meta":
+        raise CertkError(
+            f"{name} is a tensor on device meta, which holds no data; pass a CPU tensor"
+        )
+    if tensor.device.type != "cpu":
+        raise CertkError(f"{name} is a tensor on device {tensor.device}; pass {name}.cpu()")
+    if tensor.layout is not torch.strided:
+        raise CertkError(f"{name} is a sparse tensor ({tensor.layout}); pass {name}.to_dense()")
+    try:
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.dtype is torch.bfloat16:
+            return tensor.view(torch.int16).numpy(), "bfloat16"
+        array: NDArray[Any] = tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise CertkError(
+            f"{name} is a {tensor.dtype} tensor that NumPy cannot read ({_one_line(error)}); "
+            f"convert it to {_NEEDED} on the CPU"
+        ) from None
+    return array, array.dtype.name
+
+
+def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """Widen real numbers of any dtype that `borrow` names to a new float64 array."""
+    if dtype == "bfloat16":
+        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.array(array, dtype=np.float64)
+
+
+def per_row_floats(name: str, value: object, batch: tuple[int, ...]) -> NDArray[np.float64]:
+    """Copy one number, or one per row, to a fresh float64 array of shape () or `batch`."""
+    array, dtype = borrow(name, value)
+    if dtype not in _FLOAT_NAMES | _INTEGER_NAMES:
+        raise CertkError(
+            f"{name} has dtype {dtype}; pass a number, or an array of numbers, one per row"
+        )
+    _need_batch(name, array.shape, batch)
+    return widen(array, dtype)
+
+
+def per_row_integers(name: str, value: object, batch: tuple[int, ...]) -> NDArray[np.int64]:
+    """Copy one integer, or one per row, to a flat int64 array of length 1 or rows."""
+    array = integers(name, value)
+    _need_batch(name, array.shape, batch)
+    return array.reshape(-1)
+
+
+def integers(name: str, value: object) -> NDArray[np.int64]:
+    """Copy integers of any width to a fresh int64 array; booleans and floats are refused."""
+    array, dtype = borrow(name, value)
+    if array.size == 0 and dtype == "float64":
+        # What NumPy makes of an empty list.
+        return np.empty(array.shape, dtype=np.int64)
+    if dtype not in _INTEGER_NAMES:
+        raise CertkError(f"{name} has dtype {dtype}; pass integers")
+    if dtype == "uint64" and array.size and array.max() > _INT64_MAX:
+        raise CertkError(f"{name} holds {array.max()}, beyond int64; pass smaller integers")
+    return np.array(array, dtype=np.int64, order="C")
+
+
+def _need_batch(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    if shape not in ((), batch):
+        raise CertkError(
+            f"{name} has shape {shape}; pass one number or the scores' batch shape {batch}"
+        )
+
+
+def count(name: str, value: object, least: int = 0) -> int:
+    """Return an integer argument of at least `least` as an int."""
+    if type(value) is not int:
+        if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+            raise CertkError(f"{name} is {_shown(value)}; pass an integer")
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise CertkError(f"{name} is {_shown(value)}; pass an integer") from None
+    if not least <= value <= _INT64_MAX:
+        raise CertkError(f"{name} is {value}; pass an integer of at least {least} that fits int64")
+    return value
+
+
+def real(name: str, value: object) -> float:
+    """Return a real argument as a float, refusing what float64 would round."""
+    if type(value) is float:
+        return value
+    number = None
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = None
+    if number is None or (number != value and number == number):
+        raise CertkError(f"{name} is {_shown(value)}; pass a number that float64 holds exactly")
+    return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Return a yes-or-no argument as a bool."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise CertkError(f"{name} is {_shown(value)}; pass True or False")
+
+
+def optional_count(name: str, value: object, least: int = 1) -> int | None:
+    """Return an integer argument that may be left out."""
+    return None if value is None else count(name, value, least)
+
+
+def keep_limit(value: object) -> tuple[int | None, float | None]:
+    """Split `max_keep` into a count (an integer) and a fraction of the keys (a float in (0, 1])."""
+    if value is None:
+        return None, None
+    if isinstance(value, float | np.floating):
+        fraction = real("max_keep", value)
+        if not 0.0 < fraction <= 1.0:
+            raise CertkError(
+                f"max_keep is {fraction}; pass a fraction in (0, 1], or an int for a count of keys"
+            )
+        return None, fraction
+    return count("max_keep", value, least=1), None
+
+
+def _shown(value: object) -> str:
+    """A short, one-line picture of a bad argument."""
+    text = _one_line(repr(value))
+    return text if len(text) <= 60 else f"a {_type_name(value)}"
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())

@@ -1,0 +1,419 @@
+"""What the functions return: frozen, picklable, with read-only arrays.
+
+`...` stands for the batch shape, the leading axes of the scores; for one row of shape (n,) it is
+(), and the fields are 0-d arrays. Tail masses are fractions of a row's softmax mass. Constructors
+take over the arrays that they are given and make them read-only.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from dataclasses import dataclass, fields
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from enum import IntEnum
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import CertkError
+
+RowIndex = int | tuple[int, ...]
+Indices = NDArray[np.int32] | NDArray[np.int64]
+
+
+class Status(IntEnum):
+    """What became of a row's budget."""
+
+    CERTIFIED = 0
+    """The reported upper end of the tail mass is within eps."""
+    OVER_BUDGET = 1
+    """`max_keep` does not allow eps; `tail_mass_upper` says what is lost."""
+    EMPTY = 2
+    """The row has no visible key: nothing kept, tail mass 0."""
+
+
+class _Frozen:
+    """Arrays are made read-only, and stay so through pickle."""
+
+    def __post_init__(self) -> None:
+        for value in self.__dict__.values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (getattr(self, field.name) for field in fields(cast(Any, self)))
+        return type(self), tuple(values)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Selection(_Frozen):
+    """The kept keys of each row, each with a proven interval for the tail mass that was dropped.
+
+    The promise, per row: for the real-number softmax of exactly the stored scores (times the given
+    scale, plus the given mask), tail_mass_lower <= dropped mass <= tail_mass_upper.
+    """
+
+    shape: tuple[int | None, ...]
+    """Shape of the scores, (..., n); (rows, None) for ragged rows."""
+    eps: NDArray[np.float64]
+    """The budgets asked for, shape () or (...)."""
+    k: NDArray[np.int64]
+    """Keys kept, (...)."""
+    indptr: NDArray[np.int64]
+    """Row r keeps indices[indptr[r] : indptr[r + 1]]; (rows + 1,)."""
+    indices: Indices
+    """Positions within the row, ascending; int64 only where n >= 2**31."""
+    tail_mass_upper: NDArray[np.float64]
+    """Proven upper end of the dropped mass, (...)."""
+    tail_mass_lower: NDArray[np.float64]
+    """Proven lower end of the dropped mass, (...)."""
+    minimal: NDArray[np.bool_]
+    """Whether k is proven minimal under all given constraints, (...)."""
+    status: NDArray[np.uint8]
+    """A `Status` per row, (...)."""
+    score_indptr: NDArray[np.int64] | None = None
+    """Where each ragged row starts in the flat scores, (rows + 1,); else None."""
+
+    @property
+    def kl_upper(self) -> NDArray[np.float64]:
+        """Upper bound in nats on KL(renormalised kept softmax || full softmax), (...).
+
+        It is -ln(1 - tail_mass_upper), rounded outward; inf where the upper end is 1.
+        """
+        upper = self.tail_mass_upper
+        with np.errstate(divide="ignore"):
+            kl = -np.log1p(-upper)
+        # Raised by more than log1p can be off; where nothing is dropped it is exactly 0.
+        return np.where(upper == 0.0, 0.0, np.nextafter(kl * (1.0 + 2.0**-48), np.inf))
+
+    def row(self, i: RowIndex) -> Indices:
+        """Return the kept positions of one row, ascending.
+
+        Args:
+            i: The row's flat number, or its multi-index in the batch shape; negative counts from
+                the end.
+
+        Raises:
+            CertkError: No such row.
+        """
+        flat = _flat_row(i, self.k.shape)
+        return self.indices[self.indptr[flat] : self.indptr[flat + 1]]
+
+    def to_mask(self) -> NDArray[np.bool_]:
+        """Return a new bool array of the scores' shape (flat for ragged rows), True where kept."""
+        if self.score_indptr is None:
+            mask = np.zeros((self.k.size, _dense(self.shape)[-1]), dtype=np.bool_)
+            mask[np.repeat(np.arange(self.k.size), self.k.reshape(-1)), self.indices] = True
+            return mask.reshape(_dense(self.shape))
+        mask = np.zeros(self.score_indptr[-1], dtype=np.bool_)
+        mask[np.repeat(self.score_indptr[:-1], self.k) + self.indices] = True
+        return mask
+
+    def to_padded(self, fill: int = -1) -> Indices:
+        """Return a new array (..., max k) of each row's kept positions, `fill` after the last."""
+        k = self.k.reshape(-1)
+        padded = np.full((k.size, int(k.max(initial=0))), fill, dtype=self.indices.dtype)
+        padded[np.arange(padded.shape[1]) < k[:, None]] = self.indices
+        return padded.reshape(*self.k.shape, padded.shape[1])
+
+    @property
+    def _n_scores(self) -> int:
+        ragged = self.score_indptr
+        return prod(_dense(self.shape)) if ragged is None else int(ragged[-1])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an npz file with the field names at exactly `path`; written aside, then renamed.
+
+        Raises:
+            OSError: The file cannot be written; an old file of that name is left as it was.
+        """
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays["shape"] = np.array([-1 if axis is None else axis for axis in self.shape], np.int64)
+        if self.score_indptr is None:
+            del arrays["score_indptr"]
+        target = Path(path)
+        aside = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
+        try:
+            with aside.open("xb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(target)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Selection:
+        """Read what `save` wrote. Nothing is unpickled.
+
+        Raises:
+            CertkError: The file is not one, or its fields contradict each other.
+            OSError: The file cannot be read.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                stored = {name: file[name] for name in file.files}
+            return cls(**_fields_of_saved(stored))
+        except OSError:
+            raise
+        except Exception as error:  # whatever zipfile and NumPy make of foreign bytes
+            problem = " ".join(str(error).split()) or type(error).__name__
+            raise CertkError(f"{os.fspath(path)} is not a saved Selection ({problem})") from None
+
+    def summary(self) -> str:
+        """Return a few lines on how much is kept and what is proven."""
+        kept, total, rows = self.indices.size, self._n_scores, self.k.size
+        lines = [
+            f"Selection of {_rows(rows)}, scores of shape {self.shape}, eps = {_range(self.eps)}",
+            f"  kept       {kept} of {total} scores ({_percent(kept, total)}), k {_range(self.k)}",
+            f"  tail mass  {_masses(self.tail_mass_lower, self.tail_mass_upper)}",
+            f"  minimal    {_percent(_count(self.minimal), rows)} of the rows, proven",
+            f"  status     {_statuses(self.status)}",
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        kept, total = self.indices.size, self._n_scores
+        return (
+            f"Selection(shape={self.shape}, eps={_range(self.eps)}, "
+            f"kept {_percent(kept, total)} (k {_range(self.k)}), "
+            f"tail mass <= {_worst(self.tail_mass_upper)}, "
+            f"minimal {_percent(_count(self.minimal), self.k.size)}, {_statuses(self.status)})"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificate(_Frozen):
+    """A proven interval for the mass that a given kept set drops from each row.
+
+    The promise is that of `Selection`. An empty set of a row with visible keys has mass [1, 1].
+    """
+
+    shape: tuple[int | None, ...]
+    """Shape of the scores, (..., n); (rows, None) for ragged rows."""
+    k: NDArray[np.int64]
+    """Keys kept, (...)."""
+    tail_mass_upper: NDArray[np.float64]
+    """Proven upper end of the dropped mass, (...)."""
+    tail_mass_lower: NDArray[np.float64]
+    """Proven lower end of the dropped mass, (...)."""
+    eps: NDArray[np.float64] | None = None
+    """The budgets asked about, shape () or (...), or None."""
+    holds: NDArray[np.bool_] | None = None
+    """Whether tail_mass_upper <= eps, (...); None without eps."""
+    minimal: NDArray[np.bool_] | None = None
+    """Whether no smaller set meets eps, proven, (...); None without eps."""
+
+    def summary(self) -> str:
+        """Return a few lines on what is kept and what is proven."""
+        lines = [
+            f"Certificate for {_rows(self.k.size)}, scores of shape {self.shape}",
+            f"  kept       {int(self.k.sum())} scores, k = {_range(self.k)}",
+            f"  tail mass  {_masses(self.tail_mass_lower, self.tail_mass_upper)}",
+        ]
+        if self.eps is not None and self.holds is not None and self.minimal is not None:
+            holds = _percent(_count(self.holds), self.k.size)
+            minimal = _percent(_count(self.minimal), self.k.size)
+            lines += [
+                f"  holds      {holds} of the rows, eps = {_range(self.eps)}",
+                f"  minimal    {minimal} of the rows, proven",
+            ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        verdict = ""
+        if self.eps is not None and self.holds is not None:
+            share = _percent(_count(self.holds), self.k.size)
+            verdict = f", holds {share} at eps={_range(self.eps)}"
+        return (
+            f"Certificate(shape={self.shape}, k {_range(self.k)}, "
+            f"tail mass <= {_worst(self.tail_mass_upper)}{verdict})"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KeepSet(_Frozen):
+    """One kept set for many rows, with a proven lower bound on its size.
+
+    The promise covers the listed rows only: nothing is said about queries that were not given.
+    """
+
+    shape: tuple[int, ...]
+    """Shape of the scores, (..., n)."""
+    eps: NDArray[np.float64]
+    """The budgets asked for, shape () or (...)."""
+    indices: NDArray[np.int64]
+    """Positions kept for every row, ascending, (k,)."""
+    status: Status
+    """CERTIFIED iff every row is within its budget; EMPTY iff no row has a visible key."""
+    tail_mass_upper: NDArray[np.float64]
+    """Proven upper end of the mass that each row loses, (...)."""
+    tail_mass_lower: NDArray[np.float64]
+    """Proven lower end of the mass that each row loses, (...)."""
+    lower_bound: int
+    """No set under the same constraints is smaller (over budget: none that reaches as much)."""
+    weights: NDArray[np.float64]
+    """Weights >= 0 of the rows, (...), whose mixture proves `lower_bound`."""
+
+    @property
+    def k(self) -> int:
+        """Number of keys kept."""
+        return self.indices.size
+
+    @property
+    def optimality_gap(self) -> int:
+        """How many keys at most could be saved: k - lower_bound."""
+        return self.k - self.lower_bound
+
+    def to_mask(self) -> NDArray[np.bool_]:
+        """Return a new boolean array (n,), True where kept; it broadcasts to the scores' shape."""
+        mask = np.zeros(self.shape[-1], dtype=np.bool_)
+        mask[self.indices] = True
+        return mask
+
+    def summary(self) -> str:
+        """Return a few lines on how much is kept, what is proven, and for which queries."""
+        n = self.shape[-1]
+        lines = [
+            f"KeepSet for {_rows(self.tail_mass_upper.size)}, scores of shape {self.shape}, "
+            f"eps = {_range(self.eps)}: {self.status.name.lower().replace('_', ' ')}",
+            f"  kept       {self.k} of {n} keys ({_percent(self.k, n)}); proven minimum >= "
+            f"{self.lower_bound}, gap <= {self.optimality_gap}",
+            f"  tail mass  {_masses(self.tail_mass_lower, self.tail_mass_upper)}",
+            "  The promise covers the listed queries only.",
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        n = self.shape[-1]
+        return (
+            f"KeepSet(shape={self.shape}, eps={_range(self.eps)}, kept {self.k} of {n} "
+            f"({_percent(self.k, n)}), lower bound {self.lower_bound}, "
+            f"tail mass <= {_worst(self.tail_mass_upper)}, {self.status.name}; "
+            f"covers the {_rows(self.tail_mass_upper.size)} listed only)"
+        )
+
+
+def _dense(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+    return tuple(axis for axis in shape if axis is not None)
+
+
+def _flat_row(i: RowIndex, batch: tuple[int, ...]) -> int:
+    index, axes = (i, batch) if isinstance(i, tuple) else ((i,), (prod(batch),))
+    try:
+        steps = [operator.index(step) for step in index]
+    except TypeError:
+        steps = []
+    if len(steps) != len(axes) or not all(
+        -n <= step < n for step, n in zip(steps, axes, strict=True)
+    ):
+        raise CertkError(f"i is {i!r}; there is no such row in the batch shape {batch}")
+    flat = 0
+    for step, n in zip(steps, axes, strict=True):
+        flat = flat * n + step % n
+    return flat
+
+
+_STORED_DTYPES = {
+    "shape": ("int64",),
+    "eps": ("float64",),
+    "k": ("int64",),
+    "indptr": ("int64",),
+    "indices": ("int32", "int64"),
+    "tail_mass_upper": ("float64",),
+    "tail_mass_lower": ("float64",),
+    "minimal": ("bool",),
+    "status": ("uint8",),
+}
+
+
+def _need(condition: object, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
+
+
+def _fields_of_saved(stored: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Turn the arrays of a file into fields; ValueError where they contradict each other."""
+    _need(stored.keys() - {"score_indptr"} == _STORED_DTYPES.keys(), "it has other fields")
+    for name, dtypes in (*_STORED_DTYPES.items(), ("score_indptr", ("int64",))):
+        array = stored.get(name)
+        _need(array is None or str(array.dtype) in dtypes, f"{name} has another dtype")
+    _need(stored["shape"].ndim == 1 and stored["shape"].size > 0, "shape has no axis")
+    *axes, n = stored["shape"].tolist()
+    batch, rows = tuple(axes), prod(axes)
+    k, indptr, indices, eps = (stored[name] for name in ("k", "indptr", "indices", "eps"))
+    lower, upper, status = (stored[f] for f in ("tail_mass_lower", "tail_mass_upper", "status"))
+    for array in (k, lower, upper, status, stored["minimal"]):
+        _need(array.shape == batch, "a field per row has not the batch shape")
+    _need(eps.shape in ((), batch), "eps has not the batch shape")
+    starts = stored.get("score_indptr")
+    if starts is None:
+        _need(n >= 0, "shape is negative")
+        starts = np.arange(rows + 1, dtype=np.int64) * n
+    else:
+        _need(len(batch) == 1 and n == -1, "shape is not that of ragged rows")
+        _need(
+            starts.shape == (rows + 1,) and starts[0] == 0, "score_indptr has not rows + 1 entries"
+        )
+    sizes = np.diff(starts)
+    _need((sizes >= 0).all() and (k >= 0).all(), "a row has a negative length")
+    _need(indptr.shape == (rows + 1,) and indptr[0] == 0, "indptr has not rows + 1 entries from 0")
+    _need(np.array_equal(np.diff(indptr), k.reshape(-1)), "indptr and k differ")
+    _need(indices.shape == (indptr[-1],), "indptr and indices differ")
+    inside = (indices >= 0) & (indices < np.repeat(sizes, k.reshape(-1)))
+    _need(inside.all(), "an index is out of range")
+    flat = np.repeat(starts[:-1], k.reshape(-1)) + indices
+    _need((np.diff(flat) > 0).all(), "the indices of a row are not ascending")
+    _need(((lower >= 0) & (lower <= upper) & (upper <= 1)).all(), "a tail mass is out of order")
+    certified = status == Status.CERTIFIED
+    _need(
+        (status <= Status.EMPTY).all() and (upper <= eps)[certified].all(), "a status does not hold"
+    )
+    shape = (*batch, None if "score_indptr" in stored else n)
+    return {**stored, "shape": shape}
+
+
+def _count(flags: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(flags))
+
+
+def _percent(part: int, whole: int) -> str:
+    """A share in per cent, rounded down, so that 100 means all."""
+    return f"{part * 10000 // whole / 100:g} %" if part < whole else "100 %"
+
+
+def _rounded(value: float, rounding: str) -> str:
+    """Six digits, rounded to the given side: a bound that is shown is still a bound."""
+    return f"{Context(prec=6, rounding=rounding).create_decimal(float(value)).normalize():g}"
+
+
+def _range(values: NDArray[Any]) -> str:
+    if values.size == 0:
+        return "none"
+    low, high = f"{values.min():g}", f"{values.max():g}"
+    return low if low == high else f"{low}..{high}"
+
+
+def _worst(upper: NDArray[np.float64]) -> str:
+    return _rounded(upper.max(initial=0.0), ROUND_CEILING)
+
+
+def _masses(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
+    if upper.size == 0:
+        return "none"
+    mean = _rounded(upper.mean(), ROUND_CEILING)
+    return f"{_rounded(lower.min(), ROUND_FLOOR)} to {_worst(upper)}, at most {mean} in the mean"
+
+
+def _rows(n: int) -> str:
+    return "1 row" if n == 1 else f"{n} rows"
+
+
+def _statuses(status: NDArray[np.uint8]) -> str:
+    counts = [(_count(status == s), s.name.lower().replace("_", " ")) for s in Status]
+    return ", ".join(f"{count} {name}" for count, name in counts if count) or "no rows"

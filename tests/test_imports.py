@@ -1,0 +1,85 @@
+"""`import certk_rs` loads NumPy alone and is quick: users import it in services and in workers."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "ray",
+    "matplotlib",
+    "typer",
+    "rich",
+    "safetensors",
+    "scipy",
+    "ml_dtypes",
+)
+ALLOWED_MS = 150
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_loads_none_of_the_optional_packages() -> None:
+    loaded = run("import sys, certk_rs; print(*sys.modules)").split()
+    assert "certk_rs._native" in loaded
+    assert not {name.partition(".")[0] for name in loaded} & set(HEAVY)
+
+
+def test_import_loads_nothing_but_numpy_and_the_standard_library() -> None:
+    code = """
+import sys, numpy
+before = {name.partition('.')[0] for name in sys.modules}
+import certk_rs
+after = {name.partition('.')[0] for name in sys.modules}
+print(*(after - before - set(sys.stdlib_module_names)))
+"""
+    assert run(code).split() == ["certk_rs"]
+
+
+@pytest.mark.parametrize("call", ["select(x, 0.1)", "certify(x, [0])", "keep_set([x], 0.1)"])
+def test_a_call_loads_none_of_the_optional_packages(call: str) -> None:
+    code = f"import sys, numpy, certk_rs; x = [0.0, 1.0]; certk_rs.{call}; print(*sys.modules)"
+    assert not {name.partition(".")[0] for name in run(code).split()} & set(HEAVY)
+
+
+def test_import_is_quick() -> None:
+    # Beyond NumPy's own import, which is timed in the same process just before. The median of a few
+    # fresh processes; on a machine that is busy with other work the best of them counts.
+    code = """
+import time, numpy
+start = time.perf_counter()
+import certk_rs
+print(1000 * (time.perf_counter() - start))
+"""
+    run(code)  # writes the byte code, reads the files once
+    times = [float(run(code)) for _ in range(5)]
+    assert min(statistics.median(times), 2 * min(times)) <= ALLOWED_MS, times
+
+
+def test_the_public_names() -> None:
+    names = run("import certk_rs; print(*certk_rs.__all__, certk_rs.__version__)").split()
+    assert {
+        "select",
+        "certify",
+        "keep_set",
+        "Selection",
+        "Certificate",
+        "KeepSet",
+        "Status",
+        "CertkError",
+        "simd_level",
+        "__version__",
+    } <= set(names)
+
+
+def test_the_public_names_are_all_there() -> None:
+    run("import certk_rs; assert all(hasattr(certk_rs, name) for name in certk_rs.__all__)")

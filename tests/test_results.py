@@ -1,0 +1,404 @@
+"""Results are frozen, survive pickle and files, read well, and their views of the set agree."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import itertools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+
+RNG = np.random.default_rng(5)
+SCORES = (3 * RNG.standard_normal((2, 3, 40))).astype(np.float32)
+SCORES[1, 2] = -np.inf
+FLAT = SCORES.reshape(-1)[:100]
+INDPTR = [0, 30, 30, 100]
+EPS = 0.05
+
+
+def dense() -> ck.Selection:
+    return ck.select(SCORES, EPS)
+
+
+def ragged() -> ck.Selection:
+    return ck.select(FLAT, EPS, indptr=INDPTR)
+
+
+def one_row() -> ck.Selection:
+    return ck.select(SCORES[0, 0], EPS)
+
+
+def no_rows() -> ck.Selection:
+    return ck.select(SCORES[:0], EPS)
+
+
+def no_keys() -> ck.Selection:
+    return ck.select(SCORES[..., :0], EPS)
+
+
+def per_row_eps() -> ck.Selection:
+    return ck.select(SCORES, np.linspace(0.01, 0.3, 6).reshape(2, 3), max_keep=4)
+
+
+def built() -> ck.Selection:
+    """Built by the constructor, not by select."""
+    source = dense()
+    return ck.Selection(**{f.name: getattr(source, f.name) for f in dataclasses.fields(source)})
+
+
+SELECTIONS = [dense, ragged, one_row, no_rows, no_keys, per_row_eps, built]
+RESULTS: list[Callable[[], Any]] = [
+    *SELECTIONS,
+    lambda: ck.certify(SCORES, dense(), eps=EPS),
+    lambda: ck.certify(SCORES, dense()),
+    lambda: ck.certify(FLAT, ragged(), eps=EPS, indptr=INDPTR),
+    lambda: ck.keep_set(SCORES[0], EPS),
+    lambda: ck.keep_set(SCORES[0, 0], EPS),
+]
+
+
+def values(result: Any) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+
+
+def same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    for name, value in values(a).items():
+        other = getattr(b, name)
+        assert type(other) is type(value)
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(other, value, strict=True)
+        else:
+            assert other == value
+
+
+# -------------------------------------------------------------------------- what all results share
+
+
+@pytest.mark.parametrize("make", RESULTS)
+def test_results_are_frozen(make: Callable[[], Any]) -> None:
+    result = make()
+    for name, value in values(result).items():
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(result, name, value)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(result, name)
+        if isinstance(value, np.ndarray):
+            assert not value.flags.writeable, name
+    with pytest.raises(AttributeError, match="no_such_field"):
+        _ = result.no_such_field
+
+
+@pytest.mark.parametrize("make", RESULTS)
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_results_survive_pickle(make: Callable[[], Any], protocol: int) -> None:
+    result = make()
+    again = pickle.loads(pickle.dumps(result, protocol))
+    same(again, result)
+    for value in values(again).values():
+        assert not isinstance(value, np.ndarray) or not value.flags.writeable
+
+
+@pytest.mark.parametrize("make", RESULTS)
+def test_results_can_be_copied(make: Callable[[], Any]) -> None:
+    result = make()
+    same(copy.copy(result), result)
+    same(copy.deepcopy(result), result)
+    same(dataclasses.replace(result), result)
+
+
+@pytest.mark.parametrize("make", RESULTS)
+def test_results_are_equal_to_themselves_alone(make: Callable[[], Any]) -> None:
+    # Comparing arrays gives arrays, so == on results is identity, and they can be dictionary keys.
+    result, other = make(), make()
+    assert result == result
+    assert result != other
+    assert len({result, other}) == 2
+
+
+@pytest.mark.parametrize("make", RESULTS)
+def test_results_read_at_a_glance(make: Callable[[], Any]) -> None:
+    result = make()
+    name = type(result).__name__
+    assert repr(result).startswith(f"{name}(shape={result.shape}, ")
+    assert repr(result).endswith(")")
+    assert "\n" not in repr(result)
+    assert len(repr(result)) < 200
+    assert result.summary().startswith(name)
+    assert len(result.summary().splitlines()) >= 3
+
+
+def test_what_the_pictures_say() -> None:
+    selection = dense()
+    kept = 100 * selection.indices.size // SCORES.size
+    assert f"eps=0.05, kept {kept}" in repr(selection)
+    assert f"(k 0..{selection.k.max()})" in repr(selection)
+    assert "5 certified, 1 empty" in repr(selection)
+    assert "minimal 100 %" in repr(selection)
+    assert "eps=0.01..0.3" in repr(per_row_eps())
+    assert "over budget" in repr(per_row_eps())
+    assert "no rows" in repr(no_rows())
+    keep = ck.keep_set(SCORES[0], EPS)
+    assert "listed only" in repr(keep)
+    assert "The promise covers the listed queries only" in keep.summary()
+    certificate = ck.certify(SCORES, selection, eps=EPS)
+    assert "holds 100 % at eps=0.05" in repr(certificate)
+    assert "holds" not in repr(ck.certify(SCORES, selection))
+
+
+def test_shown_bounds_are_bounds() -> None:
+    # Six digits are shown; rounded to nearest, a shown upper end could be below the truth.
+    for upper in (0.123456400001, 0.00999994999, 1e-80 * 1.23456789, 0.9999999, 1.0, 0.0):
+        arrays = [np.array(x) for x in (upper, 0.0)]
+        certificate = ck.Certificate((4,), np.array(1), *arrays)
+        shown = float(repr(certificate).split("tail mass <= ")[1].rstrip(")"))
+        assert upper <= shown <= upper * (1 + 1e-5)
+    almost = np.ones(100_000, dtype=bool)
+    almost[0] = False
+    certificate = ck.Certificate(
+        (100_000, 4),
+        np.ones(100_000, dtype=np.int64),
+        np.zeros(100_000),
+        np.zeros(100_000),
+        np.array(0.1),
+        almost,
+        almost,
+    )
+    assert "holds 99.99 %" in repr(certificate)
+
+
+# ------------------------------------------------------------------------------ views of the set
+
+
+@pytest.mark.parametrize("make", [dense, one_row, no_rows, no_keys, per_row_eps, built])
+def test_rows_mask_and_padding_agree(make: Callable[[], ck.Selection]) -> None:
+    selection = make()
+    batch = selection.shape[:-1]
+    mask, padded = selection.to_mask(), selection.to_padded()
+    assert mask.shape == selection.shape
+    assert padded.shape == (*batch, selection.k.max(initial=0))
+    assert padded.dtype == selection.indices.dtype == np.int32
+    for name in ("k", "tail_mass_upper", "tail_mass_lower", "minimal", "status"):
+        assert getattr(selection, name).shape == batch
+    assert selection.indptr.shape == (selection.k.size + 1,)
+    for flat, i in enumerate(np.ndindex(*batch)):
+        row = selection.row(i)
+        np.testing.assert_array_equal(row, selection.row(flat))
+        np.testing.assert_array_equal(row, np.flatnonzero(mask[i]))
+        np.testing.assert_array_equal(row, padded[i][: selection.k[i]])
+        assert (padded[i][selection.k[i] :] == -1).all()
+        assert not row.flags.writeable
+
+
+def test_new_arrays_may_be_written() -> None:
+    assert dense().to_mask().flags.writeable
+    assert dense().to_padded().flags.writeable
+    padded = dense().to_padded()
+    np.testing.assert_array_equal(dense().to_padded(fill=99), np.where(padded < 0, 99, padded))
+
+
+def test_ragged_rows() -> None:
+    selection = ragged()
+    mask = selection.to_mask()
+    assert selection.shape == (3, None)
+    assert mask.shape == (100,)
+    for i, (start, end) in enumerate(itertools.pairwise(INDPTR)):
+        np.testing.assert_array_equal(selection.row(i), np.flatnonzero(mask[start:end]))
+    assert selection.status.tolist() == [0, 2, 0]
+    assert selection.to_padded().shape == (3, selection.k.max())
+
+
+def test_one_row_behaves_like_numbers() -> None:
+    selection = one_row()
+    assert selection.k.shape == ()
+    assert list(range(selection.k)) == list(range(int(selection.k)))
+    assert selection.row(0).size == selection.k == selection.row(()).size == selection.row(-1).size
+    assert selection.status == ck.Status.CERTIFIED
+    assert bool(selection.minimal)
+    assert float(selection.tail_mass_upper) <= EPS
+
+
+def test_rows_count_from_the_end_too() -> None:
+    selection = dense()
+    np.testing.assert_array_equal(selection.row(-2), selection.row((1, 1)))
+    np.testing.assert_array_equal(selection.row((-2, np.int64(-1))), selection.row((0, 2)))
+    for wrong in (6, -7, (2, 0), (0, 3), (0,), (0, 0, 0), (), 0.0, "0", None, (0, 1.0)):
+        with pytest.raises(ck.CertkError, match=r"i is .* no such row"):
+            selection.row(wrong)
+    with pytest.raises(ck.CertkError):
+        no_rows().row(0)
+
+
+def test_empty_rows() -> None:
+    selection = dense()
+    assert selection.status[1, 2] == ck.Status.EMPTY
+    assert selection.k[1, 2] == 0
+    assert selection.tail_mass_upper[1, 2] == selection.tail_mass_lower[1, 2] == 0.0
+    assert selection.minimal[1, 2]
+    assert (no_keys().status == ck.Status.EMPTY).all()
+
+
+def test_kl_is_the_outward_rounded_logarithm() -> None:
+    flint = pytest.importorskip("flint")
+    uppers = np.array([0.0, 5e-324, 1e-300, 1e-17, 1e-3, 0.25, 0.5, 1 - 2**-53, 1.0])
+    rows = {name: value for name, value in values(dense()).items() if "tail" not in name}
+    kl = ck.Selection(tail_mass_upper=uppers, tail_mass_lower=uppers, **rows).kl_upper
+    assert kl[0] == 0.0
+    assert kl[-1] == np.inf
+    with flint.ctx.workprec(2400):  # 1 - 2**-1074 needs every bit of it
+        for upper, bound in zip(uppers[1:-1].tolist(), kl[1:-1].tolist(), strict=True):
+            exact = -(1 - flint.arb(upper)).log()
+            assert exact < flint.arb(bound)
+            assert flint.arb(bound) < exact * (1 + flint.arb(2) ** -46) + flint.arb(2) ** -1073
+    np.testing.assert_array_equal(dense().kl_upper.shape, dense().k.shape)
+
+
+def test_keep_set_fields() -> None:
+    keep = ck.keep_set(SCORES[0], EPS)
+    assert keep.shape == (3, 40)
+    assert keep.k == keep.indices.size == keep.lower_bound + keep.optimality_gap
+    assert isinstance(keep.lower_bound, int)
+    assert keep.optimality_gap >= 0
+    assert isinstance(keep.status, ck.Status)
+    assert (np.diff(keep.indices) > 0).all()
+    assert keep.weights.shape == keep.tail_mass_upper.shape == keep.tail_mass_lower.shape == (3,)
+    np.testing.assert_array_equal(np.flatnonzero(keep.to_mask()), keep.indices)
+
+
+# ---------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("make", SELECTIONS)
+def test_save_and_load(make: Callable[[], ck.Selection], tmp_path: Path) -> None:
+    selection = make()
+    for name in ("keep.npz", "no suffix"):
+        selection.save(tmp_path / name)
+        same(ck.Selection.load(str(tmp_path / name)), selection)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["keep.npz", "no suffix"]
+    with np.load(tmp_path / "keep.npz", allow_pickle=False) as file:
+        assert set(values(selection)) - {"score_indptr"} <= set(file.files)
+
+
+def test_save_replaces_whole_files_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keep.npz"
+    one_row().save(path)
+    dense().save(path)
+    same(ck.Selection.load(path), dense())
+    before = path.read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space"):
+        one_row().save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["keep.npz"]
+
+
+def test_save_into_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        dense().save(tmp_path / "no such folder" / "keep.npz")
+    with pytest.raises(OSError):  # noqa: PT011 - a directory cannot be replaced; the class differs by system
+        dense().save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        ck.Selection.load(tmp_path / "keep.npz")
+
+
+def test_save_respects_the_umask(tmp_path: Path) -> None:
+    dense().save(tmp_path / "keep.npz")
+    (tmp_path / "plain").write_bytes(b"")
+    assert (tmp_path / "keep.npz").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def stored(selection: ck.Selection) -> dict[str, Any]:
+    buffer = dict(values(selection))
+    buffer["shape"] = np.array([-1 if axis is None else axis for axis in selection.shape])
+    return {name: np.array(value) for name, value in buffer.items() if value is not None}
+
+
+def write(path: Path, arrays: dict[str, Any]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def test_the_stored_form_is_what_load_reads(tmp_path: Path) -> None:
+    for make in SELECTIONS:
+        write(tmp_path / "a", stored(make()))
+        same(ck.Selection.load(tmp_path / "a"), make())
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a field missing": lambda a: a.pop("status"),
+    "a field more": lambda a: a.update(extra=np.zeros(1)),
+    "another dtype": lambda a: a.update(k=a["k"].astype(np.float64)),
+    "a pickled object": lambda a: a.update(k=np.array([object()])),
+    "another byte order": lambda a: a.update(k=a["k"].astype(">i8")),
+    "another shape": lambda a: a.update(shape=np.array([3, 2, 40])),
+    "shape without axes": lambda a: a.update(shape=np.zeros(0, dtype=np.int64)),
+    "negative shape": lambda a: a.update(shape=np.array([2, 3, -5])),
+    "scalar shape": lambda a: a.update(shape=np.array(6)),
+    "eps of another shape": lambda a: a.update(eps=np.full(6, 0.05)),
+    "k against indptr": lambda a: a["k"].__setitem__((0, 0), 1),
+    "indptr not from zero": lambda a: a["indptr"].__iadd__(1),
+    "indices cut": lambda a: a.update(indices=a["indices"][:-1]),
+    "index out of range": lambda a: a["indices"].__setitem__(a["k"][0, 0] - 1, 40),
+    "negative index": lambda a: a["indices"].__setitem__(0, -1),
+    "index twice": lambda a: a["indices"].__setitem__(1, a["indices"][0]),
+    "mass above one": lambda a: a["tail_mass_upper"].__setitem__((0, 0), 1.5),
+    "mass NaN": lambda a: a["tail_mass_upper"].__setitem__((0, 0), np.nan),
+    "masses swapped": lambda a: a["tail_mass_lower"].__setitem__((0, 0), 1.0),
+    "unknown status": lambda a: a["status"].__setitem__((0, 0), 3),
+    "status that does not hold": lambda a: a["eps"].__setitem__((), 0.0),
+    "ragged starts of another length": lambda a: a.update(score_indptr=np.array([0, 40])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_load_refuses_what_contradicts_itself(change: str, tmp_path: Path) -> None:
+    arrays = stored(dense())
+    CHANGES[change](arrays)
+    write(tmp_path / "keep.npz", arrays)
+    with pytest.raises(ck.CertkError, match=r"keep\.npz is not a saved Selection") as caught:
+        ck.Selection.load(tmp_path / "keep.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_load_refuses_foreign_files(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    whole = tmp_path / "whole"
+    dense().save(whole)
+    foreign = {
+        "empty": b"",
+        "text": b"not a zip file",
+        "npy": buffer.getvalue(),
+        "pickle": pickle.dumps({"k": 1}),
+        "cut": whole.read_bytes()[:-40],
+        "zip": b"PK\x05\x06" + bytes(18),
+    }
+    for name, content in foreign.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(ck.CertkError, match=f"{name} is not a saved Selection"):
+            ck.Selection.load(path)
+
+
+def test_errors_survive_pickle() -> None:
+    with pytest.raises(ck.CertkError) as caught:
+        ck.select([0.0, np.nan], EPS)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is ck.CertkError
+    assert isinstance(again, ValueError)
+    assert str(again) == str(caught.value)
