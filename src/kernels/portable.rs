@@ -1,5 +1,6 @@
 //! The definition of the bits: sixteen lanes as an array, plain IEEE arithmetic.
 //!
+//! The `unsafe` methods need no CPU feature here; what pointers must be valid for is said where they are used.
 //! Compiled twice: for any CPU, where `mul_add` is a correctly rounded library call, and with FMA enabled.
 
 use half::{bf16, f16};

@@ -78,6 +78,9 @@ impl Keep<'_> {
         bytes: &mut [u8],
     ) -> Result<(), Error> {
         let span = scores.span(row);
+        if span.n == 0 && matches!(self, Keep::Mask { .. }) {
+            return Ok(());
+        }
         match *self {
             Keep::Mask { kept, .. } if scores.is_ragged() => {
                 bytes.copy_from_slice(&kept[span.start..span.start + span.n]);
