@@ -184,9 +184,7 @@ impl<'a> Problem<'a> {
             eps.iter().map(|e| if *e == 0.0 { LEAST_BUDGET } else { *e }).collect()
         };
         let error = all.iter().map(|row| row.error).fold(0.0, f64::max);
-        let margin = (all.iter())
-            .map(|row| 1.1 * row.slack.select + 4.0 * row.error + n as f64 * row.slack.flush)
-            .collect();
+        let margin = (all.iter()).map(|row| 1.1 * row.slack.select + 4.0 * row.error).collect();
         let totals = all.iter().map(|row| row.total).collect();
         let weights = transpose(&by_row, rows, n, threads)?;
         Ok(Problem {
@@ -217,10 +215,18 @@ impl<'a> Problem<'a> {
         Best { kept: self.visible.clone(), size, lower_bound: 0, multipliers }
     }
 
-    /// What each row may lose, in units of its weights, with the margin set aside.
+    /// What each row may lose, in units of its weights, with the margin set aside. Rows that see nothing, that may lose
+    /// everything, or whose keys are all forced, set no limit.
     fn budgets(&self, eps: &[f64]) -> Vec<f64> {
         let each = eps.iter().zip(&self.totals).zip(&self.margin);
-        each.map(|((eps, total), margin)| eps * total * (1.0 - margin).max(0.0)).collect()
+        each.map(|((&eps, &total), &margin)| {
+            if total > 0.0 && eps > 0.0 && eps < 1.0 {
+                eps * total * (1.0 - margin).max(0.0)
+            } else {
+                f64::INFINITY
+            }
+        })
+        .collect()
     }
 
     /// Improves both bounds for the budgets `eps`, starting from `start`'s multipliers.
@@ -329,9 +335,9 @@ impl<'a> Problem<'a> {
         let mut left = budgets.to_vec();
         for &(_, i) in order {
             let weights = self.key(i as usize);
-            if weights.iter().zip(&left).all(|(&weight, left)| f64::from(weight) <= *left) {
+            if weights.iter().zip(&left).all(|(&weight, left)| charge(weight) <= *left) {
                 for (left, &weight) in left.iter_mut().zip(weights) {
-                    *left -= f64::from(weight);
+                    *left -= charge(weight);
                 }
                 kept[i as usize] = false;
                 size -= 1;
@@ -378,7 +384,7 @@ impl<'a> Problem<'a> {
             }
             // Rounding ate the margin of some row: set more aside. A margin of 1 keeps everything, which holds.
             for margin in &mut self.margin {
-                *margin = (*margin * 8.0).max(1e-12);
+                *margin = (*margin * 64.0).max(1e-12);
             }
         }
     }
@@ -467,6 +473,12 @@ impl<'a> Problem<'a> {
             weights,
         })
     }
+}
+
+/// What dropping a key of a computed weight may cost at the most: the real weight of a flushed one is not 0.
+fn charge(weight: f32) -> f64 {
+    const FLUSHED: f32 = f32::MIN_POSITIVE * 2.0;
+    f64::from(weight.max(FLUSHED))
 }
 
 /// How multipliers answer to what their rows lose.

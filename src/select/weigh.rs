@@ -116,7 +116,9 @@ fn write<E: Element, W: Weigh<E::Scalar>>(
     for ((out, key), &weight) in out.iter_mut().zip(keys).zip(&weights) {
         if key.widen() > E::Scalar::NEG_INFINITY {
             let weight: f64 = weight.into();
-            *out = (weight / unit) as f32;
+            // Never more than it is: a subnormal would not be within a relative error.
+            let weight = (weight / unit) as f32;
+            *out = if weight < f32::MIN_POSITIVE { 0.0 } else { weight };
             total += f64::from(*out);
         } else {
             *out = HIDDEN;
