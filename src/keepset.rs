@@ -26,6 +26,8 @@ const PROBE_ROUNDS: usize = 8;
 const PROBES: usize = 24;
 /// The budget that a row without one is given when `max_keep` makes it lose something.
 const LEAST_BUDGET: f64 = 1e-12;
+/// Losses further over budget than this are all the same to the search.
+const LARGEST_RATIO: f64 = 1e9;
 /// Scores up to which one thread is faster than several.
 const SERIAL: usize = 1 << 14;
 /// Scores weighed between two calls of the hook.
@@ -275,10 +277,9 @@ impl<'a> Problem<'a> {
 
     /// The competing keys with their weights in the mixture, worst first.
     fn ranked(&self, eps: &[f64], multipliers: &[f64]) -> Result<Vec<(f64, u32)>, Error> {
-        let mixture: Vec<f64> = (0..self.rows)
-            .map(|j| {
-                if multipliers[j] > 0.0 { multipliers[j] / (eps[j] * self.totals[j]) } else { 0.0 }
-            })
+        let mixture: Vec<f64> = mixture_weights(multipliers, eps)
+            .zip(&self.totals)
+            .map(|(y, total)| if y > 0.0 { y / total } else { 0.0 })
             .collect();
         let weigh = |i: usize| {
             let terms = self.key(i).iter().zip(&mixture);
@@ -303,7 +304,7 @@ impl<'a> Problem<'a> {
     /// How many keys every feasible set has at least, and what each row loses, relative to its budget, when the
     /// mixture drops as much as it can.
     fn refute(&self, eps: &[f64], multipliers: &[f64], order: &[(f64, u32)]) -> (usize, Vec<f64>) {
-        let budget: f64 = multipliers.iter().sum();
+        let budget: f64 = mixture_weights(multipliers, eps).zip(eps).map(|(y, eps)| y * eps).sum();
         // The mixture of real rows differs from the computed one by the error of the weights and of the totals; the
         // budget by that of the totals; and an auditor who normalises exactly sees the totals' error once more.
         let rounding = (self.rows + self.n + 8) as f64 * f64::EPSILON;
@@ -322,9 +323,9 @@ impl<'a> Problem<'a> {
             }
         }
         let forced = self.forced.iter().filter(|f| **f).count();
-        let ratios = (0..self.rows)
-            .map(|j| if multipliers[j] > 0.0 { losses[j] / (eps[j] * self.totals[j]) } else { 0.0 })
-            .collect();
+        let ratio = |j: usize| (losses[j] / self.totals[j] / eps[j]).min(LARGEST_RATIO);
+        let ratios =
+            (0..self.rows).map(|j| if multipliers[j] > 0.0 { ratio(j) } else { 0.0 }).collect();
         (forced + order.len() - dropped, ratios)
     }
 
@@ -458,12 +459,7 @@ impl<'a> Problem<'a> {
             proof.lower_bound = scratch.lower_bound.min(best.size);
             proof.multipliers = scratch.multipliers;
         }
-        let weights =
-            (0..self.rows)
-                .map(|j| {
-                    if proof.multipliers[j] > 0.0 { proof.multipliers[j] / budgets[j] } else { 0.0 }
-                })
-                .collect();
+        let weights = mixture_weights(&proof.multipliers, &budgets).collect();
         Ok(KeepSet {
             indices,
             status: if holds { Status::Certified } else { Status::OverBudget },
@@ -473,6 +469,13 @@ impl<'a> Problem<'a> {
             weights,
         })
     }
+}
+
+/// The mixture weights `y_j = a_j / eps_j` of multipliers, up to a common factor that keeps them finite.
+fn mixture_weights<'a>(multipliers: &'a [f64], eps: &'a [f64]) -> impl Iterator<Item = f64> + 'a {
+    let active = multipliers.iter().zip(eps).filter(|(a, _)| **a > 0.0);
+    let unit = active.map(|(_, eps)| *eps).fold(1.0, f64::min);
+    multipliers.iter().zip(eps).map(move |(a, eps)| if *a > 0.0 { a * (unit / eps) } else { 0.0 })
 }
 
 /// What dropping a key of a computed weight may cost at the most: the real weight of a flushed one is not 0.

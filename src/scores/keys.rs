@@ -104,7 +104,7 @@ impl Scores<'_> {
         let Some(best) = largest else {
             return Ok(Keys64 { law, largest: f64::NEG_INFINITY, error: 0.0 });
         };
-        if best.high == f64::INFINITY {
+        if !best.high.is_finite() {
             return Err(too_large(None, best.high));
         }
         let near = best.high.abs() <= OWN_KEY;
