@@ -120,6 +120,9 @@ pub(crate) fn check_row(
         if equal {
             return count > 0 && mass::equal_weights_hold(count, total, eps);
         }
+        if !weights || count == 0 {
+            return false;
+        }
         let (mut tail, mut all) = (ExactSum::new(), ExactSum::new());
         for (i, entry) in entries.iter().enumerate() {
             all.add(entry.1);
@@ -127,7 +130,7 @@ pub(crate) fn check_row(
                 tail.add(entry.1);
             }
         }
-        weights && count > 0 && tail.compare_share(&all, eps).is_le()
+        tail.compare_share(&all, eps).is_le()
     };
     let holds = upper <= eps || exactly(&entries, &|i| entries[i].2);
     if holds {

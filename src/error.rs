@@ -235,6 +235,16 @@ pub enum Error {
         /// The row's length.
         n: usize,
     },
+    /// The weights of all rows do not fit into memory.
+    #[error(
+        "scores has {rows} rows of {n} keys: there is no memory for their weights (4 bytes each); take fewer rows at a time"
+    )]
+    NoMemory {
+        /// Rows.
+        rows: usize,
+        /// Keys per row.
+        n: usize,
+    },
     /// A SIMD level that is not known, or that this CPU cannot run.
     #[error(
         "SIMD level {level:?} {problem} (CERTK_LEVEL, set_simd_level); known: portable, avx2, avx512"

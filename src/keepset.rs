@@ -28,6 +28,8 @@ const PROBES: usize = 24;
 const LEAST_BUDGET: f64 = 1e-12;
 /// Losses further over budget than this are all the same to the search.
 const LARGEST_RATIO: f64 = 1e9;
+/// Relative error of a stored weight: two roundings to f32.
+const STORED: f64 = 1.0 / 4_194_304.0;
 /// Scores up to which one thread is faster than several.
 const SERIAL: usize = 1 << 14;
 /// Scores weighed between two calls of the hook.
@@ -74,7 +76,9 @@ pub(crate) fn keep_set_with(
     scores.check_eps(eps)?;
     options.check()?;
     judge_options(scores, options)?;
-    let threads = threads::count(options.threads, scores.rows() * scores.longest() > SERIAL)?;
+    let size = scores.rows().saturating_mul(scores.longest());
+    let threads = threads::count(options.threads, size > SERIAL)?;
+    let _environment = threads::default_floats();
     Problem::new(scores, eps, options, threads, hook)?.solve(hook)
 }
 
@@ -105,10 +109,10 @@ struct Problem<'a> {
     eps: Vec<f64>,
     /// The budgets that the search works with.
     aims: Vec<f64>,
-    /// How much of each budget is set aside so that the certificate of the final set goes through.
+    /// By how much each budget is divided, beyond 1, so that the certificate of the final set goes through.
     margin: Vec<f64>,
-    /// Relative error of every computed weight and total.
-    error: f64,
+    /// The largest slack of a ratio of computed sums, over the rows.
+    slack: f64,
     /// Keys that at least one row sees.
     visible: Vec<bool>,
     forced: Vec<bool>,
@@ -135,21 +139,22 @@ impl<'a> Problem<'a> {
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
-        let mut by_row = vec![0f32; rows * n];
+        let mut by_row = zeros(rows, n)?;
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
         let portion = (PORTION / n.max(1)).max(1);
         for start in (0..rows).step_by(portion) {
             let end = (start + portion).min(rows);
-            let slots = by_row[start * n..end * n].par_chunks_mut(n.max(1)).enumerate();
-            let parts: Vec<Result<RowWeights, Error>> = if n == 0 {
-                (start..end).map(|row| select::weigh_row(scores, row, &mut [])).collect()
-            } else {
-                threads::run(threads, || {
-                    let work =
-                        |(i, slot): (_, &mut [f32])| select::weigh_row(scores, start + i, slot);
-                    slots.map(work).collect()
-                })?
-            };
+            let slots = &mut by_row[start * n..end * n];
+            let work = |(i, slot): (_, &mut [f32])| select::weigh_row(scores, start + i, slot);
+            let parts: Vec<Result<RowWeights, Error>> = threads::run(threads, || {
+                if n == 0 {
+                    (0..end - start).map(|i| work((i, &mut []))).collect()
+                } else if threads == 1 {
+                    slots.chunks_mut(n).enumerate().map(work).collect()
+                } else {
+                    slots.par_chunks_mut(n).enumerate().map(work).collect()
+                }
+            })?;
             for part in parts {
                 all.push(part?);
             }
@@ -185,8 +190,10 @@ impl<'a> Problem<'a> {
         } else {
             eps.iter().map(|e| if *e == 0.0 { LEAST_BUDGET } else { *e }).collect()
         };
-        let error = all.iter().map(|row| row.error).fold(0.0, f64::max);
-        let margin = (all.iter()).map(|row| 1.1 * row.slack.select + 4.0 * row.error).collect();
+        let slack = all.iter().map(|row| row.slack.certify).fold(0.0, f64::max);
+        let margin = (all.iter())
+            .map(|row| (1.0 + row.slack.select) * (1.0 + STORED) - 1.0 + n as f64 * f64::EPSILON)
+            .collect();
         let totals = all.iter().map(|row| row.total).collect();
         let weights = transpose(&by_row, rows, n, threads)?;
         Ok(Problem {
@@ -199,7 +206,7 @@ impl<'a> Problem<'a> {
             eps,
             aims,
             margin,
-            error,
+            slack,
             visible,
             forced,
             max_keep,
@@ -223,7 +230,7 @@ impl<'a> Problem<'a> {
         let each = eps.iter().zip(&self.totals).zip(&self.margin);
         each.map(|((&eps, &total), &margin)| {
             if total > 0.0 && eps > 0.0 && eps < 1.0 {
-                eps * total * (1.0 - margin).max(0.0)
+                eps * total / (1.0 + margin)
             } else {
                 f64::INFINITY
             }
@@ -277,9 +284,9 @@ impl<'a> Problem<'a> {
 
     /// The competing keys with their weights in the mixture, worst first.
     fn ranked(&self, eps: &[f64], multipliers: &[f64]) -> Result<Vec<(f64, u32)>, Error> {
-        let mixture: Vec<f64> = mixture_weights(multipliers, eps)
+        let mixture: Vec<f64> = (mixture(multipliers, eps).0.iter())
             .zip(&self.totals)
-            .map(|(y, total)| if y > 0.0 { y / total } else { 0.0 })
+            .map(|(&y, total)| if y > 0.0 { y / total } else { 0.0 })
             .collect();
         let weigh = |i: usize| {
             let terms = self.key(i).iter().zip(&mixture);
@@ -304,11 +311,11 @@ impl<'a> Problem<'a> {
     /// How many keys every feasible set has at least, and what each row loses, relative to its budget, when the
     /// mixture drops as much as it can.
     fn refute(&self, eps: &[f64], multipliers: &[f64], order: &[(f64, u32)]) -> (usize, Vec<f64>) {
-        let budget: f64 = mixture_weights(multipliers, eps).zip(eps).map(|(y, eps)| y * eps).sum();
-        // The mixture of real rows differs from the computed one by the error of the weights and of the totals; the
-        // budget by that of the totals; and an auditor who normalises exactly sees the totals' error once more.
+        let budget = mixture(multipliers, eps).1;
+        // What each real row loses is within the slack of what the computed one loses; beside that there are the
+        // weights' rounding to f32, the sums over keys and rows, and what an auditor's own arithmetic may add.
         let rounding = (self.rows + self.n + 8) as f64 * f64::EPSILON;
-        let limit = budget * (1.0 + 5.0 * self.error + 2.0 * rounding + AUDIT_MARGIN);
+        let limit = budget * (1.0 + self.slack) * (1.0 + STORED + 2.0 * rounding + AUDIT_MARGIN);
         let mut lost = 0.0;
         let mut losses = vec![0.0; self.rows];
         let mut dropped = 0;
@@ -352,7 +359,7 @@ impl<'a> Problem<'a> {
     }
 
     fn solve(mut self, hook: Hook<'_>) -> Result<KeepSet, Error> {
-        if self.totals.iter().all(|total| *total == 0.0) {
+        if self.visible.iter().all(|visible| !visible) {
             let none = vec![0.0; self.rows];
             return Ok(KeepSet {
                 indices: Vec::new(),
@@ -365,7 +372,7 @@ impl<'a> Problem<'a> {
         }
         let forced = self.forced.iter().filter(|f| **f).count();
         let eps = self.aims.clone();
-        loop {
+        for attempt in 0.. {
             let mut best = self.all_visible();
             best.lower_bound = forced;
             if forced < best.size {
@@ -383,11 +390,12 @@ impl<'a> Problem<'a> {
             if set.status == Status::Certified || over {
                 return Ok(set);
             }
-            // Rounding ate the margin of some row: set more aside. A margin of 1 keeps everything, which holds.
+            // Rounding ate the margin of some row: set more aside, in the end everything, so that all keys are kept.
             for margin in &mut self.margin {
-                *margin = (*margin * 64.0).max(1e-12);
+                *margin = if attempt < 2 { 64.0 * *margin + 1e-9 } else { f64::INFINITY };
             }
         }
+        unreachable!("a set of all keys loses nothing")
     }
 
     /// Finds a set of `max_keep` keys whose largest ratio of loss to budget is small: bisection on a common factor of
@@ -427,7 +435,7 @@ impl<'a> Problem<'a> {
                 size += 1;
             }
         }
-        *best = Best { kept, size, lower_bound: 0, multipliers };
+        *best = Best { kept, size, ..best.clone() };
         Ok(())
     }
 
@@ -459,7 +467,7 @@ impl<'a> Problem<'a> {
             proof.lower_bound = scratch.lower_bound.min(best.size);
             proof.multipliers = scratch.multipliers;
         }
-        let weights = mixture_weights(&proof.multipliers, &budgets).collect();
+        let (weights, _) = mixture(&proof.multipliers, &budgets);
         Ok(KeepSet {
             indices,
             status: if holds { Status::Certified } else { Status::OverBudget },
@@ -471,11 +479,18 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// The mixture weights `y_j = a_j / eps_j` of multipliers, up to a common factor that keeps them finite.
-fn mixture_weights<'a>(multipliers: &'a [f64], eps: &'a [f64]) -> impl Iterator<Item = f64> + 'a {
+/// The mixture weights `y_j = a_j / eps_j` of multipliers, up to a common factor, and the budget `sum_j y_j eps_j`. A budget
+/// next to nothing counts as a little more: that keeps the numbers in range and the bound valid.
+fn mixture(multipliers: &[f64], eps: &[f64]) -> (Vec<f64>, f64) {
+    const LEAST: f64 = 1e-290;
+    let floor = |eps: &f64| eps.max(LEAST);
     let active = multipliers.iter().zip(eps).filter(|(a, _)| **a > 0.0);
-    let unit = active.map(|(_, eps)| *eps).fold(1.0, f64::min);
-    multipliers.iter().zip(eps).map(move |(a, eps)| if *a > 0.0 { a * (unit / eps) } else { 0.0 })
+    let unit = active.map(|(_, eps)| floor(eps)).fold(1.0, f64::min);
+    let each = multipliers.iter().zip(eps);
+    let weights: Vec<f64> =
+        each.map(|(a, eps)| if *a > 0.0 { a * (unit / floor(eps)) } else { 0.0 }).collect();
+    let budget = weights.iter().zip(eps).map(|(y, eps)| y * floor(eps)).sum();
+    (weights, budget)
 }
 
 /// What dropping a key of a computed weight may cost at the most: the real weight of a flushed one is not 0.
@@ -512,18 +527,33 @@ impl Step {
 /// From rows of keys to keys of rows, with masked entries weighing nothing.
 fn transpose(by_row: &[f32], rows: usize, n: usize, threads: usize) -> Result<Vec<f32>, Error> {
     const TILE: usize = 64;
-    let mut by_key = vec![0f32; rows * n];
+    let mut by_key = zeros(rows, n)?;
     if rows * n == 0 {
         return Ok(by_key);
     }
-    threads::run(threads, || {
-        by_key.par_chunks_mut(rows * TILE).enumerate().for_each(|(t, tile)| {
-            for (j, weights) in by_row.chunks_exact(n).enumerate() {
-                for (key, &weight) in tile.chunks_exact_mut(rows).zip(&weights[t * TILE..]) {
-                    key[j] = weight.max(0.0);
-                }
+    let work = |(t, tile): (usize, &mut [f32])| {
+        for (j, weights) in by_row.chunks_exact(n).enumerate() {
+            for (key, &weight) in tile.chunks_exact_mut(rows).zip(&weights[t * TILE..]) {
+                key[j] = weight.max(0.0);
             }
-        });
+        }
+    };
+    threads::run(threads, || {
+        if threads == 1 {
+            by_key.chunks_mut(rows * TILE).enumerate().for_each(work);
+        } else {
+            by_key.par_chunks_mut(rows * TILE).enumerate().for_each(work);
+        }
     })?;
     Ok(by_key)
+}
+
+/// A zeroed matrix, or an error where there is no room for it.
+fn zeros(rows: usize, n: usize) -> Result<Vec<f32>, Error> {
+    let too_large = || Error::NoMemory { rows, n };
+    let size = rows.checked_mul(n).ok_or_else(too_large)?;
+    let mut matrix = Vec::new();
+    matrix.try_reserve_exact(size).map_err(|_| too_large())?;
+    matrix.resize(size, 0.0);
+    Ok(matrix)
 }

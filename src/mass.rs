@@ -56,7 +56,8 @@ impl Slack {
 
     /// The same with another relative error of `more` on each side of every sum.
     pub(crate) fn widened(self, more: f64) -> Self {
-        Slack { certify: self.certify + 2.5 * more, select: self.select + 2.5 * more, ..self }
+        let grow = |slack: f64| (1.0 + slack) * (1.0 + 2.5 * more) - 1.0 + V;
+        Slack { certify: grow(self.certify), select: grow(self.select), ..self }
     }
 
     fn new(certify: f64, select: f64, flush: f64, error: f64) -> Self {
@@ -92,9 +93,14 @@ impl Split {
         if self.kept == 0 {
             return 1.0;
         }
-        let odds = (self.tail * (1.0 + slack) + self.dropped as f64 * flush) / self.head;
-        // A head of 0 makes this infinite or NaN: nothing is known.
-        if odds < f64::INFINITY { (odds / (1.0 + odds)).next_up().next_up().min(1.0) } else { 1.0 }
+        // Inflated last: a subnormal tail would round the inflation away.
+        let odds = (self.tail + self.dropped as f64 * flush) / self.head * (1.0 + slack);
+        // A head of 0 makes this infinite or NaN, and a sum that overflowed says nothing at all.
+        if odds < f64::INFINITY && self.head < f64::INFINITY {
+            (odds / (1.0 + odds)).next_up().next_up().min(1.0)
+        } else {
+            1.0
+        }
     }
 
     /// A lower bound of the real tail mass, given a slack.
@@ -105,7 +111,10 @@ impl Split {
         if self.kept == 0 {
             return 1.0;
         }
-        let odds = self.tail / (1.0 + slack) / (self.head + self.kept as f64 * flush);
+        let odds = self.tail / (self.head + self.kept as f64 * flush) / (1.0 + slack);
+        if self.tail == f64::INFINITY {
+            return 0.0;
+        }
         if odds < f64::INFINITY {
             return (odds / (1.0 + odds)).next_down().next_down().max(0.0);
         }
@@ -178,6 +187,14 @@ impl Compensated {
 
     pub(crate) fn value(&self) -> f64 {
         self.sum + self.lost
+    }
+}
+
+impl FromIterator<f64> for Compensated {
+    fn from_iter<I: IntoIterator<Item = f64>>(terms: I) -> Self {
+        let mut sum = Compensated::default();
+        terms.into_iter().for_each(|term| sum.add(term));
+        sum
     }
 }
 
@@ -273,6 +290,10 @@ mod tests {
         let flushed = Split { tail: 0.0, dropped: 1, head: 1.0, kept: 1 };
         assert!(flushed.upper(0.0, 2f64.powi(-125)) >= 2f64.powi(-125));
         assert_eq!(flushed.lower(0.0, 2f64.powi(-125)), 0.0);
+        let overflowed = Split { tail: 1e300, dropped: 1, head: f64::INFINITY, kept: 1 };
+        assert_eq!((overflowed.upper(0.0, 0.0), overflowed.lower(0.0, 0.0)), (1.0, 0.0));
+        let overflowed = Split { tail: f64::INFINITY, dropped: 1, head: 1.0, kept: 1 };
+        assert_eq!((overflowed.upper(0.0, 0.0), overflowed.lower(0.0, 0.0)), (1.0, 0.0));
         let lost = Split { tail: 1.0, dropped: 1, head: 0.0, kept: 1 };
         assert_eq!(lost.upper(0.0, 0.0), 1.0);
         assert!(lost.lower(0.0, 0.0) < 1.0);

@@ -270,11 +270,24 @@ impl<'a> Scores<'a> {
         Ok(scores)
     }
 
-    /// What the stored numbers mean. Set it before scale and mask.
-    #[must_use]
-    pub fn kind(mut self, kind: Kind) -> Self {
+    /// What the stored numbers mean.
+    ///
+    /// # Errors
+    /// [`Error::ScaleWithProbs`], [`Error::MaskWithProbs`], [`Error::RadiusWithProbs`] if such an option is already set.
+    pub fn kind(mut self, kind: Kind) -> Result<Self, Error> {
         self.kind = kind;
-        self
+        if kind == Kind::Probs {
+            if self.scale != 1.0 {
+                return Err(Error::ScaleWithProbs { value: self.scale });
+            }
+            if matches!(self.mask, Some(Mask::Additive(_))) {
+                return Err(Error::MaskWithProbs);
+            }
+            if !self.radius.is_empty() {
+                return Err(Error::RadiusWithProbs);
+            }
+        }
+        Ok(self)
     }
 
     /// Multiplies every score by `scale`: any finite f64, negative reverses the order, 0 makes all scores equal.

@@ -6,8 +6,10 @@
 //! held by another thread at the moment of the fork and would never be released in the child.
 
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::OnceLock;
 
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Error;
@@ -52,19 +54,51 @@ pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usiz
     })
 }
 
+/// Default floating-point modes on the calling thread while the guard lives.
+pub(crate) fn default_floats() -> kernels::DefaultFloats {
+    kernels::DefaultFloats::set()
+}
+
 /// Runs `work` on the pool of `threads` threads, or right here for a single thread.
 ///
 /// # Errors
 /// [`Error::Pool`] if the system refuses to start the threads.
 pub(crate) fn run<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, Error> {
     if threads == 1 {
-        let _environment = kernels::DefaultFloats::set();
+        let _environment = default_floats();
         return Ok(work());
     }
-    Ok(pool(threads)?.install(work))
+    match pool(threads)? {
+        Pool::Shared(pool) => Ok(pool.install(work)),
+        Pool::Own(pool) => Ok(pool.install(work)),
+    }
 }
 
-fn pool(threads: usize) -> Result<&'static ThreadPool, Error> {
+/// Maps a range on `threads` threads, in order; in portions of at least `least`.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn map<R: Send>(
+    threads: usize,
+    range: Range<usize>,
+    least: usize,
+    work: impl Fn(usize) -> R + Sync + Send,
+) -> Result<Vec<R>, Error> {
+    run(threads, || {
+        if threads == 1 {
+            range.map(work).collect()
+        } else {
+            range.into_par_iter().with_min_len(least).map(work).collect()
+        }
+    })
+}
+
+enum Pool {
+    Shared(&'static ThreadPool),
+    Own(ThreadPool),
+}
+
+fn pool(threads: usize) -> Result<Pool, Error> {
     let process = std::process::id();
     let mut fresh = None;
     for slot in &POOLS {
@@ -73,24 +107,22 @@ fn pool(threads: usize) -> Result<&'static ThreadPool, Error> {
                 Some(pool) => pool,
                 None => build(threads)?,
             };
-            match slot.set(Entry { process, threads, pool }) {
-                Ok(()) => {}
-                // Another thread was faster; keep ours for the next free slot, unless theirs fits.
-                Err(entry) => fresh = Some(entry.pool),
+            // Another thread may be faster; keep ours for the next free slot, unless theirs fits.
+            if let Err(entry) = slot.set(Entry { process, threads, pool }) {
+                fresh = Some(entry.pool);
             }
         }
         if let Some(entry) = slot.get()
             && entry.process == process
             && entry.threads == threads
         {
-            return Ok(&entry.pool);
+            return Ok(Pool::Shared(&entry.pool));
         }
     }
-    let pool = match fresh {
+    Ok(Pool::Own(match fresh {
         Some(pool) => pool,
         None => build(threads)?,
-    };
-    Ok(Box::leak(Box::new(pool)))
+    }))
 }
 
 fn build(threads: usize) -> Result<ThreadPool, Error> {
@@ -109,12 +141,25 @@ mod tests {
 
     #[test]
     fn pools_are_shared_by_size() {
-        let a = std::ptr::from_ref(pool(3).unwrap());
-        let b = std::ptr::from_ref(pool(3).unwrap());
-        let c = std::ptr::from_ref(pool(2).unwrap());
+        let address = |threads| match pool(threads).unwrap() {
+            Pool::Shared(pool) => std::ptr::from_ref(pool),
+            Pool::Own(_) => panic!("there are free slots"),
+        };
+        let (a, b, c) = (address(3), address(3), address(2));
         assert_eq!(a, b);
         assert_ne!(a, c);
         assert_eq!(run(3, rayon::current_num_threads).unwrap(), 3);
+    }
+
+    #[test]
+    fn one_thread_is_the_callers() {
+        let caller = std::thread::current().id();
+        let ids = map(1, 0..5, 1, |_| std::thread::current().id()).unwrap();
+        assert!(ids.iter().all(|id| *id == caller));
+        assert_eq!(
+            map(3, 0..100, 7, |i| i * i).unwrap(),
+            (0..100).map(|i| i * i).collect::<Vec<_>>()
+        );
     }
 
     #[test]

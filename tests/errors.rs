@@ -31,11 +31,11 @@ fn scores_are_judged_where_they_are() {
     );
     for value in [-0.5, f32::NAN, f32::INFINITY] {
         let data = [0.5, 0.5, 0.25, value];
-        let error = refused(&rows(&data).kind(Kind::Probs), &[0.1], &options);
+        let error = refused(&rows(&data).kind(Kind::Probs).unwrap(), &[0.1], &options);
         assert!(matches!(error, Error::Probability { place, .. } if place == at(&[1, 1])));
     }
     let data = [1e308, 1e308, 1e308, 0.0];
-    let scores = Scores::new(&data[..], &[2, 2]).unwrap().kind(Kind::Probs);
+    let scores = Scores::new(&data[..], &[2, 2]).unwrap().kind(Kind::Probs).unwrap();
     assert_eq!(refused(&scores, &[0.1], &options), Error::ProbabilityTotal { place: at(&[0]) });
 }
 
@@ -60,13 +60,20 @@ fn scales_and_kinds() {
     for scale in [f64::NAN, f64::INFINITY] {
         assert!(matches!(rows(&data).scale(scale), Err(Error::Scale { .. })));
     }
-    let probs = || rows(&data).kind(Kind::Probs);
+    let probs = || rows(&data).kind(Kind::Probs).unwrap();
     assert!(matches!(probs().scale(0.5), Err(Error::ScaleWithProbs { .. })));
     let bias = [0.0f32; 4];
     let additive = Mask::Additive(Data::F32(&bias));
     assert!(matches!(probs().mask(additive, &[2]), Err(Error::MaskWithProbs)));
     assert!(matches!(probs().radius(&[0.1]), Err(Error::RadiusWithProbs)));
     assert!(matches!(rows(&data).radius(&[0.1, -1.0]), Err(Error::Radius { .. })));
+    // The order of the calls makes no difference.
+    let scaled = rows(&data).scale(0.5).unwrap();
+    assert!(matches!(scaled.kind(Kind::Probs), Err(Error::ScaleWithProbs { .. })));
+    let masked = rows(&data).mask(additive, &[2]).unwrap();
+    assert!(matches!(masked.kind(Kind::Probs), Err(Error::MaskWithProbs)));
+    let inexact = rows(&data).radius(&[0.1]).unwrap();
+    assert!(matches!(inexact.kind(Kind::Probs), Err(Error::RadiusWithProbs)));
 }
 
 #[test]

@@ -242,7 +242,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "results": {"errors"},
     "errors": set(),
     # The auditor must not share code with the selector.
-    "audit": {"cache_format", "_recompute", "errors"},
+    "audit": {"_audit_layer", "cache_format", "_recompute", "errors"},
+    "_audit_layer": {"cache_format", "_recompute", "errors"},
     "_recompute": {"errors"},
     "cache_format": FILES,
     "_certificate": {"_safetensors", "errors"},

@@ -84,7 +84,8 @@ fn check(vector: &Value) {
         }
     });
     let lengths = vector["length"].as_i64().map(|length| [length]);
-    let mut scores = Scores::new(numbers.data(), &[1, n]).unwrap().kind(kind).scale(scale).unwrap();
+    let mut scores =
+        Scores::new(numbers.data(), &[1, n]).unwrap().kind(kind).unwrap().scale(scale).unwrap();
     match &mask {
         Some((Some(bytes), _)) => scores = scores.mask(Mask::Allowed(bytes), &[n]).unwrap(),
         Some((_, Some(bias))) => {

@@ -9,6 +9,7 @@ use super::lanes::{Element, LANES, Scalar};
 use super::passes::{self, Given, Loaded, Output, PIVOTS, PivotSums, Positions, Sides, Weigh};
 use super::portable::Portable;
 use crate::error::Error;
+use crate::mass::CHUNK;
 
 /// An instruction-set level that this CPU is known to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,8 @@ enum Kind {
     Portable,
     #[cfg(target_arch = "x86_64")]
     PortableFma,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
@@ -68,6 +71,8 @@ impl Simd {
             #[cfg(target_arch = "x86_64")]
             Kind::PortableFma => "portable",
             #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
         }
     }
@@ -89,6 +94,12 @@ impl Simd {
                     && is_x86_feature_detected!("popcnt")
                 {
                     levels.push(("avx512", Simd(Kind::Avx512)));
+                }
+                if is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+                {
+                    levels.push(("avx2", Simd(Kind::Avx2)));
                 }
                 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                     levels.push(("portable", Simd(Kind::PortableFma)));
@@ -179,6 +190,8 @@ level!(portable, Portable);
 #[cfg(target_arch = "x86_64")]
 level!(portable_fma, Portable, "avx2,fma");
 #[cfg(target_arch = "x86_64")]
+level!(avx2, super::super::avx2::Avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
 level!(avx512, super::super::avx512::Avx512, "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt");
 
 /// Calls a pass at the level that is held.
@@ -190,6 +203,9 @@ macro_rules! at_level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::PortableFma => unsafe { portable_fma::$pass($($argument),*) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::Avx2 => unsafe { avx2::$pass($($argument),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::Avx512 => unsafe { avx512::$pass($($argument),*) },
@@ -324,10 +340,23 @@ impl Simd {
         assert!(within.keys.len() >= len + LANES && within.positions.len() >= len + LANES);
         let keys = within.keys.as_mut_ptr();
         let positions = within.positions.as_mut_ptr();
-        let output = Output { keys, positions };
-        let from = Positions::Listed(positions.cast_const());
-        // Reading and writing the same buffer is what the pass allows; both pointers come from the same borrow.
-        let sides = at_level!(self, split(keys.cast_const(), len, from, law, bracket, output));
+        let mut sides = Sides::default();
+        // In chunks, like every pass whose sums end in a certificate: their f64 sums meet in order.
+        for at in (0..len).step_by(CHUNK) {
+            let here = CHUNK.min(len - at);
+            // Both lists hold `len` entries and a group more, and what is written never overtakes what is read.
+            let from = Positions::Listed(positions.wrapping_add(at).cast_const());
+            let output = Output {
+                keys: keys.wrapping_add(sides.inside),
+                positions: positions.wrapping_add(sides.inside),
+            };
+            let read = keys.wrapping_add(at).cast_const();
+            let part = at_level!(self, split(read, here, from, law, bracket, output));
+            sides.below += part.below;
+            sides.above += part.above;
+            sides.count_above += part.count_above;
+            sides.inside += part.inside;
+        }
         within.len = sides.inside;
         sides
     }

@@ -13,6 +13,8 @@
 #![allow(clippy::inline_always)]
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dispatch;
 mod float_modes;

@@ -146,7 +146,7 @@ impl<'py> Rows<'py> {
             Some(indptr) => Scores::ragged(data, contiguous(indptr, "indptr")?)?,
             None => Scores::strided(data, self.scores.shape(), &strides)?,
         };
-        scores = scores.kind(self.kind).scale(self.scale)?;
+        scores = scores.kind(self.kind)?.scale(self.scale)?;
         scores = match &self.mask {
             None => scores,
             Some(MaskArray::Allowed(mask)) => {

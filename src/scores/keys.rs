@@ -55,6 +55,10 @@ impl Scores<'_> {
         let mut total = 0.0;
         for (j, key) in keys.iter_mut().enumerate().take(span.visible) {
             let value = self.data.get(span.start + j);
+            if value.is_nan() && !self.masked(&span, j) {
+                // Judged a moment ago: somebody is writing to the buffer.
+                return Err(Error::ScoreNan { place: self.place(row, Some(j)) });
+            }
             let hidden = value == f64::NEG_INFINITY || (self.kind == Kind::Probs && value == 0.0);
             if hidden || self.masked(&span, j) {
                 continue;
@@ -72,7 +76,8 @@ impl Scores<'_> {
             _ if self.scale == 0.0 => Law::Exp { scale: 1.0 },
             _ => Law::Exp { scale: self.scale.abs() },
         };
-        if law == Law::Weight && total == f64::INFINITY {
+        // No order of summation may overflow.
+        if law == Law::Weight && total > f64::MAX / 4.0 {
             return Err(Error::ProbabilityTotal { place: self.place(row, None) });
         }
         Ok(Keys64 { law, largest, error: self.row_radius(row) })
@@ -120,6 +125,7 @@ impl Scores<'_> {
             } else {
                 (pair.high - best.high) + (pair.low - best.low)
             };
+            // `max` also turns a NaN, of a buffer that somebody writes to, into an entry without weight.
             *key = own.max(f64::MIN);
         }
         let size = if near { best.high.abs() + DEPTH } else { DEPTH };

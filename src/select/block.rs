@@ -3,7 +3,7 @@
 use super::row::{Field, Rule};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Weigh};
-use crate::mass::{Slack, Split};
+use crate::mass::{Compensated, Slack, Split};
 use crate::scores::Scores;
 
 /// The blocks chosen.
@@ -44,7 +44,7 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
         .enumerate()
         .map(|(index, (keys, weights))| Block {
             index,
-            mass: weights.iter().map(|&w| w.into()).sum(),
+            mass: weights.iter().map(|&w| w.into()).collect::<Compensated>().value(),
             live: keys.iter().filter(|key| key.widen() > masked).count(),
         })
         .collect();
@@ -52,9 +52,9 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     for position in forced {
         kept[position as usize / block_size] = true;
     }
-    let (mut head, mut count) = (0.0, 0);
+    let (mut head, mut count) = (Compensated::default(), 0);
     for block in blocks.iter().filter(|block| kept[block.index]) {
-        head += block.mass;
+        head.add(block.mass);
         count += block.live;
     }
     if count > rule.max_keep {
@@ -65,32 +65,34 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     blocks.sort_by(|a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
     // tails[j]: the mass of the ranked blocks from j on, summed from the worst upward.
     let mut tails = vec![0.0; blocks.len() + 1];
+    let mut tail = Compensated::default();
     for j in (0..blocks.len()).rev() {
-        tails[j] = tails[j + 1] + blocks[j].mass;
+        tail.add(blocks[j].mass);
+        tails[j] = tail.value();
     }
     let all = count + blocks.iter().map(|block| block.live).sum::<usize>();
-    // Sequential sums of blocks and within blocks, one rounding a term.
-    let terms = (blocks.len() + block_size.min(field.keys.len()) + 8) as f64;
     let limit = rule.max_keep;
     let rule = Rule {
-        slack: rule.slack.widened(terms * f64::EPSILON),
+        // Compensated sums of compensated sums: a few roundings, whatever the number of blocks.
+        slack: rule.slack.widened(8.0 * f64::EPSILON),
         max_keep: usize::MAX,
         min_keep: rule.min_keep.min(all),
         ..*rule
     };
-    let mut split = Split { tail: tails[0], dropped: all - count, head, kept: count };
+    let mut split = Split { tail: tails[0], dropped: all - count, head: head.value(), kept: count };
     let (mut previous, mut chosen) = (None, 0);
     for (j, block) in blocks.iter().enumerate() {
         if rule.accepts(&split) || split.kept + block.live > limit {
             break;
         }
         previous = Some(split);
+        head.add(block.mass);
         chosen += 1;
         kept[block.index] = true;
         split = Split {
             tail: tails[j + 1],
             dropped: split.dropped - block.live,
-            head: split.head + block.mass,
+            head: head.value(),
             kept: split.kept + block.live,
         };
     }

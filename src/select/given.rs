@@ -1,7 +1,5 @@
 //! Certifies a set that somebody else chose.
 
-use rayon::prelude::*;
-
 use super::batch::{Hook, load, with_workspace};
 use super::row::{Aim, Field, Law, Rule};
 use super::workspace::{Buffers, Workspace, padded};
@@ -60,15 +58,8 @@ pub(crate) fn certify_with(
     let portion = (if independent { PORTION >> 6 } else { PORTION } / n).max(1);
     for start in (0..rows).step_by(portion) {
         let end = (start + portion).min(rows);
-        let verdicts: Vec<Result<Verdict, Error>> = threads::run(threads, || {
-            if threads == 1 {
-                (start..end).map(one).collect()
-            } else {
-                let least = (TASK / n).max(1);
-                (start..end).into_par_iter().with_min_len(least).map(one).collect()
-            }
-        })?;
-        for verdict in verdicts {
+        let least = (TASK / n).max(1);
+        for verdict in threads::map(threads, start..end, least, one)? {
             result.push(&verdict?);
         }
         hook()?;

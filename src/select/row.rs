@@ -256,7 +256,10 @@ impl<E: Element> Field<'_, E> {
                 most = if key > most { key } else { most };
             }
             if least == most {
-                return self.resolve_ties(law, rule, &outside, scratch);
+                match self.resolve_ties(law, rule, &outside, scratch) {
+                    Some(found) => return found,
+                    None => break,
+                }
             }
             let pivots =
                 if by_rank { ranks_between(least, most) } else { values_between(least, most) };
@@ -420,14 +423,15 @@ impl<E: Element> Field<'_, E> {
         }
     }
 
-    /// All keys of the bracket are equal: only their number matters, the later positions are dropped.
+    /// All keys of the bracket are equal: only their number matters, the later positions are dropped. `None` if even all
+    /// of them are too few.
     fn resolve_ties<W: Law<E::Scalar>>(
         &self,
         law: W,
         rule: &Rule,
         outside: &Outside<E::Scalar>,
         scratch: &mut Scratch<E::Scalar>,
-    ) -> Found<E::Scalar>
+    ) -> Option<Found<E::Scalar>>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
@@ -444,6 +448,9 @@ impl<E: Element> Field<'_, E> {
             let droppable = mass::equal_weights_droppable(count as u64, rule.eps) as usize;
             (count - droppable).max(rule.min_keep).max(1).min(rule.max_keep.max(1))
         } else {
+            if !rule.accepts(&at(count)) {
+                return None;
+            }
             let (mut too_few, mut enough) = (0, count);
             if rule.accepts(&at(0)) {
                 enough = 0;
@@ -473,7 +480,7 @@ impl<E: Element> Field<'_, E> {
         } else {
             kept > 0 && (split.kept <= rule.min_keep || rule.refutes(&at(kept - 1)))
         };
-        Found { split, boundary, minimal, exact: exact && holds }
+        Some(Found { split, boundary, minimal, exact: exact && holds })
     }
 
     /// Sorts the bracket and drops the worst keys as long as the rule accepts what is left.
@@ -495,7 +502,7 @@ impl<E: Element> Field<'_, E> {
             && outside.kept == 0
             && bracket.keys().iter().all(|key| *key == bracket.keys()[0])
         {
-            return Some(self.resolve_ties(law, rule, outside, scratch));
+            return self.resolve_ties(law, rule, outside, scratch);
         }
         entries.clear();
         entries.extend(bracket.keys().iter().copied().zip(bracket.positions().iter().copied()));

@@ -12,8 +12,6 @@ use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores};
 pub(crate) struct RowWeights {
     /// Their computed sum; 0 if nothing is visible.
     pub(crate) total: f64,
-    /// The relative error of each weight and of the sum.
-    pub(crate) error: f64,
     /// The slack that a certificate of this row is judged with.
     pub(crate) slack: Slack,
 }
@@ -124,7 +122,5 @@ fn write<E: Element, W: Weigh<E::Scalar>>(
             *out = HIDDEN;
         }
     }
-    // Beside the slack, one rounding to f32 of each weight, another of the division, and the sum's.
-    let error = slack.certify + 2f64.powi(-23) + keys.len() as f64 * f64::EPSILON;
-    RowWeights { total, error, slack }
+    RowWeights { total, slack }
 }
