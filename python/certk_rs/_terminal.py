@@ -1,0 +1,136 @@
+"""What the command line shows: progress on stderr, results on stdout as text or one JSON object."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from decimal import ROUND_CEILING, Context
+from typing import Any
+
+from .audit import Audit, OutputAudit
+from .jobs.plan import Progress
+from .jobs.report import LayerReport, bars
+
+_SHOWN_FINDINGS = 20
+
+
+@contextlib.contextmanager
+def progress_bar(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar on stderr, None where it would not be seen."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(label: str, done: int, total: int) -> None:
+            bar.update(task, description=label, completed=done, total=total)
+
+        yield tell
+
+
+def show_layers(reports: Sequence[LayerReport], eps: float) -> None:
+    """Show a job as a table and as bars."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("layer", "kept / total", "share", "lower bound", "gap", "worst tail mass"):
+        table.add_column(heading, justify="right")
+    for report in reports:
+        count = report.count
+        table.add_row(
+            str(report.layer),
+            f"{count.kept} / {count.total}",
+            f"{100 * count.kept / count.total:.1f} %",
+            str(count.lower_bound),
+            str(count.gap),
+            round_up(report.worst_tail_mass),
+        )
+    console.print(table)
+    symbols = "█▒·" if _can_print("█▒·") else "#+."
+    print(
+        f"{symbols[0]} least possible number (proven)   "
+        f"{symbols[1]} kept beyond it   {symbols[2]} dropped"
+    )
+    for line in bars(reports, max(20, min(console.width, 100) - 28), symbols):
+        print(line)
+    worst = round_up(max(report.worst_tail_mass for report in reports))
+    print(f"No query in the file loses more than {worst} of its attention (eps = {eps:g}).")
+    print("Queries that are not in the file are not covered.")
+
+
+def round_up(mass: float) -> str:
+    """Six digits, rounded up: what is shown is still a bound."""
+    return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal(mass).normalize():g}"
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def show_audit(report: Audit) -> None:
+    """One line for everything that does not hold, and one for the verdict on each output."""
+    for output in report.outputs:
+        for finding in output.findings[:_SHOWN_FINDINGS]:
+            print(f"{output.path}: {finding}")
+        if len(output.findings) > _SHOWN_FINDINGS:
+            print(f"{output.path}: ... and {len(output.findings) - _SHOWN_FINDINGS} more")
+        if not output.holds:
+            print(f"{output.path}: DOES NOT HOLD")
+        elif output.unchecked:
+            print(
+                f"{output.path}: is what its certificate says, byte for byte; not known without "
+                f"--against: {'; '.join(output.unchecked)}"
+            )
+        else:
+            print(
+                f"{output.path}: holds: {output.confirmed_rows} tail masses and "
+                f"{output.confirmed_lower_bounds} lower bounds recomputed from {output.source}"
+            )
+    for path in report.unmatched:
+        print(f"{path}: given with --against, but it is the input of no output here")
+
+
+def audit_json(report: Audit) -> dict[str, Any]:
+    """The same as data."""
+    return {
+        "holds": report.holds,
+        "outputs": [_output_json(output) for output in report.outputs],
+        "unmatched_inputs": [str(path) for path in report.unmatched],
+    }
+
+
+def _output_json(output: OutputAudit) -> dict[str, Any]:
+    return {
+        "output": str(output.path),
+        "input": None if output.source is None else str(output.source),
+        "holds": output.holds,
+        "findings": [{"where": item.where, "what": item.what} for item in output.findings],
+        "not_checked": list(output.unchecked),
+        "tail_masses": output.rows,
+        "tail_masses_confirmed": output.confirmed_rows,
+        "lower_bounds": output.lower_bounds,
+        "lower_bounds_confirmed": output.confirmed_lower_bounds,
+    }
+
+
+def print_json(body: dict[str, Any]) -> None:
+    """Print the one object that `--json` promises."""
+    print(json.dumps(body))
+
+
+def warn(message: str) -> None:
+    """Say on stderr what is not an error."""
+    print(f"certk: warning: {message}", file=sys.stderr)

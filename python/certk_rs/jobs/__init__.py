@@ -1,0 +1,1 @@
+"""Pruning jobs: `plan` says what to do, `prune` does one file, `run` all, `report` tells."""

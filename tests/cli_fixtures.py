@@ -1,0 +1,121 @@
+"""Small caches and damaged files for the tests of the files, the audit and the command line.
+
+The safetensors writer here is its own: it writes what it is told to, sense or nonsense.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from certk_rs.cache_format import SafetensorsFile, TensorFacts, output_header, read_certificate
+from certk_rs.cli import main
+
+Tensor = tuple[str, tuple[int, ...], bytes]
+
+DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32}
+
+
+def tensor(array: np.ndarray, dtype: str) -> Tensor:
+    """An array as a stored tensor; BF16 by cutting float32 off (whose values then count)."""
+    if dtype == "BF16":
+        data = (array.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    else:
+        data = array.astype(np.dtype(DTYPES[dtype]).newbyteorder("<")).tobytes()
+    return dtype, array.shape, data
+
+
+def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
+    """A plain safetensors file, tensors in the given order, header without padding."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    position = 0
+    for name, (dtype, shape, data) in tensors.items():
+        offsets = [position, position := position + len(data)]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+    return raw_file(json.dumps(header), b"".join(data for _, _, data in tensors.values()))
+
+
+def raw_file(header: str | bytes, data: bytes = b"") -> bytes:
+    """A header of any kind with its right length, and data."""
+    text = header.encode() if isinstance(header, str) else header
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def cache_tensors(
+    *,
+    layers: int = 2,
+    kv_heads: int = 2,
+    heads: int = 4,
+    m: int = 3,
+    n: int = 24,
+    d: int = 4,
+    dtype: str = "F16",
+    seed: int = 0,
+    batch: bool = True,
+    spread: float = 2.0,
+    names: str = "layers.{i}.{role}",
+) -> dict[str, Tensor]:
+    """Gaussian vectors as the tensors of a cache."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for i in range(layers):
+        for role, rows in (("key", (kv_heads, n)), ("value", (kv_heads, n)), ("query", (heads, m))):
+            array = spread * rng.standard_normal((*rows, d))
+            tensors[names.format(i=i, role=role)] = tensor(array[None] if batch else array, dtype)
+    return tensors
+
+
+def write_cache(
+    path: Path, *, metadata: Mapping[str, str] | None = None, **shape: Any
+) -> dict[str, np.ndarray]:
+    """Write a small cache; return its tensors as float64."""
+    tensors = cache_tensors(**shape)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(safetensors_bytes(tensors, metadata))
+    return {name: as_float64(stored) for name, stored in tensors.items()}
+
+
+def as_float64(stored: Tensor) -> np.ndarray:
+    """The values of a stored tensor."""
+    dtype, shape, data = stored
+    if dtype == "BF16":
+        bits = np.frombuffer(data, "<u2").astype("<u4") << 16
+        return bits.view("<f4").astype(np.float64).reshape(shape)
+    return np.frombuffer(data, np.dtype(DTYPES[dtype])).astype(np.float64).reshape(shape)
+
+
+def read_output(path: Path) -> dict[str, np.ndarray]:
+    """All tensors of an output, BF16 as its bits."""
+    with SafetensorsFile(path) as file:
+        return {name: file.read(name) for name in file.header.entries}
+
+
+def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certificate: Any) -> None:
+    """Change an output and its certificate consistently: hashes, shapes, header, its own SHA-256.
+
+    `edit` changes the arrays in place or replaces them; keywords replace fields of the certificate.
+    """
+    import hashlib
+
+    with SafetensorsFile(path) as file:
+        arrays = {name: file.read(name) for name in file.header.entries}
+        dtypes = {name: entry.dtype for name, entry in file.header.entries.items()}
+        said, complaint = read_certificate(file.header.metadata["certk"])
+    assert complaint is None
+    edit(arrays)
+    outputs = {
+        name: TensorFacts(dtypes[name], array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+        for name, array in arrays.items()
+    }
+    header = output_header(replace(said, outputs=outputs, **certificate))
+    path.write_bytes(header.raw + b"".join(arrays[name].tobytes() for name in header.entries))
+
+
+def certk(*arguments: object) -> int:
+    """Run the command line in this process; return the exit code."""
+    return main([str(argument) for argument in arguments])
