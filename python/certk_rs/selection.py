@@ -54,7 +54,8 @@ def select(
             visible keys, rounded down, at least 1. Rows pushed over eps get status OVER_BUDGET.
         keep_first: Visible positions at the start of each row that are always kept.
         keep_last: Visible positions at the end of each row that are always kept.
-        block_size: Keep whole blocks of this many positions, ranked by their mass.
+        block_size: Keep the fewest whole blocks of this many positions, ranked by their mass; the
+            last block may be short, and `minimal` then speaks of the number of blocks.
         prove_minimal: Decide rows again in float64 where the fast arithmetic leaves it open
             whether k is minimal.
         threads: Number of threads; None for all available (RAYON_NUM_THREADS and CPU quotas count).

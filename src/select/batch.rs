@@ -4,14 +4,15 @@ use rayon::prelude::*;
 
 use super::block;
 use super::options::{Options, allowed_keys};
+use super::prepared::{Prepared, Source, Visitor};
 use super::row::{Aim, Field, Found, Law, Rule};
-use super::workspace::{Buffers, Forced, Workspace, padded};
+use super::workspace::{Buffers, Forced, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::kernels::{DefaultFloats, Element, Loaded, Scalar, Scaled, Shifted, Simd, Stored};
-use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
+use crate::kernels::{DefaultFloats, Element, LANES, Simd};
+use crate::mass::{CHUNK, Compensated, ExactSum, Split};
 use crate::order;
-use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores, Span};
+use crate::scores::Scores;
 use crate::threads;
 
 /// The sets kept, in compressed rows, with a certificate for each.
@@ -27,7 +28,8 @@ pub struct Selection {
     pub tail_mass_upper: Vec<f64>,
     /// The real tail mass of a row is at least this.
     pub tail_mass_lower: Vec<f64>,
-    /// Whether no smaller set under the same constraints is within the budget, proven.
+    /// Whether no smaller set under the same constraints is within the budget, proven; with a block size, no set of fewer
+    /// blocks.
     pub minimal: Vec<bool>,
     /// Whether the row is within its budget.
     pub status: Vec<Status>,
@@ -243,190 +245,57 @@ impl Job<'_> {
         workspace: &mut Workspace,
         out: &mut Vec<u32>,
     ) -> Result<Decision, Error> {
-        let scores = self.scores;
-        let plain = scores.kind != Kind::Probs
-            && scores.scale != 0.0
-            && !matches!(scores.mask, Some(Mask::Additive(_)));
+        let source = Source { scores: self.scores, row, simd: self.simd, shared };
         let mark = out.len();
-        if plain {
-            let decision = match scores.data {
-                Data::F32(data) => self.native(data, row, shared, workspace, out),
-                Data::F64(data) => self.native(data, row, shared, workspace, out),
-                Data::F16(data) => self.native(data, row, shared, workspace, out),
-                Data::Bf16(data) => self.native(data, row, shared, workspace, out),
-            }?;
-            let single = !matches!(scores.data, Data::F64(_));
-            if !(single && self.options.prove_minimal && decision.open(self.eps(row))) {
+        if source.is_plain() {
+            let decision = source.native(workspace, Decide { job: self, source, out })?;
+            let again = source.is_single() && self.options.prove_minimal;
+            if !(again && decision.open(self.eps(row))) {
                 return Ok(decision);
             }
             out.truncate(mark);
         }
-        self.double(row, shared, workspace, out)
+        source.double(workspace, Decide { job: self, source, out })
     }
+}
 
-    /// Decides a row in the precision of its own dtype.
-    fn native<E: Buffers>(
-        &self,
-        data: &[E],
-        row: usize,
-        shared: bool,
+/// Decides a prepared row and lists what is kept.
+struct Decide<'a> {
+    job: &'a Job<'a>,
+    source: Source<'a>,
+    out: &'a mut Vec<u32>,
+}
+
+impl Visitor for Decide<'_> {
+    type Output = Decision;
+
+    fn visit<E: Buffers, W: Law<E::Scalar>>(
+        self,
+        row: Prepared<'_, E, W>,
         workspace: &mut Workspace,
-        out: &mut Vec<u32>,
     ) -> Result<Decision, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let span = self.scores.span(row);
-        let mut buffer = std::mem::take(E::keys(workspace));
-        let keys = padded(&mut buffer, span.visible, E::MASKED);
-        let loaded = load(self.simd, self.scores, data, &span, shared, keys);
-        let result = if loaded.bad {
-            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
-            let place = self.scores.place(row, None);
-            Err(self.scores.judge(row).err().unwrap_or(Error::ScoreNan { place }))
-        } else {
-            let scale = self.scores.scale.abs();
-            let radius = self.scores.row_radius(row);
-            let slack = if size_of::<E::Scalar>() == 8 {
-                Slack::f64(span.visible, radius)
-            } else {
-                Slack::f32(radius)
-            };
-            let row = Row {
-                job: *self,
-                number: row,
-                slack,
-                exact_ties: radius == 0.0,
-                shared,
-                weights: false,
-            };
-            if scale == 1.0 {
-                row.decide(keys, &loaded, Shifted(loaded.largest), workspace, out)
-            } else {
-                let law = Scaled { shift: loaded.largest.into(), scale };
-                row.decide(keys, &loaded, law, workspace, out)
-            }
-        };
-        *E::keys(workspace) = buffer;
-        result
-    }
-
-    /// Decides a row in f64.
-    fn double(
-        &self,
-        row: usize,
-        shared: bool,
-        workspace: &mut Workspace,
-        out: &mut Vec<u32>,
-    ) -> Result<Decision, Error> {
-        let mut buffer = std::mem::take(&mut workspace.f64);
-        let result = self.scores.keys64(row, &mut buffer).and_then(|meaning| {
-            let Keys64 { law, largest, error } = meaning;
-            let n = buffer.len();
-            let finite = buffer.iter().filter(|key| **key > f64::NEG_INFINITY).count();
-            buffer.resize(n.next_multiple_of(crate::kernels::LANES), f64::NEG_INFINITY);
-            let loaded = Loaded { largest, finite, bad: false };
-            let slack = match law {
-                Meaning::Exp { .. } => Slack::f64(n, error),
-                Meaning::Weight => Slack::weights(n),
-            };
-            let weights = law == Meaning::Weight;
-            let row =
-                Row { job: *self, number: row, slack, exact_ties: error == 0.0, shared, weights };
-            match law {
-                Meaning::Exp { scale: 1.0 } => {
-                    row.decide(&mut buffer, &loaded, Shifted(largest), workspace, out)
-                }
-                Meaning::Exp { scale } => {
-                    let law = Scaled { shift: largest, scale };
-                    row.decide(&mut buffer, &loaded, law, workspace, out)
-                }
-                Meaning::Weight => row.decide(&mut buffer, &loaded, Stored, workspace, out),
-            }
-        });
-        workspace.f64 = buffer;
-        result
-    }
-}
-
-/// Copies the visible part of a row into padded scratch.
-pub(crate) fn load<E: Element>(
-    simd: Simd,
-    scores: &Scores<'_>,
-    data: &[E],
-    span: &Span,
-    shared: bool,
-    keys: &mut [E],
-) -> Loaded<E::Scalar> {
-    let from = &data[span.start..span.start + span.visible];
-    let allowed = match scores.mask {
-        Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..span.mask_start + span.visible]),
-        _ => None,
-    };
-    let negate = scores.scale < 0.0;
-    if !shared {
-        return simd.load(from, allowed, negate, keys);
-    }
-    let parts: Vec<_> = keys
-        .par_chunks_mut(CHUNK)
-        .enumerate()
-        .map(|(c, chunk)| {
-            let (start, end) = (c * CHUNK, (c * CHUNK + chunk.len()).min(from.len()));
-            simd.load(&from[start..end], allowed.map(|bytes| &bytes[start..end]), negate, chunk)
-        })
-        .collect();
-    let mut total = Loaded { largest: E::Scalar::NEG_INFINITY, finite: 0, bad: false };
-    for part in parts {
-        total.largest = if part.largest > total.largest { part.largest } else { total.largest };
-        total.finite += part.finite;
-        total.bad |= part.bad;
-    }
-    total
-}
-
-/// One row, prepared.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    job: Job<'a>,
-    number: usize,
-    slack: Slack,
-    exact_ties: bool,
-    shared: bool,
-    /// Whether keys are weights, whose sums can be compared exactly.
-    weights: bool,
-}
-
-impl Row<'_> {
-    fn decide<E: Buffers, W: Law<E::Scalar>>(
-        &self,
-        keys: &mut [E],
-        loaded: &Loaded<E::Scalar>,
-        law: W,
-        workspace: &mut Workspace,
-        out: &mut Vec<u32>,
-    ) -> Result<Decision, Error>
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
-        if loaded.finite == 0 {
+        let Prepared { keys, largest, live, law, slack, exact_ties, weights } = row;
+        let Source { row: number, simd, shared, .. } = self.source;
+        if live == 0 {
             return Ok(Decision::EMPTY);
         }
-        let (job, options) = (&self.job, self.job.options);
+        let (job, options) = (self.job, self.job.options);
         let mut forced = std::mem::take(&mut workspace.forced);
-        forced.find(keys, loaded.finite, options.keep_first, options.keep_last);
+        forced.find(keys, live, options.keep_first, options.keep_last);
         let count = forced.first.len() + forced.last.len();
         let limit = options.max_keep;
-        let max_keep = allowed_keys(limit, loaded.finite, count, job.scores, self.number)?;
+        let max_keep = allowed_keys(limit, live, count, job.scores, number)?;
         let rule = Rule {
-            eps: job.eps(self.number),
-            slack: self.slack,
-            min_keep: options.min_keep.clamp(1, loaded.finite.min(max_keep)),
+            eps: job.eps(number),
+            slack,
+            min_keep: options.min_keep.clamp(1, live.min(max_keep)),
             max_keep,
             aim: Aim::Certify,
-            exact_ties: self.exact_ties,
+            exact_ties,
         };
-        let (simd, shared) = (job.simd, self.shared);
-        let (largest, live) = (loaded.largest, loaded.finite);
         if options.block_size > 1 {
             let field = Field { simd, keys, live, largest, forced: (0.0, 0), shared };
             let positions = forced.first.iter().chain(&forced.last).copied();
@@ -437,14 +306,14 @@ impl Row<'_> {
                 options.block_size,
                 positions,
                 job.scores,
-                self.number,
+                number,
             )?;
             let masked = E::MASKED.widen();
             for (b, _) in found.kept.iter().enumerate().filter(|(_, kept)| **kept) {
                 let start = b * options.block_size;
                 let end = (start + options.block_size).min(keys.len());
-                let live = (start..end).filter(|&j| keys[j].widen() > masked);
-                out.extend(live.map(|j| j as u32));
+                let kept = (start..end).filter(|&j| keys[j].widen() > masked);
+                self.out.extend(kept.map(|j| j as u32));
             }
             workspace.forced = forced;
             let rule = Rule { slack: found.slack, ..rule };
@@ -453,7 +322,7 @@ impl Row<'_> {
         let mut fixed = 0.0;
         if count > 0 {
             // What is forced does not compete: weigh it, then hide it.
-            let mut own = vec![E::MASKED; count.next_multiple_of(crate::kernels::LANES)];
+            let mut own = vec![E::MASKED; count.next_multiple_of(LANES)];
             for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
             }
@@ -465,37 +334,43 @@ impl Row<'_> {
             Field { simd, keys, live: live - count, largest, forced: (fixed, count), shared };
         let mut found = field.search(law, &rule, E::scratch(workspace));
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
-        if self.weights && decision.open(rule.eps) && count == 0 {
+        if weights && decision.open(rule.eps) && count == 0 {
             refine(keys, &mut found, &rule);
             decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         }
-        out.extend_from_slice(&forced.first);
+        self.out.extend_from_slice(&forced.first);
         if let Some(boundary) = found.boundary {
-            self.emit(keys, boundary, out);
+            emit(&self.source, keys, boundary, self.out);
         }
-        out.extend_from_slice(&forced.last);
+        self.out.extend_from_slice(&forced.last);
         workspace.forced = forced;
         Ok(decision)
     }
+}
 
-    fn emit<E: Element>(&self, keys: &[E], boundary: (E::Scalar, u32), out: &mut Vec<u32>) {
-        let simd = self.job.simd;
-        if !self.shared {
-            simd.emit(keys, 0, boundary, out);
-            return;
-        }
-        let parts: Vec<Vec<u32>> = keys
-            .par_chunks(CHUNK)
-            .enumerate()
-            .map(|(c, chunk)| {
-                let mut part = Vec::new();
-                simd.emit(chunk, (c * CHUNK) as u32, boundary, &mut part);
-                part
-            })
-            .collect();
-        for part in parts {
-            out.extend_from_slice(&part);
-        }
+/// Lists the positions kept down to a boundary.
+fn emit<E: Element>(
+    source: &Source<'_>,
+    keys: &[E],
+    boundary: (E::Scalar, u32),
+    out: &mut Vec<u32>,
+) {
+    let simd = source.simd;
+    if !source.shared {
+        simd.emit(keys, 0, boundary, out);
+        return;
+    }
+    let parts: Vec<Vec<u32>> = keys
+        .par_chunks(CHUNK)
+        .enumerate()
+        .map(|(c, chunk)| {
+            let mut part = Vec::new();
+            simd.emit(chunk, (c * CHUNK) as u32, boundary, &mut part);
+            part
+        })
+        .collect();
+    for part in parts {
+        out.extend_from_slice(&part);
     }
 }
 

@@ -1,13 +1,14 @@
 //! Certifies a set that somebody else chose.
 
-use super::batch::{Hook, load, with_workspace};
+use super::batch::{Hook, with_workspace};
+use super::prepared::{Prepared, Source, Visitor};
 use super::row::{Aim, Field, Law, Rule};
 use super::workspace::{Buffers, Workspace, padded};
 use crate::certificate::{self, Certificate, Verdict};
 use crate::error::Error;
-use crate::kernels::{Element, Given, LANES, Loaded, Scalar, Scaled, Shifted, Simd, Stored};
-use crate::mass::{CHUNK, Slack, Split};
-use crate::scores::{Data, Keep, Keys64, Kind, Law as Meaning, Mask, Scores};
+use crate::kernels::{Element, Given, LANES, Scalar, Simd};
+use crate::mass::{CHUNK, Split};
+use crate::scores::{Keep, Scores};
 use crate::threads;
 
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
@@ -87,165 +88,20 @@ impl Judge<'_> {
     }
 
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
-        let scores = self.scores;
-        let plain = scores.kind != Kind::Probs
-            && scores.scale != 0.0
-            && !matches!(scores.mask, Some(Mask::Additive(_)));
-        if plain {
-            let opinion = match scores.data {
-                Data::F32(data) => self.native(data, row, workspace),
-                Data::F64(data) => self.native(data, row, workspace),
-                Data::F16(data) => self.native(data, row, workspace),
-                Data::Bf16(data) => self.native(data, row, workspace),
-            }?;
+        let Judge { scores, simd, .. } = *self;
+        let source = Source { scores, row, simd, shared: false };
+        if source.is_plain() {
+            let opinion = source.native(workspace, Form { judge: self, row })?;
             if !opinion.open {
                 return Ok(opinion.verdict);
             }
         }
-        let opinion = self.double(row, workspace)?;
+        let opinion = source.double(workspace, Form { judge: self, row })?;
         if opinion.open {
             // Ties and stored weights can be decided exactly, and the checker does.
             return certificate::check_row(scores, self.keep, row, self.eps(row));
         }
         Ok(opinion.verdict)
-    }
-
-    fn native<E: Buffers>(
-        &self,
-        data: &[E],
-        row: usize,
-        workspace: &mut Workspace,
-    ) -> Result<Opinion, Error>
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
-        let span = self.scores.span(row);
-        let mut buffer = std::mem::take(E::keys(workspace));
-        let keys = padded(&mut buffer, span.n, E::MASKED);
-        let loaded = load(self.simd, self.scores, data, &span, false, keys);
-        let result = if loaded.bad {
-            let place = self.scores.place(row, None);
-            Err(self.scores.judge(row).err().unwrap_or(Error::ScoreNan { place }))
-        } else {
-            let scale = self.scores.scale.abs();
-            let radius = self.scores.row_radius(row);
-            let slack = if size_of::<E::Scalar>() == 8 {
-                Slack::f64(span.visible, radius)
-            } else {
-                Slack::f32(radius)
-            };
-            if scale == 1.0 {
-                self.judge(keys, &loaded, Shifted(loaded.largest), slack, row, workspace)
-            } else {
-                let law = Scaled { shift: loaded.largest.into(), scale };
-                self.judge(keys, &loaded, law, slack, row, workspace)
-            }
-        };
-        *E::keys(workspace) = buffer;
-        result
-    }
-
-    fn double(&self, row: usize, workspace: &mut Workspace) -> Result<Opinion, Error> {
-        let mut keys = std::mem::take(&mut workspace.f64);
-        let result = self.scores.keys64(row, &mut keys).and_then(|meaning| {
-            let Keys64 { law, largest, error } = meaning;
-            let n = keys.len();
-            let finite = keys.iter().filter(|key| **key > f64::NEG_INFINITY).count();
-            keys.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
-            let loaded = Loaded { largest, finite, bad: false };
-            match law {
-                Meaning::Exp { scale: 1.0 } => {
-                    let slack = Slack::f64(n, error);
-                    self.judge(&keys, &loaded, Shifted(largest), slack, row, workspace)
-                }
-                Meaning::Exp { scale } => {
-                    let law = Scaled { shift: largest, scale };
-                    self.judge(&keys, &loaded, law, Slack::f64(n, error), row, workspace)
-                }
-                Meaning::Weight => {
-                    self.judge(&keys, &loaded, Stored, Slack::weights(n), row, workspace)
-                }
-            }
-        });
-        workspace.f64 = keys;
-        result
-    }
-
-    fn judge<E: Buffers, W: Law<E::Scalar>>(
-        &self,
-        keys: &[E],
-        loaded: &Loaded<E::Scalar>,
-        law: W,
-        slack: Slack,
-        row: usize,
-        workspace: &mut Workspace,
-    ) -> Result<Opinion, Error>
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
-        let n = self.scores.span(row).n;
-        let mut keep = std::mem::take(&mut workspace.keep);
-        let bytes = padded(&mut keep, keys.len().max(n), 0);
-        let laid = self.keep.lay(self.scores, row, &mut bytes[..n]);
-        bytes[n..].fill(0);
-        let given = self.sums(keys, &bytes[..keys.len()], law);
-        workspace.keep = keep;
-        laid?;
-        if loaded.finite == 0 {
-            return Ok(Opinion { verdict: Verdict::EMPTY, open: false });
-        }
-        let split =
-            Split { tail: given.tail, dropped: given.dropped, head: given.head, kept: given.kept };
-        let upper = split.upper(slack.certify, slack.flush);
-        let lower = split.lower(slack.certify, slack.flush).min(upper);
-        let mut verdict = Verdict { kept: split.kept, upper, lower, holds: false, minimal: false };
-        let Some(eps) = self.eps(row) else {
-            return Ok(Opinion { verdict, open: false });
-        };
-        verdict.holds = upper <= eps;
-        if !verdict.holds {
-            return Ok(Opinion { verdict, open: lower <= eps });
-        }
-        let fewer = split.kept - 1;
-        if fewer == 0 || eps == 0.0 && split.dropped == 0 {
-            verdict.minimal = true;
-            return Ok(Opinion { verdict, open: false });
-        }
-        if given.worst_kept >= given.best_dropped {
-            // A set of the best keys: one key less is the best smaller set. Its head is a difference, whose relative
-            // error is at most three times as large, because the key taken away is the smallest of at least two.
-            let mut weights = [E::Scalar::default(); LANES];
-            self.simd.weights(&[given.worst_kept; LANES], law, &mut weights);
-            let weight: f64 = weights[0].into();
-            let smaller = Split {
-                tail: split.tail + weight,
-                dropped: split.dropped + 1,
-                head: (split.head - weight).max(0.0),
-                kept: fewer,
-            };
-            verdict.minimal = smaller.lower(3.0 * slack.certify, slack.flush) > eps;
-            let open = !verdict.minimal && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
-            return Ok(Opinion { verdict, open });
-        }
-        let field = Field {
-            simd: self.simd,
-            keys,
-            live: loaded.finite,
-            largest: loaded.largest,
-            forced: (0.0, 0),
-            shared: false,
-        };
-        let rule = Rule {
-            eps,
-            slack,
-            min_keep: 1,
-            max_keep: usize::MAX,
-            aim: Aim::Refute,
-            exact_ties: false,
-        };
-        let least = field.search(law, &rule, E::scratch(workspace));
-        verdict.minimal = least.minimal && split.kept <= least.split.kept;
-        Ok(Opinion { verdict, open: false })
     }
 
     fn sums<E: Element, W: Law<E::Scalar>>(
@@ -276,5 +132,91 @@ impl Judge<'_> {
             }
         }
         total
+    }
+}
+
+/// Forms an opinion on the kept set of a prepared row.
+struct Form<'a> {
+    judge: &'a Judge<'a>,
+    row: usize,
+}
+
+impl Visitor for Form<'_> {
+    type Output = Opinion;
+
+    fn visit<E: Buffers, W: Law<E::Scalar>>(
+        self,
+        row: Prepared<'_, E, W>,
+        workspace: &mut Workspace,
+    ) -> Result<Opinion, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let Prepared { keys, largest, live, law, slack, .. } = row;
+        let (judge, row) = (self.judge, self.row);
+        let (scores, keys) = (judge.scores, &*keys);
+        let n = scores.span(row).n;
+        let mut keep = std::mem::take(&mut workspace.keep);
+        let bytes = padded(&mut keep, keys.len().max(n), 0);
+        let laid = judge.keep.lay(scores, row, &mut bytes[..n]);
+        bytes[n..].fill(0);
+        let given = judge.sums(keys, &bytes[..keys.len()], law);
+        workspace.keep = keep;
+        laid?;
+        if live == 0 {
+            return Ok(Opinion { verdict: Verdict::EMPTY, open: false });
+        }
+        let split =
+            Split { tail: given.tail, dropped: given.dropped, head: given.head, kept: given.kept };
+        let upper = split.upper(slack.certify, slack.flush);
+        let lower = split.lower(slack.certify, slack.flush).min(upper);
+        let mut verdict = Verdict { kept: split.kept, upper, lower, holds: false, minimal: false };
+        let Some(eps) = judge.eps(row) else {
+            return Ok(Opinion { verdict, open: false });
+        };
+        verdict.holds = upper <= eps;
+        if !verdict.holds {
+            return Ok(Opinion { verdict, open: lower <= eps });
+        }
+        let fewer = split.kept - 1;
+        if fewer == 0 || eps == 0.0 && split.dropped == 0 {
+            verdict.minimal = true;
+            return Ok(Opinion { verdict, open: false });
+        }
+        if given.worst_kept >= given.best_dropped {
+            // A set of the best keys: one key less is the best smaller set. Its head is a difference, whose relative
+            // error is at most three times as large, because the key taken away is the smallest of at least two.
+            let mut weights = [E::Scalar::default(); LANES];
+            judge.simd.weights(&[given.worst_kept; LANES], law, &mut weights);
+            let weight: f64 = weights[0].into();
+            let smaller = Split {
+                tail: split.tail + weight,
+                dropped: split.dropped + 1,
+                head: (split.head - weight).max(0.0),
+                kept: fewer,
+            };
+            verdict.minimal = smaller.lower(3.0 * slack.certify, slack.flush) > eps;
+            let open = !verdict.minimal && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
+            return Ok(Opinion { verdict, open });
+        }
+        let field = Field {
+            simd: judge.simd,
+            keys,
+            live,
+            largest,
+            forced: (0.0, 0),
+            shared: false,
+        };
+        let rule = Rule {
+            eps,
+            slack,
+            min_keep: 1,
+            max_keep: usize::MAX,
+            aim: Aim::Refute,
+            exact_ties: false,
+        };
+        let least = field.search(law, &rule, E::scratch(workspace));
+        verdict.minimal = least.minimal && split.kept <= least.split.kept;
+        Ok(Opinion { verdict, open: false })
     }
 }

@@ -7,6 +7,7 @@ mod batch;
 mod block;
 mod given;
 mod options;
+mod prepared;
 mod row;
 mod weigh;
 mod workspace;

@@ -1,0 +1,78 @@
+//! Rows that once had a false certificate or no end, kept by name.
+
+use certk_rs::{Error, Keep, Kind, Options, Scores, certify, keep_set, select};
+
+#[test]
+fn weights_whose_sum_nearly_overflows() {
+    // Summed one after another the small weights vanish and the total stays finite; in lanes it overflows.
+    let mut row = vec![9e291; 101];
+    row[0] = f64::MAX;
+    let scores = Scores::new(&row, &[1, 101]).unwrap().kind(Kind::Probs).unwrap();
+    let refused = select(&scores, &[1e-17], &Options::new());
+    assert!(matches!(refused, Err(Error::ProbabilityTotal { .. })));
+}
+
+#[test]
+fn a_subnormal_tail_keeps_its_slack() {
+    // The tail is one subnormal weight, the head a long sum of weights near half an ulp: its rounding must be covered.
+    let small = 1e-290 * 1.1 * 2f64.powi(-53) / 16.0;
+    let mut row = vec![small; 256 * 1001];
+    row[..256].fill(1e-290 / 16.0);
+    row.push(5e-324);
+    let n = row.len();
+    let mut kept = vec![1u8; n];
+    kept[n - 1] = 0;
+    let scores = Scores::new(&row, &[1, n]).unwrap().kind(Kind::Probs).unwrap();
+    let keep = Keep::Mask { kept: &kept, strides: &[n] };
+    let judged = certify(&scores, &keep, None, false, Some(1)).unwrap();
+    // Exact rational arithmetic gives 3.0879102865074137e-35.
+    assert!(judged.tail_mass_upper[0] > 3.087_910_286_507_414e-35);
+    assert!(judged.tail_mass_lower[0] < 3.087_910_286_507_413e-35);
+}
+
+#[test]
+fn long_sums_of_forced_blocks_keep_their_slack() {
+    for factor in [1.1, 0.9] {
+        let n = (2 << 18) + 2;
+        let mut row = vec![factor * 2f64.powi(-54); n];
+        (row[0], row[1], row[n - 2], row[n - 1]) = (1.0, 0.0, 0.01, 0.0);
+        let scores = Scores::new(&row, &[1, n]).unwrap().kind(Kind::Probs).unwrap();
+        let options = Options::new().block_size(2).keep_first(n - 3).threads(1);
+        let found = select(&scores, &[0.5], &options).unwrap();
+        let rest = factor * 2f64.powi(-54) * (n - 4) as f64;
+        let real = 0.01 / (1.01 + rest);
+        assert!(found.tail_mass_upper[0] > real * (1.0 + 1e-15));
+        assert!(found.tail_mass_lower[0] < real * (1.0 - 1e-15));
+    }
+}
+
+#[test]
+fn budgets_below_every_weight_end_in_the_full_set() {
+    for (row, eps) in [([0.0, -95.0], 1e-51), ([0.0, -115.0], 1e-51), ([0.0, -0.1], 4e-309)] {
+        let scores = Scores::new(&row[..], &[1, 2]).unwrap();
+        let set = keep_set(&scores, &[eps], &Options::new()).unwrap();
+        assert_eq!(set.indices, [0, 1]);
+        assert!(set.weights[0].is_finite() && set.lower_bound <= 2);
+    }
+    let row = [1.0, 1e-50];
+    let scores = Scores::new(&row[..], &[1, 2]).unwrap().kind(Kind::Probs).unwrap();
+    assert_eq!(keep_set(&scores, &[1e-72], &Options::new()).unwrap().indices, [0, 1]);
+}
+
+#[test]
+fn lower_bounds_do_not_trust_subnormal_weights() {
+    // The real weights are below the smallest normal f32, and their sum is well within the budget.
+    let mut row = [0.8e-45f64.ln(); 11];
+    row[0] = 0.0;
+    let scores = Scores::new(&row[..], &[1, 11]).unwrap();
+    let set = keep_set(&scores, &[8.5e-45], &Options::new()).unwrap();
+    assert!(set.lower_bound <= 1);
+}
+
+#[test]
+fn a_matrix_without_memory_is_an_error() {
+    let row = vec![0f32; 1 << 20];
+    let scores = Scores::strided(&row, &[1 << 24, 1 << 20], &[0]).unwrap();
+    let refused = keep_set(&scores, &[0.1], &Options::new());
+    assert!(matches!(refused, Err(Error::NoMemory { .. })));
+}
