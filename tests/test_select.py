@@ -59,6 +59,19 @@ def test_max_keep_as_a_fraction_of_the_visible_keys(fraction: float) -> None:
     assert (sel.k == most)[sel.status == ck.Status.OVER_BUDGET].all()
 
 
+def test_max_keep_in_whole_blocks_keeps_the_best_ones() -> None:
+    """Of 15 blocks of 8, 5 fit into 44 keys: the 5 of largest mass."""
+    case = Case(ROWS, budgets(1e-3), max_keep=44, block_size=8)
+    sel = check(case)
+    assert (sel.k == 40).all()
+    mass = np.exp(ROWS.astype(np.float64)).reshape(40, 15, 8).sum(axis=2)
+    for i in range(40):
+        best = np.sort(np.argsort(-mass[i])[:5])
+        assert np.unique(sel.row(i) // 8).tolist() == best.tolist()
+    with pytest.raises(ck.CertkError, match="block_size"):
+        ck.select(ROWS, 0.01, max_keep=7, block_size=8)
+
+
 def test_forced_keys_count_visible_positions_only() -> None:
     hidden = RNG.random(ROWS.shape) < 0.4
     scores = np.where(hidden, -np.inf, ROWS).astype(np.float32)

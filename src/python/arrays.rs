@@ -18,7 +18,7 @@ pub(super) enum Stored<'py> {
 
 fn layout<T: Element>(array: &PyReadonlyArrayDyn<'_, T>, argument: &str) -> PyErr {
     CertkError::new_err(format!(
-        "{argument} has strides {:?} (bytes): the last axis must be contiguous and no stride negative; \
+        "{argument} has strides {:?} (bytes): the last axis must be contiguous and no stride negative or between items; \
          copy it with numpy.ascontiguousarray",
         array.strides()
     ))
@@ -53,6 +53,10 @@ impl<'py> Stored<'py> {
             array: &'a PyReadonlyArrayDyn<'_, T>,
             argument: &str,
         ) -> PyResult<(&'a [T], Vec<usize>)> {
+            let item = size_of::<T>().cast_signed();
+            if array.strides().iter().any(|stride| stride % item != 0) {
+                return Err(layout(array, argument));
+            }
             kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
         }
         Ok(match self {

@@ -199,14 +199,8 @@ impl Visitor for Form<'_> {
             let open = !verdict.minimal && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
             return Ok(Opinion { verdict, open });
         }
-        let field = Field {
-            simd: judge.simd,
-            keys,
-            live,
-            largest,
-            forced: (0.0, 0),
-            shared: false,
-        };
+        let field =
+            Field { simd: judge.simd, keys, live, largest, forced: (0.0, 0), shared: false };
         let rule = Rule {
             eps,
             slack,
