@@ -70,6 +70,17 @@ impl Data<'_> {
         }
     }
 
+    /// Appends a stretch of numbers, exactly.
+    fn widen(&self, start: usize, len: usize, to: &mut Vec<f64>) {
+        let stretch = start..start + len;
+        match self {
+            Data::F32(d) => to.extend(d[stretch].iter().map(|&v| f64::from(v))),
+            Data::F64(d) => to.extend_from_slice(&d[stretch]),
+            Data::F16(d) => to.extend(d[stretch].iter().map(|&v| f64::from(v))),
+            Data::Bf16(d) => to.extend(d[stretch].iter().map(|&v| f64::from(v))),
+        }
+    }
+
     /// Additive mask entries at or below this mean "masked" (half the most negative finite value of the dtype).
     fn masked_below(&self) -> f64 {
         match self {

@@ -44,88 +44,111 @@ impl Scores<'_> {
     /// # Errors
     /// Whatever `judge` finds; sums of weights that overflow; biased scores too large to be told apart.
     pub(crate) fn keys64(&self, row: usize, keys: &mut Vec<f64>) -> Result<Keys64, Error> {
-        self.judge(row)?;
         let span = self.span(row);
+        let probs = self.kind == Kind::Probs;
+        let hidden = if probs { 0.0 } else { f64::NEG_INFINITY };
         keys.clear();
-        keys.resize(span.n, f64::NEG_INFINITY);
-        if matches!(self.mask, Some(Mask::Additive(_))) && self.is_biased(&span) {
-            return self.biased_keys(row, &span, keys);
+        self.data.widen(span.start, span.visible, keys);
+        let bias = self.hide(&span, hidden, keys);
+        let good = if probs {
+            keys.iter().all(|key| (0.0..f64::INFINITY).contains(key))
+        } else {
+            keys.iter().chain(&bias).all(|value| *value < f64::INFINITY)
+        };
+        if !good {
+            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
+            let place = self.place(row, None);
+            return Err(self.judge(row).err().unwrap_or(Error::ScoreNan { place }));
         }
-        let mut largest = f64::NEG_INFINITY;
-        let mut total = 0.0;
-        for (j, key) in keys.iter_mut().enumerate().take(span.visible) {
-            let value = self.data.get(span.start + j);
-            if value.is_nan() && !self.masked(&span, j) {
-                // Judged a moment ago: somebody is writing to the buffer.
-                return Err(Error::ScoreNan { place: self.place(row, Some(j)) });
-            }
-            let hidden = value == f64::NEG_INFINITY || (self.kind == Kind::Probs && value == 0.0);
-            if hidden || self.masked(&span, j) {
-                continue;
-            }
-            *key = match self.scale {
-                0.0 => 0.0,
-                scale if scale < 0.0 => -value,
-                _ => value,
-            };
-            largest = if *key > largest { *key } else { largest };
-            total += *key;
+        keys.resize(span.n, hidden);
+        if !bias.is_empty() {
+            return self.biased_keys(row, bias, keys);
         }
+        if probs {
+            // No order of summation may overflow.
+            if keys.iter().sum::<f64>() > f64::MAX / 4.0 {
+                return Err(Error::ProbabilityTotal { place: self.place(row, None) });
+            }
+            for key in keys.iter_mut().filter(|key| **key == 0.0) {
+                *key = f64::NEG_INFINITY;
+            }
+        } else if self.scale <= 0.0 {
+            let scale = self.scale;
+            for key in keys.iter_mut().filter(|key| **key > f64::NEG_INFINITY) {
+                *key = if scale == 0.0 { 0.0 } else { -*key };
+            }
+        }
+        let largest = keys.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a { b } else { a });
         let law = match self.kind {
             Kind::Probs => Law::Weight,
             _ if self.scale == 0.0 => Law::Exp { scale: 1.0 },
             _ => Law::Exp { scale: self.scale.abs() },
         };
-        // No order of summation may overflow.
-        if law == Law::Weight && total > f64::MAX / 4.0 {
-            return Err(Error::ProbabilityTotal { place: self.place(row, None) });
-        }
         Ok(Keys64 { law, largest, error: self.row_radius(row) })
     }
 
-    /// Whether an additive mask does more than mask.
-    fn is_biased(&self, span: &Span) -> bool {
-        let Some(Mask::Additive(mask)) = self.mask else { return false };
-        (0..span.visible).any(|j| !self.masked(span, j) && mask.get(span.mask_start + j) != 0.0)
+    /// Hides what the mask hides; returns the biases of an additive mask that does more than that.
+    fn hide(&self, span: &Span, hidden: f64, keys: &mut [f64]) -> Vec<f64> {
+        let mut bias = Vec::new();
+        match self.mask {
+            None => {}
+            Some(Mask::Allowed(bytes)) => {
+                for (key, &byte) in keys.iter_mut().zip(&bytes[span.mask_start..]) {
+                    *key = if byte == 0 { hidden } else { *key };
+                }
+            }
+            Some(Mask::Additive(mask)) => {
+                mask.widen(span.mask_start, span.visible, &mut bias);
+                let masked = mask.masked_below();
+                for (key, bias) in keys.iter_mut().zip(&mut bias) {
+                    if *bias <= masked {
+                        (*key, *bias) = (hidden, 0.0);
+                    }
+                }
+                if bias.iter().all(|bias| *bias == 0.0) {
+                    bias.clear();
+                }
+            }
+        }
+        bias
     }
 
     /// Keys of `scale * score + bias`. The sum is carried in two parts, so what the keys lose is one rounding of the sum, or,
     /// where the sums are large, of their distance to the largest.
-    fn biased_keys(&self, row: usize, span: &Span, keys: &mut [f64]) -> Result<Keys64, Error> {
-        let Some(Mask::Additive(mask)) = self.mask else { unreachable!("the caller looked") };
+    fn biased_keys(&self, row: usize, bias: Vec<f64>, keys: &mut [f64]) -> Result<Keys64, Error> {
         let too_large = |j, value| Error::MaskedScore { place: self.place(row, j), value };
-        let pair_at = |j: usize| {
-            let value = self.data.get(span.start + j);
-            let hidden = self.masked(span, j) || value == f64::NEG_INFINITY;
-            (!hidden).then(|| self.biased(value, mask.get(span.mask_start + j)))
-        };
-        let mut largest: Option<Pair> = None;
-        for (pair, _) in (0..span.visible).filter_map(pair_at) {
-            if largest.is_none_or(|best| pair > best) {
-                largest = Some(pair);
+        let mut best = Pair { high: f64::NEG_INFINITY, low: 0.0 };
+        // The low parts, and the sizes of the larger terms, beside the high parts in `keys`.
+        let mut lows = vec![0.0; bias.len()];
+        let mut sizes = bias;
+        for ((key, low), size) in keys.iter_mut().zip(&mut lows).zip(&mut sizes) {
+            if *key == f64::NEG_INFINITY {
+                continue;
             }
+            let pair;
+            (pair, *size) = self.biased(*key, *size);
+            best = if pair > best { pair } else { best };
+            // An overflow downward must not look like a mask.
+            (*key, *low) = (pair.high.max(f64::MIN), pair.low);
         }
         let law = Law::Exp { scale: 1.0 };
-        let Some(best) = largest else {
+        if best.high == f64::NEG_INFINITY && keys.iter().all(|key| *key == f64::NEG_INFINITY) {
             return Ok(Keys64 { law, largest: f64::NEG_INFINITY, error: 0.0 });
-        };
+        }
         if !best.high.is_finite() {
             return Err(too_large(None, best.high));
         }
         let near = best.high.abs() <= OWN_KEY;
-        for (j, key) in keys.iter_mut().enumerate().take(span.visible) {
-            let Some((pair, size)) = pair_at(j) else { continue };
-            // Two parts of numbers this large are not exact; that is harmless only far below the largest.
-            let doubt = if size <= COVERED { 0.0 } else { size * f64::EPSILON };
-            if doubt > 0.0 && (pair.high - best.high) + doubt >= -DEPTH {
-                return Err(too_large(Some(j), pair.high));
+        for (j, ((key, low), size)) in keys.iter_mut().zip(&lows).zip(&sizes).enumerate() {
+            if *key == f64::NEG_INFINITY {
+                continue;
             }
-            let own = if near {
-                pair.high + pair.low
-            } else {
-                (pair.high - best.high) + (pair.low - best.low)
-            };
-            // `max` also turns a NaN, of a buffer that somebody writes to, into an entry without weight.
+            // Two parts of numbers this large are not exact; that is harmless only far below the largest.
+            let doubt = if *size <= COVERED { 0.0 } else { *size * f64::EPSILON };
+            if doubt > 0.0 && (*key - best.high) + doubt >= -DEPTH {
+                return Err(too_large(Some(j), *key));
+            }
+            let own = if near { *key + low } else { (*key - best.high) + (low - best.low) };
             *key = own.max(f64::MIN);
         }
         let size = if near { best.high.abs() + DEPTH } else { DEPTH };
@@ -142,7 +165,8 @@ impl Scores<'_> {
         let low = (product - (sum - back)) + (bias - back) + product_low;
         let high = sum + low;
         if !high.is_finite() {
-            return (Pair { high: sum, low: 0.0 }, f64::INFINITY);
+            // Upward there is no key for it; downward it has no weight beside any finite one.
+            return (Pair { high: sum, low: 0.0 }, 0.0);
         }
         (Pair { high, low: (sum - high) + low }, product.abs().max(bias.abs()))
     }
