@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::lanes::{LANES, Lanes, Level};
+use super::lanes::{LANES, Lanes, Level, Single};
 use super::portable::compress;
 
 /// The AVX2 instruction set.
@@ -84,11 +84,6 @@ impl Lanes for F32 {
         self.zip(other, |a, b| unsafe { _mm256_sub_ps(a, b) })
     }
     #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm256_mul_ps(a, b) })
-    }
-    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         self.zip(other, |a, b| unsafe { _mm256_add_ps(a, b) })
@@ -129,6 +124,19 @@ impl Lanes for F32 {
         self.zip(other, |a, b| unsafe { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }).0
     }
     #[inline(always)]
+    unsafe fn within(self, lo: Self, hi: Self) -> u16 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let over = F32(self.ge(lo));
+            Self::bits(over.zip(F32(self.lt(hi)), |a, b| _mm256_and_ps(a, b)).0)
+        }
+    }
+    #[inline(always)]
+    unsafe fn unordered(self, other: Self) -> [__m256; 2] {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b) }).0
+    }
+    #[inline(always)]
     unsafe fn bits(mask: [__m256; 2]) -> u16 {
         // SAFETY: see the head of the file.
         let [low, high] = mask.map(|half| unsafe { _mm256_movemask_ps(half) } as u16);
@@ -161,25 +169,27 @@ impl Lanes for F32 {
         self.map(|t| unsafe { _mm256_sub_ps(t, _mm256_floor_ps(t)) })
     }
     #[inline(always)]
-    unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+    unsafe fn scale_by_floor(self, exponent: Self, mask: [__m256; 2]) -> Self {
         // SAFETY: see the head of the file.
-        self.zip(exponent, |p, t| unsafe {
-            let power = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(_mm256_floor_ps(t)));
-            _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), power))
-        })
+        unsafe {
+            let scaled = self.zip(exponent, |p, t| {
+                let power = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(_mm256_floor_ps(t)));
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), power))
+            });
+            scaled.keep(mask)
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_where(self, mask: [__m256; 2], other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        unsafe { self.add(other.keep(mask)) }
     }
     #[inline(always)]
     unsafe fn affine(self, shift: f64, scale: f64) -> Self {
         // SAFETY: see the head of the file.
         unsafe {
             let (shift, scale) = (_mm256_set1_pd(shift), _mm256_set1_pd(scale));
-            let quarters = widen(self).map(|quarter| {
-                _mm256_cvtpd_ps(_mm256_mul_pd(scale, _mm256_sub_pd(quarter, shift)))
-            });
-            F32([
-                _mm256_set_m128(quarters[1], quarters[0]),
-                _mm256_set_m128(quarters[3], quarters[2]),
-            ])
+            narrow(widen(self).map(|quarter| _mm256_mul_pd(scale, _mm256_sub_pd(quarter, shift))))
         }
     }
     #[inline(always)]
@@ -193,9 +203,39 @@ impl Lanes for F32 {
         unsafe { F64(wide).add(F64(widen(self))).0 }
     }
     #[inline(always)]
-    unsafe fn wide_store(wide: [__m256d; 4]) -> [f64; LANES] {
+    unsafe fn wide_total(wide: [__m256d; 4]) -> f64 {
         // SAFETY: see the head of the file.
-        unsafe { F64(wide).to_array() }
+        unsafe { total(wide) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm256_add_ps(self.0[0], self.0[1]);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm256_max_ps(self.0[0], self.0[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn smallest(self) -> f32 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm256_min_ps(self.0[0], self.0[1]);
+            let four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)))
+        }
     }
     #[inline(always)]
     unsafe fn compress_store(self, bits: u16, to: *mut f32) {
@@ -220,6 +260,37 @@ unsafe fn widen(lanes: F32) -> [__m256d; 4] {
             _mm256_cvtps_pd(_mm256_castps256_ps128(lanes.0[1])),
             _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(lanes.0[1])),
         ]
+    }
+}
+
+/// Four registers of f64 lanes rounded to two of f32.
+#[inline(always)]
+unsafe fn narrow(lanes: [__m256d; 4]) -> F32 {
+    // SAFETY: see the head of the file.
+    unsafe {
+        let quarters = lanes.map(|quarter| _mm256_cvtpd_ps(quarter));
+        F32([_mm256_set_m128(quarters[1], quarters[0]), _mm256_set_m128(quarters[3], quarters[2])])
+    }
+}
+
+/// The sum of sixteen f64 lanes, in halves.
+#[inline(always)]
+unsafe fn total(wide: [__m256d; 4]) -> f64 {
+    // SAFETY: see the head of the file.
+    unsafe {
+        let low = _mm256_add_pd(wide[0], wide[2]);
+        let high = _mm256_add_pd(wide[1], wide[3]);
+        let four = _mm256_add_pd(low, high);
+        let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
+    }
+}
+
+impl Single for F32 {
+    #[inline(always)]
+    unsafe fn as_bits(self) -> Self {
+        // SAFETY: see the head of the file.
+        self.map(|half| unsafe { _mm256_castsi256_ps(_mm256_cvttps_epi32(half)) })
     }
 }
 
@@ -272,11 +343,6 @@ impl Lanes for F64 {
         self.zip(other, |a, b| unsafe { _mm256_sub_pd(a, b) })
     }
     #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm256_mul_pd(a, b) })
-    }
-    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         self.zip(other, |a, b| unsafe { _mm256_add_pd(a, b) })
@@ -317,6 +383,19 @@ impl Lanes for F64 {
         self.zip(other, |a, b| unsafe { _mm256_cmp_pd::<_CMP_EQ_OQ>(a, b) }).0
     }
     #[inline(always)]
+    unsafe fn within(self, lo: Self, hi: Self) -> u16 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let over = F64(self.ge(lo));
+            Self::bits(over.zip(F64(self.lt(hi)), |a, b| _mm256_and_pd(a, b)).0)
+        }
+    }
+    #[inline(always)]
+    unsafe fn unordered(self, other: Self) -> [__m256d; 4] {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm256_cmp_pd::<_CMP_UNORD_Q>(a, b) }).0
+    }
+    #[inline(always)]
     unsafe fn bits(mask: [__m256d; 4]) -> u16 {
         // SAFETY: see the head of the file.
         let quarters = mask.map(|quarter| unsafe { _mm256_movemask_pd(quarter) } as u16);
@@ -350,17 +429,23 @@ impl Lanes for F64 {
         self.map(|t| unsafe { _mm256_sub_pd(t, _mm256_floor_pd(t)) })
     }
     #[inline(always)]
-    unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+    unsafe fn scale_by_floor(self, exponent: Self, mask: [__m256d; 4]) -> Self {
         // SAFETY: see the head of the file.
         unsafe {
-            // Adding 1.5 * 2^52 leaves the integer in the low bits; the shift keeps the twelve that matter.
-            let magic = _mm256_set1_pd(6_755_399_441_055_744.0);
-            self.zip(exponent, |p, t| {
+            let scaled = self.zip(exponent, |p, t| {
+                // Adding 1.5 * 2^52 leaves the integer in the low bits.
+                let magic = _mm256_set1_pd(6_755_399_441_055_744.0);
                 let integer = _mm256_castpd_si256(_mm256_add_pd(_mm256_floor_pd(t), magic));
                 let power = _mm256_slli_epi64::<52>(integer);
                 _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(p), power))
-            })
+            });
+            scaled.keep(mask)
         }
+    }
+    #[inline(always)]
+    unsafe fn add_where(self, mask: [__m256d; 4], other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        unsafe { self.add(other.keep(mask)) }
     }
     #[inline(always)]
     unsafe fn affine(self, shift: f64, scale: f64) -> Self {
@@ -385,9 +470,36 @@ impl Lanes for F64 {
         unsafe { F64(wide).add(self).0 }
     }
     #[inline(always)]
-    unsafe fn wide_store(wide: [__m256d; 4]) -> [f64; LANES] {
+    unsafe fn wide_total(wide: [__m256d; 4]) -> f64 {
         // SAFETY: see the head of the file.
-        unsafe { F64(wide).to_array() }
+        unsafe { total(wide) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f64 {
+        // SAFETY: see the head of the file.
+        unsafe { total(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f64 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let low = _mm256_max_pd(self.0[0], self.0[2]);
+            let high = _mm256_max_pd(self.0[1], self.0[3]);
+            let four = _mm256_max_pd(low, high);
+            let two = _mm_max_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+            _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn smallest(self) -> f64 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let low = _mm256_min_pd(self.0[0], self.0[2]);
+            let high = _mm256_min_pd(self.0[1], self.0[3]);
+            let four = _mm256_min_pd(low, high);
+            let two = _mm_min_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+            _mm_cvtsd_f64(_mm_min_sd(two, _mm_unpackhi_pd(two, two)))
+        }
     }
     #[inline(always)]
     unsafe fn compress_store(self, bits: u16, to: *mut f64) {
@@ -400,6 +512,16 @@ impl Level for Avx2 {
     type F32 = F32;
     type F64 = F64;
 
+    #[inline(always)]
+    unsafe fn single(lanes: F64) -> F32 {
+        // SAFETY: see the head of the file.
+        unsafe { narrow(lanes.0) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> F32 {
         // SAFETY: see the head of the file.

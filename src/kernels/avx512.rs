@@ -5,14 +5,13 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::lanes::{LANES, Lanes, Level};
+use super::lanes::{Lanes, Level, Single};
 
 /// The AVX-512 instruction set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512;
 
-/// Toward minus infinity, no exceptions. (`vreduce` would save a subtraction, but it rounds that subtraction downward
-/// too, and for -1 < x < 0 the fraction is not exact.)
+/// Toward minus infinity, no exceptions.
 const FLOOR: i32 = 0x09;
 
 // SAFETY of every block in this file: the trait's contract gives a CPU with these features, and pointers that are
@@ -45,11 +44,6 @@ impl Lanes for F32 {
     unsafe fn sub(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         F32(unsafe { _mm512_sub_ps(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_mul_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
@@ -92,8 +86,26 @@ impl Lanes for F32 {
         unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0) }
     }
     #[inline(always)]
+    unsafe fn within(self, lo: Self, hi: Self) -> u16 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let over = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, lo.0);
+            number(_mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(over, self.0, hi.0))
+        }
+    }
+    #[inline(always)]
+    unsafe fn unordered(self, other: Self) -> __mmask16 {
+        // SAFETY: see the head of the file.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, other.0) }
+    }
+    #[inline(always)]
     unsafe fn bits(mask: __mmask16) -> u16 {
         mask
+    }
+    #[inline(always)]
+    unsafe fn number(mask: __mmask16) -> u16 {
+        // SAFETY: see the head of the file.
+        unsafe { number(mask) }
     }
     #[inline(always)]
     unsafe fn mask(bits: u16) -> __mmask16 {
@@ -110,24 +122,26 @@ impl Lanes for F32 {
         F32(unsafe { _mm512_mask_mov_ps(other.0, mask, self.0) })
     }
     #[inline(always)]
-    unsafe fn fraction(self) -> Self {
+    unsafe fn add_where(self, mask: __mmask16, other: Self) -> Self {
         // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_sub_ps(self.0, _mm512_roundscale_ps::<FLOOR>(self.0)) })
+        F32(unsafe { _mm512_mask_add_ps(self.0, mask, self.0, other.0) })
     }
     #[inline(always)]
-    unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+    unsafe fn fraction(self) -> Self {
         // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_scalef_ps(self.0, exponent.0) })
+        F32(unsafe { _mm512_reduce_ps::<FLOOR>(self.0) })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_floor(self, exponent: Self, mask: __mmask16) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_maskz_scalef_ps(mask, self.0, exponent.0) })
     }
     #[inline(always)]
     unsafe fn affine(self, shift: f64, scale: f64) -> Self {
         // SAFETY: see the head of the file.
         unsafe {
             let (shift, scale) = (_mm512_set1_pd(shift), _mm512_set1_pd(scale));
-            let halves = widen(self.0)
-                .map(|half| _mm512_cvtpd_ps(_mm512_mul_pd(scale, _mm512_sub_pd(half, shift))));
-            let low = _mm512_castps256_ps512(halves[0]);
-            F32(_mm512_insertf32x8::<1>(low, halves[1]))
+            F32(narrow(widen(self.0).map(|half| _mm512_mul_pd(scale, _mm512_sub_pd(half, shift)))))
         }
     }
     #[inline(always)]
@@ -144,9 +158,39 @@ impl Lanes for F32 {
         }
     }
     #[inline(always)]
-    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
+    unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {
         // SAFETY: see the head of the file.
-        unsafe { wide_to_array(wide) }
+        unsafe { total(wide) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), upper(self.0));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), upper(self.0));
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn smallest(self) -> f32 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm256_min_ps(_mm512_castps512_ps256(self.0), upper(self.0));
+            let four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)))
+        }
     }
     #[inline(always)]
     unsafe fn compress_store(self, bits: u16, to: *mut f32) {
@@ -155,6 +199,23 @@ impl Lanes for F32 {
         // SAFETY: see the head of the file.
         unsafe { _mm512_storeu_ps(to, _mm512_mask_compress_ps(self.0, bits, self.0)) }
     }
+}
+
+/// A mask in a general register: left alone, compilers compute with it where it is, on the ports of the vectors.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn number(mask: __mmask16) -> u16 {
+    let bits: u32;
+    // SAFETY: a move between registers.
+    unsafe {
+        std::arch::asm!(
+            "kmovw {0:e}, {1}",
+            out(reg) bits,
+            in(kreg) mask,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    bits as u16
 }
 
 /// The low and the high eight lanes in f64.
@@ -169,15 +230,42 @@ unsafe fn widen(lanes: __m512) -> [__m512d; 2] {
     }
 }
 
+/// Two registers of f64 lanes rounded to one of f32.
 #[inline(always)]
-unsafe fn wide_to_array(wide: [__m512d; 2]) -> [f64; LANES] {
-    let mut lanes = [0.0; LANES];
-    // SAFETY: see the head of the file; the array holds sixteen numbers.
+unsafe fn narrow(lanes: [__m512d; 2]) -> __m512 {
+    // SAFETY: see the head of the file.
     unsafe {
-        _mm512_storeu_pd(lanes.as_mut_ptr(), wide[0]);
-        _mm512_storeu_pd(lanes.as_mut_ptr().add(8), wide[1]);
+        let low = _mm512_castps256_ps512(_mm512_cvtpd_ps(lanes[0]));
+        _mm512_insertf32x8::<1>(low, _mm512_cvtpd_ps(lanes[1]))
     }
-    lanes
+}
+
+/// The upper eight lanes.
+#[inline(always)]
+unsafe fn upper(lanes: __m512) -> __m256 {
+    // SAFETY: see the head of the file.
+    unsafe { _mm512_extractf32x8_ps::<1>(lanes) }
+}
+
+/// The sum of sixteen f64 lanes, in halves.
+#[inline(always)]
+unsafe fn total(wide: [__m512d; 2]) -> f64 {
+    // SAFETY: see the head of the file.
+    unsafe {
+        let eight = _mm512_add_pd(wide[0], wide[1]);
+        let high = _mm512_extractf64x4_pd::<1>(eight);
+        let four = _mm256_add_pd(_mm512_castpd512_pd256(eight), high);
+        let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
+    }
+}
+
+impl Single for F32 {
+    #[inline(always)]
+    unsafe fn as_bits(self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_castsi512_ps(_mm512_cvttps_epi32(self.0)) })
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -227,11 +315,6 @@ impl Lanes for F64 {
         self.zip(other, |a, b| unsafe { _mm512_sub_pd(a, b) })
     }
     #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm512_mul_pd(a, b) })
-    }
-    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         self.zip(other, |a, b| unsafe { _mm512_add_pd(a, b) })
@@ -277,8 +360,31 @@ impl Lanes for F64 {
         self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(a, b) })
     }
     #[inline(always)]
+    unsafe fn within(self, lo: Self, hi: Self) -> u16 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            Self::number(std::array::from_fn(|i| {
+                let over = _mm512_cmp_pd_mask::<_CMP_GE_OQ>(self.0[i], lo.0[i]);
+                _mm512_mask_cmp_pd_mask::<_CMP_LT_OQ>(over, self.0[i], hi.0[i])
+            }))
+        }
+    }
+    #[inline(always)]
+    unsafe fn unordered(self, other: Self) -> [__mmask8; 2] {
+        // SAFETY: see the head of the file.
+        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_UNORD_Q>(a, b) })
+    }
+    #[inline(always)]
     unsafe fn bits(mask: [__mmask8; 2]) -> u16 {
         u16::from_le_bytes(mask)
+    }
+    #[inline(always)]
+    unsafe fn number(mask: [__mmask8; 2]) -> u16 {
+        // SAFETY: see the head of the file.
+        mask.map(|half| unsafe { number(half.into()) })
+            .into_iter()
+            .rev()
+            .fold(0, |all, half| all << 8 | half)
     }
     #[inline(always)]
     unsafe fn mask(bits: u16) -> [__mmask8; 2] {
@@ -302,14 +408,26 @@ impl Lanes for F64 {
         })
     }
     #[inline(always)]
-    unsafe fn fraction(self) -> Self {
+    unsafe fn add_where(self, mask: [__mmask8; 2], other: Self) -> Self {
         // SAFETY: see the head of the file.
-        self.map(|t| unsafe { _mm512_sub_pd(t, _mm512_roundscale_pd::<FLOOR>(t)) })
+        F64(unsafe {
+            [
+                _mm512_mask_add_pd(self.0[0], mask[0], self.0[0], other.0[0]),
+                _mm512_mask_add_pd(self.0[1], mask[1], self.0[1], other.0[1]),
+            ]
+        })
     }
     #[inline(always)]
-    unsafe fn scale_by_floor(self, exponent: Self) -> Self {
+    unsafe fn fraction(self) -> Self {
         // SAFETY: see the head of the file.
-        self.zip(exponent, |p, t| unsafe { _mm512_scalef_pd(p, t) })
+        self.map(|t| unsafe { _mm512_reduce_pd::<FLOOR>(t) })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_floor(self, exponent: Self, mask: [__mmask8; 2]) -> Self {
+        // SAFETY: see the head of the file.
+        F64(std::array::from_fn(|i| unsafe {
+            _mm512_maskz_scalef_pd(mask[i], self.0[i], exponent.0[i])
+        }))
     }
     #[inline(always)]
     unsafe fn affine(self, shift: f64, scale: f64) -> Self {
@@ -334,9 +452,36 @@ impl Lanes for F64 {
         unsafe { [_mm512_add_pd(wide[0], self.0[0]), _mm512_add_pd(wide[1], self.0[1])] }
     }
     #[inline(always)]
-    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
+    unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {
         // SAFETY: see the head of the file.
-        unsafe { wide_to_array(wide) }
+        unsafe { total(wide) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f64 {
+        // SAFETY: see the head of the file.
+        unsafe { total(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f64 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm512_max_pd(self.0[0], self.0[1]);
+            let high = _mm512_extractf64x4_pd::<1>(eight);
+            let four = _mm256_max_pd(_mm512_castpd512_pd256(eight), high);
+            let two = _mm_max_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+            _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn smallest(self) -> f64 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let eight = _mm512_min_pd(self.0[0], self.0[1]);
+            let high = _mm512_extractf64x4_pd::<1>(eight);
+            let four = _mm256_min_pd(_mm512_castpd512_pd256(eight), high);
+            let two = _mm_min_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+            _mm_cvtsd_f64(_mm_min_sd(two, _mm_unpackhi_pd(two, two)))
+        }
     }
     #[inline(always)]
     unsafe fn compress_store(self, bits: u16, to: *mut f64) {
@@ -354,6 +499,16 @@ impl Level for Avx512 {
     type F32 = F32;
     type F64 = F64;
 
+    #[inline(always)]
+    unsafe fn single(lanes: F64) -> F32 {
+        // SAFETY: see the head of the file.
+        F32(unsafe { narrow(lanes.0) })
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> F32 {
         // SAFETY: see the head of the file.

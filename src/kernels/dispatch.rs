@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::lanes::{Element, LANES, Scalar};
-use super::passes::{self, Given, Loaded, Output, PIVOTS, PivotSums, Positions, Sides, Weigh};
+use super::passes::{self, Given, PIVOTS, PivotSums, Positions, RANKED, Sides, Survey, Weigh};
 use super::portable::Portable;
+use super::short::{self, Aim, Approach, BATCH, LawOf, Room, Settled};
 use crate::error::Error;
 use crate::mass::CHUNK;
 
@@ -85,23 +86,23 @@ impl Simd {
             let mut levels = Vec::new();
             #[cfg(target_arch = "x86_64")]
             {
-                if is_x86_feature_detected!("avx512f")
+                let basic = is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("popcnt")
+                    && is_x86_feature_detected!("bmi1")
+                    && is_x86_feature_detected!("bmi2");
+                if basic
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("popcnt")
                 {
                     levels.push(("avx512", Simd(Kind::Avx512)));
                 }
-                if is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-                {
+                if basic && is_x86_feature_detected!("f16c") {
                     levels.push(("avx2", Simd(Kind::Avx2)));
                 }
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                if basic {
                     levels.push(("portable", Simd(Kind::PortableFma)));
                 }
             }
@@ -135,52 +136,133 @@ macro_rules! level {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn load<E: Element>(
-                from: &[E], allowed: Option<&[u8]>, negate: bool, to: &mut [E],
-            ) -> Loaded<E::Scalar> {
-                // SAFETY: this function is entered only with proof that the CPU has its features.
-                unsafe { passes::load::<$level, E>(from, allowed, negate, to) }
+            pub(super) unsafe fn survey<E: Element>(
+                from: Option<&[E]>, len: usize, to: &mut [E],
+            ) -> Survey<E::Scalar> {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::survey::<$level, E>(from, len, to) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn mass<E: Element, W: Weigh<E::Scalar>>(keys: &[E], law: W) -> f64 {
-                // SAFETY: as above.
+            pub(super) unsafe fn rough<E: Element>(
+                keys: &[E], largest: E::Scalar, scale: f64,
+            ) -> f64 {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::rough::<$level, E>(keys, largest, scale) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn admit<E: Element>(
+                from: &[E], allowed: &[u8], first: u32, to: *mut E::Scalar, positions: *mut u32,
+            ) -> usize {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::admit::<$level, E>(from, allowed, first, to, positions) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn count_live<E: Element>(
+                keys: &[E],
+            ) -> usize {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::count_live::<$level, E>(keys) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn extent<E: Element>(
+                keys: &[E],
+            ) -> (E::Scalar, E::Scalar) {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::extent::<$level, E>(keys) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn widen<E: Element>(
+                keys: &[E], to: &mut [E::Scalar],
+            ) {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::widen::<$level, E>(keys, to) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn mass<E: Element, W: Weigh<E::Scalar>>(
+                keys: &[E], law: W,
+            ) -> f64 {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
                 unsafe { passes::mass::<$level, E, W>(keys, law) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn weights<E: Element, W: Weigh<E::Scalar>>(
                 keys: &[E], law: W, to: &mut [E::Scalar],
-            ) {
-                // SAFETY: as above.
+            ) -> f64 {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
                 unsafe { passes::weights::<$level, E, W>(keys, law, to) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn pivot_sums<E: Element, W: Weigh<E::Scalar>>(
-                keys: &[E], law: W, pivots: &[E::Scalar; PIVOTS],
+            pub(super) unsafe fn approach<E: Element, M: LawOf<E::Scalar>>(
+                rows: &[&[E]], aim: &Aim, law: M, room: &mut Room<'_, E>,
+            ) -> [Approach<E::Scalar>; BATCH]
+            where
+                E::Scalar: Element<Scalar = E::Scalar>,
+            {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { short::approach::<$level, E, M>(rows, aim, law, room) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn settle<E: Element>(
+                keys: &[E], weights: &[E::Scalar], edge: E::Scalar, to: *mut u32,
+            ) -> Settled {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { short::settle::<$level, E>(keys, weights, edge, to) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn squares<S: Scalar>(
+                weights: &[S],
+            ) -> f64 {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::squares::<$level, S>(weights) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn pivot_sums<S: Scalar, const COUNT: bool>(
+                keys: &[S], weights: &[S], pivots: &[S; PIVOTS],
             ) -> PivotSums {
-                // SAFETY: as above.
-                unsafe { passes::pivot_sums::<$level, E, W>(keys, law, pivots) }
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::pivot_sums::<$level, S, COUNT>(keys, weights, pivots) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn split<E: Element, W: Weigh<E::Scalar>>(
-                keys: *const E, len: usize, positions: Positions, law: W,
-                bracket: (E::Scalar, E::Scalar), to: Output<E::Scalar>,
+                keys: &[E], law: W, bracket: (E::Scalar, E::Scalar), next: *const u8, to: *mut E::Scalar,
             ) -> Sides {
-                // SAFETY: as above; the caller vouches for the pointers.
-                unsafe { passes::split::<$level, E, W>(keys, len, positions, law, bracket, to) }
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::split::<$level, E, W>(keys, law, bracket, next, to) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn narrow<S: Scalar>(
+                keys: *const S, weights: *const S, len: usize, bracket: (S, S), to: *mut S, to_weights: *mut S,
+            ) -> Sides {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::narrow::<$level, S>(keys, weights, len, bracket, to, to_weights) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn candidate<S: Scalar>(
+                keys: &[S], weights: &[S], live: usize, room: S,
+            ) -> S {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::candidate::<$level, S>(keys, weights, live, room) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn given<E: Element, W: Weigh<E::Scalar>>(
                 keys: &[E], keep: &[u8], law: W,
             ) -> Given<E::Scalar> {
-                // SAFETY: as above.
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
                 unsafe { passes::given::<$level, E, W>(keys, keep, law) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn emit<E: Element>(
-                keys: &[E], first: u32, boundary: (E::Scalar, u32), to: *mut u32,
+                keys: &[E], positions: Positions<'_>, edge: E::Scalar, inclusive: bool, to: *mut u32,
             ) -> usize {
-                // SAFETY: as above; the caller vouches for the pointer.
-                unsafe { passes::emit::<$level, E>(keys, first, boundary, to) }
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::emit::<$level, E>(keys, positions, edge, inclusive, to) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn find_equal<E: Element>(
+                keys: &[E], key: E::Scalar, nth: usize,
+            ) -> Result<usize, usize> {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::find_equal::<$level, E>(keys, key, nth) }
             }
         }
     };
@@ -188,36 +270,40 @@ macro_rules! level {
 
 level!(portable, Portable);
 #[cfg(target_arch = "x86_64")]
-level!(portable_fma, Portable, "avx2,fma");
+level!(portable_fma, Portable, "avx2,fma,popcnt,bmi1,bmi2");
 #[cfg(target_arch = "x86_64")]
-level!(avx2, super::super::avx2::Avx2, "avx2,fma,f16c");
+level!(avx2, super::super::avx2::Avx2, "avx2,fma,f16c,popcnt,bmi1,bmi2");
 #[cfg(target_arch = "x86_64")]
-level!(avx512, super::super::avx512::Avx512, "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt");
+level!(
+    avx512,
+    super::super::avx512::Avx512,
+    "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt,bmi1,bmi2"
+);
 
 /// Calls a pass at the level that is held.
 macro_rules! at_level {
-    ($simd:expr, $pass:ident($($argument:expr),*)) => {
+    ($simd:expr, $pass:ident $(::<$($generic:tt),*>)? ($($argument:expr),*)) => {
         match $simd.0 {
             // SAFETY: a `Simd` exists only for levels that this CPU runs; pointers are vouched for by the caller.
-            Kind::Portable => unsafe { portable::$pass($($argument),*) },
+            Kind::Portable => unsafe { portable::$pass $(::<$($generic),*>)? ($($argument),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::PortableFma => unsafe { portable_fma::$pass($($argument),*) },
+            Kind::PortableFma => unsafe { portable_fma::$pass $(::<$($generic),*>)? ($($argument),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::Avx2 => unsafe { avx2::$pass($($argument),*) },
+            Kind::Avx2 => unsafe { avx2::$pass $(::<$($generic),*>)? ($($argument),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::Avx512 => unsafe { avx512::$pass($($argument),*) },
+            Kind::Avx512 => unsafe { avx512::$pass $(::<$($generic),*>)? ($($argument),*) },
         }
     };
 }
 
-/// A growing list of keys and their positions, padded so that whole groups can be read and written.
+/// A growing list of keys and their weights, padded so that whole groups can be read and written.
 #[derive(Debug, Default)]
 pub(crate) struct Bracket<S> {
     keys: Vec<S>,
-    positions: Vec<u32>,
+    weights: Vec<S>,
     len: usize,
 }
 
@@ -231,7 +317,7 @@ impl<S: Scalar> Bracket<S> {
         let room = (self.len + more).next_multiple_of(LANES) + 2 * LANES;
         if self.keys.len() < room {
             self.keys.resize(room.max(2 * self.keys.len()), S::NEG_INFINITY);
-            self.positions.resize(self.keys.len(), 0);
+            self.weights.resize(self.keys.len(), S::default());
         }
     }
 
@@ -243,39 +329,83 @@ impl<S: Scalar> Bracket<S> {
         &self.keys[..self.len]
     }
 
-    pub(crate) fn positions(&self) -> &[u32] {
-        &self.positions[..self.len]
-    }
-
-    /// Appends another list.
+    /// Appends another list's keys; weights are to be weighed anew.
     pub(crate) fn append(&mut self, other: &Bracket<S>) {
         self.reserve(other.len);
         let end = self.len + other.len;
         self.keys[self.len..end].copy_from_slice(other.keys());
-        self.positions[self.len..end].copy_from_slice(other.positions());
         self.len = end;
     }
 
-    /// The keys in whole groups, the last one filled up with masked entries.
-    pub(crate) fn padded(&mut self) -> &[S] {
-        self.reserve(0);
-        let end = self.len.next_multiple_of(LANES);
+    /// Keys and weights in whole groups of `lanes`, filled up with masked entries.
+    pub(crate) fn padded(&mut self, lanes: usize) -> (&[S], &[S]) {
+        self.reserve(lanes);
+        let end = self.len.next_multiple_of(lanes).max(lanes);
         self.keys[self.len..end].fill(S::NEG_INFINITY);
-        &self.keys[..end]
+        self.weights[self.len..end].fill(S::default());
+        (&self.keys[..end], &self.weights[..end])
     }
 }
 
 impl Simd {
-    /// Copies a row into padded scratch (whole groups, at least as long), masking and negating on the way.
-    pub(crate) fn load<E: Element>(
+    /// Looks over a row of `len` entries in padded scratch (whole groups), after copying it there if it is given.
+    pub(crate) fn survey<E: Element>(
+        self,
+        from: Option<&[E]>,
+        len: usize,
+        to: &mut [E],
+    ) -> Survey<E::Scalar> {
+        assert!(to.len().is_multiple_of(LANES) && to.len() >= len);
+        assert!(from.is_none_or(|from| from.len() == len));
+        at_level!(self, survey(from, len, to))
+    }
+
+    /// What whole groups of keys weigh relative to the largest, to within a few per cent, for `|scale * largest|` up to
+    /// about 1e5.
+    pub(crate) fn rough<E: Element>(self, keys: &[E], largest: E::Scalar, scale: f64) -> f64 {
+        assert!(keys.len().is_multiple_of(LANES));
+        at_level!(self, rough(keys, largest, scale))
+    }
+
+    /// Appends the entries that are allowed and not masked, widened, and their positions, counted from `first`.
+    pub(crate) fn admit<E: Element>(
         self,
         from: &[E],
-        allowed: Option<&[u8]>,
-        negate: bool,
-        to: &mut [E],
-    ) -> Loaded<E::Scalar> {
-        assert!(to.len().is_multiple_of(LANES) && to.len() >= from.len());
-        at_level!(self, load(from, allowed, negate, to))
+        allowed: &[u8],
+        to: &mut Vec<E::Scalar>,
+        positions: &mut Vec<u32>,
+    ) {
+        assert_eq!(from.len(), allowed.len());
+        to.clear();
+        positions.clear();
+        to.reserve(from.len() + 2 * LANES);
+        positions.reserve(from.len() + 2 * LANES);
+        let (output, listed) = (to.as_mut_ptr(), positions.as_mut_ptr());
+        let live = at_level!(self, admit(from, allowed, 0, output, listed));
+        assert!(live <= from.len());
+        // SAFETY: the pass wrote `live` entries from the start of each, within the room reserved.
+        unsafe {
+            to.set_len(live);
+            positions.set_len(live);
+        }
+    }
+
+    /// How many entries of whole groups are not masked.
+    pub(crate) fn count_live<E: Element>(self, keys: &[E]) -> usize {
+        assert!(keys.len().is_multiple_of(LANES));
+        at_level!(self, count_live(keys))
+    }
+
+    /// The smallest key that is not masked and the largest of whole groups.
+    pub(crate) fn extent<E: Element>(self, keys: &[E]) -> (E::Scalar, E::Scalar) {
+        assert!(keys.len().is_multiple_of(LANES));
+        at_level!(self, extent(keys))
+    }
+
+    /// Whole groups of keys in the type computed in.
+    pub(crate) fn widen<E: Element>(self, keys: &[E], to: &mut [E::Scalar]) {
+        assert!(keys.len().is_multiple_of(LANES));
+        at_level!(self, widen(keys, to));
     }
 
     /// The sum of all weights of whole groups of keys.
@@ -284,81 +414,136 @@ impl Simd {
         at_level!(self, mass(keys, law))
     }
 
-    /// The weights of whole groups of keys.
+    /// The weights of whole groups of keys, and their sum.
     pub(crate) fn weights<E: Element, W: Weigh<E::Scalar>>(
         self,
         keys: &[E],
         law: W,
         to: &mut [E::Scalar],
-    ) {
+    ) -> f64 {
         assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, weights(keys, law, to));
+        at_level!(self, weights(keys, law, to))
     }
 
-    /// Sums strictly below, and counts from, each of eight pivots, over whole groups of keys.
-    pub(crate) fn pivot_sums<E: Element, W: Weigh<E::Scalar>>(
+    /// The sum of the squares of whole groups of weights, roughly.
+    pub(crate) fn squares<S: Scalar>(self, weights: &[S]) -> f64 {
+        assert!(weights.len().is_multiple_of(LANES));
+        at_level!(self, squares(weights))
+    }
+
+    /// Weighs the keys of a bracket, and says what they weigh together.
+    pub(crate) fn weigh<S: Scalar + Element<Scalar = S>, W: Weigh<S>>(
         self,
-        keys: &[E],
+        bracket: &mut Bracket<S>,
         law: W,
-        pivots: &[E::Scalar; PIVOTS],
-    ) -> PivotSums {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, pivot_sums(keys, law, pivots))
+    ) -> f64 {
+        let end = bracket.padded(LANES).0.len();
+        let Bracket { keys, weights, .. } = bracket;
+        let mut total = 0.0;
+        // In chunks, like every pass whose sums end in a certificate: their f64 sums meet in order.
+        for (keys, weights) in keys[..end].chunks(CHUNK).zip(weights[..end].chunks_mut(CHUNK)) {
+            total += self.weights(keys, law, weights);
+        }
+        total
     }
 
-    /// Sums both sides of `[lo, hi)` over whole groups of keys and appends what lies inside to `to`, in order.
-    /// The positions written count from `first`. `to` must have room for `keys.len()` more entries.
+    /// Sums strictly below each of eight pivots over whole groups of keys and their weights, and counts from each
+    /// upward if asked to. Good enough to show the way.
+    pub(crate) fn pivot_sums<S: Scalar>(
+        self,
+        keys: &[S],
+        weights: &[S],
+        pivots: &[S; PIVOTS],
+        count: bool,
+    ) -> PivotSums {
+        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+        if count {
+            at_level!(self, pivot_sums::<S, true>(keys, weights, pivots))
+        } else {
+            at_level!(self, pivot_sums::<S, false>(keys, weights, pivots))
+        }
+    }
+
+    /// Sums both sides of `[lo, hi)` over whole groups of keys and appends the keys inside to `to`, in order.
+    /// `to` must have room for `keys.len()` more entries. As many bytes from the address `next` on will be wanted next.
     pub(crate) fn split<E: Element, W: Weigh<E::Scalar>>(
         self,
         keys: &[E],
-        first: u32,
         law: W,
         bracket: (E::Scalar, E::Scalar),
+        next: Option<usize>,
         to: &mut Bracket<E::Scalar>,
     ) -> Sides {
         assert!(keys.len().is_multiple_of(LANES));
+        let next = next.map_or(keys.as_ptr().cast(), std::ptr::without_provenance);
         assert!(to.keys.len() >= to.len + keys.len() + LANES);
-        assert!(to.positions.len() >= to.len + keys.len() + LANES);
-        let at = to.len;
-        let output =
-            Output { keys: to.keys[at..].as_mut_ptr(), positions: to.positions[at..].as_mut_ptr() };
-        let from = Positions::From(first);
+        let output = to.keys[to.len..].as_mut_ptr();
         // The room asserted above is what the pass needs: everything inside, and one group more.
-        let sides = at_level!(self, split(keys.as_ptr(), keys.len(), from, law, bracket, output));
+        let sides = at_level!(self, split(keys, law, bracket, next, output));
         to.len += sides.inside;
         sides
     }
 
-    /// Narrows a bracket in place to `[lo, hi)` and sums what falls off on either side.
-    pub(crate) fn narrow<S: Scalar + Element<Scalar = S>, W: Weigh<S>>(
+    /// Sums both sides of `[lo, hi)` over whole groups of keys and weights and writes what lies inside to `to`.
+    pub(crate) fn narrow_into<S: Scalar>(
         self,
-        within: &mut Bracket<S>,
-        law: W,
+        keys: &[S],
+        weights: &[S],
         bracket: (S, S),
+        to: &mut Bracket<S>,
     ) -> Sides {
-        let len = within.padded().len();
-        assert!(within.keys.len() >= len + LANES && within.positions.len() >= len + LANES);
-        let keys = within.keys.as_mut_ptr();
-        let positions = within.positions.as_mut_ptr();
+        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+        to.clear();
+        to.reserve(keys.len());
+        let from = (keys.as_ptr(), weights.as_ptr(), keys.len());
+        let out = (to.keys.as_mut_ptr(), to.weights.as_mut_ptr());
+        let sides = self.narrow_between(from, bracket, out);
+        to.len = sides.inside;
+        sides
+    }
+
+    /// Narrows a bracket in place to `[lo, hi)` and sums what falls off on either side and what is left.
+    pub(crate) fn narrow<S: Scalar>(self, within: &mut Bracket<S>, bracket: (S, S)) -> Sides {
+        let len = within.padded(LANES).0.len();
+        assert!(within.keys.len() >= len + LANES && within.weights.len() >= len + LANES);
+        let out = (within.keys.as_mut_ptr(), within.weights.as_mut_ptr());
+        // Both lists hold `len` entries and a group more, and what is written never overtakes what is read.
+        let from = (out.0.cast_const(), out.1.cast_const(), len);
+        let sides = self.narrow_between(from, bracket, out);
+        within.len = sides.inside;
+        sides
+    }
+
+    /// The pass in chunks. The caller has checked that there are `len` entries to read and as many and a group more
+    /// to write.
+    fn narrow_between<S: Scalar>(
+        self,
+        (keys, weights, len): (*const S, *const S, usize),
+        bracket: (S, S),
+        (to_keys, to_weights): (*mut S, *mut S),
+    ) -> Sides {
         let mut sides = Sides::default();
-        // In chunks, like every pass whose sums end in a certificate: their f64 sums meet in order.
         for at in (0..len).step_by(CHUNK) {
             let here = CHUNK.min(len - at);
-            // Both lists hold `len` entries and a group more, and what is written never overtakes what is read.
-            let from = Positions::Listed(positions.wrapping_add(at).cast_const());
-            let output = Output {
-                keys: keys.wrapping_add(sides.inside),
-                positions: positions.wrapping_add(sides.inside),
-            };
-            let read = keys.wrapping_add(at).cast_const();
-            let part = at_level!(self, split(read, here, from, law, bracket, output));
+            let (keys, weights) = (keys.wrapping_add(at), weights.wrapping_add(at));
+            let output = to_keys.wrapping_add(sides.inside);
+            let out = to_weights.wrapping_add(sides.inside);
+            let part = at_level!(self, narrow(keys, weights, here, bracket, output, out));
             sides.below += part.below;
+            sides.within += part.within;
             sides.above += part.above;
             sides.count_above += part.count_above;
             sides.inside += part.inside;
         }
-        within.len = sides.inside;
         sides
+    }
+
+    /// The largest key of a bracket of at most [`RANKED`] whose strictly smaller keys weigh at most `room`, roughly.
+    pub(crate) fn candidate<S: Scalar>(self, bracket: &mut Bracket<S>, room: S) -> S {
+        let live = bracket.len();
+        assert!(live <= RANKED);
+        let (keys, weights) = bracket.padded(RANKED);
+        at_level!(self, candidate(keys, weights, live, room))
     }
 
     /// Sums a kept set, given as one byte per key, and its tail, over whole groups.
@@ -372,25 +557,74 @@ impl Simd {
         at_level!(self, given(keys, keep, law))
     }
 
-    /// Appends, in order, the positions (counted from `first`) of the keys kept down to a boundary, over whole
-    /// groups.
+    /// Appends, in order, the positions of the keys (whole groups) that are above an edge, or at it if `inclusive`.
     pub(crate) fn emit<E: Element>(
         self,
         keys: &[E],
-        first: u32,
-        boundary: (E::Scalar, u32),
+        positions: Positions<'_>,
+        edge: E::Scalar,
+        inclusive: bool,
         to: &mut Vec<u32>,
     ) {
         assert!(keys.len().is_multiple_of(LANES));
-        for (c, chunk) in keys.chunks(EMIT).enumerate() {
-            let start = to.len();
-            // Room for every key of the chunk, and for the group that the last store writes whole.
-            to.resize(start + chunk.len() + LANES, 0);
-            let at = first.wrapping_add((c * EMIT) as u32);
-            let out = to[start..].as_mut_ptr();
-            let written = at_level!(self, emit(chunk, at, boundary, out));
-            to.truncate(start + written);
+        if let Positions::Listed(list) = positions {
+            assert!(list.len() >= keys.len());
         }
+        for (c, keys) in keys.chunks(EMIT).enumerate() {
+            let positions = match positions {
+                Positions::From(first) => Positions::From(first.wrapping_add((c * EMIT) as u32)),
+                Positions::Listed(list) => Positions::Listed(&list[c * EMIT..][..keys.len()]),
+            };
+            to.reserve(keys.len() + LANES);
+            let out = to.spare_capacity_mut().as_mut_ptr().cast();
+            let written = at_level!(self, emit(keys, positions, edge, inclusive, out));
+            assert!(written <= keys.len());
+            // SAFETY: the pass wrote that many positions behind the old ones, within the room reserved.
+            unsafe { to.set_len(to.len() + written) };
+        }
+    }
+
+    /// Copies, weighs and searches a few short rows, up to a candidate for the worst key kept.
+    pub(crate) fn approach<E: Element, M: LawOf<E::Scalar>>(
+        self,
+        rows: &[&[E]],
+        aim: &Aim,
+        law: M,
+        room: &mut Room<'_, E>,
+    ) -> [Approach<E::Scalar>; BATCH]
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        at_level!(self, approach(rows, aim, law, room))
+    }
+
+    /// Sums a row (whole groups) on both sides of an edge and appends the positions of the keys from the edge upward.
+    pub(crate) fn settle<E: Element>(
+        self,
+        keys: &[E],
+        weights: &[E::Scalar],
+        edge: E::Scalar,
+        to: &mut Vec<u32>,
+    ) -> Settled {
+        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+        to.reserve(keys.len() + LANES);
+        let out = to.spare_capacity_mut().as_mut_ptr().cast();
+        let settled = at_level!(self, settle(keys, weights, edge, out));
+        assert!(settled.kept <= keys.len());
+        // SAFETY: the pass wrote that many positions behind the old ones, within the room reserved.
+        unsafe { to.set_len(to.len() + settled.kept) };
+        settled
+    }
+
+    /// Where the `nth` key (from 1) that equals `key` is among whole groups, or how many there are.
+    pub(crate) fn find_equal<E: Element>(
+        self,
+        keys: &[E],
+        key: E::Scalar,
+        nth: usize,
+    ) -> Result<usize, usize> {
+        assert!(keys.len().is_multiple_of(LANES));
+        at_level!(self, find_equal(keys, key, nth))
     }
 }
 

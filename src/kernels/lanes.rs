@@ -26,7 +26,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(from: *const Self::Scalar) -> Self;
     unsafe fn store(self, to: *mut Self::Scalar);
     unsafe fn sub(self, other: Self) -> Self;
-    unsafe fn mul(self, other: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     /// `self * factor + term`, rounded once.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
@@ -36,32 +35,61 @@ pub(crate) trait Lanes: Copy {
     unsafe fn ge(self, other: Self) -> Self::Mask;
     unsafe fn gt(self, other: Self) -> Self::Mask;
     unsafe fn eq(self, other: Self) -> Self::Mask;
+    /// Which lanes lie in `[lo, hi)`, in a general register.
+    unsafe fn within(self, lo: Self, hi: Self) -> u16;
+    /// Whether either lane is NaN.
+    unsafe fn unordered(self, other: Self) -> Self::Mask;
     /// Bit i is lane i.
     unsafe fn bits(mask: Self::Mask) -> u16;
+    /// The same for masks that are used as numbers only: in a general register at once, where logic on it costs nothing.
+    #[inline(always)]
+    unsafe fn number(mask: Self::Mask) -> u16 {
+        // SAFETY: the caller vouches for the level.
+        unsafe { Self::bits(mask) }
+    }
     unsafe fn mask(bits: u16) -> Self::Mask;
     /// The lanes where the mask holds, +0 elsewhere.
     unsafe fn keep(self, mask: Self::Mask) -> Self;
     /// `where(mask, self, other)`.
     unsafe fn select(self, mask: Self::Mask, other: Self) -> Self;
-    /// `self - floor(self)`, rounded once (exact outside (-1, 0)); anything for non-finite lanes.
+    /// `where(mask, self + other, self)` for `self` that is not -0.
+    unsafe fn add_where(self, mask: Self::Mask, other: Self) -> Self;
+    /// `self - floor(self)` for lanes that are at most -1, where the difference is exact; anything elsewhere.
     unsafe fn fraction(self) -> Self;
-    /// `self * 2^floor(exponent)` for normal results; anything otherwise.
-    unsafe fn scale_by_floor(self, exponent: Self) -> Self;
+    /// `self * 2^floor(exponent)` where the mask holds, if that is a normal number; +0 elsewhere.
+    unsafe fn scale_by_floor(self, exponent: Self, mask: Self::Mask) -> Self;
     /// `scale * (self - shift)` with the difference and the product taken in f64.
     unsafe fn affine(self, shift: f64, scale: f64) -> Self;
     unsafe fn wide_zero() -> Self::Wide;
     /// `wide + self`, lane by lane, in f64.
     unsafe fn widen_add(self, wide: Self::Wide) -> Self::Wide;
-    unsafe fn wide_store(wide: Self::Wide) -> [f64; LANES];
+    /// The sum of the accumulators: lane i and i + 8, then i + 4, i + 2, i + 1.
+    unsafe fn wide_total(wide: Self::Wide) -> f64;
+    /// The sum of the lanes in their own precision, in the tree of [`Lanes::wide_total`].
+    unsafe fn sum(self) -> Self::Scalar;
+    /// The largest lane, found in the same tree by [`Lanes::max`].
+    unsafe fn largest(self) -> Self::Scalar;
+    /// The smallest lane, found in the same tree by [`Lanes::min`].
+    unsafe fn smallest(self) -> Self::Scalar;
     /// Writes the lanes of the mask one behind another; may write anything to the rest of the sixteen places.
     unsafe fn compress_store(self, bits: u16, to: *mut Self::Scalar);
 }
 
+/// Sixteen f32 lanes.
+pub(crate) trait Single: Lanes<Scalar = f32> {
+    /// The floats whose bits are the lanes as integers, rounded toward zero. Lanes must be in [0, 2^31).
+    unsafe fn as_bits(self) -> Self;
+}
+
 /// The f32 and f64 lanes of one instruction set, and its conversions.
 pub(crate) trait Level: Copy {
-    type F32: Lanes<Scalar = f32>;
+    type F32: Single;
     type F64: Lanes<Scalar = f64>;
 
+    /// f64 lanes rounded to f32.
+    unsafe fn single(lanes: Self::F64) -> Self::F32;
+    /// Asks for the cache line at an address, which may be any.
+    unsafe fn prefetch(at: *const u8);
     unsafe fn load_f16(from: *const f16) -> Self::F32;
     unsafe fn load_bf16(from: *const bf16) -> Self::F32;
     /// Bit i says whether byte i is not zero.
@@ -84,7 +112,7 @@ pub(crate) trait Scalar:
     /// Exponents below this are flushed: e^x would come close to the smallest normal number.
     const CUT: Self;
     const LOG2_E: Self;
-    /// Coefficients of 2^f on [0, 1), constant term first.
+    /// Coefficients of 2^(1 + f) on [0, 1), constant term first.
     const POLYNOMIAL: &'static [Self];
 
     /// The nearest value of this type.
@@ -98,16 +126,9 @@ impl Scalar for f32 {
     const LOWEST: Self = f32::MIN;
     const CUT: Self = -87.33;
     const LOG2_E: Self = std::f32::consts::LOG2_E;
-    // Interpolates at Chebyshev nodes with constant term 1; relative error below 2^-26.3.
-    const POLYNOMIAL: &'static [Self] = &[
-        1.0,
-        std::f32::consts::LN_2,
-        0.240_227_21,
-        0.055_496_022,
-        0.009_652_195_5,
-        0.001_269_216_6,
-        0.000_208_179_15,
-    ];
+    // Minimax with constant term 2; relative error below 2^-23.3.
+    const POLYNOMIAL: &'static [Self] =
+        &[2.0, 1.386_302_6, 0.480_328_9, 0.111_599_825, 0.018_034_061, 0.003_734_260_1];
 
     fn nearest(value: f64) -> Self {
         value as f32
@@ -121,20 +142,18 @@ impl Scalar for f64 {
     const LOWEST: Self = f64::MIN;
     const CUT: Self = -708.0;
     const LOG2_E: Self = std::f64::consts::LOG2_E;
-    // As above; relative error below 2^-54.8.
+    // As above; relative error below 2^-45.9.
     const POLYNOMIAL: &'static [Self] = &[
-        1.0,
-        std::f64::consts::LN_2,
-        0.240_226_506_959_096_73,
-        0.055_504_108_664_980_67,
-        0.009_618_129_105_151_757,
-        0.001_333_355_834_393_728,
-        0.000_154_035_212_191_077_33,
-        1.525_299_889_972_841_8e-5,
-        1.321_058_347_776_518_9e-6,
-        1.023_602_380_327_517_9e-7,
-        6.634_445_866_251_414e-9,
-        6.123_092_916_826_387e-10,
+        2.0,
+        1.386_294_361_123_737,
+        0.480_453_013_756_451_7,
+        0.111_008_219_650_085_37,
+        0.019_236_242_023_567_277,
+        0.002_666_775_079_640_252_4,
+        0.000_307_921_563_985_505_66,
+        3.071_916_134_247_814e-5,
+        2.461_133_745_380_836_5e-6,
+        2.865_073_880_710_366_7e-7,
     ];
 
     fn nearest(value: f64) -> Self {
@@ -143,7 +162,7 @@ impl Scalar for f64 {
 }
 
 /// A stored type that kernels read.
-pub(crate) trait Element: Copy + Send + Sync + std::fmt::Debug + 'static {
+pub(crate) trait Element: Copy + Default + Send + Sync + std::fmt::Debug + 'static {
     type Scalar: Scalar;
     /// The stored value of a masked entry.
     const MASKED: Self;
@@ -154,10 +173,52 @@ pub(crate) trait Element: Copy + Send + Sync + std::fmt::Debug + 'static {
     fn widen(self) -> Self::Scalar;
     /// Sixteen elements, widened.
     unsafe fn load<L: Level>(from: *const Self) -> <Self::Scalar as Scalar>::Lanes<L>;
+    /// Copies sixteen elements and returns them, widened.
+    unsafe fn copy<L: Level>(
+        from: *const Self,
+        to: *mut Self,
+    ) -> <Self::Scalar as Scalar>::Lanes<L>;
+    /// Lanes of the type computed in, rounded to f32.
+    unsafe fn single<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F32;
+    /// The keys as they are, if they are stored in the type computed in.
+    fn scalars(keys: &[Self]) -> Option<&[Self::Scalar]>;
+}
+
+/// What is in f32 already; unsafe only to look like the conversions beside it.
+#[inline(always)]
+unsafe fn already<T>(lanes: T) -> T {
+    lanes
+}
+
+/// Through the registers that are returned.
+#[inline(always)]
+unsafe fn copy_lanes<L: Level, E: Scalar + Element<Scalar = E>>(
+    from: *const E,
+    to: *mut E,
+) -> E::Lanes<L> {
+    // SAFETY: the caller vouches for the level and both pointers.
+    unsafe {
+        let lanes = E::Lanes::<L>::load(from);
+        lanes.store(to);
+        lanes
+    }
+}
+
+/// As they are, and widened.
+#[inline(always)]
+unsafe fn copy_stored<L: Level, E: Element>(
+    from: *const E,
+    to: *mut E,
+) -> <E::Scalar as Scalar>::Lanes<L> {
+    // SAFETY: the caller vouches for the level and both pointers.
+    unsafe {
+        to.copy_from_nonoverlapping(from, LANES);
+        E::load::<L>(to)
+    }
 }
 
 macro_rules! element {
-    ($type:ty, $scalar:ty, $widen:expr, $load:expr) => {
+    ($type:ty, $scalar:ty, $widen:expr, $load:expr, $single:expr, $scalars:expr, $copy:ident) => {
         impl Element for $type {
             type Scalar = $scalar;
             const MASKED: Self = <$type>::NEG_INFINITY;
@@ -176,10 +237,28 @@ macro_rules! element {
                 // SAFETY: the caller vouches for the level and for sixteen readable elements.
                 unsafe { $load(from) }
             }
+            #[inline(always)]
+            unsafe fn copy<L: Level>(
+                from: *const Self,
+                to: *mut Self,
+            ) -> <$scalar as Scalar>::Lanes<L> {
+                // SAFETY: the caller vouches for the level and both pointers.
+                unsafe { $copy::<L, Self>(from, to) }
+            }
+            #[inline(always)]
+            unsafe fn single<L: Level>(lanes: <$scalar as Scalar>::Lanes<L>) -> L::F32 {
+                // SAFETY: the caller vouches for the level.
+                unsafe { $single(lanes) }
+            }
+            #[inline(always)]
+            #[allow(clippy::redundant_closure_call)]
+            fn scalars(keys: &[Self]) -> Option<&[$scalar]> {
+                $scalars(keys)
+            }
         }
     };
 }
-element!(f32, f32, |v| v, <L::F32 as Lanes>::load);
-element!(f64, f64, |v| v, <L::F64 as Lanes>::load);
-element!(f16, f32, f16::to_f32, L::load_f16);
-element!(bf16, f32, bf16::to_f32, L::load_bf16);
+element!(f32, f32, |v| v, <L::F32 as Lanes>::load, already, Some, copy_lanes);
+element!(f64, f64, |v| v, <L::F64 as Lanes>::load, L::single, Some, copy_lanes);
+element!(f16, f32, f16::to_f32, L::load_f16, already, |_| None, copy_stored);
+element!(bf16, f32, bf16::to_f32, L::load_bf16, already, |_| None, copy_stored);

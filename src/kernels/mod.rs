@@ -23,6 +23,7 @@ mod foreign;
 mod lanes;
 mod passes;
 mod portable;
+mod short;
 #[cfg(test)]
 mod tests;
 
@@ -31,4 +32,8 @@ pub(crate) use float_modes::DefaultFloats;
 #[cfg(feature = "python")]
 pub(crate) use foreign::extent;
 pub(crate) use lanes::{Element, LANES, Scalar};
-pub(crate) use passes::{Given, Loaded, PIVOTS, PivotSums, Scaled, Shifted, Sides, Stored, Weigh};
+pub(crate) use passes::{
+    Given, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Stored, Survey, Weigh,
+    values_around,
+};
+pub(crate) use short::{Aim, BATCH, LawOf, Room, ScaledBy, Settled, Unscaled};

@@ -1,18 +1,22 @@
 //! The passes over a row, written once for all instruction sets, element types and weight laws.
 //!
 //! Every pass reads whole groups of sixteen keys: a row is padded with masked entries, which weigh nothing and are
-//! below every finite pivot. Sums run sixteen groups deep in the lanes' own precision, then go to sixteen f64
-//! accumulators, which are added in a fixed tree at the end of the pass.
+//! below every finite pivot. Sums that a decision ends with run sixteen groups deep in the lanes' own precision, then go
+//! to sixteen f64 accumulators, which are added in a fixed tree at the end of the pass.
 //!
 //! The `unsafe` functions here ask of their caller a CPU with the level's features, and of raw pointers what each says.
 
-use super::lanes::{Element, LANES, Lanes, Level, Scalar};
+use super::lanes::{Element, LANES, Lanes, Level, Scalar, Single};
 
 /// Groups of sixteen that are summed before the lanes are emptied into f64.
-const DEPTH: usize = 16;
+pub(super) const DEPTH: usize = 16;
+/// The same for sums that only show the way.
+const LOOSE: usize = 64;
 
 /// Pivots per round of the search.
 pub(crate) const PIVOTS: usize = 8;
+/// The most keys that [`candidate`] ranks.
+pub(crate) const RANKED: usize = 2 * LANES;
 
 /// The lanes that an element type is computed in at a level.
 type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
@@ -44,14 +48,15 @@ pub(crate) struct Stored;
 unsafe fn exp<V: Lanes>(x: V) -> V {
     // SAFETY: the caller vouches for the level.
     unsafe {
-        let t = x.mul(V::splat(V::Scalar::LOG2_E));
+        // 2^(t + 1) with t <= -1, where t less its floor is exact; the polynomial brings the 1.
+        let t = x.mul_add(V::splat(V::Scalar::LOG2_E), V::splat(V::Scalar::nearest(-1.0)));
         let f = t.fraction();
         let c = V::Scalar::POLYNOMIAL;
         let mut p = V::splat(c[c.len() - 1]);
         for &coefficient in c[..c.len() - 1].iter().rev() {
             p = p.mul_add(f, V::splat(coefficient));
         }
-        p.scale_by_floor(t).keep(x.ge(V::splat(V::Scalar::CUT)))
+        p.scale_by_floor(t, x.ge(V::splat(V::Scalar::CUT)))
     }
 }
 
@@ -81,25 +86,30 @@ impl<S: Scalar> Weigh<S> for Stored {
 
 /// A running sum of lanes.
 #[derive(Clone, Copy)]
-struct Sum<V: Lanes> {
+pub(super) struct Sum<V: Lanes> {
     lanes: V,
     wide: V::Wide,
 }
 
 impl<V: Lanes> Sum<V> {
     #[inline(always)]
-    unsafe fn new() -> Self {
+    pub(super) unsafe fn new() -> Self {
         // SAFETY: the caller vouches for the level.
         unsafe { Sum { lanes: V::splat(V::Scalar::default()), wide: V::wide_zero() } }
     }
     #[inline(always)]
-    unsafe fn add(&mut self, weights: V) {
+    pub(super) unsafe fn add(&mut self, weights: V) {
         // SAFETY: the caller vouches for the level.
         self.lanes = unsafe { self.lanes.add(weights) };
     }
+    #[inline(always)]
+    pub(super) unsafe fn add_where(&mut self, mask: V::Mask, weights: V) {
+        // SAFETY: the caller vouches for the level.
+        self.lanes = unsafe { self.lanes.add_where(mask, weights) };
+    }
     /// Empties the lanes into f64; at most `DEPTH` additions lie between two calls.
     #[inline(always)]
-    unsafe fn flush(&mut self) {
+    pub(super) unsafe fn flush(&mut self) {
         // SAFETY: the caller vouches for the level.
         unsafe {
             self.wide = self.lanes.widen_add(self.wide);
@@ -108,87 +118,233 @@ impl<V: Lanes> Sum<V> {
     }
     /// The total, by a fixed tree over the lanes.
     #[inline(always)]
-    unsafe fn total(mut self) -> f64 {
+    pub(super) unsafe fn total(mut self) -> f64 {
         // SAFETY: the caller vouches for the level.
-        let mut lanes = unsafe {
+        unsafe {
             self.flush();
-            V::wide_store(self.wide)
-        };
-        let mut half = LANES / 2;
-        while half > 0 {
-            for i in 0..half {
-                lanes[i] += lanes[i + half];
-            }
-            half /= 2;
+            V::wide_total(self.wide)
         }
-        lanes[0]
     }
 }
 
-/// What [`load`] saw.
+/// What [`survey`] saw.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Loaded<S> {
+pub(crate) struct Survey<S> {
     /// The largest key, -inf if there is none.
     pub(crate) largest: S,
-    /// Unmasked entries.
-    pub(crate) finite: usize,
-    /// Whether a NaN or +inf was among the unmasked entries.
-    pub(crate) bad: bool,
+    /// The smallest key; -inf if there is none or a masked entry.
+    pub(crate) smallest: S,
+    /// Whether there is a NaN.
+    pub(crate) nan: bool,
 }
 
-/// Tiles stay in the first-level cache between the copy and the look at the copy.
-const TILE: usize = 4096;
+/// The extremes of lanes, so far.
+struct Extremes<V: Lanes> {
+    largest: V,
+    smallest: V,
+    nan: u16,
+}
 
-/// Copies a row into padded scratch, masking and negating on the way.
+impl<V: Lanes> Extremes<V> {
+    #[inline(always)]
+    unsafe fn new() -> Self {
+        // SAFETY: the caller vouches for the level.
+        unsafe {
+            let largest = V::splat(V::Scalar::NEG_INFINITY);
+            Extremes { largest, smallest: V::splat(V::Scalar::INFINITY), nan: 0 }
+        }
+    }
+    /// The second operand wins where a comparison fails, so a NaN never becomes an extreme.
+    #[inline(always)]
+    unsafe fn see(&mut self, one: V, other: V) {
+        // SAFETY: the caller vouches for the level.
+        unsafe {
+            self.largest = one.max(other.max(self.largest));
+            self.smallest = one.min(other.min(self.smallest));
+            self.nan |= V::bits(one.unordered(other));
+        }
+    }
+}
+
+/// Bytes that a row is fetched ahead of its first look.
+const AHEAD: usize = 1024;
+
+/// Looks over the `len` entries of a row in padded scratch, after copying it there if it is given, and fills up the
+/// padding.
 #[inline(always)]
-pub(super) unsafe fn load<L: Level, E: Element>(
-    from: &[E],
-    allowed: Option<&[u8]>,
-    negate: bool,
+pub(super) unsafe fn survey<L: Level, E: Element>(
+    from: Option<&[E]>,
+    len: usize,
     to: &mut [E],
-) -> Loaded<E::Scalar> {
-    debug_assert!(to.len().is_multiple_of(LANES) && to.len() >= from.len());
-    let infinity = E::Scalar::INFINITY;
-    let (mut finite, mut good) = (0usize, u16::MAX);
+) -> Survey<E::Scalar> {
+    debug_assert!(to.len().is_multiple_of(LANES) && to.len() >= len);
     // SAFETY: the caller vouches for the level; the scratch is whole groups.
     unsafe {
-        let top = Of::<L, E>::splat(infinity);
+        let mut seen = Extremes::<Of<L, E>>::new();
+        let pairs = len - len % (2 * LANES);
+        if let Some(from) = from {
+            let (from, to) = (&from[..len], &mut to[..len]);
+            let outputs = to.chunks_exact_mut(2 * LANES);
+            for (pair, out) in from.chunks_exact(2 * LANES).zip(outputs) {
+                let ahead = pair.as_ptr().wrapping_byte_add(AHEAD);
+                L::prefetch(ahead.cast());
+                L::prefetch(ahead.wrapping_byte_add(64).cast());
+                let one = E::copy::<L>(pair.as_ptr(), out.as_mut_ptr());
+                let other = E::copy::<L>(pair[LANES..].as_ptr(), out[LANES..].as_mut_ptr());
+                seen.see(one, other);
+            }
+            to[pairs..].copy_from_slice(&from[pairs..]);
+        } else {
+            for pair in to[..pairs].chunks_exact(2 * LANES) {
+                seen.see(E::load::<L>(pair.as_ptr()), E::load::<L>(pair[LANES..].as_ptr()));
+            }
+        }
+        if pairs < len {
+            // Padding must not be the smallest: for now it repeats a key.
+            let repeated = to[len - 1];
+            let used = len.next_multiple_of(LANES);
+            to[len..used].fill(repeated);
+            let (one, other) = (to[pairs..].as_ptr(), to[used - LANES..].as_ptr());
+            seen.see(E::load::<L>(one), E::load::<L>(other));
+        }
+        to[len..].fill(E::MASKED);
+        let (largest, mut smallest) = (seen.largest.largest(), seen.smallest.smallest());
+        if largest == E::Scalar::NEG_INFINITY {
+            smallest = largest;
+        }
+        Survey { largest, smallest, nan: seen.nan != 0 }
+    }
+}
+
+/// The floats whose bits are `key * factor + bias` as an integer.
+#[inline(always)]
+unsafe fn rough_weights<L: Level, E: Element>(
+    at: *const E,
+    factor: L::F32,
+    bias: L::F32,
+) -> L::F32 {
+    // SAFETY: the caller vouches for the level and sixteen elements.
+    unsafe {
+        let zero = <L::F32 as Lanes>::splat(0.0);
+        E::single::<L>(E::load::<L>(at)).mul_add(factor, bias).max(zero).as_bits()
+    }
+}
+
+/// The sum of `exp(scale * (key - largest))` to within a few per cent, for `|scale * largest|` up to about 1e5.
+///
+/// It comes from the bits: an integer that is linear in x, read as a float, is a piecewise linear 2^x (N. N. Schraudolph,
+/// "A Fast, Compact Approximation of the Exponential Function", 1999).
+#[inline(always)]
+pub(super) unsafe fn rough<L: Level, E: Element>(
+    keys: &[E],
+    largest: E::Scalar,
+    scale: f64,
+) -> f64 {
+    // 2^23 / ln(2), and the exponent's bias less the logarithm of the mean of (1 + f) / 2^f over [0, 1).
+    const UNIT: f64 = 8_388_608.0;
+    const BIAS: f64 = (127.0 - 0.0575) * UNIT;
+    let factor = scale * (UNIT * std::f64::consts::LOG2_E);
+    // SAFETY: the caller vouches for the level; every chunk is whole groups.
+    unsafe {
+        let bias = <L::F32 as Lanes>::splat((BIAS - factor * largest.into()) as f32);
+        let factor = <L::F32 as Lanes>::splat(factor as f32);
+        let zero = <L::F32 as Lanes>::splat(0.0);
+        let mut total = 0.0;
+        for block in keys.chunks(LANES * LOOSE) {
+            let (mut one, mut other) = (zero, zero);
+            let pairs = block.chunks_exact(2 * LANES);
+            if let [_, ..] = pairs.remainder() {
+                one = rough_weights::<L, E>(pairs.remainder().as_ptr(), factor, bias);
+            }
+            for pair in pairs {
+                one = one.add(rough_weights::<L, E>(pair.as_ptr(), factor, bias));
+                other = other.add(rough_weights::<L, E>(pair[LANES..].as_ptr(), factor, bias));
+            }
+            total += f64::from(one.add(other).sum());
+        }
+        total
+    }
+}
+
+/// Copies the entries that are allowed and not masked one behind another, widened, with their positions.
+///
+/// # Safety
+/// The caller vouches for the level, and for room for `from.len()` entries and sixteen more in both outputs.
+#[inline(always)]
+pub(super) unsafe fn admit<L: Level, E: Element>(
+    from: &[E],
+    allowed: &[u8],
+    first: u32,
+    to: *mut E::Scalar,
+    positions: *mut u32,
+) -> usize {
+    assert_eq!(from.len(), allowed.len());
+    // SAFETY: groups are whole or copied to where they are; the caller vouches for the rest.
+    unsafe {
         let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
-        let mut largest = bottom;
-        for (t, tile) in to.chunks_mut(TILE).enumerate() {
-            let start = (t * TILE).min(from.len());
-            let source = &from[start..(start + TILE).min(from.len())];
-            let (body, padding) = tile.split_at_mut(source.len());
-            if negate {
-                for (key, &value) in body.iter_mut().zip(source) {
-                    *key = value.negated();
-                }
+        let mut written = 0;
+        let whole = from.len() - from.len() % LANES;
+        for at in (0..from.len()).step_by(LANES) {
+            let (mut keys, mut bytes) = ([E::MASKED; LANES], [0u8; LANES]);
+            let (keys, bytes) = if at < whole {
+                (from.as_ptr().add(at), allowed.as_ptr().add(at))
             } else {
-                body.copy_from_slice(source);
-            }
-            padding.fill(E::MASKED);
-            if let Some(allowed) = allowed {
-                for (key, &allow) in body.iter_mut().zip(&allowed[start..]) {
-                    *key = if allow == 0 { E::MASKED } else { *key };
-                }
-            }
-            for group in tile.chunks_exact(LANES) {
-                let keys = E::load::<L>(group.as_ptr());
-                good &= Of::<L, E>::bits(keys.lt(top));
-                finite += Of::<L, E>::bits(keys.gt(bottom)).count_ones() as usize;
-                // The second operand wins where the comparison fails, so a NaN never becomes the maximum.
-                largest = keys.max(largest);
-            }
+                keys[..from.len() - whole].copy_from_slice(&from[whole..]);
+                bytes[..from.len() - whole].copy_from_slice(&allowed[whole..]);
+                (keys.as_ptr(), bytes.as_ptr())
+            };
+            let keys = E::load::<L>(keys);
+            // What is not masked: a NaN is let in, so that it is seen.
+            let admitted = L::nonzero_bytes(bytes) & !Of::<L, E>::bits(keys.eq(bottom));
+            keys.compress_store(admitted, to.add(written));
+            L::compress_count(first.wrapping_add(at as u32), admitted, positions.add(written));
+            written += admitted.count_ones() as usize;
         }
-        let mut lanes = [E::Scalar::default(); LANES];
-        largest.store(lanes.as_mut_ptr());
-        let mut best = lanes[0];
-        for &lane in &lanes[1..] {
-            if lane > best {
-                best = lane;
-            }
+        written
+    }
+}
+
+/// How many entries are not masked.
+#[inline(always)]
+pub(super) unsafe fn count_live<L: Level, E: Element>(keys: &[E]) -> usize {
+    // SAFETY: the caller vouches for the level; every chunk is a whole group.
+    unsafe {
+        let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
+        let mut live = 0;
+        for group in keys.chunks_exact(LANES) {
+            let keys = E::load::<L>(group.as_ptr());
+            live += Of::<L, E>::bits(keys.gt(bottom)).count_ones() as usize;
         }
-        Loaded { largest: best, finite, bad: good != u16::MAX }
+        live
+    }
+}
+
+/// The largest key, and the smallest that is not masked.
+#[inline(always)]
+pub(super) unsafe fn extent<L: Level, E: Element>(keys: &[E]) -> (E::Scalar, E::Scalar) {
+    // SAFETY: the caller vouches for the level; every chunk is a whole group.
+    unsafe {
+        let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
+        let top = Of::<L, E>::splat(E::Scalar::INFINITY);
+        let (mut smallest, mut largest) = (top, bottom);
+        for group in keys.chunks_exact(LANES) {
+            let keys = E::load::<L>(group.as_ptr());
+            largest = keys.max(largest);
+            smallest = keys.select(keys.gt(bottom), top).min(smallest);
+        }
+        (smallest.smallest(), largest.largest())
+    }
+}
+
+/// The keys in the type computed in.
+#[inline(always)]
+pub(super) unsafe fn widen<L: Level, E: Element>(keys: &[E], to: &mut [E::Scalar]) {
+    assert_eq!(keys.len(), to.len());
+    // SAFETY: the caller vouches for the level; both are whole groups of the same number.
+    unsafe {
+        for (group, out) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
+            E::load::<L>(group.as_ptr()).store(out.as_mut_ptr());
+        }
     }
 }
 
@@ -208,66 +364,98 @@ pub(super) unsafe fn mass<L: Level, E: Element, W: Weigh<E::Scalar>>(keys: &[E],
     }
 }
 
-/// The weights themselves, in the precision that the law computes in.
+/// The weights themselves, in the precision that the law computes in, and their sum.
 #[inline(always)]
 pub(super) unsafe fn weights<L: Level, E: Element, W: Weigh<E::Scalar>>(
     keys: &[E],
     law: W,
     to: &mut [E::Scalar],
-) {
+) -> f64 {
     assert_eq!(keys.len(), to.len());
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
-        for (group, out) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
-            law.weigh(E::load::<L>(group.as_ptr())).store(out.as_mut_ptr());
+        let mut sum = Sum::new();
+        for (block, out) in keys.chunks(LANES * DEPTH).zip(to.chunks_mut(LANES * DEPTH)) {
+            for (group, out) in block.chunks_exact(LANES).zip(out.chunks_exact_mut(LANES)) {
+                let weights = law.weigh(E::load::<L>(group.as_ptr()));
+                weights.store(out.as_mut_ptr());
+                sum.add(weights);
+            }
+            sum.flush();
         }
+        sum.total()
+    }
+}
+
+/// The sum of the squares of weights; it shows the way and decides nothing.
+#[inline(always)]
+pub(super) unsafe fn squares<L: Level, S: Scalar>(weights: &[S]) -> f64 {
+    // SAFETY: the caller vouches for the level; every chunk is a whole group.
+    unsafe {
+        let mut total = 0.0;
+        for weights in weights.chunks(LANES * LOOSE) {
+            let mut sum = S::Lanes::<L>::splat(S::default());
+            for group in weights.chunks_exact(LANES) {
+                let weights = S::Lanes::<L>::load(group.as_ptr());
+                sum = weights.mul_add(weights, sum);
+            }
+            total += sum.sum().into();
+        }
+        total
     }
 }
 
 /// Sums below and counts from each pivot upward.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct PivotSums {
-    /// Weight of the keys strictly below pivot i.
+    /// Weight of the keys strictly below pivot i, to within some units of the lanes' precision per key.
     pub(crate) below: [f64; PIVOTS],
-    /// How many keys are at or above pivot i.
+    /// How many keys are at or above pivot i; 0 if that was not asked for.
     pub(crate) at_least: [usize; PIVOTS],
 }
 
-/// [`PivotSums`] for eight pivots.
+/// [`PivotSums`] for eight pivots, from keys and their weights. These sums show the way and decide nothing.
 #[inline(always)]
-pub(super) unsafe fn pivot_sums<L: Level, E: Element, W: Weigh<E::Scalar>>(
-    keys: &[E],
-    law: W,
-    pivots: &[E::Scalar; PIVOTS],
+pub(super) unsafe fn pivot_sums<L: Level, S: Scalar, const COUNT: bool>(
+    keys: &[S],
+    weights: &[S],
+    pivots: &[S; PIVOTS],
 ) -> PivotSums {
-    // SAFETY: the caller vouches for the level; every chunk is a whole group.
+    assert_eq!(keys.len(), weights.len());
+    // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
-        let pivots = pivots.map(|p| Of::<L, E>::splat(p));
-        let mut sums = [Sum::new(); PIVOTS];
-        let mut at_least = [0usize; PIVOTS];
-        for block in keys.chunks(LANES * DEPTH) {
-            for group in block.chunks_exact(LANES) {
-                let keys = E::load::<L>(group.as_ptr());
-                let weights = law.weigh(keys);
+        let pivots = pivots.map(|p| S::Lanes::<L>::splat(p));
+        let mut below = [0.0; PIVOTS];
+        let mut under = [0usize; PIVOTS];
+        for (keys, weights) in keys.chunks(LANES * LOOSE).zip(weights.chunks(LANES * LOOSE)) {
+            let mut sums = [S::Lanes::<L>::splat(S::default()); PIVOTS];
+            for (keys, weights) in keys.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
+                let keys = S::Lanes::<L>::load(keys.as_ptr());
+                let weights = S::Lanes::<L>::load(weights.as_ptr());
                 for i in 0..PIVOTS {
-                    let below = keys.lt(pivots[i]);
-                    sums[i].add(weights.keep(below));
-                    at_least[i] += LANES - Of::<L, E>::bits(below).count_ones() as usize;
+                    let less = keys.lt(pivots[i]);
+                    sums[i] = sums[i].add_where(less, weights);
+                    if COUNT {
+                        under[i] += S::Lanes::<L>::number(less).count_ones() as usize;
+                    }
                 }
             }
-            for sum in &mut sums {
-                sum.flush();
+            for i in 0..PIVOTS {
+                below[i] += sums[i].sum().into();
             }
         }
-        PivotSums { below: sums.map(|sum| sum.total()), at_least }
+        let at_least = if COUNT { under.map(|count| keys.len() - count) } else { under };
+        PivotSums { below, at_least }
     }
 }
 
-/// What [`split`] found on either side of a bracket.
+/// What lies on either side of a bracket and in it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Sides {
     /// Weight strictly below the bracket.
     pub(crate) below: f64,
+    /// Weight inside; 0 from [`split`], which does not weigh it.
+    pub(crate) within: f64,
     /// Weight at or above its upper end.
     pub(crate) above: f64,
     /// Keys at or above its upper end.
@@ -276,75 +464,130 @@ pub(crate) struct Sides {
     pub(crate) inside: usize,
 }
 
-/// Where the keys of a bracket and their positions are written.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Output<S> {
-    pub(super) keys: *mut S,
-    pub(super) positions: *mut u32,
-}
-
-/// Where the positions of the keys read come from.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Positions {
-    /// Consecutive from here.
-    From(u32),
-    /// Listed.
-    Listed(*const u32),
-}
-
-/// Sums both sides of `[lo, hi)` and writes what lies inside, in order.
+/// Sums both sides of `[lo, hi)` over a row and writes the keys inside, in order; fetches what will be wanted `next`.
 ///
 /// # Safety
-/// The caller vouches for the level. `to` must have room for all keys inside plus fifteen; it may be the very buffer
-/// that is read, since it is never written ahead of what has been read.
+/// The caller vouches for the level. `to` must have room for all keys inside plus sixteen.
 #[inline(always)]
 pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
-    keys: *const E,
-    len: usize,
-    positions: Positions,
+    keys: &[E],
     law: W,
     bracket: (E::Scalar, E::Scalar),
-    to: Output<E::Scalar>,
+    next: *const u8,
+    to: *mut E::Scalar,
 ) -> Sides {
-    debug_assert!(len.is_multiple_of(LANES));
-    // SAFETY: reads stay in `len` keys and positions; a group is in registers before anything is written over it.
+    // SAFETY: every chunk is a whole group; the caller vouches for the output.
     unsafe {
         let lo = Of::<L, E>::splat(bracket.0);
         let hi = Of::<L, E>::splat(bracket.1);
         let (mut below, mut above) = (Sum::new(), Sum::new());
         let (mut count_above, mut inside) = (0usize, 0usize);
+        for (b, block) in keys.chunks(LANES * DEPTH).enumerate() {
+            // What is inside is only marked here and collected afterwards, group by group that has any: a branch in
+            // this loop would be a coin toss, and compressing without one costs as much as half the exponential.
+            let (mut marks, mut marked) = ([0u16; DEPTH], 0u16);
+            for (g, group) in block.chunks_exact(LANES).enumerate() {
+                // This pass computes; meanwhile the memory can work for the next row.
+                L::prefetch(next.wrapping_add((b * DEPTH + g) * LANES * size_of::<E>()));
+                let keys = E::load::<L>(group.as_ptr());
+                let weights = law.weigh(keys);
+                let (under, over) = (keys.lt(lo), keys.ge(hi));
+                below.add_where(under, weights);
+                above.add_where(over, weights);
+                let over = Of::<L, E>::number(over);
+                let within = !(Of::<L, E>::number(under) | over);
+                count_above += over.count_ones() as usize;
+                marks[g] = within;
+                marked |= u16::from(within != 0) << g;
+            }
+            below.flush();
+            above.flush();
+            while marked != 0 {
+                let g = marked.trailing_zeros() as usize;
+                marked &= marked - 1;
+                let keys = E::load::<L>(block.as_ptr().add(g * LANES));
+                keys.compress_store(marks[g], to.add(inside));
+                inside += marks[g].count_ones() as usize;
+            }
+        }
+        Sides { below: below.total(), within: 0.0, above: above.total(), count_above, inside }
+    }
+}
+
+/// The same from keys and their weights, writing both; `to` may be the very buffers that are read, since nothing is
+/// written ahead of what has been read.
+///
+/// # Safety
+/// The caller vouches for the level, for `len` (whole groups) of keys and weights, and for room for all keys inside plus
+/// sixteen.
+#[inline(always)]
+pub(super) unsafe fn narrow<L: Level, S: Scalar>(
+    keys: *const S,
+    weights: *const S,
+    len: usize,
+    bracket: (S, S),
+    to: *mut S,
+    to_weights: *mut S,
+) -> Sides {
+    debug_assert!(len.is_multiple_of(LANES));
+    // SAFETY: reads stay in `len` keys; a group is in registers before anything is written over it.
+    unsafe {
+        let lo = S::Lanes::<L>::splat(bracket.0);
+        let hi = S::Lanes::<L>::splat(bracket.1);
+        let (mut below, mut within, mut above) = (Sum::new(), Sum::new(), Sum::new());
+        let (mut count_above, mut inside) = (0usize, 0usize);
         let mut at = 0;
         while at < len {
             let end = (at + LANES * DEPTH).min(len);
             while at < end {
-                let group = E::load::<L>(keys.add(at));
-                let weights = law.weigh(group);
-                let (under, over) = (group.lt(lo), group.ge(hi));
-                below.add(weights.keep(under));
-                above.add(weights.keep(over));
-                let over = Of::<L, E>::bits(over);
-                let within = !(Of::<L, E>::bits(under) | over);
+                let keys = S::Lanes::<L>::load(keys.add(at));
+                let weights = S::Lanes::<L>::load(weights.add(at));
+                let (under, over) = (keys.lt(lo), keys.ge(hi));
+                below.add_where(under, weights);
+                above.add_where(over, weights);
+                let over = S::Lanes::<L>::bits(over);
+                let chosen = !(S::Lanes::<L>::bits(under) | over);
+                within.add_where(S::Lanes::<L>::mask(chosen), weights);
                 count_above += over.count_ones() as usize;
-                if within != 0 {
-                    match positions {
-                        Positions::From(first) => L::compress_count(
-                            first.wrapping_add(at as u32),
-                            within,
-                            to.positions.add(inside),
-                        ),
-                        Positions::Listed(list) => {
-                            L::compress_positions(list.add(at), within, to.positions.add(inside));
-                        }
-                    }
-                    group.compress_store(within, to.keys.add(inside));
-                    inside += within.count_ones() as usize;
-                }
+                keys.compress_store(chosen, to.add(inside));
+                weights.compress_store(chosen, to_weights.add(inside));
+                inside += chosen.count_ones() as usize;
                 at += LANES;
             }
             below.flush();
+            within.flush();
             above.flush();
         }
-        Sides { below: below.total(), above: above.total(), count_above, inside }
+        let (below, within, above) = (below.total(), within.total(), above.total());
+        Sides { below, within, above, count_above, inside }
+    }
+}
+
+/// The largest of at most [`RANKED`] keys whose strictly smaller keys weigh at most `room`, up to the rounding of a few
+/// additions; -inf if there is none. Compares all pairs.
+#[inline(always)]
+pub(super) unsafe fn candidate<L: Level, S: Scalar>(
+    keys: &[S],
+    weights: &[S],
+    live: usize,
+    room: S,
+) -> S {
+    assert!(keys.len() == RANKED && weights.len() == RANKED && live <= RANKED);
+    // SAFETY: the caller vouches for the level; both are two groups.
+    unsafe {
+        let groups =
+            [S::Lanes::<L>::load(keys.as_ptr()), S::Lanes::<L>::load(keys.as_ptr().add(LANES))];
+        let mut below = [S::Lanes::<L>::splat(S::default()); 2];
+        for (&key, &weight) in keys[..live].iter().zip(weights) {
+            let (key, weight) = (S::Lanes::<L>::splat(key), S::Lanes::<L>::splat(weight));
+            for g in 0..2 {
+                below[g] = below[g].add_where(groups[g].gt(key), weight);
+            }
+        }
+        let (room, bottom) = (S::Lanes::<L>::splat(room), S::Lanes::<L>::splat(S::NEG_INFINITY));
+        let one = groups[0].select(room.ge(below[0]), bottom);
+        let other = groups[1].select(room.ge(below[1]), bottom);
+        one.max(other).largest()
     }
 }
 
@@ -388,8 +631,8 @@ pub(super) unsafe fn given<L: Level, E: Element, W: Weigh<E::Scalar>>(
                 let chosen = L::nonzero_bytes(bytes.as_ptr()) & live;
                 let rest = live & !chosen;
                 let (inside, outside) = (Of::<L, E>::mask(chosen), Of::<L, E>::mask(rest));
-                head.add(weights.keep(inside));
-                tail.add(weights.keep(outside));
+                head.add_where(inside, weights);
+                tail.add_where(outside, weights);
                 kept += chosen.count_ones() as usize;
                 dropped += rest.count_ones() as usize;
                 worst = worst.min(keys.select(inside, top));
@@ -398,51 +641,90 @@ pub(super) unsafe fn given<L: Level, E: Element, W: Weigh<E::Scalar>>(
             head.flush();
             tail.flush();
         }
-        let (mut worst_kept, mut best_dropped) = (E::Scalar::INFINITY, E::Scalar::NEG_INFINITY);
-        let mut lanes = [E::Scalar::default(); LANES];
-        worst.store(lanes.as_mut_ptr());
-        for &lane in &lanes {
-            worst_kept = if lane < worst_kept { lane } else { worst_kept };
-        }
-        best.store(lanes.as_mut_ptr());
-        for &lane in &lanes {
-            best_dropped = if lane > best_dropped { lane } else { best_dropped };
-        }
+        let (worst_kept, best_dropped) = (worst.smallest(), best.largest());
         Given { head: head.total(), kept, tail: tail.total(), dropped, worst_kept, best_dropped }
     }
 }
 
-/// Lists, in order, the positions of the keys that are kept down to a boundary (see `order::kept`).
+/// Where the positions of keys come from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Positions<'a> {
+    /// Consecutive from here.
+    From(u32),
+    /// Listed, one per key.
+    Listed(&'a [u32]),
+}
+
+/// Lists, in order, the positions of the keys at or above an edge, or only of those above it.
 ///
 /// # Safety
-/// The caller vouches for the level, and `to` for room for all positions written plus fifteen.
+/// The caller vouches for the level, for room for all positions written plus sixteen, and that a list has as many
+/// positions as there are keys.
 #[inline(always)]
 pub(super) unsafe fn emit<L: Level, E: Element>(
     keys: &[E],
-    first: u32,
-    boundary: (E::Scalar, u32),
+    positions: Positions<'_>,
+    edge: E::Scalar,
+    inclusive: bool,
     to: *mut u32,
 ) -> usize {
     // SAFETY: every chunk is a whole group; the caller vouches for the rest.
     unsafe {
-        let edge = Of::<L, E>::splat(boundary.0);
+        let lanes = Of::<L, E>::splat(edge);
         let mut written = 0;
         for (g, group) in keys.chunks_exact(LANES).enumerate() {
-            let at = first.wrapping_add((g * LANES) as u32);
             let keys = E::load::<L>(group.as_ptr());
-            // Lanes whose position is at most the boundary's: ties beyond it are dropped.
-            let early = match (u64::from(boundary.1) + 1).saturating_sub(u64::from(at)) {
-                lanes if lanes >= LANES as u64 => u16::MAX,
-                lanes => (1u16 << lanes) - 1,
-            };
-            let better = Of::<L, E>::bits(keys.gt(edge));
-            let tied = Of::<L, E>::bits(keys.eq(edge));
-            let kept = better | (tied & early);
-            if kept != 0 {
-                L::compress_count(at, kept, to.add(written));
-                written += kept.count_ones() as usize;
+            let kept = if inclusive { keys.ge(lanes) } else { keys.gt(lanes) };
+            let kept = Of::<L, E>::bits(kept);
+            let to = to.add(written);
+            match positions {
+                Positions::From(first) => {
+                    L::compress_count(first.wrapping_add((g * LANES) as u32), kept, to);
+                }
+                Positions::Listed(list) => {
+                    L::compress_positions(list.as_ptr().add(g * LANES), kept, to);
+                }
             }
+            written += kept.count_ones() as usize;
         }
         written
     }
+}
+
+/// Where the `nth` key (from 1) that equals `key` is, or how many there are.
+#[inline(always)]
+pub(super) unsafe fn find_equal<L: Level, E: Element>(
+    keys: &[E],
+    key: E::Scalar,
+    nth: usize,
+) -> Result<usize, usize> {
+    // SAFETY: the caller vouches for the level; every chunk is a whole group.
+    unsafe {
+        let wanted = Of::<L, E>::splat(key);
+        let mut seen = 0;
+        for (g, group) in keys.chunks_exact(LANES).enumerate() {
+            let mut equal = Of::<L, E>::bits(E::load::<L>(group.as_ptr()).eq(wanted));
+            let here = equal.count_ones() as usize;
+            if seen + here < nth {
+                seen += here;
+                continue;
+            }
+            for _ in seen + 1..nth {
+                equal &= equal - 1;
+            }
+            return Ok(g * LANES + equal.trailing_zeros() as usize);
+        }
+        Err(seen)
+    }
+}
+
+/// Pivots around a share of a range, closer together near it, ascending.
+pub(crate) fn values_around<S: Scalar>(least: S, most: S, share: f64) -> [S; PIVOTS] {
+    const STEPS: [f64; PIVOTS] = [-0.25, -0.1, -0.03, -0.01, 0.01, 0.03, 0.1, 0.25];
+    let (least, most): (f64, f64) = (least.into(), most.into());
+    let share = if share.is_nan() { 0.5 } else { share.clamp(0.0, 1.0) };
+    STEPS.map(|step| {
+        let share = (share + step).clamp(0.0, 1.0);
+        S::nearest(least * (1.0 - share) + most * share)
+    })
 }

@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 
-use super::lanes::{LANES, Lanes, Level};
+use super::lanes::{LANES, Lanes, Level, Single};
 
 /// Portable code, at whatever features its entry point is compiled with.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +15,7 @@ pub(crate) struct Portable;
 pub(crate) struct Array<T>([T; LANES]);
 
 macro_rules! lanes {
-    ($float:ident, $signed:ident, $mantissa:literal, $affine:expr) => {
+    ($float:ident, $bits:ident, $mantissa:literal, $affine:expr) => {
         impl Array<$float> {
             #[inline(always)]
             fn map(self, f: impl Fn($float) -> $float) -> Self {
@@ -25,15 +25,16 @@ macro_rules! lanes {
             fn zip(self, other: Self, f: impl Fn($float, $float) -> $float) -> Self {
                 Array(std::array::from_fn(|i| f(self.0[i], other.0[i])))
             }
+            /// Lanes of ones where the test holds: what compilers turn into vector code.
             #[inline(always)]
-            fn test(self, other: Self, f: impl Fn(&$float, &$float) -> bool) -> [bool; LANES] {
-                std::array::from_fn(|i| f(&self.0[i], &other.0[i]))
+            fn test(self, other: Self, f: impl Fn(&$float, &$float) -> bool) -> [$bits; LANES] {
+                std::array::from_fn(|i| $bits::from(f(&self.0[i], &other.0[i])).wrapping_neg())
             }
         }
 
         impl Lanes for Array<$float> {
             type Scalar = $float;
-            type Mask = [bool; LANES];
+            type Mask = [$bits; LANES];
             type Wide = [f64; LANES];
 
             #[inline(always)]
@@ -55,10 +56,6 @@ macro_rules! lanes {
                 self.zip(other, |a, b| a - b)
             }
             #[inline(always)]
-            unsafe fn mul(self, other: Self) -> Self {
-                self.zip(other, |a, b| a * b)
-            }
-            #[inline(always)]
             unsafe fn add(self, other: Self) -> Self {
                 self.zip(other, |a, b| a + b)
             }
@@ -75,51 +72,69 @@ macro_rules! lanes {
                 self.zip(other, |a, b| if a < b { a } else { b })
             }
             #[inline(always)]
-            unsafe fn lt(self, other: Self) -> [bool; LANES] {
+            unsafe fn lt(self, other: Self) -> [$bits; LANES] {
                 self.test(other, <$float>::lt)
             }
             #[inline(always)]
-            unsafe fn ge(self, other: Self) -> [bool; LANES] {
+            unsafe fn ge(self, other: Self) -> [$bits; LANES] {
                 self.test(other, <$float>::ge)
             }
             #[inline(always)]
-            unsafe fn gt(self, other: Self) -> [bool; LANES] {
+            unsafe fn gt(self, other: Self) -> [$bits; LANES] {
                 self.test(other, <$float>::gt)
             }
             #[inline(always)]
-            unsafe fn eq(self, other: Self) -> [bool; LANES] {
+            unsafe fn eq(self, other: Self) -> [$bits; LANES] {
                 self.test(other, <$float>::eq)
             }
             #[inline(always)]
-            unsafe fn bits(mask: [bool; LANES]) -> u16 {
-                let mut bits = 0;
-                for (i, &lane) in mask.iter().enumerate() {
-                    bits |= u16::from(lane) << i;
+            unsafe fn within(self, lo: Self, hi: Self) -> u16 {
+                // SAFETY: portable code needs no CPU feature.
+                unsafe {
+                    let (over, under) = (self.ge(lo), self.lt(hi));
+                    Self::bits(std::array::from_fn(|i| over[i] & under[i]))
                 }
-                bits
             }
             #[inline(always)]
-            unsafe fn mask(bits: u16) -> [bool; LANES] {
-                std::array::from_fn(|i| bits >> i & 1 == 1)
+            unsafe fn unordered(self, other: Self) -> [$bits; LANES] {
+                self.test(other, |a, b| a.is_nan() | b.is_nan())
             }
             #[inline(always)]
-            unsafe fn keep(self, mask: [bool; LANES]) -> Self {
-                Array(std::array::from_fn(|i| if mask[i] { self.0[i] } else { 0.0 }))
+            unsafe fn bits(mask: [$bits; LANES]) -> u16 {
+                let lanes: [$bits; LANES] = std::array::from_fn(|i| mask[i] & (1 << i));
+                tree(lanes, |a, b| a | b) as u16
             }
             #[inline(always)]
-            unsafe fn select(self, mask: [bool; LANES], other: Self) -> Self {
-                Array(std::array::from_fn(|i| if mask[i] { self.0[i] } else { other.0[i] }))
+            unsafe fn mask(bits: u16) -> [$bits; LANES] {
+                std::array::from_fn(|i| $bits::from(bits >> i & 1).wrapping_neg())
+            }
+            #[inline(always)]
+            unsafe fn keep(self, mask: [$bits; LANES]) -> Self {
+                Array(std::array::from_fn(|i| $float::from_bits(self.0[i].to_bits() & mask[i])))
+            }
+            #[inline(always)]
+            unsafe fn select(self, mask: [$bits; LANES], other: Self) -> Self {
+                Array(std::array::from_fn(|i| if mask[i] != 0 { self.0[i] } else { other.0[i] }))
+            }
+            #[inline(always)]
+            unsafe fn add_where(self, mask: [$bits; LANES], other: Self) -> Self {
+                // SAFETY: portable code needs no CPU feature.
+                unsafe { self.add(other.keep(mask)) }
             }
             #[inline(always)]
             unsafe fn fraction(self) -> Self {
                 self.map(|t| t - t.floor())
             }
             #[inline(always)]
-            unsafe fn scale_by_floor(self, exponent: Self) -> Self {
-                self.zip(exponent, |p, t| {
-                    let power = (t.floor() as $signed).cast_unsigned() << $mantissa;
+            unsafe fn scale_by_floor(self, exponent: Self, mask: [$bits; LANES]) -> Self {
+                /// Adding it leaves an integer in the low bits.
+                const MAGIC: $float = 1.5 * (1u64 << $mantissa) as $float;
+                let scaled = self.zip(exponent, |p, t| {
+                    let power = (t.floor() + MAGIC).to_bits() << $mantissa;
                     $float::from_bits(p.to_bits().wrapping_add(power))
-                })
+                });
+                // SAFETY: portable code needs no CPU feature.
+                unsafe { scaled.keep(mask) }
             }
             #[inline(always)]
             unsafe fn affine(self, shift: f64, scale: f64) -> Self {
@@ -134,8 +149,20 @@ macro_rules! lanes {
                 std::array::from_fn(|i| wide[i] + f64::from(self.0[i]))
             }
             #[inline(always)]
-            unsafe fn wide_store(wide: [f64; LANES]) -> [f64; LANES] {
-                wide
+            unsafe fn wide_total(wide: [f64; LANES]) -> f64 {
+                tree(wide, |a, b| a + b)
+            }
+            #[inline(always)]
+            unsafe fn sum(self) -> $float {
+                tree(self.0, |a, b| a + b)
+            }
+            #[inline(always)]
+            unsafe fn largest(self) -> $float {
+                tree(self.0, |a, b| if a > b { a } else { b })
+            }
+            #[inline(always)]
+            unsafe fn smallest(self) -> $float {
+                tree(self.0, |a, b| if a < b { a } else { b })
             }
             #[inline(always)]
             unsafe fn compress_store(self, bits: u16, to: *mut $float) {
@@ -146,9 +173,30 @@ macro_rules! lanes {
     };
 }
 
-lanes!(f32, i32, 23, |s: f32, shift: f64, scale: f64| (scale * (f64::from(s) - shift)) as f32);
+lanes!(f32, u32, 23, |s: f32, shift: f64, scale: f64| (scale * (f64::from(s) - shift)) as f32);
 // Halves, because the difference of two scores may overflow where the scaled one does not.
-lanes!(f64, i64, 52, |s: f64, shift: f64, scale: f64| (0.5 * s - 0.5 * shift) * scale * 2.0);
+lanes!(f64, u64, 52, |s: f64, shift: f64, scale: f64| (0.5 * s - 0.5 * shift) * scale * 2.0);
+
+/// Combines the lanes in halves: i with i + 8, then with i + 4, i + 2, i + 1.
+#[inline(always)]
+fn tree<T: Copy>(mut lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = combine(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+impl Single for Array<f32> {
+    #[inline(always)]
+    unsafe fn as_bits(self) -> Self {
+        // SAFETY: the caller vouches for lanes that an i32 can hold.
+        self.map(|lane| f32::from_bits(unsafe { lane.to_int_unchecked::<i32>() }.cast_unsigned()))
+    }
+}
 
 /// Writes the chosen elements one behind another, without a branch per element.
 ///
@@ -156,6 +204,9 @@ lanes!(f64, i64, 52, |s: f64, shift: f64, scale: f64| (0.5 * s - 0.5 * shift) * 
 /// `to` must be valid for sixteen writes.
 #[inline(always)]
 pub(super) unsafe fn compress<T: Copy>(values: &[T; LANES], bits: u16, to: *mut T) {
+    if bits == 0 {
+        return;
+    }
     let mut next = 0;
     for (i, &value) in values.iter().enumerate() {
         // SAFETY: `next <= i < 16`, within what the caller vouches for.
@@ -168,6 +219,12 @@ impl Level for Portable {
     type F32 = Array<f32>;
     type F64 = Array<f64>;
 
+    #[inline(always)]
+    unsafe fn single(lanes: Array<f64>) -> Array<f32> {
+        Array(lanes.0.map(|lane| lane as f32))
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Array<f32> {
         // SAFETY: the caller vouches for sixteen readable elements.
@@ -184,8 +241,8 @@ impl Level for Portable {
     unsafe fn nonzero_bytes(from: *const u8) -> u16 {
         // SAFETY: the caller vouches for sixteen readable bytes.
         let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
-        // SAFETY: portable code needs no CPU feature.
-        unsafe { <Array<f32> as Lanes>::bits(bytes.map(|byte| byte != 0)) }
+        let lanes: [u16; LANES] = std::array::from_fn(|i| u16::from(bytes[i] != 0) << i);
+        tree(lanes, |a, b| a | b)
     }
     #[inline(always)]
     unsafe fn compress_count(first: u32, bits: u16, to: *mut u32) {

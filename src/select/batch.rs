@@ -6,13 +6,14 @@ use super::block;
 use super::options::{Options, allowed_keys};
 use super::prepared::{Prepared, Source, Visitor};
 use super::row::{Aim, Field, Found, Law, Rule};
+use super::short;
 use super::workspace::{Buffers, Forced, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::kernels::{DefaultFloats, Element, LANES, Simd};
-use crate::mass::{CHUNK, Compensated, ExactSum, Split};
+use crate::kernels::{DefaultFloats, Element, LANES, Positions, Simd};
+use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
 use crate::order;
-use crate::scores::Scores;
+use crate::scores::{Data, Scores};
 use crate::threads;
 
 /// The sets kept, in compressed rows, with a certificate for each.
@@ -45,7 +46,7 @@ impl Selection {
         &self.indices[at(row)..at(row + 1)]
     }
 
-    fn push(&mut self, decision: &Decision) {
+    pub(crate) fn push(&mut self, decision: &Decision) {
         self.k.push(decision.kept as i64);
         self.tail_mass_upper.push(decision.upper);
         self.tail_mass_lower.push(decision.lower);
@@ -80,7 +81,7 @@ impl Decision {
     const EMPTY: Decision =
         Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
 
-    fn new(split: &Split, minimal: bool, exact: bool, rule: &Rule) -> Self {
+    pub(crate) fn new(split: &Split, minimal: bool, exact: bool, rule: &Rule) -> Self {
         let slack = &rule.slack;
         let mut upper = split.upper(slack.select, slack.flush);
         if exact {
@@ -93,7 +94,7 @@ impl Decision {
     }
 
     /// Whether better arithmetic could still change the answer.
-    fn open(&self, eps: f64) -> bool {
+    pub(crate) fn open(&self, eps: f64) -> bool {
         match self.status {
             Status::Certified => !self.minimal,
             Status::OverBudget => self.lower <= eps,
@@ -192,10 +193,7 @@ pub(crate) fn select_in(
     let job = Job { scores, eps, options, simd: Simd::current()? };
     let _environment = DefaultFloats::set();
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
-    for row in 0..scores.rows() {
-        let decision = job.row(row, false, workspace, &mut selection.indices)?;
-        selection.push(&decision);
-    }
+    job.append(0..scores.rows(), false, workspace, &mut selection)?;
     Ok(selection)
 }
 
@@ -215,37 +213,85 @@ pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
 
 /// One call's arguments.
 #[derive(Clone, Copy)]
-struct Job<'a> {
-    scores: &'a Scores<'a>,
+pub(crate) struct Job<'a> {
+    pub(crate) scores: &'a Scores<'a>,
     eps: &'a [f64],
-    options: &'a Options,
-    simd: Simd,
+    pub(crate) options: &'a Options,
+    pub(crate) simd: Simd,
 }
 
 impl Job<'_> {
     fn rows(&self, rows: std::ops::Range<usize>, shared: bool) -> Result<Selection, Error> {
         with_workspace(|workspace| {
             let mut part = Selection::default();
-            for row in rows {
-                let decision = self.row(row, shared, workspace, &mut part.indices)?;
-                part.push(&decision);
-            }
+            self.append(rows, shared, workspace, &mut part)?;
             Ok(part)
         })
     }
 
-    fn eps(&self, row: usize) -> f64 {
+    /// Where the next row's scores are, if they fit into a cache beside a row in work.
+    fn next_scores(&self, row: usize) -> Option<usize> {
+        const MOST: usize = 1 << 18;
+        if row + 1 >= self.scores.rows() {
+            return None;
+        }
+        let span = self.scores.span(row + 1);
+        let (start, size) = match self.scores.data {
+            Data::F32(data) => (data.as_ptr().wrapping_add(span.start).addr(), 4),
+            Data::F64(data) => (data.as_ptr().wrapping_add(span.start).addr(), 8),
+            Data::F16(data) => (data.as_ptr().wrapping_add(span.start).addr(), 2),
+            Data::Bf16(data) => (data.as_ptr().wrapping_add(span.start).addr(), 2),
+        };
+        (span.visible * size <= MOST).then_some(start)
+    }
+
+    fn append(
+        &self,
+        rows: std::ops::Range<usize>,
+        shared: bool,
+        workspace: &mut Workspace,
+        part: &mut Selection,
+    ) -> Result<(), Error> {
+        if !shared && short::applies(self) {
+            return short::rows(self, rows, workspace, part);
+        }
+        for row in rows {
+            let decision = self.row(row, shared, workspace, &mut part.indices)?;
+            part.push(&decision);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn eps(&self, row: usize) -> f64 {
         if self.eps.len() == 1 { self.eps[0] } else { self.eps[row] }
     }
 
-    fn row(
+    /// What a row of `n` scores without special wishes must satisfy.
+    pub(crate) fn plain_rule(&self, row: usize, n: usize) -> Rule {
+        let radius = self.scores.row_radius(row);
+        let slack = match self.scores.data {
+            Data::F64(_) => Slack::f64(n, radius),
+            _ => Slack::f32(radius),
+        };
+        Rule {
+            eps: self.eps(row),
+            slack,
+            min_keep: 1,
+            max_keep: usize::MAX,
+            aim: Aim::Certify,
+            exact_ties: radius == 0.0,
+        }
+    }
+
+    pub(crate) fn row(
         &self,
         row: usize,
         shared: bool,
         workspace: &mut Workspace,
         out: &mut Vec<u32>,
     ) -> Result<Decision, Error> {
-        let source = Source { scores: self.scores, row, simd: self.simd, shared };
+        let next = self.next_scores(row);
+        let source = Source { scores: self.scores, row, simd: self.simd, shared, next };
         let mark = out.len();
         if source.is_plain() {
             let decision = source.native(workspace, Decide { job: self, source, out })?;
@@ -269,6 +315,10 @@ struct Decide<'a> {
 impl Visitor for Decide<'_> {
     type Output = Decision;
 
+    fn searches(&self) -> bool {
+        self.job.options.block_size == 1
+    }
+
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
         row: Prepared<'_, E, W>,
@@ -277,7 +327,18 @@ impl Visitor for Decide<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Prepared { keys, largest, live, law, slack, exact_ties, weights } = row;
+        let Prepared {
+            next,
+            keys,
+            positions,
+            largest,
+            smallest,
+            live,
+            law,
+            slack,
+            exact_ties,
+            weights,
+        } = row;
         let Source { row: number, simd, shared, .. } = self.source;
         if live == 0 {
             return Ok(Decision::EMPTY);
@@ -297,7 +358,8 @@ impl Visitor for Decide<'_> {
             exact_ties,
         };
         if options.block_size > 1 {
-            let field = Field { simd, keys, live, largest, forced: (0.0, 0), shared };
+            let field =
+                Field { simd, keys, live, largest, smallest, next, forced: (0.0, 0), shared };
             let positions = forced.first.iter().chain(&forced.last).copied();
             let found = block::search(
                 &field,
@@ -326,23 +388,25 @@ impl Visitor for Decide<'_> {
             for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
             }
-            fixed =
-                Field { simd, keys: &own, live: count, largest, forced: (0.0, 0), shared: false }
-                    .mass(law);
+            let forced = (0.0, 0);
+            let (keys, live, shared) = (&own[..], count, false);
+            fixed = Field { simd, keys, live, largest, smallest, next, forced, shared }.mass(law);
         }
+        let live = live - count;
         let field =
-            Field { simd, keys, live: live - count, largest, forced: (fixed, count), shared };
+            Field { simd, keys, live, largest, smallest, next, forced: (fixed, count), shared };
         let mut found = field.search(law, &rule, E::scratch(workspace));
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         if weights && decision.open(rule.eps) && count == 0 {
             refine(keys, &mut found, &rule);
             decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         }
-        self.out.extend_from_slice(&forced.first);
+        let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
+        self.out.extend(forced.first.iter().map(at));
         if let Some(boundary) = found.boundary {
-            emit(&self.source, keys, boundary, self.out);
+            emit(&self.source, keys, positions, boundary, self.out);
         }
-        self.out.extend_from_slice(&forced.last);
+        self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
         Ok(decision)
     }
@@ -352,25 +416,43 @@ impl Visitor for Decide<'_> {
 fn emit<E: Element>(
     source: &Source<'_>,
     keys: &[E],
+    positions: Option<&[u32]>,
     boundary: (E::Scalar, u32),
     out: &mut Vec<u32>,
 ) {
     let simd = source.simd;
-    if !source.shared {
-        simd.emit(keys, 0, boundary, out);
-        return;
+    let list = |range: std::ops::Range<usize>, inclusive: bool, out: &mut Vec<u32>| {
+        let from = match positions {
+            Some(list) => Positions::Listed(&list[range.clone()]),
+            None => Positions::From(range.start as u32),
+        };
+        simd.emit(&keys[range], from, boundary.0, inclusive, out);
+    };
+    // Up to the boundary ties are kept, behind it they are not.
+    let edge = (boundary.1 as usize).min(keys.len());
+    let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
+    if source.shared {
+        let parts: Vec<Vec<u32>> = (0..before)
+            .into_par_iter()
+            .step_by(CHUNK)
+            .map(|start| {
+                let mut part = Vec::new();
+                list(start..(start + CHUNK).min(before), true, &mut part);
+                part
+            })
+            .collect();
+        out.reserve(parts.iter().map(Vec::len).sum());
+        parts.iter().for_each(|part| out.extend_from_slice(part));
+    } else {
+        list(0..before, true, out);
     }
-    let parts: Vec<Vec<u32>> = keys
-        .par_chunks(CHUNK)
-        .enumerate()
-        .map(|(c, chunk)| {
-            let mut part = Vec::new();
-            simd.emit(chunk, (c * CHUNK) as u32, boundary, &mut part);
-            part
-        })
-        .collect();
-    for part in parts {
-        out.extend_from_slice(&part);
+    if before < keys.len() {
+        for j in before..behind {
+            if order::kept(&(keys[j].widen(), j as u32), &boundary) {
+                out.push(positions.map_or(j as u32, |list| list[j]));
+            }
+        }
+        list(behind..keys.len(), false, out);
     }
 }
 

@@ -89,7 +89,7 @@ impl Judge<'_> {
 
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
-        let source = Source { scores, row, simd, shared: false };
+        let source = Source { scores, row, simd, shared: false, next: None };
         if source.is_plain() {
             let opinion = source.native(workspace, Form { judge: self, row })?;
             if !opinion.open {
@@ -144,6 +144,10 @@ struct Form<'a> {
 impl Visitor for Form<'_> {
     type Output = Opinion;
 
+    fn searches(&self) -> bool {
+        false
+    }
+
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
         row: Prepared<'_, E, W>,
@@ -152,7 +156,7 @@ impl Visitor for Form<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Prepared { keys, largest, live, law, slack, .. } = row;
+        let Prepared { keys, largest, smallest, live, law, slack, .. } = row;
         let (judge, row) = (self.judge, self.row);
         let (scores, keys) = (judge.scores, &*keys);
         let n = scores.span(row).n;
@@ -199,8 +203,9 @@ impl Visitor for Form<'_> {
             let open = !verdict.minimal && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
             return Ok(Opinion { verdict, open });
         }
-        let field =
-            Field { simd: judge.simd, keys, live, largest, forced: (0.0, 0), shared: false };
+        let forced = (0.0, 0);
+        let (simd, shared) = (judge.simd, false);
+        let field = Field { simd, keys, live, largest, smallest, next: None, forced, shared };
         let rule = Rule {
             eps,
             slack,

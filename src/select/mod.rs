@@ -9,6 +9,7 @@ mod given;
 mod options;
 mod prepared;
 mod row;
+mod short;
 mod weigh;
 mod workspace;
 

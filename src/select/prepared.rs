@@ -4,17 +4,23 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::row::Law;
-use super::workspace::{Buffers, Workspace, padded};
+use super::workspace::{Buffers, Workspace, padded, padded_for};
 use crate::error::Error;
-use crate::kernels::{Element, LANES, Loaded, Scalar, Scaled, Shifted, Simd, Stored};
+use crate::kernels::{Element, LANES, Scalar, Scaled, Shifted, Simd, Stored, Survey};
 use crate::mass::{CHUNK, Slack};
-use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores, Span};
+use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores};
 
 /// One row, prepared.
 pub(crate) struct Prepared<'a, E: Element, W> {
     /// Larger is better; masked entries are -inf, and whole groups of lanes are filled up with such.
     pub(crate) keys: &'a mut [E],
+    /// Where the keys come from in the row, if they are only the ones that a mask admits.
+    pub(crate) positions: Option<&'a [u32]>,
     pub(crate) largest: E::Scalar,
+    /// The address of the next row's scores, if they are worth fetching early.
+    pub(crate) next: Option<usize>,
+    /// No key is smaller; -inf if that is not known.
+    pub(crate) smallest: E::Scalar,
     /// Unmasked keys.
     pub(crate) live: usize,
     pub(crate) law: W,
@@ -28,6 +34,9 @@ pub(crate) struct Prepared<'a, E: Element, W> {
 /// What is done with a prepared row, whatever it is stored in.
 pub(crate) trait Visitor {
     type Output;
+
+    /// Whether it searches the row, and of a masked one gets only the keys that the mask admits.
+    fn searches(&self) -> bool;
 
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
@@ -46,6 +55,8 @@ pub(crate) struct Source<'a> {
     pub(crate) simd: Simd,
     /// Whether its chunks are shared out over the pool that this runs on.
     pub(crate) shared: bool,
+    /// The address of the next row's scores, if they are worth fetching early.
+    pub(crate) next: Option<usize>,
 }
 
 impl Source<'_> {
@@ -82,37 +93,106 @@ impl Source<'_> {
         visitor: V,
     ) -> Result<V::Output, Error>
     where
-        E::Scalar: Element<Scalar = E::Scalar>,
+        E::Scalar: Element<Scalar = E::Scalar> + Buffers,
     {
         let span = self.scores.span(self.row);
+        let from = &data[span.start..span.start + span.visible];
+        let negate = self.scores.scale < 0.0;
+        let Some(Mask::Allowed(bytes)) = self.scores.mask else {
+            let mut buffer = std::mem::take(E::keys(workspace));
+            let keys = padded_for(from, &mut buffer, span.visible, E::MASKED);
+            let survey = self.survey(from, negate, keys);
+            let result = self.surveyed((keys, span.visible), None, survey, workspace, visitor);
+            *E::keys(workspace) = buffer;
+            return result;
+        };
+        let allowed = &bytes[span.mask_start..span.mask_start + span.visible];
+        if visitor.searches() {
+            let mut buffer = std::mem::take(E::Scalar::keys(workspace));
+            let mut positions = std::mem::take(&mut workspace.positions);
+            self.simd.admit(from, allowed, &mut buffer, &mut positions);
+            let live = buffer.len();
+            if negate {
+                buffer.iter_mut().for_each(|key| *key = key.negated());
+            }
+            buffer.resize(live.next_multiple_of(LANES), E::Scalar::MASKED);
+            positions.resize(live.next_multiple_of(LANES), u32::MAX);
+            let keys = &mut buffer[..];
+            let survey = self.simd.survey(None, live, keys);
+            let listed = Some(&positions[..]);
+            let result = self.surveyed((keys, live), listed, survey, workspace, visitor);
+            *E::Scalar::keys(workspace) = buffer;
+            workspace.positions = positions;
+            return result;
+        }
         let mut buffer = std::mem::take(E::keys(workspace));
         let keys = padded(&mut buffer, span.visible, E::MASKED);
-        let Loaded { largest, finite: live, bad } = self.load(data, &span, keys);
-        let result = if bad {
-            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
-            let place = self.scores.place(self.row, None);
-            Err(self.scores.judge(self.row).err().unwrap_or(Error::ScoreNan { place }))
-        } else {
-            let radius = self.scores.row_radius(self.row);
-            let slack = if self.is_single() {
-                Slack::f32(radius)
-            } else {
-                Slack::f64(span.visible, radius)
-            };
-            let (exact_ties, weights) = (radius == 0.0, false);
-            let scale = self.scores.scale.abs();
-            if scale == 1.0 {
-                let law = Shifted(largest);
-                let row = Prepared { keys, largest, live, law, slack, exact_ties, weights };
-                visitor.visit(row, workspace)
-            } else {
-                let law = Scaled { shift: largest.into(), scale };
-                let row = Prepared { keys, largest, live, law, slack, exact_ties, weights };
-                visitor.visit(row, workspace)
-            }
-        };
+        for ((key, &value), &allow) in keys.iter_mut().zip(from).zip(allowed) {
+            let value = if negate { value.negated() } else { value };
+            *key = if allow == 0 { E::MASKED } else { value };
+        }
+        let survey = self.simd.survey(None, span.visible, keys);
+        let result = self.surveyed((keys, span.visible), None, survey, workspace, visitor);
         *E::keys(workspace) = buffer;
         result
+    }
+
+    /// Hands over a row in scratch of which `len` entries were surveyed.
+    fn surveyed<E: Buffers, V: Visitor>(
+        &self,
+        (keys, len): (&mut [E], usize),
+        positions: Option<&[u32]>,
+        survey: Survey<E::Scalar>,
+        workspace: &mut Workspace,
+        visitor: V,
+    ) -> Result<V::Output, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let Survey { largest, smallest, nan } = survey;
+        if nan || largest == E::Scalar::INFINITY {
+            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
+            let place = self.scores.place(self.row, None);
+            return Err(self.scores.judge(self.row).err().unwrap_or(Error::ScoreNan { place }));
+        }
+        let live =
+            if smallest > E::Scalar::NEG_INFINITY { len } else { self.simd.count_live(keys) };
+        let radius = self.scores.row_radius(self.row);
+        let slack = if self.is_single() { Slack::f32(radius) } else { Slack::f64(len, radius) };
+        let (exact_ties, weights) = (radius == 0.0, false);
+        let next = self.next;
+        let scale = self.scores.scale.abs();
+        if scale == 1.0 {
+            let law = Shifted(largest);
+            let row = Prepared {
+                keys,
+                positions,
+                next,
+                largest,
+                smallest,
+                live,
+                law,
+                slack,
+                exact_ties,
+                weights,
+            };
+            visitor.visit(row, workspace)
+        } else {
+            let law = Scaled { shift: largest.into(), scale };
+            let row = Prepared {
+                keys,
+                positions,
+                next,
+                largest,
+                smallest,
+                live,
+                law,
+                slack,
+                exact_ties,
+                weights,
+            };
+            visitor.visit(row, workspace)
+        }
     }
 
     /// Prepares any row in f64.
@@ -129,22 +209,56 @@ impl Source<'_> {
             buffer.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
             let keys = &mut buffer[..];
             let exact_ties = error == 0.0;
+            let (positions, next, smallest) = (None, None, f64::NEG_INFINITY);
             match law {
                 Meaning::Exp { scale } => {
                     let (slack, weights) = (Slack::f64(n, error), false);
                     if scale == 1.0 {
                         let law = Shifted(largest);
-                        let row = Prepared { keys, largest, live, law, slack, exact_ties, weights };
+                        let row = Prepared {
+                            keys,
+                            positions,
+                            next,
+                            largest,
+                            smallest,
+                            live,
+                            law,
+                            slack,
+                            exact_ties,
+                            weights,
+                        };
                         visitor.visit(row, workspace)
                     } else {
                         let law = Scaled { shift: largest, scale };
-                        let row = Prepared { keys, largest, live, law, slack, exact_ties, weights };
+                        let row = Prepared {
+                            keys,
+                            positions,
+                            next,
+                            largest,
+                            smallest,
+                            live,
+                            law,
+                            slack,
+                            exact_ties,
+                            weights,
+                        };
                         visitor.visit(row, workspace)
                     }
                 }
                 Meaning::Weight => {
                     let (law, slack, weights) = (Stored, Slack::weights(n), true);
-                    let row = Prepared { keys, largest, live, law, slack, exact_ties, weights };
+                    let row = Prepared {
+                        keys,
+                        positions,
+                        next,
+                        largest,
+                        smallest,
+                        live,
+                        law,
+                        slack,
+                        exact_ties,
+                        weights,
+                    };
                     visitor.visit(row, workspace)
                 }
             }
@@ -153,34 +267,23 @@ impl Source<'_> {
         result
     }
 
-    /// Copies the visible part of the row into padded scratch.
-    fn load<E: Element>(&self, data: &[E], span: &Span, keys: &mut [E]) -> Loaded<E::Scalar> {
-        let from = &data[span.start..span.start + span.visible];
-        let allowed = match self.scores.mask {
-            Some(Mask::Allowed(bytes)) => {
-                Some(&bytes[span.mask_start..span.mask_start + span.visible])
-            }
-            _ => None,
-        };
-        let negate = self.scores.scale < 0.0;
+    /// Copies the visible part of a row into padded scratch and looks over it.
+    fn survey<E: Element>(&self, from: &[E], negate: bool, keys: &mut [E]) -> Survey<E::Scalar> {
+        if negate {
+            keys.iter_mut().zip(from).for_each(|(key, value)| *key = value.negated());
+            return self.simd.survey(None, from.len(), keys);
+        }
         if !self.shared {
-            return self.simd.load(from, allowed, negate, keys);
+            return self.simd.survey(Some(from), from.len(), keys);
         }
-        let parts: Vec<_> = keys
-            .par_chunks_mut(CHUNK)
-            .enumerate()
-            .map(|(c, chunk)| {
-                let (start, end) = (c * CHUNK, (c * CHUNK + chunk.len()).min(from.len()));
-                let allowed = allowed.map(|bytes| &bytes[start..end]);
-                self.simd.load(&from[start..end], allowed, negate, chunk)
+        keys.par_chunks_mut(CHUNK)
+            .zip(from.par_chunks(CHUNK))
+            .map(|(keys, from)| self.simd.survey(Some(from), from.len(), keys))
+            .reduce_with(|a, b| Survey {
+                largest: if a.largest > b.largest { a.largest } else { b.largest },
+                smallest: if a.smallest < b.smallest { a.smallest } else { b.smallest },
+                nan: a.nan || b.nan,
             })
-            .collect();
-        let mut total = Loaded { largest: E::Scalar::NEG_INFINITY, finite: 0, bad: false };
-        for part in parts {
-            total.largest = if part.largest > total.largest { part.largest } else { total.largest };
-            total.finite += part.finite;
-            total.bad |= part.bad;
-        }
-        total
+            .unwrap_or_else(|| self.simd.survey(None, 0, keys))
     }
 }

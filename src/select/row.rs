@@ -1,27 +1,38 @@
 //! The smallest certified set of one row, found without sorting it.
 //!
 //! The boundary between kept and dropped keys is enclosed in a bracket `[lo, hi)` of key values: dropping everything below
-//! `lo` is within the budget, dropping everything below `hi` is not. A sample proposes the first bracket, one pass
-//! over the row sums both sides of it and collects what lies inside, eight pivots a round shrink it, and the last few
-//! keys are sorted. Every sum that a decision ends with is a direct sum of weights, never a difference.
+//! `lo` is within the budget, dropping everything below `hi` is not. A sample, measured against a rough mass of the row,
+//! proposes the first bracket (a short row is weighed whole instead), one pass over the row sums both sides of it and
+//! collects what lies inside, eight pivots a round shrink it, and the last few keys are compared pair by pair. Sums
+//! that only show the way may be rough; every sum that a decision ends with is a direct sum of weights, never a difference.
 //!
 //! The passes see a row in chunks with fixed edges whose sums meet in f64 in order, so it makes no difference to the
 //! bits whether one thread walks the chunks or many share them.
 
 use rayon::prelude::*;
 
+use super::workspace::padded;
 use crate::kernels::{
-    Bracket, Element, LANES, PIVOTS, PivotSums, Scalar, Scaled, Shifted, Sides, Simd, Stored, Weigh,
+    Bracket, Element, LANES, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd,
+    Stored, Weigh, values_around,
 };
-use crate::mass::{self, CHUNK, Compensated, Slack, Split};
-use crate::order;
+use crate::mass::{self, CHUNK, Slack, Split};
+use crate::order::Ordered;
 
-/// Rows up to this length are their own first bracket.
-const SHORT: usize = 2048;
-/// Keys that propose the first bracket of a longer row.
-const SAMPLE: usize = 1024;
-/// Brackets up to this length are sorted.
-const RESOLVE: usize = 48;
+/// Rows up to this length are weighed whole, once.
+pub(crate) const SHORT: usize = 1024;
+/// Keys that propose the first bracket of a longer row, at least and at most.
+const SAMPLE: (usize, usize) = (256, 1024);
+/// Neighbours that are sampled together.
+const TOGETHER: usize = 4;
+/// Scores that are so large, scaled, are not weighed roughly.
+const FAR: f64 = 1e5;
+/// A sample's estimate of the mass is used as it is if its own deviation is below this.
+const TRUSTED: f64 = 0.09;
+/// Below such a budget it matters how many keys were flushed.
+pub(crate) const TINY: f64 = 1e-28;
+/// By how much the rough mass of a row may be wrong, about.
+const ROUGH: f64 = 0.05;
 
 /// What a set must satisfy.
 #[derive(Debug, Clone, Copy)]
@@ -48,19 +59,34 @@ pub(crate) enum Aim {
 
 impl Rule {
     pub(crate) fn accepts(&self, split: &Split) -> bool {
-        if split.kept < self.min_keep {
-            return false;
+        split.kept >= self.min_keep && (split.kept >= self.max_keep || self.affords(split))
+    }
+
+    /// Whether the mass alone allows the set.
+    fn affords(&self, split: &Split) -> bool {
+        match self.aim {
+            Aim::Certify => split.upper(self.slack.select, self.slack.flush) <= self.eps,
+            Aim::Refute => !self.refutes(split),
         }
-        split.kept >= self.max_keep
-            || match self.aim {
-                Aim::Certify => split.upper(self.slack.select, self.slack.flush) <= self.eps,
-                Aim::Refute => !self.refutes(split),
-            }
     }
 
     /// Whether the set provably loses more than the budget.
     pub(crate) fn refutes(&self, split: &Split) -> bool {
         split.lower(self.slack.certify, self.slack.flush) > self.eps
+    }
+
+    /// About the largest tail that it affords of a row of a total mass.
+    pub(crate) fn target(&self, total: f64) -> f64 {
+        let slack = match self.aim {
+            Aim::Certify => 1.0 + self.slack.select,
+            Aim::Refute => 1.0 / (1.0 + self.slack.certify),
+        };
+        total * self.eps / (self.eps + slack * (1.0 - self.eps))
+    }
+
+    /// Whether decisions depend on numbers of keys, and not on masses alone.
+    fn counts(&self, keys: usize) -> bool {
+        self.min_keep > 1 || self.max_keep < keys || self.eps < TINY
     }
 }
 
@@ -68,11 +94,16 @@ impl Rule {
 pub(crate) trait Law<S: Scalar>: Weigh<S> {
     /// The key whose weight is `e^-depth` times the largest.
     fn key_at(&self, largest: S, depth: f64) -> S;
+    /// The factor of an exponential law, for scores near enough to 0 that its mass can be told roughly.
+    fn scale(&self) -> Option<f64>;
 }
 
 impl<S: Scalar> Law<S> for Shifted<S> {
     fn key_at(&self, _largest: S, depth: f64) -> S {
         S::nearest(self.0.into() - depth)
+    }
+    fn scale(&self) -> Option<f64> {
+        (self.0.into().abs() < FAR).then_some(1.0)
     }
 }
 
@@ -80,11 +111,17 @@ impl<S: Scalar> Law<S> for Scaled {
     fn key_at(&self, _largest: S, depth: f64) -> S {
         S::nearest(self.shift - depth / self.scale)
     }
+    fn scale(&self) -> Option<f64> {
+        ((self.shift * self.scale).abs() < FAR).then_some(self.scale)
+    }
 }
 
 impl<S: Scalar> Law<S> for Stored {
     fn key_at(&self, largest: S, depth: f64) -> S {
         S::nearest(largest.into() * (-depth).exp())
+    }
+    fn scale(&self) -> Option<f64> {
+        None
     }
 }
 
@@ -96,6 +133,10 @@ pub(crate) struct Field<'a, E: Element> {
     /// Unmasked keys among them.
     pub(crate) live: usize,
     pub(crate) largest: E::Scalar,
+    /// No key is smaller.
+    pub(crate) smallest: E::Scalar,
+    /// The address of as many stored scores that will be wanted next.
+    pub(crate) next: Option<usize>,
     /// Weight and number of the keys that are kept in any case.
     pub(crate) forced: (f64, usize),
     /// Whether chunks are shared out over the pool that this runs on.
@@ -114,11 +155,13 @@ pub(crate) struct Found<S> {
     pub(crate) exact: bool,
 }
 
-/// What is known outside the bracket.
+/// What is known outside the bracket, and of it as a whole.
 #[derive(Debug, Clone, Copy)]
 struct Outside<S> {
     below: f64,
     dropped: usize,
+    /// What the bracket weighs.
+    within: f64,
     above: f64,
     kept: usize,
     /// Keys from here on lie above the bracket.
@@ -129,6 +172,22 @@ impl<S: Scalar> Outside<S> {
     /// The worst member of a set that keeps nothing of the bracket, if it keeps any competing key.
     fn boundary(&self) -> Option<(S, u32)> {
         (self.edge < S::INFINITY).then_some((self.edge, u32::MAX))
+    }
+
+    /// Takes note of how a bracket of `len` keys was narrowed.
+    fn narrow(&mut self, len: usize, sides: &Sides, end: S) {
+        self.below += sides.below;
+        self.dropped += len - sides.inside - sides.count_above;
+        self.within = sides.within;
+        self.above += sides.above;
+        self.kept += sides.count_above;
+        if end < S::INFINITY {
+            self.edge = end;
+        }
+    }
+
+    fn total(&self) -> f64 {
+        self.below + self.within + self.above
     }
 
     fn with(&self, tail: f64, dropped: usize, head: f64, kept: usize) -> Split {
@@ -145,10 +204,13 @@ impl<S: Scalar> Outside<S> {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch<S> {
     bracket: Bracket<S>,
-    entries: Vec<(S, u32)>,
-    sorted: Vec<S>,
+    /// The keys that equal a candidate for the boundary.
+    equal: Bracket<S>,
+    /// Brackets of the parts of a row that is shared out.
+    parts: Vec<Bracket<S>>,
+    /// Keys and weights of a short row or a sample.
+    keys: Vec<S>,
     weights: Vec<S>,
-    heads: Vec<f64>,
 }
 
 impl<E: Element> Field<'_, E> {
@@ -172,57 +234,71 @@ impl<E: Element> Field<'_, E> {
         }
     }
 
+    /// What the keys weigh, to within a few per cent.
+    fn rough_mass<W: Law<E::Scalar>>(&self, law: W) -> f64 {
+        let Some(scale) = law.scale() else { return self.mass(law) };
+        let mut total = 0.0;
+        let pass = |keys: &[E], _| self.simd.rough(keys, self.largest, scale);
+        self.fold(pass, |part| total += part);
+        total
+    }
+
     pub(crate) fn mass<W: Weigh<E::Scalar>>(&self, law: W) -> f64 {
         let mut total = 0.0;
         self.fold(|keys, _| self.simd.mass(keys, law), |part| total += part);
         total
     }
 
-    fn pivot_sums<W: Weigh<E::Scalar>>(&self, law: W, pivots: &[E::Scalar; PIVOTS]) -> PivotSums {
-        let mut total = PivotSums::default();
-        self.fold(
-            |keys, _| self.simd.pivot_sums(keys, law, pivots),
-            |part| {
-                for i in 0..PIVOTS {
-                    total.below[i] += part.below[i];
-                    total.at_least[i] += part.at_least[i];
-                }
-            },
-        );
-        total
-    }
-
+    /// Sums both sides of a range of the row and collects the keys inside; they are not weighed yet.
     fn split<W: Weigh<E::Scalar>>(
         &self,
         law: W,
         range: (E::Scalar, E::Scalar),
-        to: &mut Bracket<E::Scalar>,
+        scratch: &mut Scratch<E::Scalar>,
     ) -> Sides {
-        to.clear();
+        let Scratch { bracket, parts, .. } = scratch;
+        bracket.clear();
         let mut total = Sides::default();
-        let mut add = |part: Sides| {
+        let mut add = |part: &Sides| {
             total.below += part.below;
             total.above += part.above;
             total.count_above += part.count_above;
             total.inside += part.inside;
         };
-        if self.shared {
-            let pass = |keys: &[E], first: u32| {
-                let mut part = Bracket::default();
-                part.reserve(keys.len());
-                (self.simd.split(keys, first, law, range, &mut part), part)
-            };
-            self.fold(pass, |(sides, part): (Sides, Bracket<E::Scalar>)| {
-                to.append(&part);
-                add(sides);
-            });
-        } else {
+        if !self.shared {
             for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
-                to.reserve(chunk.len());
-                add(self.simd.split(chunk, (c * CHUNK) as u32, law, range, to));
+                bracket.reserve(chunk.len());
+                let next = self.next.map(|next| next.wrapping_add(c * size_of_val(chunk)));
+                add(&self.simd.split(chunk, law, range, next, bracket));
             }
+            return total;
+        }
+        let share = self.share();
+        let number = self.keys.len().div_ceil(share);
+        if parts.len() < number {
+            parts.resize_with(number, Bracket::default);
+        }
+        let found: Vec<Vec<Sides>> = (self.keys.par_chunks(share).zip(parts.par_iter_mut()))
+            .map(|(keys, part)| {
+                part.clear();
+                let pass = |chunk: &[E]| {
+                    part.reserve(chunk.len());
+                    self.simd.split(chunk, law, range, None, part)
+                };
+                keys.chunks(CHUNK).map(pass).collect()
+            })
+            .collect();
+        for (sides, part) in found.iter().zip(parts.iter()) {
+            bracket.append(part);
+            sides.iter().for_each(&mut add);
         }
         total
+    }
+
+    /// Whole chunks that go to one task of a shared row.
+    fn share(&self) -> usize {
+        let tasks = 2 * rayon::current_num_threads();
+        self.keys.len().div_ceil(CHUNK).div_ceil(tasks) * CHUNK
     }
 
     /// Finds the smallest set that the rule accepts.
@@ -235,7 +311,6 @@ impl<E: Element> Field<'_, E> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let everything = (E::Scalar::LOWEST, E::Scalar::INFINITY);
         let nothing_lost = self.live == 0 || (rule.eps == 0.0 && rule.max_keep >= self.all());
         if nothing_lost || rule.min_keep >= self.all() {
             let head = self.forced.0 + self.mass(law);
@@ -243,59 +318,25 @@ impl<E: Element> Field<'_, E> {
             let split = Split { tail: 0.0, dropped: 0, head, kept: self.all() };
             return Found { split, boundary, minimal: true, exact: false };
         }
-        let mut outside = self.enclose(law, rule, scratch);
-        let mut by_rank = false;
-        loop {
-            let len = scratch.bracket.len();
-            if len <= RESOLVE {
-                break;
+        if self.smallest == self.largest && self.forced.1 == 0 {
+            // One value: nothing to search for.
+            let within = self.weight(law, self.largest) * self.live as f64;
+            let outside = Outside { within, ..self.nothing_outside() };
+            if let Some(found) = self.resolve_ties(law, rule, &outside, (self.largest, self.live)) {
+                return found;
             }
-            let (mut least, mut most) = (scratch.bracket.keys()[0], scratch.bracket.keys()[0]);
-            for &key in scratch.bracket.keys() {
-                least = if key < least { key } else { least };
-                most = if key > most { key } else { most };
-            }
-            if least == most {
-                match self.resolve_ties(law, rule, &outside, scratch) {
-                    Some(found) => return found,
-                    None => break,
-                }
-            }
-            let pivots =
-                if by_rank { ranks_between(least, most) } else { values_between(least, most) };
-            let total = self.simd.mass(scratch.bracket.padded(), law);
-            let sums = self.simd.pivot_sums(scratch.bracket.padded(), law, &pivots);
-            let range = crossing(&pivots, everything, |i| {
-                let head = (total - sums.below[i]).max(0.0);
-                let kept = sums.at_least[i];
-                rule.accepts(&outside.with(sums.below[i], len - kept, head, kept))
-            });
-            let sides = self.simd.narrow(&mut scratch.bracket, law, range);
-            outside.below += sides.below;
-            outside.dropped += len - sides.inside - sides.count_above;
-            outside.above += sides.above;
-            outside.kept += sides.count_above;
-            if range.1 < E::Scalar::INFINITY {
-                outside.edge = range.1;
-            }
-            // Values that are spread unevenly are not narrowed by evenly spaced pivots; ranks always are.
-            by_rank = sides.inside > len / 4;
         }
-        if let Some(found) = self.resolve(law, rule, &outside, scratch) {
+        let outside = self.enclose(law, rule, scratch);
+        if let Some(found) = self.descend(law, rule, outside, scratch) {
             return found;
         }
-        // Rounding put the boundary below the bracket after all: decide among all keys in one order.
-        self.split(law, everything, &mut scratch.bracket);
-        let outside = Outside {
-            below: 0.0,
-            dropped: 0,
-            above: self.forced.0,
-            kept: self.forced.1,
-            edge: E::Scalar::INFINITY,
-        };
-        let all = Split { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() };
-        self.resolve(law, rule, &outside, scratch).unwrap_or(Found {
-            split: all,
+        // Rounding put the boundary out of the bracket after all: the whole row is the bracket.
+        let everything = (E::Scalar::LOWEST, E::Scalar::INFINITY);
+        self.split(law, everything, scratch);
+        let within = self.simd.weigh(&mut scratch.bracket, law);
+        let outside = Outside { within, ..self.nothing_outside() };
+        self.descend(law, rule, outside, scratch).unwrap_or(Found {
+            split: Split { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() },
             boundary: Some((E::Scalar::LOWEST, u32::MAX)),
             minimal: false,
             exact: false,
@@ -304,6 +345,82 @@ impl<E: Element> Field<'_, E> {
 
     fn all(&self) -> usize {
         self.live + self.forced.1
+    }
+
+    fn nothing_outside(&self) -> Outside<E::Scalar> {
+        Outside {
+            below: 0.0,
+            dropped: 0,
+            within: 0.0,
+            above: self.forced.0,
+            kept: self.forced.1,
+            edge: E::Scalar::INFINITY,
+        }
+    }
+
+    /// Shrinks the bracket until its keys can be compared pair by pair. `None` if the boundary is not inside.
+    fn descend<W: Law<E::Scalar>>(
+        &self,
+        law: W,
+        rule: &Rule,
+        mut outside: Outside<E::Scalar>,
+        scratch: &mut Scratch<E::Scalar>,
+    ) -> Option<Found<E::Scalar>>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        // First around the place where the budget should end, then evenly in value, then among the floats, which
+        // always ends.
+        let mut stubborn = 0;
+        while scratch.bracket.len() > RANKED {
+            let len = scratch.bracket.len();
+            let (keys, weights) = scratch.bracket.padded(LANES);
+            let (least, most) = self.simd.extent(keys);
+            if least == most {
+                return self.resolve_ties(law, rule, &outside, (least, len));
+            }
+            let pivots = match stubborn {
+                0 => {
+                    let share = (rule.target(outside.total()) - outside.below) / outside.within;
+                    values_around(least, most, share)
+                }
+                1 => values_between(least, most),
+                _ => ranks_between(least, most),
+            };
+            let counted = rule.counts(self.all());
+            let sums = self.simd.pivot_sums(keys, weights, &pivots, counted);
+            let range = self.crossing(rule, &outside, len, &pivots, &sums);
+            let sides = self.simd.narrow(&mut scratch.bracket, range);
+            outside.narrow(len, &sides, range.1);
+            stubborn = if sides.inside > len / 4 { stubborn + 1 } else { 0 };
+        }
+        self.resolve(law, rule, &outside, scratch)
+    }
+
+    /// The last pivot at which the rule still accepts, and the first at which it no longer does.
+    fn crossing(
+        &self,
+        rule: &Rule,
+        outside: &Outside<E::Scalar>,
+        len: usize,
+        pivots: &[E::Scalar; PIVOTS],
+        sums: &PivotSums,
+    ) -> (E::Scalar, E::Scalar) {
+        let counted = rule.counts(self.all());
+        let room = rule.target(outside.total()) - outside.below;
+        let accepts = |i: usize| {
+            let (below, at_least) = (sums.below[i], sums.at_least[i]);
+            if !counted {
+                return below <= room;
+            }
+            let head = (outside.within - below).max(0.0);
+            rule.accepts(&outside.with(below, len - at_least, head, at_least))
+        };
+        // Accepting is monotone.
+        let first = (0..PIVOTS).filter(|&i| accepts(i)).count();
+        let lo = if first == 0 { E::Scalar::LOWEST } else { pivots[first - 1] };
+        let hi = if first == PIVOTS { E::Scalar::INFINITY } else { pivots[first] };
+        (lo, hi)
     }
 
     /// Fills the bracket and sums what lies outside it.
@@ -316,57 +433,67 @@ impl<E: Element> Field<'_, E> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let mut range = (E::Scalar::LOWEST, E::Scalar::INFINITY);
-        let short = self.keys.len() <= SHORT;
-        let mass = if short { 0.0 } else { self.mass(law) };
-        if !short {
-            range = self.guess(law, rule, mass, scratch);
+        if self.keys.len() <= SHORT {
+            return self.enclose_short(law, rule, scratch);
         }
-        let split_at = |below: f64, above: usize| Split {
-            tail: below,
-            dropped: self.live - above,
-            head: self.forced.0 + (mass - below).max(0.0),
-            kept: self.forced.1 + above,
-        };
-        for attempt in 0.. {
-            let sides = self.split(law, range, &mut scratch.bracket);
-            let outside = Outside {
-                below: sides.below,
-                dropped: self.live - sides.inside - sides.count_above,
-                above: self.forced.0 + sides.above,
-                kept: self.forced.1 + sides.count_above,
-                edge: range.1,
+        let mut range = self.guess(law, rule, scratch);
+        loop {
+            let sides = self.split(law, range, scratch);
+            let within = self.simd.weigh(&mut scratch.bracket, law);
+            let mut outside = self.nothing_outside();
+            outside.narrow(self.live, &Sides { within, ..sides }, range.1);
+            let low = range.0 == E::Scalar::LOWEST
+                || rule.accepts(&outside.with(0.0, 0, within, sides.inside));
+            let high = range.1 == E::Scalar::INFINITY
+                || !rule.accepts(&outside.with(within, sides.inside, 0.0, 0));
+            // Where the guess missed, the boundary is somewhere on the other side. Both sides cannot be wrong, but
+            // for rounding, and then the search finds that out.
+            range = match (low, high) {
+                (true, true) | (false, false) => return outside,
+                (false, true) => (E::Scalar::LOWEST, range.0),
+                (true, false) => (range.1, E::Scalar::INFINITY),
             };
-            if short || attempt == 2 {
-                return outside;
-            }
-            let inside = self.simd.mass(scratch.bracket.padded(), law);
-            let low = rule.accepts(&outside.with(0.0, 0, inside, sides.inside));
-            let high = range.1 < E::Scalar::INFINITY
-                && rule.accepts(&outside.with(inside, sides.inside, 0.0, 0));
-            if low && !high {
-                return outside;
-            }
-            // The sample missed: look at the whole side where the boundary must be.
-            let (lowest, highest) =
-                if low { (range.1, self.largest) } else { (self.deepest(law, rule), range.0) };
-            range = if low { (range.1, E::Scalar::INFINITY) } else { (E::Scalar::LOWEST, range.0) };
-            if attempt == 0 && lowest < highest {
-                let pivots = values_between(lowest, highest);
-                let sums = self.pivot_sums(law, &pivots);
-                range = crossing(&pivots, range, |i| {
-                    rule.accepts(&split_at(sums.below[i], sums.at_least[i]))
-                });
-            }
         }
-        unreachable!("the third attempt returns")
     }
 
-    /// A key that is certainly below the boundary where masses decide: keeping everything above it is enough.
+    /// Weighs a short row whole and cuts the first bracket out of it.
+    fn enclose_short<W: Law<E::Scalar>>(
+        &self,
+        law: W,
+        rule: &Rule,
+        scratch: &mut Scratch<E::Scalar>,
+    ) -> Outside<E::Scalar>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let n = self.keys.len();
+        let Scratch { bracket, keys: wide, weights, .. } = scratch;
+        let weights = padded(weights, n, E::Scalar::default());
+        let keys = if let Some(keys) = E::scalars(self.keys) {
+            keys
+        } else {
+            let wide = padded(wide, n, E::Scalar::default());
+            self.simd.widen(self.keys, wide);
+            wide
+        };
+        let within = self.simd.weights(keys, law, weights);
+        let mut outside = Outside { within, ..self.nothing_outside() };
+        let mut range = (E::Scalar::LOWEST, E::Scalar::INFINITY);
+        if n > RANKED {
+            let lowest = self.deepest(law, rule);
+            let pivots = values_between(lowest, self.largest);
+            let sums = self.simd.pivot_sums(keys, weights, &pivots, rule.counts(self.all()));
+            range = self.crossing(rule, &outside, self.live, &pivots, &sums);
+        }
+        let sides = self.simd.narrow_into(keys, weights, range, bracket);
+        outside.narrow(self.live, &sides, range.1);
+        outside
+    }
+
+    /// A key that is below the boundary where masses decide, or the smallest.
     fn deepest<W: Law<E::Scalar>>(&self, law: W, rule: &Rule) -> E::Scalar {
-        let n = self.all() as f64;
-        let depth = (n / rule.eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5;
-        let key = law.key_at(self.largest, depth);
+        let key = law.key_at(self.largest, depth(self.all(), rule.eps));
+        let key = if key > self.smallest { key } else { self.smallest };
         if key > E::Scalar::LOWEST { key } else { E::Scalar::LOWEST }
     }
 
@@ -375,27 +502,88 @@ impl<E: Element> Field<'_, E> {
         &self,
         law: W,
         rule: &Rule,
-        mass: f64,
         scratch: &mut Scratch<E::Scalar>,
     ) -> (E::Scalar, E::Scalar)
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let everything = (E::Scalar::LOWEST, E::Scalar::INFINITY);
-        let stride = self.keys.len() / SAMPLE;
-        let sample = &mut scratch.sorted;
-        sample.clear();
-        sample.extend(
-            self.keys.iter().skip(stride / 2).step_by(stride).take(SAMPLE).map(|key| key.widen()),
-        );
-        let factor = self.keys.len() as f64 / SAMPLE as f64;
+        let n = self.keys.len();
+        let size = (n / 16).clamp(SAMPLE.0, SAMPLE.1) / LANES * LANES;
+        let keys = padded(&mut scratch.keys, size, E::Scalar::default());
+        let weights = padded(&mut scratch.weights, size, E::Scalar::default());
+        if let Some(all) = E::scalars(self.keys) {
+            sample(all, keys);
+        } else {
+            let mut raw = [E::MASKED; SAMPLE.1];
+            sample(self.keys, &mut raw[..size]);
+            self.simd.widen(&raw[..size], keys);
+        }
+        let seen = self.simd.weights(keys, law, weights);
+        let factor = n as f64 / size as f64;
+        // A flat row is weighed well enough by the sample.
+        let squares = self.simd.squares(weights);
+        let deviation = (squares - seen * seen / size as f64).max(0.0).sqrt() / seen;
+        let (mass, trust) = if deviation < TRUSTED {
+            (seen * factor, 2.0 * deviation)
+        } else {
+            (self.rough_mass(law), ROUGH)
+        };
+        let mass = self.forced.0 + mass;
+        let lowest = self.deepest(law, rule);
+        if lowest.partial_cmp(&self.largest) != Some(std::cmp::Ordering::Less) {
+            return (E::Scalar::LOWEST, E::Scalar::INFINITY);
+        }
+        let counted = rule.counts(self.all());
+        let pivots = values_between(lowest, self.largest);
+        let sums = self.simd.pivot_sums(keys, weights, &pivots, counted);
+        if counted {
+            return self.guess_counted(
+                rule,
+                mass,
+                (keys, weights),
+                factor,
+                (lowest, &pivots, &sums),
+            );
+        }
+        // A curve of the tail mass against the key, finer where it crosses the target.
+        let target = rule.target(mass);
+        let cross = (0..PIVOTS).filter(|&i| sums.below[i] * factor <= target).count();
+        let lo = if cross == 0 { lowest } else { pivots[cross - 1] };
+        let hi = if cross == PIVOTS { self.largest } else { pivots[cross] };
+        let finer = values_between(lo, hi);
+        let fine = self.simd.pivot_sums(keys, weights, &finer, false);
+        let mut curve = [(lowest, 0.0); 2 * PIVOTS + 2];
+        for i in 0..PIVOTS {
+            let (coarse, fine) = ((pivots[i], sums.below[i]), (finer[i], fine.below[i]));
+            curve[if i < cross { i + 1 } else { i + PIVOTS + 1 }] = coarse;
+            curve[cross + i + 1] = fine;
+        }
+        curve[2 * PIVOTS + 1] = (self.largest, seen);
+        // The relative deviation of a sum of weights none of which is above the pivot's.
+        let at =
+            (1..curve.len()).find(|&i| curve[i].1 * factor > target).unwrap_or(curve.len() - 1);
+        let share = self.weight(law, curve[at].0) / curve[at].1.max(f64::MIN_POSITIVE);
+        let doubt = 1.0 + trust + 2.0 * share.sqrt().min(1e3);
+        let low = interpolate(&curve, target / doubt / factor);
+        let high = interpolate(&curve, target * doubt / factor);
+        (low.unwrap_or(E::Scalar::LOWEST), high.unwrap_or(E::Scalar::INFINITY))
+    }
+
+    /// The same where numbers of keys decide, too.
+    fn guess_counted(
+        &self,
+        rule: &Rule,
+        mass: f64,
+        (keys, weights): (&[E::Scalar], &[E::Scalar]),
+        factor: f64,
+        (lowest, pivots, sums): (E::Scalar, &[E::Scalar; PIVOTS], &PivotSums),
+    ) -> (E::Scalar, E::Scalar) {
         // What the rule would say if the sample's tail, made larger or smaller by its own uncertainty, were the row's.
         let accepts = |sums: &PivotSums, i: usize, sign: f64| {
-            let seen = (SAMPLE - sums.at_least[i]) as f64;
-            let doubt = 1.0 + 4.0 / (seen + 1.0).sqrt();
+            let (above, seen) = (sums.at_least[i] as f64, (keys.len() - sums.at_least[i]) as f64);
+            let doubt = 1.0 + ROUGH + 4.0 / (seen + 1.0).sqrt();
             let tail = sums.below[i] * factor * doubt.powf(sign);
-            let kept = sums.at_least[i] as f64 * factor
-                - sign * 4.0 * (sums.at_least[i] as f64 + 1.0).sqrt() * factor;
+            let kept = above * factor - sign * 4.0 * (above + 1.0).sqrt() * factor;
             #[allow(clippy::cast_sign_loss)] // clamped at 0
             let kept = (kept.max(0.0) as usize).min(self.live);
             rule.accepts(&Split {
@@ -405,38 +593,41 @@ impl<E: Element> Field<'_, E> {
                 kept: self.forced.1 + kept,
             })
         };
-        let lowest = self.deepest(law, rule);
-        if lowest.partial_cmp(&self.largest) != Some(std::cmp::Ordering::Less) {
-            return everything;
-        }
-        let pivots = values_between(lowest, self.largest);
-        let sums = self.simd.pivot_sums(sample, law, &pivots);
-        let (lo, hi) = crossing(&pivots, (lowest, self.largest), |i| accepts(&sums, i, 0.0));
+        let (lo, hi) = crossing(pivots, (lowest, self.largest), |i| accepts(sums, i, 0.0));
         let pivots = values_between(lo, hi);
-        let sums = self.simd.pivot_sums(sample, law, &pivots);
-        let low = crossing(&pivots, (lo, hi), |i| accepts(&sums, i, 1.0)).0;
-        let high = crossing(&pivots, (lo, hi), |i| accepts(&sums, i, -1.0)).1;
-        if low < high {
-            (low, if high >= self.largest { E::Scalar::INFINITY } else { high })
-        } else {
-            everything
-        }
+        let sums = self.simd.pivot_sums(keys, weights, &pivots, true);
+        let low = crossing(&pivots, (E::Scalar::LOWEST, hi), |i| accepts(&sums, i, 1.0)).0;
+        let high = crossing(&pivots, (lo, E::Scalar::INFINITY), |i| accepts(&sums, i, -1.0)).1;
+        if low < high { (low, high) } else { (E::Scalar::LOWEST, E::Scalar::INFINITY) }
     }
 
-    /// All keys of the bracket are equal: only their number matters, the later positions are dropped. `None` if even all
-    /// of them are too few.
+    /// The position that ends the first `kept` of the keys that equal `key`, all of which are `count`.
+    fn last_of(&self, key: E::Scalar, kept: usize, count: usize) -> u32 {
+        if kept == count {
+            return u32::MAX;
+        }
+        let mut missing = kept;
+        for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
+            match self.simd.find_equal(chunk, key, missing) {
+                Ok(at) => return (c * CHUNK + at) as u32,
+                Err(seen) => missing -= seen,
+            }
+        }
+        u32::MAX
+    }
+
+    /// All `count` keys of the bracket equal `key`: only their number matters, the later positions are dropped. `None` if
+    /// even all of them are too few, or none is needed though there are keys above.
     fn resolve_ties<W: Law<E::Scalar>>(
         &self,
         law: W,
         rule: &Rule,
         outside: &Outside<E::Scalar>,
-        scratch: &mut Scratch<E::Scalar>,
+        (key, count): (E::Scalar, usize),
     ) -> Option<Found<E::Scalar>>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let count = scratch.bracket.len();
-        let key = scratch.bracket.keys()[0];
         let weight = self.weight(law, key);
         let at = |kept: usize| {
             let tail = weight * (count - kept) as f64;
@@ -453,6 +644,9 @@ impl<E: Element> Field<'_, E> {
             }
             let (mut too_few, mut enough) = (0, count);
             if rule.accepts(&at(0)) {
+                if outside.edge < E::Scalar::INFINITY {
+                    return None;
+                }
                 enough = 0;
             }
             while too_few + 1 < enough {
@@ -466,11 +660,7 @@ impl<E: Element> Field<'_, E> {
             enough
         };
         let split = at(kept);
-        let boundary = if kept > 0 {
-            Some((key, scratch.bracket.positions()[kept - 1]))
-        } else {
-            outside.boundary()
-        };
+        let boundary = (kept > 0).then(|| (key, self.last_of(key, kept, count)));
         let holds = mass::equal_weights_hold(kept as u64, count as u64, rule.eps);
         let minimal = if exact {
             holds
@@ -478,12 +668,12 @@ impl<E: Element> Field<'_, E> {
                     || kept == 1
                     || !mass::equal_weights_hold(kept as u64 - 1, count as u64, rule.eps))
         } else {
-            kept > 0 && (split.kept <= rule.min_keep || rule.refutes(&at(kept - 1)))
+            split.kept <= rule.min_keep || kept == 0 || rule.refutes(&at(kept - 1))
         };
         Some(Found { split, boundary, minimal, exact: exact && holds })
     }
 
-    /// Sorts the bracket and drops the worst keys as long as the rule accepts what is left.
+    /// Finds the boundary among the few keys that are left. `None` if it is not there.
     fn resolve<W: Law<E::Scalar>>(
         &self,
         law: W,
@@ -494,52 +684,53 @@ impl<E: Element> Field<'_, E> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Scratch { bracket, entries, sorted, weights, heads } = scratch;
+        let Scratch { bracket, equal, .. } = scratch;
         let len = bracket.len();
-        if len > 0
-            && rule.exact_ties
-            && outside.dropped == 0
-            && outside.kept == 0
-            && bracket.keys().iter().all(|key| *key == bracket.keys()[0])
-        {
-            return self.resolve_ties(law, rule, outside, scratch);
+        let room = rule.target(outside.total()) - outside.below;
+        let mut key = self.simd.candidate(bracket, E::Scalar::nearest(room));
+        if key == E::Scalar::NEG_INFINITY || rule.counts(self.all()) {
+            key = self.simd.extent(bracket.padded(LANES).0).0;
         }
-        entries.clear();
-        entries.extend(bracket.keys().iter().copied().zip(bracket.positions().iter().copied()));
-        entries.sort_unstable_by(order::worst_first);
-        sorted.clear();
-        sorted.extend(entries.iter().map(|entry| entry.0));
-        let padded = len.next_multiple_of(LANES);
-        sorted.resize(padded, E::Scalar::NEG_INFINITY);
-        weights.clear();
-        weights.resize(padded, E::Scalar::default());
-        self.simd.weights(sorted, law, weights);
-        // heads[j]: the weight of the bracket's keys from j on, summed from the best downward.
-        heads.clear();
-        heads.resize(len + 1, 0.0);
-        let mut head = Compensated::default();
-        for j in (0..len).rev() {
-            head.add(weights[j].into());
-            heads[j] = head.value();
-        }
-        let mut tail = Compensated::default();
-        let mut best: Option<(usize, Split)> = None;
-        for j in 0..=len {
-            let next = outside.with(tail.value(), j, heads[j], len - j);
-            if !rule.accepts(&next) {
-                // Accepting is monotone, so the next set down decides minimality, and the search is over.
-                let (at, split) = best?;
-                let boundary = entries.get(at).copied().or(outside.boundary());
-                let minimal = split.kept <= rule.min_keep || rule.refutes(&next);
-                return Some(Found { split, boundary, minimal, exact: false });
+        // From there up or down to where the exact rule changes its mind; few steps, if any.
+        for _ in 0..=2 * len {
+            if key == E::Scalar::INFINITY || len == 0 {
+                break;
             }
-            best = Some((j, next));
-            if j < len {
-                tail.add(weights[j].into());
+            let next = E::Scalar::from_rank(key.rank() + 1);
+            let (keys, weights) = bracket.padded(LANES);
+            let sides = self.simd.narrow_into(keys, weights, (key, next), equal);
+            let mut here = *outside;
+            here.narrow(len, &sides, next);
+            let (mass, count) = (sides.within, sides.inside);
+            if !rule.accepts(&here.with(0.0, 0, mass, count)) {
+                // Even the keys below this one are too much to drop.
+                let lower = bracket.keys().iter().copied().filter(|k| *k < key);
+                key = lower.reduce(|a, b| if b > a { b } else { a })?;
+                continue;
             }
+            let without = here.with(mass, count, 0.0, 0);
+            if rule.accepts(&without) {
+                let higher = bracket.keys().iter().copied().filter(|k| *k > key);
+                match higher.reduce(|a, b| if b < a { b } else { a }) {
+                    Some(higher) => key = higher,
+                    None => break,
+                }
+                continue;
+            }
+            if count > 1 {
+                let edge = if sides.count_above > 0 { next } else { outside.edge };
+                let here = Outside { edge, ..here };
+                return self.resolve_ties(law, rule, &here, (key, count));
+            }
+            let split = here.with(0.0, 0, mass, count);
+            let minimal = split.kept <= rule.min_keep || rule.refutes(&without);
+            return Some(Found { split, boundary: Some((key, u32::MAX)), minimal, exact: false });
         }
-        // Everything in the bracket went: nothing is kept but what lies above it.
-        let split = best?.1;
+        // Everything in the bracket can go. That is an answer only if nothing was ruled out above it.
+        if outside.edge < E::Scalar::INFINITY {
+            return None;
+        }
+        let split = outside.with(outside.within, len, 0.0, 0);
         let minimal = split.kept <= self.forced.1;
         Some(Found { split, boundary: outside.boundary(), minimal, exact: false })
     }
@@ -552,6 +743,27 @@ impl<E: Element> Field<'_, E> {
         self.simd.weights(&[key; LANES], law, &mut weights);
         weights[0].into()
     }
+}
+
+/// So far below the largest key, in natural-log units, all of `n` keys together weigh less than the budget.
+pub(crate) fn depth(n: usize, eps: f64) -> f64 {
+    (n as f64 / eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5
+}
+
+/// Copies a few neighbours from places spread evenly over a row.
+fn sample<T: Copy>(all: &[T], to: &mut [T]) {
+    let stride = all.len() / (to.len() / TOGETHER);
+    for (some, from) in to.chunks_exact_mut(TOGETHER).zip(all[stride / 2..].chunks(stride)) {
+        some.copy_from_slice(&from[..TOGETHER]);
+    }
+}
+
+/// Where a curve of ascending keys and values reaches a value, linearly between its points; `None` beyond its ends.
+fn interpolate<S: Scalar>(curve: &[(S, f64)], value: f64) -> Option<S> {
+    let at = curve.iter().position(|point| point.1 > value)?;
+    let (right, left) = (curve[at], curve[at.checked_sub(1)?]);
+    let share = ((value - left.1) / (right.1 - left.1)).clamp(0.0, 1.0);
+    Some(S::nearest(left.0.into() * (1.0 - share) + right.0.into() * share))
 }
 
 /// The last pivot at which the rule still accepts, and the first at which it no longer does.

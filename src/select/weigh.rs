@@ -31,7 +31,7 @@ pub(crate) fn weigh_row(
     out: &mut [f32],
 ) -> Result<RowWeights, Error> {
     out.fill(HIDDEN);
-    let source = Source { scores, row, simd: Simd::current()?, shared: false };
+    let source = Source { scores, row, simd: Simd::current()?, shared: false, next: None };
     let visitor = Write { simd: source.simd, out };
     with_workspace(|workspace| {
         if source.is_plain() {
@@ -50,6 +50,10 @@ struct Write<'a> {
 
 impl Visitor for Write<'_> {
     type Output = RowWeights;
+
+    fn searches(&self) -> bool {
+        false
+    }
 
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,

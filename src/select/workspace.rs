@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use super::batch::{self, Selection};
 use super::options::Options;
 use super::row::Scratch;
+use super::short::Short;
 use crate::error::Error;
 use crate::kernels::LANES;
 use crate::scores::Scores;
@@ -18,9 +19,15 @@ pub struct Workspace {
     pub(crate) f16: Vec<f16>,
     pub(crate) bf16: Vec<bf16>,
     pub(crate) keep: Vec<u8>,
+    /// Where the keys of a masked row come from.
+    pub(crate) positions: Vec<u32>,
     pub(crate) scratch32: Scratch<f32>,
     pub(crate) scratch64: Scratch<f64>,
     pub(crate) forced: Forced,
+    short32: Short<f32, f32>,
+    short64: Short<f64, f64>,
+    short16: Short<f16, f32>,
+    shortb16: Short<bf16, f32>,
 }
 
 /// Positions that are kept in any case, ascending.
@@ -58,23 +65,46 @@ impl Workspace {
     }
 }
 
-/// Resizes to whole groups of lanes, at least `len`; what is beyond keeps its old content.
+/// Whole groups of lanes for at least `len` items, starting at a cache line, with whatever content they have.
 pub(crate) fn padded<T: Copy>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
+    padded_for(&[], buffer, len, fill)
+}
+
+/// The same for a copy of `from`: half a page away from it within a page. Stores that agree with later loads in the
+/// lower twelve bits of their addresses hold those loads up.
+pub(crate) fn padded_for<'a, T: Copy>(
+    from: &[T],
+    buffer: &'a mut Vec<T>,
+    len: usize,
+    fill: T,
+) -> &'a mut [T] {
+    const LINE: usize = 64;
+    const PAGE: usize = 4096;
     let room = len.next_multiple_of(LANES);
-    if buffer.len() < room {
-        buffer.resize(room, fill);
+    let spare = (PAGE + LINE) / size_of::<T>();
+    if buffer.len() < room + spare {
+        buffer.resize(room + spare, fill);
     }
-    &mut buffer[..room]
+    let line = buffer.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
+    let start = buffer.as_ptr().addr() + line * size_of::<T>();
+    let away = if from.is_empty() {
+        0
+    } else {
+        (from.as_ptr().addr() + PAGE / 2).wrapping_sub(start) % PAGE / LINE * LINE
+    };
+    let skip = line + away / size_of::<T>();
+    &mut buffer[skip..skip + room]
 }
 
 /// The scratch buffers of an element type.
 pub(crate) trait Buffers: crate::kernels::Element {
     fn keys(workspace: &mut Workspace) -> &mut Vec<Self>;
     fn scratch(workspace: &mut Workspace) -> &mut Scratch<Self::Scalar>;
+    fn short(workspace: &mut Workspace) -> &mut Short<Self, Self::Scalar>;
 }
 
 macro_rules! buffers {
-    ($($type:ident: $scratch:ident),*) => {$(
+    ($($type:ident: $scratch:ident $short:ident),*) => {$(
         impl Buffers for $type {
             fn keys(workspace: &mut Workspace) -> &mut Vec<Self> {
                 &mut workspace.$type
@@ -82,7 +112,10 @@ macro_rules! buffers {
             fn scratch(workspace: &mut Workspace) -> &mut Scratch<Self::Scalar> {
                 &mut workspace.$scratch
             }
+            fn short(workspace: &mut Workspace) -> &mut Short<Self, Self::Scalar> {
+                &mut workspace.$short
+            }
         }
     )*};
 }
-buffers!(f32: scratch32, f64: scratch64, f16: scratch32, bf16: scratch32);
+buffers!(f32: scratch32 short32, f64: scratch64 short64, f16: scratch32 short16, bf16: scratch32 shortb16);

@@ -1,0 +1,644 @@
+//! Passes over several short rows at a time.
+//!
+//! One short row after another would wait for latencies: every step needs the result of the one before. So each step is
+//! taken for all rows of a small batch before the next, and the waits overlap. The steps up to the candidate for the
+//! boundary only show the way; [`settle`] sums what a decision ends with, in the order of the row.
+
+use super::lanes::{Element, LANES, Lanes, Level, Scalar};
+use super::passes::{DEPTH, PIVOTS, RANKED, Scaled, Shifted, Sum, Weigh, values_around};
+
+/// Rows per batch at most.
+pub(crate) const BATCH: usize = 8;
+/// Rounds of narrowing before a row is left to the general search.
+const ROUNDS: usize = 6;
+/// Groups whose marks are kept at a time.
+const MARKS: usize = 64;
+/// Half the width of the first guess for a short row, in standard errors of its mean.
+const WIDTH: f64 = 3.2;
+/// Rows longer than this are judged by a sample, of so many keys, so many neighbours together, where they are not normal.
+const SAMPLED: usize = 1024;
+const SAMPLE: usize = 256;
+const TOGETHER: usize = 4;
+
+type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
+
+/// The law of a row whose largest key is known.
+pub(crate) trait LawOf<S: Scalar>: Copy {
+    type Law: Weigh<S>;
+    fn of(self, largest: S) -> Self::Law;
+}
+
+/// [`Shifted`] by the largest key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unscaled;
+
+/// [`Scaled`], from the largest key on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScaledBy(pub(crate) f64);
+
+impl<S: Scalar> LawOf<S> for Unscaled {
+    type Law = Shifted<S>;
+    #[inline(always)]
+    fn of(self, largest: S) -> Shifted<S> {
+        Shifted(largest)
+    }
+}
+
+impl<S: Scalar> LawOf<S> for ScaledBy {
+    type Law = Scaled;
+    #[inline(always)]
+    fn of(self, largest: S) -> Scaled {
+        Scaled { shift: largest.into(), scale: self.0 }
+    }
+}
+
+/// What is asked of a row, and where a normal row would have its boundary.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Aim {
+    /// About the share of its mass that may be dropped.
+    pub(crate) share: f64,
+    /// The quantile of that share under the standard normal law.
+    pub(crate) quantile: f64,
+    /// One by the hazard there: how far the boundary moves, in standard deviations squared, with the logarithm of the
+    /// mass.
+    pub(crate) drift: f64,
+    /// Keys further below the largest than this weigh too little, all together, to matter.
+    pub(crate) reach: f64,
+    /// Multiplies keys to natural-log units.
+    pub(crate) scale: f64,
+}
+
+/// What [`approach`] found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Approach<S> {
+    /// The candidate for the worst key kept, with its weight, if no other key equals it; `None` if the row must be searched
+    /// in general.
+    pub(crate) edge: Option<(S, S)>,
+    largest: S,
+    plain: bool,
+    /// Sums of distances from the largest key, and of their squares, over whole groups.
+    moments: (f64, f64),
+    total: f64,
+    below: f64,
+    inside: usize,
+}
+
+/// Scratch for a batch: for each row `stride` keys and weights, and as many for its bracket.
+#[derive(Debug)]
+pub(crate) struct Room<'a, E: Element> {
+    pub(crate) stride: usize,
+    pub(crate) keys: &'a mut [E],
+    pub(crate) weights: &'a mut [E::Scalar],
+    pub(crate) inside: &'a mut [E::Scalar],
+    pub(crate) inside_weights: &'a mut [E::Scalar],
+}
+
+impl<E: Element> Room<'_, E> {
+    /// The keys and weights of a row of `len` entries, in whole groups.
+    pub(crate) fn row(&self, row: usize, len: usize) -> (&[E], &[E::Scalar]) {
+        let range = row * self.stride..row * self.stride + len.next_multiple_of(LANES);
+        (&self.keys[range.clone()], &self.weights[range])
+    }
+}
+
+/// Copies and weighs the rows, and finds where each budget ends, about.
+///
+/// # Safety
+/// The CPU must have the level's features.
+#[inline(always)]
+pub(super) unsafe fn approach<L: Level, E: Element, M: LawOf<E::Scalar>>(
+    rows: &[&[E]],
+    aim: &Aim,
+    law: M,
+    room: &mut Room<'_, E>,
+) -> [Approach<E::Scalar>; BATCH]
+where
+    E::Scalar: Element<Scalar = E::Scalar>,
+{
+    let stride = room.stride;
+    assert!(rows.len() <= BATCH && stride.is_multiple_of(LANES));
+    assert!(rows.iter().all(|row| row.len() + RANKED <= stride));
+    let all = stride * rows.len();
+    assert!(room.keys.len() >= all && room.weights.len() >= all);
+    assert!(room.inside.len() >= all && room.inside_weights.len() >= all);
+    let mut found = [Approach {
+        edge: None,
+        largest: E::Scalar::NEG_INFINITY,
+        plain: false,
+        moments: (0.0, 0.0),
+        total: 0.0,
+        below: 0.0,
+        inside: 0,
+    }; BATCH];
+    // The batch after this one, if rows follow each other in memory.
+    let after = rows.iter().map(|row| size_of_val(*row)).sum::<usize>();
+    // SAFETY: the caller vouches for the level; every row has `stride` entries in each buffer, at least two groups more
+    // than its keys.
+    unsafe {
+        for (r, row) in rows.iter().enumerate() {
+            let padded = row.len().next_multiple_of(LANES);
+            let keys = &mut room.keys[r * stride..][..padded];
+            (found[r].largest, found[r].plain) = open::<L, E>(row, keys);
+        }
+        for (r, row) in rows.iter().enumerate() {
+            let padded = row.len().next_multiple_of(LANES);
+            let keys = &room.keys[r * stride..][..padded];
+            let out = &mut room.weights[r * stride..][..padded];
+            let whole = row.len() / LANES;
+            let next = row.as_ptr().wrapping_byte_add(after).cast();
+            weigh::<L, E, _>(keys, whole, law.of(found[r].largest), next, out, &mut found[r]);
+        }
+        for (r, row) in rows.iter().enumerate() {
+            let padded = row.len().next_multiple_of(LANES);
+            let here = &mut found[r];
+            if !here.plain {
+                continue;
+            }
+            let keys = &room.keys[r * stride..][..padded];
+            let weights = &room.weights[r * stride..][..padded];
+            let to = room.inside[r * stride..].as_mut_ptr();
+            let to_weights = room.inside_weights[r * stride..].as_mut_ptr();
+            enclose::<L, E>((keys, weights, row.len()), aim, to, to_weights, here);
+        }
+        for (r, row) in rows.iter().enumerate() {
+            let here = &mut found[r];
+            let limit = aim.share * here.total;
+            let keys = room.inside[r * stride..][..row.len() + RANKED].as_mut_ptr();
+            let weights = room.inside_weights[r * stride..][..row.len() + RANKED].as_mut_ptr();
+            let mut round = 0;
+            while here.inside > RANKED && round < ROUNDS {
+                narrow::<L, E::Scalar>(keys, weights, here, limit);
+                round += 1;
+            }
+            if here.inside == 0 || here.inside > RANKED {
+                continue;
+            }
+            let room = E::Scalar::nearest(limit - here.below);
+            here.edge = candidate::<L, E::Scalar>(keys, weights, here.inside, room);
+        }
+    }
+    found
+}
+
+/// Copies a row into whole groups; the largest key, and whether it is finite and no key is NaN.
+#[inline(always)]
+unsafe fn open<L: Level, E: Element>(row: &[E], to: &mut [E]) -> (E::Scalar, bool) {
+    // SAFETY: the caller vouches for the level; `to` is the whole groups that hold the row.
+    unsafe {
+        let mut largest = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
+        let mut nan = 0;
+        // The second operand wins where a comparison fails, so a NaN is never the largest.
+        let pairs = row.chunks_exact(2 * LANES);
+        let rest = pairs.remainder();
+        for (pair, out) in pairs.zip(to.chunks_exact_mut(2 * LANES)) {
+            let one = E::copy::<L>(pair.as_ptr(), out.as_mut_ptr());
+            let other = E::copy::<L>(pair[LANES..].as_ptr(), out[LANES..].as_mut_ptr());
+            largest = one.max(other.max(largest));
+            nan |= Of::<L, E>::number(one.unordered(other));
+        }
+        let last = &mut to[row.len() - rest.len()..];
+        last.fill(E::MASKED);
+        last[..rest.len()].copy_from_slice(rest);
+        for group in last.chunks_exact(LANES) {
+            let keys = E::load::<L>(group.as_ptr());
+            largest = keys.max(largest);
+            nan |= Of::<L, E>::number(keys.unordered(keys));
+        }
+        let largest = largest.largest();
+        let finite = (largest > E::Scalar::NEG_INFINITY) & (largest < E::Scalar::INFINITY);
+        (largest, finite & (nan == 0))
+    }
+}
+
+/// Writes the weights; their sum and the moments of the first `whole` groups, roughly. Fetches as many keys from `next`.
+#[inline(always)]
+unsafe fn weigh<L: Level, E: Element, W: Weigh<E::Scalar>>(
+    keys: &[E],
+    whole: usize,
+    law: W,
+    next: *const u8,
+    to: &mut [E::Scalar],
+    found: &mut Approach<E::Scalar>,
+) {
+    // SAFETY: the caller vouches for the level; both are whole groups of the same number.
+    unsafe {
+        let shift = Of::<L, E>::splat(found.largest);
+        let zero = Of::<L, E>::splat(E::Scalar::default());
+        let (mut sum, mut first, mut second) = (zero, zero, zero);
+        let groups = keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES));
+        for (g, (group, out)) in groups.enumerate() {
+            L::prefetch(next.wrapping_add(g * LANES * size_of::<E>()));
+            let keys = E::load::<L>(group.as_ptr());
+            let weights = law.weigh(keys);
+            weights.store(out.as_mut_ptr());
+            sum = sum.add(weights);
+            if g < whole {
+                let distance = keys.sub(shift);
+                first = first.add(distance);
+                second = distance.mul_add(distance, second);
+            }
+        }
+        found.total = sum.sum().into();
+        found.moments = (first.sum().into(), second.sum().into());
+        // A masked entry makes them infinite.
+        found.plain &= found.moments.0 > f64::NEG_INFINITY;
+    }
+}
+
+/// A range around the boundary that a normal row of these moments and this total would have.
+#[inline(always)]
+fn normal<S: Scalar>(found: &Approach<S>, n: usize, aim: &Aim) -> (S, S) {
+    let count = n as f64;
+    let mean = found.moments.0 / count;
+    let variance = (found.moments.1 / count - mean * mean).max(0.0);
+    let deviation = variance.sqrt();
+    // A normal row drops the share below mean + variance + quantile * deviation, in natural-log units; what it
+    // weighs more or less than such a row should moves that place.
+    let (mean, variance) = (aim.scale * mean, aim.scale * aim.scale * variance);
+    let excess = rough_ln(found.total / count) - (mean + 0.5 * variance);
+    let middle = mean + variance + aim.scale * deviation * (aim.quantile + aim.drift * excess);
+    let width = WIDTH * aim.scale * deviation / count.sqrt();
+    let largest: f64 = found.largest.into();
+    (
+        S::nearest(largest + (middle - width) / aim.scale),
+        S::nearest(largest + (middle + width) / aim.scale),
+    )
+}
+
+/// A range around the boundary that a sample of the row has.
+#[inline(always)]
+unsafe fn sampled<L: Level, E: Element>(
+    keys: &[E],
+    weights: &[E::Scalar],
+    found: &Approach<E::Scalar>,
+    aim: &Aim,
+) -> (E::Scalar, E::Scalar)
+where
+    E::Scalar: Element<Scalar = E::Scalar>,
+{
+    let mut raw = [E::MASKED; SAMPLE];
+    let mut sample_weights = [E::Scalar::default(); SAMPLE];
+    let stride = keys.len() / (SAMPLE / TOGETHER);
+    for q in 0..SAMPLE / TOGETHER {
+        let (to, at) = (q * TOGETHER, q * stride + stride / 2);
+        raw[to..to + TOGETHER].copy_from_slice(&keys[at..at + TOGETHER]);
+        sample_weights[to..to + TOGETHER].copy_from_slice(&weights[at..at + TOGETHER]);
+    }
+    let (keys, weights) = (raw.as_ptr(), sample_weights.as_ptr());
+    let limit = aim.share * found.total * (SAMPLE as f64 / (stride * (SAMPLE / TOGETHER)) as f64);
+    // SAFETY: the caller vouches for the level; the sample is whole groups.
+    unsafe {
+        let largest: f64 = found.largest.into();
+        let coarse: [E::Scalar; PIVOTS] = evenly(largest - aim.reach, largest);
+        let sums = below::<L, E, PIVOTS>(keys, weights, SAMPLE, &coarse);
+        let (first, (lo, hi)) = crossing(&coarse, &sums, limit);
+        let from: f64 = if first == 0 { largest - aim.reach } else { lo.into() };
+        let to: f64 = if first == PIVOTS { largest } else { hi.into() };
+        let fine: [E::Scalar; PIVOTS] = evenly(from, to);
+        let fine_sums = below::<L, E, PIVOTS>(keys, weights, SAMPLE, &fine);
+        let (second, _) = crossing(&fine, &fine_sums, limit);
+        // The relative deviation of a sum of weights none of which is above the heaviest of them.
+        let at = second.min(PIVOTS - 1);
+        let heaviest: f64 = heaviest_below::<L, E>(keys, weights, SAMPLE, fine[at]).into();
+        let share = heaviest / fine_sums[at].max(f64::MIN_POSITIVE);
+        let doubt = 1.05 + 2.0 * share.sqrt();
+        let mut curve = [(E::Scalar::LOWEST, 0.0); PIVOTS + 4];
+        // Beyond the finer pivots the next coarse ones must do.
+        let coarse_at = |i: usize| (coarse[i], sums[i]);
+        curve[1] = if first >= 2 { coarse_at(first - 2) } else { curve[0] };
+        curve[2] = if first >= 1 { coarse_at(first - 1) } else { curve[0] };
+        for i in 0..PIVOTS {
+            curve[3 + i] = (fine[i], fine_sums[i]);
+        }
+        let end = (E::Scalar::INFINITY, f64::INFINITY);
+        curve[PIVOTS + 3] = if first < PIVOTS { coarse_at(first) } else { end };
+        let (low, high) = (limit / doubt, limit * doubt);
+        let below_low = curve.iter().map(|&(_, sum)| usize::from(sum <= low)).sum::<usize>();
+        let below_high = curve.iter().map(|&(_, sum)| usize::from(sum <= high)).sum::<usize>();
+        let low = between(&curve, below_low, low, curve[below_low.max(1) - 1].0);
+        let high = between(&curve, below_high, high, E::Scalar::INFINITY);
+        (low, high)
+    }
+}
+
+/// Where a curve reaches a value between the point before `at` and that at it, linearly; `other` where that cannot be said.
+#[inline(always)]
+fn between<S: Scalar>(curve: &[(S, f64)], at: usize, value: f64, other: S) -> S {
+    if at == 0 || at == curve.len() {
+        return other;
+    }
+    let (left, right) = (curve[at - 1], curve[at]);
+    if left.0 <= S::LOWEST || right.0 >= S::INFINITY {
+        return other;
+    }
+    let share = (value - left.1) / (right.1 - left.1);
+    S::nearest(left.0.into() * (1.0 - share) + right.0.into() * share)
+}
+
+/// Pivots spaced evenly strictly inside a range, ascending.
+#[inline(always)]
+fn evenly<S: Scalar>(from: f64, to: f64) -> [S; PIVOTS] {
+    let step = (to - from) / (PIVOTS + 1) as f64;
+    std::array::from_fn(|i| S::nearest(from + step * (i + 1) as f64))
+}
+
+/// The largest weight of a key below a pivot; +0 if there is none.
+#[inline(always)]
+unsafe fn heaviest_below<L: Level, E: Element>(
+    keys: *const E,
+    weights: *const E::Scalar,
+    len: usize,
+    pivot: E::Scalar,
+) -> E::Scalar {
+    // SAFETY: the caller vouches for the level and for `len` keys and weights, whole groups.
+    unsafe {
+        let pivot = Of::<L, E>::splat(pivot);
+        let mut heaviest = Of::<L, E>::splat(E::Scalar::default());
+        for at in (0..len).step_by(LANES) {
+            let under = E::load::<L>(keys.add(at)).lt(pivot);
+            heaviest = Of::<L, E>::load(weights.add(at)).keep(under).max(heaviest);
+        }
+        heaviest.largest()
+    }
+}
+
+/// Collects the keys of a range that holds the boundary.
+#[inline(always)]
+unsafe fn enclose<L: Level, E: Element>(
+    (keys, weights, len): (&[E], &[E::Scalar], usize),
+    aim: &Aim,
+    to: *mut E::Scalar,
+    to_weights: *mut E::Scalar,
+    found: &mut Approach<E::Scalar>,
+) where
+    E::Scalar: Element<Scalar = E::Scalar>,
+{
+    let limit = aim.share * found.total;
+    let from = (keys.as_ptr(), weights.as_ptr(), keys.len());
+    let mut range = normal(found, len / LANES * LANES, aim);
+    let mut left = if len > SAMPLED { 2 } else { 1 };
+    // SAFETY: the caller vouches for the level, the pointers and the room.
+    unsafe {
+        loop {
+            (found.inside, found.below) = collect::<L, E>(from, range, to, to_weights);
+            let side = if found.below > limit {
+                (E::Scalar::LOWEST, range.0)
+            } else if found.below + mass::<L, E::Scalar>(to_weights, found.inside) <= limit {
+                (range.1, E::Scalar::INFINITY)
+            } else {
+                return;
+            };
+            if left == 0 {
+                return;
+            }
+            left -= 1;
+            range = side;
+            if left > 0 {
+                // Not a normal row. What a sample says is cut to the side where the boundary is.
+                let (lo, hi) = sampled::<L, E>(&keys[..len], &weights[..len], found, aim);
+                let inner =
+                    (if lo > side.0 { lo } else { side.0 }, if hi < side.1 { hi } else { side.1 });
+                if inner.0 < inner.1 {
+                    range = inner;
+                }
+            }
+        }
+    }
+}
+
+/// The sum of a list of weights, roughly; fills up its last group.
+#[inline(always)]
+unsafe fn mass<L: Level, S: Scalar>(weights: *mut S, len: usize) -> f64 {
+    // SAFETY: the caller vouches for the level and for a group of room behind the list.
+    unsafe {
+        let mut sum = S::Lanes::<L>::splat(S::default());
+        sum.store(weights.add(len));
+        for at in (0..len).step_by(LANES) {
+            sum = sum.add(S::Lanes::<L>::load(weights.add(at)));
+        }
+        sum.sum().into()
+    }
+}
+
+/// The logarithm from the bits, to within .06.
+#[inline(always)]
+fn rough_ln(value: f64) -> f64 {
+    // The mantissa read as a fraction is the logarithm to base 2 of what follows the exponent, less at most .086.
+    let bits = value.to_bits() as f64 * (1.0 / (1u64 << 52) as f64);
+    (bits - 1022.957) * std::f64::consts::LN_2
+}
+
+/// The weight strictly below each pivot, roughly.
+#[inline(always)]
+unsafe fn below<L: Level, E: Element, const N: usize>(
+    keys: *const E,
+    weights: *const E::Scalar,
+    len: usize,
+    pivots: &[E::Scalar; N],
+) -> [f64; N] {
+    // SAFETY: the caller vouches for the level and for `len` keys and weights, whole groups.
+    unsafe {
+        let mut sums = [Of::<L, E>::splat(E::Scalar::default()); N];
+        let mut lanes = sums;
+        for i in 0..N {
+            lanes[i] = Of::<L, E>::splat(pivots[i]);
+        }
+        let mut at = 0;
+        while at < len {
+            let keys = E::load::<L>(keys.add(at));
+            let weights = Of::<L, E>::load(weights.add(at));
+            for i in 0..N {
+                sums[i] = sums[i].add_where(keys.lt(lanes[i]), weights);
+            }
+            at += LANES;
+        }
+        let mut below = [0.0; N];
+        for i in 0..N {
+            below[i] = sums[i].sum().into();
+        }
+        below
+    }
+}
+
+/// How many pivots have at most `limit` below them, and the keys from the last of those up to the next.
+#[inline(always)]
+fn crossing<S: Scalar, const N: usize>(
+    pivots: &[S; N],
+    below: &[f64; N],
+    limit: f64,
+) -> (usize, (S, S)) {
+    let first = below.iter().map(|&sum| usize::from(sum <= limit)).sum::<usize>();
+    let lo = if first == 0 { S::LOWEST } else { pivots[first - 1] };
+    let hi = if first == N { S::INFINITY } else { pivots[first] };
+    (first, (lo, hi))
+}
+
+/// Collects the keys of a range and their weights; how many there are, and the weight below, roughly.
+#[inline(always)]
+unsafe fn collect<L: Level, E: Element>(
+    (keys, weights, len): (*const E, *const E::Scalar, usize),
+    range: (E::Scalar, E::Scalar),
+    to: *mut E::Scalar,
+    to_weights: *mut E::Scalar,
+) -> (usize, f64) {
+    // SAFETY: the caller vouches for the level, for `len` keys and weights (whole groups), and for room for as many and a
+    // group more; nothing is written ahead of what has been read.
+    unsafe {
+        let (lo, hi) = (Of::<L, E>::splat(range.0), Of::<L, E>::splat(range.1));
+        let mut below = Of::<L, E>::splat(E::Scalar::default());
+        let mut inside = 0;
+        for start in (0..len).step_by(LANES * MARKS) {
+            // Marked first, collected group by group that has any: see `split`.
+            let end = (start + LANES * MARKS).min(len);
+            let (mut marks, mut marked) = ([0u16; MARKS], 0u64);
+            for (g, at) in (start..end).step_by(LANES).enumerate() {
+                let keys = E::load::<L>(keys.add(at));
+                below = below.add_where(keys.lt(lo), Of::<L, E>::load(weights.add(at)));
+                let within = keys.within(lo, hi);
+                marks[g] = within;
+                marked |= u64::from(within != 0) << g;
+            }
+            while marked != 0 {
+                let g = marked.trailing_zeros() as usize;
+                marked &= marked - 1;
+                let at = start + g * LANES;
+                let (keys, weights) =
+                    (E::load::<L>(keys.add(at)), Of::<L, E>::load(weights.add(at)));
+                keys.compress_store(marks[g], to.add(inside));
+                weights.compress_store(marks[g], to_weights.add(inside));
+                inside += marks[g].count_ones() as usize;
+            }
+        }
+        (inside, below.sum().into())
+    }
+}
+
+/// Shrinks a bracket in place.
+#[inline(always)]
+unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
+    keys: *mut S,
+    weights: *mut S,
+    found: &mut Approach<S>,
+    limit: f64,
+) {
+    // SAFETY: the caller vouches for the level and for room for the bracket and two groups more.
+    unsafe {
+        let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
+        bottom.store(keys.add(found.inside));
+        S::Lanes::<L>::splat(S::default()).store(weights.add(found.inside));
+        let len = found.inside.next_multiple_of(LANES);
+        let top = S::Lanes::<L>::splat(S::INFINITY);
+        let (mut smallest, mut largest) = (top, bottom);
+        let mut mass = S::Lanes::<L>::splat(S::default());
+        for at in (0..len).step_by(LANES) {
+            let keys = S::Lanes::<L>::load(keys.add(at));
+            largest = keys.max(largest);
+            smallest = keys.select(keys.gt(bottom), top).min(smallest);
+            mass = mass.add(S::Lanes::<L>::load(weights.add(at)));
+        }
+        let mass: f64 = mass.sum().into();
+        let share = (limit - found.below) / mass;
+        let pivots = values_around(smallest.smallest(), largest.largest(), share);
+        let sums = below::<L, S, PIVOTS>(keys, weights, len, &pivots);
+        let (first, range) = crossing(&pivots, &sums, limit - found.below);
+        if first > 0 {
+            found.below += sums[first - 1];
+        }
+        found.inside = collect::<L, S>((keys, weights, len), range, keys, weights).0;
+    }
+}
+
+/// The largest of a few keys whose strictly smaller ones weigh at most `room`, roughly, comparing all pairs, and its weight;
+/// `None` if there is none or if it has an equal.
+#[inline(always)]
+unsafe fn candidate<L: Level, S: Scalar>(
+    keys: *mut S,
+    weights: *mut S,
+    len: usize,
+    room: S,
+) -> Option<(S, S)> {
+    // SAFETY: the caller vouches for the level, for `len` keys and weights and for room for two groups more.
+    unsafe {
+        let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
+        bottom.store(keys.add(len));
+        bottom.store(keys.add(len + LANES));
+        let room = S::Lanes::<L>::splat(room);
+        let zero = S::Lanes::<L>::splat(S::default());
+        let one = S::Lanes::<L>::load(keys);
+        let mut below = zero;
+        let mut best = bottom;
+        if len <= LANES {
+            for j in 0..len {
+                let (key, weight) = (*keys.add(j), *weights.add(j));
+                below = below
+                    .add_where(one.gt(S::Lanes::<L>::splat(key)), S::Lanes::<L>::splat(weight));
+            }
+        } else {
+            let other = S::Lanes::<L>::load(keys.add(LANES));
+            let mut more = zero;
+            for j in 0..len {
+                let key = S::Lanes::<L>::splat(*keys.add(j));
+                let weight = S::Lanes::<L>::splat(*weights.add(j));
+                below = below.add_where(one.gt(key), weight);
+                more = more.add_where(other.gt(key), weight);
+            }
+            best = other.select(room.ge(more), bottom);
+        }
+        let best = one.select(room.ge(below), bottom).max(best).largest();
+        let edge = S::Lanes::<L>::splat(best);
+        let mut equal = u32::from(S::Lanes::<L>::number(one.eq(edge)));
+        if len > LANES {
+            let more = S::Lanes::<L>::number(S::Lanes::<L>::load(keys.add(LANES)).eq(edge));
+            equal |= u32::from(more) << LANES;
+        }
+        let unique = best > S::NEG_INFINITY && equal.count_ones() == 1;
+        unique.then(|| (best, *weights.add(equal.trailing_zeros() as usize)))
+    }
+}
+
+/// What [`settle`] summed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Settled {
+    /// Weight of the keys below the edge.
+    pub(crate) below: f64,
+    /// Weight of the keys at the edge and above.
+    pub(crate) above: f64,
+    /// How many are at the edge or above, which is how many positions were listed.
+    pub(crate) kept: usize,
+}
+
+/// Sums a row on both sides of an edge and lists, in order, the positions of the keys at the edge and above.
+///
+/// # Safety
+/// The caller vouches for the level, and for room for all positions and sixteen more.
+#[inline(always)]
+pub(super) unsafe fn settle<L: Level, E: Element>(
+    keys: &[E],
+    weights: &[E::Scalar],
+    edge: E::Scalar,
+    to: *mut u32,
+) -> Settled {
+    assert_eq!(keys.len(), weights.len());
+    // SAFETY: both are whole groups of the same number; the caller vouches for the rest.
+    unsafe {
+        let edge = Of::<L, E>::splat(edge);
+        let (mut below, mut above, mut kept) = (Sum::new(), Sum::new(), 0usize);
+        let blocks = keys.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
+        for (b, (keys, weights)) in blocks.enumerate() {
+            let groups = keys.chunks_exact(LANES).zip(weights.chunks_exact(LANES));
+            for (g, (keys, weights)) in groups.enumerate() {
+                let keys = E::load::<L>(keys.as_ptr());
+                let weights = Of::<L, E>::load(weights.as_ptr());
+                let over = keys.ge(edge);
+                below.add_where(keys.lt(edge), weights);
+                above.add_where(over, weights);
+                let over = Of::<L, E>::bits(over);
+                L::compress_count(((b * DEPTH + g) * LANES) as u32, over, to.add(kept));
+                kept += over.count_ones() as usize;
+            }
+            below.flush();
+            above.flush();
+        }
+        Settled { below: below.total(), above: above.total(), kept }
+    }
+}
