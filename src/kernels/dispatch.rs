@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::lanes::{Element, LANES, Scalar};
+use super::lanes::{Element, LANES, Level, Scalar};
 use super::passes::{self, Given, Loaded, Output, PIVOTS, PivotSums, Positions, Sides, Weigh};
 use super::portable::Portable;
 use crate::error::Error;
@@ -127,6 +127,15 @@ impl Simd {
     }
 }
 
+/// A pass that is written elsewhere, for any level.
+pub(super) trait Pass {
+    type Output;
+
+    /// # Safety
+    /// The CPU must have the level's features.
+    unsafe fn run<L: Level>(self) -> Self::Output;
+}
+
 /// Declares the passes at one level, compiled with its features.
 macro_rules! level {
     ($module:ident, $level:ty $(, $features:literal)?) => {
@@ -181,6 +190,11 @@ macro_rules! level {
             ) -> usize {
                 // SAFETY: as above; the caller vouches for the pointer.
                 unsafe { passes::emit::<$level, E>(keys, first, boundary, to) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn run<P: Pass>(pass: P) -> P::Output {
+                // SAFETY: as above.
+                unsafe { pass.run::<$level>() }
             }
         }
     };
@@ -266,6 +280,11 @@ impl<S: Scalar> Bracket<S> {
 }
 
 impl Simd {
+    /// Runs a pass that is written elsewhere.
+    pub(super) fn run<P: Pass>(self, pass: P) -> P::Output {
+        at_level!(self, run(pass))
+    }
+
     /// Copies a row into padded scratch (whole groups, at least as long), masking and negating on the way.
     pub(crate) fn load<E: Element>(
         self,

@@ -1,0 +1,269 @@
+//! Multipliers of the rows for a part of the keys: the dual of the covering program's relaxation.
+//!
+//! With every row's weights divided by its budget, dropping a set D is affordable if `sum_{i in D} A_j(i) <= 1` in
+//! every row, and for multipliers a >= 0
+//!
+//! `|D| <= sum_j a_j + sum_i max(0, 1 - c_i)`, where `c_i = sum_j a_j A_j(i)`.
+//!
+//! The right-hand side is convex in a and is made small here. The kink at `c_i = 1` is rounded off to a ramp, so that
+//! there is a second derivative: the inner products of the rows over the keys on the ramp. A step minimises the
+//! quadratic model subject to a >= 0, coordinate by coordinate. Nothing here is a proof: whoever uses the multipliers sums
+//! again.
+
+use super::bound::crossing;
+use crate::kernels::{Panel, Simd, padded_stride};
+
+/// Rows that a step changes at the most: those furthest from where they should be.
+const MOST_ROWS: usize = 64;
+/// Sweeps over the coordinates of a quadratic model.
+const SWEEPS: usize = 30;
+/// Columns that are mixed and summed together, times the rows.
+const BLOCK: usize = 1 << 16;
+/// A weight in units of its row's budget that is as good as infinite.
+const UNAFFORDABLE: f64 = 1e9;
+
+/// Some keys with their weights in all rows that set a limit, in units of the rows' budgets.
+pub(super) struct Part {
+    /// Positions, ascending.
+    pub(super) keys: Vec<u32>,
+    weights: Vec<f32>,
+    stride: usize,
+    /// What the keys outside leave of each row's budget.
+    pub(super) free: Vec<f64>,
+    /// The size of the whole budget, in the same units.
+    share: f64,
+}
+
+/// The rounded dual at a point.
+#[derive(Clone, Default)]
+struct Point {
+    multipliers: Vec<f64>,
+    value: f64,
+    /// Slopes along the multipliers.
+    slopes: Vec<f64>,
+    mixed: Vec<f32>,
+}
+
+impl Part {
+    /// Gathers keys from rows; `inverse` are the inverse budgets.
+    pub(super) fn new(rows: &[(&[f32], f64)], keys: Vec<u32>, free: Vec<f64>, share: f64) -> Self {
+        let stride = padded_stride(keys.len());
+        let mut weights = vec![0.0; rows.len() * stride];
+        for (to, &(row, inverse)) in weights.chunks_exact_mut(stride).zip(rows) {
+            for (to, &key) in to.iter_mut().zip(&keys) {
+                *to = (f64::from(row[key as usize]) * inverse).min(UNAFFORDABLE) as f32;
+            }
+        }
+        Part { keys, weights, stride, free, share }
+    }
+
+    fn panel(&self) -> Panel<'_> {
+        Panel::new(&self.weights, self.stride)
+    }
+
+    /// A row's weights, in units of its budget.
+    pub(super) fn row(&self, row: usize) -> &[f32] {
+        &self.panel().row(row)[..self.keys.len()]
+    }
+
+    fn mix_and_lose(
+        &self,
+        simd: Simd,
+        multipliers: &[f64],
+        mut share: impl FnMut(&[f32], &mut [f32]),
+    ) -> (Vec<f32>, Vec<f64>) {
+        let terms: Vec<(usize, f32)> = (multipliers.iter().enumerate())
+            .filter(|(_, a)| **a > 0.0)
+            .map(|(j, a)| (j, *a as f32))
+            .collect();
+        let width = (BLOCK / self.free.len().max(1) / 64).max(1) * 64;
+        let mut mixed = vec![0.0; self.stride];
+        let mut shares = vec![0.0; width.min(self.stride)];
+        let mut losses = vec![0.0; self.free.len()];
+        for (b, block) in mixed.chunks_mut(width).enumerate() {
+            let columns = b * width..b * width + block.len();
+            simd.mix(self.panel(), columns.clone(), &terms, block);
+            let shares = &mut shares[..block.len()];
+            share(block, shares);
+            simd.losses(self.panel(), columns, shares, &mut losses);
+        }
+        (mixed, losses)
+    }
+
+    /// The weights of the keys in the mixture.
+    pub(super) fn mixed(&self, simd: Simd, multipliers: &[f64]) -> Vec<f32> {
+        let (mut mixed, _) = self.mix_and_lose(simd, multipliers, |_, shares| shares.fill(0.0));
+        mixed.truncate(self.keys.len());
+        mixed
+    }
+
+    fn point(&self, simd: Simd, multipliers: Vec<f64>, half: f32) -> Point {
+        let mut hinges = 0.0;
+        let (mixed, losses) = self.mix_and_lose(simd, &multipliers, |mixed, shares| {
+            hinges += simd.ramp(mixed, half, shares);
+        });
+        let linear: f64 = multipliers.iter().zip(&self.free).map(|(a, free)| a * free).sum();
+        let slopes = self.free.iter().zip(&losses).map(|(free, loss)| free - loss).collect();
+        Point { multipliers, value: linear + hinges, slopes, mixed }
+    }
+
+    /// Multiplicative updates from equal multipliers: rows that lose more than their budget when the mixture drops what it
+    /// can gain weight. Leaves those at 0 that have faded away, and scales the mixture so that it drops what is below 1.
+    pub(super) fn spread(&self, simd: Simd, rounds: usize) -> Vec<f64> {
+        /// Rows that lose next to nothing fade no faster than this.
+        const LEAST: f64 = 0.02;
+        /// Beyond this, relative to the largest, a multiplier is 0.
+        const FADED: f64 = 1e-4;
+        let mut a = vec![1.0; self.free.len()];
+        let mut best = (f64::INFINITY, a.clone());
+        for round in 0..rounds {
+            let mut dropped = 0.0;
+            let threshold = self.scale(simd, &mut a);
+            if threshold == 0.0 {
+                break;
+            }
+            let (_, losses) = self.mix_and_lose(simd, &a, |mixed, shares| {
+                for (share, &mixed) in shares.iter_mut().zip(mixed) {
+                    *share = f32::from(u8::from(mixed < 1.0));
+                    dropped += f64::from((1.0 - mixed).max(0.0));
+                }
+            });
+            let value = dropped + a.iter().sum::<f64>() * self.share;
+            if value < best.0 {
+                best = (value, a.clone());
+            }
+            // (alpha + r)/(1 + alpha r) is r to the power (1 - alpha)/(1 + alpha) near 1, and bounded.
+            let rate = 2.0 / (1.0 + round as f64).sqrt();
+            let alpha = ((1.0 - rate) / (1.0 + rate)).max(0.0);
+            for (a, loss) in a.iter_mut().zip(&losses) {
+                let ratio = (loss / self.share).max(LEAST);
+                *a *= (alpha + ratio) / (1.0 + alpha * ratio);
+            }
+        }
+        let mut a = best.1;
+        let largest = a.iter().copied().fold(0.0, f64::max);
+        for a in &mut a {
+            *a = if *a < FADED * largest { 0.0 } else { *a };
+        }
+        self.scale(simd, &mut a);
+        a
+    }
+
+    /// Scales multipliers so that the mixture drops what is below 1.
+    fn scale(&self, simd: Simd, a: &mut [f64]) -> f64 {
+        let mixed = self.mixed(simd, a);
+        let limit = a.iter().zip(&self.free).map(|(a, free)| a * free.max(0.0)).sum();
+        let threshold = f64::from(crossing(&mixed, limit).threshold);
+        if threshold > 0.0 {
+            a.iter_mut().for_each(|a| *a /= threshold);
+        }
+        threshold
+    }
+
+    /// Improves multipliers for a ramp of half width `half`.
+    pub(super) fn descend(
+        &self,
+        simd: Simd,
+        multipliers: Vec<f64>,
+        half: f32,
+        (steps, tolerance): (usize, f64),
+    ) -> Vec<f64> {
+        /// Trials along one direction, and how much shorter each is.
+        const TRIALS: usize = 5;
+        const SHORTER: f64 = 0.2;
+        let mut at = self.point(simd, multipliers, half);
+        let mut damping = 1e-3;
+        for _ in 0..steps {
+            let pull = |j: usize| {
+                let slope = at.slopes[j];
+                if at.multipliers[j] > 0.0 { slope.abs() } else { (-slope).max(0.0) }
+            };
+            let mut rows: Vec<usize> = (0..self.free.len())
+                .filter(|&j| pull(j) > 0.0 || at.multipliers[j] > 0.0)
+                .collect();
+            if rows.iter().all(|&j| pull(j) <= tolerance * self.share) {
+                break;
+            }
+            rows.sort_by(|&j, &k| pull(k).total_cmp(&pull(j)).then(j.cmp(&k)));
+            rows.truncate(MOST_ROWS);
+            let mut model = self.curvature(simd, &at.mixed, &rows, half);
+            let r = rows.len();
+            let largest = (0..r).map(|j| model[j * r + j]).fold(0.0, f64::max);
+            for j in 0..r {
+                model[j * r + j] += damping * model[j * r + j] + 1e-6 * largest + 1e-30;
+            }
+            let steps = minimise(&model, &at, &rows);
+            let slope: f64 = rows.iter().zip(&steps).map(|(&j, step)| at.slopes[j] * step).sum();
+            let (mut length, mut better) = (1.0, None);
+            for _ in 0..TRIALS {
+                let mut moved = at.multipliers.clone();
+                for (&j, step) in rows.iter().zip(&steps) {
+                    moved[j] = (moved[j] + length * step).max(0.0);
+                }
+                let point = self.point(simd, moved, half);
+                if point.value < at.value + 1e-4 * length * slope {
+                    better = Some(point);
+                    break;
+                }
+                length *= SHORTER;
+                damping = (10.0 * damping).max(1e-3);
+            }
+            let Some(point) = better else { break };
+            at = point;
+            damping = (0.25 * damping).max(1e-6);
+        }
+        at.multipliers
+    }
+
+    /// The second derivatives of the rounded dual along some multipliers.
+    fn curvature(&self, simd: Simd, mixed: &[f32], rows: &[usize], half: f32) -> Vec<f64> {
+        let r = rows.len();
+        let mut model = vec![0.0; r * r];
+        let mut on_ramp = vec![0.0; self.stride];
+        let height = 0.5 / half;
+        for (j, &row) in rows.iter().enumerate() {
+            let weights = self.panel().row(row).iter().zip(mixed);
+            for (to, (&weight, &mixed)) in on_ramp.iter_mut().zip(weights) {
+                *to = if (mixed - 1.0).abs() < half { weight * height } else { 0.0 };
+            }
+            simd.products(&on_ramp, self.panel(), &rows[..=j], &mut model[j * r..]);
+        }
+        for j in 0..r {
+            for k in 0..j {
+                model[k * r + j] = model[j * r + k];
+            }
+        }
+        model
+    }
+}
+
+/// The steps that minimise slopes . d + d . model d / 2 with no multiplier below 0, by sweeps over the coordinates.
+fn minimise(model: &[f64], at: &Point, rows: &[usize]) -> Vec<f64> {
+    /// Sweeps end when one moves less than this share of the first.
+    const SETTLED: f64 = 1e-2;
+    let r = rows.len();
+    let mut steps = vec![0.0; r];
+    let mut slopes: Vec<f64> = rows.iter().map(|&j| at.slopes[j]).collect();
+    let mut first = 0.0;
+    for sweep in 0..SWEEPS {
+        let mut moved: f64 = 0.0;
+        for j in 0..r {
+            let row = &model[j * r..(j + 1) * r];
+            let step = (steps[j] - slopes[j] / row[j]).max(-at.multipliers[rows[j]]) - steps[j];
+            if step != 0.0 {
+                steps[j] += step;
+                for (slope, curvature) in slopes.iter_mut().zip(row) {
+                    *slope += step * curvature;
+                }
+                moved = moved.max(step.abs() * row[j].sqrt());
+            }
+        }
+        if sweep == 0 {
+            first = moved;
+        }
+        if moved <= SETTLED * first {
+            break;
+        }
+    }
+    steps
+}
