@@ -16,11 +16,13 @@ use crate::kernels::{Panel, Simd, padded_stride};
 /// Rows that a step changes at the most: those furthest from where they should be.
 const MOST_ROWS: usize = 64;
 /// Sweeps over the coordinates of a quadratic model.
-const SWEEPS: usize = 30;
+const SWEEPS: usize = 50;
 /// Columns that are mixed and summed together, times the rows.
 const BLOCK: usize = 1 << 16;
 /// A weight in units of its row's budget that is as good as infinite.
-const UNAFFORDABLE: f64 = 1e9;
+const UNAFFORDABLE: f32 = 1e9;
+/// Budgets above this have inverses in f32.
+const SMALLEST_BUDGET: f64 = 1e-30;
 
 /// Some keys with their weights in all rows that set a limit, in units of the rows' budgets.
 pub(super) struct Part {
@@ -50,8 +52,16 @@ impl Part {
         let stride = padded_stride(keys.len());
         let mut weights = vec![0.0; rows.len() * stride];
         for (to, &(row, inverse)) in weights.chunks_exact_mut(stride).zip(rows) {
-            for (to, &key) in to.iter_mut().zip(&keys) {
-                *to = (f64::from(row[key as usize]) * inverse).min(UNAFFORDABLE) as f32;
+            if inverse < SMALLEST_BUDGET.recip() {
+                let inverse = inverse as f32;
+                for (to, &key) in to.iter_mut().zip(&keys) {
+                    *to = (row[key as usize] * inverse).min(UNAFFORDABLE);
+                }
+            } else {
+                for (to, &key) in to.iter_mut().zip(&keys) {
+                    *to = (f64::from(row[key as usize]) * inverse) as f32;
+                    *to = to.min(UNAFFORDABLE);
+                }
             }
         }
         Part { keys, weights, stride, free, share }
@@ -66,42 +76,48 @@ impl Part {
         &self.panel().row(row)[..self.keys.len()]
     }
 
-    fn mix_and_lose(
-        &self,
-        simd: Simd,
-        multipliers: &[f64],
-        mut share: impl FnMut(&[f32], &mut [f32]),
-    ) -> (Vec<f32>, Vec<f64>) {
-        let terms: Vec<(usize, f32)> = (multipliers.iter().enumerate())
-            .filter(|(_, a)| **a > 0.0)
-            .map(|(j, a)| (j, *a as f32))
-            .collect();
-        let width = (BLOCK / self.free.len().max(1) / 64).max(1) * 64;
+    fn terms(multipliers: &[f64]) -> Vec<(usize, f32)> {
+        let terms = multipliers.iter().enumerate().filter(|(_, a)| **a > 0.0);
+        terms.map(|(j, a)| (j, *a as f32)).collect()
+    }
+
+    /// Columns that are mixed and summed together.
+    fn width(&self) -> usize {
+        (BLOCK / self.free.len() / 64).clamp(4, 64) * 64
+    }
+
+    /// The weights of the keys in the mixture, and 0 beyond the last.
+    fn mixture(&self, simd: Simd, multipliers: &[f64]) -> Vec<f32> {
         let mut mixed = vec![0.0; self.stride];
-        let mut shares = vec![0.0; width.min(self.stride)];
-        let mut losses = vec![0.0; self.free.len()];
-        for (b, block) in mixed.chunks_mut(width).enumerate() {
-            let columns = b * width..b * width + block.len();
-            simd.mix(self.panel(), columns.clone(), &terms, block);
-            let shares = &mut shares[..block.len()];
-            share(block, shares);
-            simd.losses(self.panel(), columns, shares, &mut losses);
-        }
-        (mixed, losses)
+        simd.mix(self.panel(), 0..self.stride, &Self::terms(multipliers), &mut mixed);
+        mixed
     }
 
     /// The weights of the keys in the mixture.
     pub(super) fn mixed(&self, simd: Simd, multipliers: &[f64]) -> Vec<f32> {
-        let (mut mixed, _) = self.mix_and_lose(simd, multipliers, |_, shares| shares.fill(0.0));
+        let mut mixed = self.mixture(simd, multipliers);
         mixed.truncate(self.keys.len());
         mixed
     }
 
+    /// How many keys lie on a ramp.
+    pub(super) fn on_ramp(&self, simd: Simd, multipliers: &[f64], half: f32) -> usize {
+        let mixed = self.mixed(simd, multipliers);
+        mixed.iter().filter(|mixed| (**mixed - 1.0).abs() < half).count()
+    }
+
     fn point(&self, simd: Simd, multipliers: Vec<f64>, half: f32) -> Point {
-        let mut hinges = 0.0;
-        let (mixed, losses) = self.mix_and_lose(simd, &multipliers, |mixed, shares| {
-            hinges += simd.ramp(mixed, half, shares);
-        });
+        let (mut hinges, mut losses) = (0.0, vec![0.0; self.free.len()]);
+        let mut mixed = vec![0.0; self.stride];
+        let mut shares = vec![0.0; self.width().min(self.stride)];
+        let terms = Self::terms(&multipliers);
+        for (b, block) in mixed.chunks_mut(self.width()).enumerate() {
+            let columns = b * self.width()..b * self.width() + block.len();
+            let shares = &mut shares[..block.len()];
+            simd.mix(self.panel(), columns.clone(), &terms, block);
+            hinges += simd.ramp(block, half, shares);
+            simd.losses(self.panel(), columns, shares, &mut losses);
+        }
         let linear: f64 = multipliers.iter().zip(&self.free).map(|(a, free)| a * free).sum();
         let slopes = self.free.iter().zip(&losses).map(|(free, loss)| free - loss).collect();
         Point { multipliers, value: linear + hinges, slopes, mixed }
@@ -117,17 +133,12 @@ impl Part {
         let mut a = vec![1.0; self.free.len()];
         let mut best = (f64::INFINITY, a.clone());
         for round in 0..rounds {
-            let mut dropped = 0.0;
-            let threshold = self.scale(simd, &mut a);
-            if threshold == 0.0 {
-                break;
-            }
-            let (_, losses) = self.mix_and_lose(simd, &a, |mixed, shares| {
-                for (share, &mixed) in shares.iter_mut().zip(mixed) {
-                    *share = f32::from(u8::from(mixed < 1.0));
-                    dropped += f64::from((1.0 - mixed).max(0.0));
-                }
-            });
+            let Some(mixed) = self.scale(simd, &mut a) else { break };
+            let shares: Vec<f32> =
+                mixed.iter().map(|mixed| f32::from(u8::from(*mixed < 1.0))).collect();
+            let mut losses = vec![0.0; self.free.len()];
+            simd.losses(self.panel(), 0..self.stride, &shares, &mut losses);
+            let dropped: f64 = mixed.iter().map(|mixed| f64::from((1.0 - mixed).max(0.0))).sum();
             let value = dropped + a.iter().sum::<f64>() * self.share;
             if value < best.0 {
                 best = (value, a.clone());
@@ -149,15 +160,21 @@ impl Part {
         a
     }
 
-    /// Scales multipliers so that the mixture drops what is below 1.
-    fn scale(&self, simd: Simd, a: &mut [f64]) -> f64 {
-        let mixed = self.mixed(simd, a);
+    /// Scales multipliers so that the mixture drops what is below 1, and returns it.
+    fn scale(&self, simd: Simd, a: &mut [f64]) -> Option<Vec<f32>> {
+        let mut mixed = self.mixture(simd, a);
         let limit = a.iter().zip(&self.free).map(|(a, free)| a * free.max(0.0)).sum();
-        let threshold = f64::from(crossing(&mixed, limit).threshold);
-        if threshold > 0.0 {
-            a.iter_mut().for_each(|a| *a /= threshold);
+        let threshold = crossing(&mixed[..self.keys.len()], limit).threshold;
+        if threshold <= 0.0 {
+            return None;
         }
-        threshold
+        for a in a.iter_mut() {
+            *a /= f64::from(threshold);
+        }
+        for mixed in &mut mixed {
+            *mixed /= threshold;
+        }
+        Some(mixed)
     }
 
     /// Improves multipliers for a ramp of half width `half`.
@@ -168,9 +185,10 @@ impl Part {
         half: f32,
         (steps, tolerance): (usize, f64),
     ) -> Vec<f64> {
-        /// Trials along one direction, and how much shorter each is.
+        /// Trials along one direction, and what share of one the next is at least and at most.
         const TRIALS: usize = 5;
-        const SHORTER: f64 = 0.2;
+        const SHORTEST: f64 = 0.05;
+        const LONGEST: f64 = 0.5;
         let mut at = self.point(simd, multipliers, half);
         let mut damping = 1e-3;
         for _ in 0..steps {
@@ -201,11 +219,14 @@ impl Part {
                     moved[j] = (moved[j] + length * step).max(0.0);
                 }
                 let point = self.point(simd, moved, half);
-                if point.value < at.value + 1e-4 * length * slope {
+                let gain = point.value - at.value;
+                if gain < 1e-4 * length * slope {
                     better = Some(point);
                     break;
                 }
-                length *= SHORTER;
+                // Where the parabola through both values with this slope has its bottom.
+                let bottom = -0.5 * slope * length * length / (gain - slope * length);
+                length = bottom.clamp(SHORTEST * length, LONGEST * length);
                 damping = (10.0 * damping).max(1e-3);
             }
             let Some(point) = better else { break };
@@ -219,14 +240,27 @@ impl Part {
     fn curvature(&self, simd: Simd, mixed: &[f32], rows: &[usize], half: f32) -> Vec<f64> {
         let r = rows.len();
         let mut model = vec![0.0; r * r];
-        let mut on_ramp = vec![0.0; self.stride];
-        let height = 0.5 / half;
-        for (j, &row) in rows.iter().enumerate() {
-            let weights = self.panel().row(row).iter().zip(mixed);
-            for (to, (&weight, &mixed)) in on_ramp.iter_mut().zip(weights) {
-                *to = if (mixed - 1.0).abs() < half { weight * height } else { 0.0 };
+        let ramp: Vec<u32> = (mixed[..self.keys.len()].iter().enumerate())
+            .filter(|(_, mixed)| (**mixed - 1.0).abs() < half)
+            .map(|(i, _)| i as u32)
+            .collect();
+        let stride = padded_stride(ramp.len());
+        let mut weights = vec![0.0; r * stride];
+        for (to, &row) in weights.chunks_exact_mut(stride).zip(rows) {
+            let from = self.row(row);
+            for (to, &i) in to.iter_mut().zip(&ramp) {
+                *to = from[i as usize];
             }
-            simd.products(&on_ramp, self.panel(), &rows[..=j], &mut model[j * r..]);
+        }
+        let panel = Panel::new(&weights, stride);
+        let all: Vec<usize> = (0..r).collect();
+        let height = 0.5 / f64::from(half);
+        for j in 0..r {
+            let row = &mut model[j * r..][..=j];
+            simd.products(panel.row(j), panel, &all[..=j], row);
+            for product in row {
+                *product *= height;
+            }
         }
         for j in 0..r {
             for k in 0..j {
@@ -240,8 +274,11 @@ impl Part {
 /// The steps that minimise slopes . d + d . model d / 2 with no multiplier below 0, by sweeps over the coordinates.
 fn minimise(model: &[f64], at: &Point, rows: &[usize]) -> Vec<f64> {
     /// Sweeps end when one moves less than this share of the first.
-    const SETTLED: f64 = 1e-2;
+    const SETTLED: f64 = 1e-3;
+    /// A multiplier grows by no more than this many times itself, or the mean of all: the model is local.
+    const FARTHEST: f64 = 1.0;
     let r = rows.len();
+    let mean = rows.iter().map(|&j| at.multipliers[j]).sum::<f64>() / r as f64;
     let mut steps = vec![0.0; r];
     let mut slopes: Vec<f64> = rows.iter().map(|&j| at.slopes[j]).collect();
     let mut first = 0.0;
@@ -249,7 +286,9 @@ fn minimise(model: &[f64], at: &Point, rows: &[usize]) -> Vec<f64> {
         let mut moved: f64 = 0.0;
         for j in 0..r {
             let row = &model[j * r..(j + 1) * r];
-            let step = (steps[j] - slopes[j] / row[j]).max(-at.multipliers[rows[j]]) - steps[j];
+            let here = at.multipliers[rows[j]];
+            let most = FARTHEST * here.max(mean);
+            let step = (steps[j] - slopes[j] / row[j]).min(most).max(-here) - steps[j];
             if step != 0.0 {
                 steps[j] += step;
                 for (slope, curvature) in slopes.iter_mut().zip(row) {

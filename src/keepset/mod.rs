@@ -18,7 +18,7 @@ mod walk;
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::scores::{Keep, Scores};
-use crate::select::{Hook, Options, certify_with};
+use crate::select::{Hook, Options, certify_tails};
 use crate::threads;
 use problem::{Best, Problem};
 use search::Search;
@@ -105,8 +105,7 @@ impl Problem<'_> {
             let mut best = self.all_visible();
             best.lower_bound = self.forced_count;
             if self.forced_count < best.size {
-                best.multipliers =
-                    Some(Search::new(&self, &eps).improve(None, true, &mut best, hook)?);
+                best.multipliers = Some(Search::new(&self, &eps).improve(true, &mut best, hook)?);
             }
             let over = best.size > self.max_keep;
             if over {
@@ -134,7 +133,7 @@ impl Problem<'_> {
             let middle = 0.5 * (low + high);
             let scaled: Vec<f64> = eps.iter().map(|e| e * middle.exp()).collect();
             let mut probe = self.all_visible();
-            Search::new(self, &scaled).improve(None, true, &mut probe, hook)?;
+            Search::new(self, &scaled).improve(true, &mut probe, hook)?;
             if probe.size <= self.max_keep {
                 high = middle;
                 fitting = Some(probe);
@@ -165,8 +164,7 @@ impl Problem<'_> {
         let one: Vec<u8> = best.kept.iter().map(|&k| u8::from(k)).collect();
         let strides = vec![0; self.scores.batch_shape().len()];
         let keep = Keep::Mask { kept: &one, strides: &strides };
-        let judged =
-            certify_with(self.scores, &keep, Some(&self.eps), false, Some(self.threads), hook)?;
+        let judged = certify_tails(self.scores, &keep, &self.eps, self.threads, hook)?;
         let holds = judged.holds.as_ref().is_some_and(|holds| holds.iter().all(|h| *h));
         let mut proof = best.clone();
         if !holds {
@@ -174,9 +172,10 @@ impl Problem<'_> {
             let achieved: Vec<f64> = (self.aims.iter().zip(&judged.tail_mass_upper))
                 .map(|(aim, upper)| aim.max(*upper).min(1f64.next_down()))
                 .collect();
-            proof = Best { lower_bound: self.forced_count, size: 0, ..self.all_visible() };
+            proof = self.all_visible();
+            proof.lower_bound = self.forced_count;
             proof.size = usize::MAX;
-            Search::new(self, &achieved).improve(None, false, &mut proof, hook)?;
+            Search::new(self, &achieved).improve(false, &mut proof, hook)?;
             proof.lower_bound = proof.lower_bound.min(best.size);
         }
         Ok(KeepSet {

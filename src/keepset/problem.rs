@@ -192,20 +192,23 @@ impl<'a> Problem<'a> {
         }
         let largest = weights.iter().copied().fold(0.0, f64::max);
         if largest > 0.0 {
-            weights.iter_mut().for_each(|weight| *weight /= largest);
+            for weight in &mut weights {
+                *weight /= largest;
+            }
         }
         weights
     }
 
     /// Mixes all keys, with infinity in place of those that do not compete (or leaves `mixed` as it is, without terms), and
-    /// sums what each row loses to the keys that are below `low` in it.
+    /// sums what each row loses to the keys that are below `low` in it, leaving out those in `except` (if not empty).
     pub(super) fn sweep(
         &self,
         terms: Option<&[(usize, f32)]>,
         low: f32,
         mixed: &mut [f32],
+        except: &[bool],
     ) -> Result<Vec<f64>, Error> {
-        let width = (BLOCK / self.rows.max(1) / 64).clamp(1, 64) * 64;
+        let width = (BLOCK / self.rows.max(1) / 64).clamp(4, 64) * 64;
         let panel = Panel::new(&self.weights, self.stride);
         let work = |(b, mixed): (usize, &mut [f32])| {
             let columns = b * width..b * width + mixed.len();
@@ -219,8 +222,13 @@ impl<'a> Problem<'a> {
             }
             let mut losses = vec![0.0; self.rows];
             if low > 0.0 {
-                let shares: Vec<f32> =
+                let mut shares: Vec<f32> =
                     mixed.iter().map(|mixed| f32::from(u8::from(*mixed < low))).collect();
+                if !except.is_empty() {
+                    for (share, &except) in shares.iter_mut().zip(&except[columns.clone()]) {
+                        *share = if except { 0.0 } else { *share };
+                    }
+                }
                 self.simd.losses(panel, columns, &shares, &mut losses);
             }
             losses

@@ -25,8 +25,17 @@ const LEVELS: [(f32, f32); 5] =
 const AFTER_SAMPLE: usize = 1;
 /// Near the boundary are at least this many keys.
 const LEAST_NEAR: usize = 256;
-/// Keys near the boundary, times rows, that are worth a walk at levels other than the last.
-const WORTH_A_WALK: usize = 1 << 18;
+/// Up to this many keys near the boundary are worth a walk at levels other than the last.
+const WORTH_A_WALK: usize = 3072;
+/// Keys on a ramp, for each row that has a say, that are worth another level.
+const FULL: usize = 1;
+/// Levels that are too coarse for that to matter.
+const COARSE: usize = 2;
+/// One key in this many may be found on the other side of the boundary before a level is repeated.
+const CROSSING: usize = 512;
+/// Mixtures of all keys in one search.
+const MOST_VIEWS: usize = 12;
+const SPREAD: usize = 8;
 /// Steps of a descent, and the excess over a budget at which it ends.
 const STEPS: (usize, f64) = (6, 3e-3);
 /// Factors of a mixture are at most this, so that nothing overflows.
@@ -38,9 +47,7 @@ pub(super) struct Search<'p, 'a> {
     eps: &'p [f64],
     /// Rows that set a limit.
     rows: Vec<usize>,
-    /// Their budgets in units of their weights, with the margin set aside.
-    budgets: Vec<f64>,
-    /// The budgets' inverses.
+    /// The inverses of their budgets in units of their weights, with the margin set aside.
     inverses: Vec<f64>,
     /// What a weight of 0 may weigh, in units of the budgets.
     flushed: Vec<f64>,
@@ -49,9 +56,18 @@ pub(super) struct Search<'p, 'a> {
 /// All keys at some multipliers.
 struct View {
     mixed: Vec<f32>,
-    /// What rows that set a limit lose to keys below `low`, in units of their budgets.
-    losses: Vec<f64>,
+    /// Keys below this are dropped, unless they are known to matter.
     low: f32,
+    /// Empty if there are none.
+    known: Vec<bool>,
+    /// What that leaves of each budget, in its own units.
+    left: Vec<f64>,
+}
+
+impl View {
+    fn is_below(&self, i: usize) -> bool {
+        self.mixed[i] < self.low && !self.known.get(i).is_some_and(|known| *known)
+    }
 }
 
 impl<'p, 'a> Search<'p, 'a> {
@@ -66,7 +82,7 @@ impl<'p, 'a> Search<'p, 'a> {
             .collect();
         let inverses: Vec<f64> = budgets.iter().map(|b| b.recip().min(1e300)).collect();
         let flushed = inverses.iter().map(|inverse| inverse * FLUSHED).collect();
-        Search { problem, eps, rows, budgets, inverses, flushed }
+        Search { problem, eps, rows, inverses, flushed }
     }
 
     /// The rows and factors of a mixture.
@@ -77,10 +93,9 @@ impl<'p, 'a> Search<'p, 'a> {
             .collect()
     }
 
-    /// Improves both bounds, and returns the multipliers it ends with. Starts from scratch without multipliers.
+    /// Improves both bounds (only the lower one without walks), and returns the multipliers it ends with.
     pub(super) fn improve(
         &self,
-        start: Option<Vec<f64>>,
         walks: bool,
         best: &mut Best,
         hook: Hook<'_>,
@@ -88,41 +103,86 @@ impl<'p, 'a> Search<'p, 'a> {
         if self.rows.is_empty() || self.problem.competing == 0 {
             return Ok(vec![0.0; self.rows.len()]);
         }
-        let (mut a, first) = match start {
-            Some(a) => (a, AFTER_SAMPLE),
-            None => self.begin(),
-        };
-        for (l, &(near, half)) in LEVELS.iter().enumerate().skip(first) {
-            let view = self.view(&mut a, near, best)?;
+        let (mut a, mut level) = self.begin(hook)?;
+        let mut view = self.view(&mut a, LEVELS[level].0, best)?;
+        let mut walked = !walks;
+        for _ in 0..MOST_VIEWS {
             hook()?;
             if best.size <= best.lower_bound {
-                return Ok(a);
+                break;
             }
+            let (near, half) = LEVELS[level];
             let part = self.near(&view, near);
             a = part.descend(self.problem.simd, a, half, STEPS);
             hook()?;
-            let last = l + 1 == LEVELS.len();
-            if walks && (last || part.keys.len() * self.rows.len() <= WORTH_A_WALK) {
+            // A ramp with hardly more keys than rows that have a say tells nothing more about them.
+            let active = a.iter().filter(|a| **a > 0.0).count();
+            let last = level + 1 == LEVELS.len()
+                || level >= COARSE
+                    && part.on_ramp(self.problem.simd, &a, LEVELS[level + 1].1) < FULL * active;
+            if walks && (last || part.keys.len() <= WORTH_A_WALK) {
                 self.walk(&view, &part, &a, best);
+                walked = true;
                 hook()?;
             }
+            let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
+            let settled = crossed(&view, &next, &part.keys) <= self.problem.competing / CROSSING;
+            view = next;
+            if !settled {
+                // The part was too small a model: go on with these keys and those that are near now.
+                self.settle(&mut view, &part.keys)?;
+            } else if last {
+                break;
+            } else {
+                level += 1;
+            }
         }
-        self.view(&mut a, LEVELS[LEVELS.len() - 1].0, best)?;
+        if !walked && best.size > best.lower_bound {
+            self.walk(&view, &self.near(&view, LEVELS[LEVELS.len() - 1].0), &a, best);
+        }
         Ok(a)
     }
 
     /// Multipliers to start from, and the level to start at.
-    fn begin(&self) -> (Vec<f64>, usize) {
-        let Problem { simd, n, competing, .. } = *self.problem;
+    fn begin(&self, hook: Hook<'_>) -> Result<(Vec<f64>, usize), Error> {
+        let Problem { simd, competing, .. } = *self.problem;
         let (least, most) = SAMPLE_KEYS;
         let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
         if competing < 2 * sampled {
-            return (self.sample(1).spread(simd, ROUNDS), 0);
+            return Ok((self.sample(1).spread(simd, ROUNDS), 0));
         }
-        let stride = (n / sampled).max(1);
+        let stride = competing / sampled;
         let a = self.sample(4 * stride).spread(simd, ROUNDS);
-        let a = self.sample(4 * stride).descend(simd, a, 0.5, (3, 3e-2));
-        (self.sample(stride).descend(simd, a, 0.15, (STEPS.0, 1e-2)), AFTER_SAMPLE)
+        hook()?;
+        let sample = self.sample(stride);
+        let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
+        let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2));
+        hook()?;
+        Ok((self.spread(a, hook)?, AFTER_SAMPLE))
+    }
+
+    /// A few multiplicative rounds on all keys: a sample says little about rows whose losses are a few heavy keys.
+    fn spread(&self, mut a: Vec<f64>, hook: Hook<'_>) -> Result<Vec<f64>, Error> {
+        let mut mixed = vec![0.0; self.problem.stride];
+        let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
+        for a in &mut a {
+            *a = a.max(seed);
+        }
+        for round in 0..SPREAD {
+            let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[])?;
+            hook()?;
+            let rate = (round as f64 + 1.0).sqrt().recip();
+            let alpha = (1.0 - rate) / (1.0 + rate);
+            for ((a, &row), inverse) in a.iter_mut().zip(&self.rows).zip(&self.inverses) {
+                let ratio = (losses[row] * inverse).clamp(0.02, 50.0);
+                *a *= (alpha + ratio) / (1.0 + alpha * ratio);
+            }
+        }
+        // Rows that have not gained from so little have no say.
+        for a in &mut a {
+            *a = if *a <= seed { 0.0 } else { *a };
+        }
+        Ok(a)
     }
 
     /// Every so many of the competing keys.
@@ -147,9 +207,9 @@ impl<'p, 'a> Search<'p, 'a> {
         const SCALED: f32 = 0.2;
         let problem = self.problem;
         let terms = self.terms(a);
-        let mut low = 1.0 - near;
+        let low = 1.0 - near;
         let mut mixed = vec![0.0; problem.stride];
-        let mut losses = problem.sweep(Some(&terms), low, &mut mixed)?;
+        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[])?;
         let budget: f64 = (terms.iter())
             .map(|&(row, y)| f64::from(y) * (self.eps[row] * problem.totals[row]))
             .sum();
@@ -161,23 +221,44 @@ impl<'p, 'a> Search<'p, 'a> {
         }
         if (threshold - 1.0).abs() > SCALED * near && threshold > 0.0 {
             let scale = threshold.recip();
-            a.iter_mut().for_each(|a| *a *= f64::from(scale));
-            mixed.iter_mut().for_each(|mixed| *mixed *= scale);
-            losses = problem.sweep(None, low, &mut mixed)?;
-        }
-        loop {
-            let relative: Vec<f64> = self.left_after(&losses, &mixed, low);
-            if low == 0.0 || relative.iter().all(|left| *left > 0.0) {
-                return Ok(View { mixed, losses: relative, low });
+            for a in a.iter_mut() {
+                *a *= f64::from(scale);
             }
-            low = if low > 1e-3 { 0.5 * low } else { 0.0 };
-            losses = problem.sweep(None, low, &mut mixed)?;
+            for mixed in &mut mixed {
+                *mixed *= scale;
+            }
+            losses = problem.sweep(None, low, &mut mixed, &[])?;
+        }
+        let mut view = View { mixed, left: Vec::new(), low, known: Vec::new() };
+        self.lower(&mut view, losses)?;
+        Ok(view)
+    }
+
+    /// Takes some keys out of those that are clearly below the boundary.
+    fn settle(&self, view: &mut View, known: &[u32]) -> Result<(), Error> {
+        view.known = vec![false; self.problem.stride];
+        for &key in known {
+            view.known[key as usize] = true;
+        }
+        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
+        self.lower(view, losses)
+    }
+
+    /// Lowers the level of what is clearly below the boundary until every row can afford that.
+    fn lower(&self, view: &mut View, mut losses: Vec<f64>) -> Result<(), Error> {
+        loop {
+            view.left = self.left_after(&losses, view);
+            if view.low == 0.0 || view.left.iter().all(|left| *left > 0.0) {
+                return Ok(());
+            }
+            view.low = if view.low > 1e-3 { 0.75 * view.low } else { 0.0 };
+            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
         }
     }
 
     /// What keys below `low` leave of each budget, in its own units.
-    fn left_after(&self, losses: &[f64], mixed: &[f32], low: f32) -> Vec<f64> {
-        let dropped = mixed.iter().filter(|mixed| **mixed < low).count() as f64;
+    fn left_after(&self, losses: &[f64], view: &View) -> Vec<f64> {
+        let dropped = (0..self.problem.n).filter(|&i| view.is_below(i)).count() as f64;
         let each = self.rows.iter().zip(&self.inverses).zip(&self.flushed);
         each.map(|((&row, inverse), flushed)| {
             if dropped == 0.0 {
@@ -188,7 +269,7 @@ impl<'p, 'a> Search<'p, 'a> {
         .collect()
     }
 
-    /// The keys near the boundary.
+    /// The keys near the boundary, and others that are known to matter.
     fn near(&self, view: &View, near: f32) -> Part {
         let mut high = 1.0 + near;
         let within =
@@ -196,11 +277,11 @@ impl<'p, 'a> Search<'p, 'a> {
         while within(high) < LEAST_NEAR && high < 1e9 {
             high = 1.0 + 2.0 * (high - 1.0);
         }
-        let keys: Vec<u32> = (view.mixed.iter().enumerate())
-            .filter(|(_, mixed)| (view.low..high).contains(*mixed))
-            .map(|(i, _)| i as u32)
-            .collect();
-        self.part(keys, view.losses.clone(), 1.0)
+        let inside = |i: &usize| {
+            (view.low..high).contains(&view.mixed[*i]) || view.known.get(*i).is_some_and(|k| *k)
+        };
+        let keys: Vec<u32> = (0..self.problem.n).filter(inside).map(|i| i as u32).collect();
+        self.part(keys, view.left.clone(), 1.0)
     }
 
     /// Looks for a smaller set: everything below the part goes, and of the part what a walk drops.
@@ -208,13 +289,13 @@ impl<'p, 'a> Search<'p, 'a> {
         let problem = self.problem;
         let mixed = part.mixed(problem.simd, a);
         let (dropped, left) = walk(part, &mixed, a, &self.flushed);
-        let gone = view.mixed.iter().filter(|mixed| **mixed < view.low).count() + dropped.len();
+        let gone = (0..problem.n).filter(|&i| view.is_below(i)).count() + dropped.len();
         let size = problem.forced_count + problem.competing - gone;
         if size >= best.size {
             return;
         }
         let mut kept: Vec<bool> = (0..problem.n)
-            .map(|i| problem.visible[i] && (problem.forced[i] || view.mixed[i] >= view.low))
+            .map(|i| problem.visible[i] && (problem.forced[i] || !view.is_below(i)))
             .collect();
         for key in dropped {
             kept[part.keys[key as usize] as usize] = false;
@@ -243,7 +324,7 @@ impl<'p, 'a> Search<'p, 'a> {
         let mut inside = part.keys.iter().copied().peekable();
         let mut fitting: Vec<(f32, u32)> = Vec::new();
         for (i, &mixed) in view.mixed.iter().enumerate() {
-            if inside.next_if_eq(&(i as u32)).is_some() || mixed < view.low {
+            if inside.next_if_eq(&(i as u32)).is_some() || view.is_below(i) {
                 continue;
             }
             if f64::from(mixed) <= 1.01 * most && order.iter().all(|&j| charge(j, i) <= left[j]) {
@@ -255,8 +336,8 @@ impl<'p, 'a> Search<'p, 'a> {
         for (_, key) in fitting {
             let key = key as usize;
             if order.iter().all(|&j| charge(j, key) <= left[j]) {
-                for j in 0..left.len() {
-                    left[j] -= charge(j, key);
+                for (j, left) in left.iter_mut().enumerate() {
+                    *left -= charge(j, key);
                 }
                 kept[key] = false;
                 dropped += 1;
@@ -268,7 +349,7 @@ impl<'p, 'a> Search<'p, 'a> {
     /// The competing keys with their weights in a mixture, best first.
     pub(super) fn ranked(&self, multipliers: &[f64]) -> Result<Vec<u32>, Error> {
         let mut mixed = vec![0.0; self.problem.stride];
-        self.problem.sweep(Some(&self.terms(multipliers)), 0.0, &mut mixed)?;
+        self.problem.sweep(Some(&self.terms(multipliers)), 0.0, &mut mixed, &[])?;
         let mut order: Vec<u32> =
             (0..self.problem.n as u32).filter(|&i| mixed[i as usize] < f32::INFINITY).collect();
         order.sort_by(|&i, &k| mixed[k as usize].total_cmp(&mixed[i as usize]).then(i.cmp(&k)));
@@ -279,4 +360,15 @@ impl<'p, 'a> Search<'p, 'a> {
     pub(super) fn equal(&self) -> Vec<f64> {
         vec![1.0; self.rows.len()]
     }
+}
+
+/// How many keys outside a part, whose sides it takes for granted, have changed sides.
+fn crossed(before: &View, after: &View, part: &[u32]) -> usize {
+    let mut part = part.iter().copied().peekable();
+    (0..before.mixed.len())
+        .filter(|&i| {
+            let inside = part.next_if_eq(&(i as u32)).is_some();
+            !inside && before.is_below(i) != (after.mixed[i] < 1.0)
+        })
+        .count()
 }

@@ -22,6 +22,20 @@ struct Columns {
 }
 
 impl Columns {
+    fn new(part: &Part, rows: &[usize], flushed: &[f64]) -> Self {
+        const TILE: usize = 16;
+        let mut weights = vec![0.0; rows.len() * part.keys.len()];
+        for (t, tile) in weights.chunks_mut((rows.len() * TILE).max(1)).enumerate() {
+            for (at, &row) in rows.iter().enumerate() {
+                let from = &part.row(row)[t * TILE..];
+                for (to, &weight) in tile[at..].iter_mut().step_by(rows.len()).zip(from) {
+                    *to = f64::from(weight) * ROUNDED + flushed[row];
+                }
+            }
+        }
+        Columns { weights, rows: rows.len() }
+    }
+
     fn key(&self, key: u32) -> &[f64] {
         &self.weights[key as usize * self.rows..][..self.rows]
     }
@@ -59,15 +73,15 @@ pub(super) fn walk(
     multipliers: &[f64],
     flushed: &[f64],
 ) -> (Vec<u32>, Vec<f64>) {
-    let mut rows: Vec<usize> = (0..part.free.len()).collect();
+    // Rows that could lose the whole part have no say.
+    let loses_all = |j: usize| -> f64 {
+        let sum: f64 = part.row(j).iter().map(|weight| f64::from(*weight)).sum();
+        sum * ROUNDED + mixed.len() as f64 * flushed[j]
+    };
+    let mut rows: Vec<usize> =
+        (0..part.free.len()).filter(|&j| loses_all(j) >= part.free[j]).collect();
     rows.sort_by(|&j, &k| multipliers[k].total_cmp(&multipliers[j]).then(j.cmp(&k)));
-    let mut columns = Columns { weights: vec![0.0; rows.len() * mixed.len()], rows: rows.len() };
-    for (at, &row) in rows.iter().enumerate() {
-        let to = columns.weights.iter_mut().skip(at).step_by(rows.len());
-        for (to, &weight) in to.zip(part.row(row)) {
-            *to = f64::from(weight) * ROUNDED + flushed[row];
-        }
-    }
+    let columns = Columns::new(part, &rows, flushed);
     let mut order: Vec<(f32, u32)> = mixed.iter().copied().zip(0..).collect();
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
     let start = Walk { left: rows.iter().map(|&j| part.free[j]).collect(), dropped: Vec::new() };
@@ -82,7 +96,7 @@ pub(super) fn walk(
         }
     }
     if last_dropped < first_kept {
-        return finish(plain, &rows);
+        return finish(&plain.dropped, part, flushed);
     }
     // What is far below the first key that did not fit is dropped in any order.
     let margin = (last_dropped - first_kept) / 2 + 4 * rows.len().min(64);
@@ -111,13 +125,17 @@ pub(super) fn walk(
             best = walk;
         }
     }
-    finish(best, &rows)
+    finish(&best.dropped, part, flushed)
 }
 
-fn finish(walk: Walk, rows: &[usize]) -> (Vec<u32>, Vec<f64>) {
-    let mut left = vec![0.0; rows.len()];
-    for (&row, from) in rows.iter().zip(walk.left) {
-        left[row] = from;
-    }
-    (walk.dropped, left)
+/// What is left of all budgets after a walk, too.
+fn finish(dropped: &[u32], part: &Part, flushed: &[f64]) -> (Vec<u32>, Vec<f64>) {
+    let left = (part.free.iter().enumerate())
+        .map(|(j, free)| {
+            let weights = part.row(j);
+            let sum: f64 = dropped.iter().map(|&key| f64::from(weights[key as usize])).sum();
+            free - sum * ROUNDED - dropped.len() as f64 * flushed[j]
+        })
+        .collect();
+    (dropped.to_vec(), left)
 }

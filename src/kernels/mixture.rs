@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level, Scalar};
+use super::lanes::{Element, LANES, Lanes, Level};
 use super::passes::Weigh;
 
 /// Terms that are added in f32 before a sum goes to f64.
@@ -35,10 +35,6 @@ impl<'a> Panel<'a> {
         Panel { weights, stride }
     }
 
-    pub(crate) fn rows(&self) -> usize {
-        self.weights.len() / self.stride
-    }
-
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         &self.weights[row * self.stride..][..self.stride]
     }
@@ -55,11 +51,25 @@ pub(crate) fn padded_stride(n: usize) -> usize {
     (n.div_ceil(LANES) | 1) * LANES
 }
 
-/// Sums of lanes by a fixed order.
+/// The sum of all lanes of some accumulators, by a fixed tree.
 #[inline(always)]
-unsafe fn total<V: Lanes>(wide: V::Wide) -> f64 {
-    // SAFETY: the caller vouches for the level.
-    unsafe { V::wide_store(wide) }.iter().sum()
+unsafe fn total<V: Lanes, const N: usize>(wides: [V::Wide; N]) -> f64 {
+    let mut sums = [0.0; LANES];
+    for wide in wides {
+        // SAFETY: the caller vouches for the level.
+        let lanes = unsafe { V::wide_store(wide) };
+        for (sum, lane) in sums.iter_mut().zip(lanes) {
+            *sum += lane;
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+        }
+        half /= 2;
+    }
+    sums[0]
 }
 
 struct Weights<'a, E, W> {
@@ -102,7 +112,7 @@ impl<E: Element, W: Weigh<E::Scalar>> Pass for Weights<'_, E, W> {
                 }
                 wide = sum.widen_add(wide);
             }
-            total::<L::F32>(wide)
+            total::<L::F32, 1>([wide])
         }
     }
 }
@@ -193,9 +203,7 @@ impl Pass for Losses<'_> {
                         *wide = sum.widen_add(*wide);
                     }
                 }
-                for wide in wide {
-                    *sum += total::<L::F32>(wide);
-                }
+                *sum += total::<L::F32, WIDTH>(wide);
             }
         }
     }
@@ -233,7 +241,7 @@ impl Pass for Ramp<'_> {
                 }
                 wide = sum.widen_add(wide);
             }
-            total::<L::F32>(wide)
+            total::<L::F32, 1>([wide])
         }
     }
 }
@@ -260,7 +268,7 @@ impl Products<'_> {
                 }
             }
             for (to, sum) in self.to[at..].iter_mut().zip(sums) {
-                *to = total::<L::F32>(sum.widen_add(L::F32::wide_zero()));
+                *to = total::<L::F32, 1>([sum.widen_add(L::F32::wide_zero())]);
             }
         }
     }
@@ -357,18 +365,19 @@ mod tests {
 
     /// Everything that the passes return, as bits.
     fn digest(simd: Simd, all: &[f32], stride: usize) -> Vec<u64> {
+        let rows = all.len() / stride;
         let panel = Panel::new(all, stride);
         let terms: Vec<(usize, f32)> =
-            (0..panel.rows()).filter(|j| j % 3 != 1).map(|j| (j, 0.1 + j as f32)).collect();
+            (0..rows).filter(|j| j % 3 != 1).map(|j| (j, 0.1 + j as f32)).collect();
         let mut mixed = vec![0.0; stride];
         simd.mix(panel, 0..stride, &terms, &mut mixed);
         let mut shares = vec![0.0; stride];
         let value = simd.ramp(&mixed, 0.3, &mut shares);
-        let mut sums = vec![0.5; panel.rows()];
+        let mut sums = vec![0.5; rows];
         simd.losses(panel, 0..stride, &shares, &mut sums);
-        let rows: Vec<usize> = (0..panel.rows()).rev().collect();
-        let mut products = vec![0.0; rows.len()];
-        simd.products(&shares, panel, &rows, &mut products);
+        let reversed: Vec<usize> = (0..rows).rev().collect();
+        let mut products = vec![0.0; rows];
+        simd.products(&shares, panel, &reversed, &mut products);
         let singles = mixed.iter().chain(&shares).map(|&x| f64::from(x));
         singles.chain(sums).chain(products).chain([value]).map(f64::to_bits).collect()
     }
