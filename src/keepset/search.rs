@@ -106,6 +106,12 @@ impl<'p, 'a> Search<'p, 'a> {
         let (mut a, mut level) = self.begin(hook)?;
         let mut view = self.view(&mut a, LEVELS[level].0, best)?;
         let mut walked = !walks;
+        let mut sampled = level == AFTER_SAMPLE;
+        if sampled && view.low < 1.0 - LEVELS[level].0 {
+            sampled = false;
+            a = self.spread(a, hook)?;
+            view = self.view(&mut a, LEVELS[level].0, best)?;
+        }
         for _ in 0..MOST_VIEWS {
             hook()?;
             if best.size <= best.lower_bound {
@@ -113,6 +119,7 @@ impl<'p, 'a> Search<'p, 'a> {
             }
             let (near, half) = LEVELS[level];
             let part = self.near(&view, near);
+            let before = a.clone();
             a = part.descend(self.problem.simd, a, half, STEPS);
             hook()?;
             // A ramp with hardly more keys than rows that have a say tells nothing more about them.
@@ -128,7 +135,11 @@ impl<'p, 'a> Search<'p, 'a> {
             let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
             let settled = crossed(&view, &next, &part.keys) <= self.problem.competing / CROSSING;
             view = next;
-            if !settled {
+            if !settled && sampled {
+                sampled = false;
+                a = self.spread(before, hook)?;
+                view = self.view(&mut a, LEVELS[level].0, best)?;
+            } else if !settled {
                 // The part was too small a model: go on with these keys and those that are near now.
                 self.settle(&mut view, &part.keys)?;
             } else if last {
@@ -158,7 +169,7 @@ impl<'p, 'a> Search<'p, 'a> {
         let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
         let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2));
         hook()?;
-        Ok((self.spread(a, hook)?, AFTER_SAMPLE))
+        Ok((a, AFTER_SAMPLE))
     }
 
     /// A few multiplicative rounds on all keys: a sample says little about rows whose losses are a few heavy keys.

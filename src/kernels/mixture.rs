@@ -46,9 +46,18 @@ impl<'a> Panel<'a> {
 }
 
 /// How long a row of `n` weights is laid out: whole groups, and an odd number of them, because rows at a distance of a power
-/// of two would compete for the same few places in the caches.
+/// of two would compete for the same few places in the caches; long rows so that blocks of them lie side by side there.
 pub(crate) fn padded_stride(n: usize) -> usize {
-    (n.div_ceil(LANES) | 1) * LANES
+    /// Groups (cache lines) from which a few more make little difference.
+    const LONG: usize = 2048;
+    /// Lines that the rows of a block are apart, modulo a divisor of the number of places.
+    const APART: usize = 67;
+    const PLACES: usize = 128;
+    let groups = n.div_ceil(LANES);
+    if groups < LONG {
+        return (groups | 1) * LANES;
+    }
+    (groups + (APART + PLACES - groups % PLACES) % PLACES) * LANES
 }
 
 /// The sum of all lanes of some accumulators, by a fixed tree.
@@ -191,13 +200,21 @@ impl Pass for Losses<'_> {
                 let blocks = weights.chunks(LANES * DEPTH * WIDTH);
                 for (weights, shares) in blocks.zip(self.shares.chunks(LANES * DEPTH * WIDTH)) {
                     let mut sums = [L::F32::splat(0.0); WIDTH];
-                    let wholes = weights.chunks(LANES * WIDTH).zip(shares.chunks(LANES * WIDTH));
-                    for (weights, shares) in wholes {
-                        let groups = weights.chunks_exact(LANES).zip(shares.chunks_exact(LANES));
-                        for ((weights, shares), sum) in groups.zip(&mut sums) {
-                            let shares = L::F32::load(shares.as_ptr());
-                            *sum = L::F32::load(weights.as_ptr()).mul_add(shares, *sum);
+                    let whole = weights.len() / (LANES * WIDTH) * (LANES * WIDTH);
+                    let (body, tail) = weights.split_at(whole);
+                    let (shares, tail_shares) = shares.split_at(whole);
+                    let wholes = body.chunks_exact(LANES * WIDTH);
+                    for (weights, shares) in wholes.zip(shares.chunks_exact(LANES * WIDTH)) {
+                        for (g, sum) in sums.iter_mut().enumerate() {
+                            let shares = L::F32::load(shares[g * LANES..].as_ptr());
+                            let weights = L::F32::load(weights[g * LANES..].as_ptr());
+                            *sum = weights.mul_add(shares, *sum);
                         }
+                    }
+                    let groups = tail.chunks_exact(LANES).zip(tail_shares.chunks_exact(LANES));
+                    for ((weights, shares), sum) in groups.zip(&mut sums) {
+                        let shares = L::F32::load(shares.as_ptr());
+                        *sum = L::F32::load(weights.as_ptr()).mul_add(shares, *sum);
                     }
                     for (wide, sum) in wide.iter_mut().zip(sums) {
                         *wide = sum.widen_add(*wide);
@@ -408,6 +425,15 @@ mod tests {
             for &(name, simd) in levels {
                 assert_eq!(written(simd), written(portable), "{name} {rows} {n}");
             }
+        }
+    }
+
+    #[test]
+    fn rows_do_not_lie_at_powers_of_two() {
+        for n in [0, 1, 16, 17, 4096, 32767, 32768, 65536, 65537, 1 << 20] {
+            let stride = padded_stride(n);
+            assert!(stride >= n && stride.is_multiple_of(LANES) && stride / LANES % 2 == 1);
+            assert!(stride <= n + 32.max(n / 15));
         }
     }
 
