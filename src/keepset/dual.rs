@@ -21,8 +21,19 @@ const SWEEPS: usize = 50;
 const BLOCK: usize = 1 << 16;
 /// A weight in units of its row's budget that is as good as infinite.
 const UNAFFORDABLE: f32 = 1e9;
+/// Multipliers beyond this do not differ, so that nothing overflows.
+const LARGEST_MULTIPLIER: f64 = 1e28;
 /// Budgets above this have inverses in f32.
 const SMALLEST_BUDGET: f64 = 1e-30;
+
+/// How multipliers answer to what their rows lose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// By a power of loss over budget: fast where many keys share the mass.
+    Power,
+    /// By an exponential of the difference: steadier where single keys decide.
+    Exponential,
+}
 
 /// Some keys with their weights in all rows that set a limit, in units of the rows' budgets.
 pub(super) struct Part {
@@ -78,7 +89,7 @@ impl Part {
 
     fn terms(multipliers: &[f64]) -> Vec<(usize, f32)> {
         let terms = multipliers.iter().enumerate().filter(|(_, a)| **a > 0.0);
-        terms.map(|(j, a)| (j, *a as f32)).collect()
+        terms.map(|(j, a)| (j, a.min(LARGEST_MULTIPLIER) as f32)).collect()
     }
 
     /// Columns that are mixed and summed together.
@@ -125,13 +136,13 @@ impl Part {
 
     /// Multiplicative updates from equal multipliers: rows that lose more than their budget when the mixture drops what it
     /// can gain weight. Leaves those at 0 that have faded away, and scales the mixture so that it drops what is below 1.
-    pub(super) fn spread(&self, simd: Simd, rounds: usize) -> Vec<f64> {
+    pub(super) fn spread(&self, simd: Simd, rounds: usize, rule: Rule) -> (f64, Vec<f64>) {
         /// Rows that lose next to nothing fade no faster than this.
         const LEAST: f64 = 0.02;
-        /// Beyond this, relative to the largest, a multiplier is 0.
+        /// Below this, relative to the largest, a multiplier is 0 if its row loses less than half its budget.
         const FADED: f64 = 1e-4;
         let mut a = vec![1.0; self.free.len()];
-        let mut best = (f64::INFINITY, a.clone());
+        let mut best = (f64::INFINITY, a.clone(), vec![1.0; a.len()]);
         for round in 0..rounds {
             let Some(mixed) = self.scale(simd, &mut a) else { break };
             let shares: Vec<f32> =
@@ -141,23 +152,32 @@ impl Part {
             let dropped: f64 = mixed.iter().map(|mixed| f64::from((1.0 - mixed).max(0.0))).sum();
             let value = dropped + a.iter().sum::<f64>() * self.share;
             if value < best.0 {
-                best = (value, a.clone());
+                let ratios = losses.iter().map(|loss| loss / self.share).collect();
+                best = (value, a.clone(), ratios);
             }
-            // (alpha + r)/(1 + alpha r) is r to the power (1 - alpha)/(1 + alpha) near 1, and bounded.
             let rate = 2.0 / (1.0 + round as f64).sqrt();
+            let ratios: Vec<f64> = losses.iter().map(|loss| loss / self.share).collect();
+            let widest = ratios.iter().map(|r| (r - 1.0).abs()).fold(1e-12, f64::max);
+            // (alpha + r)/(1 + alpha r) is r to the power (1 - alpha)/(1 + alpha) near 1, and bounded; (1 + s)/(1 - s)
+            // is exp(2 s) near 0.
             let alpha = ((1.0 - rate) / (1.0 + rate)).max(0.0);
-            for (a, loss) in a.iter_mut().zip(&losses) {
-                let ratio = (loss / self.share).max(LEAST);
-                *a *= (alpha + ratio) / (1.0 + alpha * ratio);
+            for (a, ratio) in a.iter_mut().zip(ratios) {
+                *a *= match rule {
+                    Rule::Power => (alpha + ratio.max(LEAST)) / (1.0 + alpha * ratio.max(LEAST)),
+                    Rule::Exponential => {
+                        let s = (0.5 * rate * (ratio - 1.0) / widest).clamp(-0.9, 0.9);
+                        (1.0 + s) / (1.0 - s)
+                    }
+                };
             }
         }
-        let mut a = best.1;
+        let (value, mut a, ratios) = best;
         let largest = a.iter().copied().fold(0.0, f64::max);
-        for a in &mut a {
-            *a = if *a < FADED * largest { 0.0 } else { *a };
+        for (a, ratio) in a.iter_mut().zip(ratios) {
+            *a = if *a < FADED * largest && ratio < 0.5 { 0.0 } else { *a };
         }
         self.scale(simd, &mut a);
-        a
+        (value, a)
     }
 
     /// Scales multipliers so that the mixture drops what is below 1, and returns it.
@@ -226,7 +246,7 @@ impl Part {
                 }
                 // Where the parabola through both values with this slope has its bottom.
                 let bottom = -0.5 * slope * length * length / (gain - slope * length);
-                length = bottom.clamp(SHORTEST * length, LONGEST * length);
+                length = bottom.max(SHORTEST * length).min(LONGEST * length);
                 damping = (10.0 * damping).max(1e-3);
             }
             let Some(point) = better else { break };

@@ -4,8 +4,9 @@
 //! enclose its size. For any mixture weights y >= 0, every feasible S satisfies
 //! `sum_{i not in S} sum_j y_j P_j(i) <= sum_j y_j eps_j`, so no feasible set has fewer keys than the best keys of the mixed row need
 //! for that budget: a **lower bound**. And walking the keys from the worst of the mixed row to the best, dropping each
-//! one that every row can still afford, leaves a feasible set: an **upper bound**. Multiplicative updates move the weights
-//! towards the rows that lose too much at the mixture's own optimum, and the best of both bounds over the rounds is kept.
+//! one that every row can still afford, leaves a feasible set: an **upper bound**. The weights are multipliers of the
+//! relaxed program's dual, which is improved by multiplicative updates first and then by Newton steps on the few keys near
+//! the boundary (`dual`), from coarse to fine (`search`); the contested keys are walked in several orders (`walk`).
 //!
 //! The promise covers the listed rows only. It says nothing about queries that were not among them.
 
@@ -50,7 +51,8 @@ pub struct KeepSet {
 /// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, close to the smallest such set.
 ///
 /// Of the options, `max_keep` (with which the largest ratio of loss to budget is made small), `keep_first` and `keep_last`
-/// (counted over the positions visible to any row) and `threads` apply. Needs four bytes per score, twice for a moment.
+/// (counted over the positions visible to any row) and `threads` apply. Needs four bytes per score, and again for
+/// the keys near the boundary: usually a third of that, three times as much where all scores are equal.
 ///
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.

@@ -6,7 +6,7 @@
 //! first, for a set.
 
 use super::bound::{Crossing, crossing};
-use super::dual::Part;
+use super::dual::{Part, Rule};
 use super::problem::{Best, Problem};
 use super::walk::walk;
 use crate::error::Error;
@@ -103,7 +103,7 @@ impl<'p, 'a> Search<'p, 'a> {
         if self.rows.is_empty() || self.problem.competing == 0 {
             return Ok(vec![0.0; self.rows.len()]);
         }
-        let (mut a, mut level) = self.begin(hook)?;
+        let (mut a, mut level) = self.begin(best, hook)?;
         let mut view = self.view(&mut a, LEVELS[level].0, best)?;
         let mut walked = !walks;
         let mut sampled = level == AFTER_SAMPLE;
@@ -155,15 +155,25 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// Multipliers to start from, and the level to start at.
-    fn begin(&self, hook: Hook<'_>) -> Result<(Vec<f64>, usize), Error> {
+    fn begin(&self, best: &mut Best, hook: Hook<'_>) -> Result<(Vec<f64>, usize), Error> {
         let Problem { simd, competing, .. } = *self.problem;
         let (least, most) = SAMPLE_KEYS;
         let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
         if competing < 2 * sampled {
-            return Ok((self.sample(1).spread(simd, ROUNDS), 0));
+            let all = self.sample(1);
+            let mut least = (f64::INFINITY, vec![1.0; self.rows.len()]);
+            self.view(&mut least.1, LEVELS[0].0, best)?;
+            for rule in [Rule::Power, Rule::Exponential] {
+                let (value, mut a) = all.spread(simd, ROUNDS, rule);
+                self.view(&mut a, LEVELS[0].0, best)?;
+                if value < least.0 {
+                    least = (value, a);
+                }
+            }
+            return Ok((least.1, 0));
         }
         let stride = competing / sampled;
-        let a = self.sample(4 * stride).spread(simd, ROUNDS);
+        let (_, a) = self.sample(4 * stride).spread(simd, ROUNDS, Rule::Power);
         hook()?;
         let sample = self.sample(stride);
         let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
@@ -179,19 +189,20 @@ impl<'p, 'a> Search<'p, 'a> {
         for a in &mut a {
             *a = a.max(seed);
         }
+        let mut ratios = vec![1.0; a.len()];
         for round in 0..SPREAD {
             let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[])?;
             hook()?;
             let rate = (round as f64 + 1.0).sqrt().recip();
             let alpha = (1.0 - rate) / (1.0 + rate);
-            for ((a, &row), inverse) in a.iter_mut().zip(&self.rows).zip(&self.inverses) {
-                let ratio = (losses[row] * inverse).clamp(0.02, 50.0);
-                *a *= (alpha + ratio) / (1.0 + alpha * ratio);
+            for (j, a) in a.iter_mut().enumerate() {
+                ratios[j] = (losses[self.rows[j]] * self.inverses[j]).clamp(0.02, 50.0);
+                *a *= (alpha + ratios[j]) / (1.0 + alpha * ratios[j]);
             }
         }
         // Rows that have not gained from so little have no say.
-        for a in &mut a {
-            *a = if *a <= seed { 0.0 } else { *a };
+        for (a, ratio) in a.iter_mut().zip(ratios) {
+            *a = if *a <= seed && ratio < 0.5 { 0.0 } else { *a };
         }
         Ok(a)
     }

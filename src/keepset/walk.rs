@@ -95,7 +95,8 @@ pub(super) fn walk(
             first_kept = first_kept.min(rank);
         }
     }
-    if last_dropped < first_kept {
+    // In order, down to a clean cut: no other order does better.
+    if order.is_empty() || last_dropped < first_kept {
         return finish(&plain.dropped, part, flushed);
     }
     // What is far below the first key that did not fit is dropped in any order.
