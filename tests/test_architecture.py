@@ -31,7 +31,7 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     "python": ANYTHING,
     "attention": COMMON | {"keys", "bounds", "select"},
     "keys": COMMON | {"montecarlo", "bounds", "select"},
-    "keepset": COMMON | {"select", "certificate"},
+    "keepset": COMMON | {"kernels", "select", "certificate"},
     "montecarlo": COMMON | {"kernels"},
     "bounds": COMMON | {"kernels"},
     "model": COMMON | {"kernels"},

@@ -6,8 +6,13 @@ size at n = 65536 against the promise of 2 %.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import subprocess
+import sys
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -326,3 +331,102 @@ def test_inexact_scores_are_covered_by_their_radius(radius: float) -> None:
     # No row within the radius may have a feasible set below the bound.
     assert ks.lower_bound <= ck.keep_set(best, 0.1).k
     assert ks.lower_bound <= ck.keep_set(worst, 0.1).k
+
+
+# -------------------------------------------------------------------- the search, at its edges
+
+
+def test_long_rows_against_the_linear_relaxation() -> None:
+    """Rows that begin with a sample: the bound is the relaxation's, and the set is next to it."""
+    for seed, sigma in ((0, 2.0), (1, 4.0)):
+        scores = low_rank_rows(np.random.default_rng(seed), 5, 40000, sigma)
+        case = Case(scores, np.full(5, 0.1), keep_first=3 * seed, name=f"long rows {seed}")
+        ks, best = solve(case), relaxed(case, case.eps)
+        assert math.ceil(best * 0.999) - 2 <= ks.lower_bound <= math.ceil(best - 1e-6)
+        assert ks.k <= best * 1.001 + 5
+
+
+def test_real_long_rows_reach_the_bound(cache_65536: Cache) -> None:
+    """Sixty-four real queries against 65536 real keys: within .1 % of the bound."""
+    for layer in range(4):
+        scores = rows_of(cache_65536, layer, np.dtype(np.float32))
+        ks = ck.keep_set(scores, 0.1)
+        assert ks.optimality_gap <= 0.001 * ks.lower_bound, f"layer {layer}"
+
+
+def edge_cases() -> list[Case]:
+    """Small and sampled programs with ties, masks, forced keys and wide ranges."""
+    rng = np.random.default_rng(3)
+    low_rank = low_rank_rows(rng, 7, 33000, 3.0)
+    identical = np.repeat(rng.standard_normal((1, 700)) * 2, 40, axis=0).astype(np.float32)
+    one_keeps_all = rng.standard_normal((6, 500)).astype(np.float32)
+    wide = (rng.standard_normal((8, 900)) * 40).astype(np.float32)
+    masked = low_rank.copy()
+    masked[rng.random(masked.shape) < 0.3] = -np.inf
+    masked[2] = -np.inf
+    budgets = np.full(6, 0.1)
+    return [
+        Case(low_rank, np.full(7, 0.05), keep_first=4, keep_last=60, name="sampled"),
+        Case(masked, np.full(7, 0.05), name="sampled and masked"),
+        Case(identical, np.full(40, 0.1), name="identical rows"),
+        Case(np.zeros((9, 70000), dtype=np.float32), np.full(9, 0.25), name="equal scores"),
+        Case(one_keeps_all, np.r_[1e-30, budgets[1:]], name="one row keeps all"),
+        Case(one_keeps_all, np.r_[0.0, budgets[1:]], name="one row without a budget"),
+        Case(wide, np.full(8, 1e-6), name="wide range"),
+        Case(wide.astype(np.float64) * 5, np.full(8, 1e-200), name="tiny budgets in f64"),
+        Case(wide, np.geomspace(1e-12, 0.9, 8), name="budgets of all sizes"),
+        Case(low_rank_rows(rng, 1000, 512, 3.0), np.full(1000, 0.1), name="many rows"),
+        Case(low_rank[:1], np.array([0.01]), name="one long row"),
+        Case(low_rank[:, :1], np.full(7, 0.5), name="one key"),
+        Case(low_rank[:, :4000], np.full(7, 0.05), max_keep=300, name="not enough"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(13))
+def test_edges_of_the_search(number: int) -> None:
+    case = edge_cases()[number]
+    ks = solve(case)
+    if case.name == "equal scores":
+        assert ks.k - ks.lower_bound <= 2 + 70000 // 10000
+        assert abs(ks.k - 52500) <= 5
+    elif case.name == "identical rows":
+        # The margin of a selection costs a key at the most.
+        alone = ck.select(case.scores[:1], 0.1, prove_minimal=True)
+        assert alone.k[0] - 1 <= ks.lower_bound <= alone.k[0] <= ks.k <= alone.k[0] + 1
+    elif case.name.startswith("one row "):
+        assert ks.k == ks.lower_bound == 500
+    elif case.name == "tiny budgets in f64":
+        # Weights below 2^-126 of a row's largest are as good as any: nothing can be dropped.
+        assert ks.k == 900
+    elif case.max_keep is None:
+        assert ks.k <= ks.lower_bound * 1.03 + 4
+
+
+def answers(threads: int | None = None) -> str:
+    """A digest of everything that keep_set says about the edge cases."""
+    digest = hashlib.sha256()
+    for case in edge_cases():
+        options = {"keep_first": case.keep_first, "keep_last": case.keep_last}
+        ks = ck.keep_set(case.scores, case.eps, max_keep=case.max_keep, threads=threads, **options)
+        for part in (ks.indices, ks.tail_mass_upper, ks.tail_mass_lower, ks.weights):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        digest.update(f"{ks.k} {ks.lower_bound} {ks.status}".encode())
+    return digest.hexdigest()
+
+
+def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
+    want = answers(1)
+    assert answers(2) == want
+    assert answers(5) == want
+    here = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {here!r}); import test_keepset as t; print(t.answers())"
+    for level in ("portable", "avx2", "avx512"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "CERTK_LEVEL": level},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if "cannot run here" in done.stderr:
+            continue
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[-1] == want, level

@@ -84,6 +84,11 @@ impl Lanes for F32 {
         self.zip(other, |a, b| unsafe { _mm256_sub_ps(a, b) })
     }
     #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm256_mul_ps(a, b) })
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         self.zip(other, |a, b| unsafe { _mm256_add_ps(a, b) })
@@ -201,6 +206,13 @@ impl Lanes for F32 {
     unsafe fn widen_add(self, wide: [__m256d; 4]) -> [__m256d; 4] {
         // SAFETY: see the head of the file.
         unsafe { F64(wide).add(F64(widen(self))).0 }
+    }
+    #[inline(always)]
+    unsafe fn wide_store(wide: [__m256d; 4]) -> [f64; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: see the head of the file; the array holds sixteen numbers.
+        unsafe { F64(wide).store(lanes.as_mut_ptr()) };
+        lanes
     }
     #[inline(always)]
     unsafe fn wide_total(wide: [__m256d; 4]) -> f64 {
@@ -343,6 +355,11 @@ impl Lanes for F64 {
         self.zip(other, |a, b| unsafe { _mm256_sub_pd(a, b) })
     }
     #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm256_mul_pd(a, b) })
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         self.zip(other, |a, b| unsafe { _mm256_add_pd(a, b) })
@@ -468,6 +485,13 @@ impl Lanes for F64 {
     unsafe fn widen_add(self, wide: [__m256d; 4]) -> [__m256d; 4] {
         // SAFETY: see the head of the file.
         unsafe { F64(wide).add(self).0 }
+    }
+    #[inline(always)]
+    unsafe fn wide_store(wide: [__m256d; 4]) -> [f64; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: see the head of the file; the array holds sixteen numbers.
+        unsafe { F64(wide).store(lanes.as_mut_ptr()) };
+        lanes
     }
     #[inline(always)]
     unsafe fn wide_total(wide: [__m256d; 4]) -> f64 {

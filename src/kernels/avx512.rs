@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::lanes::{Lanes, Level, Single};
+use super::lanes::{LANES, Lanes, Level, Single};
 
 /// The AVX-512 instruction set.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +44,11 @@ impl Lanes for F32 {
     unsafe fn sub(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         F32(unsafe { _mm512_sub_ps(self.0, other.0) })
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        F32(unsafe { _mm512_mul_ps(self.0, other.0) })
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
@@ -156,6 +161,13 @@ impl Lanes for F32 {
             let halves = widen(self.0);
             [_mm512_add_pd(wide[0], halves[0]), _mm512_add_pd(wide[1], halves[1])]
         }
+    }
+    #[inline(always)]
+    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: see the head of the file; the array holds sixteen numbers.
+        unsafe { F64(wide).store(lanes.as_mut_ptr()) };
+        lanes
     }
     #[inline(always)]
     unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {
@@ -315,6 +327,11 @@ impl Lanes for F64 {
         self.zip(other, |a, b| unsafe { _mm512_sub_pd(a, b) })
     }
     #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: see the head of the file.
+        self.zip(other, |a, b| unsafe { _mm512_mul_pd(a, b) })
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see the head of the file.
         self.zip(other, |a, b| unsafe { _mm512_add_pd(a, b) })
@@ -450,6 +467,13 @@ impl Lanes for F64 {
     unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
         // SAFETY: see the head of the file.
         unsafe { [_mm512_add_pd(wide[0], self.0[0]), _mm512_add_pd(wide[1], self.0[1])] }
+    }
+    #[inline(always)]
+    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: see the head of the file; the array holds sixteen numbers.
+        unsafe { F64(wide).store(lanes.as_mut_ptr()) };
+        lanes
     }
     #[inline(always)]
     unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {

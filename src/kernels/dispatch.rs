@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::lanes::{Element, LANES, Scalar};
+use super::lanes::{Element, LANES, Level, Scalar};
 use super::passes::{self, Given, PIVOTS, PivotSums, Positions, RANKED, Sides, Survey, Weigh};
 use super::portable::Portable;
 use super::short::{self, Aim, Approach, BATCH, LawOf, Room, Settled};
@@ -126,6 +126,15 @@ impl Simd {
             None => Err(Error::Level { level, problem: "is not known" }),
         }
     }
+}
+
+/// A pass that is written elsewhere, for any level.
+pub(super) trait Pass {
+    type Output;
+
+    /// # Safety
+    /// The CPU must have the level's features.
+    unsafe fn run<L: Level>(self) -> Self::Output;
 }
 
 /// Declares the passes at one level, compiled with its features.
@@ -264,6 +273,11 @@ macro_rules! level {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
                 unsafe { passes::find_equal::<$level, E>(keys, key, nth) }
             }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn run<P: Pass>(pass: P) -> P::Output {
+                // SAFETY: as above.
+                unsafe { pass.run::<$level>() }
+            }
         }
     };
 }
@@ -348,6 +362,11 @@ impl<S: Scalar> Bracket<S> {
 }
 
 impl Simd {
+    /// Runs a pass that is written elsewhere.
+    pub(super) fn run<P: Pass>(self, pass: P) -> P::Output {
+        at_level!(self, run(pass))
+    }
+
     /// Looks over a row of `len` entries in padded scratch (whole groups), after copying it there if it is given.
     pub(crate) fn survey<E: Element>(
         self,

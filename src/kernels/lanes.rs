@@ -27,6 +27,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn store(self, to: *mut Self::Scalar);
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
     /// `self * factor + term`, rounded once.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;
@@ -63,6 +64,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn wide_zero() -> Self::Wide;
     /// `wide + self`, lane by lane, in f64.
     unsafe fn widen_add(self, wide: Self::Wide) -> Self::Wide;
+    unsafe fn wide_store(wide: Self::Wide) -> [f64; LANES];
     /// The sum of the accumulators: lane i and i + 8, then i + 4, i + 2, i + 1.
     unsafe fn wide_total(wide: Self::Wide) -> f64;
     /// The sum of the lanes in their own precision, in the tree of [`Lanes::wide_total`].

@@ -21,6 +21,7 @@ mod float_modes;
 #[cfg(feature = "python")]
 mod foreign;
 mod lanes;
+mod mixture;
 mod passes;
 mod portable;
 mod short;
@@ -32,6 +33,7 @@ pub(crate) use float_modes::DefaultFloats;
 #[cfg(feature = "python")]
 pub(crate) use foreign::extent;
 pub(crate) use lanes::{Element, LANES, Scalar};
+pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use passes::{
     Given, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Stored, Survey, Weigh,
     values_around,

@@ -56,6 +56,10 @@ macro_rules! lanes {
                 self.zip(other, |a, b| a - b)
             }
             #[inline(always)]
+            unsafe fn mul(self, other: Self) -> Self {
+                self.zip(other, |a, b| a * b)
+            }
+            #[inline(always)]
             unsafe fn add(self, other: Self) -> Self {
                 self.zip(other, |a, b| a + b)
             }
@@ -147,6 +151,10 @@ macro_rules! lanes {
             #[inline(always)]
             unsafe fn widen_add(self, wide: [f64; LANES]) -> [f64; LANES] {
                 std::array::from_fn(|i| wide[i] + f64::from(self.0[i]))
+            }
+            #[inline(always)]
+            unsafe fn wide_store(wide: [f64; LANES]) -> [f64; LANES] {
+                wide
             }
             #[inline(always)]
             unsafe fn wide_total(wide: [f64; LANES]) -> f64 {

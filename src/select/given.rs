@@ -40,11 +40,33 @@ pub(crate) fn certify_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Certificate, Error> {
+    judge_all(scores, keep, eps, (independent, true), threads, hook)
+}
+
+/// Certifies without looking for smaller sets: `minimal` is false.
+pub(crate) fn certify_tails(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    eps: &[f64],
+    threads: usize,
+    hook: Hook<'_>,
+) -> Result<Certificate, Error> {
+    judge_all(scores, keep, Some(eps), (false, false), Some(threads), hook)
+}
+
+fn judge_all(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    eps: Option<&[f64]>,
+    (independent, minimal): (bool, bool),
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<Certificate, Error> {
     if let Some(eps) = eps {
         scores.check_eps(eps)?;
     }
     keep.check(scores)?;
-    let judge = Judge { scores, keep, eps, simd: Simd::current()? };
+    let judge = Judge { scores, keep, eps, minimal, simd: Simd::current()? };
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
     let one = |row: usize| {
@@ -73,6 +95,8 @@ struct Judge<'a> {
     scores: &'a Scores<'a>,
     keep: &'a Keep<'a>,
     eps: Option<&'a [f64]>,
+    /// Whether to find out if a smaller set would do.
+    minimal: bool,
     simd: Simd,
 }
 
@@ -181,6 +205,9 @@ impl Visitor for Form<'_> {
         verdict.holds = upper <= eps;
         if !verdict.holds {
             return Ok(Opinion { verdict, open: lower <= eps });
+        }
+        if !judge.minimal {
+            return Ok(Opinion { verdict, open: false });
         }
         let fewer = split.kept - 1;
         if fewer == 0 || eps == 0.0 && split.dropped == 0 {

@@ -21,6 +21,8 @@ pub use workspace::Workspace;
 pub(crate) use batch::Hook;
 #[cfg(feature = "python")]
 pub(crate) use batch::select_with;
+pub(crate) use given::certify_tails;
+#[cfg(feature = "python")]
 pub(crate) use given::certify_with;
 pub(crate) use options::allowed_keys;
 pub(crate) use weigh::{HIDDEN, RowWeights, weigh_row};

@@ -16,12 +16,14 @@ pub(crate) struct RowWeights {
     pub(crate) total: f64,
     /// The slack that a certificate of this row is judged with.
     pub(crate) slack: Slack,
+    /// Whether no key is masked.
+    pub(crate) whole: bool,
 }
 
 /// What is written in place of the weight of a masked key.
 pub(crate) const HIDDEN: f32 = -1.0;
 
-/// Writes the weight of every key of a row, [`HIDDEN`] where it is masked.
+/// Writes the weight of every key of a row, [`HIDDEN`] where it is masked, and 0 beyond the last.
 ///
 /// # Errors
 /// Whatever is wrong with the row.
@@ -30,9 +32,8 @@ pub(crate) fn weigh_row(
     row: usize,
     out: &mut [f32],
 ) -> Result<RowWeights, Error> {
-    out.fill(HIDDEN);
     let source = Source { scores, row, simd: Simd::current()?, shared: false, next: None };
-    let visitor = Write { simd: source.simd, out };
+    let visitor = Write { simd: source.simd, n: scores.longest(), out };
     with_workspace(|workspace| {
         if source.is_plain() {
             source.native(workspace, visitor)
@@ -45,6 +46,7 @@ pub(crate) fn weigh_row(
 /// Writes the weights of a prepared row.
 struct Write<'a> {
     simd: Simd,
+    n: usize,
     out: &'a mut [f32],
 }
 
@@ -63,19 +65,18 @@ impl Visitor for Write<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let mut weights = vec![E::Scalar::default(); row.keys.len()];
-        self.simd.weights(row.keys, row.law, &mut weights);
         let unit: f64 = if row.weights { row.largest.into() } else { 1.0 };
-        let mut total = 0.0;
-        for ((out, key), &weight) in self.out.iter_mut().zip(row.keys.iter()).zip(&weights) {
-            if key.widen() > E::Scalar::NEG_INFINITY {
-                let weight: f64 = weight.into();
-                // Never more than it is: a subnormal would not be within a relative error.
-                let weight = (weight / unit) as f32;
-                *out = if weight < f32::MIN_POSITIVE { 0.0 } else { weight };
-                total += f64::from(*out);
+        let total = self.simd.weights_f32(row.keys, row.law, unit, &mut self.out[..row.keys.len()]);
+        let whole = row.live == self.n;
+        if !whole {
+            self.out[row.keys.len()..].fill(HIDDEN);
+            for (out, key) in self.out.iter_mut().zip(row.keys.iter()) {
+                if key.widen() == E::Scalar::NEG_INFINITY {
+                    *out = HIDDEN;
+                }
             }
+            self.out[self.n..].fill(0.0);
         }
-        Ok(RowWeights { total, slack: row.slack })
+        Ok(RowWeights { total, slack: row.slack, whole })
     }
 }

@@ -1,0 +1,328 @@
+//! Multipliers of the rows for a part of the keys: the dual of the covering program's relaxation.
+//!
+//! With every row's weights divided by its budget, dropping a set D is affordable if `sum_{i in D} A_j(i) <= 1` in
+//! every row, and for multipliers a >= 0
+//!
+//! `|D| <= sum_j a_j + sum_i max(0, 1 - c_i)`, where `c_i = sum_j a_j A_j(i)`.
+//!
+//! The right-hand side is convex in a and is made small here. The kink at `c_i = 1` is rounded off to a ramp, so that
+//! there is a second derivative: the inner products of the rows over the keys on the ramp. A step minimises the
+//! quadratic model subject to a >= 0, coordinate by coordinate. Nothing here is a proof: whoever uses the multipliers sums
+//! again.
+
+use super::bound::crossing;
+use crate::kernels::{Panel, Simd, padded_stride};
+
+/// Rows that a step changes at the most: those furthest from where they should be.
+const MOST_ROWS: usize = 64;
+/// Sweeps over the coordinates of a quadratic model.
+const SWEEPS: usize = 50;
+/// Columns that are mixed and summed together, times the rows.
+const BLOCK: usize = 1 << 16;
+/// A weight in units of its row's budget that is as good as infinite.
+const UNAFFORDABLE: f32 = 1e9;
+/// Multipliers beyond this do not differ, so that nothing overflows.
+const LARGEST_MULTIPLIER: f64 = 1e28;
+/// Budgets above this have inverses in f32.
+const SMALLEST_BUDGET: f64 = 1e-30;
+
+/// How multipliers answer to what their rows lose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// By a power of loss over budget: fast where many keys share the mass.
+    Power,
+    /// By an exponential of the difference: steadier where single keys decide.
+    Exponential,
+}
+
+/// Some keys with their weights in all rows that set a limit, in units of the rows' budgets.
+pub(super) struct Part {
+    /// Positions, ascending.
+    pub(super) keys: Vec<u32>,
+    weights: Vec<f32>,
+    stride: usize,
+    /// What the keys outside leave of each row's budget.
+    pub(super) free: Vec<f64>,
+    /// The size of the whole budget, in the same units.
+    share: f64,
+}
+
+/// The rounded dual at a point.
+#[derive(Clone, Default)]
+struct Point {
+    multipliers: Vec<f64>,
+    value: f64,
+    /// Slopes along the multipliers.
+    slopes: Vec<f64>,
+    mixed: Vec<f32>,
+}
+
+impl Part {
+    /// Gathers keys from rows; `inverse` are the inverse budgets.
+    pub(super) fn new(rows: &[(&[f32], f64)], keys: Vec<u32>, free: Vec<f64>, share: f64) -> Self {
+        let stride = padded_stride(keys.len());
+        let mut weights = vec![0.0; rows.len() * stride];
+        for (to, &(row, inverse)) in weights.chunks_exact_mut(stride).zip(rows) {
+            if inverse < SMALLEST_BUDGET.recip() {
+                let inverse = inverse as f32;
+                for (to, &key) in to.iter_mut().zip(&keys) {
+                    *to = (row[key as usize] * inverse).min(UNAFFORDABLE);
+                }
+            } else {
+                for (to, &key) in to.iter_mut().zip(&keys) {
+                    *to = (f64::from(row[key as usize]) * inverse) as f32;
+                    *to = to.min(UNAFFORDABLE);
+                }
+            }
+        }
+        Part { keys, weights, stride, free, share }
+    }
+
+    fn panel(&self) -> Panel<'_> {
+        Panel::new(&self.weights, self.stride)
+    }
+
+    /// A row's weights, in units of its budget.
+    pub(super) fn row(&self, row: usize) -> &[f32] {
+        &self.panel().row(row)[..self.keys.len()]
+    }
+
+    fn terms(multipliers: &[f64]) -> Vec<(usize, f32)> {
+        let terms = multipliers.iter().enumerate().filter(|(_, a)| **a > 0.0);
+        terms.map(|(j, a)| (j, a.min(LARGEST_MULTIPLIER) as f32)).collect()
+    }
+
+    /// Columns that are mixed and summed together.
+    fn width(&self) -> usize {
+        (BLOCK / self.free.len() / 64).clamp(4, 64) * 64
+    }
+
+    /// The weights of the keys in the mixture, and 0 beyond the last.
+    fn mixture(&self, simd: Simd, multipliers: &[f64]) -> Vec<f32> {
+        let mut mixed = vec![0.0; self.stride];
+        simd.mix(self.panel(), 0..self.stride, &Self::terms(multipliers), &mut mixed);
+        mixed
+    }
+
+    /// The weights of the keys in the mixture.
+    pub(super) fn mixed(&self, simd: Simd, multipliers: &[f64]) -> Vec<f32> {
+        let mut mixed = self.mixture(simd, multipliers);
+        mixed.truncate(self.keys.len());
+        mixed
+    }
+
+    /// How many keys lie on a ramp.
+    pub(super) fn on_ramp(&self, simd: Simd, multipliers: &[f64], half: f32) -> usize {
+        let mixed = self.mixed(simd, multipliers);
+        mixed.iter().filter(|mixed| (**mixed - 1.0).abs() < half).count()
+    }
+
+    fn point(&self, simd: Simd, multipliers: Vec<f64>, half: f32) -> Point {
+        let (mut hinges, mut losses) = (0.0, vec![0.0; self.free.len()]);
+        let mut mixed = vec![0.0; self.stride];
+        let mut shares = vec![0.0; self.width().min(self.stride)];
+        let terms = Self::terms(&multipliers);
+        for (b, block) in mixed.chunks_mut(self.width()).enumerate() {
+            let columns = b * self.width()..b * self.width() + block.len();
+            let shares = &mut shares[..block.len()];
+            simd.mix(self.panel(), columns.clone(), &terms, block);
+            hinges += simd.ramp(block, half, shares);
+            simd.losses(self.panel(), columns, shares, &mut losses);
+        }
+        let linear: f64 = multipliers.iter().zip(&self.free).map(|(a, free)| a * free).sum();
+        let slopes = self.free.iter().zip(&losses).map(|(free, loss)| free - loss).collect();
+        Point { multipliers, value: linear + hinges, slopes, mixed }
+    }
+
+    /// Multiplicative updates from equal multipliers: rows that lose more than their budget when the mixture drops what it
+    /// can gain weight. Leaves those at 0 that have faded away, and scales the mixture so that it drops what is below 1.
+    pub(super) fn spread(&self, simd: Simd, rounds: usize, rule: Rule) -> (f64, Vec<f64>) {
+        /// Rows that lose next to nothing fade no faster than this.
+        const LEAST: f64 = 0.02;
+        /// Below this, relative to the largest, a multiplier is 0 if its row loses less than half its budget.
+        const FADED: f64 = 1e-4;
+        let mut a = vec![1.0; self.free.len()];
+        let mut best = (f64::INFINITY, a.clone(), vec![1.0; a.len()]);
+        for round in 0..rounds {
+            let Some(mixed) = self.scale(simd, &mut a) else { break };
+            let shares: Vec<f32> =
+                mixed.iter().map(|mixed| f32::from(u8::from(*mixed < 1.0))).collect();
+            let mut losses = vec![0.0; self.free.len()];
+            simd.losses(self.panel(), 0..self.stride, &shares, &mut losses);
+            let dropped: f64 = mixed.iter().map(|mixed| f64::from((1.0 - mixed).max(0.0))).sum();
+            let value = dropped + a.iter().sum::<f64>() * self.share;
+            if value < best.0 {
+                let ratios = losses.iter().map(|loss| loss / self.share).collect();
+                best = (value, a.clone(), ratios);
+            }
+            let rate = 2.0 / (1.0 + round as f64).sqrt();
+            let ratios: Vec<f64> = losses.iter().map(|loss| loss / self.share).collect();
+            let widest = ratios.iter().map(|r| (r - 1.0).abs()).fold(1e-12, f64::max);
+            // (alpha + r)/(1 + alpha r) is r to the power (1 - alpha)/(1 + alpha) near 1, and bounded; (1 + s)/(1 - s)
+            // is exp(2 s) near 0.
+            let alpha = ((1.0 - rate) / (1.0 + rate)).max(0.0);
+            for (a, ratio) in a.iter_mut().zip(ratios) {
+                *a *= match rule {
+                    Rule::Power => (alpha + ratio.max(LEAST)) / (1.0 + alpha * ratio.max(LEAST)),
+                    Rule::Exponential => {
+                        let s = (0.5 * rate * (ratio - 1.0) / widest).clamp(-0.9, 0.9);
+                        (1.0 + s) / (1.0 - s)
+                    }
+                };
+            }
+        }
+        let (value, mut a, ratios) = best;
+        let largest = a.iter().copied().fold(0.0, f64::max);
+        for (a, ratio) in a.iter_mut().zip(ratios) {
+            *a = if *a < FADED * largest && ratio < 0.5 { 0.0 } else { *a };
+        }
+        self.scale(simd, &mut a);
+        (value, a)
+    }
+
+    /// Scales multipliers so that the mixture drops what is below 1, and returns it.
+    fn scale(&self, simd: Simd, a: &mut [f64]) -> Option<Vec<f32>> {
+        let mut mixed = self.mixture(simd, a);
+        let limit = a.iter().zip(&self.free).map(|(a, free)| a * free.max(0.0)).sum();
+        let threshold = crossing(&mixed[..self.keys.len()], limit).threshold;
+        if threshold <= 0.0 {
+            return None;
+        }
+        for a in a.iter_mut() {
+            *a /= f64::from(threshold);
+        }
+        for mixed in &mut mixed {
+            *mixed /= threshold;
+        }
+        Some(mixed)
+    }
+
+    /// Improves multipliers for a ramp of half width `half`.
+    pub(super) fn descend(
+        &self,
+        simd: Simd,
+        multipliers: Vec<f64>,
+        half: f32,
+        (steps, tolerance): (usize, f64),
+    ) -> Vec<f64> {
+        /// Trials along one direction, and what share of one the next is at least and at most.
+        const TRIALS: usize = 5;
+        const SHORTEST: f64 = 0.05;
+        const LONGEST: f64 = 0.5;
+        let mut at = self.point(simd, multipliers, half);
+        let mut damping = 1e-3;
+        for _ in 0..steps {
+            let pull = |j: usize| {
+                let slope = at.slopes[j];
+                if at.multipliers[j] > 0.0 { slope.abs() } else { (-slope).max(0.0) }
+            };
+            let mut rows: Vec<usize> = (0..self.free.len())
+                .filter(|&j| pull(j) > 0.0 || at.multipliers[j] > 0.0)
+                .collect();
+            if rows.iter().all(|&j| pull(j) <= tolerance * self.share) {
+                break;
+            }
+            rows.sort_by(|&j, &k| pull(k).total_cmp(&pull(j)).then(j.cmp(&k)));
+            rows.truncate(MOST_ROWS);
+            let mut model = self.curvature(simd, &at.mixed, &rows, half);
+            let r = rows.len();
+            let largest = (0..r).map(|j| model[j * r + j]).fold(0.0, f64::max);
+            for j in 0..r {
+                model[j * r + j] += damping * model[j * r + j] + 1e-6 * largest + 1e-30;
+            }
+            let steps = minimise(&model, &at, &rows);
+            let slope: f64 = rows.iter().zip(&steps).map(|(&j, step)| at.slopes[j] * step).sum();
+            let (mut length, mut better) = (1.0, None);
+            for _ in 0..TRIALS {
+                let mut moved = at.multipliers.clone();
+                for (&j, step) in rows.iter().zip(&steps) {
+                    moved[j] = (moved[j] + length * step).max(0.0);
+                }
+                let point = self.point(simd, moved, half);
+                let gain = point.value - at.value;
+                if gain < 1e-4 * length * slope {
+                    better = Some(point);
+                    break;
+                }
+                // Where the parabola through both values with this slope has its bottom.
+                let bottom = -0.5 * slope * length * length / (gain - slope * length);
+                length = bottom.max(SHORTEST * length).min(LONGEST * length);
+                damping = (10.0 * damping).max(1e-3);
+            }
+            let Some(point) = better else { break };
+            at = point;
+            damping = (0.25 * damping).max(1e-6);
+        }
+        at.multipliers
+    }
+
+    /// The second derivatives of the rounded dual along some multipliers.
+    fn curvature(&self, simd: Simd, mixed: &[f32], rows: &[usize], half: f32) -> Vec<f64> {
+        let r = rows.len();
+        let mut model = vec![0.0; r * r];
+        let ramp: Vec<u32> = (mixed[..self.keys.len()].iter().enumerate())
+            .filter(|(_, mixed)| (**mixed - 1.0).abs() < half)
+            .map(|(i, _)| i as u32)
+            .collect();
+        let stride = padded_stride(ramp.len());
+        let mut weights = vec![0.0; r * stride];
+        for (to, &row) in weights.chunks_exact_mut(stride).zip(rows) {
+            let from = self.row(row);
+            for (to, &i) in to.iter_mut().zip(&ramp) {
+                *to = from[i as usize];
+            }
+        }
+        let panel = Panel::new(&weights, stride);
+        let all: Vec<usize> = (0..r).collect();
+        let height = 0.5 / f64::from(half);
+        for j in 0..r {
+            let row = &mut model[j * r..][..=j];
+            simd.products(panel.row(j), panel, &all[..=j], row);
+            for product in row {
+                *product *= height;
+            }
+        }
+        for j in 0..r {
+            for k in 0..j {
+                model[k * r + j] = model[j * r + k];
+            }
+        }
+        model
+    }
+}
+
+/// The steps that minimise slopes . d + d . model d / 2 with no multiplier below 0, by sweeps over the coordinates.
+fn minimise(model: &[f64], at: &Point, rows: &[usize]) -> Vec<f64> {
+    /// Sweeps end when one moves less than this share of the first.
+    const SETTLED: f64 = 1e-3;
+    /// A multiplier grows by no more than this many times itself, or the mean of all: the model is local.
+    const FARTHEST: f64 = 1.0;
+    let r = rows.len();
+    let mean = rows.iter().map(|&j| at.multipliers[j]).sum::<f64>() / r as f64;
+    let mut steps = vec![0.0; r];
+    let mut slopes: Vec<f64> = rows.iter().map(|&j| at.slopes[j]).collect();
+    let mut first = 0.0;
+    for sweep in 0..SWEEPS {
+        let mut moved: f64 = 0.0;
+        for j in 0..r {
+            let row = &model[j * r..(j + 1) * r];
+            let here = at.multipliers[rows[j]];
+            let most = FARTHEST * here.max(mean);
+            let step = (steps[j] - slopes[j] / row[j]).min(most).max(-here) - steps[j];
+            if step != 0.0 {
+                steps[j] += step;
+                for (slope, curvature) in slopes.iter_mut().zip(row) {
+                    *slope += step * curvature;
+                }
+                moved = moved.max(step.abs() * row[j].sqrt());
+            }
+        }
+        if sweep == 0 {
+            first = moved;
+        }
+        if moved <= SETTLED * first {
+            break;
+        }
+    }
+    steps
+}

@@ -1,0 +1,396 @@
+//! The search for a set and for multipliers that prove it small.
+//!
+//! From coarse to fine: a sample of the keys gives multipliers to start from; then all keys are mixed once per level, which
+//! gives a lower bound and tells which keys are far from the boundary, and the multipliers are improved on the keys
+//! near it alone, with the others left where they are. At the finer levels the keys near the boundary are walked, worst
+//! first, for a set.
+
+use super::bound::{Crossing, crossing};
+use super::dual::{Part, Rule};
+use super::problem::{Best, Problem};
+use super::walk::walk;
+use crate::error::Error;
+use crate::select::Hook;
+
+/// Weights in the largest sample.
+const SAMPLE: usize = 1 << 20;
+/// Keys in the smallest and in the largest.
+const SAMPLE_KEYS: (usize, usize) = (1024, 16384);
+/// Multiplicative rounds to begin with.
+const ROUNDS: usize = 24;
+/// The weights of keys near the boundary lie within this factor of its, and the half width of the ramp there.
+const LEVELS: [(f32, f32); 5] =
+    [(0.9, 0.3), (0.4, 0.15), (0.15, 0.05), (0.05, 0.015), (0.02, 0.005)];
+/// Levels that follow a sample.
+const AFTER_SAMPLE: usize = 1;
+/// Near the boundary are at least this many keys.
+const LEAST_NEAR: usize = 256;
+/// Up to this many keys near the boundary are worth a walk at levels other than the last.
+const WORTH_A_WALK: usize = 3072;
+/// Keys on a ramp, for each row that has a say, that are worth another level.
+const FULL: usize = 1;
+/// Levels that are too coarse for that to matter.
+const COARSE: usize = 2;
+/// One key in this many may be found on the other side of the boundary before a level is repeated.
+const CROSSING: usize = 512;
+/// Mixtures of all keys in one search.
+const MOST_VIEWS: usize = 12;
+const SPREAD: usize = 8;
+/// Steps of a descent, and the excess over a budget at which it ends.
+const STEPS: (usize, f64) = (6, 3e-3);
+/// Factors of a mixture are at most this, so that nothing overflows.
+const LARGEST_FACTOR: f64 = 1e30;
+
+/// The program for one vector of budgets.
+pub(super) struct Search<'p, 'a> {
+    problem: &'p Problem<'a>,
+    eps: &'p [f64],
+    /// Rows that set a limit.
+    rows: Vec<usize>,
+    /// The inverses of their budgets in units of their weights, with the margin set aside.
+    inverses: Vec<f64>,
+    /// What a weight of 0 may weigh, in units of the budgets.
+    flushed: Vec<f64>,
+}
+
+/// All keys at some multipliers.
+struct View {
+    mixed: Vec<f32>,
+    /// Keys below this are dropped, unless they are known to matter.
+    low: f32,
+    /// Empty if there are none.
+    known: Vec<bool>,
+    /// What that leaves of each budget, in its own units.
+    left: Vec<f64>,
+}
+
+impl View {
+    fn is_below(&self, i: usize) -> bool {
+        self.mixed[i] < self.low && !self.known.get(i).is_some_and(|known| *known)
+    }
+}
+
+impl<'p, 'a> Search<'p, 'a> {
+    pub(super) fn new(problem: &'p Problem<'a>, eps: &'p [f64]) -> Self {
+        /// A weight that was flushed to 0 is below this.
+        const FLUSHED: f64 = f32::MIN_POSITIVE as f64 * 2.0;
+        let rows: Vec<usize> = (0..problem.rows)
+            .filter(|&j| problem.totals[j] > 0.0 && eps[j] > 0.0 && eps[j] < 1.0)
+            .collect();
+        let budgets: Vec<f64> = (rows.iter())
+            .map(|&j| eps[j] * problem.totals[j] / (1.0 + problem.margin[j]))
+            .collect();
+        let inverses: Vec<f64> = budgets.iter().map(|b| b.recip().min(1e300)).collect();
+        let flushed = inverses.iter().map(|inverse| inverse * FLUSHED).collect();
+        Search { problem, eps, rows, inverses, flushed }
+    }
+
+    /// The rows and factors of a mixture.
+    fn terms(&self, multipliers: &[f64]) -> Vec<(usize, f32)> {
+        (self.rows.iter().zip(multipliers).zip(&self.inverses))
+            .map(|((&row, a), inverse)| (row, (a * inverse).min(LARGEST_FACTOR) as f32))
+            .filter(|term| term.1 >= f32::MIN_POSITIVE)
+            .collect()
+    }
+
+    /// Improves both bounds (only the lower one without walks), and returns the multipliers it ends with.
+    pub(super) fn improve(
+        &self,
+        walks: bool,
+        best: &mut Best,
+        hook: Hook<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        if self.rows.is_empty() || self.problem.competing == 0 {
+            return Ok(vec![0.0; self.rows.len()]);
+        }
+        let (mut a, mut level) = self.begin(best, hook)?;
+        let mut view = self.view(&mut a, LEVELS[level].0, best)?;
+        let mut walked = !walks;
+        let mut sampled = level == AFTER_SAMPLE;
+        if sampled && view.low < 1.0 - LEVELS[level].0 {
+            sampled = false;
+            a = self.spread(a, hook)?;
+            view = self.view(&mut a, LEVELS[level].0, best)?;
+        }
+        for _ in 0..MOST_VIEWS {
+            hook()?;
+            if best.size <= best.lower_bound {
+                break;
+            }
+            let (near, half) = LEVELS[level];
+            let part = self.near(&view, near);
+            let before = a.clone();
+            a = part.descend(self.problem.simd, a, half, STEPS);
+            hook()?;
+            // A ramp with hardly more keys than rows that have a say tells nothing more about them.
+            let active = a.iter().filter(|a| **a > 0.0).count();
+            let last = level + 1 == LEVELS.len()
+                || level >= COARSE
+                    && part.on_ramp(self.problem.simd, &a, LEVELS[level + 1].1) < FULL * active;
+            if walks && (last || part.keys.len() <= WORTH_A_WALK) {
+                self.walk(&view, &part, &a, best);
+                walked = true;
+                hook()?;
+            }
+            let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
+            let settled = crossed(&view, &next, &part.keys) <= self.problem.competing / CROSSING;
+            view = next;
+            if !settled && sampled {
+                sampled = false;
+                a = self.spread(before, hook)?;
+                view = self.view(&mut a, LEVELS[level].0, best)?;
+            } else if !settled {
+                // The part was too small a model: go on with these keys and those that are near now.
+                self.settle(&mut view, &part.keys)?;
+            } else if last {
+                break;
+            } else {
+                level += 1;
+            }
+        }
+        if !walked && best.size > best.lower_bound {
+            self.walk(&view, &self.near(&view, LEVELS[LEVELS.len() - 1].0), &a, best);
+        }
+        Ok(a)
+    }
+
+    /// Multipliers to start from, and the level to start at.
+    fn begin(&self, best: &mut Best, hook: Hook<'_>) -> Result<(Vec<f64>, usize), Error> {
+        let Problem { simd, competing, .. } = *self.problem;
+        let (least, most) = SAMPLE_KEYS;
+        let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
+        if competing < 2 * sampled {
+            let all = self.sample(1);
+            let mut least = (f64::INFINITY, vec![1.0; self.rows.len()]);
+            self.view(&mut least.1, LEVELS[0].0, best)?;
+            for rule in [Rule::Power, Rule::Exponential] {
+                let (value, mut a) = all.spread(simd, ROUNDS, rule);
+                self.view(&mut a, LEVELS[0].0, best)?;
+                if value < least.0 {
+                    least = (value, a);
+                }
+            }
+            return Ok((least.1, 0));
+        }
+        let stride = competing / sampled;
+        let (_, a) = self.sample(4 * stride).spread(simd, ROUNDS, Rule::Power);
+        hook()?;
+        let sample = self.sample(stride);
+        let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
+        let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2));
+        hook()?;
+        Ok((a, AFTER_SAMPLE))
+    }
+
+    /// A few multiplicative rounds on all keys: a sample says little about rows whose losses are a few heavy keys.
+    fn spread(&self, mut a: Vec<f64>, hook: Hook<'_>) -> Result<Vec<f64>, Error> {
+        let mut mixed = vec![0.0; self.problem.stride];
+        let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
+        for a in &mut a {
+            *a = a.max(seed);
+        }
+        let mut ratios = vec![1.0; a.len()];
+        for round in 0..SPREAD {
+            let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[])?;
+            hook()?;
+            let rate = (round as f64 + 1.0).sqrt().recip();
+            let alpha = (1.0 - rate) / (1.0 + rate);
+            for (j, a) in a.iter_mut().enumerate() {
+                ratios[j] = (losses[self.rows[j]] * self.inverses[j]).clamp(0.02, 50.0);
+                *a *= (alpha + ratios[j]) / (1.0 + alpha * ratios[j]);
+            }
+        }
+        // Rows that have not gained from so little have no say.
+        for (a, ratio) in a.iter_mut().zip(ratios) {
+            *a = if *a <= seed && ratio < 0.5 { 0.0 } else { *a };
+        }
+        Ok(a)
+    }
+
+    /// Every so many of the competing keys.
+    fn sample(&self, stride: usize) -> Part {
+        let competing = (0..self.problem.n).filter(|&i| self.problem.competes(i));
+        let keys: Vec<u32> = competing.step_by(stride).map(|i| i as u32).collect();
+        let share = keys.len() as f64 / self.problem.competing as f64;
+        self.part(keys, vec![share; self.rows.len()], share)
+    }
+
+    fn part(&self, keys: Vec<u32>, free: Vec<f64>, share: f64) -> Part {
+        let rows: Vec<(&[f32], f64)> = (self.rows.iter().zip(&self.inverses))
+            .map(|(&row, &inverse)| (self.problem.row(row), inverse))
+            .collect();
+        Part::new(&rows, keys, free, share)
+    }
+
+    /// Mixes all keys, takes the lower bound from that, and scales the multipliers so that the boundary is at 1. Also sums
+    /// what rows lose to the keys that are clearly below it.
+    fn view(&self, a: &mut [f64], near: f32, best: &mut Best) -> Result<View, Error> {
+        /// Scales that are as good as 1, relative to what is near.
+        const SCALED: f32 = 0.2;
+        let problem = self.problem;
+        let terms = self.terms(a);
+        let low = 1.0 - near;
+        let mut mixed = vec![0.0; problem.stride];
+        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[])?;
+        let budget: f64 = (terms.iter())
+            .map(|&(row, y)| f64::from(y) * (self.eps[row] * problem.totals[row]))
+            .sum();
+        let Crossing { dropped, threshold } = crossing(&mixed, problem.limit(budget));
+        let bound = problem.forced_count + problem.competing - dropped;
+        if bound > best.lower_bound {
+            best.lower_bound = bound;
+            best.weights = problem.normalised(&terms);
+        }
+        if (threshold - 1.0).abs() > SCALED * near && threshold > 0.0 {
+            let scale = threshold.recip();
+            for a in a.iter_mut() {
+                *a *= f64::from(scale);
+            }
+            for mixed in &mut mixed {
+                *mixed *= scale;
+            }
+            losses = problem.sweep(None, low, &mut mixed, &[])?;
+        }
+        let mut view = View { mixed, left: Vec::new(), low, known: Vec::new() };
+        self.lower(&mut view, losses)?;
+        Ok(view)
+    }
+
+    /// Takes some keys out of those that are clearly below the boundary.
+    fn settle(&self, view: &mut View, known: &[u32]) -> Result<(), Error> {
+        view.known = vec![false; self.problem.stride];
+        for &key in known {
+            view.known[key as usize] = true;
+        }
+        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
+        self.lower(view, losses)
+    }
+
+    /// Lowers the level of what is clearly below the boundary until every row can afford that.
+    fn lower(&self, view: &mut View, mut losses: Vec<f64>) -> Result<(), Error> {
+        loop {
+            view.left = self.left_after(&losses, view);
+            if view.low == 0.0 || view.left.iter().all(|left| *left > 0.0) {
+                return Ok(());
+            }
+            view.low = if view.low > 1e-3 { 0.75 * view.low } else { 0.0 };
+            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
+        }
+    }
+
+    /// What keys below `low` leave of each budget, in its own units.
+    fn left_after(&self, losses: &[f64], view: &View) -> Vec<f64> {
+        let dropped = (0..self.problem.n).filter(|&i| view.is_below(i)).count() as f64;
+        let each = self.rows.iter().zip(&self.inverses).zip(&self.flushed);
+        each.map(|((&row, inverse), flushed)| {
+            if dropped == 0.0 {
+                return 1.0;
+            }
+            1.0 - losses[row] * inverse * (1.0 + crate::kernels::SUMMED) - dropped * flushed
+        })
+        .collect()
+    }
+
+    /// The keys near the boundary, and others that are known to matter.
+    fn near(&self, view: &View, near: f32) -> Part {
+        let mut high = 1.0 + near;
+        let within =
+            |high: f32| view.mixed.iter().filter(|mixed| (view.low..high).contains(*mixed)).count();
+        while within(high) < LEAST_NEAR && high < 1e9 {
+            high = 1.0 + 2.0 * (high - 1.0);
+        }
+        let inside = |i: &usize| {
+            (view.low..high).contains(&view.mixed[*i]) || view.known.get(*i).is_some_and(|k| *k)
+        };
+        let keys: Vec<u32> = (0..self.problem.n).filter(inside).map(|i| i as u32).collect();
+        self.part(keys, view.left.clone(), 1.0)
+    }
+
+    /// Looks for a smaller set: everything below the part goes, and of the part what a walk drops.
+    fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) {
+        let problem = self.problem;
+        let mixed = part.mixed(problem.simd, a);
+        let (dropped, left) = walk(part, &mixed, a, &self.flushed);
+        let gone = (0..problem.n).filter(|&i| view.is_below(i)).count() + dropped.len();
+        let size = problem.forced_count + problem.competing - gone;
+        if size >= best.size {
+            return;
+        }
+        let mut kept: Vec<bool> = (0..problem.n)
+            .map(|i| problem.visible[i] && (problem.forced[i] || !view.is_below(i)))
+            .collect();
+        for key in dropped {
+            kept[part.keys[key as usize] as usize] = false;
+        }
+        best.size = size - self.drop_the_rest(view, part, a, left, &mut kept);
+        best.kept = kept;
+    }
+
+    /// Drops keys beyond the part that every row can still afford, and says how many.
+    fn drop_the_rest(
+        &self,
+        view: &View,
+        part: &Part,
+        a: &[f64],
+        mut left: Vec<f64>,
+        kept: &mut [bool],
+    ) -> usize {
+        let mut order: Vec<usize> = (0..self.rows.len()).collect();
+        order.sort_by(|&j, &k| left[j].total_cmp(&left[k]).then(j.cmp(&k)));
+        // A key that fits weighs no more in the mixture than what is left does.
+        let most: f64 = a.iter().zip(&left).map(|(a, left)| a * left.max(0.0)).sum();
+        let charge = |j: usize, key: usize| {
+            let weight = f64::from(self.problem.row(self.rows[j])[key]);
+            weight * self.inverses[j] + self.flushed[j]
+        };
+        let mut inside = part.keys.iter().copied().peekable();
+        let mut fitting: Vec<(f32, u32)> = Vec::new();
+        for (i, &mixed) in view.mixed.iter().enumerate() {
+            if inside.next_if_eq(&(i as u32)).is_some() || view.is_below(i) {
+                continue;
+            }
+            if f64::from(mixed) <= 1.01 * most && order.iter().all(|&j| charge(j, i) <= left[j]) {
+                fitting.push((mixed, i as u32));
+            }
+        }
+        fitting.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        let mut dropped = 0;
+        for (_, key) in fitting {
+            let key = key as usize;
+            if order.iter().all(|&j| charge(j, key) <= left[j]) {
+                for (j, left) in left.iter_mut().enumerate() {
+                    *left -= charge(j, key);
+                }
+                kept[key] = false;
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// The competing keys with their weights in a mixture, best first.
+    pub(super) fn ranked(&self, multipliers: &[f64]) -> Result<Vec<u32>, Error> {
+        let mut mixed = vec![0.0; self.problem.stride];
+        self.problem.sweep(Some(&self.terms(multipliers)), 0.0, &mut mixed, &[])?;
+        let mut order: Vec<u32> =
+            (0..self.problem.n as u32).filter(|&i| mixed[i as usize] < f32::INFINITY).collect();
+        order.sort_by(|&i, &k| mixed[k as usize].total_cmp(&mixed[i as usize]).then(i.cmp(&k)));
+        Ok(order)
+    }
+
+    /// Equal multipliers.
+    pub(super) fn equal(&self) -> Vec<f64> {
+        vec![1.0; self.rows.len()]
+    }
+}
+
+/// How many keys outside a part, whose sides it takes for granted, have changed sides.
+fn crossed(before: &View, after: &View, part: &[u32]) -> usize {
+    let mut part = part.iter().copied().peekable();
+    (0..before.mixed.len())
+        .filter(|&i| {
+            let inside = part.next_if_eq(&(i as u32)).is_some();
+            !inside && before.is_below(i) != (after.mixed[i] < 1.0)
+        })
+        .count()
+}
