@@ -72,7 +72,11 @@ def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray
     try:
         if array.shape[-1:] != shape[-1:]:
             array = np.broadcast_to(array, (*array.shape[:-1], *shape[-1:]))
-        return np.broadcast_to(lay_out(array), shape)
+        array = lay_out(array)
+        if array.flags.c_contiguous:
+            # Axes of length one may carry any stride; a flat view and back gives the canonical ones.
+            array = array.reshape(-1).reshape(array.shape)
+        return np.broadcast_to(array, shape)
     except ValueError:
         raise CertkError(
             f"{name} has shape {array.shape}, which does not broadcast to the scores' shape {shape}"
@@ -81,16 +85,13 @@ def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray
 
 def lay_out(array: NDArray[Any]) -> NDArray[Any]:
     """Return the array itself if its strides can be lent, else a C-ordered copy."""
-    size = array.itemsize
-    if array.flags.aligned and array.strides[-1] == size:
-        for stride in array.strides:
-            if stride < 0 or stride % size:
-                break
-        else:
+    flags = array.flags
+    if flags.aligned:
+        if flags.c_contiguous:
             return array
-    if array.flags.c_contiguous and array.flags.aligned:
-        # Axes of length one may carry any stride; a flat view and back gives the canonical ones.
-        return array.reshape(-1).reshape(array.shape)
+        size = array.itemsize
+        if array.strides[-1] == size and all(s >= 0 and s % size == 0 for s in array.strides):
+            return array
     return np.array(array, order="C", copy=True, subok=False)
 
 
@@ -225,7 +226,9 @@ def real(name: str, value: object) -> float:
 
 def flag(name: str, value: object) -> bool:
     """Return a yes-or-no argument as a bool."""
-    if isinstance(value, bool | np.bool_):
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
         return bool(value)
     raise CertkError(f"{name} is {_shown(value)}; pass True or False")
 

@@ -6,19 +6,65 @@ batch shape; arrays per row are 1-D, of length `rows`, or 1 where one value serv
 Every function raises `certk_rs.CertkError` for bad input and lets KeyboardInterrupt pass.
 """
 
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["__version__", "certify", "keep_set", "select", "set_simd_level", "simd_level"]
+__all__ = [
+    "Certified",
+    "Selected",
+    "__version__",
+    "certify",
+    "keep_set",
+    "select",
+    "set_simd_level",
+    "simd_level",
+]
 
 __version__: str
+
+@final
+class Selected:
+    """What `select` found. Every field is made when it is first asked for, and is read-only.
+
+    Fields per row come as new views in the batch shape, (rows,) for ragged rows.
+    """
+
+    @property
+    def k(self) -> NDArray[np.int64]: ...
+    @property
+    def indptr(self) -> NDArray[np.int64]: ...  # (rows + 1,)
+    @property
+    def indices(self) -> NDArray[np.int32] | NDArray[np.int64]: ...  # (total,)
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def tail_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def minimal(self) -> NDArray[np.bool_]: ...
+    @property
+    def status(self) -> NDArray[np.uint8]: ...
+
+@final
+class Certified:
+    """What `certify` found, with fields as in `Selected`."""
+
+    @property
+    def k(self) -> NDArray[np.int64]: ...
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def tail_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def holds(self) -> NDArray[np.bool_] | None: ...  # None without eps
+    @property
+    def minimal(self) -> NDArray[np.bool_] | None: ...  # None without eps
 
 def select(
     scores: NDArray[Any],
     dtype: str,
-    eps: NDArray[np.float64],
+    eps: float | NDArray[np.float64],
     kind: str,
     scale: float,
     mask: NDArray[Any] | None,
@@ -34,19 +80,11 @@ def select(
     block_size: int,
     prove_minimal: bool,
     threads: int | None,
-) -> tuple[
-    NDArray[np.int64],  # k (rows,)
-    NDArray[np.int64],  # indptr (rows + 1,)
-    NDArray[np.int32] | NDArray[np.int64],  # indices (total,)
-    NDArray[np.float64],  # tail mass, upper end (rows,)
-    NDArray[np.float64],  # tail mass, lower end (rows,)
-    NDArray[np.bool_],  # minimal (rows,)
-    NDArray[np.uint8],  # status (rows,)
-]: ...
+) -> Selected: ...
 def certify(
     scores: NDArray[Any],
     dtype: str,
-    eps: NDArray[np.float64] | None,
+    eps: float | NDArray[np.float64] | None,
     kind: str,
     scale: float,
     mask: NDArray[Any] | None,
@@ -59,17 +97,11 @@ def certify(
     keep_indices: NDArray[np.int64] | None,
     independent: bool,
     threads: int | None,
-) -> tuple[
-    NDArray[np.int64],  # k (rows,)
-    NDArray[np.float64],  # tail mass, upper end (rows,)
-    NDArray[np.float64],  # tail mass, lower end (rows,)
-    NDArray[np.bool_] | None,  # holds (rows,), None without eps
-    NDArray[np.bool_] | None,  # minimal (rows,), None without eps
-]: ...
+) -> Certified: ...
 def keep_set(
     scores: NDArray[Any],
     dtype: str,
-    eps: NDArray[np.float64],
+    eps: float | NDArray[np.float64],
     kind: str,
     scale: float,
     mask: NDArray[Any] | None,

@@ -78,18 +78,24 @@ def lend_rows(
     return Rows(array, dtype, shape, batch, options)
 
 
-def budgets(eps: object, batch: tuple[int, ...]) -> NDArray[np.float64]:
-    """Coerce tail-mass budgets to read-only float64 of shape () or of the batch shape."""
+def budgets(
+    eps: object, batch: tuple[int, ...]
+) -> tuple[NDArray[np.float64], float | NDArray[np.float64]]:
+    """Coerce tail-mass budgets to read-only float64 of shape () or of the batch shape.
+
+    Returns:
+        The array, and what `_native` takes for it: one number, or one for each row.
+    """
     if type(eps) is float:
         return _one_budget(eps)
     array = _arrays.per_row_floats("eps", eps, batch)
     array.setflags(write=False)
-    return array
+    return array, array.reshape(-1)
 
 
 @lru_cache(maxsize=64)
-def _one_budget(eps: float) -> NDArray[np.float64]:
+def _one_budget(eps: float) -> tuple[NDArray[np.float64], float]:
     # Most calls use one number over and over, and for one short row making the array would show.
     array = np.array(eps)
     array.setflags(write=False)
-    return array.view()  # a view of read-only memory can never be made writeable
+    return array.view(), eps  # a view of read-only memory can never be made writeable

@@ -92,13 +92,13 @@ def keep_set_of_inexact(
     other arguments, the result and the errors are those of `keep_set`.
     """
     rows = lend_rows(scores, kind, scale, mask, lengths, None, causal_offset)
-    budget = budgets(eps, rows.batch)
+    budget, lent_budget = budgets(eps, rows.batch)
     spread = None if radius is None else _arrays.per_row_floats("radius", radius, rows.batch)
     most, share = _arrays.keep_limit(max_keep)
     indices, status, upper, lower, lower_bound, weights = _native.keep_set(
         rows.scores,
         rows.dtype,
-        budget.reshape(-1),
+        lent_budget,
         *rows.options,
         None if spread is None else spread.reshape(-1),
         most,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import IntEnum
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,14 @@ class Status(IntEnum):
 class _Frozen:
     """Arrays are made read-only, and stay so through pickle."""
 
+    @classmethod
+    def _of(cls: type[_Result], found: object, known: dict[str, object]) -> _Result:
+        """Make a result of what `_native` found, which comes on demand, and of the other fields."""
+        known["_found"] = found
+        result = object.__new__(cls)
+        object.__setattr__(result, "__dict__", known)
+        return result
+
     def __post_init__(self) -> None:
         for value in self.__dict__.values():
             if isinstance(value, np.ndarray):
@@ -49,6 +58,41 @@ class _Frozen:
         return type(self), tuple(values)
 
 
+_Result = TypeVar("_Result", bound=_Frozen)
+
+
+class _OnDemand:
+    """A field that stays with `_native` until somebody asks for it; then the instance has it.
+
+    For one short row, making all the arrays of a result takes longer than finding what is in them.
+    Like `functools.cached_property` this has no `__set__`, so what the instance has comes first.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, result: object, owner: type) -> Any:
+        found = None if result is None else result.__dict__.get("_found")
+        if found is None:
+            raise AttributeError(f"{owner.__name__} has no {self.name}")
+        # Where several threads come at once, all get what the first of them has put down.
+        return result.__dict__.setdefault(self.name, getattr(found, self.name))
+
+
+def _on_demand(*names: str) -> Callable[[type[_Result]], type[_Result]]:
+    """Let these fields of a dataclass come from `_native`; the constructor still takes them."""
+
+    def change(cls: type[_Result]) -> type[_Result]:
+        for name in names:
+            setattr(cls, name, _OnDemand(name))
+        return cls
+
+    return change
+
+
+@_on_demand(
+    "k", "indptr", "indices", "tail_mass_upper", "tail_mass_lower", "minimal", "status"
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class Selection(_Frozen):
     """The kept keys of each row, each with a proven interval for the tail mass that was dropped.
@@ -187,6 +231,7 @@ class Selection(_Frozen):
         )
 
 
+@_on_demand("k", "tail_mass_upper", "tail_mass_lower", "holds", "minimal")
 @dataclass(frozen=True, eq=False, repr=False)
 class Certificate(_Frozen):
     """A proven interval for the mass that a given kept set drops from each row.

@@ -67,12 +67,12 @@ def select(
         CertkError: Bad input; the message names the argument and the place.
     """
     rows = lend_rows(scores, kind, scale, mask, lengths, indptr, causal_offset)
-    budget = budgets(eps, rows.batch)
+    budget, lent_budget = budgets(eps, rows.batch)
     most, share = _arrays.keep_limit(max_keep)
-    k, kept_indptr, indices, upper, lower, minimal, status = _native.select(
+    found = _native.select(
         rows.scores,
         rows.dtype,
-        budget.reshape(-1),
+        lent_budget,
         *rows.options,
         _arrays.count("min_keep", min_keep),
         most,
@@ -83,19 +83,8 @@ def select(
         _arrays.flag("prove_minimal", prove_minimal),
         _arrays.optional_count("threads", threads),
     )
-    batch = rows.batch
-    return Selection(
-        rows.shape,
-        budget,
-        k.reshape(batch),
-        kept_indptr,
-        indices,
-        upper.reshape(batch),
-        lower.reshape(batch),
-        minimal.reshape(batch),
-        status.reshape(batch),
-        rows.indptr,
-    )
+    known = {"shape": rows.shape, "eps": budget, "score_indptr": rows.indptr}
+    return Selection._of(found, known)
 
 
 def certify(
@@ -136,12 +125,12 @@ def certify(
         CertkError: Bad input, also an index that is out of range or listed twice.
     """
     rows = lend_rows(scores, kind, scale, mask, lengths, indptr, causal_offset)
-    budget = None if eps is None else budgets(eps, rows.batch)
+    budget, lent_budget = (None, None) if eps is None else budgets(eps, rows.batch)
     keep_mask, keep_indptr, keep_indices = lend_kept(keep, rows)
-    k, upper, lower, holds, minimal = _native.certify(
+    found = _native.certify(
         rows.scores,
         rows.dtype,
-        None if budget is None else budget.reshape(-1),
+        lent_budget,
         *rows.options,
         keep_mask,
         keep_indptr,
@@ -149,13 +138,4 @@ def certify(
         _arrays.flag("independent", independent),
         _arrays.optional_count("threads", threads),
     )
-    batch = rows.batch
-    return Certificate(
-        rows.shape,
-        k.reshape(batch),
-        upper.reshape(batch),
-        lower.reshape(batch),
-        budget,
-        None if holds is None else holds.reshape(batch),
-        None if minimal is None else minimal.reshape(batch),
-    )
+    return Certificate._of(found, {"shape": rows.shape, "eps": budget})

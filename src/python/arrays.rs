@@ -1,8 +1,9 @@
-//! NumPy arrays as borrowed rows, and results as NumPy arrays.
+//! NumPy arrays as borrowed rows.
 
 use half::{bf16, f16};
-use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use numpy::{Element, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
+use pyo3::types::PyFloat;
 
 use super::errors::CertkError;
 use crate::kernels;
@@ -53,6 +54,13 @@ impl<'py> Stored<'py> {
             array: &'a PyReadonlyArrayDyn<'_, T>,
             argument: &str,
         ) -> PyResult<(&'a [T], Vec<usize>)> {
+            if array.is_c_contiguous() {
+                // Axes of length one may carry any stride, so the strides follow from the shape.
+                let data = array.as_slice().map_err(|_| layout(array, argument))?;
+                let shape = array.shape();
+                let strides = (1..shape.len()).map(|axis| shape[axis..].iter().product());
+                return Ok((data, strides.collect()));
+            }
             let item = size_of::<T>().cast_signed();
             if array.strides().iter().any(|stride| stride % item != 0) {
                 return Err(layout(array, argument));
@@ -175,6 +183,32 @@ impl<'py> Rows<'py> {
     }
 }
 
+/// Budgets: a number for all rows, or an array with one per row.
+pub(super) enum Budgets<'py> {
+    All([f64; 1]),
+    Each(PyReadonlyArray1<'py, f64>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Budgets<'py> {
+    type Error = PyErr;
+
+    fn extract(eps: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(match eps.cast::<PyFloat>() {
+            Ok(number) => Budgets::All([number.value()]),
+            Err(_) => Budgets::Each(eps.extract()?),
+        })
+    }
+}
+
+impl Budgets<'_> {
+    pub(super) fn slice(&self) -> PyResult<&[f64]> {
+        match self {
+            Budgets::All(number) => Ok(number),
+            Budgets::Each(array) => contiguous(array, "eps"),
+        }
+    }
+}
+
 /// A kept set, borrowed from Python.
 pub(super) enum KeepArray<'py> {
     Mask(Bytes<'py>),
@@ -208,14 +242,4 @@ pub(super) fn contiguous<'a, T: Element>(
             "{argument} must be contiguous; copy it with numpy.ascontiguousarray"
         ))
     })
-}
-
-/// Positions as int32 where every row's length fits, as int64 otherwise.
-pub(super) fn positions(py: Python<'_>, indices: Vec<u32>, longest: usize) -> Bound<'_, PyAny> {
-    if i32::try_from(longest).is_ok() {
-        let indices: Vec<i32> = bytemuck::allocation::cast_vec(indices);
-        PyArray1::from_vec(py, indices).into_any()
-    } else {
-        PyArray1::from_iter(py, indices.into_iter().map(i64::from)).into_any()
-    }
 }

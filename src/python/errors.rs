@@ -16,6 +16,22 @@ impl From<Error> for PyErr {
     }
 }
 
+/// As many scores are decided before another thread of the interpreter would get its turn anyway (every 5 ms), even at
+/// the slowest.
+const BRIEF: usize = 1 << 12;
+
+/// Runs `work` on so many scores: briefly and attached, or [`detached`].
+///
+/// Releasing the interpreter takes as long as some hundred scores. And where another thread waits for it, getting it
+/// back takes until that thread's turn is over, which is a thousand times as long.
+pub(super) fn run<R: Send>(
+    py: Python<'_>,
+    scores: usize,
+    work: impl Send + FnOnce(&mut dyn FnMut() -> Result<(), Error>) -> Result<R, Error>,
+) -> PyResult<R> {
+    if scores <= BRIEF { Ok(work(&mut || Ok(()))?) } else { detached(py, work) }
+}
+
 /// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals between portions.
 pub(super) fn detached<R: Send>(
     py: Python<'_>,

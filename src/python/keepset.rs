@@ -3,7 +3,7 @@
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
-use super::arrays::{Rows, contiguous};
+use super::arrays::{Budgets, Rows};
 use super::errors::detached;
 use super::select::limit;
 use crate::keepset as core;
@@ -25,7 +25,7 @@ pub(super) fn keep_set<'py>(
     py: Python<'py>,
     scores: &Bound<'py, PyAny>,
     dtype: &str,
-    eps: PyReadonlyArray1<'py, f64>,
+    eps: Budgets<'py>,
     kind: &str,
     scale: f64,
     mask: Option<&Bound<'py, PyAny>>,
@@ -53,7 +53,7 @@ pub(super) fn keep_set<'py>(
         radius,
     )?;
     let scores = rows.scores()?;
-    let eps = contiguous(&eps, "eps")?;
+    let eps = eps.slice()?;
     let options = Options::new()
         .max_keep(limit(max_keep, max_keep_fraction))
         .keep_first(keep_first)

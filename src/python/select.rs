@@ -1,27 +1,12 @@
 //! `select`, `certify` and the instruction-set level.
 
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 
-use super::arrays::{Bytes, KeepArray, Rows, contiguous, positions};
-use super::errors::{CertkError, detached};
-use crate::certificate::Status;
+use super::arrays::{Budgets, Bytes, KeepArray, Rows};
+use super::errors::{CertkError, run};
+use super::results::{Certified, Selected};
 use crate::select::{self as core, MaxKeep, Options};
-
-type Flags<'py> = Bound<'py, PyArray1<bool>>;
-type Floats<'py> = Bound<'py, PyArray1<f64>>;
-type Counts<'py> = Bound<'py, PyArray1<i64>>;
-type Selected<'py> = (
-    Counts<'py>,
-    Counts<'py>,
-    Bound<'py, PyAny>,
-    Floats<'py>,
-    Floats<'py>,
-    Flags<'py>,
-    Bound<'py, PyArray1<u8>>,
-);
-type Certified<'py> =
-    (Counts<'py>, Floats<'py>, Floats<'py>, Option<Flags<'py>>, Option<Flags<'py>>);
 
 /// A limit given as a count or as a fraction.
 pub(super) fn limit(count: Option<usize>, fraction: Option<f64>) -> Option<MaxKeep> {
@@ -35,7 +20,7 @@ pub(super) fn select<'py>(
     py: Python<'py>,
     scores: &Bound<'py, PyAny>,
     dtype: &str,
-    eps: PyReadonlyArray1<'py, f64>,
+    eps: Budgets<'py>,
     kind: &str,
     scale: f64,
     mask: Option<&Bound<'py, PyAny>>,
@@ -51,7 +36,7 @@ pub(super) fn select<'py>(
     block_size: usize,
     prove_minimal: bool,
     threads: Option<usize>,
-) -> PyResult<Selected<'py>> {
+) -> PyResult<Selected> {
     let rows = Rows::new(
         scores,
         dtype,
@@ -65,7 +50,7 @@ pub(super) fn select<'py>(
         None,
     )?;
     let scores = rows.scores()?;
-    let eps = contiguous(&eps, "eps")?;
+    let eps = eps.slice()?;
     let options = Options::new()
         .min_keep(min_keep)
         .max_keep(limit(max_keep, max_keep_fraction))
@@ -74,18 +59,10 @@ pub(super) fn select<'py>(
         .block_size(block_size)
         .prove_minimal(prove_minimal)
         .threads(threads);
-    let longest = scores.longest();
-    let found = detached(py, |hook| core::select_with(&scores, eps, &options, hook))?;
-    let status = found.status.iter().map(|&status: &Status| status as u8).collect();
-    Ok((
-        PyArray1::from_vec(py, found.k),
-        PyArray1::from_vec(py, found.indptr),
-        positions(py, found.indices, longest),
-        PyArray1::from_vec(py, found.tail_mass_upper),
-        PyArray1::from_vec(py, found.tail_mass_lower),
-        PyArray1::from_vec(py, found.minimal),
-        PyArray1::from_vec(py, status),
-    ))
+    let found = run(py, scores.rows().saturating_mul(scores.longest()), |hook| {
+        core::select_with(&scores, eps, &options, hook)
+    })?;
+    Ok(Selected::new(found, scores.batch_shape(), scores.longest()))
 }
 
 #[pyfunction]
@@ -95,7 +72,7 @@ pub(super) fn certify<'py>(
     py: Python<'py>,
     scores: &Bound<'py, PyAny>,
     dtype: &str,
-    eps: Option<PyReadonlyArray1<'py, f64>>,
+    eps: Option<Budgets<'py>>,
     kind: &str,
     scale: f64,
     mask: Option<&Bound<'py, PyAny>>,
@@ -108,7 +85,7 @@ pub(super) fn certify<'py>(
     keep_indices: Option<PyReadonlyArray1<'py, i64>>,
     independent: bool,
     threads: Option<usize>,
-) -> PyResult<Certified<'py>> {
+) -> PyResult<Certified> {
     let rows = Rows::new(
         scores,
         dtype,
@@ -131,17 +108,11 @@ pub(super) fn certify<'py>(
     };
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
-    let eps = eps.as_ref().map(|eps| contiguous(eps, "eps")).transpose()?;
-    let judged =
-        detached(py, |hook| core::certify_with(&scores, &keep, eps, independent, threads, hook))?;
-    let flags = |flags: Option<Vec<bool>>| flags.map(|flags| PyArray1::from_vec(py, flags));
-    Ok((
-        PyArray1::from_vec(py, judged.k),
-        PyArray1::from_vec(py, judged.tail_mass_upper),
-        PyArray1::from_vec(py, judged.tail_mass_lower),
-        flags(judged.holds),
-        flags(judged.minimal),
-    ))
+    let eps = eps.as_ref().map(Budgets::slice).transpose()?;
+    let found = run(py, scores.rows().saturating_mul(scores.longest()), |hook| {
+        core::certify_with(&scores, &keep, eps, independent, threads, hook)
+    })?;
+    Ok(Certified::new(found, scores.batch_shape()))
 }
 
 #[pyfunction]
