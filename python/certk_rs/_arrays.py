@@ -9,7 +9,6 @@ known by its name.
 
 from __future__ import annotations
 
-import operator
 import sys
 from typing import Any
 
@@ -193,69 +192,6 @@ def _need_batch(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> No
         raise CertkError(
             f"{name} has shape {shape}; pass one number or the scores' batch shape {batch}"
         )
-
-
-def count(name: str, value: object, least: int = 0) -> int:
-    """Return an integer argument of at least `least` as an int."""
-    if type(value) is not int:
-        if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-            raise CertkError(f"{name} is {_shown(value)}; pass an integer")
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise CertkError(f"{name} is {_shown(value)}; pass an integer") from None
-    if not least <= value <= _INT64_MAX:
-        raise CertkError(f"{name} is {value}; pass an integer of at least {least} that fits int64")
-    return value
-
-
-def real(name: str, value: object) -> float:
-    """Return a real argument as a float, refusing what float64 would round."""
-    if type(value) is float:
-        return value
-    number = None
-    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = None
-    if number is None or (number != value and number == number):
-        raise CertkError(f"{name} is {_shown(value)}; pass a number that float64 holds exactly")
-    return number
-
-
-def flag(name: str, value: object) -> bool:
-    """Return a yes-or-no argument as a bool."""
-    if value is True or value is False:
-        return value
-    if isinstance(value, np.bool_):
-        return bool(value)
-    raise CertkError(f"{name} is {_shown(value)}; pass True or False")
-
-
-def optional_count(name: str, value: object, least: int = 1) -> int | None:
-    """Return an integer argument that may be left out."""
-    return None if value is None else count(name, value, least)
-
-
-def keep_limit(value: object) -> tuple[int | None, float | None]:
-    """Split `max_keep` into a count (an integer) and a fraction of the keys (a float in (0, 1])."""
-    if value is None:
-        return None, None
-    if isinstance(value, float | np.floating):
-        fraction = real("max_keep", value)
-        if not 0.0 < fraction <= 1.0:
-            raise CertkError(
-                f"max_keep is {fraction}; pass a fraction in (0, 1], or an int for a count of keys"
-            )
-        return None, fraction
-    return count("max_keep", value, least=1), None
-
-
-def _shown(value: object) -> str:
-    """A short, one-line picture of a bad argument."""
-    text = _one_line(repr(value))
-    return text if len(text) <= 60 else f"a {_type_name(value)}"
 
 
 def _type_name(value: object) -> str:

@@ -12,13 +12,13 @@ from . import _arrays
 from .errors import CertkError
 
 Options = tuple[
-    str,  # kind
-    float,  # scale
+    object,  # kind
+    object,  # scale
     NDArray[Any] | None,  # mask
     str | None,  # mask_dtype
     NDArray[np.int64] | None,  # lengths
     NDArray[np.int64] | None,  # indptr
-    int | None,  # causal_offset
+    object,  # causal_offset
 ]
 
 
@@ -65,16 +65,12 @@ def lend_rows(
         starts.setflags(write=False)
         batch = (starts.size - 1,)
         shape = (starts.size - 1, None)
-    if not isinstance(kind, str):
-        raise CertkError(f'kind is {kind!r}; pass "logits", "logprobs" or "probs"')
-    bias = bias_dtype = valid = offset = None
+    bias = bias_dtype = valid = None
     if mask is not None:
         bias, bias_dtype = _arrays.lend_mask(mask, array.shape)
     if lengths is not None:
         valid = _arrays.per_row_integers("lengths", lengths, batch)
-    if causal_offset is not None:
-        offset = _arrays.count("causal_offset", causal_offset, least=-(2**62))
-    options = (kind, _arrays.real("scale", scale), bias, bias_dtype, valid, starts, offset)
+    options = (kind, scale, bias, bias_dtype, valid, starts, causal_offset)
     return Rows(array, dtype, shape, batch, options)
 
 

@@ -94,18 +94,16 @@ def keep_set_of_inexact(
     rows = lend_rows(scores, kind, scale, mask, lengths, None, causal_offset)
     budget, lent_budget = budgets(eps, rows.batch)
     spread = None if radius is None else _arrays.per_row_floats("radius", radius, rows.batch)
-    most, share = _arrays.keep_limit(max_keep)
     indices, status, upper, lower, lower_bound, weights = _native.keep_set(
         rows.scores,
         rows.dtype,
         lent_budget,
         *rows.options,
         None if spread is None else spread.reshape(-1),
-        most,
-        share,
-        _arrays.count("keep_first", keep_first),
-        _arrays.count("keep_last", keep_last),
-        _arrays.optional_count("threads", threads),
+        max_keep,
+        keep_first,
+        keep_last,
+        threads,
     )
     return KeepSet(
         rows.scores.shape,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpy.typing import ArrayLike
 
-from . import _arrays, _native
+from . import _native
 from ._kept import Keep, lend_kept
 from ._rows import budgets, lend_rows
 from .results import Certificate, Selection
@@ -68,20 +68,18 @@ def select(
     """
     rows = lend_rows(scores, kind, scale, mask, lengths, indptr, causal_offset)
     budget, lent_budget = budgets(eps, rows.batch)
-    most, share = _arrays.keep_limit(max_keep)
     found = _native.select(
         rows.scores,
         rows.dtype,
         lent_budget,
         *rows.options,
-        _arrays.count("min_keep", min_keep),
-        most,
-        share,
-        _arrays.count("keep_first", keep_first),
-        _arrays.count("keep_last", keep_last),
-        _arrays.count("block_size", block_size, least=1),
-        _arrays.flag("prove_minimal", prove_minimal),
-        _arrays.optional_count("threads", threads),
+        min_keep,
+        max_keep,
+        keep_first,
+        keep_last,
+        block_size,
+        prove_minimal,
+        threads,
     )
     known = {"shape": rows.shape, "eps": budget, "score_indptr": rows.indptr}
     return Selection._of(found, known)
@@ -135,7 +133,7 @@ def certify(
         keep_mask,
         keep_indptr,
         keep_indices,
-        _arrays.flag("independent", independent),
-        _arrays.optional_count("threads", threads),
+        independent,
+        threads,
     )
     return Certificate._of(found, {"shape": rows.shape, "eps": budget})

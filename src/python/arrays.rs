@@ -5,6 +5,7 @@ use numpy::{Element, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods
 use pyo3::prelude::*;
 use pyo3::types::PyFloat;
 
+use super::arguments;
 use super::errors::CertkError;
 use crate::kernels;
 use crate::scores::{Data, Keep, Kind, Mask, Scores};
@@ -123,25 +124,20 @@ impl<'py> Rows<'py> {
     pub(super) fn new(
         scores: &Bound<'py, PyAny>,
         dtype: &str,
-        kind: &str,
-        scale: f64,
+        kind: &Bound<'py, PyAny>,
+        scale: &Bound<'py, PyAny>,
         mask: Option<&Bound<'py, PyAny>>,
         mask_dtype: Option<&str>,
         lengths: Option<PyReadonlyArray1<'py, i64>>,
         indptr: Option<PyReadonlyArray1<'py, i64>>,
-        causal_offset: Option<i64>,
+        causal_offset: Option<&Bound<'py, PyAny>>,
         radius: Option<PyReadonlyArray1<'py, f64>>,
     ) -> PyResult<Self> {
-        let kind = match kind {
-            "logits" => Kind::Logits,
-            "logprobs" => Kind::LogProbs,
-            "probs" => Kind::Probs,
-            _ => {
-                return Err(CertkError::new_err(format!(
-                    "kind is {kind:?}; use \"logits\", \"logprobs\" or \"probs\""
-                )));
-            }
-        };
+        let kind = arguments::kind(kind)?;
+        let scale = arguments::real("scale", scale)?;
+        let causal_offset = causal_offset
+            .map(|offset| arguments::integer("causal_offset", offset, -(1 << 62)))
+            .transpose()?;
         let mask = match (mask, mask_dtype) {
             (Some(mask), Some("bool")) => Some(MaskArray::Allowed(Bytes::new(mask)?)),
             (Some(mask), Some(dtype)) => Some(MaskArray::Additive(Stored::new(mask, dtype)?)),

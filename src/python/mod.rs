@@ -3,6 +3,7 @@
 //! Every function borrows its arrays, releases the interpreter (unless the work is brief), calls the crate, and translates the
 //! result.
 
+mod arguments;
 mod arrays;
 mod errors;
 mod keepset;

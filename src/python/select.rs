@@ -3,15 +3,11 @@
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 
+use super::arguments::{self, count, flag, limit};
 use super::arrays::{Budgets, Bytes, KeepArray, Rows};
 use super::errors::{CertkError, run};
 use super::results::{Certified, Selected};
-use crate::select::{self as core, MaxKeep, Options};
-
-/// A limit given as a count or as a fraction.
-pub(super) fn limit(count: Option<usize>, fraction: Option<f64>) -> Option<MaxKeep> {
-    count.map(MaxKeep::Count).or(fraction.map(MaxKeep::Fraction))
-}
+use crate::select::{self as core, Options};
 
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -21,21 +17,20 @@ pub(super) fn select<'py>(
     scores: &Bound<'py, PyAny>,
     dtype: &str,
     eps: Budgets<'py>,
-    kind: &str,
-    scale: f64,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
     mask: Option<&Bound<'py, PyAny>>,
     mask_dtype: Option<&str>,
     lengths: Option<PyReadonlyArray1<'py, i64>>,
     indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<i64>,
-    min_keep: usize,
-    max_keep: Option<usize>,
-    max_keep_fraction: Option<f64>,
-    keep_first: usize,
-    keep_last: usize,
-    block_size: usize,
-    prove_minimal: bool,
-    threads: Option<usize>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    min_keep: &Bound<'py, PyAny>,
+    max_keep: Option<&Bound<'py, PyAny>>,
+    keep_first: &Bound<'py, PyAny>,
+    keep_last: &Bound<'py, PyAny>,
+    block_size: &Bound<'py, PyAny>,
+    prove_minimal: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Selected> {
     let rows = Rows::new(
         scores,
@@ -52,13 +47,13 @@ pub(super) fn select<'py>(
     let scores = rows.scores()?;
     let eps = eps.slice()?;
     let options = Options::new()
-        .min_keep(min_keep)
-        .max_keep(limit(max_keep, max_keep_fraction))
-        .keep_first(keep_first)
-        .keep_last(keep_last)
-        .block_size(block_size)
-        .prove_minimal(prove_minimal)
-        .threads(threads);
+        .min_keep(count("min_keep", min_keep, 0)?)
+        .max_keep(limit(max_keep)?)
+        .keep_first(count("keep_first", keep_first, 0)?)
+        .keep_last(count("keep_last", keep_last, 0)?)
+        .block_size(count("block_size", block_size, 1)?)
+        .prove_minimal(flag("prove_minimal", prove_minimal)?)
+        .threads(arguments::threads(threads)?);
     let found = run(py, scores.rows().saturating_mul(scores.longest()), |hook| {
         core::select_with(&scores, eps, &options, hook)
     })?;
@@ -73,18 +68,18 @@ pub(super) fn certify<'py>(
     scores: &Bound<'py, PyAny>,
     dtype: &str,
     eps: Option<Budgets<'py>>,
-    kind: &str,
-    scale: f64,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
     mask: Option<&Bound<'py, PyAny>>,
     mask_dtype: Option<&str>,
     lengths: Option<PyReadonlyArray1<'py, i64>>,
     indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<i64>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
     keep_mask: Option<&Bound<'py, PyAny>>,
     keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
     keep_indices: Option<PyReadonlyArray1<'py, i64>>,
-    independent: bool,
-    threads: Option<usize>,
+    independent: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Certified> {
     let rows = Rows::new(
         scores,
@@ -106,6 +101,8 @@ pub(super) fn certify<'py>(
             return Err(CertkError::new_err("keep must be given once, as a mask or as indices"));
         }
     };
+    let independent = flag("independent", independent)?;
+    let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let eps = eps.as_ref().map(Budgets::slice).transpose()?;
