@@ -153,7 +153,7 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     """Widen real numbers of any dtype that `borrow` names to a new float64 array."""
     if dtype == "bfloat16":
         array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return np.array(array, dtype=np.float64)
+    return np.array(array, dtype=np.float64, order="C")
 
 
 def per_row_floats(name: str, value: object, batch: tuple[int, ...]) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ What is declared as object is handed on as the user gave it, and judged in Rust,
 
 Arrays have a contiguous last axis and non-negative strides that are multiples of the item size.
 float16 and bfloat16 are lent as uint16 views beside the dtype's name. `rows` is the product of the
-batch shape; arrays per row are 1-D, of length `rows`, or 1 where one value serves all rows.
+batch shape; lengths and radius are 1-D, of length `rows`, or 1 where one value serves all rows.
 Every function raises `certk_rs.CertkError` for bad input and lets KeyboardInterrupt pass.
 """
 
@@ -28,17 +28,18 @@ __version__: str
 
 @final
 class Selected:
-    """What `select` found. Every field is made when it is first asked for, and is read-only.
+    """The fields of a `Selection`. Each is made when it is first asked for, and is read-only."""
 
-    Fields per row come as new views in the batch shape, (rows,) for ragged rows.
-    """
-
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+    @property
+    def eps(self) -> NDArray[np.float64]: ...
     @property
     def k(self) -> NDArray[np.int64]: ...
     @property
-    def indptr(self) -> NDArray[np.int64]: ...  # (rows + 1,)
+    def indptr(self) -> NDArray[np.int64]: ...
     @property
-    def indices(self) -> NDArray[np.int32] | NDArray[np.int64]: ...  # (total,)
+    def indices(self) -> NDArray[np.int32] | NDArray[np.int64]: ...
     @property
     def tail_mass_upper(self) -> NDArray[np.float64]: ...
     @property
@@ -47,11 +48,15 @@ class Selected:
     def minimal(self) -> NDArray[np.bool_]: ...
     @property
     def status(self) -> NDArray[np.uint8]: ...
+    @property
+    def score_indptr(self) -> NDArray[np.int64] | None: ...
 
 @final
 class Certified:
-    """What `certify` found, with fields as in `Selected`."""
+    """The fields of a `Certificate`, as those of `Selected`."""
 
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
     @property
     def k(self) -> NDArray[np.int64]: ...
     @property
@@ -59,9 +64,11 @@ class Certified:
     @property
     def tail_mass_lower(self) -> NDArray[np.float64]: ...
     @property
-    def holds(self) -> NDArray[np.bool_] | None: ...  # None without eps
+    def eps(self) -> NDArray[np.float64] | None: ...
     @property
-    def minimal(self) -> NDArray[np.bool_] | None: ...  # None without eps
+    def holds(self) -> NDArray[np.bool_] | None: ...
+    @property
+    def minimal(self) -> NDArray[np.bool_] | None: ...
 
 def select(
     scores: NDArray[Any],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import IntEnum
@@ -41,11 +40,10 @@ class _Frozen:
     """Arrays are made read-only, and stay so through pickle."""
 
     @classmethod
-    def _of(cls: type[_Result], found: object, known: dict[str, object]) -> _Result:
-        """Make a result of what `_native` found, which comes on demand, and of the other fields."""
-        known["_found"] = found
+    def _of(cls: type[_Result], found: object) -> _Result:
+        """Make a result of what `_native` found, whose attributes are the fields."""
         result = object.__new__(cls)
-        object.__setattr__(result, "__dict__", known)
+        object.__setattr__(result, "_found", found)
         return result
 
     def __post_init__(self) -> None:
@@ -71,28 +69,22 @@ class _OnDemand:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, result: object, owner: type) -> Any:
-        found = None if result is None else result.__dict__.get("_found")
-        if found is None:
+    def __get__(self, result: _Frozen | None, owner: type) -> Any:
+        values = {} if result is None else result.__dict__
+        if "_found" not in values:
             raise AttributeError(f"{owner.__name__} has no {self.name}")
         # Where several threads come at once, all get what the first of them has put down.
-        return result.__dict__.setdefault(self.name, getattr(found, self.name))
+        return values.setdefault(self.name, getattr(values["_found"], self.name))
 
 
-def _on_demand(*names: str) -> Callable[[type[_Result]], type[_Result]]:
-    """Let these fields of a dataclass come from `_native`; the constructor still takes them."""
-
-    def change(cls: type[_Result]) -> type[_Result]:
-        for name in names:
-            setattr(cls, name, _OnDemand(name))
-        return cls
-
-    return change
+def _on_demand(cls: type[_Result]) -> type[_Result]:
+    """Let the fields of a dataclass come from `_native`; its constructor works as before."""
+    for field in fields(cast(Any, cls)):
+        setattr(cls, field.name, _OnDemand(field.name))
+    return cls
 
 
-@_on_demand(
-    "k", "indptr", "indices", "tail_mass_upper", "tail_mass_lower", "minimal", "status"
-)
+@_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class Selection(_Frozen):
     """The kept keys of each row, each with a proven interval for the tail mass that was dropped.
@@ -231,7 +223,7 @@ class Selection(_Frozen):
         )
 
 
-@_on_demand("k", "tail_mass_upper", "tail_mass_lower", "holds", "minimal")
+@_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class Certificate(_Frozen):
     """A proven interval for the mass that a given kept set drops from each row.

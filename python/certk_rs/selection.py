@@ -66,13 +66,18 @@ def select(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    rows = lend_rows(scores, kind, scale, mask, lengths, indptr, causal_offset)
-    budget, lent_budget = budgets(eps, rows.batch)
+    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
     found = _native.select(
-        rows.scores,
-        rows.dtype,
-        lent_budget,
-        *rows.options,
+        data,
+        dtype,
+        budgets(eps, data, starts),
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        starts,
+        causal_offset,
         min_keep,
         max_keep,
         keep_first,
@@ -81,8 +86,7 @@ def select(
         prove_minimal,
         threads,
     )
-    known = {"shape": rows.shape, "eps": budget, "score_indptr": rows.indptr}
-    return Selection._of(found, known)
+    return Selection._of(found)
 
 
 def certify(
@@ -122,18 +126,23 @@ def certify(
     Raises:
         CertkError: Bad input, also an index that is out of range or listed twice.
     """
-    rows = lend_rows(scores, kind, scale, mask, lengths, indptr, causal_offset)
-    budget, lent_budget = (None, None) if eps is None else budgets(eps, rows.batch)
-    keep_mask, keep_indptr, keep_indices = lend_kept(keep, rows)
+    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    keep_mask, keep_indptr, keep_indices = lend_kept(keep, data, starts)
     found = _native.certify(
-        rows.scores,
-        rows.dtype,
-        lent_budget,
-        *rows.options,
+        data,
+        dtype,
+        None if eps is None else budgets(eps, data, starts),
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        starts,
+        causal_offset,
         keep_mask,
         keep_indptr,
         keep_indices,
         independent,
         threads,
     )
-    return Certificate._of(found, {"shape": rows.shape, "eps": budget})
+    return Certificate._of(found)

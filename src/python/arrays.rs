@@ -1,7 +1,7 @@
 //! NumPy arrays as borrowed rows.
 
 use half::{bf16, f16};
-use numpy::{Element, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyFloat;
 
@@ -147,6 +147,11 @@ impl<'py> Rows<'py> {
         Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
     }
 
+    /// Where each ragged row starts.
+    pub(super) fn starts(&self) -> Option<Py<PyArray1<i64>>> {
+        self.indptr.as_ref().map(|indptr| indptr.as_unbound().clone_ref(indptr.py()))
+    }
+
     /// The rows, judged.
     pub(super) fn scores(&self) -> PyResult<Scores<'_>> {
         let (data, strides) = self.scores.data("scores")?;
@@ -179,10 +184,10 @@ impl<'py> Rows<'py> {
     }
 }
 
-/// Budgets: a number for all rows, or an array with one per row.
+/// Budgets: a number for all rows, or an array of shape () or of the batch shape.
 pub(super) enum Budgets<'py> {
     All([f64; 1]),
-    Each(PyReadonlyArray1<'py, f64>),
+    Each(PyReadonlyArrayDyn<'py, f64>),
 }
 
 impl<'py> FromPyObject<'_, 'py> for Budgets<'py> {
@@ -200,7 +205,11 @@ impl Budgets<'_> {
     pub(super) fn slice(&self) -> PyResult<&[f64]> {
         match self {
             Budgets::All(number) => Ok(number),
-            Budgets::Each(array) => contiguous(array, "eps"),
+            Budgets::Each(array) => array
+                .is_c_contiguous()
+                .then(|| array.as_slice().ok())
+                .flatten()
+                .ok_or_else(|| not_contiguous("eps")),
         }
     }
 }
@@ -233,9 +242,11 @@ pub(super) fn contiguous<'a, T: Element>(
     array: &'a PyReadonlyArray1<'_, T>,
     argument: &str,
 ) -> PyResult<&'a [T]> {
-    array.as_slice().map_err(|_| {
-        CertkError::new_err(format!(
-            "{argument} must be contiguous; copy it with numpy.ascontiguousarray"
-        ))
-    })
+    array.as_slice().map_err(|_| not_contiguous(argument))
+}
+
+fn not_contiguous(argument: &str) -> PyErr {
+    CertkError::new_err(format!(
+        "{argument} must be contiguous; copy it with numpy.ascontiguousarray"
+    ))
 }

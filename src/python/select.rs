@@ -45,7 +45,7 @@ pub(super) fn select<'py>(
         None,
     )?;
     let scores = rows.scores()?;
-    let eps = eps.slice()?;
+    let budgets = eps.slice()?;
     let options = Options::new()
         .min_keep(count("min_keep", min_keep, 0)?)
         .max_keep(limit(max_keep)?)
@@ -55,9 +55,9 @@ pub(super) fn select<'py>(
         .prove_minimal(flag("prove_minimal", prove_minimal)?)
         .threads(arguments::threads(threads)?);
     let found = run(py, scores.rows().saturating_mul(scores.longest()), |hook| {
-        core::select_with(&scores, eps, &options, hook)
+        core::select_with(&scores, budgets, &options, hook)
     })?;
-    Ok(Selected::new(found, scores.batch_shape(), scores.longest()))
+    Ok(Selected::new(found, &scores, eps, rows.starts()))
 }
 
 #[pyfunction]
@@ -105,11 +105,11 @@ pub(super) fn certify<'py>(
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
-    let eps = eps.as_ref().map(Budgets::slice).transpose()?;
+    let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
     let found = run(py, scores.rows().saturating_mul(scores.longest()), |hook| {
-        core::certify_with(&scores, &keep, eps, independent, threads, hook)
+        core::certify_with(&scores, &keep, budgets, independent, threads, hook)
     })?;
-    Ok(Certified::new(found, scores.batch_shape()))
+    Ok(Certified::new(found, &scores, eps))
 }
 
 #[pyfunction]
