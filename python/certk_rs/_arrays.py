@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 
 from .errors import CertkError
 
-_FLOATS = {np.dtype(t): np.dtype(t).name for t in (np.float16, np.float32, np.float64)}
+_FLOATS = {np.dtype(c): np.dtype(c).name for c in "efd"}
+_INTEGERS = {np.dtype(c): np.dtype(c).name for c in "bBhHiIlLqQ"}
+# NumPy puts a name together anew each time, which takes longer than a short row.
+_NAMES = {**_FLOATS, **_INTEGERS, np.dtype("?"): "bool"}
 _FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
-_INTEGER_NAMES = frozenset(np.dtype(c).name for c in "bBhHiIlLqQ")
+_INTEGER_NAMES = frozenset(_INTEGERS.values())
 _NEEDED = "float16, bfloat16, float32 or float64"
 _INT64_MAX = 2**63 - 1
 
@@ -68,12 +71,14 @@ def lend_mask(value: object, shape: tuple[int, ...]) -> tuple[NDArray[Any], str]
 
 def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Lend an array broadcast to `shape`: leading axes with stride 0, the last axis in full."""
+    if array.shape == shape:
+        return lay_out(array)
     try:
         if array.shape[-1:] != shape[-1:]:
             array = np.broadcast_to(array, (*array.shape[:-1], *shape[-1:]))
         array = lay_out(array)
         if array.flags.c_contiguous:
-            # Axes of length one may carry any stride; a flat view and back gives the canonical ones.
+            # Axes of length one may carry any stride; a flat view and back gives the usual ones.
             array = array.reshape(-1).reshape(array.shape)
         return np.broadcast_to(array, shape)
     except ValueError:
@@ -123,21 +128,23 @@ def borrow(name: str, value: object) -> tuple[NDArray[Any], str]:
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return array, array.dtype.name
+    return array, _NAMES.get(array.dtype) or array.dtype.name
 
 
 def _borrow_torch(name: str, tensor: Any, torch: Any) -> tuple[NDArray[Any], str]:
     """View a torch CPU tensor's memory, detached: gradients do not flow through a selection."""
-    if tensor.device.type == "meta":
+    device = tensor.device
+    if device.type == "meta":
         raise CertkError(
             f"{name} is a tensor on device meta, which holds no data; pass a CPU tensor"
         )
-    if tensor.device.type != "cpu":
-        raise CertkError(f"{name} is a tensor on device {tensor.device}; pass {name}.cpu()")
+    if device.type != "cpu":
+        raise CertkError(f"{name} is a tensor on device {device}; pass {name}.cpu()")
     if tensor.layout is not torch.strided:
         raise CertkError(f"{name} is a sparse tensor ({tensor.layout}); pass {name}.to_dense()")
     try:
-        tensor = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.detach().resolve_conj().resolve_neg()
         if tensor.dtype is torch.bfloat16:
             return tensor.view(torch.int16).numpy(), "bfloat16"
         array: NDArray[Any] = tensor.numpy()
@@ -146,7 +153,7 @@ def _borrow_torch(name: str, tensor: Any, torch: Any) -> tuple[NDArray[Any], str
             f"{name} is a {tensor.dtype} tensor that NumPy cannot read ({_one_line(error)}); "
             f"convert it to {_NEEDED} on the CPU"
         ) from None
-    return array, array.dtype.name
+    return array, _NAMES.get(array.dtype) or array.dtype.name
 
 
 def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:

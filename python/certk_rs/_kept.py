@@ -59,7 +59,7 @@ def _of_padded(
         )
     keep = keep.reshape(prod(batch), keep.shape[-1])
     real = keep != _PADDING
-    return _indptr(np.count_nonzero(real, axis=-1)), keep[real]
+    return _indptr(real.sum(axis=-1)), keep[real]
 
 
 def _padded_shape(batch: tuple[int, ...]) -> str:
@@ -86,8 +86,10 @@ def _of_list(
     return _indptr([entry.size for entry in entries]), joined
 
 
-def _indptr(sizes: ArrayLike) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)], dtype=np.int64)
+def _indptr(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    indptr = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=indptr[1:])
+    return indptr
 
 
 def _is_mask(keep: Sequence[Any]) -> bool:

@@ -136,7 +136,7 @@ class Selection(_Frozen):
         Raises:
             CertkError: No such row.
         """
-        flat = _flat_row(i, self.k.shape)
+        flat = _flat_row(i, cast("tuple[int, ...]", self.shape[:-1]))
         return self.indices[self.indptr[flat] : self.indptr[flat + 1]]
 
     def to_mask(self) -> NDArray[np.bool_]:
@@ -342,17 +342,15 @@ def _dense(shape: tuple[int | None, ...]) -> tuple[int, ...]:
 
 def _flat_row(i: RowIndex, batch: tuple[int, ...]) -> int:
     index, axes = (i, batch) if isinstance(i, tuple) else ((i,), (prod(batch),))
-    try:
-        steps = [operator.index(step) for step in index]
-    except TypeError:
-        steps = []
-    if len(steps) != len(axes) or not all(
-        -n <= step < n for step, n in zip(steps, axes, strict=True)
-    ):
-        raise CertkError(f"i is {i!r}; there is no such row in the batch shape {batch}")
     flat = 0
-    for step, n in zip(steps, axes, strict=True):
-        flat = flat * n + step % n
+    try:
+        for step, n in zip(index, axes, strict=True):
+            step = operator.index(step)
+            if not -n <= step < n:
+                raise IndexError
+            flat = flat * n + step % n
+    except (TypeError, ValueError, IndexError):
+        raise CertkError(f"i is {i!r}; there is no such row in the batch shape {batch}") from None
     return flat
 
 
