@@ -158,6 +158,22 @@ def test_axes_of_length_one_and_none(scores: NDArray[Any]) -> None:
     same(ck.select(plain, EPS, mask=scores), ck.select(plain, EPS, mask=plain))
 
 
+POSITIVE = SCORES > 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [POSITIVE[:1][::-1], POSITIVE[:, :, :1][..., ::-1], POSITIVE[:0][::-1], POSITIVE[..., :0]],
+    ids=lambda x: f"{x.shape}-{x.strides}",
+)
+def test_flags_with_axes_of_length_one_and_none(flags: NDArray[np.bool_]) -> None:
+    scores, plain = np.zeros(flags.shape), np.array(flags, order="C")
+    same(ck.select(scores, EPS, mask=flags), ck.select(scores, EPS, mask=plain))
+    for keep in (flags, plain):
+        kept = ck.certify(scores, keep, mask=flags).k
+        np.testing.assert_array_equal(kept, plain.sum(axis=-1), strict=True)
+
+
 def test_transposed_and_expanded_tensors() -> None:
     tensor = torch.from_numpy(SCORES)
     keys_first = tensor.permute(2, 0, 1).contiguous().permute(1, 2, 0)

@@ -26,6 +26,25 @@ fn layout<T: Element>(array: &PyReadonlyArrayDyn<'_, T>, argument: &str) -> PyEr
     ))
 }
 
+/// The memory that an array spans, and the strides of its batch axes in elements.
+fn stretch<'a, T: Element>(
+    array: &'a PyReadonlyArrayDyn<'_, T>,
+    argument: &str,
+) -> PyResult<(&'a [T], Vec<usize>)> {
+    if array.is_c_contiguous() {
+        // Axes of length one, and all axes of an empty array, may carry any stride; the shape says what it should be.
+        let data = array.as_slice().map_err(|_| layout(array, argument))?;
+        let shape = array.shape();
+        let strides = (1..shape.len()).map(|axis| shape[axis..].iter().product());
+        return Ok((data, strides.collect()));
+    }
+    let item = size_of::<T>().cast_signed();
+    if array.strides().iter().any(|stride| stride % item != 0) {
+        return Err(layout(array, argument));
+    }
+    kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
+}
+
 impl<'py> Stored<'py> {
     pub(super) fn new(array: &Bound<'py, PyAny>, dtype: &str) -> PyResult<Self> {
         Ok(match dtype {
@@ -51,38 +70,21 @@ impl<'py> Stored<'py> {
 
     /// The memory that the array spans, and the strides of its batch axes in elements.
     fn data<'a>(&'a self, argument: &str) -> PyResult<(Data<'a>, Vec<usize>)> {
-        fn get<'a, T: Element>(
-            array: &'a PyReadonlyArrayDyn<'_, T>,
-            argument: &str,
-        ) -> PyResult<(&'a [T], Vec<usize>)> {
-            if array.is_c_contiguous() {
-                // Axes of length one may carry any stride, so the strides follow from the shape.
-                let data = array.as_slice().map_err(|_| layout(array, argument))?;
-                let shape = array.shape();
-                let strides = (1..shape.len()).map(|axis| shape[axis..].iter().product());
-                return Ok((data, strides.collect()));
-            }
-            let item = size_of::<T>().cast_signed();
-            if array.strides().iter().any(|stride| stride % item != 0) {
-                return Err(layout(array, argument));
-            }
-            kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
-        }
         Ok(match self {
             Stored::F32(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::F32(data), strides)
             }
             Stored::F64(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::F64(data), strides)
             }
             Stored::F16(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::F16(bytemuck::cast_slice::<u16, f16>(data)), strides)
             }
             Stored::Bf16(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::Bf16(bytemuck::cast_slice::<u16, bf16>(data)), strides)
             }
         })
@@ -98,7 +100,7 @@ impl<'py> Bytes<'py> {
     }
 
     fn data(&self, argument: &str) -> PyResult<(&[u8], Vec<usize>)> {
-        kernels::extent(&self.0.as_array()).ok_or_else(|| layout(&self.0, argument))
+        stretch(&self.0, argument)
     }
 }
 
