@@ -59,6 +59,7 @@ fmt: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(CARGO) bench
 	$(BIN)/python benches/bench_argpartition.py
+	$(BIN)/python benches/bench_one_row.py
 
 clean:
 	rm -rf $(VENV) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd

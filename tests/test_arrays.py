@@ -152,11 +152,26 @@ def test_layouts_do_not_matter(layout: str, dtype: str) -> None:
 )
 def test_axes_of_length_one_and_none(scores: NDArray[Any]) -> None:
     # NumPy lets such axes carry any stride, also where it calls the array contiguous.
-    native = lent(scores)
-    assert native.shape == scores.shape
-    assert native.size == 0 or native.strides[-1] == native.itemsize
-    assert all(stride >= 0 and stride % native.itemsize == 0 for stride in native.strides)
-    same(ck.select(scores, EPS), ck.select(np.array(scores, order="C"), EPS))
+    assert lent(scores).shape == scores.shape
+    plain = np.array(scores, order="C")
+    same(ck.select(scores, EPS), ck.select(plain, EPS))
+    same(ck.select(plain, EPS, mask=scores), ck.select(plain, EPS, mask=plain))
+
+
+POSITIVE = SCORES > 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [POSITIVE[:1][::-1], POSITIVE[:, :, :1][..., ::-1], POSITIVE[:0][::-1], POSITIVE[..., :0]],
+    ids=lambda x: f"{x.shape}-{x.strides}",
+)
+def test_flags_with_axes_of_length_one_and_none(flags: NDArray[np.bool_]) -> None:
+    scores, plain = np.zeros(flags.shape), np.array(flags, order="C")
+    same(ck.select(scores, EPS, mask=flags), ck.select(scores, EPS, mask=plain))
+    for keep in (flags, plain):
+        kept = ck.certify(scores, keep, mask=flags).k
+        np.testing.assert_array_equal(kept, plain.sum(axis=-1), strict=True)
 
 
 def test_transposed_and_expanded_tensors() -> None:

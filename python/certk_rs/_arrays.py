@@ -9,7 +9,6 @@ known by its name.
 
 from __future__ import annotations
 
-import operator
 import sys
 from typing import Any
 
@@ -18,9 +17,12 @@ from numpy.typing import NDArray
 
 from .errors import CertkError
 
-_FLOATS = {np.dtype(t): np.dtype(t).name for t in (np.float16, np.float32, np.float64)}
+_FLOATS = {np.dtype(c): np.dtype(c).name for c in "efd"}
+_INTEGERS = {np.dtype(c): np.dtype(c).name for c in "bBhHiIlLqQ"}
+# NumPy puts a name together anew each time, which takes longer than a short row.
+_NAMES = {**_FLOATS, **_INTEGERS, np.dtype("?"): "bool"}
 _FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
-_INTEGER_NAMES = frozenset(np.dtype(c).name for c in "bBhHiIlLqQ")
+_INTEGER_NAMES = frozenset(_INTEGERS.values())
 _NEEDED = "float16, bfloat16, float32 or float64"
 _INT64_MAX = 2**63 - 1
 
@@ -69,10 +71,16 @@ def lend_mask(value: object, shape: tuple[int, ...]) -> tuple[NDArray[Any], str]
 
 def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Lend an array broadcast to `shape`: leading axes with stride 0, the last axis in full."""
+    if array.shape == shape:
+        return lay_out(array)
     try:
         if array.shape[-1:] != shape[-1:]:
             array = np.broadcast_to(array, (*array.shape[:-1], *shape[-1:]))
-        return np.broadcast_to(lay_out(array), shape)
+        array = lay_out(array)
+        if array.flags.c_contiguous:
+            # Axes of length one may carry any stride; a flat view and back gives the usual ones.
+            array = array.reshape(-1).reshape(array.shape)
+        return np.broadcast_to(array, shape)
     except ValueError:
         raise CertkError(
             f"{name} has shape {array.shape}, which does not broadcast to the scores' shape {shape}"
@@ -81,16 +89,13 @@ def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray
 
 def lay_out(array: NDArray[Any]) -> NDArray[Any]:
     """Return the array itself if its strides can be lent, else a C-ordered copy."""
-    size = array.itemsize
-    if array.flags.aligned and array.strides[-1] == size:
-        for stride in array.strides:
-            if stride < 0 or stride % size:
-                break
-        else:
+    flags = array.flags
+    if flags.aligned:
+        if flags.c_contiguous:
             return array
-    if array.flags.c_contiguous and array.flags.aligned:
-        # Axes of length one may carry any stride; a flat view and back gives the canonical ones.
-        return array.reshape(-1).reshape(array.shape)
+        size = array.itemsize
+        if array.strides[-1] == size and all(s >= 0 and s % size == 0 for s in array.strides):
+            return array
     return np.array(array, order="C", copy=True, subok=False)
 
 
@@ -123,21 +128,23 @@ def borrow(name: str, value: object) -> tuple[NDArray[Any], str]:
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return array, array.dtype.name
+    return array, _NAMES.get(array.dtype) or array.dtype.name
 
 
 def _borrow_torch(name: str, tensor: Any, torch: Any) -> tuple[NDArray[Any], str]:
     """View a torch CPU tensor's memory, detached: gradients do not flow through a selection."""
-    if tensor.device.type == "meta":
+    device = tensor.device
+    if device.type == "meta":
         raise CertkError(
             f"{name} is a tensor on device meta, which holds no data; pass a CPU tensor"
         )
-    if tensor.device.type != "cpu":
-        raise CertkError(f"{name} is a tensor on device {tensor.device}; pass {name}.cpu()")
+    if device.type != "cpu":
+        raise CertkError(f"{name} is a tensor on device {device}; pass {name}.cpu()")
     if tensor.layout is not torch.strided:
         raise CertkError(f"{name} is a sparse tensor ({tensor.layout}); pass {name}.to_dense()")
     try:
-        tensor = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.detach().resolve_conj().resolve_neg()
         if tensor.dtype is torch.bfloat16:
             return tensor.view(torch.int16).numpy(), "bfloat16"
         array: NDArray[Any] = tensor.numpy()
@@ -146,14 +153,14 @@ def _borrow_torch(name: str, tensor: Any, torch: Any) -> tuple[NDArray[Any], str
             f"{name} is a {tensor.dtype} tensor that NumPy cannot read ({_one_line(error)}); "
             f"convert it to {_NEEDED} on the CPU"
         ) from None
-    return array, array.dtype.name
+    return array, _NAMES.get(array.dtype) or array.dtype.name
 
 
 def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     """Widen real numbers of any dtype that `borrow` names to a new float64 array."""
     if dtype == "bfloat16":
         array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return np.array(array, dtype=np.float64)
+    return np.array(array, dtype=np.float64, order="C")
 
 
 def per_row_floats(name: str, value: object, batch: tuple[int, ...]) -> NDArray[np.float64]:
@@ -192,67 +199,6 @@ def _need_batch(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> No
         raise CertkError(
             f"{name} has shape {shape}; pass one number or the scores' batch shape {batch}"
         )
-
-
-def count(name: str, value: object, least: int = 0) -> int:
-    """Return an integer argument of at least `least` as an int."""
-    if type(value) is not int:
-        if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-            raise CertkError(f"{name} is {_shown(value)}; pass an integer")
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise CertkError(f"{name} is {_shown(value)}; pass an integer") from None
-    if not least <= value <= _INT64_MAX:
-        raise CertkError(f"{name} is {value}; pass an integer of at least {least} that fits int64")
-    return value
-
-
-def real(name: str, value: object) -> float:
-    """Return a real argument as a float, refusing what float64 would round."""
-    if type(value) is float:
-        return value
-    number = None
-    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = None
-    if number is None or (number != value and number == number):
-        raise CertkError(f"{name} is {_shown(value)}; pass a number that float64 holds exactly")
-    return number
-
-
-def flag(name: str, value: object) -> bool:
-    """Return a yes-or-no argument as a bool."""
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    raise CertkError(f"{name} is {_shown(value)}; pass True or False")
-
-
-def optional_count(name: str, value: object, least: int = 1) -> int | None:
-    """Return an integer argument that may be left out."""
-    return None if value is None else count(name, value, least)
-
-
-def keep_limit(value: object) -> tuple[int | None, float | None]:
-    """Split `max_keep` into a count (an integer) and a fraction of the keys (a float in (0, 1])."""
-    if value is None:
-        return None, None
-    if isinstance(value, float | np.floating):
-        fraction = real("max_keep", value)
-        if not 0.0 < fraction <= 1.0:
-            raise CertkError(
-                f"max_keep is {fraction}; pass a fraction in (0, 1], or an int for a count of keys"
-            )
-        return None, fraction
-    return count("max_keep", value, least=1), None
-
-
-def _shown(value: object) -> str:
-    """A short, one-line picture of a bad argument."""
-    text = _one_line(repr(value))
-    return text if len(text) <= 60 else f"a {_type_name(value)}"
 
 
 def _type_name(value: object) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _arrays
-from ._rows import Rows
+from ._rows import batch_shape
 from .errors import CertkError
 from .results import Selection
 
@@ -19,50 +19,58 @@ Lent = tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None, NDArray[np.int6
 _PADDING = -1
 
 
-def lend_kept(keep: Keep, rows: Rows) -> Lent:
+def lend_kept(keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> Lent:
     """Coerce a kept set to a mask with the scores' shape, or to CSR indices (indptr, indices).
 
     Only bool dtype is a mask. Range and repetition of the indices are judged in Rust.
     """
     if isinstance(keep, Selection):
-        return None, *_of_selection(keep, rows)
+        return None, *_of_selection(keep, scores, indptr)
+    batch = batch_shape(scores, indptr)
     if isinstance(keep, list | tuple) and not _is_mask(keep):
-        return None, *_of_list(keep, rows)
+        return None, *_of_list(keep, batch)
     array, dtype = _arrays.borrow("keep", keep)
     if dtype == "bool":
-        return _arrays.broadcast("keep", array, rows.scores.shape), None, None
-    return None, *_of_padded(_arrays.integers("keep", keep), rows)
+        return _arrays.broadcast("keep", array, scores.shape), None, None
+    return None, *_of_padded(_arrays.integers("keep", keep), batch)
 
 
-def _of_selection(keep: Selection, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    if keep.shape != rows.shape:
+def _of_selection(
+    keep: Selection, scores: NDArray[Any], indptr: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    shape = scores.shape if indptr is None else (indptr.size - 1, None)
+    if keep.shape != shape:
         raise CertkError(
-            f"keep is a Selection of shape {keep.shape}, but the scores have shape {rows.shape}"
+            f"keep is a Selection of shape {keep.shape}, but the scores have shape {shape}"
         )
     starts = keep.score_indptr
-    if starts is not None and rows.indptr is not None and not np.array_equal(starts, rows.indptr):
+    if starts is not None and indptr is not None and not np.array_equal(starts, indptr):
         raise CertkError("keep is a Selection of ragged rows with another indptr than the scores")
     return keep.indptr, keep.indices.astype(np.int64)
 
 
-def _of_padded(keep: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    if keep.shape[:-1] != rows.batch and not (keep.ndim == 1 and prod(rows.batch) == 1):
+def _of_padded(
+    keep: NDArray[np.int64], batch: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if keep.shape[:-1] != batch and not (keep.ndim == 1 and prod(batch) == 1):
         raise CertkError(
-            f"keep has shape {keep.shape}; pass indices of shape {_padded_shape(rows.batch)}, "
+            f"keep has shape {keep.shape}; pass indices of shape {_padded_shape(batch)}, "
             f"padded with {_PADDING}, or a boolean mask"
         )
-    keep = keep.reshape(prod(rows.batch), keep.shape[-1])
+    keep = keep.reshape(prod(batch), keep.shape[-1])
     real = keep != _PADDING
-    return _indptr(np.count_nonzero(real, axis=-1)), keep[real]
+    return _indptr(real.sum(axis=-1)), keep[real]
 
 
 def _padded_shape(batch: tuple[int, ...]) -> str:
     return "(" + "".join(f"{axis}, " for axis in batch) + "k)"
 
 
-def _of_list(keep: Sequence[Any], rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _of_list(
+    keep: Sequence[Any], batch: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """One entry per row, each a flat array of indices; or one flat list of integers for one row."""
-    n_rows = prod(rows.batch)
+    n_rows = prod(batch)
     if n_rows == 1 and all(np.ndim(entry) == 0 for entry in keep):
         keep = [list(keep)]
     if len(keep) != n_rows:
@@ -78,8 +86,10 @@ def _of_list(keep: Sequence[Any], rows: Rows) -> tuple[NDArray[np.int64], NDArra
     return _indptr([entry.size for entry in entries]), joined
 
 
-def _indptr(sizes: ArrayLike) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)], dtype=np.int64)
+def _indptr(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    indptr = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=indptr[1:])
+    return indptr
 
 
 def _is_mask(keep: Sequence[Any]) -> bool:

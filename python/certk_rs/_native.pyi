@@ -1,88 +1,127 @@
-"""The Rust extension. Its arguments are coerced by `_arrays`; values and shapes are judged in Rust.
+"""The Rust extension. Arrays are coerced by `_arrays`; values and shapes are judged in Rust.
+
+What is declared as object is handed on as the user gave it, and judged in Rust, too.
 
 Arrays have a contiguous last axis and non-negative strides that are multiples of the item size.
 float16 and bfloat16 are lent as uint16 views beside the dtype's name. `rows` is the product of the
-batch shape; arrays per row are 1-D, of length `rows`, or 1 where one value serves all rows.
+batch shape; lengths and radius are 1-D, of length `rows`, or 1 where one value serves all rows.
 Every function raises `certk_rs.CertkError` for bad input and lets KeyboardInterrupt pass.
 """
 
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["__version__", "certify", "keep_set", "select", "set_simd_level", "simd_level"]
+__all__ = [
+    "Certified",
+    "Selected",
+    "__version__",
+    "certify",
+    "keep_set",
+    "select",
+    "set_simd_level",
+    "simd_level",
+]
 
 __version__: str
+
+@final
+class Selected:
+    """The fields of a `Selection`. Each is made when it is first asked for, and is read-only."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+    @property
+    def eps(self) -> NDArray[np.float64]: ...
+    @property
+    def k(self) -> NDArray[np.int64]: ...
+    @property
+    def indptr(self) -> NDArray[np.int64]: ...
+    @property
+    def indices(self) -> NDArray[np.int32] | NDArray[np.int64]: ...
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def tail_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def minimal(self) -> NDArray[np.bool_]: ...
+    @property
+    def status(self) -> NDArray[np.uint8]: ...
+    @property
+    def score_indptr(self) -> NDArray[np.int64] | None: ...
+
+@final
+class Certified:
+    """The fields of a `Certificate`, as those of `Selected`."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+    @property
+    def k(self) -> NDArray[np.int64]: ...
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def tail_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def eps(self) -> NDArray[np.float64] | None: ...
+    @property
+    def holds(self) -> NDArray[np.bool_] | None: ...
+    @property
+    def minimal(self) -> NDArray[np.bool_] | None: ...
 
 def select(
     scores: NDArray[Any],
     dtype: str,
-    eps: NDArray[np.float64],
-    kind: str,
-    scale: float,
+    eps: float | NDArray[np.float64],
+    kind: object,
+    scale: object,
     mask: NDArray[Any] | None,
     mask_dtype: str | None,
     lengths: NDArray[np.int64] | None,
     indptr: NDArray[np.int64] | None,
-    causal_offset: int | None,
-    min_keep: int,
-    max_keep: int | None,
-    max_keep_fraction: float | None,
-    keep_first: int,
-    keep_last: int,
-    block_size: int,
-    prove_minimal: bool,
-    threads: int | None,
-) -> tuple[
-    NDArray[np.int64],  # k (rows,)
-    NDArray[np.int64],  # indptr (rows + 1,)
-    NDArray[np.int32] | NDArray[np.int64],  # indices (total,)
-    NDArray[np.float64],  # tail mass, upper end (rows,)
-    NDArray[np.float64],  # tail mass, lower end (rows,)
-    NDArray[np.bool_],  # minimal (rows,)
-    NDArray[np.uint8],  # status (rows,)
-]: ...
+    causal_offset: object,
+    min_keep: object,
+    max_keep: object,
+    keep_first: object,
+    keep_last: object,
+    block_size: object,
+    prove_minimal: object,
+    threads: object,
+) -> Selected: ...
 def certify(
     scores: NDArray[Any],
     dtype: str,
-    eps: NDArray[np.float64] | None,
-    kind: str,
-    scale: float,
+    eps: float | NDArray[np.float64] | None,
+    kind: object,
+    scale: object,
     mask: NDArray[Any] | None,
     mask_dtype: str | None,
     lengths: NDArray[np.int64] | None,
     indptr: NDArray[np.int64] | None,
-    causal_offset: int | None,
+    causal_offset: object,
     keep_mask: NDArray[np.bool_] | None,
     keep_indptr: NDArray[np.int64] | None,
     keep_indices: NDArray[np.int64] | None,
-    independent: bool,
-    threads: int | None,
-) -> tuple[
-    NDArray[np.int64],  # k (rows,)
-    NDArray[np.float64],  # tail mass, upper end (rows,)
-    NDArray[np.float64],  # tail mass, lower end (rows,)
-    NDArray[np.bool_] | None,  # holds (rows,), None without eps
-    NDArray[np.bool_] | None,  # minimal (rows,), None without eps
-]: ...
+    independent: object,
+    threads: object,
+) -> Certified: ...
 def keep_set(
     scores: NDArray[Any],
     dtype: str,
-    eps: NDArray[np.float64],
-    kind: str,
-    scale: float,
+    eps: float | NDArray[np.float64],
+    kind: object,
+    scale: object,
     mask: NDArray[Any] | None,
     mask_dtype: str | None,
     lengths: NDArray[np.int64] | None,
     indptr: NDArray[np.int64] | None,
-    causal_offset: int | None,
+    causal_offset: object,
     radius: NDArray[np.float64] | None,
-    max_keep: int | None,
-    max_keep_fraction: float | None,
-    keep_first: int,
-    keep_last: int,
-    threads: int | None,
+    max_keep: object,
+    keep_first: object,
+    keep_last: object,
+    threads: object,
 ) -> tuple[
     NDArray[np.int64],  # indices (k,), ascending
     int,  # status

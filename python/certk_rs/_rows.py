@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,49 +10,25 @@ from numpy.typing import ArrayLike, NDArray
 from . import _arrays
 from .errors import CertkError
 
-Options = tuple[
-    str,  # kind
-    float,  # scale
+Rows = tuple[
+    NDArray[Any],  # scores
+    str,  # dtype
     NDArray[Any] | None,  # mask
     str | None,  # mask_dtype
     NDArray[np.int64] | None,  # lengths
     NDArray[np.int64] | None,  # indptr
-    int | None,  # causal_offset
 ]
-
-
-class Rows(NamedTuple):
-    """Lent scores with their row options."""
-
-    scores: NDArray[Any]
-    dtype: str
-    shape: tuple[int | None, ...]
-    """Shape of the scores, (..., n), or (rows, None) for ragged rows."""
-    batch: tuple[int, ...]
-    """The leading axes; their product is the number of rows."""
-    options: Options
-    """In the order in which every function of `_native` takes them."""
-
-    @property
-    def indptr(self) -> NDArray[np.int64] | None:
-        """Where each ragged row starts, (rows + 1,), or None."""
-        return self.options[5]
 
 
 def lend_rows(
     scores: ArrayLike,
-    kind: object,
-    scale: object,
     mask: ArrayLike | None,
     lengths: ArrayLike | None,
     indptr: ArrayLike | None,
-    causal_offset: object,
 ) -> Rows:
-    """Coerce the scores (..., n) and their row options; see `certk_rs.select` for their meaning."""
+    """Coerce the scores (..., n) and what goes with them; see `certk_rs.select` for the meaning."""
     array, dtype = _arrays.lend_floats("scores", scores)
-    shape: tuple[int | None, ...] = array.shape
-    batch = array.shape[:-1]
-    starts = None
+    starts = bias = bias_dtype = valid = None
     if indptr is not None:
         starts = _arrays.integers("indptr", indptr)
         if starts.ndim != 1 or starts.size == 0:
@@ -63,33 +38,24 @@ def lend_rows(
                 f"indptr is given, but scores has shape {array.shape}; pass one flat buffer"
             )
         starts.setflags(write=False)
-        batch = (starts.size - 1,)
-        shape = (starts.size - 1, None)
-    if not isinstance(kind, str):
-        raise CertkError(f'kind is {kind!r}; pass "logits", "logprobs" or "probs"')
-    bias = bias_dtype = valid = offset = None
     if mask is not None:
         bias, bias_dtype = _arrays.lend_mask(mask, array.shape)
     if lengths is not None:
-        valid = _arrays.per_row_integers("lengths", lengths, batch)
-    if causal_offset is not None:
-        offset = _arrays.count("causal_offset", causal_offset, least=-(2**62))
-    options = (kind, _arrays.real("scale", scale), bias, bias_dtype, valid, starts, offset)
-    return Rows(array, dtype, shape, batch, options)
+        valid = _arrays.per_row_integers("lengths", lengths, batch_shape(array, starts))
+    return array, dtype, bias, bias_dtype, valid, starts
 
 
-def budgets(eps: object, batch: tuple[int, ...]) -> NDArray[np.float64]:
-    """Coerce tail-mass budgets to read-only float64 of shape () or of the batch shape."""
-    if type(eps) is float:
-        return _one_budget(eps)
-    array = _arrays.per_row_floats("eps", eps, batch)
+def batch_shape(scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> tuple[int, ...]:
+    """Return the leading axes, whose product is the number of rows; (rows,) for ragged rows."""
+    return scores.shape[:-1] if indptr is None else (indptr.size - 1,)
+
+
+def budgets(
+    eps: object, scores: NDArray[Any], indptr: NDArray[np.int64] | None
+) -> float | NDArray[np.float64]:
+    """Coerce tail-mass budgets to a float, or to read-only float64 of shape () or the batch's."""
+    if isinstance(eps, float):
+        return eps
+    array = _arrays.per_row_floats("eps", eps, batch_shape(scores, indptr))
     array.setflags(write=False)
     return array
-
-
-@lru_cache(maxsize=64)
-def _one_budget(eps: float) -> NDArray[np.float64]:
-    # Most calls use one number over and over, and for one short row making the array would show.
-    array = np.array(eps)
-    array.setflags(write=False)
-    return array.view()  # a view of read-only memory can never be made writeable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _arrays, _native
@@ -91,29 +92,34 @@ def keep_set_of_inexact(
     a number, or one per row, in the batch shape. The certificates hold for the real scores. The
     other arguments, the result and the errors are those of `keep_set`.
     """
-    rows = lend_rows(scores, kind, scale, mask, lengths, None, causal_offset)
-    budget = budgets(eps, rows.batch)
-    spread = None if radius is None else _arrays.per_row_floats("radius", radius, rows.batch)
-    most, share = _arrays.keep_limit(max_keep)
+    data, dtype, bias, bias_dtype, valid, _ = lend_rows(scores, mask, lengths, None)
+    batch = data.shape[:-1]
+    spread = None if radius is None else _arrays.per_row_floats("radius", radius, batch)
+    budget = budgets(eps, data, None)
     indices, status, upper, lower, lower_bound, weights = _native.keep_set(
-        rows.scores,
-        rows.dtype,
-        budget.reshape(-1),
-        *rows.options,
+        data,
+        dtype,
+        budget,
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        None,
+        causal_offset,
         None if spread is None else spread.reshape(-1),
-        most,
-        share,
-        _arrays.count("keep_first", keep_first),
-        _arrays.count("keep_last", keep_last),
-        _arrays.optional_count("threads", threads),
+        max_keep,
+        keep_first,
+        keep_last,
+        threads,
     )
     return KeepSet(
-        rows.scores.shape,
-        budget,
+        data.shape,
+        np.asarray(budget),
         indices,
         Status(status),
-        upper.reshape(rows.batch),
-        lower.reshape(rows.batch),
+        upper.reshape(batch),
+        lower.reshape(batch),
         lower_bound,
-        weights.reshape(rows.batch),
+        weights.reshape(batch),
     )

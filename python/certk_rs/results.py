@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import IntEnum
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,13 @@ class Status(IntEnum):
 class _Frozen:
     """Arrays are made read-only, and stay so through pickle."""
 
+    @classmethod
+    def _of(cls: type[_Result], found: object) -> _Result:
+        """Make a result of what `_native` found, whose attributes are the fields."""
+        result = object.__new__(cls)
+        object.__setattr__(result, "_found", found)
+        return result
+
     def __post_init__(self) -> None:
         for value in self.__dict__.values():
             if isinstance(value, np.ndarray):
@@ -49,6 +56,35 @@ class _Frozen:
         return type(self), tuple(values)
 
 
+_Result = TypeVar("_Result", bound=_Frozen)
+
+
+class _OnDemand:
+    """A field that stays with `_native` until somebody asks for it; then the instance has it.
+
+    For one short row, making all the arrays of a result takes longer than finding what is in them.
+    Like `functools.cached_property` this has no `__set__`, so what the instance has comes first.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, result: _Frozen | None, owner: type) -> Any:
+        values = {} if result is None else result.__dict__
+        if "_found" not in values:
+            raise AttributeError(f"{owner.__name__} has no {self.name}")
+        # Where several threads come at once, all get what the first of them has put down.
+        return values.setdefault(self.name, getattr(values["_found"], self.name))
+
+
+def _on_demand(cls: type[_Result]) -> type[_Result]:
+    """Let the fields of a dataclass come from `_native`; its constructor works as before."""
+    for field in fields(cast(Any, cls)):
+        setattr(cls, field.name, _OnDemand(field.name))
+    return cls
+
+
+@_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class Selection(_Frozen):
     """The kept keys of each row, each with a proven interval for the tail mass that was dropped.
@@ -100,7 +136,7 @@ class Selection(_Frozen):
         Raises:
             CertkError: No such row.
         """
-        flat = _flat_row(i, self.k.shape)
+        flat = _flat_row(i, cast("tuple[int, ...]", self.shape[:-1]))
         return self.indices[self.indptr[flat] : self.indptr[flat + 1]]
 
     def to_mask(self) -> NDArray[np.bool_]:
@@ -187,6 +223,7 @@ class Selection(_Frozen):
         )
 
 
+@_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class Certificate(_Frozen):
     """A proven interval for the mass that a given kept set drops from each row.
@@ -305,17 +342,15 @@ def _dense(shape: tuple[int | None, ...]) -> tuple[int, ...]:
 
 def _flat_row(i: RowIndex, batch: tuple[int, ...]) -> int:
     index, axes = (i, batch) if isinstance(i, tuple) else ((i,), (prod(batch),))
-    try:
-        steps = [operator.index(step) for step in index]
-    except TypeError:
-        steps = []
-    if len(steps) != len(axes) or not all(
-        -n <= step < n for step, n in zip(steps, axes, strict=True)
-    ):
-        raise CertkError(f"i is {i!r}; there is no such row in the batch shape {batch}")
     flat = 0
-    for step, n in zip(steps, axes, strict=True):
-        flat = flat * n + step % n
+    try:
+        for step, n in zip(index, axes, strict=True):
+            step = operator.index(step)
+            if not -n <= step < n:
+                raise IndexError
+            flat = flat * n + step % n
+    except (TypeError, ValueError, IndexError):
+        raise CertkError(f"i is {i!r}; there is no such row in the batch shape {batch}") from None
     return flat
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpy.typing import ArrayLike
 
-from . import _arrays, _native
+from . import _native
 from ._kept import Keep, lend_kept
 from ._rows import budgets, lend_rows
 from .results import Certificate, Selection
@@ -66,36 +66,27 @@ def select(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    rows = lend_rows(scores, kind, scale, mask, lengths, indptr, causal_offset)
-    budget = budgets(eps, rows.batch)
-    most, share = _arrays.keep_limit(max_keep)
-    k, kept_indptr, indices, upper, lower, minimal, status = _native.select(
-        rows.scores,
-        rows.dtype,
-        budget.reshape(-1),
-        *rows.options,
-        _arrays.count("min_keep", min_keep),
-        most,
-        share,
-        _arrays.count("keep_first", keep_first),
-        _arrays.count("keep_last", keep_last),
-        _arrays.count("block_size", block_size, least=1),
-        _arrays.flag("prove_minimal", prove_minimal),
-        _arrays.optional_count("threads", threads),
+    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    found = _native.select(
+        data,
+        dtype,
+        budgets(eps, data, starts),
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        starts,
+        causal_offset,
+        min_keep,
+        max_keep,
+        keep_first,
+        keep_last,
+        block_size,
+        prove_minimal,
+        threads,
     )
-    batch = rows.batch
-    return Selection(
-        rows.shape,
-        budget,
-        k.reshape(batch),
-        kept_indptr,
-        indices,
-        upper.reshape(batch),
-        lower.reshape(batch),
-        minimal.reshape(batch),
-        status.reshape(batch),
-        rows.indptr,
-    )
+    return Selection._of(found)
 
 
 def certify(
@@ -135,27 +126,23 @@ def certify(
     Raises:
         CertkError: Bad input, also an index that is out of range or listed twice.
     """
-    rows = lend_rows(scores, kind, scale, mask, lengths, indptr, causal_offset)
-    budget = None if eps is None else budgets(eps, rows.batch)
-    keep_mask, keep_indptr, keep_indices = lend_kept(keep, rows)
-    k, upper, lower, holds, minimal = _native.certify(
-        rows.scores,
-        rows.dtype,
-        None if budget is None else budget.reshape(-1),
-        *rows.options,
+    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    keep_mask, keep_indptr, keep_indices = lend_kept(keep, data, starts)
+    found = _native.certify(
+        data,
+        dtype,
+        None if eps is None else budgets(eps, data, starts),
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        starts,
+        causal_offset,
         keep_mask,
         keep_indptr,
         keep_indices,
-        _arrays.flag("independent", independent),
-        _arrays.optional_count("threads", threads),
+        independent,
+        threads,
     )
-    batch = rows.batch
-    return Certificate(
-        rows.shape,
-        k.reshape(batch),
-        upper.reshape(batch),
-        lower.reshape(batch),
-        budget,
-        None if holds is None else holds.reshape(batch),
-        None if minimal is None else minimal.reshape(batch),
-    )
+    return Certificate._of(found)

@@ -1,9 +1,11 @@
-//! NumPy arrays as borrowed rows, and results as NumPy arrays.
+//! NumPy arrays as borrowed rows.
 
 use half::{bf16, f16};
 use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
+use pyo3::types::PyFloat;
 
+use super::arguments;
 use super::errors::CertkError;
 use crate::kernels;
 use crate::scores::{Data, Keep, Kind, Mask, Scores};
@@ -22,6 +24,25 @@ fn layout<T: Element>(array: &PyReadonlyArrayDyn<'_, T>, argument: &str) -> PyEr
          copy it with numpy.ascontiguousarray",
         array.strides()
     ))
+}
+
+/// The memory that an array spans, and the strides of its batch axes in elements.
+fn stretch<'a, T: Element>(
+    array: &'a PyReadonlyArrayDyn<'_, T>,
+    argument: &str,
+) -> PyResult<(&'a [T], Vec<usize>)> {
+    if array.is_c_contiguous() {
+        // Axes of length one, and all axes of an empty array, may carry any stride; the shape says what it should be.
+        let data = array.as_slice().map_err(|_| layout(array, argument))?;
+        let shape = array.shape();
+        let strides = (1..shape.len()).map(|axis| shape[axis..].iter().product());
+        return Ok((data, strides.collect()));
+    }
+    let item = size_of::<T>().cast_signed();
+    if array.strides().iter().any(|stride| stride % item != 0) {
+        return Err(layout(array, argument));
+    }
+    kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
 }
 
 impl<'py> Stored<'py> {
@@ -49,31 +70,21 @@ impl<'py> Stored<'py> {
 
     /// The memory that the array spans, and the strides of its batch axes in elements.
     fn data<'a>(&'a self, argument: &str) -> PyResult<(Data<'a>, Vec<usize>)> {
-        fn get<'a, T: Element>(
-            array: &'a PyReadonlyArrayDyn<'_, T>,
-            argument: &str,
-        ) -> PyResult<(&'a [T], Vec<usize>)> {
-            let item = size_of::<T>().cast_signed();
-            if array.strides().iter().any(|stride| stride % item != 0) {
-                return Err(layout(array, argument));
-            }
-            kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
-        }
         Ok(match self {
             Stored::F32(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::F32(data), strides)
             }
             Stored::F64(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::F64(data), strides)
             }
             Stored::F16(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::F16(bytemuck::cast_slice::<u16, f16>(data)), strides)
             }
             Stored::Bf16(array) => {
-                let (data, strides) = get(array, argument)?;
+                let (data, strides) = stretch(array, argument)?;
                 (Data::Bf16(bytemuck::cast_slice::<u16, bf16>(data)), strides)
             }
         })
@@ -89,7 +100,7 @@ impl<'py> Bytes<'py> {
     }
 
     fn data(&self, argument: &str) -> PyResult<(&[u8], Vec<usize>)> {
-        kernels::extent(&self.0.as_array()).ok_or_else(|| layout(&self.0, argument))
+        stretch(&self.0, argument)
     }
 }
 
@@ -115,25 +126,20 @@ impl<'py> Rows<'py> {
     pub(super) fn new(
         scores: &Bound<'py, PyAny>,
         dtype: &str,
-        kind: &str,
-        scale: f64,
+        kind: &Bound<'py, PyAny>,
+        scale: &Bound<'py, PyAny>,
         mask: Option<&Bound<'py, PyAny>>,
         mask_dtype: Option<&str>,
         lengths: Option<PyReadonlyArray1<'py, i64>>,
         indptr: Option<PyReadonlyArray1<'py, i64>>,
-        causal_offset: Option<i64>,
+        causal_offset: Option<&Bound<'py, PyAny>>,
         radius: Option<PyReadonlyArray1<'py, f64>>,
     ) -> PyResult<Self> {
-        let kind = match kind {
-            "logits" => Kind::Logits,
-            "logprobs" => Kind::LogProbs,
-            "probs" => Kind::Probs,
-            _ => {
-                return Err(CertkError::new_err(format!(
-                    "kind is {kind:?}; use \"logits\", \"logprobs\" or \"probs\""
-                )));
-            }
-        };
+        let kind = arguments::kind(kind)?;
+        let scale = arguments::real("scale", scale)?;
+        let causal_offset = causal_offset
+            .map(|offset| arguments::integer("causal_offset", offset, -(1 << 62)))
+            .transpose()?;
         let mask = match (mask, mask_dtype) {
             (Some(mask), Some("bool")) => Some(MaskArray::Allowed(Bytes::new(mask)?)),
             (Some(mask), Some(dtype)) => Some(MaskArray::Additive(Stored::new(mask, dtype)?)),
@@ -141,6 +147,11 @@ impl<'py> Rows<'py> {
         };
         let scores = Stored::new(scores, dtype)?;
         Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
+    }
+
+    /// Where each ragged row starts.
+    pub(super) fn starts(&self) -> Option<Py<PyArray1<i64>>> {
+        self.indptr.as_ref().map(|indptr| indptr.as_unbound().clone_ref(indptr.py()))
     }
 
     /// The rows, judged.
@@ -175,6 +186,36 @@ impl<'py> Rows<'py> {
     }
 }
 
+/// Budgets: a number for all rows, or an array of shape () or of the batch shape.
+pub(super) enum Budgets<'py> {
+    All([f64; 1]),
+    Each(PyReadonlyArrayDyn<'py, f64>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Budgets<'py> {
+    type Error = PyErr;
+
+    fn extract(eps: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(match eps.cast::<PyFloat>() {
+            Ok(number) => Budgets::All([number.value()]),
+            Err(_) => Budgets::Each(eps.extract()?),
+        })
+    }
+}
+
+impl Budgets<'_> {
+    pub(super) fn slice(&self) -> PyResult<&[f64]> {
+        match self {
+            Budgets::All(number) => Ok(number),
+            Budgets::Each(array) => array
+                .is_c_contiguous()
+                .then(|| array.as_slice().ok())
+                .flatten()
+                .ok_or_else(|| not_contiguous("eps")),
+        }
+    }
+}
+
 /// A kept set, borrowed from Python.
 pub(super) enum KeepArray<'py> {
     Mask(Bytes<'py>),
@@ -203,19 +244,11 @@ pub(super) fn contiguous<'a, T: Element>(
     array: &'a PyReadonlyArray1<'_, T>,
     argument: &str,
 ) -> PyResult<&'a [T]> {
-    array.as_slice().map_err(|_| {
-        CertkError::new_err(format!(
-            "{argument} must be contiguous; copy it with numpy.ascontiguousarray"
-        ))
-    })
+    array.as_slice().map_err(|_| not_contiguous(argument))
 }
 
-/// Positions as int32 where every row's length fits, as int64 otherwise.
-pub(super) fn positions(py: Python<'_>, indices: Vec<u32>, longest: usize) -> Bound<'_, PyAny> {
-    if i32::try_from(longest).is_ok() {
-        let indices: Vec<i32> = bytemuck::allocation::cast_vec(indices);
-        PyArray1::from_vec(py, indices).into_any()
-    } else {
-        PyArray1::from_iter(py, indices.into_iter().map(i64::from)).into_any()
-    }
+fn not_contiguous(argument: &str) -> PyErr {
+    CertkError::new_err(format!(
+        "{argument} must be contiguous; copy it with numpy.ascontiguousarray"
+    ))
 }

@@ -4,6 +4,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use crate::error::Error;
+use crate::scores::Scores;
 
 pyo3::import_exception!(certk_rs.errors, CertkError);
 
@@ -14,6 +15,23 @@ impl From<Error> for PyErr {
             _ => CertkError::new_err(error.to_string()),
         }
     }
+}
+
+/// So many scores are decided well before another thread's turn would come anyway (every 5 ms), even on the slowest path
+/// and as rows of one key.
+const BRIEF: usize = 1 << 12;
+
+/// Runs `work` on these scores: attached if they are few, else [`detached`].
+///
+/// Letting go of the interpreter and taking it back is no gain for a few microseconds of work, and where another thread
+/// waits for it, that thread may have its whole turn in between, a thousand times as long.
+pub(super) fn run<R: Send>(
+    py: Python<'_>,
+    scores: &Scores<'_>,
+    work: impl Send + FnOnce(&mut dyn FnMut() -> Result<(), Error>) -> Result<R, Error>,
+) -> PyResult<R> {
+    let brief = scores.rows().saturating_mul(scores.longest().max(1)) <= BRIEF;
+    if brief { Ok(work(&mut || Ok(()))?) } else { detached(py, work) }
 }
 
 /// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals between portions.

@@ -3,9 +3,9 @@
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
-use super::arrays::{Rows, contiguous};
+use super::arguments::{self, count, limit};
+use super::arrays::{Budgets, Rows};
 use super::errors::detached;
-use super::select::limit;
 use crate::keepset as core;
 use crate::select::Options;
 
@@ -25,20 +25,19 @@ pub(super) fn keep_set<'py>(
     py: Python<'py>,
     scores: &Bound<'py, PyAny>,
     dtype: &str,
-    eps: PyReadonlyArray1<'py, f64>,
-    kind: &str,
-    scale: f64,
+    eps: Budgets<'py>,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
     mask: Option<&Bound<'py, PyAny>>,
     mask_dtype: Option<&str>,
     lengths: Option<PyReadonlyArray1<'py, i64>>,
     indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<i64>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
     radius: Option<PyReadonlyArray1<'py, f64>>,
-    max_keep: Option<usize>,
-    max_keep_fraction: Option<f64>,
-    keep_first: usize,
-    keep_last: usize,
-    threads: Option<usize>,
+    max_keep: Option<&Bound<'py, PyAny>>,
+    keep_first: &Bound<'py, PyAny>,
+    keep_last: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Kept<'py>> {
     let rows = Rows::new(
         scores,
@@ -53,12 +52,12 @@ pub(super) fn keep_set<'py>(
         radius,
     )?;
     let scores = rows.scores()?;
-    let eps = contiguous(&eps, "eps")?;
+    let eps = eps.slice()?;
     let options = Options::new()
-        .max_keep(limit(max_keep, max_keep_fraction))
-        .keep_first(keep_first)
-        .keep_last(keep_last)
-        .threads(threads);
+        .max_keep(limit(max_keep)?)
+        .keep_first(count("keep_first", keep_first, 0)?)
+        .keep_last(count("keep_last", keep_last, 0)?)
+        .threads(arguments::threads(threads)?);
     let set = detached(py, |hook| core::keep_set_with(&scores, eps, &options, hook))?;
     Ok((
         PyArray1::from_iter(py, set.indices.into_iter().map(i64::from)),

@@ -1,10 +1,13 @@
 //! The Python extension module: a list of what it exports.
 //!
-//! Every function borrows its arrays, releases the interpreter, calls the crate, and translates the result.
+//! Every function borrows its arrays, releases the interpreter (unless the work is brief), calls the crate, and translates the
+//! result.
 
+mod arguments;
 mod arrays;
 mod errors;
 mod keepset;
+mod results;
 mod select;
 
 use pyo3::prelude::*;
@@ -13,6 +16,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::keepset::keep_set;
+    #[pymodule_export]
+    use super::results::{Certified, Selected};
     #[pymodule_export]
     use super::select::{certify, select, set_simd_level, simd_level};
 

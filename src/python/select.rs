@@ -1,32 +1,13 @@
 //! `select`, `certify` and the instruction-set level.
 
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 
-use super::arrays::{Bytes, KeepArray, Rows, contiguous, positions};
-use super::errors::{CertkError, detached};
-use crate::certificate::Status;
-use crate::select::{self as core, MaxKeep, Options};
-
-type Flags<'py> = Bound<'py, PyArray1<bool>>;
-type Floats<'py> = Bound<'py, PyArray1<f64>>;
-type Counts<'py> = Bound<'py, PyArray1<i64>>;
-type Selected<'py> = (
-    Counts<'py>,
-    Counts<'py>,
-    Bound<'py, PyAny>,
-    Floats<'py>,
-    Floats<'py>,
-    Flags<'py>,
-    Bound<'py, PyArray1<u8>>,
-);
-type Certified<'py> =
-    (Counts<'py>, Floats<'py>, Floats<'py>, Option<Flags<'py>>, Option<Flags<'py>>);
-
-/// A limit given as a count or as a fraction.
-pub(super) fn limit(count: Option<usize>, fraction: Option<f64>) -> Option<MaxKeep> {
-    count.map(MaxKeep::Count).or(fraction.map(MaxKeep::Fraction))
-}
+use super::arguments::{self, count, flag, limit};
+use super::arrays::{Budgets, Bytes, KeepArray, Rows};
+use super::errors::{CertkError, run};
+use super::results::{Certified, Selected};
+use crate::select::{self as core, Options};
 
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -35,23 +16,22 @@ pub(super) fn select<'py>(
     py: Python<'py>,
     scores: &Bound<'py, PyAny>,
     dtype: &str,
-    eps: PyReadonlyArray1<'py, f64>,
-    kind: &str,
-    scale: f64,
+    eps: Budgets<'py>,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
     mask: Option<&Bound<'py, PyAny>>,
     mask_dtype: Option<&str>,
     lengths: Option<PyReadonlyArray1<'py, i64>>,
     indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<i64>,
-    min_keep: usize,
-    max_keep: Option<usize>,
-    max_keep_fraction: Option<f64>,
-    keep_first: usize,
-    keep_last: usize,
-    block_size: usize,
-    prove_minimal: bool,
-    threads: Option<usize>,
-) -> PyResult<Selected<'py>> {
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    min_keep: &Bound<'py, PyAny>,
+    max_keep: Option<&Bound<'py, PyAny>>,
+    keep_first: &Bound<'py, PyAny>,
+    keep_last: &Bound<'py, PyAny>,
+    block_size: &Bound<'py, PyAny>,
+    prove_minimal: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Selected> {
     let rows = Rows::new(
         scores,
         dtype,
@@ -65,27 +45,17 @@ pub(super) fn select<'py>(
         None,
     )?;
     let scores = rows.scores()?;
-    let eps = contiguous(&eps, "eps")?;
+    let budgets = eps.slice()?;
     let options = Options::new()
-        .min_keep(min_keep)
-        .max_keep(limit(max_keep, max_keep_fraction))
-        .keep_first(keep_first)
-        .keep_last(keep_last)
-        .block_size(block_size)
-        .prove_minimal(prove_minimal)
-        .threads(threads);
-    let longest = scores.longest();
-    let found = detached(py, |hook| core::select_with(&scores, eps, &options, hook))?;
-    let status = found.status.iter().map(|&status: &Status| status as u8).collect();
-    Ok((
-        PyArray1::from_vec(py, found.k),
-        PyArray1::from_vec(py, found.indptr),
-        positions(py, found.indices, longest),
-        PyArray1::from_vec(py, found.tail_mass_upper),
-        PyArray1::from_vec(py, found.tail_mass_lower),
-        PyArray1::from_vec(py, found.minimal),
-        PyArray1::from_vec(py, status),
-    ))
+        .min_keep(count("min_keep", min_keep, 0)?)
+        .max_keep(limit(max_keep)?)
+        .keep_first(count("keep_first", keep_first, 0)?)
+        .keep_last(count("keep_last", keep_last, 0)?)
+        .block_size(count("block_size", block_size, 1)?)
+        .prove_minimal(flag("prove_minimal", prove_minimal)?)
+        .threads(arguments::threads(threads)?);
+    let found = run(py, &scores, |hook| core::select_with(&scores, budgets, &options, hook))?;
+    Ok(Selected::new(found, &scores, eps, rows.starts()))
 }
 
 #[pyfunction]
@@ -95,20 +65,20 @@ pub(super) fn certify<'py>(
     py: Python<'py>,
     scores: &Bound<'py, PyAny>,
     dtype: &str,
-    eps: Option<PyReadonlyArray1<'py, f64>>,
-    kind: &str,
-    scale: f64,
+    eps: Option<Budgets<'py>>,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
     mask: Option<&Bound<'py, PyAny>>,
     mask_dtype: Option<&str>,
     lengths: Option<PyReadonlyArray1<'py, i64>>,
     indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<i64>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
     keep_mask: Option<&Bound<'py, PyAny>>,
     keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
     keep_indices: Option<PyReadonlyArray1<'py, i64>>,
-    independent: bool,
-    threads: Option<usize>,
-) -> PyResult<Certified<'py>> {
+    independent: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Certified> {
     let rows = Rows::new(
         scores,
         dtype,
@@ -129,19 +99,15 @@ pub(super) fn certify<'py>(
             return Err(CertkError::new_err("keep must be given once, as a mask or as indices"));
         }
     };
+    let independent = flag("independent", independent)?;
+    let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
-    let eps = eps.as_ref().map(|eps| contiguous(eps, "eps")).transpose()?;
-    let judged =
-        detached(py, |hook| core::certify_with(&scores, &keep, eps, independent, threads, hook))?;
-    let flags = |flags: Option<Vec<bool>>| flags.map(|flags| PyArray1::from_vec(py, flags));
-    Ok((
-        PyArray1::from_vec(py, judged.k),
-        PyArray1::from_vec(py, judged.tail_mass_upper),
-        PyArray1::from_vec(py, judged.tail_mass_lower),
-        flags(judged.holds),
-        flags(judged.minimal),
-    ))
+    let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
+    let found = run(py, &scores, |hook| {
+        core::certify_with(&scores, &keep, budgets, independent, threads, hook)
+    })?;
+    Ok(Certified::new(found, &scores, eps))
 }
 
 #[pyfunction]
