@@ -39,7 +39,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "sections", nargs="*", metavar="SECTION", help=f"leave out for all ({listed})"
     )
     parser.add_argument("--quick", action="store_true", help="small batches, n up to 131072")
-    parser.add_argument("--repeat", type=int, default=11, help="readings of each, at least 7")
+    parser.add_argument(
+        "--repeat", type=int, default=Settings.repeat, help="readings of each, at least 7"
+    )
     parser.add_argument("--json", action="store_true", help="JSON instead of the table")
     parser.add_argument("--plot", action="store_true", help=f"draw {FIGURE.name} from section G2")
     parser.add_argument(

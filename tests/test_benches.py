@@ -21,6 +21,7 @@ from harness import peers, rows
 from harness.clock import LEAST_REPEAT, Arena, Entrant, Times, contest
 from harness.report import HEADER, WIDTH, Line, Note, mean, row_text, section_text, summary
 from harness.verify import CheckFailedError, check_keep_set, check_selection
+from sections import growth
 from sections.growth_plot import curves, spread
 
 EPS = 0.01
@@ -176,6 +177,20 @@ def test_curves_read_the_growth_section() -> None:
     found = curves([*lines, Note("G2", "text"), Line("S1", "numpy.argpartition", 9.0, n=1)])
     assert found["numpy.argpartition"] == [(64, 2.0), (256, 2.0), (4096, 2.0)]
     assert found["select f32"] == [(64, 1.0), (256, 1.0), (4096, 1.0)]
+
+
+def test_growth_grants_what_plain_max_pays_and_no_more() -> None:
+    def at(n: int, ours: float, least: float) -> growth.Measured:
+        times = Times({growth.OURS: [ours], growth.MAX: [least]})
+        return growth.Measured(n, 1, 0.25, times, {})
+
+    short, middle, long = at(4096, 1.5, 0.1), at(65536, 1.0, 0.1), at(1 << 24, 3.0, 0.6)
+    assert growth.grown(long, short).ratio == pytest.approx(3.0 / 2.0)
+    assert growth.grown(middle, long).peer == 3.0, "nothing is granted for cheaper memory"
+    worst = growth.band([short, middle, long])
+    assert worst.ratio == pytest.approx(3.0 / 1.5)
+    assert worst.n == 1 << 24
+    assert worst.mark == ""
 
 
 def test_every_section_is_listed_once() -> None:

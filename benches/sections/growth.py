@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,6 +82,13 @@ def grown(at: Measured, base: Measured) -> Line:
     )
 
 
+def band(measured: Sequence[Measured]) -> Line:
+    """The worst of all lengths against the cheapest, by the same rule; without a target."""
+    cheapest = min(measured, key=lambda at: at.times.ns(OURS))
+    worst = max((grown(at, cheapest) for at in measured), key=lambda line: line.ratio)
+    return replace(worst, label=f"worst / n = {cheapest.n}", target=None)
+
+
 def all_series(at: Measured) -> Iterator[Line]:
     """The lines of G2 at one length."""
     for name, taken in at.peer_rows.items():
@@ -96,16 +103,17 @@ def run(settings: Settings) -> Iterator[Entry]:
     """G1 and G2, length by length."""
     if not settings.wants(*SECTIONS):
         return
-    base: Measured | None = None
+    measured: list[Measured] = []
     lengths = (SHORT if settings.wants("G2") else ()) + LONG
     for n in settings.lengths(*lengths):
         at = measure(settings, n)
-        base = at if n == LONG[0] else base
-        if base is not None and settings.wants("G1"):
-            yield grown(at, base)
+        if n in LONG and settings.wants("G1"):
+            measured.append(at)
+            yield grown(at, measured[0])
         if settings.wants("G2"):
             yield from all_series(at)
     if settings.wants("G1"):
+        yield band(measured)
         yield Note(
             "G1",
             f"Batches of {BATCH} scores, or one row where that is longer, so that short rows come "

@@ -23,7 +23,7 @@ class Settings:
     """`repeat` readings of batches of about `scores` scores; quick runs stop at short rows."""
 
     wanted: frozenset[str]
-    repeat: int = 11
+    repeat: int = 21
     scores: int = 1 << 21
     longest: int = 1 << 24
 
