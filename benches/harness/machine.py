@@ -70,11 +70,12 @@ def _version(package: str) -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout, and whether anything but results differs from it."""
+    """The commit of the checkout, and whether anything but what a run writes differs."""
     head = _output("git", "rev-parse", "--short=12", "HEAD")
     if head is None:
         return "unknown"
-    changed = _output("git", "status", "--porcelain", "--", ".", ":!benches/results")
+    made_here = (":!benches/results", ":!docs/figures/growth.png")
+    changed = _output("git", "status", "--porcelain", "--", ".", *made_here)
     return f"{head}, {'with changes' if changed else 'clean'}"
 
 
