@@ -18,7 +18,7 @@ help:
 	@echo 'make test-python  the Python tests only'
 	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
-	@echo 'make bench        time the core (criterion) and compare with numpy.argpartition'
+	@echo 'make bench        time the core (criterion), then selection against every peer'
 	@echo 'make clean        remove .venv, target and caches'
 
 demo: $(VENV)/.installed
@@ -57,8 +57,10 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
+	@echo '== the core alone'
 	$(CARGO) bench
-	$(BIN)/python benches/bench_argpartition.py
+	@echo '== against every peer'
+	$(BIN)/python benches/bench_select.py --plot
 	$(BIN)/python benches/bench_one_row.py
 
 clean:

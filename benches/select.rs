@@ -1,6 +1,8 @@
 //! Certified selection of Gaussian rows on one thread: `cargo bench`. Every result is checked once before it is timed.
 #![allow(missing_docs)] // what criterion's macros make
 
+use std::time::Duration;
+
 use certk_rs::{Keep, Options, Scores, Status, certify, select};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -30,6 +32,7 @@ fn benches(criterion: &mut Criterion) {
 
         let mut group = criterion.benchmark_group("gaussian, sigma 3, eps 0.01");
         group.throughput(Throughput::Elements((rows * n) as u64)).sample_size(10);
+        group.warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(2));
         group.bench_function(BenchmarkId::new("select", n), |b| {
             b.iter(|| select(&scores, &eps, &options));
         });

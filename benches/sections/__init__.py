@@ -1,0 +1,1 @@
+"""What is measured: each module has SECTIONS (name to title) and `run`, which yields entries."""

@@ -1,0 +1,62 @@
+"""What all sections share: how much to measure, the budget, and how `select` enters a contest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import certk_rs as ck
+from harness.clock import Bind, Entrant, Times, Work, contest
+from harness.peers import torch_threads
+from harness.rows import Array
+from harness.verify import check_selection
+
+EPS = 0.01
+SLOW = 1 << 18  # scores for peers of 50 ns per score and more
+MIDDLING = 1 << 20  # scores for peers of about 10 ns per score
+REST = 0.01  # seconds in which a pool's idle threads stop spinning
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`repeat` readings of batches of about `scores` scores; quick runs stop at short rows."""
+
+    wanted: frozenset[str]
+    repeat: int = 21
+    scores: int = 1 << 21
+    longest: int = 1 << 24
+
+    def wants(self, *names: str) -> bool:
+        """Whether any of these sections was asked for."""
+        return not self.wanted.isdisjoint(names)
+
+    def lengths(self, *lengths: int) -> list[int]:
+        """Those of the lengths that are not too long."""
+        return [n for n in lengths if n <= self.longest]
+
+    def contest(self, entrants: Iterable[Entrant], *, threads: int = 1) -> Times:
+        """`clock.contest`, with torch on `threads` threads."""
+        with torch_threads(threads):
+            return contest(list(entrants), self.repeat, rest=REST if threads > 1 else 0.0)
+
+
+def ours(threads: int = 1, **options: Any) -> Bind:
+    """`select` at EPS on a number of threads, with any of its options."""
+
+    def bind(rows: Array) -> Work:
+        return lambda: ck.select(rows, EPS, threads=threads, **options)
+
+    return bind
+
+
+def checked(scores: Array) -> ck.Selection:
+    """The selection of (rows, n) scores, after the oracle has agreed."""
+    sel = ck.select(scores, EPS, threads=1)
+    check_selection(scores, sel, EPS)
+    return sel
+
+
+def share(sel: ck.Selection, n: int) -> float:
+    """Mean k / n."""
+    return float(sel.k.mean()) / n
