@@ -534,6 +534,11 @@ impl Level for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
+    unsafe fn prefetch_to_write(at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> F32 {
         // SAFETY: see the head of the file.
         F32(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })

@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::lanes::{Element, LANES, Level, Scalar};
-use super::passes::{self, Given, PIVOTS, PivotSums, Positions, RANKED, Sides, Survey, Weigh};
+use super::passes::{
+    self, Given, PIVOTS, PivotSums, Positions, RANKED, Sides, Soon, Survey, Weigh,
+};
 use super::portable::Portable;
 use super::short::{self, Aim, Approach, BATCH, LawOf, Room, Settled};
 use crate::error::Error;
@@ -233,10 +235,10 @@ macro_rules! level {
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn split<E: Element, W: Weigh<E::Scalar>>(
-                keys: &[E], law: W, bracket: (E::Scalar, E::Scalar), next: *const u8, to: *mut E::Scalar,
+                keys: &[E], law: W, bracket: (E::Scalar, E::Scalar), soon: Soon, to: *mut E::Scalar,
             ) -> Sides {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::split::<$level, E, W>(keys, law, bracket, next, to) }
+                unsafe { passes::split::<$level, E, W>(keys, law, bracket, soon, to) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn narrow<S: Scalar>(
@@ -484,21 +486,21 @@ impl Simd {
     }
 
     /// Sums both sides of `[lo, hi)` over whole groups of keys and appends the keys inside to `to`, in order.
-    /// `to` must have room for `keys.len()` more entries. As many bytes from the address `next` on will be wanted next.
+    /// `to` must have room for `keys.len()` more entries. What will be wanted soon is fetched meanwhile.
     pub(crate) fn split<E: Element, W: Weigh<E::Scalar>>(
         self,
         keys: &[E],
         law: W,
         bracket: (E::Scalar, E::Scalar),
-        next: Option<usize>,
+        soon: Option<Soon>,
         to: &mut Bracket<E::Scalar>,
     ) -> Sides {
         assert!(keys.len().is_multiple_of(LANES));
-        let next = next.map_or(keys.as_ptr().cast(), std::ptr::without_provenance);
+        let soon = soon.unwrap_or(Soon::new(keys.as_ptr(), keys.as_ptr().cast()));
         assert!(to.keys.len() >= to.len + keys.len() + LANES);
         let output = to.keys[to.len..].as_mut_ptr();
         // The room asserted above is what the pass needs: everything inside, and one group more.
-        let sides = at_level!(self, split(keys, law, bracket, next, output));
+        let sides = at_level!(self, split(keys, law, bracket, soon, output));
         to.len += sides.inside;
         sides
     }

@@ -92,6 +92,8 @@ pub(crate) trait Level: Copy {
     unsafe fn single(lanes: Self::F64) -> Self::F32;
     /// Asks for the cache line at an address, which may be any.
     unsafe fn prefetch(at: *const u8);
+    /// The same for a line that will be written.
+    unsafe fn prefetch_to_write(at: *const u8);
     unsafe fn load_f16(from: *const f16) -> Self::F32;
     unsafe fn load_bf16(from: *const bf16) -> Self::F32;
     /// Bit i says whether byte i is not zero.

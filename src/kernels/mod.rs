@@ -35,7 +35,7 @@ pub(crate) use foreign::extent;
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use passes::{
-    Given, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Stored, Survey, Weigh,
-    values_around,
+    Given, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored, Survey,
+    Weigh, values_around,
 };
 pub(crate) use short::{Aim, BATCH, LawOf, Room, ScaledBy, Settled, Unscaled};

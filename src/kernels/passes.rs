@@ -464,7 +464,43 @@ pub(crate) struct Sides {
     pub(crate) inside: usize,
 }
 
-/// Sums both sides of `[lo, hi)` over a row and writes the keys inside, in order; fetches what will be wanted `next`.
+/// Where the next row will be read, and where the positions of this one will be written: fetched early.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Soon {
+    read: *const u8,
+    write: *const u8,
+}
+
+// SAFETY: the addresses are only hints to the caches; nothing is ever read or written through them.
+unsafe impl Send for Soon {}
+// SAFETY: as above.
+unsafe impl Sync for Soon {}
+
+impl Soon {
+    pub(crate) fn new<E>(read: *const E, write: *const u32) -> Self {
+        Soon { read: read.cast(), write: write.cast() }
+    }
+
+    /// Fetches what goes with the group at an entry.
+    #[inline(always)]
+    pub(super) unsafe fn fetch<L: Level, E>(self, at: usize) {
+        // SAFETY: the caller vouches for the level.
+        unsafe {
+            L::prefetch(self.read.wrapping_add(at * size_of::<E>()));
+            L::prefetch_to_write(self.write.wrapping_add(at * size_of::<u32>()));
+        }
+    }
+
+    /// The same from a later entry on.
+    pub(crate) fn from<E>(self, at: usize) -> Self {
+        Soon {
+            read: self.read.wrapping_add(at * size_of::<E>()),
+            write: self.write.wrapping_add(at * size_of::<u32>()),
+        }
+    }
+}
+
+/// Sums both sides of `[lo, hi)` over a row and writes the keys inside, in order.
 ///
 /// # Safety
 /// The caller vouches for the level. `to` must have room for all keys inside plus sixteen.
@@ -473,7 +509,7 @@ pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
     keys: &[E],
     law: W,
     bracket: (E::Scalar, E::Scalar),
-    next: *const u8,
+    soon: Soon,
     to: *mut E::Scalar,
 ) -> Sides {
     // SAFETY: every chunk is a whole group; the caller vouches for the output.
@@ -487,8 +523,8 @@ pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
             // this loop would be a coin toss, and compressing without one costs as much as half the exponential.
             let (mut marks, mut marked) = ([0u16; DEPTH], 0u16);
             for (g, group) in block.chunks_exact(LANES).enumerate() {
-                // This pass computes; meanwhile the memory can work for the next row.
-                L::prefetch(next.wrapping_add((b * DEPTH + g) * LANES * size_of::<E>()));
+                // This pass computes; meanwhile the memory can work.
+                soon.fetch::<L, E>((b * DEPTH + g) * LANES);
                 let keys = E::load::<L>(group.as_ptr());
                 let weights = law.weigh(keys);
                 let (under, over) = (keys.lt(lo), keys.ge(hi));

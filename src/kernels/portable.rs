@@ -234,6 +234,8 @@ impl Level for Portable {
     #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
     #[inline(always)]
+    unsafe fn prefetch_to_write(_at: *const u8) {}
+    #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Array<f32> {
         // SAFETY: the caller vouches for sixteen readable elements.
         let stored = unsafe { from.cast::<[f16; LANES]>().read_unaligned() };

@@ -5,7 +5,7 @@
 //! boundary only show the way; [`settle`] sums what a decision ends with, in the order of the row.
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
-use super::passes::{DEPTH, PIVOTS, RANKED, Scaled, Shifted, Sum, Weigh, values_around};
+use super::passes::{DEPTH, PIVOTS, RANKED, Scaled, Shifted, Soon, Sum, Weigh, values_around};
 
 /// Rows per batch at most.
 pub(crate) const BATCH: usize = 8;
@@ -14,7 +14,7 @@ const ROUNDS: usize = 6;
 /// Groups whose marks are kept at a time.
 const MARKS: usize = 64;
 /// Half the width of the first guess for a short row, in standard errors of its mean.
-const WIDTH: f64 = 3.2;
+const WIDTH: f64 = 2.6;
 /// Rows longer than this are judged by a sample, of so many keys, so many neighbours together, where they are not normal.
 const SAMPLED: usize = 1024;
 const SAMPLE: usize = 256;
@@ -91,6 +91,8 @@ pub(crate) struct Room<'a, E: Element> {
     pub(crate) weights: &'a mut [E::Scalar],
     pub(crate) inside: &'a mut [E::Scalar],
     pub(crate) inside_weights: &'a mut [E::Scalar],
+    /// Where positions will be written.
+    pub(crate) write: *const u32,
 }
 
 impl<E: Element> Room<'_, E> {
@@ -140,13 +142,17 @@ where
             let keys = &mut room.keys[r * stride..][..padded];
             (found[r].largest, found[r].plain) = open::<L, E>(row, keys);
         }
+        let mut start = 0;
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
             let keys = &room.keys[r * stride..][..padded];
             let out = &mut room.weights[r * stride..][..padded];
             let whole = row.len() / LANES;
-            let next = row.as_ptr().wrapping_byte_add(after).cast();
-            weigh::<L, E, _>(keys, whole, law.of(found[r].largest), next, out, &mut found[r]);
+            // Positions of the rows before come first.
+            let write = room.write.wrapping_add(start);
+            start += row.len();
+            let soon = Soon::new(row.as_ptr().wrapping_byte_add(after), write);
+            weigh::<L, E, _>(keys, whole, law.of(found[r].largest), soon, out, &mut found[r]);
         }
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
@@ -210,13 +216,13 @@ unsafe fn open<L: Level, E: Element>(row: &[E], to: &mut [E]) -> (E::Scalar, boo
     }
 }
 
-/// Writes the weights; their sum and the moments of the first `whole` groups, roughly. Fetches as many keys from `next`.
+/// Writes the weights; their sum and the moments of the first `whole` groups, roughly.
 #[inline(always)]
 unsafe fn weigh<L: Level, E: Element, W: Weigh<E::Scalar>>(
     keys: &[E],
     whole: usize,
     law: W,
-    next: *const u8,
+    soon: Soon,
     to: &mut [E::Scalar],
     found: &mut Approach<E::Scalar>,
 ) {
@@ -227,7 +233,7 @@ unsafe fn weigh<L: Level, E: Element, W: Weigh<E::Scalar>>(
         let (mut sum, mut first, mut second) = (zero, zero, zero);
         let groups = keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES));
         for (g, (group, out)) in groups.enumerate() {
-            L::prefetch(next.wrapping_add(g * LANES * size_of::<E>()));
+            soon.fetch::<L, E>(g * LANES);
             let keys = E::load::<L>(group.as_ptr());
             let weights = law.weigh(keys);
             weights.store(out.as_mut_ptr());
@@ -380,10 +386,11 @@ unsafe fn enclose<L: Level, E: Element>(
     // SAFETY: the caller vouches for the level, the pointers and the room.
     unsafe {
         loop {
-            (found.inside, found.below) = collect::<L, E>(from, range, to, to_weights);
+            let within;
+            (found.inside, found.below, within) = collect::<L, E>(from, range, to, to_weights);
             let side = if found.below > limit {
                 (E::Scalar::LOWEST, range.0)
-            } else if found.below + mass::<L, E::Scalar>(to_weights, found.inside) <= limit {
+            } else if found.below + within <= limit {
                 (range.1, E::Scalar::INFINITY)
             } else {
                 return;
@@ -403,20 +410,6 @@ unsafe fn enclose<L: Level, E: Element>(
                 }
             }
         }
-    }
-}
-
-/// The sum of a list of weights, roughly; fills up its last group.
-#[inline(always)]
-unsafe fn mass<L: Level, S: Scalar>(weights: *mut S, len: usize) -> f64 {
-    // SAFETY: the caller vouches for the level and for a group of room behind the list.
-    unsafe {
-        let mut sum = S::Lanes::<L>::splat(S::default());
-        sum.store(weights.add(len));
-        for at in (0..len).step_by(LANES) {
-            sum = sum.add(S::Lanes::<L>::load(weights.add(at)));
-        }
-        sum.sum().into()
     }
 }
 
@@ -473,20 +466,20 @@ fn crossing<S: Scalar, const N: usize>(
     (first, (lo, hi))
 }
 
-/// Collects the keys of a range and their weights; how many there are, and the weight below, roughly.
+/// Collects the keys of a range and their weights; how many there are, and the weight below and inside, roughly.
 #[inline(always)]
 unsafe fn collect<L: Level, E: Element>(
     (keys, weights, len): (*const E, *const E::Scalar, usize),
     range: (E::Scalar, E::Scalar),
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
-) -> (usize, f64) {
+) -> (usize, f64, f64) {
     // SAFETY: the caller vouches for the level, for `len` keys and weights (whole groups), and for room for as many and a
     // group more; nothing is written ahead of what has been read.
     unsafe {
         let (lo, hi) = (Of::<L, E>::splat(range.0), Of::<L, E>::splat(range.1));
         let mut below = Of::<L, E>::splat(E::Scalar::default());
-        let mut inside = 0;
+        let (mut mass, mut inside) = (below, 0);
         for start in (0..len).step_by(LANES * MARKS) {
             // Marked first, collected group by group that has any: see `split`.
             let end = (start + LANES * MARKS).min(len);
@@ -506,10 +499,11 @@ unsafe fn collect<L: Level, E: Element>(
                     (E::load::<L>(keys.add(at)), Of::<L, E>::load(weights.add(at)));
                 keys.compress_store(marks[g], to.add(inside));
                 weights.compress_store(marks[g], to_weights.add(inside));
+                mass = mass.add_where(Of::<L, E>::mask(marks[g]), weights);
                 inside += marks[g].count_ones() as usize;
             }
         }
-        (inside, below.sum().into())
+        (inside, below.sum().into(), mass.sum().into())
     }
 }
 

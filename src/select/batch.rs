@@ -10,7 +10,7 @@ use super::short;
 use super::workspace::{Buffers, Forced, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::kernels::{DefaultFloats, Element, LANES, Positions, Simd};
+use crate::kernels::{DefaultFloats, Element, LANES, Positions, Simd, Soon};
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
 use crate::order;
 use crate::scores::{Data, Scores};
@@ -229,20 +229,19 @@ impl Job<'_> {
         })
     }
 
-    /// Where the next row's scores are, if they fit into a cache beside a row in work.
-    fn next_scores(&self, row: usize) -> Option<usize> {
+    /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
+    fn soon(&self, row: usize, out: &[u32]) -> Option<Soon> {
         const MOST: usize = 1 << 18;
-        if row + 1 >= self.scores.rows() {
-            return None;
-        }
-        let span = self.scores.span(row + 1);
-        let (start, size) = match self.scores.data {
-            Data::F32(data) => (data.as_ptr().wrapping_add(span.start).addr(), 4),
-            Data::F64(data) => (data.as_ptr().wrapping_add(span.start).addr(), 8),
-            Data::F16(data) => (data.as_ptr().wrapping_add(span.start).addr(), 2),
-            Data::Bf16(data) => (data.as_ptr().wrapping_add(span.start).addr(), 2),
+        let row = (row + 1).min(self.scores.rows() - 1);
+        let span = self.scores.span(row);
+        let (start, write) = (span.start, out.as_ptr_range().end);
+        let (soon, size) = match self.scores.data {
+            Data::F32(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 4),
+            Data::F64(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 8),
+            Data::F16(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 2),
+            Data::Bf16(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 2),
         };
-        (span.visible * size <= MOST).then_some(start)
+        (span.visible * size <= MOST).then_some(soon)
     }
 
     fn append(
@@ -290,8 +289,8 @@ impl Job<'_> {
         workspace: &mut Workspace,
         out: &mut Vec<u32>,
     ) -> Result<Decision, Error> {
-        let next = self.next_scores(row);
-        let source = Source { scores: self.scores, row, simd: self.simd, shared, next };
+        let soon = self.soon(row, out);
+        let source = Source { scores: self.scores, row, simd: self.simd, shared, soon };
         let mark = out.len();
         if source.is_plain() {
             let decision = source.native(workspace, Decide { job: self, source, out })?;
@@ -328,7 +327,7 @@ impl Visitor for Decide<'_> {
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         let Prepared {
-            next,
+            soon,
             keys,
             positions,
             largest,
@@ -359,7 +358,7 @@ impl Visitor for Decide<'_> {
         };
         if options.block_size > 1 {
             let field =
-                Field { simd, keys, live, largest, smallest, next, forced: (0.0, 0), shared };
+                Field { simd, keys, live, largest, smallest, soon, forced: (0.0, 0), shared };
             let positions = forced.first.iter().chain(&forced.last).copied();
             let found = block::search(
                 &field,
@@ -390,11 +389,11 @@ impl Visitor for Decide<'_> {
             }
             let forced = (0.0, 0);
             let (keys, live, shared) = (&own[..], count, false);
-            fixed = Field { simd, keys, live, largest, smallest, next, forced, shared }.mass(law);
+            fixed = Field { simd, keys, live, largest, smallest, soon, forced, shared }.mass(law);
         }
         let live = live - count;
         let field =
-            Field { simd, keys, live, largest, smallest, next, forced: (fixed, count), shared };
+            Field { simd, keys, live, largest, smallest, soon, forced: (fixed, count), shared };
         let mut found = field.search(law, &rule, E::scratch(workspace));
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         if weights && decision.open(rule.eps) && count == 0 {

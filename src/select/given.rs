@@ -113,7 +113,7 @@ impl Judge<'_> {
 
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
-        let source = Source { scores, row, simd, shared: false, next: None };
+        let source = Source { scores, row, simd, shared: false, soon: None };
         if source.is_plain() {
             let opinion = source.native(workspace, Form { judge: self, row })?;
             if !opinion.open {
@@ -232,7 +232,7 @@ impl Visitor for Form<'_> {
         }
         let forced = (0.0, 0);
         let (simd, shared) = (judge.simd, false);
-        let field = Field { simd, keys, live, largest, smallest, next: None, forced, shared };
+        let field = Field { simd, keys, live, largest, smallest, soon: None, forced, shared };
         let rule = Rule {
             eps,
             slack,

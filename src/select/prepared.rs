@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::row::Law;
 use super::workspace::{Buffers, Workspace, padded, padded_for};
 use crate::error::Error;
-use crate::kernels::{Element, LANES, Scalar, Scaled, Shifted, Simd, Stored, Survey};
+use crate::kernels::{Element, LANES, Scalar, Scaled, Shifted, Simd, Soon, Stored, Survey};
 use crate::mass::{CHUNK, Slack};
 use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores};
 
@@ -17,8 +17,8 @@ pub(crate) struct Prepared<'a, E: Element, W> {
     /// Where the keys come from in the row, if they are only the ones that a mask admits.
     pub(crate) positions: Option<&'a [u32]>,
     pub(crate) largest: E::Scalar,
-    /// The address of the next row's scores, if they are worth fetching early.
-    pub(crate) next: Option<usize>,
+    /// What is worth fetching while this row is worked on.
+    pub(crate) soon: Option<Soon>,
     /// No key is smaller; -inf if that is not known.
     pub(crate) smallest: E::Scalar,
     /// Unmasked keys.
@@ -55,8 +55,8 @@ pub(crate) struct Source<'a> {
     pub(crate) simd: Simd,
     /// Whether its chunks are shared out over the pool that this runs on.
     pub(crate) shared: bool,
-    /// The address of the next row's scores, if they are worth fetching early.
-    pub(crate) next: Option<usize>,
+    /// What is worth fetching while this row is worked on.
+    pub(crate) soon: Option<Soon>,
 }
 
 impl Source<'_> {
@@ -160,14 +160,14 @@ impl Source<'_> {
         let radius = self.scores.row_radius(self.row);
         let slack = if self.is_single() { Slack::f32(radius) } else { Slack::f64(len, radius) };
         let (exact_ties, weights) = (radius == 0.0, false);
-        let next = self.next;
+        let soon = self.soon;
         let scale = self.scores.scale.abs();
         if scale == 1.0 {
             let law = Shifted(largest);
             let row = Prepared {
                 keys,
                 positions,
-                next,
+                soon,
                 largest,
                 smallest,
                 live,
@@ -182,7 +182,7 @@ impl Source<'_> {
             let row = Prepared {
                 keys,
                 positions,
-                next,
+                soon,
                 largest,
                 smallest,
                 live,
@@ -209,7 +209,7 @@ impl Source<'_> {
             buffer.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
             let keys = &mut buffer[..];
             let exact_ties = error == 0.0;
-            let (positions, next, smallest) = (None, None, f64::NEG_INFINITY);
+            let (positions, soon, smallest) = (None, None, f64::NEG_INFINITY);
             match law {
                 Meaning::Exp { scale } => {
                     let (slack, weights) = (Slack::f64(n, error), false);
@@ -218,7 +218,7 @@ impl Source<'_> {
                         let row = Prepared {
                             keys,
                             positions,
-                            next,
+                            soon,
                             largest,
                             smallest,
                             live,
@@ -233,7 +233,7 @@ impl Source<'_> {
                         let row = Prepared {
                             keys,
                             positions,
-                            next,
+                            soon,
                             largest,
                             smallest,
                             live,
@@ -250,7 +250,7 @@ impl Source<'_> {
                     let row = Prepared {
                         keys,
                         positions,
-                        next,
+                        soon,
                         largest,
                         smallest,
                         live,

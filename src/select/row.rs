@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::workspace::padded;
 use crate::kernels::{
-    Bracket, Element, LANES, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd,
+    Bracket, Element, LANES, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd, Soon,
     Stored, Weigh, values_around,
 };
 use crate::mass::{self, CHUNK, Slack, Split};
@@ -135,8 +135,8 @@ pub(crate) struct Field<'a, E: Element> {
     pub(crate) largest: E::Scalar,
     /// No key is smaller.
     pub(crate) smallest: E::Scalar,
-    /// The address of as many stored scores that will be wanted next.
-    pub(crate) next: Option<usize>,
+    /// What is worth fetching while this row is worked on.
+    pub(crate) soon: Option<Soon>,
     /// Weight and number of the keys that are kept in any case.
     pub(crate) forced: (f64, usize),
     /// Whether chunks are shared out over the pool that this runs on.
@@ -268,8 +268,8 @@ impl<E: Element> Field<'_, E> {
         if !self.shared {
             for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
                 bracket.reserve(chunk.len());
-                let next = self.next.map(|next| next.wrapping_add(c * size_of_val(chunk)));
-                add(&self.simd.split(chunk, law, range, next, bracket));
+                let soon = self.soon.map(|soon| soon.from::<E>(c * CHUNK));
+                add(&self.simd.split(chunk, law, range, soon, bracket));
             }
             return total;
         }

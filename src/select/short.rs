@@ -15,7 +15,7 @@ use crate::mass::Split;
 use crate::scores::{Data, Kind};
 
 /// Rows up to this length are decided here, if nothing is special about them.
-const LONGEST: usize = 8192;
+const LONGEST: usize = 4096;
 /// Entries of a batch: what it works on stays in the first-level cache.
 const ENTRIES: usize = 2048;
 
@@ -114,7 +114,7 @@ where
         }
         let mut short = std::mem::take(E::short(workspace));
         let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
-        let mut room = short.room(stride, count);
+        let mut room = short.room(stride, count, part.indices.as_ptr_range().end);
         let found = job.simd.approach(&batch[..count], &plan.aim, law, &mut room);
         for r in 0..count {
             let mark = part.indices.len();
@@ -217,7 +217,7 @@ pub(crate) struct Short<E, S> {
 }
 
 impl<E: Element> Short<E, E::Scalar> {
-    fn room(&mut self, stride: usize, rows: usize) -> Room<'_, E> {
+    fn room(&mut self, stride: usize, rows: usize, write: *const u32) -> Room<'_, E> {
         let zero = E::Scalar::default();
         Room {
             stride,
@@ -225,6 +225,7 @@ impl<E: Element> Short<E, E::Scalar> {
             weights: super::workspace::padded(&mut self.weights, rows * stride, zero),
             inside: super::workspace::padded(&mut self.inside, rows * stride, zero),
             inside_weights: super::workspace::padded(&mut self.inside_weights, rows * stride, zero),
+            write,
         }
     }
 }
