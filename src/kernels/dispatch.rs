@@ -10,7 +10,7 @@ use super::passes::{
     self, Given, PIVOTS, PivotSums, Positions, RANKED, Sides, Soon, Survey, Weigh,
 };
 use super::portable::Portable;
-use super::short::{self, Aim, Approach, BATCH, LawOf, Room, Settled};
+use super::short::{self, Aim, Approach, BATCH, Flanks, LawOf, Room, Settled};
 use crate::error::Error;
 use crate::mass::CHUNK;
 
@@ -214,10 +214,17 @@ macro_rules! level {
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn settle<E: Element>(
-                keys: &[E], weights: &[E::Scalar], edge: E::Scalar, to: *mut u32,
+                keys: &[E], weights: &[E::Scalar], edge: E::Scalar, positions: Positions<'_>, to: *mut u32,
             ) -> Settled {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { short::settle::<$level, E>(keys, weights, edge, to) }
+                unsafe { short::settle::<$level, E>(keys, weights, edge, positions, to) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn flank<E: Element>(
+                keys: &[E], weights: &[E::Scalar], key: E::Scalar,
+            ) -> Flanks {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { short::flank::<$level, E>(keys, weights, key) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn squares<S: Scalar>(
@@ -625,16 +632,31 @@ impl Simd {
         keys: &[E],
         weights: &[E::Scalar],
         edge: E::Scalar,
+        positions: Positions<'_>,
         to: &mut Vec<u32>,
     ) -> Settled {
         assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+        if let Positions::Listed(list) = positions {
+            assert!(list.len() >= keys.len());
+        }
         to.reserve(keys.len() + LANES);
         let out = to.spare_capacity_mut().as_mut_ptr().cast();
-        let settled = at_level!(self, settle(keys, weights, edge, out));
+        let settled = at_level!(self, settle(keys, weights, edge, positions, out));
         assert!(settled.kept <= keys.len());
         // SAFETY: the pass wrote that many positions behind the old ones, within the room reserved.
         unsafe { to.set_len(to.len() + settled.kept) };
         settled
+    }
+
+    /// Sums a row (whole groups) on both sides of the keys that equal one.
+    pub(crate) fn flank<E: Element>(
+        self,
+        keys: &[E],
+        weights: &[E::Scalar],
+        key: E::Scalar,
+    ) -> Flanks {
+        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+        at_level!(self, flank(keys, weights, key))
     }
 
     /// Where the `nth` key (from 1) that equals `key` is among whole groups, or how many there are.

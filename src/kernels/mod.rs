@@ -16,6 +16,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod concat;
 mod dispatch;
 mod float_modes;
 #[cfg(feature = "python")]
@@ -28,6 +29,7 @@ mod short;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use concat::append_all;
 pub(crate) use dispatch::{Bracket, Simd};
 pub(crate) use float_modes::DefaultFloats;
 #[cfg(feature = "python")]
@@ -38,4 +40,4 @@ pub(crate) use passes::{
     Given, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored, Survey,
     Weigh, values_around,
 };
-pub(crate) use short::{Aim, BATCH, LawOf, Room, ScaledBy, Settled, Unscaled};
+pub(crate) use short::{Aim, BATCH, Edge, LawOf, Room, ScaledBy, Settled, Unscaled};

@@ -691,6 +691,27 @@ pub(crate) enum Positions<'a> {
     Listed(&'a [u32]),
 }
 
+impl Positions<'_> {
+    /// Writes those of the group at an entry that are chosen, one behind another.
+    ///
+    /// # Safety
+    /// The caller vouches for the level, for the group, and for sixteen writable places.
+    #[inline(always)]
+    pub(super) unsafe fn compress<L: Level>(self, at: usize, chosen: u16, to: *mut u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Positions::From(first) => {
+                    L::compress_count(first.wrapping_add(at as u32), chosen, to);
+                }
+                Positions::Listed(list) => {
+                    L::compress_positions(list.as_ptr().add(at), chosen, to);
+                }
+            }
+        }
+    }
+}
+
 /// Lists, in order, the positions of the keys at or above an edge, or only of those above it.
 ///
 /// # Safety
@@ -713,14 +734,7 @@ pub(super) unsafe fn emit<L: Level, E: Element>(
             let kept = if inclusive { keys.ge(lanes) } else { keys.gt(lanes) };
             let kept = Of::<L, E>::bits(kept);
             let to = to.add(written);
-            match positions {
-                Positions::From(first) => {
-                    L::compress_count(first.wrapping_add((g * LANES) as u32), kept, to);
-                }
-                Positions::Listed(list) => {
-                    L::compress_positions(list.as_ptr().add(g * LANES), kept, to);
-                }
-            }
+            positions.compress::<L>(g * LANES, kept, to);
             written += kept.count_ones() as usize;
         }
         written

@@ -5,7 +5,9 @@
 //! boundary only show the way; [`settle`] sums what a decision ends with, in the order of the row.
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
-use super::passes::{DEPTH, PIVOTS, RANKED, Scaled, Shifted, Soon, Sum, Weigh, values_around};
+use super::passes::{
+    DEPTH, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, values_around,
+};
 
 /// Rows per batch at most.
 pub(crate) const BATCH: usize = 8;
@@ -68,12 +70,21 @@ pub(crate) struct Aim {
     pub(crate) scale: f64,
 }
 
+/// A candidate for the worst key kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Edge<S> {
+    pub(crate) key: S,
+    /// Its weight.
+    pub(crate) weight: S,
+    /// How many keys equal it.
+    pub(crate) ties: usize,
+}
+
 /// What [`approach`] found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Approach<S> {
-    /// The candidate for the worst key kept, with its weight, if no other key equals it; `None` if the row must be searched
-    /// in general.
-    pub(crate) edge: Option<(S, S)>,
+    /// `None` if the row must be searched in general.
+    pub(crate) edge: Option<Edge<S>>,
     largest: S,
     plain: bool,
     /// Sums of distances from the largest key, and of their squares, over whole groups.
@@ -172,11 +183,11 @@ where
             let keys = room.inside[r * stride..][..row.len() + RANKED].as_mut_ptr();
             let weights = room.inside_weights[r * stride..][..row.len() + RANKED].as_mut_ptr();
             let mut round = 0;
-            while here.inside > RANKED && round < ROUNDS {
-                narrow::<L, E::Scalar>(keys, weights, here, limit);
+            while here.inside > RANKED && round < ROUNDS && here.edge.is_none() {
+                narrow::<L, E::Scalar>(keys, weights, here, limit, aim.scale);
                 round += 1;
             }
-            if here.inside == 0 || here.inside > RANKED {
+            if here.inside == 0 || here.inside > RANKED || here.edge.is_some() {
                 continue;
             }
             let room = E::Scalar::nearest(limit - here.below);
@@ -246,8 +257,8 @@ unsafe fn weigh<L: Level, E: Element, W: Weigh<E::Scalar>>(
         }
         found.total = sum.sum().into();
         found.moments = (first.sum().into(), second.sum().into());
-        // A masked entry makes them infinite.
-        found.plain &= found.moments.0 > f64::NEG_INFINITY;
+        // A masked entry makes them infinite, and rows of one value need no search.
+        found.plain &= found.moments.0 > f64::NEG_INFINITY && found.moments.1 > 0.0;
     }
 }
 
@@ -507,14 +518,17 @@ unsafe fn collect<L: Level, E: Element>(
     }
 }
 
-/// Shrinks a bracket in place.
+/// Shrinks a bracket in place, or finds that it holds one key only.
 #[inline(always)]
 unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     keys: *mut S,
     weights: *mut S,
     found: &mut Approach<S>,
     limit: f64,
+    scale: f64,
 ) {
+    /// Within this range, in natural-log units, the mass is spread evenly enough to guess where it ends.
+    const NEAR: f64 = 4.0;
     // SAFETY: the caller vouches for the level and for room for the bracket and two groups more.
     unsafe {
         let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
@@ -530,9 +544,19 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
             smallest = keys.select(keys.gt(bottom), top).min(smallest);
             mass = mass.add(S::Lanes::<L>::load(weights.add(at)));
         }
+        let (smallest, largest) = (smallest.smallest(), largest.largest());
+        if smallest == largest {
+            found.edge = Some(Edge { key: largest, weight: *weights, ties: found.inside });
+            return;
+        }
         let mass: f64 = mass.sum().into();
         let share = (limit - found.below) / mass;
-        let pivots = values_around(smallest.smallest(), largest.largest(), share);
+        let (least, most): (f64, f64) = (smallest.into(), largest.into());
+        let pivots = if (most - least) * scale > NEAR {
+            evenly(least, most)
+        } else {
+            values_around(smallest, largest, share)
+        };
         let sums = below::<L, S, PIVOTS>(keys, weights, len, &pivots);
         let (first, range) = crossing(&pivots, &sums, limit - found.below);
         if first > 0 {
@@ -542,15 +566,15 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     }
 }
 
-/// The largest of a few keys whose strictly smaller ones weigh at most `room`, roughly, comparing all pairs, and its weight;
-/// `None` if there is none or if it has an equal.
+/// The largest of a few keys whose strictly smaller ones weigh at most `room`, roughly, comparing all pairs; `None` if
+/// there is none.
 #[inline(always)]
 unsafe fn candidate<L: Level, S: Scalar>(
     keys: *mut S,
     weights: *mut S,
     len: usize,
     room: S,
-) -> Option<(S, S)> {
+) -> Option<Edge<S>> {
     // SAFETY: the caller vouches for the level, for `len` keys and weights and for room for two groups more.
     unsafe {
         let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
@@ -585,8 +609,11 @@ unsafe fn candidate<L: Level, S: Scalar>(
             let more = S::Lanes::<L>::number(S::Lanes::<L>::load(keys.add(LANES)).eq(edge));
             equal |= u32::from(more) << LANES;
         }
-        let unique = best > S::NEG_INFINITY && equal.count_ones() == 1;
-        unique.then(|| (best, *weights.add(equal.trailing_zeros() as usize)))
+        (best > S::NEG_INFINITY).then(|| Edge {
+            key: best,
+            weight: *weights.add(equal.trailing_zeros() as usize),
+            ties: equal.count_ones() as usize,
+        })
     }
 }
 
@@ -604,12 +631,14 @@ pub(crate) struct Settled {
 /// Sums a row on both sides of an edge and lists, in order, the positions of the keys at the edge and above.
 ///
 /// # Safety
-/// The caller vouches for the level, and for room for all positions and sixteen more.
+/// The caller vouches for the level, for room for all positions and sixteen more, and that a list has as many positions
+/// as there are keys.
 #[inline(always)]
 pub(super) unsafe fn settle<L: Level, E: Element>(
     keys: &[E],
     weights: &[E::Scalar],
     edge: E::Scalar,
+    positions: Positions<'_>,
     to: *mut u32,
 ) -> Settled {
     assert_eq!(keys.len(), weights.len());
@@ -627,12 +656,56 @@ pub(super) unsafe fn settle<L: Level, E: Element>(
                 below.add_where(keys.lt(edge), weights);
                 above.add_where(over, weights);
                 let over = Of::<L, E>::bits(over);
-                L::compress_count(((b * DEPTH + g) * LANES) as u32, over, to.add(kept));
+                positions.compress::<L>((b * DEPTH + g) * LANES, over, to.add(kept));
                 kept += over.count_ones() as usize;
             }
             below.flush();
             above.flush();
         }
         Settled { below: below.total(), above: above.total(), kept }
+    }
+}
+
+/// What [`flank`] summed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Flanks {
+    /// Weight of the keys below a key.
+    pub(crate) below: f64,
+    /// How many there are, masked ones and padding included.
+    pub(crate) count_below: usize,
+    /// Weight of the keys above it.
+    pub(crate) above: f64,
+    /// How many there are.
+    pub(crate) count_above: usize,
+}
+
+/// Sums a row on both sides of the keys that equal one.
+#[inline(always)]
+pub(super) unsafe fn flank<L: Level, E: Element>(
+    keys: &[E],
+    weights: &[E::Scalar],
+    key: E::Scalar,
+) -> Flanks {
+    assert_eq!(keys.len(), weights.len());
+    // SAFETY: both are whole groups of the same number; the caller vouches for the level.
+    unsafe {
+        let key = Of::<L, E>::splat(key);
+        let (mut below, mut above) = (Sum::new(), Sum::new());
+        let (mut count_below, mut count_above) = (0usize, 0usize);
+        let blocks = keys.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
+        for (keys, weights) in blocks {
+            for (keys, weights) in keys.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
+                let keys = E::load::<L>(keys.as_ptr());
+                let weights = Of::<L, E>::load(weights.as_ptr());
+                let (under, over) = (keys.lt(key), keys.gt(key));
+                below.add_where(under, weights);
+                above.add_where(over, weights);
+                count_below += Of::<L, E>::number(under).count_ones() as usize;
+                count_above += Of::<L, E>::number(over).count_ones() as usize;
+            }
+            below.flush();
+            above.flush();
+        }
+        Flanks { below: below.total(), count_below, above: above.total(), count_above }
     }
 }

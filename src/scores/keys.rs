@@ -1,6 +1,8 @@
 //! A row as keys in f64, for whatever the passes over stored numbers do not cover.
 
-use super::{Kind, Mask, Scores, Span};
+use half::{bf16, f16};
+
+use super::{Data, Kind, Mask, Scores, Span};
 use crate::error::Error;
 
 /// How a key becomes a weight.
@@ -36,6 +38,17 @@ const PAIR_ERROR: f64 = 1.0 / 17_592_186_044_416.0;
 struct Pair {
     high: f64,
     low: f64,
+}
+
+/// Writes which entries are zero; whether all others mask.
+fn admit<T: Copy>(mask: &[T], judge: impl Fn(T) -> (bool, bool), admitted: &mut [u8]) -> bool {
+    let mut only = true;
+    for (byte, &bias) in admitted.iter_mut().zip(mask) {
+        let (zero, masked) = judge(bias);
+        *byte = u8::from(zero);
+        only &= zero | masked;
+    }
+    only
 }
 
 impl Scores<'_> {
@@ -85,6 +98,43 @@ impl Scores<'_> {
             _ => Law::Exp { scale: self.scale.abs() },
         };
         Ok(Keys64 { law, largest, error: self.row_radius(row) })
+    }
+
+    /// Writes which visible entries an additive mask admits, a byte each, if it only masks and adds nothing.
+    pub(crate) fn only_masks(&self, row: usize, admitted: &mut Vec<u8>) -> bool {
+        let Some(Mask::Additive(mask)) = self.mask else { return false };
+        let span = self.span(row);
+        let range = span.mask_start..span.mask_start + span.visible;
+        admitted.clear();
+        admitted.resize(span.visible, 0);
+        let masked_below = mask.masked_below();
+        // Of the sixteen-bit floats the bits tell: no sign and no exponent, or a sign and a large magnitude.
+        const MAGNITUDE: u16 = 0x7fff;
+        let bits = |bits: u16, below: u16, infinity: u16| {
+            let magnitude = bits & MAGNITUDE;
+            let large = (below & MAGNITUDE..=infinity).contains(&magnitude);
+            (magnitude == 0, bits > MAGNITUDE && large)
+        };
+        match mask {
+            Data::F32(mask) => {
+                let below = f32::MIN / 2.0;
+                admit(&mask[range], |bias| (bias == 0.0, bias <= below), admitted)
+            }
+            Data::F64(mask) => {
+                let below = f64::MIN / 2.0;
+                admit(&mask[range], |bias| (bias == 0.0, bias <= below), admitted)
+            }
+            Data::F16(mask) => {
+                let below = f16::from_f64(masked_below).to_bits();
+                let infinity = f16::INFINITY.to_bits();
+                admit(&mask[range], |bias| bits(bias.to_bits(), below, infinity), admitted)
+            }
+            Data::Bf16(mask) => {
+                let below = bf16::from_f64(masked_below).to_bits();
+                let infinity = bf16::INFINITY.to_bits();
+                admit(&mask[range], |bias| bits(bias.to_bits(), below, infinity), admitted)
+            }
+        }
     }
 
     /// Hides what the mask hides; returns the biases of an additive mask that does more than that.

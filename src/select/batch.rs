@@ -10,7 +10,7 @@ use super::short;
 use super::workspace::{Buffers, Forced, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::kernels::{DefaultFloats, Element, LANES, Positions, Simd, Soon};
+use crate::kernels::{DefaultFloats, Element, LANES, Positions, Simd, Soon, append_all};
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
 use crate::order;
 use crate::scores::{Data, Scores};
@@ -55,15 +55,20 @@ impl Selection {
         self.indptr.push(self.indices.len() as i64);
     }
 
-    fn append(&mut self, part: &Selection) {
-        let base = self.indices.len() as i64;
-        self.indices.extend_from_slice(&part.indices);
-        self.indptr.extend(part.indptr.iter().map(|end| base + end));
-        self.k.extend_from_slice(&part.k);
-        self.tail_mass_upper.extend_from_slice(&part.tail_mass_upper);
-        self.tail_mass_lower.extend_from_slice(&part.tail_mass_lower);
-        self.minimal.extend_from_slice(&part.minimal);
-        self.status.extend_from_slice(&part.status);
+    /// Appends the answers for later rows.
+    fn append(&mut self, parts: &[Selection]) {
+        let indices: Vec<&[u32]> = parts.iter().map(|part| &part.indices[..]).collect();
+        let mut base = self.indices.len() as i64;
+        append_all(&mut self.indices, &indices);
+        for part in parts {
+            self.indptr.extend(part.indptr.iter().map(|end| base + end));
+            base += part.indices.len() as i64;
+            self.k.extend_from_slice(&part.k);
+            self.tail_mass_upper.extend_from_slice(&part.tail_mass_upper);
+            self.tail_mass_lower.extend_from_slice(&part.tail_mass_lower);
+            self.minimal.extend_from_slice(&part.minimal);
+            self.status.extend_from_slice(&part.status);
+        }
     }
 }
 
@@ -148,7 +153,7 @@ pub(crate) fn select_with(
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             let part = threads::run(threads, || job.rows(row..row + 1, true))??;
-            selection.append(&part);
+            join(&mut selection, vec![part], threads)?;
             hook()?;
         }
         return Ok(selection);
@@ -158,12 +163,7 @@ pub(crate) fn select_with(
         let end = (start + portion).min(rows);
         if threads == 1 {
             let part = threads::run(1, || job.rows(start..end, false))??;
-            if start == 0 && end == rows {
-                selection = part;
-                selection.indptr.insert(0, 0);
-            } else {
-                selection.append(&part);
-            }
+            join(&mut selection, vec![part], 1)?;
         } else {
             let task = (TASK / n).max(1).min((end - start).div_ceil(threads));
             let parts: Vec<Result<Selection, Error>> = threads::run(threads, || {
@@ -174,13 +174,22 @@ pub(crate) fn select_with(
                     .collect()
             })?;
             // The first error in the order of rows, whoever found one first.
-            for part in parts {
-                selection.append(&part?);
-            }
+            let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
+            join(&mut selection, parts?, threads)?;
         }
         hook()?;
     }
     Ok(selection)
+}
+
+/// Appends the answers for later rows; the first ones are taken as they are.
+fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) -> Result<(), Error> {
+    if selection.k.is_empty() && parts.len() == 1 {
+        *selection = parts.remove(0);
+        selection.indptr.insert(0, 0);
+        return Ok(());
+    }
+    threads::run(threads, || selection.append(&parts))
 }
 
 pub(crate) fn select_in(
@@ -292,7 +301,7 @@ impl Job<'_> {
         let soon = self.soon(row, out);
         let source = Source { scores: self.scores, row, simd: self.simd, shared, soon };
         let mark = out.len();
-        if source.is_plain() {
+        if source.is_plain(workspace) {
             let decision = source.native(workspace, Decide { job: self, source, out })?;
             let again = source.is_single() && self.options.prove_minimal;
             if !(again && decision.open(self.eps(row))) {
@@ -403,7 +412,7 @@ impl Visitor for Decide<'_> {
         let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
         self.out.extend(forced.first.iter().map(at));
         if let Some(boundary) = found.boundary {
-            emit(&self.source, keys, positions, boundary, self.out);
+            emit((simd, shared), keys, positions, boundary, self.out);
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
@@ -412,14 +421,13 @@ impl Visitor for Decide<'_> {
 }
 
 /// Lists the positions kept down to a boundary.
-fn emit<E: Element>(
-    source: &Source<'_>,
+pub(crate) fn emit<E: Element>(
+    (simd, shared): (Simd, bool),
     keys: &[E],
     positions: Option<&[u32]>,
     boundary: (E::Scalar, u32),
     out: &mut Vec<u32>,
 ) {
-    let simd = source.simd;
     let list = |range: std::ops::Range<usize>, inclusive: bool, out: &mut Vec<u32>| {
         let from = match positions {
             Some(list) => Positions::Listed(&list[range.clone()]),
@@ -430,18 +438,19 @@ fn emit<E: Element>(
     // Up to the boundary ties are kept, behind it they are not.
     let edge = (boundary.1 as usize).min(keys.len());
     let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
-    if source.shared {
+    if shared {
+        let share = before.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(CHUNK);
         let parts: Vec<Vec<u32>> = (0..before)
             .into_par_iter()
-            .step_by(CHUNK)
+            .step_by(share.max(1))
             .map(|start| {
                 let mut part = Vec::new();
-                list(start..(start + CHUNK).min(before), true, &mut part);
+                list(start..(start + share).min(before), true, &mut part);
                 part
             })
             .collect();
-        out.reserve(parts.iter().map(Vec::len).sum());
-        parts.iter().for_each(|part| out.extend_from_slice(part));
+        let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
+        append_all(out, &parts);
     } else {
         list(0..before, true, out);
     }

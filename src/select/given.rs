@@ -7,7 +7,7 @@ use super::workspace::{Buffers, Workspace, padded};
 use crate::certificate::{self, Certificate, Verdict};
 use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
-use crate::mass::{CHUNK, Split};
+use crate::mass::{self, CHUNK, Split};
 use crate::scores::{Keep, Scores};
 use crate::threads;
 
@@ -114,13 +114,14 @@ impl Judge<'_> {
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
         let source = Source { scores, row, simd, shared: false, soon: None };
-        if source.is_plain() {
-            let opinion = source.native(workspace, Form { judge: self, row })?;
+        if source.is_plain(workspace) {
+            let opinion =
+                source.native(workspace, Form { judge: self, row, single: source.is_single() })?;
             if !opinion.open {
                 return Ok(opinion.verdict);
             }
         }
-        let opinion = source.double(workspace, Form { judge: self, row })?;
+        let opinion = source.double(workspace, Form { judge: self, row, single: false })?;
         if opinion.open {
             // Ties and stored weights can be decided exactly, and the checker does.
             return certificate::check_row(scores, self.keep, row, self.eps(row));
@@ -163,6 +164,8 @@ impl Judge<'_> {
 struct Form<'a> {
     judge: &'a Judge<'a>,
     row: usize,
+    /// Whether the row is judged in f32.
+    single: bool,
 }
 
 impl Visitor for Form<'_> {
@@ -180,7 +183,7 @@ impl Visitor for Form<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Prepared { keys, largest, smallest, live, law, slack, .. } = row;
+        let Prepared { keys, largest, smallest, live, law, slack, exact_ties, .. } = row;
         let (judge, row) = (self.judge, self.row);
         let (scores, keys) = (judge.scores, &*keys);
         let n = scores.span(row).n;
@@ -227,7 +230,16 @@ impl Visitor for Form<'_> {
                 kept: fewer,
             };
             verdict.minimal = smaller.lower(3.0 * slack.certify, slack.flush) > eps;
-            let open = !verdict.minimal && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
+            if smallest == largest && exact_ties {
+                // Equal weights: integers decide.
+                let live = live as u64;
+                verdict.minimal = !mass::equal_weights_hold(fewer as u64, live, eps);
+                return Ok(Opinion { verdict, open: false });
+            }
+            // Better arithmetic could prove more; what f32 leaves open is left open, or it would cost more than selecting.
+            let open = !self.single
+                && !verdict.minimal
+                && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
             return Ok(Opinion { verdict, open });
         }
         let forced = (0.0, 0);

@@ -60,16 +60,37 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Whether the row can be decided in the precision of its own dtype.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.scores.kind != Kind::Probs
-            && self.scores.scale != 0.0
-            && !matches!(self.scores.mask, Some(Mask::Additive(_)))
+    /// Whether the row can be decided in the precision of its own dtype. If its mask is additive but only masks, what it
+    /// admits is left in the workspace for [`Source::native`].
+    pub(crate) fn is_plain(&self, workspace: &mut Workspace) -> bool {
+        let scores = self.scores;
+        scores.kind != Kind::Probs
+            && scores.scale != 0.0
+            && (!matches!(scores.mask, Some(Mask::Additive(_)))
+                || scores.only_masks(self.row, &mut workspace.admitted))
     }
 
     /// Whether that precision is f32, so that f64 could decide more.
     pub(crate) fn is_single(&self) -> bool {
         !matches!(self.scores.data, Data::F64(_))
+    }
+
+    /// Lists the keys that the mask of the row admits, and their positions; false if that is not all the mask does.
+    pub(crate) fn admit<E: Element>(
+        &self,
+        from: &[E],
+        workspace: &mut Workspace,
+        keys: &mut Vec<E::Scalar>,
+        positions: &mut Vec<u32>,
+    ) -> bool {
+        let start = self.scores.span(self.row).mask_start;
+        let allowed = match self.scores.mask {
+            Some(Mask::Allowed(bytes)) => &bytes[start..start + from.len()],
+            _ if self.is_plain(workspace) => &workspace.admitted[..from.len()],
+            _ => return false,
+        };
+        self.simd.admit(from, allowed, keys, positions);
+        true
     }
 
     /// Prepares a plain row in its own dtype.
@@ -98,15 +119,51 @@ impl Source<'_> {
         let span = self.scores.span(self.row);
         let from = &data[span.start..span.start + span.visible];
         let negate = self.scores.scale < 0.0;
-        let Some(Mask::Allowed(bytes)) = self.scores.mask else {
-            let mut buffer = std::mem::take(E::keys(workspace));
-            let keys = padded_for(from, &mut buffer, span.visible, E::MASKED);
-            let survey = self.survey(from, negate, keys);
-            let result = self.surveyed((keys, span.visible), None, survey, workspace, visitor);
-            *E::keys(workspace) = buffer;
-            return result;
+        let admitted = std::mem::take(&mut workspace.admitted);
+        let allowed = match self.scores.mask {
+            None => None,
+            Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..][..span.visible]),
+            Some(Mask::Additive(_)) => Some(&admitted[..span.visible]),
         };
-        let allowed = &bytes[span.mask_start..span.mask_start + span.visible];
+        let result = match allowed {
+            None => self.whole(from, negate, workspace, visitor),
+            Some(allowed) => self.masked(from, allowed, negate, workspace, visitor),
+        };
+        workspace.admitted = admitted;
+        result
+    }
+
+    /// A row without a mask.
+    fn whole<E: Buffers, V: Visitor>(
+        &self,
+        from: &[E],
+        negate: bool,
+        workspace: &mut Workspace,
+        visitor: V,
+    ) -> Result<V::Output, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let mut buffer = std::mem::take(E::keys(workspace));
+        let keys = padded_for(from, &mut buffer, from.len(), E::MASKED);
+        let survey = self.survey(from, negate, keys);
+        let result = self.surveyed((keys, from.len()), None, survey, workspace, visitor);
+        *E::keys(workspace) = buffer;
+        result
+    }
+
+    /// A row with a byte per entry that says whether it may be kept.
+    fn masked<E: Buffers, V: Visitor>(
+        &self,
+        from: &[E],
+        allowed: &[u8],
+        negate: bool,
+        workspace: &mut Workspace,
+        visitor: V,
+    ) -> Result<V::Output, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar> + Buffers,
+    {
         if visitor.searches() {
             let mut buffer = std::mem::take(E::Scalar::keys(workspace));
             let mut positions = std::mem::take(&mut workspace.positions);
@@ -126,13 +183,13 @@ impl Source<'_> {
             return result;
         }
         let mut buffer = std::mem::take(E::keys(workspace));
-        let keys = padded(&mut buffer, span.visible, E::MASKED);
+        let keys = padded(&mut buffer, from.len(), E::MASKED);
         for ((key, &value), &allow) in keys.iter_mut().zip(from).zip(allowed) {
             let value = if negate { value.negated() } else { value };
             *key = if allow == 0 { E::MASKED } else { value };
         }
-        let survey = self.simd.survey(None, span.visible, keys);
-        let result = self.surveyed((keys, span.visible), None, survey, workspace, visitor);
+        let survey = self.simd.survey(None, from.len(), keys);
+        let result = self.surveyed((keys, from.len()), None, survey, workspace, visitor);
         *E::keys(workspace) = buffer;
         result
     }

@@ -22,9 +22,11 @@ use crate::order::Ordered;
 /// Rows up to this length are weighed whole, once.
 pub(crate) const SHORT: usize = 1024;
 /// Keys that propose the first bracket of a longer row, at least and at most.
-const SAMPLE: (usize, usize) = (256, 1024);
+const SAMPLE: (usize, usize) = (256, 4096);
 /// Neighbours that are sampled together.
 const TOGETHER: usize = 4;
+/// Within this range, in natural-log units, mass is spread evenly enough to guess where it ends.
+const NEAR: f64 = 4.0;
 /// Scores that are so large, scaled, are not weighed roughly.
 const FAR: f64 = 1e5;
 /// A sample's estimate of the mass is used as it is if its own deviation is below this.
@@ -380,11 +382,14 @@ impl<E: Element> Field<'_, E> {
                 return self.resolve_ties(law, rule, &outside, (least, len));
             }
             let pivots = match stubborn {
-                0 => {
+                0 if law
+                    .scale()
+                    .is_none_or(|scale| (most.into() - least.into()) * scale < NEAR) =>
+                {
                     let share = (rule.target(outside.total()) - outside.below) / outside.within;
                     values_around(least, most, share)
                 }
-                1 => values_between(least, most),
+                0 | 1 => values_between(least, most),
                 _ => ranks_between(least, most),
             };
             let counted = rule.counts(self.all());
@@ -508,7 +513,7 @@ impl<E: Element> Field<'_, E> {
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         let n = self.keys.len();
-        let size = (n / 16).clamp(SAMPLE.0, SAMPLE.1) / LANES * LANES;
+        let size = (n / 32).clamp(SAMPLE.0, SAMPLE.1) / LANES * LANES;
         let keys = padded(&mut scratch.keys, size, E::Scalar::default());
         let weights = padded(&mut scratch.weights, size, E::Scalar::default());
         if let Some(all) = E::scalars(self.keys) {

@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
-use super::batch::{Decision, Job, Selection};
+use super::batch::{self, Decision, Job, Selection};
+use super::prepared::Source;
 use super::row;
 use super::row::Rule;
 use super::workspace::{Buffers, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{
-    Aim, BATCH, Element, LANES, LawOf, RANKED, Room, ScaledBy, Settled, Unscaled,
+    Aim, BATCH, Edge, Element, LANES, LawOf, Positions, RANKED, Room, ScaledBy, Settled, Simd,
+    Unscaled,
 };
 use crate::mass::Split;
 use crate::scores::{Data, Kind};
@@ -24,7 +26,6 @@ pub(crate) fn applies(job: &Job<'_>) -> bool {
     let (scores, options) = (job.scores, job.options);
     scores.kind != Kind::Probs
         && scores.scale > 0.0
-        && scores.mask.is_none()
         && options.block_size == 1
         && options.keep_first + options.keep_last == 0
         && options.min_keep <= 1
@@ -57,7 +58,7 @@ fn scaled<E: Buffers>(
     part: &mut Selection,
 ) -> Result<(), Error>
 where
-    E::Scalar: Element<Scalar = E::Scalar>,
+    E::Scalar: Element<Scalar = E::Scalar> + Buffers,
 {
     if job.scores.scale == 1.0 {
         batches(job, data, Unscaled, 1.0, rows, workspace, part)
@@ -77,69 +78,129 @@ fn batches<E: Buffers, M: LawOf<E::Scalar>>(
     part: &mut Selection,
 ) -> Result<(), Error>
 where
-    E::Scalar: Element<Scalar = E::Scalar>,
+    E::Scalar: Element<Scalar = E::Scalar> + Buffers,
 {
-    let mut next = rows.start;
+    let (mut next, end) = (rows.start, rows.end);
     let mut plan = Plan::new(job, next, scale);
-    while next < rows.end {
-        // As many rows of one budget as fit; a long one ends the batch and goes its own way.
-        let mut batch: [&[E]; BATCH] = [&[]; BATCH];
-        let (mut count, mut longest) = (0, 0);
-        while count < BATCH && next + count < rows.end {
+    let masked = job.scores.mask.is_some();
+    let mut dense = std::mem::take(E::dense(workspace));
+    let mut listed = std::mem::take(&mut workspace.listed);
+    let mut result = Ok(());
+    while next < end && result.is_ok() {
+        // As many rows of one budget as fit; another ends the batch and goes its own way.
+        let (mut lengths, mut count, mut longest) = ([0; BATCH], 0, 0);
+        while count < BATCH && next + count < end {
             let row = next + count;
             let span = job.scores.span(row);
-            let n = span.visible;
-            let most = longest.max(n);
-            if n <= RANKED || n > LONGEST || (count > 0 && (count + 1) * most > ENTRIES) {
+            if span.visible > LONGEST || (count > 0 && !plan.holds(job, row)) {
                 break;
             }
-            if !plan.holds(job, row) {
-                if count > 0 {
-                    break;
-                }
+            if count == 0 && !plan.holds(job, row) {
                 plan = Plan::new(job, row, scale);
             }
-            if plan.rule.eps < row::TINY {
+            let mut n = span.visible;
+            if masked && n > RANKED {
+                let source =
+                    Source { scores: job.scores, row, simd: job.simd, shared: false, soon: None };
+                let from = &data[span.start..span.start + n];
+                if !source.admit(from, workspace, &mut dense[count], &mut listed[count]) {
+                    break;
+                }
+                n = dense[count].len();
+            }
+            let most = longest.max(n);
+            if n <= RANKED
+                || plan.rule.eps < row::TINY
+                || (count > 0 && (count + 1) * most > ENTRIES)
+            {
                 break;
             }
             longest = most;
-            batch[count] = &data[span.start..span.start + n];
+            lengths[count] = n;
             count += 1;
         }
         if count == 0 {
-            let decision = job.row(next, false, workspace, &mut part.indices)?;
-            part.push(&decision);
+            result = job.row(next, false, workspace, &mut part.indices).map(|one| part.push(&one));
             next += 1;
             continue;
         }
-        let mut short = std::mem::take(E::short(workspace));
-        let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
-        let mut room = short.room(stride, count, part.indices.as_ptr_range().end);
-        let found = job.simd.approach(&batch[..count], &plan.aim, law, &mut room);
-        for r in 0..count {
-            let mark = part.indices.len();
-            let settled = found[r].edge.and_then(|(edge, weight)| {
-                let (keys, weights) = room.row(r, batch[r].len());
-                let sums = job.simd.settle(keys, weights, edge, &mut part.indices);
-                decide(&plan.rule, batch[r].len(), &sums, weight.into())
-            });
-            let decision = match settled {
-                Some(decision)
-                    if !(job.options.prove_minimal && decision.open(job.eps(next + r))) =>
-                {
-                    decision
-                }
-                _ => {
-                    part.indices.truncate(mark);
-                    job.row(next + r, false, workspace, &mut part.indices)?
-                }
-            };
-            part.push(&decision);
-        }
-        *E::short(workspace) = short;
+        result = if masked {
+            let mut batch: [&[E::Scalar]; BATCH] = [&[]; BATCH];
+            let mut positions = [Positions::From(0); BATCH];
+            for r in 0..count {
+                batch[r] = &dense[r];
+                listed[r].resize(lengths[r].next_multiple_of(LANES), u32::MAX);
+            }
+            for r in 0..count {
+                positions[r] = Positions::Listed(&listed[r]);
+            }
+            let batch = (next, &batch[..count], &positions[..]);
+            decide_batch(job, &plan, batch, longest, law, workspace, part)
+        } else {
+            let mut batch: [&[E]; BATCH] = [&[]; BATCH];
+            for r in 0..count {
+                let start = job.scores.span(next + r).start;
+                batch[r] = &data[start..start + lengths[r]];
+            }
+            let batch = (next, &batch[..count], &[Positions::From(0); BATCH][..]);
+            decide_batch(job, &plan, batch, longest, law, workspace, part)
+        };
         next += count;
     }
-    Ok(())
+    *E::dense(workspace) = dense;
+    workspace.listed = listed;
+    result
+}
+
+/// Decides the rows of a batch, the first of which has a number.
+fn decide_batch<E: Buffers, M: LawOf<E::Scalar>>(
+    job: &Job<'_>,
+    plan: &Plan,
+    (first, batch, positions): (usize, &[&[E]], &[Positions<'_>]),
+    longest: usize,
+    law: M,
+    workspace: &mut Workspace,
+    part: &mut Selection,
+) -> Result<(), Error>
+where
+    E::Scalar: Element<Scalar = E::Scalar>,
+{
+    let mut short = std::mem::take(E::short(workspace));
+    let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
+    let mut room = short.room(stride, batch.len(), part.indices.as_ptr_range().end);
+    let found = job.simd.approach(batch, &plan.aim, law, &mut room);
+    let mut result = Ok(());
+    for (r, row) in batch.iter().enumerate() {
+        let mark = part.indices.len();
+        let settled = found[r].edge.and_then(|edge| {
+            let (keys, weights) = room.row(r, row.len());
+            let (n, out) = (row.len(), &mut part.indices);
+            if edge.ties == 1 {
+                let sums = job.simd.settle(keys, weights, edge.key, positions[r], out);
+                decide(&plan.rule, n, &sums, edge.weight.into())
+            } else {
+                decide_ties(job.simd, &plan.rule, n, (keys, weights, positions[r]), &edge, out)
+            }
+        });
+        let number = first + r;
+        let again =
+            |decision: &Decision| job.options.prove_minimal && decision.open(job.eps(number));
+        match settled.filter(|decision| !again(decision)) {
+            Some(decision) => part.push(&decision),
+            None => {
+                part.indices.truncate(mark);
+                match job.row(number, false, workspace, &mut part.indices) {
+                    Ok(decision) => part.push(&decision),
+                    Err(error) => {
+                        result = Err(error);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    *E::short(workspace) = short;
+    result
 }
 
 /// The decision, if the edge, which has this weight, is the boundary.
@@ -171,6 +232,54 @@ fn decide(rule: &Rule, n: usize, sums: &Settled, weight: f64) -> Option<Decision
     }
     let decision = Decision::new(&with, minimal, false, rule);
     (decision.status == Status::Certified).then_some(decision)
+}
+
+/// The decision, and the positions kept, if the boundary is among the keys that equal the edge.
+fn decide_ties<E: Element>(
+    simd: Simd,
+    rule: &Rule,
+    n: usize,
+    (keys, weights, positions): (&[E], &[E::Scalar], Positions<'_>),
+    edge: &Edge<E::Scalar>,
+    out: &mut Vec<u32>,
+) -> Option<Decision> {
+    let sums = simd.flank(keys, weights, edge.key);
+    let (ties, weight): (usize, f64) = (edge.ties, edge.weight.into());
+    // Equal rows are decided by integers, and a tail that was flushed whole may be none: the general search knows.
+    if ties == n || (sums.below == 0.0 && sums.count_below > keys.len() - n) {
+        return None;
+    }
+    let at = |kept: usize| Split {
+        tail: sums.below + weight * (ties - kept) as f64,
+        dropped: n - sums.count_above - kept,
+        head: sums.above + weight * kept as f64,
+        kept: sums.count_above + kept,
+    };
+    if !rule.accepts(&at(ties)) || rule.accepts(&at(0)) {
+        return None;
+    }
+    let (mut too_few, mut enough) = (0, ties);
+    while too_few + 1 < enough {
+        let middle = usize::midpoint(too_few, enough);
+        if rule.accepts(&at(middle)) {
+            enough = middle;
+        } else {
+            too_few = middle;
+        }
+    }
+    let last = if enough == ties {
+        u32::MAX
+    } else {
+        simd.find_equal(keys, edge.key, enough).ok()? as u32
+    };
+    let split = at(enough);
+    let minimal = split.kept == 1 || rule.refutes(&at(enough - 1));
+    let list = match positions {
+        Positions::From(_) => None,
+        Positions::Listed(list) => Some(list),
+    };
+    batch::emit((simd, false), keys, list, (edge.key, last), out);
+    Some(Decision::new(&split, minimal, false, rule))
 }
 
 /// What rows of one budget and one radius share.

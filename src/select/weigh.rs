@@ -35,7 +35,7 @@ pub(crate) fn weigh_row(
     let source = Source { scores, row, simd: Simd::current()?, shared: false, soon: None };
     let visitor = Write { simd: source.simd, n: scores.longest(), out };
     with_workspace(|workspace| {
-        if source.is_plain() {
+        if source.is_plain(workspace) {
             source.native(workspace, visitor)
         } else {
             source.double(workspace, visitor)

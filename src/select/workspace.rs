@@ -7,7 +7,7 @@ use super::options::Options;
 use super::row::Scratch;
 use super::short::Short;
 use crate::error::Error;
-use crate::kernels::LANES;
+use crate::kernels::{BATCH, LANES};
 use crate::scores::Scores;
 
 /// Scratch for one thread. A row of length n needs at most one copy of its keys (in its own dtype, and in f64 where a
@@ -19,11 +19,16 @@ pub struct Workspace {
     pub(crate) f16: Vec<f16>,
     pub(crate) bf16: Vec<bf16>,
     pub(crate) keep: Vec<u8>,
+    /// What an additive mask admits.
+    pub(crate) admitted: Vec<u8>,
     /// Where the keys of a masked row come from.
     pub(crate) positions: Vec<u32>,
     pub(crate) scratch32: Scratch<f32>,
     pub(crate) scratch64: Scratch<f64>,
     pub(crate) forced: Forced,
+    pub(crate) listed: [Vec<u32>; BATCH],
+    dense32: [Vec<f32>; BATCH],
+    dense64: [Vec<f64>; BATCH],
     short32: Short<f32, f32>,
     short64: Short<f64, f64>,
     short16: Short<f16, f32>,
@@ -58,7 +63,7 @@ impl Workspace {
 
     /// Gives back what an unusually long row left behind.
     pub(crate) fn trim(&mut self) {
-        const MOST: usize = 1 << 22;
+        const MOST: usize = 1 << 24;
         if self.f32.len().max(self.f64.len()).max(self.f16.len()).max(self.bf16.len()) > MOST {
             *self = Self::default();
         }
@@ -101,10 +106,12 @@ pub(crate) trait Buffers: crate::kernels::Element {
     fn keys(workspace: &mut Workspace) -> &mut Vec<Self>;
     fn scratch(workspace: &mut Workspace) -> &mut Scratch<Self::Scalar>;
     fn short(workspace: &mut Workspace) -> &mut Short<Self, Self::Scalar>;
+    /// Rows of admitted keys.
+    fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH];
 }
 
 macro_rules! buffers {
-    ($($type:ident: $scratch:ident $short:ident),*) => {$(
+    ($($type:ident: $scratch:ident $short:ident $dense:ident),*) => {$(
         impl Buffers for $type {
             fn keys(workspace: &mut Workspace) -> &mut Vec<Self> {
                 &mut workspace.$type
@@ -115,7 +122,15 @@ macro_rules! buffers {
             fn short(workspace: &mut Workspace) -> &mut Short<Self, Self::Scalar> {
                 &mut workspace.$short
             }
+            fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH] {
+                &mut workspace.$dense
+            }
         }
     )*};
 }
-buffers!(f32: scratch32 short32, f64: scratch64 short64, f16: scratch32 short16, bf16: scratch32 shortb16);
+buffers!(
+    f32: scratch32 short32 dense32,
+    f64: scratch64 short64 dense64,
+    f16: scratch32 short16 dense32,
+    bf16: scratch32 shortb16 dense32
+);
