@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::error::{Error, Place};
-use crate::kernels::{MIXED, Panel, Simd, padded_stride};
+use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
 use crate::scores::Scores;
 use crate::select::{self, HIDDEN, Hook, Options, RowWeights, allowed_keys};
 use crate::threads;
@@ -179,7 +179,7 @@ impl<'a> Problem<'a> {
     /// rounding to f32, the mixing, the sums over keys and rows, and what an auditor's own arithmetic may add.
     pub(super) fn limit(&self, budget: f64) -> f64 {
         let rounding = (self.rows + self.n + 8) as f64 * f64::EPSILON;
-        let relative = STORED + MIXED + 2.0 * rounding + AUDIT_MARGIN;
+        let relative = STORED + MIXED + SUMMED + 2.0 * rounding + AUDIT_MARGIN;
         let underflow = 2.0 * UNDERFLOW * self.rows as f64 * self.n as f64;
         budget * (1.0 + self.slack) * (1.0 + relative) + underflow
     }

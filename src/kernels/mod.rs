@@ -38,6 +38,6 @@ pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use passes::{
     Given, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored, Survey,
-    Weigh, values_around,
+    Weigh, ranks_between, values_around,
 };
 pub(crate) use short::{Aim, BATCH, Edge, LawOf, Room, ScaledBy, Settled, Unscaled};

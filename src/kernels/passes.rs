@@ -778,3 +778,12 @@ pub(crate) fn values_around<S: Scalar>(least: S, most: S, share: f64) -> [S; PIV
         S::nearest(least * (1.0 - share) + most * share)
     })
 }
+
+/// Pivots spaced evenly among the floats of a range, ascending; the last lies above its lower end.
+pub(crate) fn ranks_between<S: Scalar>(least: S, most: S) -> [S; PIVOTS] {
+    let (least, most) = (i128::from(least.rank()), i128::from(most.rank()));
+    std::array::from_fn(|i| {
+        let step = ((most - least) * (i as i128 + 1) + PIVOTS as i128) / (PIVOTS as i128 + 1);
+        S::from_rank((least + step) as i64)
+    })
+}

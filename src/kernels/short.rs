@@ -6,7 +6,8 @@
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::{
-    DEPTH, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, values_around,
+    DEPTH, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, ranks_between,
+    values_around,
 };
 
 /// Rows per batch at most.
@@ -182,9 +183,11 @@ where
             let limit = aim.share * here.total;
             let keys = room.inside[r * stride..][..row.len() + RANKED].as_mut_ptr();
             let weights = room.inside_weights[r * stride..][..row.len() + RANKED].as_mut_ptr();
-            let mut round = 0;
+            let (mut round, mut stubborn) = (0, false);
             while here.inside > RANKED && round < ROUNDS && here.edge.is_none() {
-                narrow::<L, E::Scalar>(keys, weights, here, limit, aim.scale);
+                let before = here.inside;
+                narrow::<L, E::Scalar>(keys, weights, here, limit, (aim.scale, stubborn));
+                stubborn = !stubborn && here.inside > before / 4;
                 round += 1;
             }
             if here.inside == 0 || here.inside > RANKED || here.edge.is_some() {
@@ -393,7 +396,7 @@ unsafe fn enclose<L: Level, E: Element>(
     let limit = aim.share * found.total;
     let from = (keys.as_ptr(), weights.as_ptr(), keys.len());
     let mut range = normal(found, len / LANES * LANES, aim);
-    let mut left = if len > SAMPLED { 2 } else { 1 };
+    let mut left = 2;
     // SAFETY: the caller vouches for the level, the pointers and the room.
     unsafe {
         loop {
@@ -412,8 +415,15 @@ unsafe fn enclose<L: Level, E: Element>(
             left -= 1;
             range = side;
             if left > 0 {
-                // Not a normal row. What a sample says is cut to the side where the boundary is.
-                let (lo, hi) = sampled::<L, E>(&keys[..len], &weights[..len], found, aim);
+                // Not a normal row. What a sample says, or a short row itself, is cut to the side of the boundary.
+                let (lo, hi) = if len > SAMPLED {
+                    sampled::<L, E>(&keys[..len], &weights[..len], found, aim)
+                } else {
+                    let largest: f64 = found.largest.into();
+                    let pivots: [E::Scalar; PIVOTS] = evenly(largest - aim.reach, largest);
+                    let sums = below::<L, E, PIVOTS>(from.0, from.1, from.2, &pivots);
+                    crossing(&pivots, &sums, limit).1
+                };
                 let inner =
                     (if lo > side.0 { lo } else { side.0 }, if hi < side.1 { hi } else { side.1 });
                 if inner.0 < inner.1 {
@@ -525,7 +535,7 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     weights: *mut S,
     found: &mut Approach<S>,
     limit: f64,
-    scale: f64,
+    (scale, stubborn): (f64, bool),
 ) {
     /// Within this range, in natural-log units, the mass is spread evenly enough to guess where it ends.
     const NEAR: f64 = 4.0;
@@ -552,7 +562,10 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
         let mass: f64 = mass.sum().into();
         let share = (limit - found.below) / mass;
         let (least, most): (f64, f64) = (smallest.into(), largest.into());
-        let pivots = if (most - least) * scale > NEAR {
+        let pivots = if stubborn {
+            // Values crowd somewhere; the floats themselves do not.
+            ranks_between(smallest, largest)
+        } else if (most - least) * scale > NEAR {
             evenly(least, most)
         } else {
             values_around(smallest, largest, share)

@@ -42,13 +42,14 @@ struct Pair {
 
 /// Writes which entries are zero; whether all others mask.
 fn admit<T: Copy>(mask: &[T], judge: impl Fn(T) -> (bool, bool), admitted: &mut [u8]) -> bool {
-    let mut only = true;
+    // Bytes all through: compilers turn such loops into vector code.
+    let mut only = 1;
     for (byte, &bias) in admitted.iter_mut().zip(mask) {
         let (zero, masked) = judge(bias);
         *byte = u8::from(zero);
-        only &= zero | masked;
+        only &= u8::from(zero) | u8::from(masked);
     }
-    only
+    only == 1
 }
 
 impl Scores<'_> {

@@ -152,7 +152,9 @@ pub(crate) fn select_with(
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
-            let part = threads::run(threads, || job.rows(row..row + 1, true))??;
+            // A row's way, and so its bits, depends on itself alone.
+            let shared = scores.span(row).visible >= SHARED;
+            let part = threads::run(threads, || job.rows(row..row + 1, shared))??;
             join(&mut selection, vec![part], threads)?;
             hook()?;
         }
@@ -208,15 +210,15 @@ pub(crate) fn select_in(
 
 thread_local! {
     /// Kept between calls, because pool threads live as long as the process and rows come again.
-    static WORKSPACE: std::cell::RefCell<Workspace> = std::cell::RefCell::default();
+    static WORKSPACE: std::cell::Cell<Option<Box<Workspace>>> = const { std::cell::Cell::new(None) };
 }
 
 /// Runs with this thread's workspace; a nested call gets a fresh one.
 pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
-    let mut workspace = WORKSPACE.take();
+    let mut workspace = WORKSPACE.take().unwrap_or_default();
     let result = work(&mut workspace);
     workspace.trim();
-    WORKSPACE.set(workspace);
+    WORKSPACE.set(Some(workspace));
     result
 }
 

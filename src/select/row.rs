@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use super::workspace::padded;
 use crate::kernels::{
     Bracket, Element, LANES, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd, Soon,
-    Stored, Weigh, values_around,
+    Stored, Weigh, ranks_between, values_around,
 };
 use crate::mass::{self, CHUNK, Slack, Split};
 use crate::order::Ordered;
@@ -27,8 +27,12 @@ const SAMPLE: (usize, usize) = (256, 4096);
 const TOGETHER: usize = 4;
 /// Within this range, in natural-log units, mass is spread evenly enough to guess where it ends.
 const NEAR: f64 = 4.0;
+/// How often the search turns to the other side of a bracket.
+const TURNS: usize = 2;
 /// Scores that are so large, scaled, are not weighed roughly.
 const FAR: f64 = 1e5;
+/// Scales that f32 can multiply by what makes an exponent of a float.
+const STEEP: f64 = 1e30;
 /// A sample's estimate of the mass is used as it is if its own deviation is below this.
 const TRUSTED: f64 = 0.09;
 /// Below such a budget it matters how many keys were flushed.
@@ -114,7 +118,7 @@ impl<S: Scalar> Law<S> for Scaled {
         S::nearest(self.shift - depth / self.scale)
     }
     fn scale(&self) -> Option<f64> {
-        ((self.shift * self.scale).abs() < FAR).then_some(self.scale)
+        ((self.shift * self.scale).abs() < FAR && self.scale < STEEP).then_some(self.scale)
     }
 }
 
@@ -389,7 +393,7 @@ impl<E: Element> Field<'_, E> {
                     let share = (rule.target(outside.total()) - outside.below) / outside.within;
                     values_around(least, most, share)
                 }
-                0 | 1 => values_between(least, most),
+                stubborn if stubborn % 2 == 0 => values_between(least, most),
                 _ => ranks_between(least, most),
             };
             let counted = rule.counts(self.all());
@@ -442,7 +446,7 @@ impl<E: Element> Field<'_, E> {
             return self.enclose_short(law, rule, scratch);
         }
         let mut range = self.guess(law, rule, scratch);
-        loop {
+        for turn in 0.. {
             let sides = self.split(law, range, scratch);
             let within = self.simd.weigh(&mut scratch.bracket, law);
             let mut outside = self.nothing_outside();
@@ -451,14 +455,16 @@ impl<E: Element> Field<'_, E> {
                 || rule.accepts(&outside.with(0.0, 0, within, sides.inside));
             let high = range.1 == E::Scalar::INFINITY
                 || !rule.accepts(&outside.with(within, sides.inside, 0.0, 0));
-            // Where the guess missed, the boundary is somewhere on the other side. Both sides cannot be wrong, but
-            // for rounding, and then the search finds that out.
+            // Where the guess missed, the boundary is somewhere on the other side. Summed in another order it may be on
+            // this side after all, again and again, so turns are counted; the search finds out what they missed.
             range = match (low, high) {
                 (true, true) | (false, false) => return outside,
+                _ if turn == TURNS => return outside,
                 (false, true) => (E::Scalar::LOWEST, range.0),
                 (true, false) => (range.1, E::Scalar::INFINITY),
             };
         }
+        unreachable!("the last turn returns")
     }
 
     /// Weighs a short row whole and cuts the first bracket out of it.
@@ -789,14 +795,5 @@ fn values_between<S: Scalar>(least: S, most: S) -> [S; PIVOTS] {
     std::array::from_fn(|i| {
         let share = (i + 1) as f64 / (PIVOTS + 1) as f64;
         S::nearest(least * (1.0 - share) + most * share)
-    })
-}
-
-/// Pivots spaced evenly among the floats of a range, ascending; the last lies above its lower end.
-fn ranks_between<S: Scalar>(least: S, most: S) -> [S; PIVOTS] {
-    let (least, most) = (i128::from(least.rank()), i128::from(most.rank()));
-    std::array::from_fn(|i| {
-        let step = ((most - least) * (i as i128 + 1) + PIVOTS as i128) / (PIVOTS as i128 + 1);
-        S::from_rank((least + step) as i64)
     })
 }

@@ -27,7 +27,8 @@ pub(crate) fn applies(job: &Job<'_>) -> bool {
     scores.kind != Kind::Probs
         && scores.scale > 0.0
         && options.block_size == 1
-        && options.keep_first + options.keep_last == 0
+        && options.keep_first == 0
+        && options.keep_last == 0
         && options.min_keep <= 1
         && options.max_keep.is_none()
 }
@@ -205,11 +206,11 @@ where
 
 /// The decision, if the edge, which has this weight, is the boundary.
 fn decide(rule: &Rule, n: usize, sums: &Settled, weight: f64) -> Option<Decision> {
+    let kept = sums.kept;
     // A tail that was flushed whole may be no tail at all.
-    if sums.below == 0.0 {
+    if sums.below == 0.0 && kept < n {
         return None;
     }
-    let kept = sums.kept;
     let with = Split { tail: sums.below, dropped: n - kept, head: sums.above, kept };
     let mut minimal = kept == 1;
     if !minimal {
