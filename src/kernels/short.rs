@@ -312,9 +312,13 @@ where
         let coarse: [E::Scalar; PIVOTS] = evenly(largest - aim.reach, largest);
         let sums = below::<L, E, PIVOTS>(keys, weights, SAMPLE, &coarse);
         let (first, (lo, hi)) = crossing(&coarse, &sums, limit);
-        let from: f64 = if first == 0 { largest - aim.reach } else { lo.into() };
-        let to: f64 = if first == PIVOTS { largest } else { hi.into() };
-        let fine: [E::Scalar; PIVOTS] = evenly(from, to);
+        let (least, most) = extent_within::<L, E>(keys, SAMPLE, lo, hi);
+        let fine: [E::Scalar; PIVOTS] = if least < most {
+            evenly(least.into(), most.into())
+        } else {
+            let from: f64 = if first == 0 { largest - aim.reach } else { lo.into() };
+            evenly(from, if first == PIVOTS { largest } else { hi.into() })
+        };
         let fine_sums = below::<L, E, PIVOTS>(keys, weights, SAMPLE, &fine);
         let (second, _) = crossing(&fine, &fine_sums, limit);
         // The relative deviation of a sum of weights none of which is above the heaviest of them.
@@ -360,6 +364,30 @@ fn between<S: Scalar>(curve: &[(S, f64)], at: usize, value: f64, other: S) -> S 
 fn evenly<S: Scalar>(from: f64, to: f64) -> [S; PIVOTS] {
     let step = (to - from) / (PIVOTS + 1) as f64;
     std::array::from_fn(|i| S::nearest(from + step * (i + 1) as f64))
+}
+
+/// The smallest and the largest key of a range; infinities if there is none.
+#[inline(always)]
+unsafe fn extent_within<L: Level, E: Element>(
+    keys: *const E,
+    len: usize,
+    lo: E::Scalar,
+    hi: E::Scalar,
+) -> (E::Scalar, E::Scalar) {
+    // SAFETY: the caller vouches for the level and for `len` keys, whole groups.
+    unsafe {
+        let (lo, hi) = (Of::<L, E>::splat(lo), Of::<L, E>::splat(hi));
+        let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
+        let top = Of::<L, E>::splat(E::Scalar::INFINITY);
+        let (mut least, mut most) = (top, bottom);
+        for at in (0..len).step_by(LANES) {
+            let keys = E::load::<L>(keys.add(at));
+            let within = Of::<L, E>::mask(keys.within(lo, hi));
+            least = keys.select(within, top).min(least);
+            most = keys.select(within, bottom).max(most);
+        }
+        (least.smallest(), most.largest())
+    }
 }
 
 /// The largest weight of a key below a pivot; +0 if there is none.

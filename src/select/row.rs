@@ -534,7 +534,8 @@ impl<E: Element> Field<'_, E> {
         // A flat row is weighed well enough by the sample.
         let squares = self.simd.squares(weights);
         let deviation = (squares - seen * seen / size as f64).max(0.0).sqrt() / seen;
-        let (mass, trust) = if deviation < TRUSTED {
+        // One large key, which weighs 1, is easily missed.
+        let (mass, trust) = if deviation < TRUSTED && TRUSTED * TRUSTED * seen * factor > 1.0 {
             (seen * factor, 2.0 * deviation)
         } else {
             (self.rough_mass(law), ROUGH)
@@ -561,7 +562,12 @@ impl<E: Element> Field<'_, E> {
         let cross = (0..PIVOTS).filter(|&i| sums.below[i] * factor <= target).count();
         let lo = if cross == 0 { lowest } else { pivots[cross - 1] };
         let hi = if cross == PIVOTS { self.largest } else { pivots[cross] };
-        let finer = values_between(lo, hi);
+        // Among the sampled keys there, so that a cluster is resolved, too.
+        let within = keys.iter().filter(|key| lo <= **key && **key < hi);
+        let (least, most) = within.fold((hi, lo), |(least, most), &key| {
+            (if key < least { key } else { least }, if key > most { key } else { most })
+        });
+        let finer = if least < most { values_between(least, most) } else { values_between(lo, hi) };
         let fine = self.simd.pivot_sums(keys, weights, &finer, false);
         let mut curve = [(lowest, 0.0); 2 * PIVOTS + 2];
         for i in 0..PIVOTS {
