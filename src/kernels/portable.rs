@@ -245,7 +245,7 @@ static MASKS: [[bool; 8]; 256] = {
     let mut table = [[false; 8]; 256];
     let mut at = 0;
     while at < 256 * 8 {
-        table[at / 8][at % 8] = at / 8 >> (at % 8) & 1 == 1;
+        table[at / 8][at % 8] = (at / 8) >> (at % 8) & 1 == 1;
         at += 1;
     }
     table
@@ -256,7 +256,7 @@ static MASKS: [[bool; 8]; 256] = {
 /// # Safety
 /// `to` must be valid for sixteen writes.
 #[inline(always)]
-pub(super) unsafe fn compress<T: Copy>(values: &[T; LANES], bits: u16, to: *mut T) {
+unsafe fn compress<T: Copy>(values: &[T; LANES], bits: u16, to: *mut T) {
     let (mut rest, mut next) = (u32::from(bits), 0);
     loop {
         for _ in 0..FEW {
