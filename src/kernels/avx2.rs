@@ -7,7 +7,6 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::lanes::{LANES, Lanes, Level, Single};
-use super::portable::compress;
 
 /// The AVX2 instruction set.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +29,18 @@ static COMPRESS: [[u32; 8]; 256] = {
             lane += 1;
         }
         bits += 1;
+    }
+    table
+};
+
+/// For each set of four wide lanes, the set of the eight lanes that they fill.
+static PAIRS: [u8; 16] = {
+    let mut table = [0; 16];
+    let mut at = 0;
+    while at < 16 * 4 {
+        let (bits, lane) = (at / 4, at % 4);
+        table[bits] |= ((bits >> lane & 1) as u8 * 3) << (2 * lane);
+        at += 1;
     }
     table
 };
@@ -318,13 +329,6 @@ impl F64 {
     fn zip(self, other: Self, f: impl Fn(__m256d, __m256d) -> __m256d) -> Self {
         F64(std::array::from_fn(|i| f(self.0[i], other.0[i])))
     }
-    #[inline(always)]
-    unsafe fn to_array(self) -> [f64; LANES] {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: see the head of the file; the array holds sixteen numbers.
-        unsafe { self.store(lanes.as_mut_ptr()) };
-        lanes
-    }
 }
 
 impl Lanes for F64 {
@@ -528,7 +532,16 @@ impl Lanes for F64 {
     #[inline(always)]
     unsafe fn compress_store(self, bits: u16, to: *mut f64) {
         // SAFETY: see the head of the file.
-        unsafe { compress(&self.to_array(), bits, to) }
+        unsafe {
+            let mut next = to;
+            for (i, quarter) in self.0.into_iter().enumerate() {
+                let chosen = bits >> (4 * i) & 0xf;
+                let words = permutation(PAIRS[usize::from(chosen)]);
+                let first = _mm256_permutevar8x32_ps(_mm256_castpd_ps(quarter), words);
+                _mm256_storeu_pd(next, _mm256_castps_pd(first));
+                next = next.add(chosen.count_ones() as usize);
+            }
+        }
     }
 }
 

@@ -133,6 +133,19 @@ fn every_level_has_the_same_bits() {
 }
 
 #[test]
+fn every_half_widens_exactly() {
+    let keys: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    let mut wide = vec![0f32; keys.len()];
+    for (name, level) in Simd::all() {
+        level.widen(&keys, &mut wide);
+        for (key, got) in keys.iter().zip(&wide) {
+            let same = got.to_bits() == key.to_f32().to_bits() || key.is_nan() && got.is_nan();
+            assert!(same, "{name} {key:?}: {got}");
+        }
+    }
+}
+
+#[test]
 fn stored_weights_have_the_same_bits() {
     let levels = Simd::all();
     let keys = padded(scores(1000, 1.0).into_iter().map(f64::exp));
