@@ -7,10 +7,12 @@
 //!
 //! # Where the slacks come from (u = 2^-24, v = 2^-53)
 //! f32 arithmetic, per weight, over the exponents -87.33 <= x <= 0 that are not flushed: x = s - c rounds once
-//! (u|x| <= 87.4u), x * log2(e) rounds once (87.4u) with a constant that is off by .23u (<= 19.6u), the fraction of
-//! that .4u, the polynomial and its six fused multiply-adds of positive terms 4u; sums in f32 are 16 deep (16u), the rest of a sum is in f64 (< 1u). Together
-//! < 216u on either side, < 433u on the ratio. f64 arithmetic: x rounds twice, x * log2(e) once with a constant off by .7v, each
-//! times 708.4 (< 2630v in all), exp 14v, sums (16 + 256 + 64 + number of chunks)v.
+//! (u|x| <= 87.4u); t = x log2(e) - 1 rounds once (ln 2 u|t| <= 88.1u) with a constant that is off by .23u (<= 19.6u); the
+//! fraction of t is exact, because t <= -1; the polynomial for 2^(1 + f) is off by 1.6u, and its five fused
+//! multiply-adds of positive terms lose 2u; sums in f32 are 16 deep (16u), the rest of a sum is in f64 (< 1u). Together
+//! < 216u on either side, < 433u on the ratio. f64 arithmetic: x rounds twice and t once with a constant off by .7v, each
+//! times 708 (< 2630v in all), the polynomial 137v, its evaluation 4v, sums (16 + 256 + 64 + number of chunks)v: < 3110v
+//! on either side, < 6220v on the ratio.
 //!
 //! A selection is decided with a larger slack than a certification, by more than two evaluations of the same sums in
 //! different orders can differ (4 x 17u): whatever `select` certifies, `certify` certifies too.

@@ -76,3 +76,64 @@ fn a_matrix_without_memory_is_an_error() {
     let refused = keep_set(&scores, &[0.1], &Options::new());
     assert!(matches!(refused, Err(Error::NoMemory { .. })));
 }
+
+/// Scores of a few levels, where rounding decides at the very budget that an answer reported.
+fn levels(n: usize, count: u32, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    };
+    let step = 0.3 + (next() % 1000) as f32 / 500.0;
+    (0..n).map(|_| -((next() % count) as f32) * step / 3.0).collect()
+}
+
+#[test]
+fn the_search_ends_at_budgets_on_the_edge() {
+    // The two sides of the boundary were summed in two orders, each of which sent the search to the other side.
+    for n in [1040, 4096, 9000] {
+        for seed in 0..40 {
+            let row = levels(n, if seed % 2 == 0 { 4 } else { 16 }, seed);
+            let double: Vec<f64> = row.iter().map(|&score| f64::from(score)).collect();
+            let single = Scores::new(&row[..], &[1, n]).unwrap();
+            let double = Scores::new(&double[..], &[1, n]).unwrap();
+            for scores in [single, double] {
+                let mut eps = 0.15;
+                for _ in 0..6 {
+                    let found = select(&scores, &[eps], &Options::new().threads(1)).unwrap();
+                    assert!(found.tail_mass_upper[0] <= eps);
+                    eps = found.tail_mass_upper[0];
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rows_bits_do_not_depend_on_longer_rows_beside_it() {
+    // Rows shared out over threads took their short neighbours along, on another path.
+    let long = levels(1 << 18, 1 << 16, 1);
+    for n in [33, 200, 1024, 4096, 8191] {
+        let mut all = long.clone();
+        all.extend(levels(n, 1 << 16, 2).iter().map(|score| score / 5000.0));
+        let indptr = [0, 1 << 18, (1 << 18) + n as i64];
+        let scores = Scores::ragged(&all[..], &indptr).unwrap();
+        let alone = Scores::new(&all[1 << 18..], &[1, n]).unwrap();
+        for eps in [0.055, 1e-3] {
+            let one = select(&scores, &[eps], &Options::new().threads(1)).unwrap();
+            let two = select(&scores, &[eps], &Options::new().threads(2)).unwrap();
+            assert_eq!(one, two);
+            let alone = select(&alone, &[eps], &Options::new().threads(2)).unwrap();
+            assert_eq!(alone.row(0), one.row(1));
+            assert_eq!(alone.tail_mass_upper[0].to_bits(), one.tail_mass_upper[1].to_bits());
+        }
+    }
+}
+
+#[test]
+fn forced_keys_are_forced_whatever_their_number() {
+    let row = levels(300, 1 << 16, 3);
+    let scores = Scores::new(&row[..], &[1, 300]).unwrap();
+    let all = Options::new().keep_first(usize::MAX).keep_last(1);
+    assert_eq!(select(&scores, &[0.5], &all).unwrap().k, [300]);
+}

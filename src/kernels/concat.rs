@@ -26,7 +26,9 @@ pub(crate) fn append_all(to: &mut Vec<u32>, parts: &[&[u32]]) {
     let total = parts.iter().map(|part| part.len()).sum();
     to.reserve(total);
     if total < SHARED || parts.len() < 2 {
-        parts.iter().for_each(|part| to.extend_from_slice(part));
+        for part in parts {
+            to.extend_from_slice(part);
+        }
         return;
     }
     let offsets = parts.iter().scan(0, |offset, part| {

@@ -132,7 +132,7 @@ impl Scalar for f32 {
     const LOG2_E: Self = std::f32::consts::LOG2_E;
     // Minimax with constant term 2; relative error below 2^-23.3.
     const POLYNOMIAL: &'static [Self] =
-        &[2.0, 1.386_302_6, 0.480_328_9, 0.111_599_825, 0.018_034_061, 0.003_734_260_1];
+        &[2.0, 1.386_302_6, 0.480_328_9, 0.111_599_825, 0.018_034_061, 0.003_734_26];
 
     fn nearest(value: f64) -> Self {
         value as f32

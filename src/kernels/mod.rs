@@ -7,7 +7,8 @@
 //! the same bits for the same input. `dispatch` detects the CPU once and holds the only entry points.
 //!
 //! Weights are e^x for x <= 0 with a proven error (`mass` states it, and an ignored test enumerates every f32), or
-//! exactly 0 where x is below the cut. Sums run at most sixteen terms deep before they go to f64.
+//! exactly 0 where x is below the cut. Sums that a decision ends with run at most sixteen terms deep before they go to
+//! f64; sums that only show the way may run deeper, and are the same at all levels, too.
 #![allow(unsafe_code)]
 // Code that is written once for all levels is compiled with a level's features only if it is inlined into its entry.
 #![allow(clippy::inline_always)]

@@ -2,7 +2,9 @@
 //!
 //! One short row after another would wait for latencies: every step needs the result of the one before. So each step is
 //! taken for all rows of a small batch before the next, and the waits overlap. The steps up to the candidate for the
-//! boundary only show the way; [`settle`] sums what a decision ends with, in the order of the row.
+//! boundary only show the way; [`settle`] and [`flank`] sum what a decision ends with, in the order of the row.
+//!
+//! The `unsafe` functions here ask of their caller a CPU with the level's features, and of raw pointers what each says.
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::{
@@ -225,8 +227,8 @@ unsafe fn open<L: Level, E: Element>(row: &[E], to: &mut [E]) -> (E::Scalar, boo
             nan |= Of::<L, E>::number(keys.unordered(keys));
         }
         let largest = largest.largest();
-        let finite = (largest > E::Scalar::NEG_INFINITY) & (largest < E::Scalar::INFINITY);
-        (largest, finite & (nan == 0))
+        let finite = (largest > E::Scalar::NEG_INFINITY) && (largest < E::Scalar::INFINITY);
+        (largest, finite && (nan == 0))
     }
 }
 

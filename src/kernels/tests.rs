@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 
 use super::{
-    Bracket, Element, LANES, PIVOTS, Positions, RANKED, Scalar, Scaled, Shifted, Sides, Simd,
-    Stored, Weigh,
+    Aim, Bracket, Element, LANES, LawOf, PIVOTS, Positions, RANKED, Room, Scalar, Scaled, ScaledBy,
+    Shifted, Sides, Simd, Stored, Unscaled, Weigh,
 };
 use crate::mass;
 
@@ -18,9 +18,10 @@ fn scores(n: usize, spread: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Both sides of a group (16), of a summed block (256), of an emitting call (4096), and short rows.
-const LENGTHS: [usize; 16] =
-    [1, 2, 3, 15, 16, 17, 31, 33, 255, 256, 257, 513, 4095, 4096, 4097, 9000];
+/// Both sides of a group (16), of what is compared pair by pair (32), of a summed block (256), of a block of marks and a
+/// sampled row (1024), of an emitting call and the longest row of a batch (4096), and short rows.
+const LENGTHS: [usize; 20] =
+    [1, 2, 3, 15, 16, 17, 31, 32, 33, 255, 256, 257, 513, 1023, 1024, 1025, 4095, 4096, 4097, 9000];
 
 fn padded<E: Element>(values: impl Iterator<Item = E>) -> Vec<E> {
     let mut keys: Vec<E> = values.collect();
@@ -99,6 +100,48 @@ where
     out
 }
 
+/// What the passes over several short rows return, as bits: the row, a part of it, and one with a spike.
+fn digest_short<E: Element, M: LawOf<E::Scalar>>(
+    simd: Simd,
+    row: &[E],
+    spike: E,
+    law: M,
+    scale: f64,
+) -> Vec<u64>
+where
+    E::Scalar: Element<Scalar = E::Scalar>,
+{
+    let bits = |value: f64| value.to_bits();
+    let mut spiked = row.to_vec();
+    spiked[row.len() / 2] = spike;
+    let rows = [row, &row[..=row.len() / 2], &spiked];
+    let stride = row.len().next_multiple_of(LANES) + 2 * RANKED;
+    let mut keys = vec![E::MASKED; 3 * stride];
+    let mut lists = [(); 3].map(|()| vec![E::Scalar::default(); 3 * stride]);
+    let [weights, inside, inside_weights] = &mut lists;
+    let keys = &mut keys[..];
+    let mut room = Room { stride, keys, weights, inside, inside_weights, write: std::ptr::null() };
+    let aim = Aim { share: 0.01, quantile: -2.326, drift: 0.375, reach: 15.0 / scale, scale };
+    let found = simd.approach(&rows, &aim, law, &mut room);
+    let mut out = Vec::new();
+    for (r, row) in rows.iter().enumerate() {
+        let Some(edge) = found[r].edge else {
+            out.push(0);
+            continue;
+        };
+        let (keys, weights) = room.row(r, row.len());
+        let mut positions = Vec::new();
+        let sums = simd.settle(keys, weights, edge.key, Positions::From(3), &mut positions);
+        let flanks = simd.flank(keys, weights, edge.key);
+        out.extend([bits(edge.key.into()), bits(edge.weight.into()), edge.ties as u64]);
+        out.extend([bits(sums.below), bits(sums.above), sums.kept as u64]);
+        out.extend([bits(flanks.below), bits(flanks.above)]);
+        out.extend([flanks.count_below as u64, flanks.count_above as u64]);
+        out.extend(positions.iter().map(|&position| u64::from(position)));
+    }
+    out
+}
+
 /// The one comparison that every level goes through.
 fn same_bits<E: Element>(from: impl Fn(f64) -> E)
 where
@@ -116,9 +159,17 @@ where
             let scaled = Scaled { shift: largest.into(), scale: 0.176_776_695_296_636_9 };
             let want = digest(portable, &keys, Shifted(largest));
             let want_scaled = digest(portable, &keys, scaled);
+            let row = &keys[..n.min(4096)];
+            let short = |level: Simd| {
+                let spike = from(2.0 * spread + 9.0);
+                let plain = digest_short(level, row, spike, Unscaled, 1.0);
+                (plain, digest_short(level, row, spike, ScaledBy(scaled.scale), scaled.scale))
+            };
+            let want_short = short(portable);
             for (name, level) in levels {
                 assert_eq!(digest(*level, &keys, Shifted(largest)), want, "{name} {n} {spread}");
                 assert_eq!(digest(*level, &keys, scaled), want_scaled, "{name} {n} {spread}");
+                assert!(short(*level) == want_short, "{name} {n} {spread}");
             }
         }
     }
@@ -286,8 +337,10 @@ fn every_f32_exponent_is_within_the_bound() {
     assert!(worst <= 1.0);
 }
 
+/// Not a test: prints what each pass costs at the level `CERTK_LEVEL`, in ns per element.
+/// `cargo test --release --lib -- --ignored speed --nocapture`
 #[test]
-#[ignore = "speed"]
+#[ignore = "prints times"]
 fn speed() {
     use std::time::Instant;
     let simd = match std::env::var("CERTK_LEVEL") {

@@ -103,14 +103,14 @@ impl Scores<'_> {
 
     /// Writes which visible entries an additive mask admits, a byte each, if it only masks and adds nothing.
     pub(crate) fn only_masks(&self, row: usize, admitted: &mut Vec<u8>) -> bool {
+        // Of the sixteen-bit floats the bits tell: no magnitude, or a sign and a large one.
+        const MAGNITUDE: u16 = 0x7fff;
         let Some(Mask::Additive(mask)) = self.mask else { return false };
         let span = self.span(row);
         let range = span.mask_start..span.mask_start + span.visible;
         admitted.clear();
         admitted.resize(span.visible, 0);
         let masked_below = mask.masked_below();
-        // Of the sixteen-bit floats the bits tell: no sign and no exponent, or a sign and a large magnitude.
-        const MAGNITUDE: u16 = 0x7fff;
         let bits = |bits: u16, below: u16, infinity: u16| {
             let magnitude = bits & MAGNITUDE;
             let large = (below & MAGNITUDE..=infinity).contains(&magnitude);

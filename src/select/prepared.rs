@@ -170,7 +170,9 @@ impl Source<'_> {
             self.simd.admit(from, allowed, &mut buffer, &mut positions);
             let live = buffer.len();
             if negate {
-                buffer.iter_mut().for_each(|key| *key = key.negated());
+                for key in &mut buffer {
+                    *key = key.negated();
+                }
             }
             buffer.resize(live.next_multiple_of(LANES), E::Scalar::MASKED);
             positions.resize(live.next_multiple_of(LANES), u32::MAX);
@@ -224,8 +226,8 @@ impl Source<'_> {
             let row = Prepared {
                 keys,
                 positions,
-                soon,
                 largest,
+                soon,
                 smallest,
                 live,
                 law,
@@ -239,8 +241,8 @@ impl Source<'_> {
             let row = Prepared {
                 keys,
                 positions,
-                soon,
                 largest,
+                soon,
                 smallest,
                 live,
                 law,
@@ -275,8 +277,8 @@ impl Source<'_> {
                         let row = Prepared {
                             keys,
                             positions,
-                            soon,
                             largest,
+                            soon,
                             smallest,
                             live,
                             law,
@@ -290,8 +292,8 @@ impl Source<'_> {
                         let row = Prepared {
                             keys,
                             positions,
-                            soon,
                             largest,
+                            soon,
                             smallest,
                             live,
                             law,
@@ -307,8 +309,8 @@ impl Source<'_> {
                     let row = Prepared {
                         keys,
                         positions,
-                        soon,
                         largest,
+                        soon,
                         smallest,
                         live,
                         law,

@@ -186,16 +186,15 @@ where
         let number = first + r;
         let again =
             |decision: &Decision| job.options.prove_minimal && decision.open(job.eps(number));
-        match settled.filter(|decision| !again(decision)) {
-            Some(decision) => part.push(&decision),
-            None => {
-                part.indices.truncate(mark);
-                match job.row(number, false, workspace, &mut part.indices) {
-                    Ok(decision) => part.push(&decision),
-                    Err(error) => {
-                        result = Err(error);
-                        break;
-                    }
+        if let Some(decision) = settled.filter(|decision| !again(decision)) {
+            part.push(&decision);
+        } else {
+            part.indices.truncate(mark);
+            match job.row(number, false, workspace, &mut part.indices) {
+                Ok(decision) => part.push(&decision),
+                Err(error) => {
+                    result = Err(error);
+                    break;
                 }
             }
         }
