@@ -227,6 +227,13 @@ macro_rules! level {
                 unsafe { short::flank::<$level, E>(keys, weights, key) }
             }
             $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn extent_within<E: Element>(
+                keys: &[E], lo: E::Scalar, hi: E::Scalar,
+            ) -> (E::Scalar, E::Scalar) {
+                // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
+                unsafe { passes::extent_within::<$level, E>(keys, lo, hi) }
+            }
+            $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn squares<S: Scalar>(
                 weights: &[S],
             ) -> f64 {
@@ -428,6 +435,16 @@ impl Simd {
     pub(crate) fn extent<E: Element>(self, keys: &[E]) -> (E::Scalar, E::Scalar) {
         assert!(keys.len().is_multiple_of(LANES));
         at_level!(self, extent(keys))
+    }
+
+    /// The smallest and the largest key of `[lo, hi)` in whole groups; infinities if there is none.
+    pub(crate) fn extent_within<E: Element>(
+        self,
+        keys: &[E],
+        (lo, hi): (E::Scalar, E::Scalar),
+    ) -> (E::Scalar, E::Scalar) {
+        assert!(keys.len().is_multiple_of(LANES));
+        at_level!(self, extent_within(keys, lo, hi))
     }
 
     /// Whole groups of keys in the type computed in.

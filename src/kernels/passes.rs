@@ -336,6 +336,29 @@ pub(super) unsafe fn extent<L: Level, E: Element>(keys: &[E]) -> (E::Scalar, E::
     }
 }
 
+/// The smallest and the largest key of `[lo, hi)`; infinities if there is none.
+#[inline(always)]
+pub(super) unsafe fn extent_within<L: Level, E: Element>(
+    keys: &[E],
+    lo: E::Scalar,
+    hi: E::Scalar,
+) -> (E::Scalar, E::Scalar) {
+    // SAFETY: the caller vouches for the level; every chunk is a whole group.
+    unsafe {
+        let (lo, hi) = (Of::<L, E>::splat(lo), Of::<L, E>::splat(hi));
+        let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
+        let top = Of::<L, E>::splat(E::Scalar::INFINITY);
+        let (mut least, mut most) = (top, bottom);
+        for group in keys.chunks_exact(LANES) {
+            let keys = E::load::<L>(group.as_ptr());
+            let within = Of::<L, E>::mask(keys.within(lo, hi));
+            least = keys.select(within, top).min(least);
+            most = keys.select(within, bottom).max(most);
+        }
+        (least.smallest(), most.largest())
+    }
+}
+
 /// The keys in the type computed in.
 #[inline(always)]
 pub(super) unsafe fn widen<L: Level, E: Element>(keys: &[E], to: &mut [E::Scalar]) {

@@ -8,8 +8,8 @@
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::{
-    DEPTH, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, ranks_between,
-    values_around,
+    DEPTH, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, extent_within,
+    ranks_between, values_around,
 };
 
 /// Rows per batch at most.
@@ -20,10 +20,9 @@ const ROUNDS: usize = 6;
 const MARKS: usize = 64;
 /// Half the width of the first guess for a short row, in standard errors of its mean.
 const WIDTH: f64 = 2.6;
-/// Rows longer than this are judged by a sample, of so many keys, so many neighbours together, where they are not normal.
+/// Rows longer than this are judged by a sample, of so many keys, where they are not normal.
 const SAMPLED: usize = 1024;
 const SAMPLE: usize = 256;
-const TOGETHER: usize = 4;
 
 type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
@@ -300,21 +299,22 @@ where
 {
     let mut raw = [E::MASKED; SAMPLE];
     let mut sample_weights = [E::Scalar::default(); SAMPLE];
-    let stride = keys.len() / (SAMPLE / TOGETHER);
-    for q in 0..SAMPLE / TOGETHER {
-        let (to, at) = (q * TOGETHER, q * stride + stride / 2);
-        raw[to..to + TOGETHER].copy_from_slice(&keys[at..at + TOGETHER]);
-        sample_weights[to..to + TOGETHER].copy_from_slice(&weights[at..at + TOGETHER]);
+    let stride = keys.len() / SAMPLE;
+    for (q, (key, weight)) in raw.iter_mut().zip(&mut sample_weights).enumerate() {
+        // One from each part, not always the same place in it: rows of attention have structure.
+        let random = (q as u32).wrapping_mul(0x9E37_79B9) >> 8;
+        let at = q * stride + ((random as usize * stride) >> 24);
+        (*key, *weight) = (keys[at], weights[at]);
     }
     let (keys, weights) = (raw.as_ptr(), sample_weights.as_ptr());
-    let limit = aim.share * found.total * (SAMPLE as f64 / (stride * (SAMPLE / TOGETHER)) as f64);
+    let limit = aim.share * found.total * (SAMPLE as f64 / (stride * SAMPLE) as f64);
     // SAFETY: the caller vouches for the level; the sample is whole groups.
     unsafe {
         let largest: f64 = found.largest.into();
         let coarse: [E::Scalar; PIVOTS] = evenly(largest - aim.reach, largest);
         let sums = below::<L, E, PIVOTS>(keys, weights, SAMPLE, &coarse);
         let (first, (lo, hi)) = crossing(&coarse, &sums, limit);
-        let (least, most) = extent_within::<L, E>(keys, SAMPLE, lo, hi);
+        let (least, most) = extent_within::<L, E>(&raw, lo, hi);
         let fine: [E::Scalar; PIVOTS] = if least < most {
             evenly(least.into(), most.into())
         } else {
@@ -366,30 +366,6 @@ fn between<S: Scalar>(curve: &[(S, f64)], at: usize, value: f64, other: S) -> S 
 fn evenly<S: Scalar>(from: f64, to: f64) -> [S; PIVOTS] {
     let step = (to - from) / (PIVOTS + 1) as f64;
     std::array::from_fn(|i| S::nearest(from + step * (i + 1) as f64))
-}
-
-/// The smallest and the largest key of a range; infinities if there is none.
-#[inline(always)]
-unsafe fn extent_within<L: Level, E: Element>(
-    keys: *const E,
-    len: usize,
-    lo: E::Scalar,
-    hi: E::Scalar,
-) -> (E::Scalar, E::Scalar) {
-    // SAFETY: the caller vouches for the level and for `len` keys, whole groups.
-    unsafe {
-        let (lo, hi) = (Of::<L, E>::splat(lo), Of::<L, E>::splat(hi));
-        let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
-        let top = Of::<L, E>::splat(E::Scalar::INFINITY);
-        let (mut least, mut most) = (top, bottom);
-        for at in (0..len).step_by(LANES) {
-            let keys = E::load::<L>(keys.add(at));
-            let within = Of::<L, E>::mask(keys.within(lo, hi));
-            least = keys.select(within, top).min(least);
-            most = keys.select(within, bottom).max(most);
-        }
-        (least.smallest(), most.largest())
-    }
 }
 
 /// The largest weight of a key below a pivot; +0 if there is none.

@@ -41,6 +41,8 @@ where
     let mut out = vec![bits(simd.mass(keys, law)), simd.count_live(keys) as u64];
     let (least, most) = simd.extent(keys);
     out.extend([bits(least.into()), bits(most.into())]);
+    let (least, most) = simd.extent_within(keys, (pivots[2], pivots[5]));
+    out.extend([bits(least.into()), bits(most.into())]);
     let mut wide = vec![E::Scalar::default(); keys.len()];
     simd.widen(keys, &mut wide);
     let mut weights = wide.clone();

@@ -1,5 +1,7 @@
 //! Selection of a batch of rows over threads.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::block;
@@ -232,7 +234,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn rows(&self, rows: std::ops::Range<usize>, shared: bool) -> Result<Selection, Error> {
+    fn rows(&self, rows: Range<usize>, shared: bool) -> Result<Selection, Error> {
         with_workspace(|workspace| {
             let mut part = Selection::default();
             self.append(rows, shared, workspace, &mut part)?;
@@ -257,7 +259,7 @@ impl Job<'_> {
 
     fn append(
         &self,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         shared: bool,
         workspace: &mut Workspace,
         part: &mut Selection,
@@ -265,11 +267,25 @@ impl Job<'_> {
         if !shared && short::applies(self) {
             return short::rows(self, rows, workspace, part);
         }
-        for row in rows {
+        for row in rows.clone() {
+            self.make_room(&rows, row, &mut part.indices);
             let decision = self.row(row, shared, workspace, &mut part.indices)?;
             part.push(&decision);
         }
         Ok(())
+    }
+
+    /// Makes room for the positions of a row, and if that takes new memory for as many rows as are still to come: memory
+    /// touched for the first time costs more than what is written to it.
+    pub(crate) fn make_room(&self, rows: &Range<usize>, row: usize, out: &mut Vec<u32>) {
+        let n = self.scores.span(row).visible + LANES;
+        if out.capacity() - out.len() < n {
+            let done = (row - rows.start).max(1);
+            let like_so_far = out.len() as f64 / done as f64 * (rows.end - row) as f64;
+            #[allow(clippy::cast_sign_loss)] // of a product of lengths
+            let more = (1.02 * like_so_far) as usize;
+            out.reserve_exact(more.max(out.len() / 2) + n);
+        }
     }
 
     pub(crate) fn eps(&self, row: usize) -> f64 {
@@ -430,7 +446,7 @@ pub(crate) fn emit<E: Element>(
     boundary: (E::Scalar, u32),
     out: &mut Vec<u32>,
 ) {
-    let list = |range: std::ops::Range<usize>, inclusive: bool, out: &mut Vec<u32>| {
+    let list = |range: Range<usize>, inclusive: bool, out: &mut Vec<u32>| {
         let from = match positions {
             Some(list) => Positions::Listed(&list[range.clone()]),
             None => Positions::From(range.start as u32),

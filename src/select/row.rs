@@ -23,12 +23,10 @@ use crate::order::Ordered;
 pub(crate) const SHORT: usize = 1024;
 /// Keys that propose the first bracket of a longer row, at least and at most.
 const SAMPLE: (usize, usize) = (256, 4096);
-/// Neighbours that are sampled together.
-const TOGETHER: usize = 4;
 /// Within this range, in natural-log units, mass is spread evenly enough to guess where it ends.
 const NEAR: f64 = 4.0;
 /// How often the search turns to the other side of a bracket.
-const TURNS: usize = 2;
+const TURNS: usize = 3;
 /// Scores that are so large, scaled, are not weighed roughly.
 const FAR: f64 = 1e5;
 /// Scales that f32 can multiply by what makes an exponent of a float.
@@ -204,6 +202,14 @@ impl<S: Scalar> Outside<S> {
             kept: self.kept + kept,
         }
     }
+}
+
+/// The exact mass of a row, and of its keys below an edge.
+#[derive(Debug, Clone, Copy)]
+struct Known<S> {
+    edge: S,
+    below: f64,
+    total: f64,
 }
 
 /// Scratch of the search, reused from row to row.
@@ -445,7 +451,7 @@ impl<E: Element> Field<'_, E> {
         if self.keys.len() <= SHORT {
             return self.enclose_short(law, rule, scratch);
         }
-        let mut range = self.guess(law, rule, scratch);
+        let mut range = self.guess(law, rule, None, scratch);
         for turn in 0.. {
             let sides = self.split(law, range, scratch);
             let within = self.simd.weigh(&mut scratch.bracket, law);
@@ -457,12 +463,23 @@ impl<E: Element> Field<'_, E> {
                 || !rule.accepts(&outside.with(within, sides.inside, 0.0, 0));
             // Where the guess missed, the boundary is somewhere on the other side. Summed in another order it may be on
             // this side after all, again and again, so turns are counted; the search finds out what they missed.
-            range = match (low, high) {
+            let (side, edge, below) = match (low, high) {
                 (true, true) | (false, false) => return outside,
                 _ if turn == TURNS => return outside,
-                (false, true) => (E::Scalar::LOWEST, range.0),
-                (true, false) => (range.1, E::Scalar::INFINITY),
+                (false, true) => ((E::Scalar::LOWEST, range.0), range.0, outside.below),
+                (true, false) => ((range.1, E::Scalar::INFINITY), range.1, outside.below + within),
             };
+            range = side;
+            if turn == 0 {
+                // Now it is known what the row weighs, and its tail up to one place.
+                let known = Known { edge, below, total: outside.total() };
+                let (lo, hi) = self.guess(law, rule, Some(known), scratch);
+                let lo = if lo > side.0 { lo } else { side.0 };
+                let hi = if hi < side.1 { hi } else { side.1 };
+                if lo < hi {
+                    range = (lo, hi);
+                }
+            }
         }
         unreachable!("the last turn returns")
     }
@@ -513,6 +530,7 @@ impl<E: Element> Field<'_, E> {
         &self,
         law: W,
         rule: &Rule,
+        known: Option<Known<E::Scalar>>,
         scratch: &mut Scratch<E::Scalar>,
     ) -> (E::Scalar, E::Scalar)
     where
@@ -530,17 +548,24 @@ impl<E: Element> Field<'_, E> {
             self.simd.widen(&raw[..size], keys);
         }
         let seen = self.simd.weights(keys, law, weights);
-        let factor = n as f64 / size as f64;
-        // A flat row is weighed well enough by the sample.
-        let squares = self.simd.squares(weights);
-        let deviation = (squares - seen * seen / size as f64).max(0.0).sqrt() / seen;
-        // One large key, which weighs 1, is easily missed.
-        let (mass, trust) = if deviation < TRUSTED && TRUSTED * TRUSTED * seen * factor > 1.0 {
-            (seen * factor, 2.0 * deviation)
+        let mut factor = n as f64 / size as f64;
+        let (mass, trust) = if let Some(Known { edge, below, total }) = known {
+            // The sample is stretched to what is known.
+            let sampled = self.simd.pivot_sums(keys, weights, &[edge; PIVOTS], false).below[0];
+            if sampled > 0.0 && below > 0.0 {
+                factor = below / sampled;
+            }
+            (total, ROUGH)
         } else {
-            (self.rough_mass(law), ROUGH)
+            // A flat row is weighed well enough by the sample.
+            let squares = self.simd.squares(weights);
+            let deviation = (squares - seen * seen / size as f64).max(0.0).sqrt() / seen;
+            // One large key, which weighs 1, is easily missed.
+            let flat = deviation < TRUSTED && TRUSTED * TRUSTED * seen * factor > 1.0;
+            let (mass, trust) =
+                if flat { (seen * factor, 2.0 * deviation) } else { (self.rough_mass(law), ROUGH) };
+            (self.forced.0 + mass, trust)
         };
-        let mass = self.forced.0 + mass;
         let lowest = self.deepest(law, rule);
         if lowest.partial_cmp(&self.largest) != Some(std::cmp::Ordering::Less) {
             return (E::Scalar::LOWEST, E::Scalar::INFINITY);
@@ -563,10 +588,7 @@ impl<E: Element> Field<'_, E> {
         let lo = if cross == 0 { lowest } else { pivots[cross - 1] };
         let hi = if cross == PIVOTS { self.largest } else { pivots[cross] };
         // Among the sampled keys there, so that a cluster is resolved, too.
-        let within = keys.iter().filter(|key| lo <= **key && **key < hi);
-        let (least, most) = within.fold((hi, lo), |(least, most), &key| {
-            (if key < least { key } else { least }, if key > most { key } else { most })
-        });
+        let (least, most) = self.simd.extent_within(keys, (lo, hi));
         let finer = if least < most { values_between(least, most) } else { values_between(lo, hi) };
         let fine = self.simd.pivot_sums(keys, weights, &finer, false);
         let mut curve = [(lowest, 0.0); 2 * PIVOTS + 2];
@@ -767,11 +789,13 @@ pub(crate) fn depth(n: usize, eps: f64) -> f64 {
     (n as f64 / eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5
 }
 
-/// Copies a few neighbours from places spread evenly over a row.
+/// Copies entries from places spread over a row, one from each of as many parts of the same length, not always the same
+/// place in the part: rows of attention have structure.
 fn sample<T: Copy>(all: &[T], to: &mut [T]) {
-    let stride = all.len() / (to.len() / TOGETHER);
-    for (some, from) in to.chunks_exact_mut(TOGETHER).zip(all[stride / 2..].chunks(stride)) {
-        some.copy_from_slice(&from[..TOGETHER]);
+    let stride = all.len() / to.len();
+    for (q, (one, part)) in to.iter_mut().zip(all.chunks_exact(stride)).enumerate() {
+        let random = (q as u32).wrapping_mul(0x9E37_79B9) >> 8;
+        *one = part[(random as usize * stride) >> 24];
     }
 }
 

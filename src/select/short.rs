@@ -88,6 +88,7 @@ where
     let mut listed = std::mem::take(&mut workspace.listed);
     let mut result = Ok(());
     while next < end && result.is_ok() {
+        job.make_room(&rows, next, &mut part.indices);
         // As many rows of one budget as fit; another ends the batch and goes its own way.
         let (mut lengths, mut count, mut longest) = ([0; BATCH], 0, 0);
         while count < BATCH && next + count < end {
