@@ -70,7 +70,7 @@ def main() -> int:
             times[name].append(timeit.timeit(work, number=CALLS) / CALLS * 1e6)
     peer, worst = statistics.median(times[PEER]), 0.0
     for name, runs in times.items():
-        line = {"call": name, "us": statistics.median(runs)}
+        line: dict[str, Any] = {"call": name, "us": statistics.median(runs)}
         line["ratio"] = line["us"] / peer
         if name.startswith("select(row"):
             worst = max(worst, line["ratio"])

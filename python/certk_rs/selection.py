@@ -110,8 +110,8 @@ def certify(
         keep: A boolean mask that broadcasts to the scores (only bool dtype is a mask); a
             `Selection`; integer indices (..., k) padded with -1; a list with one array of indices
             per row, in any order; for one row also a flat list of indices.
-        eps: Budget per row to judge the set by; fills `holds` and `minimal`. What float32 leaves open
-            is judged again in float64 for `holds`, not for `minimal`.
+        eps: Budget per row to judge the set by; fills `holds` and `minimal`. What float32 leaves
+            open is judged again in float64 for `holds`, not for `minimal`.
         kind: See `select`.
         scale: See `select`.
         mask: See `select`. A kept key that is masked adds nothing to the kept mass.
