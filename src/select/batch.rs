@@ -284,7 +284,9 @@ impl Job<'_> {
             let like_so_far = out.len() as f64 / done as f64 * (rows.end - row) as f64;
             #[allow(clippy::cast_sign_loss)] // of a product of lengths
             let more = (1.02 * like_so_far) as usize;
-            out.reserve_exact(more.max(out.len() / 2) + n);
+            // Not more than twice as much at once: the first rows may be denser than the rest.
+            let more = more.min(out.len().max(1 << 16)).max(out.len() / 8);
+            out.reserve_exact(more + n);
         }
     }
 
