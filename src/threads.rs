@@ -93,6 +93,12 @@ pub(crate) fn map<R: Send>(
     })
 }
 
+/// How many of `len` entries, in whole chunks, go to one task of the pool that this runs on.
+pub(crate) fn share(len: usize, chunk: usize) -> usize {
+    let tasks = 2 * rayon::current_num_threads();
+    len.div_ceil(chunk).div_ceil(tasks).max(1) * chunk
+}
+
 enum Pool {
     Shared(&'static ThreadPool),
     Own(ThreadPool),

@@ -162,10 +162,10 @@ macro_rules! level {
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn admit<E: Element>(
-                from: &[E], allowed: &[u8], first: u32, to: *mut E::Scalar, positions: *mut u32,
+                from: &[E], allowed: &[u8], to: *mut E::Scalar, positions: *mut u32,
             ) -> usize {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::admit::<$level, E>(from, allowed, first, to, positions) }
+                unsafe { passes::admit::<$level, E>(from, allowed, to, positions) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn count_live<E: Element>(
@@ -402,7 +402,7 @@ impl Simd {
         at_level!(self, rough(keys, largest, scale))
     }
 
-    /// Appends the entries that are allowed and not masked, widened, and their positions, counted from `first`.
+    /// Appends the entries that are allowed and not masked, widened, and their positions.
     pub(crate) fn admit<E: Element>(
         self,
         from: &[E],
@@ -416,7 +416,7 @@ impl Simd {
         to.reserve(from.len() + 2 * LANES);
         positions.reserve(from.len() + 2 * LANES);
         let (output, listed) = (to.as_mut_ptr(), positions.as_mut_ptr());
-        let live = at_level!(self, admit(from, allowed, 0, output, listed));
+        let live = at_level!(self, admit(from, allowed, output, listed));
         assert!(live <= from.len());
         // SAFETY: the pass wrote `live` entries from the start of each, within the room reserved.
         unsafe {

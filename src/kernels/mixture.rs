@@ -60,9 +60,9 @@ pub(crate) fn padded_stride(n: usize) -> usize {
     (groups + (APART + PLACES - groups % PLACES) % PLACES) * LANES
 }
 
-/// The sum of all lanes of some accumulators, by a fixed tree.
+/// The sum of all lanes of several accumulators, by a fixed tree.
 #[inline(always)]
-unsafe fn total<V: Lanes, const N: usize>(wides: [V::Wide; N]) -> f64 {
+unsafe fn total<V: Lanes>(wides: [V::Wide; WIDTH]) -> f64 {
     let mut sums = [0.0; LANES];
     for wide in wides {
         // SAFETY: the caller vouches for the level.
@@ -121,7 +121,7 @@ impl<E: Element, W: Weigh<E::Scalar>> Pass for Weights<'_, E, W> {
                 }
                 wide = sum.widen_add(wide);
             }
-            total::<L::F32, 1>([wide])
+            L::F32::wide_total(wide)
         }
     }
 }
@@ -220,7 +220,7 @@ impl Pass for Losses<'_> {
                         *wide = sum.widen_add(*wide);
                     }
                 }
-                *sum += total::<L::F32, WIDTH>(wide);
+                *sum += total::<L::F32>(wide);
             }
         }
     }
@@ -258,7 +258,7 @@ impl Pass for Ramp<'_> {
                 }
                 wide = sum.widen_add(wide);
             }
-            total::<L::F32, 1>([wide])
+            L::F32::wide_total(wide)
         }
     }
 }
@@ -285,7 +285,7 @@ impl Products<'_> {
                 }
             }
             for (to, sum) in self.to[at..].iter_mut().zip(sums) {
-                *to = total::<L::F32, 1>([sum.widen_add(L::F32::wide_zero())]);
+                *to = L::F32::wide_total(sum.widen_add(L::F32::wide_zero()));
             }
         }
     }

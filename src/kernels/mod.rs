@@ -38,7 +38,7 @@ pub(crate) use foreign::extent;
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use passes::{
-    Given, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored, Survey,
-    Weigh, ranks_between, values_around,
+    Given, NEAR, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored,
+    Survey, Weigh, around, ranks_between, sample, values_around,
 };
 pub(crate) use short::{Aim, BATCH, Edge, LawOf, Room, ScaledBy, Settled, Unscaled};

@@ -15,6 +15,8 @@ const LOOSE: usize = 64;
 
 /// Pivots per round of the search.
 pub(crate) const PIVOTS: usize = 8;
+/// Within this range, in natural-log units, mass is spread evenly enough to guess where it ends.
+pub(crate) const NEAR: f64 = 4.0;
 /// The most keys that [`candidate`] ranks.
 pub(crate) const RANKED: usize = 2 * LANES;
 
@@ -274,7 +276,6 @@ pub(super) unsafe fn rough<L: Level, E: Element>(
 pub(super) unsafe fn admit<L: Level, E: Element>(
     from: &[E],
     allowed: &[u8],
-    first: u32,
     to: *mut E::Scalar,
     positions: *mut u32,
 ) -> usize {
@@ -297,7 +298,7 @@ pub(super) unsafe fn admit<L: Level, E: Element>(
             // What is not masked: a NaN is let in, so that it is seen.
             let admitted = L::nonzero_bytes(bytes) & !Of::<L, E>::bits(keys.eq(bottom));
             keys.compress_store(admitted, to.add(written));
-            L::compress_count(first.wrapping_add(at as u32), admitted, positions.add(written));
+            L::compress_count(at as u32, admitted, positions.add(written));
             written += admitted.count_ones() as usize;
         }
         written
@@ -789,6 +790,28 @@ pub(super) unsafe fn find_equal<L: Level, E: Element>(
         }
         Err(seen)
     }
+}
+
+/// Copies entries from places spread over a row, one from each of its parts of a length, not always the same place in the
+/// part: rows of attention have structure.
+#[inline(always)]
+pub(crate) fn sample<T: Copy>(all: &[T], stride: usize, to: &mut [T]) {
+    for (q, (one, part)) in to.iter_mut().zip(all.chunks_exact(stride)).enumerate() {
+        let random = (q as u32).wrapping_mul(0x9E37_79B9) >> 8;
+        *one = part[(random as usize * stride) >> 24];
+    }
+}
+
+/// The range from the last of the first `accepted` pivots to the next, within an outer range.
+#[inline(always)]
+pub(crate) fn around<S: Copy, const N: usize>(
+    pivots: &[S; N],
+    accepted: usize,
+    outer: (S, S),
+) -> (S, S) {
+    let lo = if accepted == 0 { outer.0 } else { pivots[accepted - 1] };
+    let hi = if accepted == N { outer.1 } else { pivots[accepted] };
+    (lo, hi)
 }
 
 /// Pivots around a share of a range, closer together near it, ascending.

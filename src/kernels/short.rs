@@ -8,8 +8,8 @@
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::{
-    DEPTH, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, extent_within,
-    ranks_between, values_around,
+    DEPTH, NEAR, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, around,
+    extent_within, ranks_between, sample, values_around,
 };
 
 /// Rows per batch at most.
@@ -300,12 +300,8 @@ where
     let mut raw = [E::MASKED; SAMPLE];
     let mut sample_weights = [E::Scalar::default(); SAMPLE];
     let stride = keys.len() / SAMPLE;
-    for (q, (key, weight)) in raw.iter_mut().zip(&mut sample_weights).enumerate() {
-        // One from each part, not always the same place in it: rows of attention have structure.
-        let random = (q as u32).wrapping_mul(0x9E37_79B9) >> 8;
-        let at = q * stride + ((random as usize * stride) >> 24);
-        (*key, *weight) = (keys[at], weights[at]);
-    }
+    sample(keys, stride, &mut raw);
+    sample(weights, stride, &mut sample_weights);
     let (keys, weights) = (raw.as_ptr(), sample_weights.as_ptr());
     let limit = aim.share * found.total * (SAMPLE as f64 / (stride * SAMPLE) as f64);
     // SAFETY: the caller vouches for the level; the sample is whole groups.
@@ -488,9 +484,7 @@ fn crossing<S: Scalar, const N: usize>(
     limit: f64,
 ) -> (usize, (S, S)) {
     let first = below.iter().map(|&sum| usize::from(sum <= limit)).sum::<usize>();
-    let lo = if first == 0 { S::LOWEST } else { pivots[first - 1] };
-    let hi = if first == N { S::INFINITY } else { pivots[first] };
-    (first, (lo, hi))
+    (first, around(pivots, first, (S::LOWEST, S::INFINITY)))
 }
 
 /// Collects the keys of a range and their weights; how many there are, and the weight below and inside, roughly.
@@ -543,8 +537,6 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     limit: f64,
     (scale, stubborn): (f64, bool),
 ) {
-    /// Within this range, in natural-log units, the mass is spread evenly enough to guess where it ends.
-    const NEAR: f64 = 4.0;
     // SAFETY: the caller vouches for the level and for room for the bracket and two groups more.
     unsafe {
         let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);

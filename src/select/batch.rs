@@ -349,24 +349,15 @@ impl Visitor for Decide<'_> {
 
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
-        row: Prepared<'_, E, W>,
+        row: Prepared<'_, E>,
+        law: W,
         workspace: &mut Workspace,
     ) -> Result<Decision, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Prepared {
-            soon,
-            keys,
-            positions,
-            largest,
-            smallest,
-            live,
-            law,
-            slack,
-            exact_ties,
-            weights,
-        } = row;
+        let Prepared { soon, keys, positions, largest, smallest, live, slack, exact_ties, weights } =
+            row;
         let Source { row: number, simd, shared, .. } = self.source;
         if live == 0 {
             return Ok(Decision::EMPTY);
@@ -459,10 +450,10 @@ pub(crate) fn emit<E: Element>(
     let edge = (boundary.1 as usize).min(keys.len());
     let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
     if shared {
-        let share = before.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(CHUNK);
+        let share = threads::share(before, CHUNK);
         let parts: Vec<Vec<u32>> = (0..before)
             .into_par_iter()
-            .step_by(share.max(1))
+            .step_by(share)
             .map(|start| {
                 let mut part = Vec::new();
                 list(start..(start + share).min(before), true, &mut part);

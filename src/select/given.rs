@@ -177,13 +177,14 @@ impl Visitor for Form<'_> {
 
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
-        row: Prepared<'_, E, W>,
+        row: Prepared<'_, E>,
+        law: W,
         workspace: &mut Workspace,
     ) -> Result<Opinion, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Prepared { keys, largest, smallest, live, law, slack, exact_ties, .. } = row;
+        let Prepared { keys, largest, smallest, live, slack, exact_ties, .. } = row;
         let (judge, row) = (self.judge, self.row);
         let (scores, keys) = (judge.scores, &*keys);
         let n = scores.span(row).n;

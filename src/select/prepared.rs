@@ -11,7 +11,7 @@ use crate::mass::{CHUNK, Slack};
 use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores};
 
 /// One row, prepared.
-pub(crate) struct Prepared<'a, E: Element, W> {
+pub(crate) struct Prepared<'a, E: Element> {
     /// Larger is better; masked entries are -inf, and whole groups of lanes are filled up with such.
     pub(crate) keys: &'a mut [E],
     /// Where the keys come from in the row, if they are only the ones that a mask admits.
@@ -23,7 +23,6 @@ pub(crate) struct Prepared<'a, E: Element, W> {
     pub(crate) smallest: E::Scalar,
     /// Unmasked keys.
     pub(crate) live: usize,
-    pub(crate) law: W,
     pub(crate) slack: Slack,
     /// Whether equal keys have exactly equal real weights.
     pub(crate) exact_ties: bool,
@@ -40,7 +39,8 @@ pub(crate) trait Visitor {
 
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
-        row: Prepared<'_, E, W>,
+        row: Prepared<'_, E>,
+        law: W,
         workspace: &mut Workspace,
     ) -> Result<Self::Output, Error>
     where
@@ -83,14 +83,25 @@ impl Source<'_> {
         keys: &mut Vec<E::Scalar>,
         positions: &mut Vec<u32>,
     ) -> bool {
-        let start = self.scores.span(self.row).mask_start;
-        let allowed = match self.scores.mask {
-            Some(Mask::Allowed(bytes)) => &bytes[start..start + from.len()],
-            _ if self.is_plain(workspace) => &workspace.admitted[..from.len()],
-            _ => return false,
-        };
-        self.simd.admit(from, allowed, keys, positions);
+        if !self.is_plain(workspace) {
+            return false;
+        }
+        match self.allowed(&workspace.admitted) {
+            Some(allowed) => self.simd.admit(from, allowed, keys, positions),
+            None => return false,
+        }
         true
+    }
+
+    /// A byte per visible entry of a plain row that says whether its mask admits it, `None` without a mask. Those of an
+    /// additive mask are what [`Source::is_plain`] has left in the workspace.
+    fn allowed<'b>(&'b self, admitted: &'b [u8]) -> Option<&'b [u8]> {
+        let span = self.scores.span(self.row);
+        match self.scores.mask {
+            None => None,
+            Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..][..span.visible]),
+            Some(Mask::Additive(_)) => Some(&admitted[..span.visible]),
+        }
     }
 
     /// Prepares a plain row in its own dtype.
@@ -120,12 +131,7 @@ impl Source<'_> {
         let from = &data[span.start..span.start + span.visible];
         let negate = self.scores.scale < 0.0;
         let admitted = std::mem::take(&mut workspace.admitted);
-        let allowed = match self.scores.mask {
-            None => None,
-            Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..][..span.visible]),
-            Some(Mask::Additive(_)) => Some(&admitted[..span.visible]),
-        };
-        let result = match allowed {
+        let result = match self.allowed(&admitted) {
             None => self.whole(from, negate, workspace, visitor),
             Some(allowed) => self.masked(from, allowed, negate, workspace, visitor),
         };
@@ -218,40 +224,10 @@ impl Source<'_> {
             if smallest > E::Scalar::NEG_INFINITY { len } else { self.simd.count_live(keys) };
         let radius = self.scores.row_radius(self.row);
         let slack = if self.is_single() { Slack::f32(radius) } else { Slack::f64(len, radius) };
-        let (exact_ties, weights) = (radius == 0.0, false);
-        let soon = self.soon;
-        let scale = self.scores.scale.abs();
-        if scale == 1.0 {
-            let law = Shifted(largest);
-            let row = Prepared {
-                keys,
-                positions,
-                largest,
-                soon,
-                smallest,
-                live,
-                law,
-                slack,
-                exact_ties,
-                weights,
-            };
-            visitor.visit(row, workspace)
-        } else {
-            let law = Scaled { shift: largest.into(), scale };
-            let row = Prepared {
-                keys,
-                positions,
-                largest,
-                soon,
-                smallest,
-                live,
-                law,
-                slack,
-                exact_ties,
-                weights,
-            };
-            visitor.visit(row, workspace)
-        }
+        let (exact_ties, weights, soon) = (radius == 0.0, false, self.soon);
+        let row =
+            Prepared { keys, positions, largest, soon, smallest, live, slack, exact_ties, weights };
+        exponential(row, self.scores.scale.abs(), workspace, visitor)
     }
 
     /// Prepares any row in f64.
@@ -267,59 +243,24 @@ impl Source<'_> {
             let live = buffer.iter().filter(|key| **key > f64::NEG_INFINITY).count();
             buffer.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
             let keys = &mut buffer[..];
-            let exact_ties = error == 0.0;
-            let (positions, soon, smallest) = (None, None, f64::NEG_INFINITY);
+            let (slack, weights) = match law {
+                Meaning::Exp { .. } => (Slack::f64(n, error), false),
+                Meaning::Weight => (Slack::weights(n), true),
+            };
+            let row = Prepared {
+                keys,
+                positions: None,
+                largest,
+                soon: None,
+                smallest: f64::NEG_INFINITY,
+                live,
+                slack,
+                exact_ties: error == 0.0,
+                weights,
+            };
             match law {
-                Meaning::Exp { scale } => {
-                    let (slack, weights) = (Slack::f64(n, error), false);
-                    if scale == 1.0 {
-                        let law = Shifted(largest);
-                        let row = Prepared {
-                            keys,
-                            positions,
-                            largest,
-                            soon,
-                            smallest,
-                            live,
-                            law,
-                            slack,
-                            exact_ties,
-                            weights,
-                        };
-                        visitor.visit(row, workspace)
-                    } else {
-                        let law = Scaled { shift: largest, scale };
-                        let row = Prepared {
-                            keys,
-                            positions,
-                            largest,
-                            soon,
-                            smallest,
-                            live,
-                            law,
-                            slack,
-                            exact_ties,
-                            weights,
-                        };
-                        visitor.visit(row, workspace)
-                    }
-                }
-                Meaning::Weight => {
-                    let (law, slack, weights) = (Stored, Slack::weights(n), true);
-                    let row = Prepared {
-                        keys,
-                        positions,
-                        largest,
-                        soon,
-                        smallest,
-                        live,
-                        law,
-                        slack,
-                        exact_ties,
-                        weights,
-                    };
-                    visitor.visit(row, workspace)
-                }
+                Meaning::Exp { scale } => exponential(row, scale, workspace, visitor),
+                Meaning::Weight => visitor.visit(row, Stored, workspace),
             }
         });
         workspace.f64 = buffer;
@@ -344,5 +285,23 @@ impl Source<'_> {
                 nan: a.nan || b.nan,
             })
             .unwrap_or_else(|| self.simd.survey(None, 0, keys))
+    }
+}
+
+/// Hands over a row whose weights are `exp(scale * key)`.
+fn exponential<E: Buffers, V: Visitor>(
+    row: Prepared<'_, E>,
+    scale: f64,
+    workspace: &mut Workspace,
+    visitor: V,
+) -> Result<V::Output, Error>
+where
+    E::Scalar: Element<Scalar = E::Scalar>,
+{
+    let shift = row.largest;
+    if scale == 1.0 {
+        visitor.visit(row, Shifted(shift), workspace)
+    } else {
+        visitor.visit(row, Scaled { shift: shift.into(), scale }, workspace)
     }
 }

@@ -13,18 +13,17 @@ use rayon::prelude::*;
 
 use super::workspace::padded;
 use crate::kernels::{
-    Bracket, Element, LANES, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd, Soon,
-    Stored, Weigh, ranks_between, values_around,
+    Bracket, Element, LANES, NEAR, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd,
+    Soon, Stored, Weigh, around, ranks_between, sample, values_around,
 };
 use crate::mass::{self, CHUNK, Slack, Split};
 use crate::order::Ordered;
+use crate::threads;
 
 /// Rows up to this length are weighed whole, once.
-pub(crate) const SHORT: usize = 1024;
+const SHORT: usize = 1024;
 /// Keys that propose the first bracket of a longer row, at least and at most.
 const SAMPLE: (usize, usize) = (256, 4096);
-/// Within this range, in natural-log units, mass is spread evenly enough to guess where it ends.
-const NEAR: f64 = 4.0;
 /// How often the search turns to the other side of a bracket.
 const TURNS: usize = 3;
 /// Scores that are so large, scaled, are not weighed roughly.
@@ -226,23 +225,12 @@ pub(crate) struct Scratch<S> {
 }
 
 impl<E: Element> Field<'_, E> {
-    fn fold<R: Send>(
-        &self,
-        pass: impl Fn(&[E], u32) -> R + Sync + Send,
-        mut combine: impl FnMut(R),
-    ) {
+    fn fold<R: Send>(&self, pass: impl Fn(&[E]) -> R + Sync + Send, mut combine: impl FnMut(R)) {
         if self.shared {
-            let parts: Vec<R> = self
-                .keys
-                .par_chunks(CHUNK)
-                .enumerate()
-                .map(|(c, chunk)| pass(chunk, (c * CHUNK) as u32))
-                .collect();
+            let parts: Vec<R> = self.keys.par_chunks(CHUNK).map(pass).collect();
             parts.into_iter().for_each(combine);
         } else {
-            for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
-                combine(pass(chunk, (c * CHUNK) as u32));
-            }
+            self.keys.chunks(CHUNK).for_each(|chunk| combine(pass(chunk)));
         }
     }
 
@@ -250,14 +238,14 @@ impl<E: Element> Field<'_, E> {
     fn rough_mass<W: Law<E::Scalar>>(&self, law: W) -> f64 {
         let Some(scale) = law.scale() else { return self.mass(law) };
         let mut total = 0.0;
-        let pass = |keys: &[E], _| self.simd.rough(keys, self.largest, scale);
+        let pass = |keys: &[E]| self.simd.rough(keys, self.largest, scale);
         self.fold(pass, |part| total += part);
         total
     }
 
     pub(crate) fn mass<W: Weigh<E::Scalar>>(&self, law: W) -> f64 {
         let mut total = 0.0;
-        self.fold(|keys, _| self.simd.mass(keys, law), |part| total += part);
+        self.fold(|keys| self.simd.mass(keys, law), |part| total += part);
         total
     }
 
@@ -285,7 +273,7 @@ impl<E: Element> Field<'_, E> {
             }
             return total;
         }
-        let share = self.share();
+        let share = threads::share(self.keys.len(), CHUNK);
         let number = self.keys.len().div_ceil(share);
         if parts.len() < number {
             parts.resize_with(number, Bracket::default);
@@ -305,12 +293,6 @@ impl<E: Element> Field<'_, E> {
             sides.iter().for_each(&mut add);
         }
         total
-    }
-
-    /// Whole chunks that go to one task of a shared row.
-    fn share(&self) -> usize {
-        let tasks = 2 * rayon::current_num_threads();
-        self.keys.len().div_ceil(CHUNK).div_ceil(tasks) * CHUNK
     }
 
     /// Finds the smallest set that the rule accepts.
@@ -433,9 +415,7 @@ impl<E: Element> Field<'_, E> {
         };
         // Accepting is monotone.
         let first = (0..PIVOTS).filter(|&i| accepts(i)).count();
-        let lo = if first == 0 { E::Scalar::LOWEST } else { pivots[first - 1] };
-        let hi = if first == PIVOTS { E::Scalar::INFINITY } else { pivots[first] };
-        (lo, hi)
+        around(pivots, first, (E::Scalar::LOWEST, E::Scalar::INFINITY))
     }
 
     /// Fills the bracket and sums what lies outside it.
@@ -541,10 +521,10 @@ impl<E: Element> Field<'_, E> {
         let keys = padded(&mut scratch.keys, size, E::Scalar::default());
         let weights = padded(&mut scratch.weights, size, E::Scalar::default());
         if let Some(all) = E::scalars(self.keys) {
-            sample(all, keys);
+            sample(all, all.len() / size, keys);
         } else {
             let mut raw = [E::MASKED; SAMPLE.1];
-            sample(self.keys, &mut raw[..size]);
+            sample(self.keys, n / size, &mut raw[..size]);
             self.simd.widen(&raw[..size], keys);
         }
         let seen = self.simd.weights(keys, law, weights);
@@ -585,8 +565,7 @@ impl<E: Element> Field<'_, E> {
         // A curve of the tail mass against the key, finer where it crosses the target.
         let target = rule.target(mass);
         let cross = (0..PIVOTS).filter(|&i| sums.below[i] * factor <= target).count();
-        let lo = if cross == 0 { lowest } else { pivots[cross - 1] };
-        let hi = if cross == PIVOTS { self.largest } else { pivots[cross] };
+        let (lo, hi) = around(&pivots, cross, (lowest, self.largest));
         // Among the sampled keys there, so that a cluster is resolved, too.
         let (least, most) = self.simd.extent_within(keys, (lo, hi));
         let finer = if least < most { values_between(least, most) } else { values_between(lo, hi) };
@@ -681,22 +660,13 @@ impl<E: Element> Field<'_, E> {
             if !rule.accepts(&at(count)) {
                 return None;
             }
-            let (mut too_few, mut enough) = (0, count);
-            if rule.accepts(&at(0)) {
-                if outside.edge < E::Scalar::INFINITY {
-                    return None;
-                }
-                enough = 0;
+            if !rule.accepts(&at(0)) {
+                fewest((0, count), |kept| rule.accepts(&at(kept)))
+            } else if outside.edge < E::Scalar::INFINITY {
+                return None;
+            } else {
+                0
             }
-            while too_few + 1 < enough {
-                let middle = usize::midpoint(too_few, enough);
-                if rule.accepts(&at(middle)) {
-                    enough = middle;
-                } else {
-                    too_few = middle;
-                }
-            }
-            enough
         };
         let split = at(kept);
         let boundary = (kept > 0).then(|| (key, self.last_of(key, kept, count)));
@@ -784,19 +754,25 @@ impl<E: Element> Field<'_, E> {
     }
 }
 
+/// The smallest number that is enough, between one that is not and one that is.
+pub(crate) fn fewest(
+    (mut too_few, mut enough): (usize, usize),
+    is: impl Fn(usize) -> bool,
+) -> usize {
+    while too_few + 1 < enough {
+        let middle = usize::midpoint(too_few, enough);
+        if is(middle) {
+            enough = middle;
+        } else {
+            too_few = middle;
+        }
+    }
+    enough
+}
+
 /// So far below the largest key, in natural-log units, all of `n` keys together weigh less than the budget.
 pub(crate) fn depth(n: usize, eps: f64) -> f64 {
     (n as f64 / eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5
-}
-
-/// Copies entries from places spread over a row, one from each of as many parts of the same length, not always the same
-/// place in the part: rows of attention have structure.
-fn sample<T: Copy>(all: &[T], to: &mut [T]) {
-    let stride = all.len() / to.len();
-    for (q, (one, part)) in to.iter_mut().zip(all.chunks_exact(stride)).enumerate() {
-        let random = (q as u32).wrapping_mul(0x9E37_79B9) >> 8;
-        *one = part[(random as usize * stride) >> 24];
-    }
 }
 
 /// Where a curve of ascending keys and values reaches a value, linearly between its points; `None` beyond its ends.
@@ -814,9 +790,7 @@ fn crossing<S: Copy>(
     accepts: impl Fn(usize) -> bool,
 ) -> (S, S) {
     let first = (0..PIVOTS).find(|&i| !accepts(i)).unwrap_or(PIVOTS);
-    let lo = if first == 0 { outer.0 } else { pivots[first - 1] };
-    let hi = if first == PIVOTS { outer.1 } else { pivots[first] };
-    (lo, hi)
+    around(pivots, first, outer)
 }
 
 /// Pivots spaced evenly in value strictly inside a range, ascending.

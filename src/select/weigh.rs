@@ -59,14 +59,15 @@ impl Visitor for Write<'_> {
 
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
-        row: Prepared<'_, E, W>,
+        row: Prepared<'_, E>,
+        law: W,
         _workspace: &mut Workspace,
     ) -> Result<RowWeights, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         let unit: f64 = if row.weights { row.largest.into() } else { 1.0 };
-        let total = self.simd.weights_f32(row.keys, row.law, unit, &mut self.out[..row.keys.len()]);
+        let total = self.simd.weights_f32(row.keys, law, unit, &mut self.out[..row.keys.len()]);
         let whole = row.live == self.n;
         if !whole {
             self.out[row.keys.len()..].fill(HIDDEN);
