@@ -1,8 +1,8 @@
 //! One test per rejected input: the variant, and a message that names the argument and the place.
 
 use certk_rs::{
-    Data, Error, Keep, Kind, Mask, MaxKeep, Options, Place, Scores, certify, force_simd_level,
-    keep_set, select,
+    Data, Error, Keep, Kind, Mask, MaxKeep, Options, Place, Scores, Workspace, certify,
+    force_simd_level, keep_set, select,
 };
 
 fn rows(data: &[f32]) -> Scores<'_> {
@@ -192,4 +192,8 @@ fn empty_arrays_are_no_errors() {
         assert_eq!((found.k.len(), found.indices.len()), (shape[0], 0));
         assert!(keep_set(&scores, &[0.1], &Options::new()).unwrap().indices.is_empty());
     }
+    // No row has a budget of its own here, nor a radius.
+    let scores = Scores::new(&[] as &[f32], &[0, 3]).unwrap().radius(&[]).unwrap();
+    let found = Workspace::new().select(&scores, &[], &Options::new()).unwrap();
+    assert_eq!(found.indptr, [0]);
 }

@@ -81,6 +81,9 @@ fn batches<E: Buffers, M: LawOf<E::Scalar>>(
 where
     E::Scalar: Element<Scalar = E::Scalar> + Buffers,
 {
+    if rows.is_empty() {
+        return Ok(());
+    }
     let (mut next, end) = (rows.start, rows.end);
     let mut plan = Plan::new(job, next, scale);
     let masked = job.scores.mask.is_some();
@@ -259,15 +262,7 @@ fn decide_ties<E: Element>(
     if !rule.accepts(&at(ties)) || rule.accepts(&at(0)) {
         return None;
     }
-    let (mut too_few, mut enough) = (0, ties);
-    while too_few + 1 < enough {
-        let middle = usize::midpoint(too_few, enough);
-        if rule.accepts(&at(middle)) {
-            enough = middle;
-        } else {
-            too_few = middle;
-        }
-    }
+    let enough = row::fewest((0, ties), |kept| rule.accepts(&at(kept)));
     let last = if enough == ties {
         u32::MAX
     } else {
