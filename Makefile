@@ -61,7 +61,6 @@ bench: $(VENV)/.dev
 	$(CARGO) bench
 	@echo '== against every peer'
 	$(BIN)/python benches/bench_select.py --plot
-	$(BIN)/python benches/bench_one_row.py
 
 clean:
 	rm -rf $(VENV) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+import certk_rs as ck
 from harness import peers, rows
 from harness.clock import Bind, Entrant
 from harness.report import Entry, compare
 
-from .settings import Settings, checked, ours, share
+from .settings import EPS, Settings, checked, ours, share
 
 SECTIONS = {
     "S5": "select / torch.softmax(out=) on many short rows",
-    "S7": "one row of n = 64 from Python: select / one call of a peer; ns per call, not per score",
+    "S7": "one row of n = 64 from Python: a call of ours / one call of a peer; ns per call, not per score",
 }
 MANY = 2.0
 CALL = 2.0
@@ -62,12 +63,22 @@ def one(settings: Settings) -> Iterator[Entry]:
         "torch.topk": (peers.topk(k), None),
         "torch.softmax, allocates": (peers.softmax, None),
     }
+    keep, mask = sel.row(0).astype(np.int64), sel.to_mask()
+    also: dict[str, Bind] = {
+        "select and its row(0)": lambda placed: lambda: ck.select(placed, EPS, threads=1).row(0),
+        "certify of a Selection": lambda placed: lambda: ck.certify(placed, sel, eps=EPS),
+        "certify of a boolean mask": lambda placed: lambda: ck.certify(placed, mask, eps=EPS),
+        "certify of a list of indices": lambda placed: lambda: ck.certify(placed, [keep], eps=EPS),
+    }
     entrants = [Entrant("select", scores, ours(), 1, 1)]
     entrants += [Entrant(name, scores, bind, 1, 1) for name, (bind, _) in against.items()]
+    entrants += [Entrant(name, scores, bind, 1, 1) for name, bind in also.items()]
     times = settings.contest(entrants)
-    for name, (_, target) in against.items():
+    lines = [("select", name, name, target) for name, (_, target) in against.items()]
+    lines += [(name, "numpy.argpartition", name, None) for name in also]
+    for mine, peer, label, target in lines:
         yield compare(
-            "S7", name, times, "select", name, target=target, n=64, rows=1, peer_rows=1,
+            "S7", label, times, mine, peer, target=target, n=64, rows=1, peer_rows=1,
             kept=share(sel, 64),
         )  # fmt: skip
 
