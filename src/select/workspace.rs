@@ -10,8 +10,9 @@ use crate::error::Error;
 use crate::kernels::{BATCH, LANES};
 use crate::scores::Scores;
 
-/// Scratch for one thread. A row of length n needs at most one copy of its keys (in its own dtype, and in f64 where a
-/// row is decided in f64), a byte per key for a kept set, and the search's bracket: less than 32 n bytes, kept until dropped.
+/// Scratch for one thread, kept until dropped. A row needs a copy of its keys (in its own dtype, and in f64 where a row is
+/// decided in f64), and keys and weights of the search's bracket, which is usually a small part of it. Where it is all of the
+/// row, in f64 after f32, that comes to about 80 bytes per key.
 #[derive(Debug, Default)]
 pub struct Workspace {
     pub(crate) f32: Vec<f32>,
