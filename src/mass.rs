@@ -99,7 +99,8 @@ impl Split {
         let odds = (self.tail + self.dropped as f64 * flush) / self.head * (1.0 + slack);
         // A head of 0 makes this infinite or NaN, and a sum that overflowed says nothing at all.
         if odds < f64::INFINITY && self.head < f64::INFINITY {
-            (odds / (1.0 + odds)).next_up().next_up().min(1.0)
+            // The second float above; the same as `next_up` twice, which has to look for infinities and signs.
+            f64::from_bits((odds / (1.0 + odds)).to_bits() + 2).min(1.0)
         } else {
             1.0
         }
@@ -118,7 +119,7 @@ impl Split {
             return 0.0;
         }
         if odds < f64::INFINITY {
-            return (odds / (1.0 + odds)).next_down().next_down().max(0.0);
+            return f64::from_bits((odds / (1.0 + odds)).to_bits().saturating_sub(2));
         }
         if odds.is_nan() { 0.0 } else { 1f64.next_down() }
     }

@@ -16,6 +16,8 @@ use super::passes::{
 pub(crate) const BATCH: usize = 8;
 /// Rounds of narrowing before a row is left to the general search.
 const ROUNDS: usize = 6;
+/// Groups that are collected at once: so few are not worth the branches that would skip some.
+const DIRECT: usize = 16;
 /// Groups whose marks are kept at a time.
 const MARKS: usize = 64;
 /// Half the width of the first guess for a short row, in standard errors of its mean.
@@ -167,6 +169,10 @@ where
             let soon = Soon::new(row.as_ptr().wrapping_byte_add(after), write);
             weigh::<L, E, _>(keys, whole, law.of(found[r].largest), soon, out, &mut found[r]);
         }
+        let mut ranges = [(E::Scalar::LOWEST, E::Scalar::INFINITY); BATCH];
+        for (range, (row, here)) in ranges.iter_mut().zip(rows.iter().zip(&found)) {
+            *range = normal(here, row.len() / LANES * LANES, aim);
+        }
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
             let here = &mut found[r];
@@ -177,7 +183,8 @@ where
             let weights = &room.weights[r * stride..][..padded];
             let to = room.inside[r * stride..].as_mut_ptr();
             let to_weights = room.inside_weights[r * stride..].as_mut_ptr();
-            enclose::<L, E>((keys, weights, row.len()), aim, to, to_weights, here);
+            let range = ranges[r];
+            enclose::<L, E>((keys, weights, row.len()), range, aim, to, to_weights, here);
         }
         for (r, row) in rows.iter().enumerate() {
             let here = &mut found[r];
@@ -218,8 +225,10 @@ unsafe fn open<L: Level, E: Element>(row: &[E], to: &mut [E]) -> (E::Scalar, boo
             nan |= Of::<L, E>::number(one.unordered(other));
         }
         let last = &mut to[row.len() - rest.len()..];
-        last.fill(E::MASKED);
-        last[..rest.len()].copy_from_slice(rest);
+        if !rest.is_empty() {
+            last.fill(E::MASKED);
+            last[..rest.len()].copy_from_slice(rest);
+        }
         for group in last.chunks_exact(LANES) {
             let keys = E::load::<L>(group.as_ptr());
             largest = keys.max(largest);
@@ -384,10 +393,11 @@ unsafe fn heaviest_below<L: Level, E: Element>(
     }
 }
 
-/// Collects the keys of a range that holds the boundary.
+/// Collects the keys of a range that holds the boundary: the given one, or one on its other side.
 #[inline(always)]
 unsafe fn enclose<L: Level, E: Element>(
     (keys, weights, len): (&[E], &[E::Scalar], usize),
+    mut range: (E::Scalar, E::Scalar),
     aim: &Aim,
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
@@ -397,7 +407,6 @@ unsafe fn enclose<L: Level, E: Element>(
 {
     let limit = aim.share * found.total;
     let from = (keys.as_ptr(), weights.as_ptr(), keys.len());
-    let mut range = normal(found, len / LANES * LANES, aim);
     let mut left = 2;
     // SAFETY: the caller vouches for the level, the pointers and the room.
     unsafe {
@@ -501,6 +510,19 @@ unsafe fn collect<L: Level, E: Element>(
         let (lo, hi) = (Of::<L, E>::splat(range.0), Of::<L, E>::splat(range.1));
         let mut below = Of::<L, E>::splat(E::Scalar::default());
         let (mut mass, mut inside) = (below, 0);
+        if len <= LANES * DIRECT {
+            for at in (0..len).step_by(LANES) {
+                let keys = E::load::<L>(keys.add(at));
+                let weights = Of::<L, E>::load(weights.add(at));
+                below = below.add_where(keys.lt(lo), weights);
+                let within = keys.within(lo, hi);
+                mass = mass.add_where(Of::<L, E>::mask(within), weights);
+                keys.compress_store(within, to.add(inside));
+                weights.compress_store(within, to_weights.add(inside));
+                inside += within.count_ones() as usize;
+            }
+            return (inside, below.sum().into(), mass.sum().into());
+        }
         for start in (0..len).step_by(LANES * MARKS) {
             // Marked first, collected group by group that has any: see `split`.
             let end = (start + LANES * MARKS).min(len);

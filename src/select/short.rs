@@ -93,7 +93,7 @@ where
     while next < end && result.is_ok() {
         job.make_room(&rows, next, &mut part.indices);
         // As many rows of one budget as fit; another ends the batch and goes its own way.
-        let (mut lengths, mut count, mut longest) = ([0; BATCH], 0, 0);
+        let (mut lengths, mut starts, mut count, mut longest) = ([0; BATCH], [0; BATCH], 0, 0);
         while count < BATCH && next + count < end {
             let row = next + count;
             let span = job.scores.span(row);
@@ -121,7 +121,7 @@ where
                 break;
             }
             longest = most;
-            lengths[count] = n;
+            (lengths[count], starts[count]) = (n, span.start);
             count += 1;
         }
         if count == 0 {
@@ -144,8 +144,7 @@ where
         } else {
             let mut batch: [&[E]; BATCH] = [&[]; BATCH];
             for r in 0..count {
-                let start = job.scores.span(next + r).start;
-                batch[r] = &data[start..start + lengths[r]];
+                batch[r] = &data[starts[r]..starts[r] + lengths[r]];
             }
             let batch = (next, &batch[..count], &[Positions::From(0); BATCH][..]);
             decide_batch(job, &plan, batch, longest, law, workspace, part)
