@@ -63,11 +63,8 @@ impl<S: Scalar> LawOf<S> for ScaledBy {
 pub(crate) struct Aim {
     /// About the share of its mass that may be dropped.
     pub(crate) share: f64,
-    /// The quantile of that share under the standard normal law.
-    pub(crate) quantile: f64,
-    /// One by the hazard there: how far the boundary moves, in standard deviations squared, with the logarithm of the
-    /// mass.
-    pub(crate) drift: f64,
+    /// Its logarithm.
+    pub(crate) ln_share: f64,
     /// Keys further below the largest than this weigh too little, all together, to matter.
     pub(crate) reach: f64,
     /// Multiplies keys to natural-log units.
@@ -282,11 +279,11 @@ fn normal<S: Scalar>(found: &Approach<S>, n: usize, aim: &Aim) -> (S, S) {
     let mean = found.moments.0 / count;
     let variance = (found.moments.1 / count - mean * mean).max(0.0);
     let deviation = variance.sqrt();
-    // A normal row drops the share below mean + variance + quantile * deviation, in natural-log units; what it
-    // weighs more or less than such a row should moves that place.
+    // Of a normal population the keys below mean + variance + q * deviation, in natural-log units, weigh the normal
+    // probability of q, as a share of what the population weighs; the row weighs more or less than that.
     let (mean, variance) = (aim.scale * mean, aim.scale * aim.scale * variance);
     let excess = rough_ln(found.total / count) - (mean + 0.5 * variance);
-    let middle = mean + variance + aim.scale * deviation * (aim.quantile + aim.drift * excess);
+    let middle = mean + variance + aim.scale * deviation * quantile(aim.ln_share + excess);
     let width = WIDTH * aim.scale * deviation / count.sqrt();
     let largest: f64 = found.largest.into();
     (
@@ -445,12 +442,24 @@ unsafe fn enclose<L: Level, E: Element>(
     }
 }
 
-/// The logarithm from the bits, to within .06.
+/// The logarithm of a positive number to within .006.
 #[inline(always)]
 fn rough_ln(value: f64) -> f64 {
-    // The mantissa read as a fraction is the logarithm to base 2 of what follows the exponent, less at most .086.
-    let bits = value.to_bits() as f64 * (1.0 / (1u64 << 52) as f64);
-    (bits - 1022.957) * std::f64::consts::LN_2
+    const MANTISSA: u64 = (1 << 52) - 1;
+    let bits = value.to_bits();
+    let exponent = (bits >> 52) as i32 - 1023;
+    let fraction = f64::from_bits(bits & MANTISSA | 1f64.to_bits()) - 1.0;
+    // log2(1 + f) is 0 and 1 at the ends, and in between about a parabola.
+    (f64::from(exponent) + fraction * (1.3465 - 0.3465 * fraction)) * std::f64::consts::LN_2
+}
+
+/// The quantile of the standard normal law to within .003, of a probability below one half that is given by its logarithm;
+/// 0 for larger ones (Abramowitz and Stegun 26.2.22).
+#[inline(always)]
+fn quantile(ln_share: f64) -> f64 {
+    let t = (-2.0 * ln_share).max(2.0 * std::f64::consts::LN_2).sqrt();
+    let above = t - (2.307_53 + t * 0.270_61) / (1.0 + t * (0.992_29 + t * 0.044_81));
+    -above
 }
 
 /// The weight strictly below each pivot, roughly.

@@ -288,27 +288,14 @@ impl Plan {
     fn new(job: &Job<'_>, row: usize, scale: f64) -> Self {
         let rule = job.plain_rule(row, LONGEST);
         let share = rule.target(1.0);
-        let quantile = quantile(share);
-        let density = (-0.5 * quantile * quantile).exp() / (2.0 * std::f64::consts::PI).sqrt();
-        let drift = share / density;
         let reach = row::depth(LONGEST, rule.eps) / scale;
-        let aim = Aim { share, quantile, drift, reach, scale };
+        let aim = Aim { share, ln_share: share.ln(), reach, scale };
         Plan { rule, radius: job.scores.row_radius(row), aim }
     }
 
     fn holds(&self, job: &Job<'_>, row: usize) -> bool {
         self.rule.eps == job.eps(row) && self.radius == job.scores.row_radius(row)
     }
-}
-
-/// A quantile of the standard normal law to within 5e-4 (Abramowitz and Stegun 26.2.23); it only shows the way.
-fn quantile(share: f64) -> f64 {
-    let tail = share.min(1.0 - share).max(1e-300);
-    let t = (-2.0 * tail.ln()).sqrt();
-    let above = t
-        - (2.515_517 + t * (0.802_853 + t * 0.010_328))
-            / (1.0 + t * (1.432_788 + t * (0.189_269 + t * 0.001_308)));
-    if share < 0.5 { -above } else { above }
 }
 
 /// Scratch of a batch.
