@@ -21,7 +21,7 @@ const DIRECT: usize = 16;
 /// Groups whose marks are kept at a time.
 const MARKS: usize = 64;
 /// Half the width of the first guess for a short row, in standard errors of its mean.
-const WIDTH: f64 = 2.6;
+const WIDTH: f64 = 2.1;
 /// Rows longer than this are judged by a sample, of so many keys, where they are not normal.
 const SAMPLED: usize = 1024;
 const SAMPLE: usize = 256;

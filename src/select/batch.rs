@@ -284,8 +284,8 @@ impl Job<'_> {
             let like_so_far = out.len() as f64 / done as f64 * (rows.end - row) as f64;
             #[allow(clippy::cast_sign_loss)] // of a product of lengths
             let more = (1.02 * like_so_far) as usize;
-            // Not more than twice as much at once: the first rows may be denser than the rest.
-            let more = more.min(out.len().max(1 << 16)).max(out.len() / 8);
+            // Not everything at once: the first rows may be denser than the rest.
+            let more = more.min((8 * out.len()).max(1 << 16)).max(out.len() / 8);
             out.reserve_exact(more + n);
         }
     }
