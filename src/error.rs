@@ -80,6 +80,12 @@ pub enum Error {
         /// The offending sum.
         value: f64,
     },
+    /// Another thread wrote to the scores while they were read.
+    #[error("scores{place} changed while they were read; do not write to an array during a call")]
+    Changed {
+        /// The row.
+        place: Place,
+    },
     /// A budget is NaN or outside [0, 1).
     #[error("eps{place} is {value}; a budget must lie in [0, 1)")]
     Eps {

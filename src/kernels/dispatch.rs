@@ -154,6 +154,11 @@ macro_rules! level {
                 unsafe { passes::survey::<$level, E>(from, len, to) }
             }
             $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn look<E: Element>(keys: &[E]) -> Survey<E::Scalar> {
+                // SAFETY: entered only with proof that the CPU has the features.
+                unsafe { passes::look::<$level, E>(keys) }
+            }
+            $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn rough<E: Element>(
                 keys: &[E], largest: E::Scalar, scale: f64,
             ) -> f64 {
@@ -393,6 +398,12 @@ impl Simd {
         assert!(to.len().is_multiple_of(LANES) && to.len() >= len);
         assert!(from.is_none_or(|from| from.len() == len));
         at_level!(self, survey(from, len, to))
+    }
+
+    /// Looks over whole groups where they are.
+    pub(crate) fn look<E: Element>(self, keys: &[E]) -> Survey<E::Scalar> {
+        assert!(keys.len().is_multiple_of(LANES));
+        at_level!(self, look(keys))
     }
 
     /// What whole groups of keys weigh relative to the largest, to within a few per cent, for `|scale * largest|` up to

@@ -140,6 +140,17 @@ pub(crate) struct Survey<S> {
     pub(crate) nan: bool,
 }
 
+impl<S: Scalar> Survey<S> {
+    /// Of two parts that are both there.
+    pub(crate) fn join(self, other: Self) -> Self {
+        Survey {
+            largest: if self.largest > other.largest { self.largest } else { other.largest },
+            smallest: if self.smallest < other.smallest { self.smallest } else { other.smallest },
+            nan: self.nan || other.nan,
+        }
+    }
+}
+
 /// The extremes of lanes, so far.
 struct Extremes<V: Lanes> {
     largest: V,
@@ -164,6 +175,17 @@ impl<V: Lanes> Extremes<V> {
             self.largest = one.max(other.max(self.largest));
             self.smallest = one.min(other.min(self.smallest));
             self.nan |= V::bits(one.unordered(other));
+        }
+    }
+    #[inline(always)]
+    unsafe fn survey(self) -> Survey<V::Scalar> {
+        // SAFETY: the caller vouches for the level.
+        unsafe {
+            let (largest, mut smallest) = (self.largest.largest(), self.smallest.smallest());
+            if largest == V::Scalar::NEG_INFINITY {
+                smallest = largest;
+            }
+            Survey { largest, smallest, nan: self.nan != 0 }
         }
     }
 }
@@ -210,11 +232,28 @@ pub(super) unsafe fn survey<L: Level, E: Element>(
             seen.see(E::load::<L>(one), E::load::<L>(other));
         }
         to[len..].fill(E::MASKED);
-        let (largest, mut smallest) = (seen.largest.largest(), seen.smallest.smallest());
-        if largest == E::Scalar::NEG_INFINITY {
-            smallest = largest;
+        seen.survey()
+    }
+}
+
+/// Looks over whole groups where they are.
+#[inline(always)]
+pub(super) unsafe fn look<L: Level, E: Element>(keys: &[E]) -> Survey<E::Scalar> {
+    // SAFETY: the caller vouches for the level; every chunk is one or two whole groups.
+    unsafe {
+        let mut seen = Extremes::<Of<L, E>>::new();
+        let pairs = keys.chunks_exact(2 * LANES);
+        if let [_, ..] = pairs.remainder() {
+            let one = E::load::<L>(pairs.remainder().as_ptr());
+            seen.see(one, one);
         }
-        Survey { largest, smallest, nan: seen.nan != 0 }
+        for pair in pairs {
+            let ahead = pair.as_ptr().wrapping_byte_add(AHEAD);
+            L::prefetch(ahead.cast());
+            L::prefetch(ahead.wrapping_byte_add(64).cast());
+            seen.see(E::load::<L>(pair.as_ptr()), E::load::<L>(pair[LANES..].as_ptr()));
+        }
+        seen.survey()
     }
 }
 

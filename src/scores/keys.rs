@@ -72,7 +72,7 @@ impl Scores<'_> {
         if !good {
             // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
             let place = self.place(row, None);
-            return Err(self.judge(row).err().unwrap_or(Error::ScoreNan { place }));
+            return Err(self.judge(row).err().unwrap_or(Error::Changed { place }));
         }
         keys.resize(span.n, hidden);
         if !bias.is_empty() {

@@ -347,6 +347,10 @@ impl Visitor for Decide<'_> {
         self.job.options.block_size == 1
     }
 
+    fn changes(&self) -> bool {
+        self.job.options.keep_first > 0 || self.job.options.keep_last > 0
+    }
+
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
         row: Prepared<'_, E>,
@@ -364,7 +368,7 @@ impl Visitor for Decide<'_> {
         }
         let (job, options) = (self.job, self.job.options);
         let mut forced = std::mem::take(&mut workspace.forced);
-        forced.find(keys, live, options.keep_first, options.keep_last);
+        forced.find(keys.as_slice(), live, options.keep_first, options.keep_last);
         let count = forced.first.len() + forced.last.len();
         let limit = options.max_keep;
         let max_keep = allowed_keys(limit, live, count, job.scores, number)?;
@@ -377,6 +381,7 @@ impl Visitor for Decide<'_> {
             exact_ties,
         };
         if options.block_size > 1 {
+            let keys = keys.as_slice();
             let field =
                 Field { simd, keys, live, largest, smallest, soon, forced: (0.0, 0), shared };
             let positions = forced.first.iter().chain(&forced.last).copied();
@@ -401,16 +406,23 @@ impl Visitor for Decide<'_> {
             return Ok(Decision::new(&found.split, found.minimal, false, &rule));
         }
         let mut fixed = 0.0;
-        if count > 0 {
+        let lent;
+        let keys: &[E] = if count == 0 {
+            lent = keys;
+            lent.as_slice()
+        } else {
+            let keys = keys.copied();
             // What is forced does not compete: weigh it, then hide it.
             let mut own = vec![E::MASKED; count.next_multiple_of(LANES)];
             for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
             }
             let forced = (0.0, 0);
-            let (keys, live, shared) = (&own[..], count, false);
-            fixed = Field { simd, keys, live, largest, smallest, soon, forced, shared }.mass(law);
-        }
+            let (own, live, shared) = (&own[..], count, false);
+            let of = Field { simd, keys: own, live, largest, smallest, soon, forced, shared };
+            fixed = of.mass(law);
+            keys
+        };
         let live = live - count;
         let field =
             Field { simd, keys, live, largest, smallest, soon, forced: (fixed, count), shared };
@@ -420,6 +432,7 @@ impl Visitor for Decide<'_> {
             refine(keys, &mut found, &rule);
             decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         }
+        let mark = self.out.len();
         let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
         self.out.extend(forced.first.iter().map(at));
         if let Some(boundary) = found.boundary {
@@ -427,6 +440,10 @@ impl Visitor for Decide<'_> {
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
+        // A row that is read where it is stored can change between the sums and the list.
+        if self.out.len() - mark != decision.kept {
+            return Err(Error::Changed { place: job.scores.place(number, None) });
+        }
         Ok(decision)
     }
 }

@@ -186,7 +186,7 @@ impl Visitor for Form<'_> {
     {
         let Prepared { keys, largest, smallest, live, slack, exact_ties, .. } = row;
         let (judge, row) = (self.judge, self.row);
-        let (scores, keys) = (judge.scores, &*keys);
+        let (scores, keys) = (judge.scores, keys.as_slice());
         let n = scores.span(row).n;
         let mut keep = std::mem::take(&mut workspace.keep);
         let bytes = padded(&mut keep, keys.len().max(n), 0);

@@ -13,7 +13,7 @@ use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores};
 /// One row, prepared.
 pub(crate) struct Prepared<'a, E: Element> {
     /// Larger is better; masked entries are -inf, and whole groups of lanes are filled up with such.
-    pub(crate) keys: &'a mut [E],
+    pub(crate) keys: Row<'a, E>,
     /// Where the keys come from in the row, if they are only the ones that a mask admits.
     pub(crate) positions: Option<&'a [u32]>,
     pub(crate) largest: E::Scalar,
@@ -30,12 +30,40 @@ pub(crate) struct Prepared<'a, E: Element> {
     pub(crate) weights: bool,
 }
 
+/// Keys in scratch, or where they are stored.
+pub(crate) enum Row<'a, E> {
+    Copied(&'a mut [E]),
+    Lent(&'a [E]),
+}
+
+impl<'a, E> Row<'a, E> {
+    pub(crate) fn as_slice(&self) -> &[E] {
+        match self {
+            Row::Copied(keys) => keys,
+            Row::Lent(keys) => keys,
+        }
+    }
+
+    /// To be written to.
+    pub(crate) fn copied(self) -> &'a mut [E] {
+        match self {
+            Row::Copied(keys) => keys,
+            Row::Lent(_) => unreachable!("a visitor that changes rows gets a copy"),
+        }
+    }
+}
+
 /// What is done with a prepared row, whatever it is stored in.
 pub(crate) trait Visitor {
     type Output;
 
     /// Whether it searches the row, and of a masked one gets only the keys that the mask admits.
     fn searches(&self) -> bool;
+
+    /// Whether it writes to the row.
+    fn changes(&self) -> bool {
+        false
+    }
 
     fn visit<E: Buffers, W: Law<E::Scalar>>(
         self,
@@ -150,9 +178,15 @@ impl Source<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
+        if from.len().is_multiple_of(LANES) && !negate && !visitor.changes() {
+            let survey = self.look(from);
+            let keys = Row::Lent(from);
+            return self.surveyed((keys, from.len()), None, survey, workspace, visitor);
+        }
         let mut buffer = std::mem::take(E::keys(workspace));
         let keys = padded_for(from, &mut buffer, from.len(), E::MASKED);
         let survey = self.survey(from, negate, keys);
+        let keys = Row::Copied(keys);
         let result = self.surveyed((keys, from.len()), None, survey, workspace, visitor);
         *E::keys(workspace) = buffer;
         result
@@ -185,6 +219,7 @@ impl Source<'_> {
             let keys = &mut buffer[..];
             let survey = self.simd.survey(None, live, keys);
             let listed = Some(&positions[..]);
+            let keys = Row::Copied(keys);
             let result = self.surveyed((keys, live), listed, survey, workspace, visitor);
             *E::Scalar::keys(workspace) = buffer;
             workspace.positions = positions;
@@ -197,6 +232,7 @@ impl Source<'_> {
             *key = if allow == 0 { E::MASKED } else { value };
         }
         let survey = self.simd.survey(None, from.len(), keys);
+        let keys = Row::Copied(keys);
         let result = self.surveyed((keys, from.len()), None, survey, workspace, visitor);
         *E::keys(workspace) = buffer;
         result
@@ -205,7 +241,7 @@ impl Source<'_> {
     /// Hands over a row in scratch of which `len` entries were surveyed.
     fn surveyed<E: Buffers, V: Visitor>(
         &self,
-        (keys, len): (&mut [E], usize),
+        (keys, len): (Row<'_, E>, usize),
         positions: Option<&[u32]>,
         survey: Survey<E::Scalar>,
         workspace: &mut Workspace,
@@ -218,10 +254,13 @@ impl Source<'_> {
         if nan || largest == E::Scalar::INFINITY {
             // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
             let place = self.scores.place(self.row, None);
-            return Err(self.scores.judge(self.row).err().unwrap_or(Error::ScoreNan { place }));
+            return Err(self.scores.judge(self.row).err().unwrap_or(Error::Changed { place }));
         }
-        let live =
-            if smallest > E::Scalar::NEG_INFINITY { len } else { self.simd.count_live(keys) };
+        let live = if smallest > E::Scalar::NEG_INFINITY {
+            len
+        } else {
+            self.simd.count_live(keys.as_slice())
+        };
         let radius = self.scores.row_radius(self.row);
         let slack = if self.is_single() { Slack::f32(radius) } else { Slack::f64(len, radius) };
         let (exact_ties, weights, soon) = (radius == 0.0, false, self.soon);
@@ -242,7 +281,7 @@ impl Source<'_> {
             let n = buffer.len();
             let live = buffer.iter().filter(|key| **key > f64::NEG_INFINITY).count();
             buffer.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
-            let keys = &mut buffer[..];
+            let keys = Row::Copied(&mut buffer[..]);
             let (slack, weights) = match law {
                 Meaning::Exp { .. } => (Slack::f64(n, error), false),
                 Meaning::Weight => (Slack::weights(n), true),
@@ -279,12 +318,17 @@ impl Source<'_> {
         keys.par_chunks_mut(CHUNK)
             .zip(from.par_chunks(CHUNK))
             .map(|(keys, from)| self.simd.survey(Some(from), from.len(), keys))
-            .reduce_with(|a, b| Survey {
-                largest: if a.largest > b.largest { a.largest } else { b.largest },
-                smallest: if a.smallest < b.smallest { a.smallest } else { b.smallest },
-                nan: a.nan || b.nan,
-            })
+            .reduce_with(Survey::join)
             .unwrap_or_else(|| self.simd.survey(None, 0, keys))
+    }
+
+    /// Looks over the visible part of a row, whole groups, where it is.
+    fn look<E: Element>(&self, from: &[E]) -> Survey<E::Scalar> {
+        if !self.shared {
+            return self.simd.look(from);
+        }
+        let parts = from.par_chunks(CHUNK).map(|from| self.simd.look(from));
+        parts.reduce_with(Survey::join).unwrap_or_else(|| self.simd.look(&[] as &[E]))
     }
 }
 

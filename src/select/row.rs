@@ -24,6 +24,8 @@ use crate::threads;
 const SHORT: usize = 1024;
 /// Keys that propose the first bracket of a longer row, at least and at most.
 const SAMPLE: (usize, usize) = (256, 4096);
+/// Rounds that narrow a bracket: an f64 has 64 bits, of which every third round at worst settles three.
+const ROUNDS: usize = 96;
 /// How often the search turns to the other side of a bracket.
 const TURNS: usize = 3;
 /// Scores that are so large, scaled, are not weighed roughly.
@@ -180,7 +182,8 @@ impl<S: Scalar> Outside<S> {
     /// Takes note of how a bracket of `len` keys was narrowed.
     fn narrow(&mut self, len: usize, sides: &Sides, end: S) {
         self.below += sides.below;
-        self.dropped += len - sides.inside - sides.count_above;
+        // Fewer than none only if another thread writes to the row meanwhile, which `Decide` finds out.
+        self.dropped += len.saturating_sub(sides.inside + sides.count_above);
         self.within = sides.within;
         self.above += sides.above;
         self.kept += sides.count_above;
@@ -364,9 +367,13 @@ impl<E: Element> Field<'_, E> {
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         // First around the place where the budget should end, then evenly in value, then among the floats, which
-        // always ends.
-        let mut stubborn = 0;
+        // always ends: but for a NaN that another thread wrote into the row meanwhile, hence the limit.
+        let (mut stubborn, mut rounds) = (0, 0);
         while scratch.bracket.len() > RANKED {
+            rounds += 1;
+            if rounds > ROUNDS {
+                return None;
+            }
             let len = scratch.bracket.len();
             let (keys, weights) = scratch.bracket.padded(LANES);
             let (least, most) = self.simd.extent(keys);

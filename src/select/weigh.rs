@@ -66,12 +66,13 @@ impl Visitor for Write<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
+        let keys = row.keys.as_slice();
         let unit: f64 = if row.weights { row.largest.into() } else { 1.0 };
-        let total = self.simd.weights_f32(row.keys, law, unit, &mut self.out[..row.keys.len()]);
+        let total = self.simd.weights_f32(keys, law, unit, &mut self.out[..keys.len()]);
         let whole = row.live == self.n;
         if !whole {
-            self.out[row.keys.len()..].fill(HIDDEN);
-            for (out, key) in self.out.iter_mut().zip(row.keys.iter()) {
+            self.out[keys.len()..].fill(HIDDEN);
+            for (out, key) in self.out.iter_mut().zip(keys) {
                 if key.widen() == E::Scalar::NEG_INFINITY {
                     *out = HIDDEN;
                 }
