@@ -98,6 +98,8 @@ where
     out.extend([bits(seen.largest.into()), bits(seen.smallest.into())]);
     out.extend(copy.iter().map(|key| bits(key.widen().into())));
     assert_eq!(seen, simd.survey(None, live.len(), &mut copy));
+    copy.copy_from_slice(keys);
+    assert_eq!(simd.look(keys), simd.survey(None, keys.len(), &mut copy));
     out.push(bits(simd.rough(&copy, seen.largest, 0.3)));
     out
 }
@@ -123,7 +125,7 @@ where
     let [weights, inside, inside_weights] = &mut lists;
     let keys = &mut keys[..];
     let mut room = Room { stride, keys, weights, inside, inside_weights, write: std::ptr::null() };
-    let aim = Aim { share: 0.01, quantile: -2.326, drift: 0.375, reach: 15.0 / scale, scale };
+    let aim = Aim { share: 0.01, ln_share: -4.605, reach: 15.0 / scale, scale };
     let found = simd.approach(&rows, &aim, law, &mut room);
     let mut out = Vec::new();
     for (r, row) in rows.iter().enumerate() {
