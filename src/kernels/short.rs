@@ -9,7 +9,7 @@
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::{
     DEPTH, NEAR, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, around,
-    extent_within, ranks_between, sample, values_around,
+    extent_within, look, ranks_between, sample, survey, values_around,
 };
 
 /// Rows per batch at most.
@@ -108,10 +108,11 @@ pub(crate) struct Room<'a, E: Element> {
 }
 
 impl<E: Element> Room<'_, E> {
-    /// The keys and weights of a row of `len` entries, in whole groups.
-    pub(crate) fn row(&self, row: usize, len: usize) -> (&[E], &[E::Scalar]) {
-        let range = row * self.stride..row * self.stride + len.next_multiple_of(LANES);
-        (&self.keys[range.clone()], &self.weights[range])
+    /// The keys and weights of a row in whole groups; the keys are where they were if they fill such.
+    pub(crate) fn row<'b>(&'b self, at: usize, row: &'b [E]) -> (&'b [E], &'b [E::Scalar]) {
+        let range = at * self.stride..at * self.stride + row.len().next_multiple_of(LANES);
+        let whole = row.len().is_multiple_of(LANES);
+        (if whole { row } else { &self.keys[range.clone()] }, &self.weights[range])
     }
 }
 
@@ -150,14 +151,20 @@ where
     // than its keys.
     unsafe {
         for (r, row) in rows.iter().enumerate() {
-            let padded = row.len().next_multiple_of(LANES);
-            let keys = &mut room.keys[r * stride..][..padded];
-            (found[r].largest, found[r].plain) = open::<L, E>(row, keys);
+            let seen = if row.len().is_multiple_of(LANES) {
+                look::<L, E>(row)
+            } else {
+                let padded = row.len().next_multiple_of(LANES);
+                survey::<L, E>(Some(row), row.len(), &mut room.keys[r * stride..][..padded])
+            };
+            let finite =
+                seen.largest > E::Scalar::NEG_INFINITY && seen.largest < E::Scalar::INFINITY;
+            (found[r].largest, found[r].plain) = (seen.largest, finite && !seen.nan);
         }
         let mut start = 0;
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
-            let keys = &room.keys[r * stride..][..padded];
+            let keys = if row.len() == padded { row } else { &room.keys[r * stride..][..padded] };
             let out = &mut room.weights[r * stride..][..padded];
             let whole = row.len() / LANES;
             // Positions of the rows before come first.
@@ -176,7 +183,7 @@ where
             if !here.plain {
                 continue;
             }
-            let keys = &room.keys[r * stride..][..padded];
+            let keys = if row.len() == padded { row } else { &room.keys[r * stride..][..padded] };
             let weights = &room.weights[r * stride..][..padded];
             let to = room.inside[r * stride..].as_mut_ptr();
             let to_weights = room.inside_weights[r * stride..].as_mut_ptr();
@@ -203,38 +210,6 @@ where
         }
     }
     found
-}
-
-/// Copies a row into whole groups; the largest key, and whether it is finite and no key is NaN.
-#[inline(always)]
-unsafe fn open<L: Level, E: Element>(row: &[E], to: &mut [E]) -> (E::Scalar, bool) {
-    // SAFETY: the caller vouches for the level; `to` is the whole groups that hold the row.
-    unsafe {
-        let mut largest = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
-        let mut nan = 0;
-        // The second operand wins where a comparison fails, so a NaN is never the largest.
-        let pairs = row.chunks_exact(2 * LANES);
-        let rest = pairs.remainder();
-        for (pair, out) in pairs.zip(to.chunks_exact_mut(2 * LANES)) {
-            let one = E::copy::<L>(pair.as_ptr(), out.as_mut_ptr());
-            let other = E::copy::<L>(pair[LANES..].as_ptr(), out[LANES..].as_mut_ptr());
-            largest = one.max(other.max(largest));
-            nan |= Of::<L, E>::number(one.unordered(other));
-        }
-        let last = &mut to[row.len() - rest.len()..];
-        if !rest.is_empty() {
-            last.fill(E::MASKED);
-            last[..rest.len()].copy_from_slice(rest);
-        }
-        for group in last.chunks_exact(LANES) {
-            let keys = E::load::<L>(group.as_ptr());
-            largest = keys.max(largest);
-            nan |= Of::<L, E>::number(keys.unordered(keys));
-        }
-        let largest = largest.largest();
-        let finite = (largest > E::Scalar::NEG_INFINITY) && (largest < E::Scalar::INFINITY);
-        (largest, finite && (nan == 0))
-    }
 }
 
 /// Writes the weights; their sum and the moments of the first `whole` groups, roughly.

@@ -177,7 +177,7 @@ where
     for (r, row) in batch.iter().enumerate() {
         let mark = part.indices.len();
         let settled = found[r].edge.and_then(|edge| {
-            let (keys, weights) = room.row(r, row.len());
+            let (keys, weights) = room.row(r, row);
             let (n, out) = (row.len(), &mut part.indices);
             if edge.ties == 1 {
                 let sums = job.simd.settle(keys, weights, edge.key, positions[r], out);
@@ -254,7 +254,8 @@ fn decide_ties<E: Element>(
     }
     let at = |kept: usize| Split {
         tail: sums.below + weight * (ties - kept) as f64,
-        dropped: n - sums.count_above - kept,
+        // Fewer than none only if another thread writes to the row meanwhile.
+        dropped: n.saturating_sub(sums.count_above + kept),
         head: sums.above + weight * kept as f64,
         kept: sums.count_above + kept,
     };
@@ -273,8 +274,10 @@ fn decide_ties<E: Element>(
         Positions::From(_) => None,
         Positions::Listed(list) => Some(list),
     };
+    let mark = out.len();
     batch::emit((simd, false), keys, list, (edge.key, last), out);
-    Some(Decision::new(&split, minimal, false, rule))
+    // The general search knows what to do with a row that another thread writes to.
+    (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, rule))
 }
 
 /// What rows of one budget and one radius share.
