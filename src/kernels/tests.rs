@@ -133,7 +133,7 @@ where
             out.push(0);
             continue;
         };
-        let (keys, weights) = room.row(r, row.len());
+        let (keys, weights) = room.row(r, row);
         let mut positions = Vec::new();
         let sums = simd.settle(keys, weights, edge.key, Positions::From(3), &mut positions);
         let flanks = simd.flank(keys, weights, edge.key);
