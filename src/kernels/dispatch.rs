@@ -154,9 +154,11 @@ macro_rules! level {
                 unsafe { passes::survey::<$level, E>(from, len, to) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn look<E: Element>(keys: &[E]) -> Survey<E::Scalar> {
+            pub(super) unsafe fn look<E: Element, const ROUGH: bool>(
+                keys: &[E], shift: E::Scalar, scale: f64,
+            ) -> (Survey<E::Scalar>, f64) {
                 // SAFETY: entered only with proof that the CPU has the features.
-                unsafe { passes::look::<$level, E>(keys) }
+                unsafe { passes::look::<$level, E, ROUGH>(keys, shift, scale) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn rough<E: Element>(
@@ -400,10 +402,18 @@ impl Simd {
         at_level!(self, survey(from, len, to))
     }
 
-    /// Looks over whole groups where they are.
-    pub(crate) fn look<E: Element>(self, keys: &[E]) -> Survey<E::Scalar> {
+    /// Looks over whole groups where they are; given a shift and a scale also the sum of `exp(scale * (key - shift))`, as
+    /// roughly as [`Simd::rough`] has it, as long as no exponent is above 80.
+    pub(crate) fn look<E: Element>(
+        self,
+        keys: &[E],
+        rough: Option<(E::Scalar, f64)>,
+    ) -> (Survey<E::Scalar>, f64) {
         assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, look(keys))
+        match rough {
+            Some((shift, scale)) => at_level!(self, look::<E, true>(keys, shift, scale)),
+            None => at_level!(self, look::<E, false>(keys, E::Scalar::default(), 1.0)),
+        }
     }
 
     /// What whole groups of keys weigh relative to the largest, to within a few per cent, for `|scale * largest|` up to

@@ -236,27 +236,6 @@ pub(super) unsafe fn survey<L: Level, E: Element>(
     }
 }
 
-/// Looks over whole groups where they are.
-#[inline(always)]
-pub(super) unsafe fn look<L: Level, E: Element>(keys: &[E]) -> Survey<E::Scalar> {
-    // SAFETY: the caller vouches for the level; every chunk is one or two whole groups.
-    unsafe {
-        let mut seen = Extremes::<Of<L, E>>::new();
-        let pairs = keys.chunks_exact(2 * LANES);
-        if let [_, ..] = pairs.remainder() {
-            let one = E::load::<L>(pairs.remainder().as_ptr());
-            seen.see(one, one);
-        }
-        for pair in pairs {
-            let ahead = pair.as_ptr().wrapping_byte_add(AHEAD);
-            L::prefetch(ahead.cast());
-            L::prefetch(ahead.wrapping_byte_add(64).cast());
-            seen.see(E::load::<L>(pair.as_ptr()), E::load::<L>(pair[LANES..].as_ptr()));
-        }
-        seen.survey()
-    }
-}
-
 /// The floats whose bits are `key * factor + bias` as an integer.
 #[inline(always)]
 unsafe fn rough_weights<L: Level, E: Element>(
@@ -271,6 +250,63 @@ unsafe fn rough_weights<L: Level, E: Element>(
     }
 }
 
+/// Factor and bias of [`rough_weights`].
+#[inline(always)]
+unsafe fn rough_line<L: Level>(shift: f64, scale: f64) -> (L::F32, L::F32) {
+    // 2^23 / ln(2), and the exponent's bias less the logarithm of the mean of (1 + f) / 2^f over [0, 1).
+    const UNIT: f64 = 8_388_608.0;
+    const BIAS: f64 = (127.0 - 0.0575) * UNIT;
+    let factor = scale * (UNIT * std::f64::consts::LOG2_E);
+    // SAFETY: the caller vouches for the level.
+    unsafe {
+        let bias = <L::F32 as Lanes>::splat((BIAS - factor * shift) as f32);
+        (<L::F32 as Lanes>::splat(factor as f32), bias)
+    }
+}
+
+/// Looks over whole groups where they are; with `ROUGH` also the sum of `exp(scale * (key - shift))`, as [`rough`] has it.
+#[inline(always)]
+pub(super) unsafe fn look<L: Level, E: Element, const ROUGH: bool>(
+    keys: &[E],
+    shift: E::Scalar,
+    scale: f64,
+) -> (Survey<E::Scalar>, f64) {
+    // SAFETY: the caller vouches for the level; every chunk is one or two whole groups.
+    unsafe {
+        let mut seen = Extremes::<Of<L, E>>::new();
+        let (factor, bias) = rough_line::<L>(shift.into(), scale);
+        let zero = <L::F32 as Lanes>::splat(0.0);
+        let mut total = 0.0;
+        for block in keys.chunks(LANES * LOOSE) {
+            let (mut first, mut second) = (zero, zero);
+            let pairs = block.chunks_exact(2 * LANES);
+            if let [_, ..] = pairs.remainder() {
+                let at = pairs.remainder().as_ptr();
+                let one = E::load::<L>(at);
+                seen.see(one, one);
+                if ROUGH {
+                    first = rough_weights::<L, E>(at, factor, bias);
+                }
+            }
+            for pair in pairs {
+                let ahead = pair.as_ptr().wrapping_byte_add(AHEAD);
+                L::prefetch(ahead.cast());
+                L::prefetch(ahead.wrapping_byte_add(64).cast());
+                let (one, other) = (pair.as_ptr(), pair[LANES..].as_ptr());
+                seen.see(E::load::<L>(one), E::load::<L>(other));
+                if ROUGH {
+                    first = first.add(rough_weights::<L, E>(one, factor, bias));
+                    second = second.add(rough_weights::<L, E>(other, factor, bias));
+                }
+            }
+            if ROUGH {
+                total += f64::from(first.add(second).sum());
+            }
+        }
+        (seen.survey(), total)
+    }
+}
+
 /// The sum of `exp(scale * (key - largest))` to within a few per cent, for `|scale * largest|` up to about 1e5.
 ///
 /// It comes from the bits: an integer that is linear in x, read as a float, is a piecewise linear 2^x (N. N. Schraudolph,
@@ -281,14 +317,9 @@ pub(super) unsafe fn rough<L: Level, E: Element>(
     largest: E::Scalar,
     scale: f64,
 ) -> f64 {
-    // 2^23 / ln(2), and the exponent's bias less the logarithm of the mean of (1 + f) / 2^f over [0, 1).
-    const UNIT: f64 = 8_388_608.0;
-    const BIAS: f64 = (127.0 - 0.0575) * UNIT;
-    let factor = scale * (UNIT * std::f64::consts::LOG2_E);
     // SAFETY: the caller vouches for the level; every chunk is whole groups.
     unsafe {
-        let bias = <L::F32 as Lanes>::splat((BIAS - factor * largest.into()) as f32);
-        let factor = <L::F32 as Lanes>::splat(factor as f32);
+        let (factor, bias) = rough_line::<L>(largest.into(), scale);
         let zero = <L::F32 as Lanes>::splat(0.0);
         let mut total = 0.0;
         for block in keys.chunks(LANES * LOOSE) {

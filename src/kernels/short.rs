@@ -152,7 +152,7 @@ where
     unsafe {
         for (r, row) in rows.iter().enumerate() {
             let seen = if row.len().is_multiple_of(LANES) {
-                look::<L, E>(row)
+                look::<L, E, false>(row, E::Scalar::default(), 1.0).0
             } else {
                 let padded = row.len().next_multiple_of(LANES);
                 survey::<L, E>(Some(row), row.len(), &mut room.keys[r * stride..][..padded])

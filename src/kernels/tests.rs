@@ -99,7 +99,12 @@ where
     out.extend(copy.iter().map(|key| bits(key.widen().into())));
     assert_eq!(seen, simd.survey(None, live.len(), &mut copy));
     copy.copy_from_slice(keys);
-    assert_eq!(simd.look(keys), simd.survey(None, keys.len(), &mut copy));
+    let seen = simd.survey(None, keys.len(), &mut copy);
+    assert_eq!(simd.look(keys, None), (seen, 0.0));
+    let shift = E::Scalar::nearest(seen.largest.into() - 3.0);
+    let (same, mass) = simd.look(keys, Some((shift, 0.3)));
+    assert_eq!(same, seen);
+    out.push(bits(mass));
     out.push(bits(simd.rough(&copy, seen.largest, 0.3)));
     out
 }
@@ -245,6 +250,9 @@ fn the_rough_mass_is_near_the_mass() {
         for (name, level) in Simd::all() {
             let largest = level.extent(&keys).1;
             let ratio = level.rough(&keys, largest, 1.0) / level.mass(&keys, Shifted(largest));
+            let (_, from_below) = level.look(&keys, Some((largest - 20.0, 1.0)));
+            let other = from_below / level.mass(&keys, Shifted(largest)) / 20f64.exp();
+            assert!((other / ratio - 1.0).abs() < 0.02, "{other} {ratio}");
             assert!((ratio - 1.0).abs() < 0.07, "{name} {spread}: {ratio}");
         }
     }

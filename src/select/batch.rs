@@ -360,8 +360,18 @@ impl Visitor for Decide<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Prepared { soon, keys, positions, largest, smallest, live, slack, exact_ties, weights } =
-            row;
+        let Prepared {
+            soon,
+            keys,
+            positions,
+            largest,
+            rough,
+            smallest,
+            live,
+            slack,
+            exact_ties,
+            weights,
+        } = row;
         let Source { row: number, simd, shared, .. } = self.source;
         if live == 0 {
             return Ok(Decision::EMPTY);
@@ -382,8 +392,17 @@ impl Visitor for Decide<'_> {
         };
         if options.block_size > 1 {
             let keys = keys.as_slice();
-            let field =
-                Field { simd, keys, live, largest, smallest, soon, forced: (0.0, 0), shared };
+            let field = Field {
+                simd,
+                keys,
+                live,
+                largest,
+                rough,
+                smallest,
+                soon,
+                forced: (0.0, 0),
+                shared,
+            };
             let positions = forced.first.iter().chain(&forced.last).copied();
             let found = block::search(
                 &field,
@@ -419,13 +438,23 @@ impl Visitor for Decide<'_> {
             }
             let forced = (0.0, 0);
             let (own, live, shared) = (&own[..], count, false);
-            let of = Field { simd, keys: own, live, largest, smallest, soon, forced, shared };
+            let of =
+                Field { simd, keys: own, live, largest, rough, smallest, soon, forced, shared };
             fixed = of.mass(law);
             keys
         };
         let live = live - count;
-        let field =
-            Field { simd, keys, live, largest, smallest, soon, forced: (fixed, count), shared };
+        let field = Field {
+            simd,
+            keys,
+            live,
+            largest,
+            rough,
+            smallest,
+            soon,
+            forced: (fixed, count),
+            shared,
+        };
         let mut found = field.search(law, &rule, E::scratch(workspace));
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         if weights && decision.open(rule.eps) && count == 0 {

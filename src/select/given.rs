@@ -245,7 +245,8 @@ impl Visitor for Form<'_> {
         }
         let forced = (0.0, 0);
         let (simd, shared) = (judge.simd, false);
-        let field = Field { simd, keys, live, largest, smallest, soon: None, forced, shared };
+        let field =
+            Field { simd, keys, live, largest, rough: None, smallest, soon: None, forced, shared };
         let rule = Rule {
             eps,
             slack,

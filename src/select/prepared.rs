@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::row::Law;
+use super::row::{self, Law};
 use super::workspace::{Buffers, Workspace, padded, padded_for};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Scalar, Scaled, Shifted, Simd, Soon, Stored, Survey};
@@ -17,6 +17,8 @@ pub(crate) struct Prepared<'a, E: Element> {
     /// Where the keys come from in the row, if they are only the ones that a mask admits.
     pub(crate) positions: Option<&'a [u32]>,
     pub(crate) largest: E::Scalar,
+    /// About what the keys weigh, the largest weighing 1, if that is known.
+    pub(crate) rough: Option<f64>,
     /// What is worth fetching while this row is worked on.
     pub(crate) soon: Option<Soon>,
     /// No key is smaller; -inf if that is not known.
@@ -179,15 +181,16 @@ impl Source<'_> {
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         if from.len().is_multiple_of(LANES) && !negate && !visitor.changes() {
-            let survey = self.look(from);
+            let (survey, rough) = self.look(from, visitor.searches());
             let keys = Row::Lent(from);
-            return self.surveyed((keys, from.len()), None, survey, workspace, visitor);
+            let row = (keys, from.len(), rough);
+            return self.surveyed(row, None, survey, workspace, visitor);
         }
         let mut buffer = std::mem::take(E::keys(workspace));
         let keys = padded_for(from, &mut buffer, from.len(), E::MASKED);
         let survey = self.survey(from, negate, keys);
         let keys = Row::Copied(keys);
-        let result = self.surveyed((keys, from.len()), None, survey, workspace, visitor);
+        let result = self.surveyed((keys, from.len(), None), None, survey, workspace, visitor);
         *E::keys(workspace) = buffer;
         result
     }
@@ -220,7 +223,7 @@ impl Source<'_> {
             let survey = self.simd.survey(None, live, keys);
             let listed = Some(&positions[..]);
             let keys = Row::Copied(keys);
-            let result = self.surveyed((keys, live), listed, survey, workspace, visitor);
+            let result = self.surveyed((keys, live, None), listed, survey, workspace, visitor);
             *E::Scalar::keys(workspace) = buffer;
             workspace.positions = positions;
             return result;
@@ -233,15 +236,15 @@ impl Source<'_> {
         }
         let survey = self.simd.survey(None, from.len(), keys);
         let keys = Row::Copied(keys);
-        let result = self.surveyed((keys, from.len()), None, survey, workspace, visitor);
+        let result = self.surveyed((keys, from.len(), None), None, survey, workspace, visitor);
         *E::keys(workspace) = buffer;
         result
     }
 
-    /// Hands over a row in scratch of which `len` entries were surveyed.
+    /// Hands over a row of which `len` entries were surveyed, and maybe roughly weighed.
     fn surveyed<E: Buffers, V: Visitor>(
         &self,
-        (keys, len): (Row<'_, E>, usize),
+        (keys, len, rough): (Row<'_, E>, usize, Option<f64>),
         positions: Option<&[u32]>,
         survey: Survey<E::Scalar>,
         workspace: &mut Workspace,
@@ -264,8 +267,18 @@ impl Source<'_> {
         let radius = self.scores.row_radius(self.row);
         let slack = if self.is_single() { Slack::f32(radius) } else { Slack::f64(len, radius) };
         let (exact_ties, weights, soon) = (radius == 0.0, false, self.soon);
-        let row =
-            Prepared { keys, positions, largest, soon, smallest, live, slack, exact_ties, weights };
+        let row = Prepared {
+            keys,
+            positions,
+            largest,
+            rough,
+            soon,
+            smallest,
+            live,
+            slack,
+            exact_ties,
+            weights,
+        };
         exponential(row, self.scores.scale.abs(), workspace, visitor)
     }
 
@@ -290,6 +303,7 @@ impl Source<'_> {
                 keys,
                 positions: None,
                 largest,
+                rough: None,
                 soon: None,
                 smallest: f64::NEG_INFINITY,
                 live,
@@ -322,13 +336,43 @@ impl Source<'_> {
             .unwrap_or_else(|| self.simd.survey(None, 0, keys))
     }
 
-    /// Looks over the visible part of a row, whole groups, where it is.
-    fn look<E: Element>(&self, from: &[E]) -> Survey<E::Scalar> {
-        if !self.shared {
-            return self.simd.look(from);
+    /// Looks over the visible part of a row, whole groups, where it is. If that is worth it, the row is weighed roughly at
+    /// the same time, against the largest of a few keys.
+    fn look<E: Element>(&self, from: &[E], weigh: bool) -> (Survey<E::Scalar>, Option<f64>) {
+        /// Shorter rows are weighed whole.
+        const LONG: usize = 2048;
+        /// What may be weighed in f32 against a shift so far below.
+        const HIGHEST: f64 = 60.0;
+        let scale = self.scores.scale;
+        /// Where keys differ by less, a sample will do.
+        const FLAT: f64 = 7.0;
+        let (mut shift, mut least) = (E::Scalar::NEG_INFINITY, E::Scalar::INFINITY);
+        if weigh && from.len() >= LONG {
+            for key in from.iter().step_by(from.len() / 64) {
+                let key = key.widen();
+                shift = if key > shift { key } else { shift };
+                least = if key < least { key } else { least };
+            }
         }
-        let parts = from.par_chunks(CHUNK).map(|from| self.simd.look(from));
-        parts.reduce_with(Survey::join).unwrap_or_else(|| self.simd.look(&[] as &[E]))
+        let near =
+            row::is_near(shift.into(), scale) && (shift.into() - least.into()) * scale > FLAT;
+        let rough = near.then_some((shift, scale));
+        let parts: Vec<_>;
+        let mut seen: Option<Survey<E::Scalar>> = None;
+        let mut mass = 0.0;
+        let mut join = |(part, weight): (Survey<E::Scalar>, f64)| {
+            seen = Some(seen.map_or(part, |seen| seen.join(part)));
+            mass += weight;
+        };
+        if self.shared {
+            parts = from.par_chunks(CHUNK).map(|from| self.simd.look(from, rough)).collect();
+            parts.into_iter().for_each(&mut join);
+        } else {
+            from.chunks(CHUNK).map(|from| self.simd.look(from, rough)).for_each(&mut join);
+        }
+        let seen = seen.unwrap_or_else(|| self.simd.look(from, None).0);
+        let above = (seen.largest.into() - shift.into()) * scale;
+        (seen, (near && above < HIGHEST).then(|| mass * (-above).exp()))
     }
 }
 

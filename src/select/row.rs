@@ -103,12 +103,17 @@ pub(crate) trait Law<S: Scalar>: Weigh<S> {
     fn scale(&self) -> Option<f64>;
 }
 
+/// Whether keys around this one, which is finite, can be weighed roughly.
+pub(crate) fn is_near(key: f64, scale: f64) -> bool {
+    (key * scale).abs() < FAR && scale < STEEP
+}
+
 impl<S: Scalar> Law<S> for Shifted<S> {
     fn key_at(&self, _largest: S, depth: f64) -> S {
         S::nearest(self.0.into() - depth)
     }
     fn scale(&self) -> Option<f64> {
-        (self.0.into().abs() < FAR).then_some(1.0)
+        is_near(self.0.into(), 1.0).then_some(1.0)
     }
 }
 
@@ -117,7 +122,7 @@ impl<S: Scalar> Law<S> for Scaled {
         S::nearest(self.shift - depth / self.scale)
     }
     fn scale(&self) -> Option<f64> {
-        ((self.shift * self.scale).abs() < FAR && self.scale < STEEP).then_some(self.scale)
+        is_near(self.shift, self.scale).then_some(self.scale)
     }
 }
 
@@ -138,6 +143,8 @@ pub(crate) struct Field<'a, E: Element> {
     /// Unmasked keys among them.
     pub(crate) live: usize,
     pub(crate) largest: E::Scalar,
+    /// About what the keys weigh, the largest weighing 1, if that is known.
+    pub(crate) rough: Option<f64>,
     /// No key is smaller.
     pub(crate) smallest: E::Scalar,
     /// What is worth fetching while this row is worked on.
@@ -239,6 +246,9 @@ impl<E: Element> Field<'_, E> {
 
     /// What the keys weigh, to within a few per cent.
     fn rough_mass<W: Law<E::Scalar>>(&self, law: W) -> f64 {
+        if let Some(mass) = self.rough {
+            return mass;
+        }
         let Some(scale) = law.scale() else { return self.mass(law) };
         let mut total = 0.0;
         let pass = |keys: &[E]| self.simd.rough(keys, self.largest, scale);
