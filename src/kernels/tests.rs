@@ -252,7 +252,7 @@ fn the_rough_mass_is_near_the_mass() {
             let ratio = level.rough(&keys, largest, 1.0) / level.mass(&keys, Shifted(largest));
             let (_, from_below) = level.look(&keys, Some((largest - 20.0, 1.0)));
             let other = from_below / level.mass(&keys, Shifted(largest)) / 20f64.exp();
-            assert!((other / ratio - 1.0).abs() < 0.02, "{other} {ratio}");
+            assert!((other - 1.0).abs() < 0.07, "{name} {spread}: {other} from below");
             assert!((ratio - 1.0).abs() < 0.07, "{name} {spread}: {ratio}");
         }
     }
