@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use super::huge_pages;
+
 /// From so many positions on, several threads copy faster than one.
 const SHARED: usize = 1 << 15;
 
@@ -25,6 +27,7 @@ impl Start {
 pub(crate) fn append_all(to: &mut Vec<u32>, parts: &[&[u32]]) {
     let total = parts.iter().map(|part| part.len()).sum();
     to.reserve(total);
+    huge_pages::ask_for(to);
     if total < SHARED || parts.len() < 2 {
         for part in parts {
             to.extend_from_slice(part);

@@ -19,6 +19,8 @@ pub(crate) fn extent<'a, T>(view: &ArrayViewD<'a, T>) -> Option<(&'a [T], Vec<us
         lens.iter().zip(&strides).map(|(len, stride)| (len - 1) * stride).sum::<usize>() + n;
     // SAFETY: the view's first and last elements lie in one allocation that lives for 'a, and with non-negative
     // strides the first is at the lowest address, so the stretch between them is inside that allocation. Another thread
-    // of the host may write to it meanwhile; every pass therefore works on a copy of its row.
+    // of the host may write to it meanwhile, which its documentation forbids; the passes never use what they read as an
+    // index or a length, every search ends after a limited number of rounds, and a list that does not agree with the sums
+    // is an error.
     Some((unsafe { std::slice::from_raw_parts(view.as_ptr(), reach) }, strides))
 }

@@ -22,6 +22,7 @@ mod dispatch;
 mod float_modes;
 #[cfg(feature = "python")]
 mod foreign;
+mod huge_pages;
 mod lanes;
 mod mixture;
 mod passes;
@@ -35,6 +36,7 @@ pub(crate) use dispatch::{Bracket, Simd};
 pub(crate) use float_modes::DefaultFloats;
 #[cfg(feature = "python")]
 pub(crate) use foreign::extent;
+pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use passes::{

@@ -12,7 +12,9 @@ use super::short;
 use super::workspace::{Buffers, Forced, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::kernels::{DefaultFloats, Element, LANES, Positions, Simd, Soon, append_all};
+use crate::kernels::{
+    DefaultFloats, Element, LANES, Positions, Simd, Soon, append_all, ask_for_huge_pages,
+};
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
 use crate::order;
 use crate::scores::{Data, Scores};
@@ -287,6 +289,7 @@ impl Job<'_> {
             // Not everything at once: the first rows may be denser than the rest.
             let more = more.min((8 * out.len()).max(1 << 16)).max(out.len() / 8);
             out.reserve_exact(more + n);
+            ask_for_huge_pages(out);
         }
     }
 
