@@ -341,11 +341,11 @@ impl Source<'_> {
     fn look<E: Element>(&self, from: &[E], weigh: bool) -> (Survey<E::Scalar>, Option<f64>) {
         /// Shorter rows are weighed whole.
         const LONG: usize = 2048;
+        /// Where keys differ by less, a sample will do.
+        const FLAT: f64 = 7.0;
         /// What may be weighed in f32 against a shift so far below.
         const HIGHEST: f64 = 60.0;
         let scale = self.scores.scale;
-        /// Where keys differ by less, a sample will do.
-        const FLAT: f64 = 7.0;
         let (mut shift, mut least) = (E::Scalar::NEG_INFINITY, E::Scalar::INFINITY);
         if weigh && from.len() >= LONG {
             for key in from.iter().step_by(from.len() / 64) {
