@@ -15,7 +15,7 @@ from .settings import EPS, Settings, checked, ours, share
 
 SECTIONS = {
     "S5": "select / torch.softmax(out=) on many short rows",
-    "S7": "one row of n = 64 from Python: a call of ours / one of a peer; ns per call, not per score",
+    "S7": "one row of n = 64 from Python: a call of ours / one of a peer; ns per call",
 }
 MANY = 2.0
 CALL = 2.0
