@@ -33,7 +33,7 @@ def select(
     The proof is about the real-number softmax of exactly the stored scores, times `scale`, plus
     `mask`: all rounding is inside. The answer is the same, bit for bit, for any number of threads
     and any instruction set. Keys rank by score, equal scores by lower index first; -inf is a mask.
-    An array that another thread writes during the call gets meaningless certificates, or an error.
+    An array that another thread writes during the call gets certificates of no particular row.
 
     Args:
         scores: (..., n), n the keys of a row, in natural-log units; float16, bfloat16 (torch or

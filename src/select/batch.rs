@@ -314,6 +314,10 @@ impl Job<'_> {
         }
     }
 
+    pub(crate) fn source(&self, row: usize, shared: bool, soon: Option<Soon>) -> Source<'_> {
+        Source { scores: self.scores, row, simd: self.simd, shared, copied: false, soon }
+    }
+
     pub(crate) fn row(
         &self,
         row: usize,
@@ -322,10 +326,16 @@ impl Job<'_> {
         out: &mut Vec<u32>,
     ) -> Result<Decision, Error> {
         let soon = self.soon(row, out);
-        let source = Source { scores: self.scores, row, simd: self.simd, shared, soon };
+        let mut source = self.source(row, shared, soon);
         let mark = out.len();
         if source.is_plain(workspace) {
-            let decision = source.native(workspace, Decide { job: self, source, out })?;
+            let mut decision = source.native(workspace, Decide { job: self, source, out });
+            if let Err(Error::Changed { .. }) = decision {
+                out.truncate(mark);
+                source.copied = true;
+                decision = source.native(workspace, Decide { job: self, source, out });
+            }
+            let decision = decision?;
             let again = source.is_single() && self.options.prove_minimal;
             if !(again && decision.open(self.eps(row))) {
                 return Ok(decision);
@@ -472,7 +482,7 @@ impl Visitor for Decide<'_> {
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
-        // A row that is read where it is stored can change between the sums and the list.
+        // A row that is read where it is stored can change between the sums and the list; then it is copied.
         if self.out.len() - mark != decision.kept {
             return Err(Error::Changed { place: job.scores.place(number, None) });
         }

@@ -113,7 +113,7 @@ impl Judge<'_> {
 
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
-        let source = Source { scores, row, simd, shared: false, soon: None };
+        let source = Source { scores, row, simd, shared: false, copied: false, soon: None };
         if source.is_plain(workspace) {
             let opinion =
                 source.native(workspace, Form { judge: self, row, single: source.is_single() })?;

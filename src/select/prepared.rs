@@ -85,6 +85,8 @@ pub(crate) struct Source<'a> {
     pub(crate) simd: Simd,
     /// Whether its chunks are shared out over the pool that this runs on.
     pub(crate) shared: bool,
+    /// Whether it is copied before anything else, and so seen at one moment, whoever writes to it meanwhile.
+    pub(crate) copied: bool,
     /// What is worth fetching while this row is worked on.
     pub(crate) soon: Option<Soon>,
 }
@@ -180,7 +182,8 @@ impl Source<'_> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        if from.len().is_multiple_of(LANES) && !negate && !visitor.changes() {
+        let stays = !negate && !visitor.changes() && !self.copied;
+        if stays && from.len().is_multiple_of(LANES) {
             let (survey, rough) = self.look(from, visitor.searches());
             let keys = Row::Lent(from);
             let row = (keys, from.len(), rough);

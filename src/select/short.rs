@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::batch::{self, Decision, Job, Selection};
-use super::prepared::Source;
 use super::row;
 use super::row::Rule;
 use super::workspace::{Buffers, Workspace};
@@ -105,8 +104,7 @@ where
             }
             let mut n = span.visible;
             if masked && n > RANKED {
-                let source =
-                    Source { scores: job.scores, row, simd: job.simd, shared: false, soon: None };
+                let source = job.source(row, false, None);
                 let from = &data[span.start..span.start + n];
                 if !source.admit(from, workspace, &mut dense[count], &mut listed[count]) {
                     break;

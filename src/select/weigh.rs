@@ -32,7 +32,8 @@ pub(crate) fn weigh_row(
     row: usize,
     out: &mut [f32],
 ) -> Result<RowWeights, Error> {
-    let source = Source { scores, row, simd: Simd::current()?, shared: false, soon: None };
+    let source =
+        Source { scores, row, simd: Simd::current()?, shared: false, copied: false, soon: None };
     let visitor = Write { simd: source.simd, n: scores.longest(), out };
     with_workspace(|workspace| {
         if source.is_plain(workspace) {
