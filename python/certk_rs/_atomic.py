@@ -112,3 +112,21 @@ def already_exists(path: Path) -> CertkError:
     return CertkError(
         f"{path} exists already: nothing is overwritten; choose another output or remove it"
     )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a new file of text in UTF-8."""
+    with NewFile(path) as file:
+        file.write_at(0, text.encode())
+        file.commit()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file of text in UTF-8 and let it take the place of one of the same name."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with names_the_file(path):
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -10,6 +10,8 @@ from decimal import ROUND_CEILING, Context
 from typing import Any
 
 from .audit import Audit, OutputAudit
+from .jobs.analyze import CacheAnalysis
+from .jobs.analyze_page import HEADS, cells
 from .jobs.plan import Progress
 from .jobs.report import LayerReport, bars
 
@@ -65,6 +67,36 @@ def show_layers(reports: Sequence[LayerReport], eps: float) -> None:
     worst = round_up(max(report.worst_tail_mass for report in reports))
     print(f"No query in the file loses more than {worst} of its attention (eps = {eps:g}).")
     print("Queries that are not in the file are not covered.")
+
+
+def show_analysis(found: Sequence[CacheAnalysis]) -> None:
+    """Show caches as tables, a row per head."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    for cache in found:
+        console.print(
+            f"{cache.path}: shares of the visible keys at eps = {cache.eps[cache.main]:g}"
+        )
+        table = Table(box=box.SIMPLE_HEAD)
+        for heading in HEADS:
+            table.add_column(heading, justify="right")
+        for row in cells(cache):
+            table.add_row(*row)
+        console.print(table)
+        for i, budget in enumerate(cache.eps):
+            mean = sum(head.kept[i] for head in cache.heads) / len(cache.heads)
+            rule = sum(abs(head.kept[i] - head.predicted[i]) for head in cache.heads)
+            print(
+                f"eps = {budget:g}: mean k/n {mean:.3f}; the Gaussian rule is off by "
+                f"{rule / len(cache.heads):.3f} in the mean"
+            )
+    print(
+        "k/n: each row on its own. one set: what all rows of a head need together; at least: what "
+        "any such set needs (proven). Queries that are not in the file are not covered."
+    )
 
 
 def round_up(mass: float) -> str:

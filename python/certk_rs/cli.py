@@ -21,11 +21,14 @@ import typer
 from numpy.typing import NDArray
 
 from . import __version__
+from ._atomic import write_text
+from ._page import pyplot
 from ._terminal import (
     audit_json,
     print_json,
     progress_bar,
     round_up,
+    show_analysis,
     show_audit,
     show_layers,
     warn,
@@ -33,9 +36,13 @@ from ._terminal import (
 from .audit import Audit, audit
 from .cache_format import Options
 from .errors import CertkError
+from .jobs.analyze import analysis_json
+from .jobs.analyze import analyze as analyze_caches
+from .jobs.analyze_page import analysis_page
 from .jobs.plan import expand, make_plan
 from .jobs.report import report_json
 from .jobs.run import run
+from .reproduce import Settings, run_experiments
 from .results import Selection, Status
 from .selection import select as select_rows
 
@@ -71,6 +78,14 @@ KeepLast = Annotated[int, typer.Option(min=0, metavar="N", help="Always keep the
 Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: all there are.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+Names = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Names of the tensors: {i} for the layer, {key|value|query} with the three words "
+        "in use, as in 'model.{i}.attn.{key|value|query}'.",
+    ),
+]
 OneSetPer = Annotated[Granularity, typer.Option(help="One keep-set per kv head, or per layer.")]
 
 
@@ -241,14 +256,7 @@ def prune(
     max_keep: MaxKeep = None,
     keep_first: KeepFirst = 0,
     keep_last: KeepLast = 0,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Names of the tensors: {i} for the layer, {key|value|query} with the three words "
-            "in use, as in 'model.{i}.attn.{key|value|query}'.",
-        ),
-    ] = None,
+    names: Names = None,
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -320,6 +328,80 @@ def verify(
         else:
             show_audit(report)
         return _verdict(report)
+
+    return job
+
+
+@app.command()
+def analyze(
+    caches: Annotated[
+        list[Path], typer.Argument(metavar="CACHE...", help="Cache files, or directories of them.")
+    ],
+    eps: Annotated[
+        list[float] | None,
+        typer.Option(help="A budget; may be repeated (the middle one is the main one)."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one self-contained page with plots.")
+    ] = None,
+    names: Names = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> Job:
+    """Tell how many keys each head of a cache needs, and whether pruning it is worth it."""
+
+    def job() -> int:
+        if html is not None:
+            _check_new(html)
+            pyplot()
+        with progress_bar(quiet) as progress:
+            found = analyze_caches(caches, eps or [0.1, 0.01, 0.001], names, progress, threads)
+        if html is not None:
+            write_text(html, analysis_page(found))
+        if as_json:
+            print_json({"command": "analyze", "caches": [analysis_json(cache) for cache in found]})
+        else:
+            show_analysis(found)
+            if html is not None:
+                print(f"written to {html}")
+        return 0
+
+    return job
+
+
+@app.command()
+def reproduce(
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", help="Where the page and tables go.")
+    ],
+    experiments: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Some experiments only.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A cache file; default: the example.")
+    ] = None,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Small sizes: minutes become seconds.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> Job:
+    """Run the experiments of the papers: a JSON table and a plot each, and one HTML page."""
+
+    def job() -> int:
+        pyplot()
+        settings = Settings(_example() if data is None else data, brief, seed)
+        with progress_bar(quiet) as progress:
+            done = run_experiments(out, experiments or [], settings, progress)
+        if as_json:
+            print_json({"command": "reproduce", "out": str(out), "experiments": done})
+        else:
+            for entry in done:
+                print(f"{entry['name']}: {entry['seen']}")
+            print(f"written to {out / 'index.html'}")
+        return 0
 
     return job
 

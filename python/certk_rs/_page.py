@@ -1,0 +1,106 @@
+"""One self-contained HTML page of sections: text, tables, and plots as inline SVG.
+
+Nothing is fetched when the page is opened: no script, no font, no style sheet.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from .errors import CertkError
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
+figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
+th { position: sticky; top: 0; background: #fff; } td:first-child, th:first-child { text-align: left; }
+details { margin: .5rem 0; } footer { margin-top: 3rem; color: #666; font-size: .85rem; }
+"""  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column heads and rows of cells, as they are to be read."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, sentences, plots (SVG) and tables; long tables are folded."""
+
+    title: str
+    text: Sequence[str]
+    plots: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    anchor: str = field(default="")
+
+
+def pyplot() -> ModuleType:
+    """Matplotlib's pyplot, drawing to memory."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise CertkError(
+            "plots need matplotlib, which is not installed: pip install 'certk-rs[plot]'"
+        ) from None
+    mpl.use("Agg")
+    # Text stays text, and the same data gives the same bytes.
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "certk", "font.size": 10})
+    import matplotlib.pyplot as plt
+
+    module: ModuleType = plt
+    return module
+
+
+def svg(figure: Any) -> str:
+    """A figure as inline SVG; it is closed."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot().close(figure)
+    drawing = text.getvalue()
+    return drawing[drawing.index("<svg") :]
+
+
+def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
+    """The whole page."""
+    body = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(lead)}</p>"]
+    if len(sections) > 2:
+        links = (
+            f'<li><a href="#{html.escape(part.anchor)}">{html.escape(part.title)}</a></li>'
+            for part in sections
+            if part.anchor
+        )
+        body.append(f"<ol>{''.join(links)}</ol>")
+    for part in sections:
+        body.append(f'<h2 id="{html.escape(part.anchor)}">{html.escape(part.title)}</h2>')
+        body += [f"<p>{html.escape(sentence)}</p>" for sentence in part.text]
+        body += [f"<figure>{plot}</figure>" for plot in part.plots]
+        body += [_table(table) for table in part.tables]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<footer>{html.escape(foot)}</footer>\n</body></html>\n"
+    )
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.heads)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in table.rows
+    )
+    whole = f"<table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>"
+    if len(table.rows) <= 24:
+        return whole
+    return f"<details><summary>{len(table.rows)} rows</summary>{whole}</details>"

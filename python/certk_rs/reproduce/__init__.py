@@ -1,0 +1,110 @@
+"""The experiments of the two papers, run anew: `certk reproduce -o DIR [NAME...]`.
+
+Each experiment is a module with a `NAME`, a `TITLE`, a function `run` that measures and hands back
+plain data (what JSON can hold; "seen" says in two sentences what came out), and functions `plots`
+and `tables` that show such data. So the page is drawn from the tables in DIR, those of earlier runs
+included, and no figure on it was stored beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from .._atomic import replace_text
+from .._page import Section, page
+from ..errors import CertkError
+from . import (
+    bert_table,
+    gap_rules,
+    gaussian_rule,
+    output_error,
+    power_windows,
+    rounding,
+    sampling,
+)
+from .settings import Experiment, Progress, Settings
+
+__all__ = ["Settings", "run_experiments"]
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    gaussian_rule,
+    bert_table,
+    gap_rules,
+    output_error,
+    power_windows,
+    sampling,
+    rounding,
+)
+_FORMAT = "certk reproduce 1"
+
+
+def run_experiments(
+    out: Path, names: Sequence[str], settings: Settings, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Run experiments by name, all if none is named, and write tables and the page into `out`.
+
+    Tables and the page of an earlier run are replaced; anything else in `out` is left alone.
+
+    Raises:
+        CertkError: For an unknown name, a missing package, an `out` that holds another index.html.
+    """
+    known = {experiment.NAME: experiment for experiment in EXPERIMENTS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise CertkError(f"there is no experiment {unknown[0]!r}: there are {', '.join(known)}")
+    index = out / "index.html"
+    if index.exists() and _FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
+        raise CertkError(f"{index} is not a page of certk reproduce: choose another directory")
+    chosen = [known[name] for name in dict.fromkeys(names)] or list(EXPERIMENTS)
+    out.mkdir(parents=True, exist_ok=True)
+    done = []
+    for i, experiment in enumerate(chosen):
+        start = time.monotonic()
+
+        def tell(share: float, i: int = i, name: str = experiment.NAME) -> None:
+            if progress is not None:
+                progress(name, round(1000 * (i + share)), 1000 * len(chosen))
+
+        tell(0.0)
+        data = experiment.run(settings, tell)
+        body = {
+            "format": _FORMAT,
+            "library": __version__,
+            "name": experiment.NAME,
+            "brief": settings.brief,
+            "seed": settings.seed,
+            "seconds": round(time.monotonic() - start, 1),
+            "data": data,
+        }
+        replace_text(out / f"{experiment.NAME}.json", json.dumps(body, indent=1) + "\n")
+        done.append({"name": experiment.NAME, "seen": data["seen"], "seconds": body["seconds"]})
+        replace_text(index, _page(out))
+    return done
+
+
+def _page(out: Path) -> str:
+    """The page of all tables in a directory."""
+    sections = []
+    for experiment in EXPERIMENTS:
+        path = out / f"{experiment.NAME}.json"
+        if not path.exists():
+            continue
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if body.get("format") != _FORMAT:
+            raise CertkError(f"{path} is not a table of certk reproduce: remove it")
+        data = body["data"]
+        brief = " Brief run: small sizes." if body["brief"] else ""
+        text = [experiment.ABOUT, data["seen"] + brief]
+        plots, tables = experiment.plots(data), experiment.tables(data)
+        sections.append(Section(experiment.TITLE, text, plots, tables, experiment.NAME))
+    lead = (
+        "Top-k sparse attention keeps the keys of largest weight. Two papers say how many are "
+        "needed and what is lost (arXiv 2512.07647 and 2404.02690); here their experiments are run "
+        "again, every figure computed on this machine."
+    )
+    return page("certk reproduce", lead, sections, f"{_FORMAT}; certk_rs {__version__}")

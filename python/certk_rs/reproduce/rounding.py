@@ -1,0 +1,166 @@
+"""Experiment 7: what rounding does to common nucleus code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import selection
+from .._page import Table, pyplot, svg
+from .settings import Settings, Tell, mean, real_heads
+
+NAME = "rounding"
+TITLE = "What rounding does to common nucleus code"
+ABOUT = (
+    "Softmax, sort, cumulative sum, cut at p = 1 - eps: how often that keeps less mass than it "
+    "promises, or more keys than are needed, judged by certificates that hold in exact arithmetic "
+    "of the very scores that the code was given (known reports: FlashInfer#2202, Megatron-LM#7182, "
+    "transformers#18984)."
+)
+EPS = (1e-2, 1e-3)
+Array = NDArray[Any]
+
+
+def run(settings: Settings, tell: Tell) -> dict[str, Any]:
+    """Each code on each kind of row."""
+    lengths = (512, 4096) if settings.brief else (512, 4096, 32768, 131072)
+    codes = _codes()
+    kinds: list[tuple[str, Array]] = []
+    for n in lengths:
+        count = max(4, min(256, (1 << 19) // n))
+        rng = settings.random(7, n)
+        for sigma in (1.0, 3.0):
+            kinds.append((f"Gaussian, sigma {sigma:g}", rng.standard_normal((count, n)) * sigma))
+        kinds.append(("Laplace", rng.laplace(size=(count, n)) * 1.5))
+    real = np.concatenate([head.scores for head in real_heads(settings.data, 8)])
+    kinds.append(("real", real[:, : real.shape[1]]))
+    rows = []
+    for i, (kind, scores) in enumerate(kinds):
+        for eps in EPS:
+            for code, (dtype, keep_of) in codes.items():
+                rows.append({"rows": kind, "n": scores.shape[1], "eps": eps, "code": code}
+                            | _judge(scores, dtype, keep_of, eps))  # fmt: skip
+        tell((i + 1) / len(kinds))
+    worst = max((row for row in rows if row["code"] != OURS), key=lambda row: row["broken"])
+    ours = max(row["broken"] for row in rows if row["code"] == OURS)
+    lost = max(row["worst"] / row["eps"] for row in rows if row["code"] != OURS)
+    seen = (
+        f"The worst case is {worst['code']} on {worst['rows']} rows of n = {worst['n']}: "
+        f"{100 * worst['broken']:.0f} % of them keep less mass than promised at eps = "
+        f"{worst['eps']:g}; over all, up to {lost:.3g} times eps is lost. "
+        f"Of ours {100 * ours:.0f} % are broken, which is what the certificate is for."
+    )
+    return {"seen": seen, "rows": rows}
+
+
+OURS = "certk_rs.select"
+
+
+def _judge(
+    scores: Array, dtype: Any, keep_of: Callable[[Array, float], Array], eps: float
+) -> dict[str, float]:
+    """Shares of rows that lose more than eps (proven), and that keep more keys than needed."""
+    given = scores.astype(dtype)
+    keep = keep_of(given, eps)
+    found = selection.certify(given, keep, independent=given.shape[1] <= 4096)
+    best = selection.select(given, eps, prove_minimal=True)
+    broken = found.tail_mass_lower > eps
+    return {
+        "broken": mean(broken),
+        "too_many": mean(~broken & (found.k > best.k)),
+        "extra": mean(found.k / best.k - 1),
+        "worst": float(found.tail_mass_lower.max()),
+    }
+
+
+def _codes() -> dict[str, tuple[Any, Callable[[Array, float], Array]]]:
+    """Codes by name: the dtype they are given, and how they get a mask (rows, n) from scores."""
+    codes: dict[str, tuple[Any, Callable[[Array, float], Array]]] = {
+        "NumPy float32": (np.float32, lambda scores, eps: _numpy(scores, eps, np.float32)),
+        "NumPy float16": (np.float16, lambda scores, eps: _numpy(scores, eps, np.float16)),
+    }
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+
+        def nucleus(kind: Any) -> Callable[[Array, float], Array]:
+            def keep(scores: Array, eps: float) -> Array:
+                weights = torch.from_numpy(scores.astype(np.float32)).to(kind).softmax(-1)
+                ordered, places = weights.sort(dim=-1, descending=True)
+                before = ordered.cumsum(-1) - ordered
+                mask = torch.zeros_like(before, dtype=torch.bool)
+                mask.scatter_(-1, places, before < 1 - eps)
+                return np.asarray(mask.numpy())
+
+            return keep
+
+        codes["torch float32"] = (np.float32, nucleus(torch.float32))
+        codes["torch bfloat16"] = (np.float32, nucleus(torch.bfloat16))
+        codes["torch float16"] = (np.float16, nucleus(torch.float16))
+        codes |= _warper()
+    codes[OURS] = (np.float32, lambda scores, eps: selection.select(scores, eps).to_mask())
+    return codes
+
+
+def _warper() -> dict[str, tuple[Any, Callable[[Array, float], Array]]]:
+    try:
+        import torch
+        from transformers import TopPLogitsWarper
+    except ImportError:
+        return {}
+
+    def keep(scores: Array, eps: float) -> Array:
+        warped = TopPLogitsWarper(top_p=1 - eps)(None, torch.from_numpy(scores.copy()))
+        return np.asarray(torch.isfinite(warped).numpy())
+
+    return {"transformers TopPLogitsWarper": (np.float32, keep)}
+
+
+def _numpy(scores: Array, eps: float, dtype: Any) -> Array:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True)).astype(dtype)
+    weights /= weights.sum(axis=-1, keepdims=True, dtype=dtype)
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    ordered = np.take_along_axis(weights, order, -1)
+    before = np.cumsum(ordered, axis=-1, dtype=dtype) - ordered
+    mask = np.zeros(scores.shape, bool)
+    np.put_along_axis(mask, order, before < dtype(1 - eps), -1)
+    return mask
+
+
+def plots(data: dict[str, Any]) -> list[str]:
+    """Broken promises per code and n, at the smaller budget."""
+    plt = pyplot()
+    codes = list(dict.fromkeys(row["code"] for row in data["rows"]))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    lengths = sorted({row["n"] for row in data["rows"]})
+    for code in codes:
+        for axis, what in zip(axes, ("broken", "too_many"), strict=True):
+            share = [
+                mean([r[what] for r in data["rows"] if r["code"] == code and r["n"] == n])
+                for n in lengths
+            ]
+            axis.plot(lengths, share, "o-", ms=3, label=code)
+    axes[0].set(title="rows that keep less mass than promised")
+    axes[1].set(title="rows that keep more keys than needed")
+    for axis in axes:
+        axis.set(xscale="log", xlabel="n", ylim=(-0.02, 1.02))
+    axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return [svg(figure)]
+
+
+def tables(data: dict[str, Any]) -> list[Table]:
+    """All of it."""
+    heads = ("code", "rows", "n", "eps", "lose more", "keep more", "keys in excess", "worst loss")
+    rows = [
+        (
+            r["code"], r["rows"], str(r["n"]), f"{r['eps']:g}", f"{r['broken']:.3f}",
+            f"{r['too_many']:.3f}", f"{r['extra']:.4f}", f"{r['worst']:.3g}",
+        )
+        for r in data["rows"]
+    ]  # fmt: skip
+    return [Table(heads, rows)]
