@@ -92,9 +92,9 @@ def _codes() -> dict[str, tuple[Any, Callable[[Array, float], Array]]]:
             def keep(scores: Array, eps: float) -> Array:
                 weights = torch.from_numpy(scores.astype(np.float32)).to(kind).softmax(-1)
                 ordered, places = weights.sort(dim=-1, descending=True)
-                before = ordered.cumsum(-1) - ordered
-                mask = torch.zeros_like(before, dtype=torch.bool)
-                mask.scatter_(-1, places, before < 1 - eps)
+                kept = torch.ones_like(ordered, dtype=torch.bool)
+                kept[..., 1:] = ordered.cumsum(-1)[..., :-1] < 1 - eps
+                mask = torch.zeros_like(kept).scatter_(-1, places, kept)
                 return np.asarray(mask.numpy())
 
             return keep
@@ -126,9 +126,10 @@ def _numpy(scores: Array, eps: float, dtype: Any) -> Array:
     weights /= weights.sum(axis=-1, keepdims=True, dtype=dtype)
     order = np.argsort(-weights, axis=-1, kind="stable")
     ordered = np.take_along_axis(weights, order, -1)
-    before = np.cumsum(ordered, axis=-1, dtype=dtype) - ordered
+    kept = np.ones(scores.shape, bool)
+    kept[..., 1:] = np.cumsum(ordered, axis=-1, dtype=dtype)[..., :-1] < dtype(1 - eps)
     mask = np.zeros(scores.shape, bool)
-    np.put_along_axis(mask, order, before < dtype(1 - eps), -1)
+    np.put_along_axis(mask, order, kept, -1)
     return mask
 
 
