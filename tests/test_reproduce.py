@@ -1,0 +1,72 @@
+"""`certk reproduce`: every experiment runs, is computed, and shows up on one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from certk_rs.errors import CertkError
+from certk_rs.reproduce import EXPERIMENTS, Settings, run_experiments
+from cli_fixtures import certk
+from test_analyze import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "data" / "minilm_small.safetensors"
+NAMES = [experiment.NAME for experiment in EXPERIMENTS]
+
+Captured = pytest.CaptureFixture[str]
+
+
+def figures(path: Path) -> object:
+    body = json.loads(path.read_text(encoding="utf-8"))
+    return body["data"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_is_computed_anew(name: str, tmp_path: Path) -> None:
+    """Twice the same from one seed, shown on the page, with more than one digit in its sentence."""
+    for folder in ("a", "b"):
+        [done] = run_experiments(tmp_path / folder, [name], Settings(EXAMPLE, brief=True))
+        assert done["name"] == name
+        assert sum(c.isdigit() for c in done["seen"]) > 3
+    assert figures(tmp_path / "a" / f"{name}.json") == figures(tmp_path / "b" / f"{name}.json")
+    page = Page()
+    page.feed((tmp_path / "a" / "index.html").read_text(encoding="utf-8"))
+    assert page.fetched == []
+    assert page.tags.count("svg") >= 1
+    assert page.tags.count("h2") == 1
+
+
+def test_runs_add_up_on_one_page(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "page"
+    assert certk("reproduce", "-o", out, "gap-rules", "--brief") == 0
+    assert certk("reproduce", "-o", out, "rounding", "--brief", "--json") == 0
+    page = Page()
+    page.feed((out / "index.html").read_text(encoding="utf-8"))
+    assert page.tags.count("h2") == 2
+    assert sorted(path.name for path in out.iterdir()) == [
+        "gap-rules.json", "index.html", "rounding.json",
+    ]  # fmt: skip
+    capsys.readouterr()
+
+
+def test_simulations_depend_on_the_seed(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        settings = Settings(EXAMPLE, brief=True, seed=seed)
+        run_experiments(tmp_path / str(seed), ["gaussian-rule"], settings)
+    one, other = (figures(tmp_path / str(seed) / "gaussian-rule.json") for seed in (0, 1))
+    assert one != other
+
+
+def test_refusals(tmp_path: Path, capsys: Captured) -> None:
+    with pytest.raises(CertkError, match="there is no experiment 'nothing'"):
+        run_experiments(tmp_path / "x", ["nothing"], Settings(EXAMPLE))
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(CertkError, match="is not a page of certk reproduce"):
+        run_experiments(tmp_path, ["rounding"], Settings(EXAMPLE))
+    assert (tmp_path / "index.html").read_text() == "mine"
+    assert certk("reproduce", "-o", tmp_path / "y", "--data", tmp_path / "none", "rounding") == 2
+    assert "none" in capsys.readouterr().err
