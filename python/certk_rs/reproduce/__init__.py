@@ -17,6 +17,7 @@ from typing import Any
 from .. import __version__
 from .._atomic import replace_text
 from .._page import Section, page
+from ..cache_format import Cache
 from ..errors import CertkError
 from . import (
     bert_table,
@@ -61,6 +62,8 @@ def run_experiments(
     if index.exists() and _FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise CertkError(f"{index} is not a page of certk reproduce: choose another directory")
     chosen = [known[name] for name in dict.fromkeys(names)] or list(EXPERIMENTS)
+    with Cache(settings.data):
+        pass
     out.mkdir(parents=True, exist_ok=True)
     done = []
     for i, experiment in enumerate(chosen):
