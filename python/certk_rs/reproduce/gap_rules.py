@@ -32,7 +32,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
             found = {"exact": mean(selection.select(head.scores, eps).k) / n}
             found["single gap"] = mean(bounds.smallest_k(head.scores, eps, rule="single_gap")) / n
             for cuts in CUTS:
-                k = [_fewest(row, eps, cuts) for row in head.scores]
+                k = bounds.smallest_k(head.scores, eps, rule="multi_gap", n_cuts=cuts)
                 found[f"multi-gap, {cuts} cuts"] = mean(k) / n
             found[f"blocks of {BLOCK}"] = mean([_blocks(row, eps) for row in head.scores]) / n
             rows.append({"layer": head.layer, "head": head.head, "eps": eps, "kept": found})
@@ -47,18 +47,6 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
         "few cuts recover most of what the exact test finds."
     )
     return {"seen": seen, "rows": rows}
-
-
-def _fewest(row: Any, eps: float, cuts: int) -> int:
-    """The smallest k that so many cuts prove, by bisection: the bound falls with k on real rows."""
-    low, high = 0, len(row)
-    while low + 1 < high:
-        k = (low + high) // 2
-        if float(bounds.multi_gap(row, k, n_cuts=cuts)) <= eps:
-            high = k
-        else:
-            low = k
-    return high
 
 
 def _blocks(row: Any, eps: float) -> int:
