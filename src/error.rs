@@ -11,7 +11,7 @@ pub struct Place(pub Vec<usize>);
 
 impl Place {
     /// The place as a row: `row [1, 0]`, or `the row` where there is only one.
-    fn row(&self) -> String {
+    pub(crate) fn row(&self) -> String {
         if self.0.is_empty() { "the row".into() } else { format!("row {self}") }
     }
 }
@@ -234,6 +234,65 @@ pub enum Error {
         place: Place,
         /// The offending index.
         value: i64,
+    },
+    /// A tail mass is NaN or outside [0, 1].
+    #[error("tail_mass{place} is {value}; a tail mass lies in [0, 1]")]
+    TailMass {
+        /// Which entry.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// A divergence is NaN or negative.
+    #[error("kl{place} is {value}; a divergence is a number of nats >= 0, or inf")]
+    Divergence {
+        /// Which entry.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// A number of scores is negative.
+    #[error("n{place} is {value}; a row has 0 scores or more")]
+    RowCount {
+        /// Which entry.
+        place: Place,
+        /// The offending value.
+        value: i64,
+    },
+    /// More keys are kept than a row has, or fewer than none.
+    #[error(
+        "k is {value} for {row}, which has n = {n} scores that are not masked; pass 0 <= k <= n",
+        row = .place.row()
+    )]
+    KeptCount {
+        /// The row.
+        place: Place,
+        /// The offending value.
+        value: i64,
+        /// The row's unmasked scores.
+        n: usize,
+    },
+    /// A cut is out of order, outside its row, or at k.
+    #[error("cuts[{position}] is {value}: {problem}")]
+    Cut {
+        /// Which entry.
+        position: usize,
+        /// Its value.
+        value: i64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A block's size is negative, or its bounds bound nothing.
+    #[error("{argument}{place} is {value}: {problem}")]
+    Block {
+        /// The argument's name.
+        argument: &'static str,
+        /// Which block.
+        place: Place,
+        /// The offending value.
+        value: f64,
+        /// What is wrong with it.
+        problem: &'static str,
     },
     /// A row is longer than positions can be counted in 32 bits.
     #[error("scores has rows of {n} entries; at most 4294967295 are supported: split the row")]

@@ -22,6 +22,7 @@
 //! rows, with a proven lower bound on the size of any such set. Results have the same bits on every instruction set and
 //! for any number of threads.
 
+pub mod bounds;
 mod certificate;
 mod error;
 mod keepset;

@@ -446,7 +446,11 @@ impl<'a> Scores<'a> {
         Ok(())
     }
 
-    fn per_row(&self, argument: &'static str, got: usize) -> Result<(), Error> {
+    /// Checks an argument's length: one entry per row, or one for all.
+    ///
+    /// # Errors
+    /// [`Error::Length`].
+    pub(crate) fn per_row(&self, argument: &'static str, got: usize) -> Result<(), Error> {
         if got == 1 || got == self.rows() {
             return Ok(());
         }

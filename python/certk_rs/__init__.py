@@ -6,6 +6,7 @@ certificate is a statement about real-number arithmetic on exactly the stored sc
 inside, not on top. Importing this package loads NumPy and nothing else.
 """
 
+from . import bounds
 from ._native import __version__, simd_level
 from .errors import CertkError
 from .keepset import keep_set
@@ -19,6 +20,7 @@ __all__ = [
     "Selection",
     "Status",
     "__version__",
+    "bounds",
     "certify",
     "keep_set",
     "select",

@@ -17,11 +17,20 @@ __all__ = [
     "Certified",
     "Selected",
     "__version__",
+    "best_cuts",
+    "blockwise",
     "certify",
     "keep_set",
+    "kl_from_tail_mass",
+    "multi_gap",
+    "required_gap",
+    "score_gap",
     "select",
     "set_simd_level",
     "simd_level",
+    "single_gap",
+    "smallest_k",
+    "tail_mass_from_kl",
 ]
 
 __version__: str
@@ -130,6 +139,49 @@ def keep_set(
     int,  # lower bound
     NDArray[np.float64],  # weights (rows,) of the mixture that proves the lower bound
 ]: ...
+
+# Arrays of any shape in C order; the answers are flat.
+def kl_from_tail_mass(tail_mass: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def tail_mass_from_kl(kl: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def required_gap(
+    n: NDArray[np.int64], k: NDArray[np.int64], eps: NDArray[np.float64]
+) -> NDArray[np.float64]: ...
+
+# k is 1-D, of length `rows`, or 1 where one value serves all rows; so are the answers' rows.
+def score_gap(
+    scores: NDArray[Any], dtype: str, k: NDArray[np.int64], threads: object
+) -> NDArray[np.float64]: ...
+def single_gap(
+    scores: NDArray[Any], dtype: str, k: NDArray[np.int64], threads: object
+) -> NDArray[np.float64]: ...
+def multi_gap(
+    scores: NDArray[Any],
+    dtype: str,
+    k: NDArray[np.int64],
+    cuts: NDArray[np.int64] | None,
+    n_cuts: object,
+    threads: object,
+) -> NDArray[np.float64]: ...
+def best_cuts(
+    scores: NDArray[Any], dtype: str, k: NDArray[np.int64], n_cuts: object, threads: object
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The cuts of all rows, one row after another, and how many each row has."""
+
+def blockwise(
+    sizes: NDArray[np.int64],
+    upper: NDArray[np.float64],
+    lower: NDArray[np.float64],
+    kept: NDArray[np.uint8],
+    threads: object,
+) -> NDArray[np.float64]: ...
+def smallest_k(
+    scores: NDArray[Any],
+    dtype: str,
+    eps: float | NDArray[np.float64],
+    rule: object,
+    n_cuts: object,
+    threads: object,
+) -> NDArray[np.int64]: ...
 def simd_level() -> str:
     """Name of the instruction-set level in use: portable, avx2, avx512 or neon."""
 

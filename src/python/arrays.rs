@@ -149,6 +149,20 @@ impl<'py> Rows<'py> {
         Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
     }
 
+    /// Scores in natural-log units, without any option.
+    pub(super) fn plain(scores: &Bound<'py, PyAny>, dtype: &str) -> PyResult<Self> {
+        Ok(Rows {
+            scores: Stored::new(scores, dtype)?,
+            kind: Kind::Logits,
+            scale: 1.0,
+            mask: None,
+            lengths: None,
+            indptr: None,
+            causal_offset: None,
+            radius: None,
+        })
+    }
+
     /// Where each ragged row starts.
     pub(super) fn starts(&self) -> Option<Py<PyArray1<i64>>> {
         self.indptr.as_ref().map(|indptr| indptr.as_unbound().clone_ref(indptr.py()))
@@ -247,7 +261,7 @@ pub(super) fn contiguous<'a, T: Element>(
     array.as_slice().map_err(|_| not_contiguous(argument))
 }
 
-fn not_contiguous(argument: &str) -> PyErr {
+pub(super) fn not_contiguous(argument: &str) -> PyErr {
     CertkError::new_err(format!(
         "{argument} must be contiguous; copy it with numpy.ascontiguousarray"
     ))

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod arrays;
+mod bounds;
 mod errors;
 mod keepset;
 mod results;
@@ -14,6 +15,11 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::bounds::{
+        best_cuts, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap, single_gap,
+        smallest_k, tail_mass_from_kl,
+    };
     #[pymodule_export]
     use super::keepset::keep_set;
     #[pymodule_export]

@@ -1,0 +1,155 @@
+//! The blockwise bound: blocks of which only the size and bounds on the members are known.
+
+use super::levels;
+use super::measure::Measure;
+use super::rows::{Hook, in_portions, unravel};
+use crate::error::Error;
+use crate::threads;
+
+/// Blocks of keys, in C order over an array of shape (..., blocks), and which of them are kept.
+#[derive(Debug, Clone)]
+pub struct Blocks<'a> {
+    shape: Vec<usize>,
+    sizes: &'a [i64],
+    upper: &'a [f64],
+    lower: &'a [f64],
+    kept: &'a [u8],
+}
+
+impl<'a> Blocks<'a> {
+    /// Blocks of `sizes` keys, each of whose scores (natural-log units) is at most `upper` and at least `lower`; those whose
+    /// byte in `kept` is not 0 are kept. All four have the given shape, in C order; the last axis holds a row's blocks.
+    ///
+    /// Only the upper bounds of dropped blocks and the lower bounds of kept ones are used. -inf as a lower bound says that
+    /// nothing is known from below; +inf as an upper bound, that nothing is known from above.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`]; [`Error::Block`] if a size is negative or a bound is NaN, a lower bound is +inf or above the upper
+    /// bound. The bounds of a block of size 0 are not looked at.
+    pub fn new(
+        shape: &[usize],
+        sizes: &'a [i64],
+        upper: &'a [f64],
+        lower: &'a [f64],
+        kept: &'a [u8],
+    ) -> Result<Self, Error> {
+        if shape.is_empty() {
+            let problem = "at least one axis (the blocks) is needed".into();
+            return Err(Error::Shape { argument: "sizes", shape: vec![], problem });
+        }
+        let expected = shape.iter().product();
+        let lengths = [
+            ("sizes", sizes.len()),
+            ("upper", upper.len()),
+            ("lower", lower.len()),
+            ("kept", kept.len()),
+        ];
+        for (argument, got) in lengths {
+            if got != expected {
+                let remedy = "one entry per block";
+                return Err(Error::Length { argument, got, expected, remedy });
+            }
+        }
+        let blocks = Blocks { shape: shape.to_vec(), sizes, upper, lower, kept };
+        (0..expected).try_for_each(|i| blocks.judge(i))?;
+        Ok(blocks)
+    }
+
+    fn judge(&self, i: usize) -> Result<(), Error> {
+        let bad = |argument, value, problem| {
+            Err(Error::Block { argument, place: unravel(&self.shape, i), value, problem })
+        };
+        let (size, upper, lower) = (self.sizes[i], self.upper[i], self.lower[i]);
+        if !(0..=1 << 40).contains(&size) {
+            return bad("sizes", size as f64, "a block holds between 0 and 2^40 keys");
+        }
+        if size == 0 {
+            return Ok(());
+        }
+        if upper.is_nan() {
+            return bad("upper", upper, "give an upper bound of the block's scores, or +inf");
+        }
+        if lower.is_nan() || lower == f64::INFINITY {
+            return bad("lower", lower, "give a lower bound of the block's scores, or -inf");
+        }
+        if lower > upper {
+            return bad("lower", lower, "it is above the upper bound of the same block");
+        }
+        Ok(())
+    }
+}
+
+/// An upper bound of the tail mass of the kept blocks, from sizes and bounds alone. Shape (...).
+///
+/// `sum_dropped n_b e^{M_b} / (sum_dropped n_b e^{M_b} + sum_kept n_b e^{m_b})`, rounded up. Nothing dropped gives exactly 0,
+/// otherwise nothing kept, or nothing known of what is kept, gives 1. Source: arXiv 2512.07647, the blockwise bound.
+///
+/// # Errors
+/// [`Error::Option`] for a bad number of threads.
+pub fn blockwise(blocks: &Blocks<'_>, threads: Option<usize>) -> Result<Vec<f64>, Error> {
+    blockwise_with(blocks, threads, &mut || Ok(()))
+}
+
+pub(crate) fn blockwise_with(
+    blocks: &Blocks<'_>,
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<Vec<f64>, Error> {
+    let (batch, count) = blocks.shape.split_at(blocks.shape.len() - 1);
+    let (rows, count) = (batch.iter().product::<usize>(), count[0]);
+    let threads = threads::count(threads, rows.saturating_mul(count) > 1 << 15)?;
+    in_portions(threads, rows, count.max(1), hook, |row| {
+        let range = row * count..(row + 1) * count;
+        let level = |kept: bool, bounds: &'_ [f64]| {
+            let bounds = bounds.to_vec();
+            range
+                .clone()
+                .zip(bounds)
+                .filter(move |(i, _)| (blocks.kept[*i] != 0) == kept)
+                .map(|(i, bound)| (blocks.sizes[i].unsigned_abs(), bound))
+        };
+        let tail = level(false, &blocks.upper[range.clone()]);
+        let head = level(true, &blocks.lower[range.clone()]);
+        Ok(levels::tail_mass(Measure::LOGITS, tail, head))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Place;
+
+    #[test]
+    fn rows_of_blocks() {
+        let blocks = Blocks::new(
+            &[2, 3],
+            &[4, 2, 6, 1, 0, 3],
+            &[1.0, 5.0, 1.0, 2.0, f64::NAN, 2.0],
+            &[0.0, 1.0, f64::NEG_INFINITY, 2.0, f64::NAN, 2.0],
+            &[0, 7, 0, 1, 1, 0],
+        );
+        assert_eq!(
+            blockwise(&blocks.unwrap(), None).unwrap(),
+            [10.0f64 / 12.0, 0.75]
+                .map(|share| { if share == 0.75 { share } else { share.next_up() } })
+        );
+    }
+
+    #[test]
+    fn bad_bounds_are_named() {
+        let refused = |upper: f64, lower: f64, size: i64| {
+            let (sizes, uppers, lowers) = ([1, size], [0.0, upper], [0.0, lower]);
+            Blocks::new(&[1, 2], &sizes, &uppers, &lowers, &[1, 0]).unwrap_err()
+        };
+        for (error, name) in [
+            (refused(f64::NAN, 0.0, 1), "upper"),
+            (refused(0.0, f64::NAN, 1), "lower"),
+            (refused(0.0, 1.0, 1), "lower"),
+            (refused(f64::INFINITY, f64::INFINITY, 1), "lower"),
+            (refused(0.0, 0.0, -1), "sizes"),
+        ] {
+            let Error::Block { argument, place, .. } = error else { panic!("{error}") };
+            assert_eq!((argument, place), (name, Place(vec![0, 1])));
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The best places to cut a sorted row: shortest paths whose edges are a size times a boundary weight.
+//!
+//! With at most t cuts the tail from position i costs `D_t[i] = min_j (j - i) w_i + D_{t-1}[j]`. For a fixed i the
+//! candidates j are lines in `w_i`, and `w_i` is monotone, so the lower envelope gives each layer in linear time
+//! (the costs satisfy the quadrangle inequality). The head is the mirror image. The minimum is exact up to the
+//! rounding of f64; whatever comes out are cuts, and any cuts give a sound bound.
+
+/// No cut: this piece goes to the end.
+const NONE: u32 = u32::MAX;
+
+/// Costs with at most 0, 1, .. cuts, from every start, and where the first cut is.
+pub(super) struct Layers {
+    pub(super) costs: Vec<Vec<f64>>,
+    cuts: Vec<Vec<u32>>,
+}
+
+impl Layers {
+    /// The cuts of a best path from `start` with at most `most` cuts, in the order in which they are met.
+    pub(super) fn path(&self, most: usize, start: usize) -> Vec<usize> {
+        let (mut path, mut at) = (Vec::new(), start);
+        for layer in (1..=most.min(self.costs.len() - 1)).rev() {
+            let cut = self.cuts[layer - 1][at];
+            if cut != NONE {
+                at = cut as usize;
+                path.push(at);
+            }
+        }
+        path
+    }
+}
+
+/// Lines `slope x + offset` whose minimum is asked for at points that favour later lines ever more.
+struct Envelope {
+    lines: std::collections::VecDeque<(f64, f64, u32)>,
+}
+
+impl Envelope {
+    fn push(&mut self, slope: f64, offset: f64, name: u32) {
+        while self.lines.len() >= 2 {
+            let (first, second) =
+                (self.lines[self.lines.len() - 2], self.lines[self.lines.len() - 1]);
+            // The newest line overtakes the older one before the middle one does.
+            let newest = (offset - first.1) * (second.0 - first.0).abs();
+            let middle = (second.1 - first.1) * (slope - first.0).abs();
+            if newest > middle {
+                break;
+            }
+            self.lines.pop_back();
+        }
+        self.lines.push_back((slope, offset, name));
+    }
+
+    fn best(&mut self, x: f64) -> Option<(f64, u32)> {
+        let value = |line: &(f64, f64, u32)| line.0 * x + line.1;
+        while self.lines.len() >= 2 && value(&self.lines[1]) <= value(&self.lines[0]) {
+            self.lines.pop_front();
+        }
+        self.lines.front().map(|line| (value(line), line.2))
+    }
+}
+
+/// `costs[t][i]`: the least upper sum of `weights[i..]`, falling, with at most t cuts. `trace` remembers the cuts.
+pub(super) fn of_tails(weights: &[f64], most: usize, trace: bool) -> Layers {
+    let n = weights.len();
+    let first = (0..n).map(|i| (n - i) as f64 * weights[i]).collect();
+    let mut layers = Layers { costs: vec![first], cuts: Vec::new() };
+    for layer in 0..most.min(n.saturating_sub(1)) {
+        let before = &layers.costs[layer];
+        let mut costs = before.clone();
+        let mut cuts = vec![NONE; if trace { n } else { 0 }];
+        let mut envelope = Envelope { lines: std::collections::VecDeque::new() };
+        for i in (0..n - 1).rev() {
+            envelope.push((i + 1) as f64, before[i + 1], (i + 1) as u32);
+            let Some((value, name)) = envelope.best(weights[i]) else { continue };
+            let cost = value - i as f64 * weights[i];
+            if cost < costs[i] {
+                costs[i] = cost;
+                if trace {
+                    cuts[i] = name;
+                }
+            }
+        }
+        layers.costs.push(costs);
+        layers.cuts.push(cuts);
+    }
+    layers
+}
+
+/// `costs[t][k]`: minus the greatest lower sum of `weights[..k]`, falling, with at most t cuts. `trace` remembers the cuts.
+pub(super) fn of_heads(weights: &[f64], most: usize, trace: bool) -> Layers {
+    let n = weights.len();
+    let first = (0..=n).map(|k| if k == 0 { 0.0 } else { -(k as f64 * weights[k - 1]) }).collect();
+    let mut layers = Layers { costs: vec![first], cuts: Vec::new() };
+    for layer in 0..most.min(n.saturating_sub(1)) {
+        let before = &layers.costs[layer];
+        let mut costs = before.clone();
+        let mut cuts = vec![NONE; if trace { n + 1 } else { 0 }];
+        let mut envelope = Envelope { lines: std::collections::VecDeque::new() };
+        for k in 2..=n {
+            envelope.push((k - 1) as f64, before[k - 1], (k - 1) as u32);
+            let Some((value, name)) = envelope.best(weights[k - 1]) else { continue };
+            let cost = value - k as f64 * weights[k - 1];
+            if cost < costs[k] {
+                costs[k] = cost;
+                if trace {
+                    cuts[k] = name;
+                }
+            }
+        }
+        layers.costs.push(costs);
+        layers.cuts.push(cuts);
+    }
+    layers
+}
+
+/// The smallest ratio of tail to head with `most` cuts in all, and how many of them are in the tail.
+pub(super) fn best_split(tail: &[f64], head: &[f64], most: usize) -> (f64, usize) {
+    let mut best = (f64::INFINITY, 0);
+    for in_tail in 0..=most.min(tail.len() - 1) {
+        let kept = -head[(most - in_tail).min(head.len() - 1)];
+        let ratio = tail[in_tail] / kept;
+        if kept > 0.0 && ratio < best.0 {
+            best = (ratio, in_tail);
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn falling(seed: u64, n: usize) -> Vec<f64> {
+        let mut state = seed;
+        let mut next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f64 / f64::from(1 << 24)
+        };
+        let mut weights: Vec<f64> = (0..n).map(|_| (-9.0 * next()).exp()).collect();
+        weights.sort_unstable_by(|a, b| b.total_cmp(a));
+        weights
+    }
+
+    /// The same recursion, trying everything.
+    fn slow(w: &[f64], most: usize, i: usize) -> f64 {
+        let whole = (w.len() - i) as f64 * w[i];
+        if most == 0 {
+            return whole;
+        }
+        (i + 1..w.len()).map(|j| (j - i) as f64 * w[i] + slow(w, most - 1, j)).fold(whole, f64::min)
+    }
+
+    fn slow_head(w: &[f64], most: usize, k: usize) -> f64 {
+        let whole = k as f64 * w[k - 1];
+        if most == 0 {
+            return whole;
+        }
+        (1..k).map(|j| (k - j) as f64 * w[k - 1] + slow_head(w, most - 1, j)).fold(whole, f64::max)
+    }
+
+    #[test]
+    fn layers_are_optimal() {
+        for seed in 0..20 {
+            let w = falling(seed, 14);
+            let (tails, heads) = (of_tails(&w, 3, true), of_heads(&w, 3, true));
+            for most in 0..=3 {
+                for i in 0..w.len() {
+                    let want = slow(&w, most, i);
+                    assert!((tails.costs[most][i] / want - 1.0).abs() < 1e-12, "{seed} {most} {i}");
+                    let path = tails.path(most, i);
+                    let mut cost = 0.0;
+                    let mut at = i;
+                    for &cut in path.iter().chain([&w.len()]) {
+                        cost += (cut - at) as f64 * w[at];
+                        at = cut;
+                    }
+                    assert!((cost / want - 1.0).abs() < 1e-12);
+                    let want = slow_head(&w, most, i + 1);
+                    assert!((-heads.costs[most][i + 1] / want - 1.0).abs() < 1e-12);
+                    let mut mass = 0.0;
+                    let mut at = i + 1;
+                    for &cut in heads.path(most, i + 1).iter().chain([&0]) {
+                        mass += (at - cut) as f64 * w[at - 1];
+                        at = cut;
+                    }
+                    assert!((mass / want - 1.0).abs() < 1e-12);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_cut_per_element_is_exact() {
+        let w = falling(3, 9);
+        let sum: f64 = w.iter().sum();
+        assert!((of_tails(&w, 50, false).costs[8][0] / sum - 1.0).abs() < 1e-14);
+        assert!((-of_heads(&w, 50, false).costs[8][9] / sum - 1.0).abs() < 1e-14);
+    }
+}

@@ -1,0 +1,192 @@
+//! The single gap: what the k-th and the (k+1)-th best score say about the tail mass.
+
+use super::levels;
+use super::measure::Measure;
+use super::rows::{Hook, Row, map_rows};
+use super::twofold::{Twofold, ln_ratio, split, two_sum};
+use crate::error::{Error, Place};
+use crate::mass;
+use crate::scores::Scores;
+
+/// More than the logarithm of a quotient changes when both products in it are rounded.
+const ROUNDED: f64 = 1.0 / (1u128 << 95) as f64;
+
+/// The gap `s_(k) - s_(k+1)`, in nats, that certifies a tail mass of at most `eps` for the top k of `n` scores:
+/// `ln[(n - k)(1 - eps) / (k eps)]`, rounded up.
+///
+/// `k = n` gives -inf: nothing is dropped. Otherwise `eps = 0` and `k = 0` give +inf: no gap suffices. A value <= 0 means that
+/// any `k` best scores suffice, unread; that sign is decided in integers, `(n - k)(1 - eps) <= k eps`.
+/// Source: arXiv 2512.07647, the single-gap certificate.
+///
+/// # Errors
+/// [`Error::KeptCount`] if `k > n`, [`Error::Eps`] if `eps` lies outside [0, 1).
+pub fn required_gap(n: u64, k: u64, eps: f64) -> Result<f64, Error> {
+    let place = || Place(vec![]);
+    if k > n {
+        return Err(Error::KeptCount { place: place(), value: k as i64, n: n as usize });
+    }
+    if !(0.0..1.0).contains(&eps) {
+        return Err(Error::Eps { place: place(), value: eps });
+    }
+    if k == n {
+        return Ok(f64::NEG_INFINITY);
+    }
+    if k == 0 || eps == 0.0 {
+        return Ok(f64::INFINITY);
+    }
+    let enough = mass::equal_weights_hold(k, n, eps);
+    let (m, e) = split(eps);
+    let (high, low) = two_sum(1.0, -eps);
+    let dropped = count(n - k).times(Twofold { high, low });
+    // The two products may differ by no more than their rounding, which is below 2^-100.
+    let gap = ln_ratio(dropped, count(k).times(m), -e).plus(ROUNDED).up();
+    Ok(if enough { gap.min(0.0) } else { gap.max(f64::MIN_POSITIVE) })
+}
+
+/// A count below 2^64, exactly.
+fn count(value: u64) -> Twofold {
+    let high = value as f64;
+    // The difference is exact, and so is its conversion.
+    let low = (i128::from(value) - high as i128) as f64;
+    Twofold { high, low }
+}
+
+/// [`required_gap`] of every entry of three arrays of one shape.
+#[cfg(feature = "python")]
+pub(crate) fn required_gaps(
+    n: &[i64],
+    k: &[i64],
+    eps: &[f64],
+    shape: &[usize],
+) -> Result<Vec<f64>, Error> {
+    super::rows::each(shape, |i, place| {
+        let Ok(count) = u64::try_from(n[i]) else {
+            return Err(Error::RowCount { place: place(), value: n[i] });
+        };
+        let Ok(kept) = u64::try_from(k[i]) else {
+            return Err(Error::KeptCount { place: place(), value: k[i], n: count as usize });
+        };
+        required_gap(count, kept, eps[i]).map_err(|error| match error {
+            Error::KeptCount { value, n, .. } => Error::KeptCount { place: place(), value, n },
+            Error::Eps { value, .. } => Error::Eps { place: place(), value },
+            other => other,
+        })
+    })
+}
+
+/// The gap `s_(k) - s_(k+1)` of every row, in nats, rounded down: (rows,).
+///
+/// `k` holds one count per row, or one for all; masked entries do not count. `k = n` gives +inf (there is no further score),
+/// otherwise `k = 0` gives -inf (nothing kept certifies nothing), so that `score_gap >= required_gap` always proves the budget.
+///
+/// # Errors
+/// [`Error::KeptCount`], [`Error::Length`], whatever is wrong with the scores.
+pub fn score_gap(
+    scores: &Scores<'_>,
+    k: &[i64],
+    threads: Option<usize>,
+) -> Result<Vec<f64>, Error> {
+    score_gap_with(scores, k, threads, &mut || Ok(()))
+}
+
+pub(crate) fn score_gap_with(
+    scores: &Scores<'_>,
+    k: &[i64],
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<Vec<f64>, Error> {
+    scores.per_row("k", k.len())?;
+    map_rows(scores, threads, hook, |mut row| {
+        let kept = row.kept(k)?;
+        Ok(match boundary(&mut row, kept) {
+            None if kept == row.keys.len() => f64::INFINITY,
+            None => f64::NEG_INFINITY,
+            Some((worst, next)) => {
+                let gap = row.measure.gap_down(worst, next);
+                let error = 2.0 * row.measure.error;
+                if error == 0.0 { gap } else { (gap - error).next_down() }
+            }
+        })
+    })
+}
+
+/// An upper bound of the tail mass of the top k of every row, from two scores: `(n - k) / (n - k + k e^gap)`. Shape (rows,).
+///
+/// `k` as in [`score_gap`]. `k = n` gives exactly 0, otherwise `k = 0` gives 1. An equality for two-level rows; a gap of 0
+/// gives the smallest float that is not below `(n - k) / n`. Source: arXiv 2512.07647, the single-gap bound.
+///
+/// # Errors
+/// As [`score_gap`].
+pub fn single_gap(
+    scores: &Scores<'_>,
+    k: &[i64],
+    threads: Option<usize>,
+) -> Result<Vec<f64>, Error> {
+    single_gap_with(scores, k, threads, &mut || Ok(()))
+}
+
+pub(crate) fn single_gap_with(
+    scores: &Scores<'_>,
+    k: &[i64],
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<Vec<f64>, Error> {
+    scores.per_row("k", k.len())?;
+    map_rows(scores, threads, hook, |mut row| {
+        let kept = row.kept(k)?;
+        Ok(match boundary(&mut row, kept) {
+            None => f64::from(u8::from(kept < row.keys.len())),
+            Some(ends) => from_gap(row.measure, row.keys.len(), kept, ends),
+        })
+    })
+}
+
+/// The bound of the top `kept` of `n`, 0 < kept < n, from the worst score kept and the best one dropped.
+pub(super) fn from_gap(measure: Measure, n: usize, kept: usize, (worst, next): (f64, f64)) -> f64 {
+    let tail = std::iter::once(((n - kept) as u64, next));
+    levels::tail_mass(measure, tail, std::iter::once((kept as u64, worst)))
+}
+
+/// The worst key of the top `kept` and the best of the others; `None` where one side is empty.
+fn boundary(row: &mut Row<'_>, kept: usize) -> Option<(f64, f64)> {
+    if kept == 0 || kept == row.keys.len() {
+        return None;
+    }
+    let (top, next, _) = row.keys.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));
+    let next = *next;
+    Some((top.iter().copied().fold(f64::INFINITY, f64::min), next))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn required_gaps_at_the_edges() {
+        assert_eq!(required_gap(5, 5, 0.1), Ok(f64::NEG_INFINITY));
+        assert_eq!(required_gap(0, 0, 0.1), Ok(f64::NEG_INFINITY));
+        assert_eq!(required_gap(5, 4, 0.0), Ok(f64::INFINITY));
+        assert_eq!(required_gap(5, 0, 0.5), Ok(f64::INFINITY));
+        assert_eq!(required_gap(4, 3, 0.25), Ok(0.0));
+        assert!(required_gap(4, 3, 0.25f64.next_down()).unwrap() > 0.0);
+        assert!(required_gap(4, 3, 0.26).unwrap() < 0.0);
+        assert!(required_gap(4, 5, 0.25).is_err() && required_gap(4, 3, 1.0).is_err());
+        let far = required_gap(u64::from(u32::MAX), 1, 5e-324).unwrap();
+        assert!((far - (f64::from(u32::MAX) - 1.0).ln() - 744.440_071_921_381_3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn order_and_masks_do_not_matter() {
+        let data = [1.0, f64::NEG_INFINITY, 4.0, 0.0, 3.0];
+        let scores = Scores::new(&data[..], &[5]).unwrap();
+        assert_eq!(score_gap(&scores, &[2], None), Ok(vec![2.0]));
+        assert_eq!(score_gap(&scores, &[4], None), Ok(vec![f64::INFINITY]));
+        assert_eq!(score_gap(&scores, &[0], None), Ok(vec![f64::NEG_INFINITY]));
+        assert_eq!(single_gap(&scores, &[4], None), Ok(vec![0.0]));
+        assert_eq!(single_gap(&scores, &[0], None), Ok(vec![1.0]));
+        let bound = single_gap(&scores, &[2], None).unwrap()[0];
+        assert!((bound - 1.0 / (1.0 + 2f64.exp())).abs() < 1e-15);
+        let refused = single_gap(&scores, &[5], None);
+        assert_eq!(refused, Err(Error::KeptCount { place: Place(vec![]), value: 5, n: 4 }));
+    }
+}

@@ -1,0 +1,108 @@
+//! Tail mass and divergence: `KL(P_hat || P) = -ln(1 - tau)` and back (arXiv 2512.07647; `TV(P, P_hat) = tau`).
+//!
+//! Both directions are strictly increasing functions, and both are rounded **up**: fed an upper end they return an upper
+//! end. The results are increasing in the argument too, float by float.
+
+use super::rows::each;
+use super::twofold::{Twofold, ln_ratio, one_minus_exp, two_sum};
+use crate::error::{Error, Place};
+
+/// Below this, `-ln(1 - x)` and `1 - e^-x` differ from x by less than a float's step.
+const LINEAR: f64 = 1.0 / (1u128 << 100) as f64;
+
+/// The divergence `KL(P_hat || P) = -ln(1 - tail_mass)`, in nats, of the renormalised kept set from the full softmax.
+///
+/// `tail_mass` lies in [0, 1]; 0 gives exactly 0 and 1 gives infinity. The result is rounded up, by less than two float
+/// steps, so an upper bound of the tail mass gives an upper bound of the divergence.
+///
+/// # Errors
+/// [`Error::TailMass`].
+pub fn kl_from_tail_mass(tail_mass: f64) -> Result<f64, Error> {
+    if !(0.0..=1.0).contains(&tail_mass) {
+        return Err(Error::TailMass { place: Place(vec![]), value: tail_mass });
+    }
+    if tail_mass == 0.0 || tail_mass == 1.0 {
+        return Ok(if tail_mass == 0.0 { 0.0 } else { f64::INFINITY });
+    }
+    if tail_mass < LINEAR {
+        return Ok(tail_mass.next_up());
+    }
+    let (high, low) = two_sum(1.0, -tail_mass);
+    // Positive, but the series may leave the sign of a zero open.
+    Ok(ln_ratio(Twofold::from(1.0), Twofold { high, low }, 0).up().max(tail_mass))
+}
+
+/// The tail mass `1 - e^{-kl}` that belongs to a divergence `KL(P_hat || P)` of `kl` nats.
+///
+/// `kl` is at least 0; infinity gives 1. The result is rounded up, by less than two float steps, and never above 1, so an
+/// upper bound of the divergence gives an upper bound of the tail mass.
+///
+/// # Errors
+/// [`Error::Divergence`].
+pub fn tail_mass_from_kl(kl: f64) -> Result<f64, Error> {
+    if !(0.0..=f64::INFINITY).contains(&kl) {
+        return Err(Error::Divergence { place: Place(vec![]), value: kl });
+    }
+    if kl < LINEAR {
+        return Ok(kl.abs());
+    }
+    // From 38 nats on, 1 is the closest float above.
+    Ok(if kl < 38.0 { one_minus_exp(kl).up().min(1.0) } else { 1.0 })
+}
+
+/// [`kl_from_tail_mass`] of every entry of an array.
+#[cfg(feature = "python")]
+pub(crate) fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
+    each(shape, |i, place| {
+        kl_from_tail_mass(tail_mass[i])
+            .map_err(|_| Error::TailMass { place: place(), value: tail_mass[i] })
+    })
+}
+
+/// [`tail_mass_from_kl`] of every entry of an array.
+#[cfg(feature = "python")]
+pub(crate) fn tail_masses_from_kl(kl: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
+    each(shape, |i, place| {
+        tail_mass_from_kl(kl[i]).map_err(|_| Error::Divergence { place: place(), value: kl[i] })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_exact() {
+        assert_eq!(kl_from_tail_mass(0.0), Ok(0.0));
+        assert_eq!(kl_from_tail_mass(1.0), Ok(f64::INFINITY));
+        assert_eq!(tail_mass_from_kl(0.0), Ok(0.0));
+        assert_eq!(tail_mass_from_kl(f64::INFINITY), Ok(1.0));
+        for bad in [-1e-300, 1.0f64.next_up(), f64::NAN] {
+            assert!(kl_from_tail_mass(bad).is_err());
+        }
+        assert!(tail_mass_from_kl(-1.0).is_err() && tail_mass_from_kl(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn neighbours_keep_their_order() {
+        for start in [1e-320, 1e-31, 7.8e-31, 1e-9, 0.125, 0.292_893, 0.5, 0.75, 0.999] {
+            let (mut x, mut kl, mut mass) = (start, 0.0, 0.0);
+            for _ in 0..2000 {
+                let (next_kl, next_mass) =
+                    (kl_from_tail_mass(x).unwrap(), tail_mass_from_kl(x).unwrap());
+                assert!(next_kl >= kl && next_mass >= mass, "{x}");
+                assert!(next_kl > x && next_mass <= x, "{x}");
+                (x, kl, mass) = (x.next_up(), next_kl, next_mass);
+            }
+        }
+    }
+
+    #[test]
+    fn there_and_back_is_never_below() {
+        for i in 1..2000 {
+            let tau = f64::from(i) / 2000.0;
+            let back = tail_mass_from_kl(kl_from_tail_mass(tau).unwrap()).unwrap();
+            assert!(back >= tau && back <= tau * (1.0 + 1e-14));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The multi-gap bound: tail and head are cut into runs, each bounded by its best or its worst member.
+
+use super::cuts::{best_split, of_heads, of_tails};
+use super::levels;
+use super::measure::Measure;
+use super::rows::{Hook, Row, map_rows};
+use crate::error::Error;
+use crate::scores::Scores;
+
+/// Where sorted rows are cut, beside the cut at k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cuts<'a> {
+    /// After so many of the best keys: strictly increasing, strictly between 0 and n, without k. Those above k cut the tail,
+    /// those below it the head; none at all is the single gap.
+    At(&'a [i64]),
+    /// The best places for at most so many cuts, tail and head together; one per key is exact.
+    Best(usize),
+}
+
+/// Cuts times keys of a row: what the search for the best cuts may remember.
+const MOST: usize = 1 << 27;
+
+/// An upper bound of the tail mass of the top k of every row, from the scores at a few ranks. Shape (rows,).
+///
+/// With cuts `k = b_0 < b_1 < ... < b_B = n` the tail weighs at most `sum_r (b_{r+1} - b_r) e^{s_(b_r + 1)}`, and the head, cut
+/// likewise from below, at least the sum of size times smallest member. `k` as in [`score_gap`](super::score_gap). The best
+/// cuts are found by dynamic programming in O(n cuts), exactly up to the rounding of f64, and then bounded like any others.
+/// Source: arXiv 2512.07647, the multi-gap bound.
+///
+/// # Errors
+/// [`Error::Cut`], [`Error::KeptCount`], [`Error::Length`], [`Error::Option`] if there are too many cuts to search for,
+/// whatever is wrong with the scores.
+pub fn multi_gap(
+    scores: &Scores<'_>,
+    k: &[i64],
+    cuts: Cuts<'_>,
+    threads: Option<usize>,
+) -> Result<Vec<f64>, Error> {
+    multi_gap_with(scores, k, cuts, threads, &mut || Ok(()))
+}
+
+pub(crate) fn multi_gap_with(
+    scores: &Scores<'_>,
+    k: &[i64],
+    cuts: Cuts<'_>,
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<Vec<f64>, Error> {
+    scores.per_row("k", k.len())?;
+    judge(scores, cuts)?;
+    map_rows(scores, threads, hook, |mut row| {
+        let kept = row.kept(k)?;
+        if let Cuts::At(cuts) = cuts {
+            fit(cuts, &row, kept)?;
+        }
+        if kept == 0 || kept == row.keys.len() {
+            return Ok(f64::from(u8::from(kept < row.keys.len())));
+        }
+        row.sorted();
+        Ok(match cuts {
+            Cuts::At(cuts) => {
+                let cuts: Vec<usize> = cuts.iter().map(|c| c.unsigned_abs() as usize).collect();
+                bound(row.measure, &row.keys, kept, &cuts)
+            }
+            Cuts::Best(most) => {
+                bound(row.measure, &row.keys, kept, &best(row.measure, &row.keys, kept, most))
+            }
+        })
+    })
+}
+
+/// The cuts that [`Cuts::Best`] chooses, ascending: at most `most` per row, without k.
+///
+/// # Errors
+/// As [`multi_gap`].
+pub fn best_cuts(
+    scores: &Scores<'_>,
+    k: &[i64],
+    most: usize,
+    threads: Option<usize>,
+) -> Result<Vec<Vec<usize>>, Error> {
+    best_cuts_with(scores, k, most, threads, &mut || Ok(()))
+}
+
+pub(crate) fn best_cuts_with(
+    scores: &Scores<'_>,
+    k: &[i64],
+    most: usize,
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<Vec<Vec<usize>>, Error> {
+    scores.per_row("k", k.len())?;
+    judge(scores, Cuts::Best(most))?;
+    map_rows(scores, threads, hook, |mut row| {
+        let kept = row.kept(k)?;
+        if kept == 0 || kept == row.keys.len() {
+            return Ok(Vec::new());
+        }
+        row.sorted();
+        Ok(best(row.measure, &row.keys, kept, most))
+    })
+}
+
+/// Judges what does not depend on a row.
+pub(super) fn judge(scores: &Scores<'_>, cuts: Cuts<'_>) -> Result<(), Error> {
+    match cuts {
+        Cuts::At(cuts) => {
+            for (position, pair) in cuts.windows(2).enumerate() {
+                if pair[1] <= pair[0] {
+                    let problem = format!("cuts must increase, and {} stands before it", pair[0]);
+                    return Err(Error::Cut { position: position + 1, value: pair[1], problem });
+                }
+            }
+            match cuts.first() {
+                Some(&value) if value <= 0 => {
+                    let problem = "cuts lie strictly between 0 and n".into();
+                    Err(Error::Cut { position: 0, value, problem })
+                }
+                _ => Ok(()),
+            }
+        }
+        Cuts::Best(most) => {
+            let n = scores.longest();
+            if most.min(n).saturating_mul(n) > MOST {
+                return Err(Error::Option {
+                    argument: "n_cuts",
+                    value: most.to_string(),
+                    problem: "so many cuts of so long a row cannot be searched for; take fewer, or give cuts",
+                });
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Judges increasing positive cuts against a row.
+fn fit(cuts: &[i64], row: &Row<'_>, kept: usize) -> Result<(), Error> {
+    let n = row.keys.len();
+    for (position, &value) in cuts.iter().enumerate() {
+        let problem = if value.unsigned_abs() as usize >= n {
+            format!("cuts lie strictly between 0 and n, which is {n} in {}", row.place().row())
+        } else if value.unsigned_abs() as usize == kept {
+            format!("k = {kept} is a cut already; leave it out")
+        } else {
+            continue;
+        };
+        return Err(Error::Cut { position, value, problem });
+    }
+    Ok(())
+}
+
+/// The bound with given cuts, 0 < kept < n, of keys sorted best first.
+pub(super) fn bound(measure: Measure, keys: &[f64], kept: usize, cuts: &[usize]) -> f64 {
+    let inside = cuts.partition_point(|&cut| cut < kept);
+    let (head, tail) = cuts.split_at(inside);
+    let run = |(from, to): (usize, usize)| (to - from) as u64;
+    let starts = std::iter::once(kept).chain(tail.iter().copied());
+    let ends = tail.iter().copied().chain([keys.len()]);
+    let tail = starts.zip(ends).map(|piece| (run(piece), keys[piece.0]));
+    let starts = std::iter::once(0).chain(head.iter().copied());
+    let ends = head.iter().copied().chain([kept]);
+    let head = starts.zip(ends).map(|piece| (run(piece), keys[piece.1 - 1]));
+    levels::tail_mass(measure, tail, head)
+}
+
+/// The best cuts of keys sorted best first, 0 < kept < n.
+pub(super) fn best(measure: Measure, keys: &[f64], kept: usize, most: usize) -> Vec<usize> {
+    let weigh = |keys: &[f64]| -> Vec<f64> {
+        keys.iter().map(|&key| measure.weight_up(keys[0], key)).collect()
+    };
+    // Each side relative to its own best: a common factor of all ratios does not matter.
+    let tails = of_tails(&weigh(&keys[kept..]), most, true);
+    let heads = of_heads(&weigh(&keys[..kept]), most, true);
+    let tail: Vec<f64> = tails.costs.iter().map(|costs| costs[0]).collect();
+    let head: Vec<f64> = heads.costs.iter().map(|costs| costs[kept]).collect();
+    let (_, in_tail) = best_split(&tail, &head, most);
+    let mut cuts = heads.path(most - in_tail, kept);
+    cuts.reverse();
+    cuts.extend(tails.path(in_tail, 0).into_iter().map(|cut| kept + cut));
+    cuts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bounds::single_gap;
+
+    #[test]
+    fn no_cuts_are_the_single_gap_and_all_are_exact() {
+        let data = [0.5, -1.0, 3.0, 2.0, -4.0, 1.0, 0.0];
+        let scores = Scores::new(&data[..], &[7]).unwrap();
+        let weights: Vec<f64> = [3.0, 2.0, 1.0, 0.5, 0.0, -1.0, -4.0f64].map(f64::exp).to_vec();
+        for top in 1..7 {
+            let k = top as i64;
+            let none = multi_gap(&scores, &[k], Cuts::At(&[]), None).unwrap();
+            assert_eq!(none, single_gap(&scores, &[k], None).unwrap());
+            assert_eq!(none, multi_gap(&scores, &[k], Cuts::Best(0), None).unwrap());
+            let all: Vec<i64> = (1..7).filter(|cut| *cut != k).collect();
+            let exact: f64 = weights[top..].iter().sum::<f64>() / weights.iter().sum::<f64>();
+            for cuts in [Cuts::At(&all), Cuts::Best(9)] {
+                let got = multi_gap(&scores, &[k], cuts, None).unwrap()[0];
+                assert!(got >= exact * (1.0 - 1e-15) && got <= exact * (1.0 + 1e-12));
+            }
+        }
+    }
+
+    #[test]
+    fn bad_cuts_are_named() {
+        let data = [0.5, -1.0, 3.0, 2.0];
+        let scores = Scores::new(&data[..], &[4]).unwrap();
+        for (cuts, position) in
+            [(&[0, 1][..], 0), (&[1, 1], 1), (&[3, 1], 1), (&[1, 4], 1), (&[1, 2], 1)]
+        {
+            match multi_gap(&scores, &[2], Cuts::At(cuts), None) {
+                Err(Error::Cut { position: p, .. }) => assert_eq!(p, position),
+                other => panic!("{cuts:?}: {other:?}"),
+            }
+        }
+    }
+}

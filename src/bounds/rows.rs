@@ -1,0 +1,103 @@
+//! Rows in, one answer per row out: reading, sharing out over threads, and naming places.
+
+use super::measure::Measure;
+use crate::error::{Error, Place};
+use crate::scores::Scores;
+use crate::threads;
+
+/// Called between portions of the work, on the calling thread; an error stops the call.
+pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
+
+/// Elements per task, and between two calls of the hook.
+const TASK: usize = 1 << 14;
+const PORTION: usize = 1 << 22;
+
+/// The visible part of a row: what is masked is not in it.
+pub(super) struct Row<'a> {
+    pub(super) scores: &'a Scores<'a>,
+    pub(super) number: usize,
+    pub(super) measure: Measure,
+    /// Larger is better; in the order of the row until somebody sorts them.
+    pub(super) keys: Vec<f64>,
+}
+
+impl Row<'_> {
+    pub(super) fn place(&self) -> Place {
+        self.scores.place(self.number, None)
+    }
+
+    /// How many keys are kept, judged: one number per row, or one for all.
+    pub(super) fn kept(&self, kept: &[i64]) -> Result<usize, Error> {
+        let value = if kept.len() == 1 { kept[0] } else { kept[self.number] };
+        let n = self.keys.len();
+        match usize::try_from(value) {
+            Ok(k) if k <= n => Ok(k),
+            _ => Err(Error::KeptCount { place: self.place(), value, n }),
+        }
+    }
+
+    /// The keys, best first.
+    pub(super) fn sorted(&mut self) -> &[f64] {
+        self.keys.sort_unstable_by(|a, b| b.total_cmp(a));
+        &self.keys
+    }
+}
+
+/// Answers for every row, in order. The same for any number of threads.
+pub(super) fn map_rows<R: Send>(
+    scores: &Scores<'_>,
+    threads: Option<usize>,
+    hook: Hook<'_>,
+    work: impl Fn(Row<'_>) -> Result<R, Error> + Sync + Send,
+) -> Result<Vec<R>, Error> {
+    let (rows, n) = (scores.rows(), scores.longest().max(1));
+    let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    let one = |number: usize| {
+        let mut keys = Vec::new();
+        let measure = scores.keys64(number, &mut keys)?.into();
+        keys.retain(|key| *key > f64::NEG_INFINITY);
+        work(Row { scores, number, measure, keys })
+    };
+    in_portions(threads, rows, n, hook, one)
+}
+
+/// Maps a range of equal pieces of work of size `n`, in portions between which the hook is called.
+pub(super) fn in_portions<R: Send>(
+    threads: usize,
+    count: usize,
+    n: usize,
+    hook: Hook<'_>,
+    work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
+) -> Result<Vec<R>, Error> {
+    let mut answers = Vec::with_capacity(count);
+    let portion = (PORTION / n).max(threads);
+    for start in (0..count).step_by(portion) {
+        let end = (start + portion).min(count);
+        for answer in threads::map(threads, start..end, (TASK / n).max(1), &work)? {
+            answers.push(answer?);
+        }
+        hook()?;
+    }
+    Ok(answers)
+}
+
+/// The multi-index of an entry of an array.
+pub(super) fn unravel(shape: &[usize], entry: usize) -> Place {
+    let mut index = vec![0; shape.len()];
+    let mut rest = entry;
+    for (i, &len) in index.iter_mut().zip(shape).rev() {
+        *i = rest % len.max(1);
+        rest /= len.max(1);
+    }
+    Place(index)
+}
+
+/// Maps the entries of an array of this shape; `work` is given a way to name the place.
+#[cfg(feature = "python")]
+pub(super) fn each<R>(
+    shape: &[usize],
+    work: impl Fn(usize, &dyn Fn() -> Place) -> Result<R, Error>,
+) -> Result<Vec<R>, Error> {
+    let entries: usize = shape.iter().product();
+    (0..entries).map(|i| work(i, &|| unravel(shape, i))).collect()
+}

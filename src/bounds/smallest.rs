@@ -1,0 +1,152 @@
+//! The smallest k that a bound certifies, so that bounds can be compared on the same rows.
+
+use super::cuts::{best_split, of_heads, of_tails};
+use super::gap::{from_gap, required_gap};
+use super::measure::Measure;
+use super::multi_gap::{self, Cuts};
+use super::rows::{Hook, map_rows};
+use crate::error::Error;
+use crate::scores::Scores;
+
+/// Which bound has to certify the budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// [`single_gap`](super::single_gap).
+    SingleGap,
+    /// [`multi_gap`](super::multi_gap()) with the best cuts, at most so many.
+    MultiGap {
+        /// Cuts in tail and head together.
+        cuts: usize,
+    },
+    /// The largest score and all that lie less than `max(0, ln[(n - 1)(1 - eps) / eps])` below it: needs no exponential.
+    Threshold,
+}
+
+/// Sums in f64 and the rigorous bound differ by less, relatively.
+const NEAR: f64 = 1e-10;
+
+/// The smallest k whose top k a rule certifies for the budget of the row, in natural order of k. Shape (rows,).
+///
+/// `eps` holds one budget per row, or one for all, in [0, 1). A row without unmasked entries gives 0, any other at least 1.
+/// Every answer is sound: the tail mass of the top k is at most `eps` in real arithmetic. Nothing here is below what
+/// [`select`](crate::select()) finds with `prove_minimal`, up to its slack.
+///
+/// # Errors
+/// [`Error::Eps`], [`Error::Length`], [`Error::Option`] for too many cuts, whatever is wrong with the scores.
+pub fn smallest_k(
+    scores: &Scores<'_>,
+    eps: &[f64],
+    rule: Rule,
+    threads: Option<usize>,
+) -> Result<Vec<i64>, Error> {
+    smallest_k_with(scores, eps, rule, threads, &mut || Ok(()))
+}
+
+pub(crate) fn smallest_k_with(
+    scores: &Scores<'_>,
+    eps: &[f64],
+    rule: Rule,
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<Vec<i64>, Error> {
+    scores.check_eps(eps)?;
+    if let Rule::MultiGap { cuts } = rule {
+        multi_gap::judge(scores, Cuts::Best(cuts))?;
+    }
+    map_rows(scores, threads, hook, |mut row| {
+        let eps = if eps.len() == 1 { eps[0] } else { eps[row.number] };
+        let n = row.keys.len();
+        if n <= 1 || eps == 0.0 {
+            return Ok(n as i64);
+        }
+        let measure = row.measure;
+        let k = match rule {
+            Rule::Threshold => within(measure, &row.keys, eps)?,
+            Rule::SingleGap => by_single_gap(measure, row.sorted(), eps),
+            Rule::MultiGap { cuts } => by_multi_gap(measure, row.sorted(), eps, cuts),
+        };
+        Ok(k as i64)
+    })
+}
+
+/// How many keys the threshold keeps: one that is dropped is proven to lie far enough below the largest.
+fn within(measure: Measure, keys: &[f64], eps: f64) -> Result<usize, Error> {
+    let needed = required_gap(keys.len() as u64, 1, eps)?.max(0.0) + 2.0 * measure.error;
+    let needed = if measure.error == 0.0 { needed } else { needed.next_up() };
+    let largest = keys.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let near = keys.iter().filter(|key| measure.gap_down(largest, **key) < needed).count();
+    Ok(near.max(1))
+}
+
+fn by_single_gap(measure: Measure, keys: &[f64], eps: f64) -> usize {
+    let n = keys.len();
+    (1..n).find(|&k| from_gap(measure, n, k, (keys[k - 1], keys[k])) <= eps).unwrap_or(n)
+}
+
+fn by_multi_gap(measure: Measure, keys: &[f64], eps: f64, most: usize) -> usize {
+    if most == 0 {
+        return by_single_gap(measure, keys, eps);
+    }
+    let n = keys.len();
+    let weights: Vec<f64> = keys.iter().map(|&key| measure.weight_up(keys[0], key)).collect();
+    // One search serves every k: a tail is a suffix of the row, and a head a prefix.
+    let (tails, heads) = (of_tails(&weights, most, false), of_heads(&weights, most, false));
+    let odds = eps / (1.0 - eps) * (1.0 + NEAR);
+    let (mut tail, mut head) = (Vec::new(), Vec::new());
+    for k in 1..n {
+        tail.clear();
+        tail.extend(tails.costs.iter().take(n - k).map(|costs| costs[k]));
+        head.clear();
+        head.extend(heads.costs.iter().take(k).map(|costs| costs[k]));
+        if best_split(&tail, &head, most).0 <= odds {
+            let cuts = multi_gap::best(measure, keys, k, most);
+            if multi_gap::bound(measure, keys, k, &cuts) <= eps {
+                return k;
+            }
+        }
+    }
+    n
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bounds::{multi_gap, single_gap};
+
+    #[test]
+    fn the_first_k_that_is_certified() {
+        let data: Vec<f64> = (0..60).map(|i| f64::from(i * i * 7919 % 613) / 80.0).collect();
+        let scores = Scores::new(&data, &[60]).unwrap();
+        for eps in [0.4, 0.1, 0.01, 1e-6, 0.0] {
+            let first = |bound: &dyn Fn(i64) -> f64| (1..=60).find(|&k| bound(k) <= eps).unwrap();
+            let single = smallest_k(&scores, &[eps], Rule::SingleGap, None).unwrap()[0];
+            assert_eq!(single, first(&|k| single_gap(&scores, &[k], None).unwrap()[0]));
+            for cuts in [0, 1, 4, 100] {
+                let multi = smallest_k(&scores, &[eps], Rule::MultiGap { cuts }, None).unwrap()[0];
+                let bound = |k| multi_gap(&scores, &[k], Cuts::Best(cuts), None).unwrap()[0];
+                assert_eq!(multi, first(&bound));
+            }
+        }
+    }
+
+    #[test]
+    fn ties_are_decided_by_integers() {
+        let data = [2.0; 8];
+        let scores = Scores::new(&data[..], &[2, 4]).unwrap();
+        let rules = [Rule::SingleGap, Rule::MultiGap { cuts: 2 }];
+        for rule in rules {
+            let k = smallest_k(&scores, &[0.25, 0.25f64.next_down()], rule, None);
+            assert_eq!(k, Ok(vec![3, 4]));
+        }
+        assert_eq!(smallest_k(&scores, &[0.8, 0.25], Rule::Threshold, None), Ok(vec![1, 4]));
+    }
+
+    #[test]
+    fn masked_rows() {
+        let data = [f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY];
+        let scores = Scores::new(&data[..], &[2, 2]).unwrap();
+        for rule in [Rule::SingleGap, Rule::MultiGap { cuts: 2 }, Rule::Threshold] {
+            assert_eq!(smallest_k(&scores, &[0.1], rule, None), Ok(vec![0, 1]));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The bounds on the tail mass.
+
+use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::arguments::{count, threads as thread_count};
+use super::arrays::{Budgets, Rows, contiguous, not_contiguous};
+use super::errors::{CertkError, detached, run};
+use crate::bounds::{self as core, Blocks, Cuts, Rule};
+use crate::select::{self, Options};
+
+type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
+
+/// An array of any shape as one stretch in C order.
+fn flat<'a, T: numpy::Element>(
+    array: &'a PyReadonlyArrayDyn<'_, T>,
+    argument: &str,
+) -> PyResult<&'a [T]> {
+    let slice = array.is_c_contiguous().then(|| array.as_slice().ok()).flatten();
+    slice.ok_or_else(|| not_contiguous(argument))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn kl_from_tail_mass<'py>(
+    py: Python<'py>,
+    tail_mass: PyReadonlyArrayDyn<'py, f64>,
+) -> Floats<'py> {
+    let (values, shape) = (flat(&tail_mass, "tail_mass")?, tail_mass.shape());
+    let found = detached(py, |_| core::kl_from_tail_masses(values, shape))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn tail_mass_from_kl<'py>(
+    py: Python<'py>,
+    kl: PyReadonlyArrayDyn<'py, f64>,
+) -> Floats<'py> {
+    let (values, shape) = (flat(&kl, "kl")?, kl.shape());
+    let found = detached(py, |_| core::tail_masses_from_kl(values, shape))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn required_gap<'py>(
+    py: Python<'py>,
+    n: PyReadonlyArrayDyn<'py, i64>,
+    k: PyReadonlyArrayDyn<'py, i64>,
+    eps: PyReadonlyArrayDyn<'py, f64>,
+) -> Floats<'py> {
+    if k.shape() != n.shape() || eps.shape() != n.shape() {
+        return Err(CertkError::new_err("n, k and eps must have one shape; broadcast them"));
+    }
+    let shape = n.shape();
+    let (n, k, eps) = (flat(&n, "n")?, flat(&k, "k")?, flat(&eps, "eps")?);
+    let found = detached(py, |_| core::required_gaps(n, k, eps, shape))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn score_gap<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    k: PyReadonlyArray1<'py, i64>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> Floats<'py> {
+    let rows = Rows::plain(scores, dtype)?;
+    let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
+    let found = run(py, &scores, |hook| core::score_gap_with(&scores, k, threads, hook))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn single_gap<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    k: PyReadonlyArray1<'py, i64>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> Floats<'py> {
+    let rows = Rows::plain(scores, dtype)?;
+    let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
+    let found = run(py, &scores, |hook| core::single_gap_with(&scores, k, threads, hook))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn multi_gap<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    k: PyReadonlyArray1<'py, i64>,
+    cuts: Option<PyReadonlyArray1<'py, i64>>,
+    n_cuts: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> Floats<'py> {
+    let rows = Rows::plain(scores, dtype)?;
+    let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
+    let most = count("n_cuts", n_cuts, 0)?;
+    let cuts = match &cuts {
+        Some(cuts) => Cuts::At(contiguous(cuts, "cuts")?),
+        None => Cuts::Best(most),
+    };
+    let found = run(py, &scores, |hook| core::multi_gap_with(&scores, k, cuts, threads, hook))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn best_cuts<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    k: PyReadonlyArray1<'py, i64>,
+    n_cuts: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<(Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>)> {
+    let rows = Rows::plain(scores, dtype)?;
+    let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
+    let most = count("n_cuts", n_cuts, 0)?;
+    let found = run(py, &scores, |hook| core::best_cuts_with(&scores, k, most, threads, hook))?;
+    let counts: Vec<i64> = found.iter().map(|cuts| cuts.len() as i64).collect();
+    let cuts: Vec<i64> = found.into_iter().flatten().map(|cut| cut as i64).collect();
+    Ok((PyArray1::from_vec(py, cuts), PyArray1::from_vec(py, counts)))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn blockwise<'py>(
+    py: Python<'py>,
+    sizes: PyReadonlyArrayDyn<'py, i64>,
+    upper: PyReadonlyArrayDyn<'py, f64>,
+    lower: PyReadonlyArrayDyn<'py, f64>,
+    kept: PyReadonlyArrayDyn<'py, u8>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> Floats<'py> {
+    let threads = thread_count(threads)?;
+    let blocks = Blocks::new(
+        sizes.shape(),
+        flat(&sizes, "sizes")?,
+        flat(&upper, "upper")?,
+        flat(&lower, "lower")?,
+        flat(&kept, "kept")?,
+    )?;
+    let found = detached(py, |hook| core::blockwise_with(&blocks, threads, hook))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn smallest_k<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    eps: Budgets<'py>,
+    rule: &Bound<'py, PyAny>,
+    n_cuts: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    let rows = Rows::plain(scores, dtype)?;
+    let (scores, eps, threads) = (rows.scores()?, eps.slice()?, thread_count(threads)?);
+    let cuts = count("n_cuts", n_cuts, 0)?;
+    let name = rule.cast::<PyString>().ok().map(|name| name.to_str()).transpose()?;
+    let rule = match name {
+        Some("exact") => None,
+        Some("single_gap") => Some(Rule::SingleGap),
+        Some("multi_gap") => Some(Rule::MultiGap { cuts }),
+        Some("threshold") => Some(Rule::Threshold),
+        _ => {
+            return Err(CertkError::new_err(format!(
+                "rule is {}; use \"exact\", \"single_gap\", \"multi_gap\" or \"threshold\"",
+                rule.repr()?
+            )));
+        }
+    };
+    let found = run(py, &scores, |hook| match rule {
+        Some(rule) => core::smallest_k_with(&scores, eps, rule, threads, hook),
+        None => {
+            let options = Options::new().prove_minimal(true).threads(threads);
+            Ok(select::select_with(&scores, eps, &options, hook)?.k)
+        }
+    })?;
+    Ok(PyArray1::from_vec(py, found))
+}
