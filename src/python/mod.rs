@@ -7,6 +7,7 @@ mod arguments;
 mod arrays;
 mod errors;
 mod keepset;
+mod output;
 mod results;
 mod select;
 
@@ -16,6 +17,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::keepset::keep_set;
+    #[pymodule_export]
+    use super::output::{output_error, select_output};
     #[pymodule_export]
     use super::results::{Certified, Selected};
     #[pymodule_export]

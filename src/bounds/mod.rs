@@ -1,0 +1,3 @@
+//! Bounds on what is lost by dropping keys.
+
+pub(crate) mod output;
