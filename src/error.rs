@@ -59,6 +59,24 @@ pub enum Error {
         /// The row.
         place: Place,
     },
+    /// A value vector holds NaN or an infinity at a key that is not masked.
+    #[error(
+        "values{place} is {value} at a key that is not masked; mask the key (-inf score or mask=False) or repair the input"
+    )]
+    Value {
+        /// Where, in the values.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// A budget on the output error is negative, NaN or infinite.
+    #[error("out_tol{place} is {value}; a budget on the output is a finite number >= 0")]
+    Tolerance {
+        /// The row, empty for a single budget.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
     /// An additive mask entry is NaN or +inf.
     #[error(
         "mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry"

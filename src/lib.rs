@@ -36,10 +36,11 @@ mod threads;
 #[cfg(feature = "python")]
 mod python;
 
+pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
 pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};
 pub use keepset::{KeepSet, keep_set};
-pub use scores::{Data, Keep, Kind, Mask, Scores};
+pub use scores::{Data, Keep, Kind, Mask, Scores, Values};
 pub use select::{
     MaxKeep, Options, Selection, Workspace, certify, force_simd_level, select, simd_level,
 };

@@ -10,9 +10,11 @@ use crate::error::{Error, Place};
 
 mod keep;
 mod keys;
+mod values;
 
 pub use keep::Keep;
 pub(crate) use keys::{Keys64, Law};
+pub use values::Values;
 
 /// A borrowed buffer of stored numbers. `f16` and `bf16` widen exactly.
 #[derive(Debug, Clone, Copy)]

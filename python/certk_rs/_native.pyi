@@ -25,7 +25,9 @@ __all__ = [
     "multi_gap",
     "required_gap",
     "score_gap",
+    "output_error",
     "select",
+    "select_output",
     "set_simd_level",
     "simd_level",
     "single_gap",
@@ -182,6 +184,52 @@ def smallest_k(
     n_cuts: object,
     threads: object,
 ) -> NDArray[np.int64]: ...
+def output_error(
+    scores: NDArray[Any],
+    dtype: str,
+    values: NDArray[Any],
+    values_dtype: str,
+    kind: object,
+    scale: object,
+    mask: NDArray[Any] | None,
+    mask_dtype: str | None,
+    lengths: NDArray[np.int64] | None,
+    causal_offset: object,
+    keep_mask: NDArray[np.bool_] | None,
+    keep_indptr: NDArray[np.int64] | None,
+    keep_indices: NDArray[np.int64] | None,
+    threads: object,
+) -> tuple[
+    NDArray[np.float64],  # exact (rows,)
+    NDArray[np.float64],  # diameter (rows,)
+    NDArray[np.float64],  # ball (rows,)
+    NDArray[np.float64],  # spectral (rows,)
+    NDArray[np.float64],  # variance (rows,)
+    NDArray[np.float64],  # the smallest (rows,)
+    NDArray[np.uint8],  # which of the five that is (rows,)
+    NDArray[np.bool_],  # whether the diameter is that of the farthest pair (rows,)
+]: ...
+def select_output(
+    scores: NDArray[Any],
+    dtype: str,
+    values: NDArray[Any],
+    values_dtype: str,
+    out_tol: float | NDArray[np.float64],
+    kind: object,
+    scale: object,
+    mask: NDArray[Any] | None,
+    mask_dtype: str | None,
+    lengths: NDArray[np.int64] | None,
+    causal_offset: object,
+    threads: object,
+) -> tuple[
+    NDArray[np.int64],  # indptr (rows + 1,)
+    NDArray[np.int64],  # indices
+    NDArray[np.float64],  # output error, upper end (rows,)
+    NDArray[np.float64],  # tail mass, upper end (rows,)
+    NDArray[np.float64],  # tail mass, lower end (rows,)
+    NDArray[np.bool_],  # whether no shorter prefix can do (rows,)
+]: ...
 def simd_level() -> str:
     """Name of the instruction-set level in use: portable, avx2, avx512 or neon."""
 

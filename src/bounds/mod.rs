@@ -16,6 +16,7 @@ mod identity;
 mod levels;
 mod measure;
 mod multi_gap;
+pub(crate) mod output;
 mod rows;
 mod smallest;
 mod twofold;

@@ -69,7 +69,7 @@ impl<'py> Stored<'py> {
     }
 
     /// The memory that the array spans, and the strides of its batch axes in elements.
-    fn data<'a>(&'a self, argument: &str) -> PyResult<(Data<'a>, Vec<usize>)> {
+    pub(super) fn data<'a>(&'a self, argument: &str) -> PyResult<(Data<'a>, Vec<usize>)> {
         Ok(match self {
             Stored::F32(array) => {
                 let (data, strides) = stretch(array, argument)?;

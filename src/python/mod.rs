@@ -8,6 +8,7 @@ mod arrays;
 mod bounds;
 mod errors;
 mod keepset;
+mod output;
 mod results;
 mod select;
 
@@ -22,6 +23,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::keepset::keep_set;
+    #[pymodule_export]
+    use super::output::{output_error, select_output};
     #[pymodule_export]
     use super::results::{Certified, Selected};
     #[pymodule_export]

@@ -1,0 +1,230 @@
+"""What dropping keys does to the output of attention: proven bounds, and a budget on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _arrays, _native
+from ._kept import Keep, lend_kept
+from ._rows import lend_rows
+from .results import Selection, Status, _Frozen
+
+_NAMES = np.array(["exact", "diameter", "ball", "spectral", "variance"])
+_DIAMETERS = np.array(["centre", "pair"])
+
+
+@dataclass(frozen=True, eq=False)
+class OutputError(_Frozen):
+    """Upper bounds on ||Attn - Attn_S||, per row, float64 of the batch shape `...`.
+
+    Euclidean norm over the components, in the units of the values. Each holds for the real-number
+    softmax of exactly the stored scores and exactly the stored values: rounding is inside. tau is
+    the tail mass, S the kept set, T its complement among the visible keys.
+    """
+
+    exact: NDArray[np.float64]
+    """tau ||mu_T - mu_S||: the error itself, rounded up, (...)."""
+    diameter: NDArray[np.float64]
+    """tau times the distance that `diameter_kind` names, (...)."""
+    ball: NDArray[np.float64]
+    """tau (||c - Attn_S|| + r), all seen values in the ball (c, r), (...)."""
+    spectral: NDArray[np.float64]
+    """sqrt(sum_T P_j^2) sqrt(lambda_max(C_V) + n ||mean V - Attn_S||^2), (...)."""
+    variance: NDArray[np.float64]
+    """sqrt(tau / (1 - tau)) sqrt(Var_P(V) - (1 - tau) Var_S(V)), (...); inf if S is empty."""
+    best: NDArray[np.float64]
+    """The smallest of the five, (...)."""
+    which: NDArray[np.str_]
+    """The name of the smallest, the first in this order if equal, (...)."""
+    diameter_kind: NDArray[np.str_]
+    """"pair": max over S x T of ||v_i - v_j||; "centre": max over T of ||v_j - Attn_S||; (...)."""
+
+    def __repr__(self) -> str:
+        if self.best.size == 0:
+            return f"OutputError(no rows, batch shape {self.best.shape})"
+        names, counts = np.unique(self.which, return_counts=True)
+        shares = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
+        return (
+            f"OutputError(batch shape {self.best.shape}, best <= {self.best.max():.6g}, {shares})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OutputSelection(_Frozen):
+    """The shortest prefix of each row's ranking that is within a budget on the output error."""
+
+    selection: Selection
+    """The kept keys, certified for the tail mass that they drop (its `eps`, rounded up)."""
+    out_tol: NDArray[np.float64]
+    """The budgets asked for, in the units of the values, shape () or (...)."""
+    error_upper: NDArray[np.float64]
+    """Proven upper end of ||Attn - Attn_S||, (...); at most out_tol."""
+    minimal: NDArray[np.bool_]
+    """Whether every shorter prefix provably exceeds out_tol, (...)."""
+
+    @property
+    def k(self) -> NDArray[np.int64]:
+        """Keys kept, (...)."""
+        return self.selection.k
+
+    def to_mask(self) -> NDArray[np.bool_]:
+        """Return a new bool array of the scores' shape, True where kept."""
+        return self.selection.to_mask()
+
+    def __repr__(self) -> str:
+        return (
+            f"OutputSelection({self.selection!r}, "
+            f"error <= {self.error_upper.max(initial=0.0):.6g})"
+        )
+
+
+def output_error(
+    scores: ArrayLike,
+    values: ArrayLike,
+    keep: Keep,
+    *,
+    kind: str = "logits",
+    scale: float = 1.0,
+    mask: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    causal_offset: int | None = None,
+    threads: int | None = None,
+) -> OutputError:
+    """Bound what each row's attention output loses if only the kept keys are attended to.
+
+    Attn is the softmax-weighted mean of the values, Attn_S that over the kept keys, renormalised;
+    an empty kept set has tail mass 1 and Attn_S = 0 by convention, so that the error is ||Attn||.
+    The forms and their names are those of section 3 of the theory: the head-tail identity and what
+    follows from it. A row that drops nothing has error exactly 0 in every form.
+
+    Args:
+        scores: (..., n) or (batch, heads, m, n), dtypes and row options as in `certk_rs.select`.
+        values: (..., n, d_v), float16, bfloat16, float32 or float64; finite at every key that some
+            row sees. The leading axes go with those of the scores without the query axis (or with
+            all of them, one value matrix per row), from the right, each of the same length or 1;
+            the last may divide its partner: (batch, kv_heads, n, d_v) serves grouped heads.
+        keep: As in `certk_rs.certify`. Kept keys that are masked count for nothing.
+        kind: See `select`.
+        scale: See `select`.
+        mask: See `select`.
+        lengths: See `select`.
+        causal_offset: See `select`.
+        threads: See `select`; bounds have the same bits for any number.
+
+    Returns:
+        An `OutputError`. `ball` and `spectral` speak of the values of all keys that any row of the
+        head sees, the other forms of the row's own. `variance` is the sharpened form, which is
+        never above sqrt(tau / (1 - tau)) sqrt(Var_P(V)). `diameter` looks at all pairs of a kept
+        and a dropped value up to 2**20 components of differences, else at Attn_S only.
+
+    Raises:
+        CertkError: Bad input, also a value that is not finite; the message names the place.
+    """
+    data, dtype, bias, bias_dtype, valid, _ = lend_rows(scores, mask, lengths, None)
+    vectors, vectors_dtype = _arrays.lend_floats("values", values)
+    keep_mask, keep_indptr, keep_indices = lend_kept(keep, data, None)
+    found = _native.output_error(
+        data,
+        dtype,
+        vectors,
+        vectors_dtype,
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        causal_offset,
+        keep_mask,
+        keep_indptr,
+        keep_indices,
+        threads,
+    )
+    batch = data.shape[:-1]
+    exact, diameter, ball, spectral, variance, best, which, pair = (a.reshape(batch) for a in found)
+    return OutputError(
+        exact,
+        diameter,
+        ball,
+        spectral,
+        variance,
+        best,
+        np.asarray(_NAMES[which]),
+        np.asarray(_DIAMETERS[pair.astype(np.uint8)]),
+    )
+
+
+def select_output(
+    scores: ArrayLike,
+    values: ArrayLike,
+    out_tol: ArrayLike,
+    *,
+    kind: str = "logits",
+    scale: float = 1.0,
+    mask: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    causal_offset: int | None = None,
+    threads: int | None = None,
+) -> OutputSelection:
+    """Keep, in each row, the fewest of the best keys whose output error is proven within out_tol.
+
+    The sets looked at are the prefixes of the ranking by score (equal scores by lower index), of
+    one key or more. The error ||Attn - Attn_S|| is not monotone in k: one more key may pull the
+    output away from where it should be, so a longer prefix may exceed a budget that a shorter one
+    meets, and all prefixes are examined. The smallest k is the first whose certified error (the
+    `exact` form of `output_error`) is at most out_tol; `minimal` says where rounding leaves no
+    doubt that every shorter prefix is above it. Other sets of k keys may do better than a prefix.
+
+    Args:
+        scores: As in `output_error`.
+        values: As in `output_error`.
+        out_tol: Budget on the error in the units of the values (Euclidean norm), finite, >= 0: a
+            number, or one per row, in the batch shape.
+        kind: See `select`.
+        scale: See `select`.
+        mask: See `select`.
+        lengths: See `select`.
+        causal_offset: See `select`.
+        threads: See `select`.
+
+    Returns:
+        An `OutputSelection`; a row without visible keys keeps none, and has error 0.
+
+    Raises:
+        CertkError: Bad input; the message names the argument and the place.
+    """
+    data, dtype, bias, bias_dtype, valid, _ = lend_rows(scores, mask, lengths, None)
+    vectors, vectors_dtype = _arrays.lend_floats("values", values)
+    batch = data.shape[:-1]
+    budget = _arrays.per_row_floats("out_tol", out_tol, batch)
+    indptr, indices, error, upper, lower, minimal = _native.select_output(
+        data,
+        dtype,
+        vectors,
+        vectors_dtype,
+        budget,
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        causal_offset,
+        threads,
+    )
+    k = np.diff(indptr)
+    narrow = np.int64 if data.shape[-1] >= 2**31 else np.int32
+    upper = upper.reshape(batch)
+    selection = Selection(
+        data.shape,
+        upper.copy(),
+        k.reshape(batch),
+        indptr,
+        indices.astype(narrow, copy=False),
+        upper,
+        lower.reshape(batch),
+        np.zeros(batch, dtype=np.bool_),
+        np.where(k == 0, Status.EMPTY, Status.CERTIFIED).astype(np.uint8).reshape(batch),
+    )
+    return OutputSelection(selection, budget, error.reshape(batch), minimal.reshape(batch))

@@ -1,0 +1,304 @@
+//! What dropping keys does to the output of attention: upper bounds on the Euclidean norm of `Attn - Attn_S`.
+//!
+//! Attn is the softmax-weighted mean of the values, Attn_S that over the kept keys, renormalised; if nothing is kept it is the
+//! zero vector by convention, and the tail mass is 1. Bounds hold for the real numbers that the stored scores and values
+//! are: rounding is inside. The forms are those of section 3 of the theory: the identity `tau |mu_T - mu_S|`, the head-tail
+//! diameter, a ball around all values, a spectral form and a variance form. See `row` for each.
+
+mod cloud;
+mod prefix;
+mod row;
+mod spectrum;
+
+use crate::error::Error;
+use crate::scores::{Keep, Scores, Values};
+use crate::threads;
+use cloud::{Cloud, Outline};
+use prefix::Found;
+use row::{Bounds, Parted, Weighed};
+
+/// What is called between portions of the work, to hear of interrupts.
+pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
+
+/// Multiplications per portion, between two calls of the hook.
+const PORTION: usize = 1 << 28;
+/// Components of values that are held in f64 at a time, if one head has fewer.
+const HELD: usize = 1 << 25;
+/// Less work than that is not shared over threads.
+const SERIAL: usize = 1 << 17;
+
+/// A bound on the output error, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum OutputBound {
+    /// The identity `tau |mu_T - mu_S|`, rounded up.
+    #[default]
+    Exact = 0,
+    /// tau times the diameter between kept and dropped values.
+    Diameter = 1,
+    /// tau times the largest distance from the kept set's output within a ball around all values.
+    Ball = 2,
+    /// The norm of the dropped probabilities times the largest singular value of the values around the kept set's output.
+    Spectral = 3,
+    /// The variance form, sharpened by the kept set's variance.
+    Variance = 4,
+}
+
+/// Upper bounds on `|Attn - Attn_S|`, one per row, in the units of the values.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct OutputError {
+    /// The error itself, rounded up.
+    pub exact: Vec<f64>,
+    /// tau times the largest distance of a kept from a dropped value, or, for large sets, of a dropped value from Attn_S.
+    pub diameter: Vec<f64>,
+    /// Which of the two: whether all pairs were looked at.
+    pub farthest_pair: Vec<bool>,
+    /// tau (|c - Attn_S| + r) for a ball (c, r) around the values of all keys that any row of the head sees.
+    pub ball: Vec<f64>,
+    /// `sqrt(sum_T P^2) sqrt(lambda_max(C_V) + n |mean V - Attn_S|^2)`, over those n keys.
+    pub spectral: Vec<f64>,
+    /// `sqrt(tau/(1-tau)) sqrt(Var_P(V) - (1-tau) Var_S(V))`; infinite if nothing is kept.
+    pub variance: Vec<f64>,
+    /// The smallest of the five.
+    pub best: Vec<f64>,
+    /// Its name, the first of equals.
+    pub which: Vec<OutputBound>,
+}
+
+/// The shortest prefixes whose output error is within a budget.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct OutputSelection {
+    /// Row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
+    pub indptr: Vec<i64>,
+    /// Positions within the rows, ascending.
+    pub indices: Vec<u32>,
+    /// The real `|Attn - Attn_S|` of each row is at most this, which is at most the budget.
+    pub error_upper: Vec<f64>,
+    /// The real tail mass of each row is at most this.
+    pub tail_mass_upper: Vec<f64>,
+    /// The real tail mass of each row is at least this.
+    pub tail_mass_lower: Vec<f64>,
+    /// Whether every shorter prefix of the ranking provably exceeds the budget.
+    pub minimal: Vec<bool>,
+}
+
+/// Bounds the Euclidean norm of what each row's output loses when only the kept keys are attended to.
+///
+/// `values` are matched with the rows as [`Values`] says. A row that drops nothing, or sees nothing, has bounds 0. If nothing is
+/// kept, Attn_S is the zero vector.
+///
+/// # Errors
+/// Whatever is wrong with the scores, the values (not finite at a key that some row sees, a shape that does not fit) or the
+/// kept set, by variant.
+pub fn output_error(
+    scores: &Scores<'_>,
+    values: &Values<'_>,
+    keep: &Keep<'_>,
+    threads: Option<usize>,
+) -> Result<OutputError, Error> {
+    output_error_with(scores, values, keep, threads, &mut || Ok(()))
+}
+
+pub(crate) fn output_error_with(
+    scores: &Scores<'_>,
+    values: &Values<'_>,
+    keep: &Keep<'_>,
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<OutputError, Error> {
+    keep.check(scores)?;
+    let outlined = |head: Cloud| {
+        let outline = head.outline();
+        (head, outline)
+    };
+    let bound = |head: &(Cloud, Outline), row: usize| {
+        let (cloud, outline) = head;
+        let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
+        let mut kept = vec![0; weighed.keys.len()];
+        keep.lay(scores, row, &mut kept)?;
+        let parted = Parted::new(cloud, &weighed, |j| kept[j] != 0);
+        Ok(parted.map(|parted| parted.bounds(outline)).unwrap_or_default())
+    };
+    let found = by_head(scores, values, threads, outlined, bound, hook)?;
+    let mut all = OutputError::default();
+    for bounds in found {
+        all.push(&bounds);
+    }
+    Ok(all)
+}
+
+impl OutputError {
+    fn push(&mut self, bounds: &Bounds) {
+        use OutputBound::{Ball, Diameter, Exact, Spectral, Variance};
+        let candidates = [
+            (bounds.exact, Exact),
+            (bounds.diameter, Diameter),
+            (bounds.ball, Ball),
+            (bounds.spectral, Spectral),
+            (bounds.variance, Variance),
+        ];
+        let mut best = candidates[0];
+        for candidate in candidates {
+            best = if candidate.0 < best.0 { candidate } else { best };
+        }
+        self.exact.push(bounds.exact);
+        self.diameter.push(bounds.diameter);
+        self.farthest_pair.push(bounds.farthest_pair);
+        self.ball.push(bounds.ball);
+        self.spectral.push(bounds.spectral);
+        self.variance.push(bounds.variance);
+        self.best.push(best.0);
+        self.which.push(best.1);
+    }
+}
+
+/// Keeps, in each row, the fewest of the best keys whose output error is proven to be at most `out_tol`, in the units of the
+/// values: one budget per row, or one for all. At least one key is kept where there is one.
+///
+/// The error is not monotone in the number of keys, so a longer prefix may exceed the budget that this one meets.
+///
+/// # Errors
+/// As [`output_error`]; [`Error::Tolerance`].
+pub fn select_output(
+    scores: &Scores<'_>,
+    values: &Values<'_>,
+    out_tol: &[f64],
+    threads: Option<usize>,
+) -> Result<OutputSelection, Error> {
+    select_output_with(scores, values, out_tol, threads, &mut || Ok(()))
+}
+
+pub(crate) fn select_output_with(
+    scores: &Scores<'_>,
+    values: &Values<'_>,
+    out_tol: &[f64],
+    threads: Option<usize>,
+    hook: Hook<'_>,
+) -> Result<OutputSelection, Error> {
+    scores.check_out_tol(out_tol)?;
+    let choose = |cloud: &Cloud, row: usize| {
+        let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
+        let out_tol = if out_tol.len() == 1 { out_tol[0] } else { out_tol[row] };
+        Ok(prefix::shortest(cloud, &weighed, out_tol))
+    };
+    let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose, hook)?;
+    let mut all = OutputSelection { indptr: vec![0], ..OutputSelection::default() };
+    for row in found {
+        all.indices.extend(&row.kept);
+        all.indptr.push(all.indices.len() as i64);
+        all.error_upper.push(row.error);
+        all.tail_mass_upper.push(row.tail_mass.0);
+        all.tail_mass_lower.push(row.tail_mass.1);
+        all.minimal.push(row.minimal);
+    }
+    Ok(all)
+}
+
+/// Centres the values head by head, prepares them, and maps the rows of each head; results in the order of the rows.
+fn by_head<P: Send + Sync, R: Send + Clone + Default>(
+    scores: &Scores<'_>,
+    values: &Values<'_>,
+    threads: Option<usize>,
+    prepare: impl Fn(Cloud) -> P + Sync + Send,
+    work: impl Fn(&P, usize) -> Result<R, Error> + Sync + Send,
+    hook: Hook<'_>,
+) -> Result<Vec<R>, Error> {
+    let served = values.rows_by_head(scores)?;
+    let (n, d) = (scores.longest().max(1), values.components().max(1));
+    let size = n.saturating_mul(d);
+    let threads = threads::count(threads, scores.rows().saturating_mul(size) > SERIAL)?;
+    let _environment = threads::default_floats();
+    let mut results = vec![R::default(); scores.rows()];
+    let heads = (HELD / size).max(1);
+    for start in (0..served.len()).step_by(heads) {
+        let end = (start + heads).min(served.len());
+        let clouds = threads::map(threads, start..end, 1, |head| {
+            if served[head].is_empty() {
+                return Ok(None);
+            }
+            cloud(scores, values, head, &served[head]).map(|cloud| Some(prepare(cloud)))
+        })?;
+        hook()?;
+        let clouds = clouds.into_iter().collect::<Result<Vec<_>, Error>>()?;
+        let tasks: Vec<(&P, usize)> = (clouds.iter().zip(&served[start..end]))
+            .filter_map(|(cloud, rows)| Some((cloud.as_ref()?, rows)))
+            .flat_map(|(cloud, rows)| rows.iter().map(move |&row| (cloud, row)))
+            .collect();
+        for portion in tasks.chunks((PORTION / size).max(1)) {
+            let one = |i: usize| work(portion[i].0, portion[i].1);
+            let least = (SERIAL / size).max(1);
+            let found = threads::map(threads, 0..portion.len(), least, one)?;
+            for (&(_, row), found) in portion.iter().zip(found) {
+                results[row] = found?;
+            }
+            hook()?;
+        }
+    }
+    Ok(results)
+}
+
+/// The values of one head, around the mean of those that any of its rows sees.
+fn cloud(
+    scores: &Scores<'_>,
+    values: &Values<'_>,
+    head: usize,
+    rows: &[usize],
+) -> Result<Cloud, Error> {
+    let (mut seen, mut keys) = (vec![false; scores.longest()], Vec::new());
+    for &row in rows {
+        scores.keys64(row, &mut keys)?;
+        for (seen, key) in seen.iter_mut().zip(&keys) {
+            *seen |= *key > f64::NEG_INFINITY;
+        }
+    }
+    let mut wide = Vec::new();
+    values.widen(head, &seen, &mut wide)?;
+    Ok(Cloud::new(wide, seen, values.components()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_keys_by_hand() {
+        // Weights 3/4 and 1/4, values 0 and 4: the output is 1, that of the first key 0.
+        let (weights, data) = ([0.75, 0.25], [0.0f32, 4.0]);
+        let scores = Scores::new(&weights[..], &[2]).unwrap();
+        let scores = scores.kind(crate::scores::Kind::Probs).unwrap();
+        let values = Values::new(&data[..], &[2, 1]).unwrap();
+        let keep = Keep::Mask { kept: &[1, 0], strides: &[] };
+        let found = output_error(&scores, &values, &keep, None).unwrap();
+        for bound in [&found.exact, &found.diameter, &found.spectral, &found.variance] {
+            assert!(
+                (1.0..1.0 + 1e-11).contains(&bound[0]) || bound == &found.spectral,
+                "{found:?}"
+            );
+        }
+        assert!(found.ball[0] >= 1.0 && found.spectral[0] >= 1.0);
+        assert_eq!(found.farthest_pair, [true]);
+        // Everything kept: nothing lost. Nothing kept: the whole output.
+        let keep = Keep::Mask { kept: &[1, 1], strides: &[] };
+        assert_eq!(output_error(&scores, &values, &keep, None).unwrap().best, [0.0]);
+        let keep = Keep::Mask { kept: &[0, 0], strides: &[] };
+        let found = output_error(&scores, &values, &keep, None).unwrap();
+        assert!((1.0..1.0 + 1e-11).contains(&found.best[0]));
+        assert_eq!(found.variance, [f64::INFINITY]);
+    }
+
+    #[test]
+    fn budgets_are_met_by_the_shortest_prefix() {
+        // Keeping one key is exact by symmetry: the values of the second and third cancel around that of the first.
+        let (data, out) = ([2.0f64, 1.0, 1.0, 0.0], [0.0f64, 1.0, -1.0, 0.0]);
+        let scores = Scores::new(&data[..], &[4]).unwrap();
+        let values = Values::new(&out[..], &[4, 1]).unwrap();
+        let found = select_output(&scores, &values, &[1e-9], None).unwrap();
+        assert_eq!((found.indices, found.minimal), (vec![0], vec![true]));
+        let found = select_output(&scores, &values, &[0.0], None).unwrap();
+        assert!(found.error_upper[0] <= 0.0);
+        assert!(matches!(
+            select_output(&scores, &values, &[f64::NAN], None),
+            Err(Error::Tolerance { .. })
+        ));
+    }
+}

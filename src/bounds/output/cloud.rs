@@ -1,0 +1,323 @@
+//! The value vectors of one head as points around their mean, in units in which the largest component is about 1.
+//!
+//! Differences of values do not change when a common vector is subtracted, and centred points lose the least to rounding.
+//! With c the mean (any vector would do; it is exact once it is stored) and e the common exponent, the stored point u of a
+//! value v satisfies `|2^-e (v - c) - u| <= 2^-53 |u|` per component, up to underflow.
+
+use super::spectrum;
+
+/// Half a unit in the last place of 1.
+pub(super) const V: f64 = f64::EPSILON / 2.0;
+/// Rounds a non-negative number up by more than fifty rounded operations can lose.
+pub(super) const UP: f64 = 1.0 + 64.0 * f64::EPSILON;
+/// Keys per block of a weighted sum; sums of blocks carry their rounding errors along.
+pub(super) const BLOCK: usize = 256;
+/// What such a sum loses at most, relative to the sum of the sizes of its terms.
+pub(super) const SUM: f64 = (BLOCK + 44) as f64 * V;
+/// What lengths may lose to underflow: squares below 2^-1074, of far fewer than 2^70 components.
+const FLOOR: f64 = f64::from_bits((1023 - 500) << 52);
+/// Steps towards the smallest enclosing ball.
+const BALL_STEPS: u32 = 24;
+
+/// Centred values of one head, and what rows need to know about all of them.
+pub(super) struct Cloud {
+    pub(super) n: usize,
+    pub(super) d: usize,
+    /// Which keys some row sees. The others are zeros here and never looked at.
+    pub(super) seen: Vec<bool>,
+    points: Vec<f64>,
+    /// Lengths of the real points, rounded up.
+    pub(super) lengths: Vec<f64>,
+    /// The largest of them.
+    pub(super) largest: f64,
+    /// Where the zero vector of the values lies among the points.
+    pub(super) origin: Vec<f64>,
+    /// What every length may lose to underflow; 0 if all points are exactly the centre.
+    pub(super) floor: f64,
+    /// Rounds a computed length up.
+    pub(super) grow: f64,
+    exponent: i32,
+}
+
+impl Cloud {
+    /// Centres `values`, n vectors of d finite numbers; those of keys that no row sees must be zeros.
+    pub(super) fn new(mut values: Vec<f64>, seen: Vec<bool>, d: usize) -> Self {
+        let n = seen.len();
+        let size = |numbers: &[f64]| numbers.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+        // Near the largest f64 differences would overflow. What small components lose by this is far below the floor.
+        let shrink = if size(&values) >= pow2(1012) { -10 } else { 0 };
+        if shrink != 0 {
+            values.iter_mut().for_each(|value| *value *= pow2(shrink));
+        }
+        let centre = centre(&values, &seen, d);
+        for (point, _) in rows(&mut values, d).zip(&seen).filter(|(_, seen)| **seen) {
+            point.iter_mut().zip(&centre).for_each(|(u, c)| *u -= c);
+        }
+        // Not so far below the centre's own size that its square would overflow.
+        let spread = size(&values).max(size(&centre) * pow2(-400));
+        let exponent = if spread > 0.0 { floor_log2(spread) } else { 0 };
+        let floor = if values.iter().any(|u| *u != 0.0) { FLOOR } else { 0.0 };
+        values.iter_mut().for_each(|u| *u = scaled(*u, -exponent));
+        let origin = centre.iter().map(|c| scaled(-c, -exponent)).collect();
+        let grow = 1.0 + (d as f64 + 64.0) * f64::EPSILON;
+        let mut cloud = Cloud {
+            n,
+            d,
+            seen,
+            points: values,
+            lengths: Vec::new(),
+            largest: 0.0,
+            origin,
+            floor,
+            grow,
+            exponent: exponent - shrink,
+        };
+        cloud.lengths = (0..n).map(|j| cloud.length(cloud.point(j))).collect();
+        cloud.largest = cloud.lengths.iter().copied().fold(0.0, f64::max);
+        cloud
+    }
+
+    #[inline]
+    pub(super) fn point(&self, j: usize) -> &[f64] {
+        &self.points[j * self.d..(j + 1) * self.d]
+    }
+
+    /// An upper bound on the length of a stored vector, and of a point that it stands for.
+    pub(super) fn length(&self, vector: &[f64]) -> f64 {
+        square(vector).sqrt() * self.grow + self.floor
+    }
+
+    /// An upper bound on the distance of two real points that `a` and `b` stand for.
+    pub(super) fn distance(&self, a: &[f64], b: &[f64]) -> f64 {
+        self.distance_of(square_distance(a, b))
+    }
+
+    /// The same from a computed squared distance of stored points.
+    pub(super) fn distance_of(&self, square: f64) -> f64 {
+        square.sqrt() * self.grow + 4.0 * V * self.largest + self.floor
+    }
+
+    /// `factor * length` in the units of the values, rounded up, for a length in units of the points.
+    pub(super) fn publish(&self, factor: f64, length: f64) -> f64 {
+        if factor == 0.0 || length == 0.0 {
+            return 0.0;
+        }
+        (scaled(length * UP, self.exponent).next_up() * factor * UP).next_up()
+    }
+
+    /// A length in the units of the values, rounded down.
+    pub(super) fn publish_low(&self, length: f64) -> f64 {
+        scaled(length, self.exponent) * (1.0 - 64.0 * f64::EPSILON)
+    }
+
+    /// What the bounds that speak of all values at once need.
+    pub(super) fn outline(&self) -> Outline {
+        let mut total = WeightedSum::new(self.d);
+        let mut gram = spectrum::Gram::new(self.d);
+        let mut count = 0;
+        let mut sizes = 0.0;
+        for j in (0..self.n).filter(|&j| self.seen[j]) {
+            total.add(1.0, self.point(j));
+            gram.add(self.point(j));
+            sizes += self.lengths[j];
+            count += 1;
+        }
+        let count = f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+        let offset = self.length(&total.finish())
+            + sizes * (SUM + V + count * V * V) * UP
+            + count * self.floor;
+        let (ball_centre, ball_radius) = self.ball();
+        let spread = (gram.largest_eigenvalue() + count * self.floor) * UP;
+        Outline { spread, offset, count, ball_centre, ball_radius }
+    }
+
+    /// A ball around all seen points: Badoiu and Clarkson's steps towards the farthest point, the best one kept.
+    fn ball(&self) -> (Vec<f64>, f64) {
+        let mut centre = vec![0.0; self.d];
+        let mut best = (centre.clone(), f64::INFINITY);
+        for step in 1..=BALL_STEPS {
+            let mut farthest = (0.0, None);
+            for j in (0..self.n).filter(|&j| self.seen[j]) {
+                let square = square_distance(self.point(j), &centre);
+                if square > farthest.0 || farthest.1.is_none() {
+                    farthest = (square, Some(j));
+                }
+            }
+            let Some(j) = farthest.1 else { return (centre, 0.0) };
+            if farthest.0 < best.1 {
+                best = (centre.clone(), farthest.0);
+            }
+            let share = 1.0 / f64::from(step + 1);
+            for (c, u) in centre.iter_mut().zip(self.point(j)) {
+                *c += share * (u - *c);
+            }
+        }
+        (best.0, self.distance_of(best.1))
+    }
+}
+
+/// What is known about all seen points together.
+pub(super) struct Outline {
+    /// An upper bound of the largest eigenvalue of the sum of u u^T.
+    pub(super) spread: f64,
+    /// An upper bound on the length of the sum of all points, nearly 0.
+    pub(super) offset: f64,
+    /// How many points.
+    pub(super) count: f64,
+    pub(super) ball_centre: Vec<f64>,
+    pub(super) ball_radius: f64,
+}
+
+/// A weighted sum of vectors: plain within a block, compensated over blocks. Each component is off by less than [`SUM`]
+/// times the sum of the sizes of its terms.
+pub(super) struct WeightedSum {
+    block: Vec<f64>,
+    in_block: usize,
+    sum: Vec<crate::mass::Compensated>,
+}
+
+impl WeightedSum {
+    pub(super) fn new(d: usize) -> Self {
+        WeightedSum {
+            block: vec![0.0; d],
+            in_block: 0,
+            sum: vec![crate::mass::Compensated::default(); d],
+        }
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, weight: f64, vector: &[f64]) {
+        for (sum, u) in self.block.iter_mut().zip(vector) {
+            *sum += weight * u;
+        }
+        self.in_block += 1;
+        if self.in_block == BLOCK {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        for (sum, block) in self.sum.iter_mut().zip(&mut self.block) {
+            sum.add(std::mem::take(block));
+        }
+        self.in_block = 0;
+    }
+
+    pub(super) fn finish(mut self) -> Vec<f64> {
+        self.flush();
+        self.sum.iter().map(crate::mass::Compensated::value).collect()
+    }
+}
+
+/// About the mean of the seen vectors, each component within the range of the values'; equal values give themselves.
+fn centre(values: &[f64], seen: &[bool], d: usize) -> Vec<f64> {
+    let share = 1.0 / seen.iter().filter(|seen| **seen).count().max(1) as f64;
+    let mut total = WeightedSum::new(d);
+    let (mut low, mut high) = (vec![f64::INFINITY; d], vec![f64::NEG_INFINITY; d]);
+    for (j, _) in seen.iter().enumerate().filter(|(_, seen)| **seen) {
+        let value = &values[j * d..(j + 1) * d];
+        total.add(share, value);
+        for ((low, high), v) in low.iter_mut().zip(&mut high).zip(value) {
+            *low = low.min(*v);
+            *high = high.max(*v);
+        }
+    }
+    let mean = total.finish().into_iter().zip(low.iter().zip(&high));
+    mean.map(|(mean, (low, high))| if low <= high { mean.clamp(*low, *high) } else { 0.0 })
+        .collect()
+}
+
+fn rows(values: &mut [f64], d: usize) -> std::slice::ChunksExactMut<'_, f64> {
+    values.chunks_exact_mut(d.max(1))
+}
+
+/// The sum of squares.
+pub(super) fn square(vector: &[f64]) -> f64 {
+    lanes(vector.len(), |i| vector[i] * vector[i])
+}
+
+/// The squared distance of two vectors of one length.
+#[inline]
+pub(super) fn square_distance(a: &[f64], b: &[f64]) -> f64 {
+    let b = &b[..a.len()];
+    lanes(a.len(), |i| {
+        let difference = a[i] - b[i];
+        difference * difference
+    })
+}
+
+/// Sums over eight lanes, which compilers turn into vector code.
+#[inline]
+fn lanes(len: usize, term: impl Fn(usize) -> f64) -> f64 {
+    let mut sums = [0.0; 8];
+    let whole = len - len % 8;
+    for start in (0..whole).step_by(8) {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            *sum += term(start + lane);
+        }
+    }
+    let rest: f64 = (whole..len).map(term).sum();
+    let pairs = [sums[0] + sums[4], sums[1] + sums[5], sums[2] + sums[6], sums[3] + sums[7]];
+    (pairs[0] + pairs[2]) + (pairs[1] + pairs[3]) + rest
+}
+
+/// A power of two with an exponent of a normal number.
+fn pow2(exponent: i32) -> f64 {
+    2f64.powi(exponent)
+}
+
+/// The largest e with `2^e <= value`, for a positive finite value.
+fn floor_log2(value: f64) -> i32 {
+    let field = (value.to_bits() >> 52) as i32;
+    if field == 0 { floor_log2(value * pow2(64)) - 64 } else { field - 1023 }
+}
+
+/// `value * 2^exponent`, exact unless the result leaves the range of normal numbers.
+pub(super) fn scaled(value: f64, exponent: i32) -> f64 {
+    let half = exponent / 2;
+    value * pow2(half) * pow2(exponent - half)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two() {
+        for (value, want) in [(1.0, 0), (1.99, 0), (0.5, -1), (5e-324, -1074), (f64::MAX, 1023)] {
+            assert_eq!(floor_log2(value), want);
+        }
+        assert_eq!(scaled(1.0, 1023), pow2(1023));
+        assert_eq!(scaled(1.0, -1074), 5e-324);
+    }
+
+    #[test]
+    fn extreme_values_keep_their_distances() {
+        for size in [f64::MAX, 1e300, 1.0, 1e-200, 5e-324] {
+            let cloud = Cloud::new(vec![size, 0.0, -size, 0.0], vec![true; 2], 2);
+            let distance = cloud.distance(cloud.point(0), cloud.point(1));
+            let published = cloud.publish(0.5, distance);
+            assert!(published >= size && published <= size * (1.0 + 1e-13) + 1e-323, "{size}");
+        }
+    }
+
+    #[test]
+    fn equal_values_are_exactly_at_the_centre() {
+        let cloud = Cloud::new([0.1, -7.3].repeat(7), vec![true; 7], 2);
+        assert_eq!((cloud.largest, cloud.floor), (0.0, 0.0));
+        let outline = cloud.outline();
+        assert_eq!((outline.offset, outline.ball_radius, outline.spread), (0.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn the_ball_holds_all_points() {
+        let values: Vec<f64> = (0..60).map(|i| f64::from(i * i * 7919 % 101)).collect();
+        let cloud = Cloud::new(values, vec![true; 20], 3);
+        let outline = cloud.outline();
+        for j in 0..20 {
+            assert!(
+                square_distance(cloud.point(j), &outline.ball_centre).sqrt() <= outline.ball_radius
+            );
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The shortest prefix of a row's ranking whose output error is proven to be small enough.
+//!
+//! The error is not monotone in the number of keys: a further key may pull the output away from where it should be. So all
+//! prefixes are looked at, from the longest to the shortest, with running sums over the tail: the error is
+//! `|N_T - (T/H) N_S| / (T + H)`, N the weighted sums of the points, and N_S the difference of the whole sum and N_T (its
+//! rounding counts only T/H times). What the running sums may be off by is bounded as well, so a prefix is passed over only
+//! if its error provably exceeds the budget. The first of the others is certified as any given set would be.
+
+use super::cloud::{Cloud, SUM, UP, V, WeightedSum, square};
+use super::row::{Parted, Weighed};
+use crate::mass::Compensated;
+use crate::order;
+
+/// Prefixes that may be certified in vain, where rounding leaves the running sums undecided. After that only those are
+/// tried that the running sums themselves prove.
+const TRIALS: usize = 8;
+
+/// A chosen prefix of a row.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Found {
+    /// Positions, ascending.
+    pub(super) kept: Vec<u32>,
+    pub(super) error: f64,
+    pub(super) tail_mass: (f64, f64),
+    /// Whether every shorter prefix provably exceeds the budget.
+    pub(super) minimal: bool,
+}
+
+/// Finds the shortest prefix of at least one key whose certified error is at most `out_tol`.
+pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Found {
+    let mut ranked: Vec<(f64, u32)> = (weighed.keys.iter().enumerate())
+        .filter(|(_, key)| **key > f64::NEG_INFINITY)
+        .map(|(j, &key)| (key, j as u32))
+        .collect();
+    ranked.sort_unstable_by(|a, b| order::worst_first(b, a));
+    let mut rank = vec![u32::MAX; cloud.n];
+    for (place, entry) in ranked.iter().enumerate() {
+        rank[entry.1 as usize] = place as u32;
+    }
+    let errors = scan(cloud, weighed, &ranked);
+    let mut found = Found { minimal: true, ..Found::default() };
+    let (mut length, mut trials) = (ranked.len(), 0);
+    // The whole row loses nothing.
+    for (k, error) in errors.iter().enumerate().map(|(i, error)| (i + 1, error)) {
+        if error.low > out_tol {
+            continue;
+        }
+        if trials < TRIALS || error.high <= out_tol {
+            trials += 1;
+            if let Some(parted) = Parted::new(cloud, weighed, |j| (rank[j] as usize) < k) {
+                let exact = parted.exact();
+                if exact <= out_tol {
+                    (found.error, found.tail_mass, length) = (exact, parted.tail_mass, k);
+                    break;
+                }
+            }
+        }
+        found.minimal = false;
+    }
+    found.kept = ranked[..length].iter().map(|entry| entry.1).collect();
+    found.kept.sort_unstable();
+    found
+}
+
+/// Both ends of an error, in the units of the values.
+struct Between {
+    low: f64,
+    high: f64,
+}
+
+/// The errors of the prefixes of 1 to n - 1 keys.
+fn scan(cloud: &Cloud, weighed: &Weighed, ranked: &[(f64, u32)]) -> Vec<Between> {
+    let n = ranked.len();
+    if n < 2 {
+        return Vec::new();
+    }
+    let largest = ranked[0].0;
+    let weights: Vec<f64> = ranked.iter().map(|e| weighed.weigh(e.0, largest)).collect();
+    let (mut whole, mut sizes) = (WeightedSum::new(cloud.d), Compensated::default());
+    let (mut head, mut heads) = (Compensated::default(), Vec::with_capacity(n));
+    for (entry, &weight) in ranked.iter().zip(&weights) {
+        let j = entry.1 as usize;
+        whole.add(weight, cloud.point(j));
+        sizes.add(weight * cloud.lengths[j]);
+        head.add(weight);
+        heads.push(head.value());
+    }
+    let (whole, all) = (whole.finish(), sizes.value() * UP);
+    let eta = weighed.eta;
+    let (mut vector, mut gap) = (vec![0.0; cloud.d], vec![0.0; cloud.d]);
+    let (mut tail, mut sizes) = (Compensated::default(), Compensated::default());
+    let mut errors = Vec::with_capacity(n - 1);
+    for k in (1..n).rev() {
+        let (j, weight) = (ranked[k].1 as usize, weights[k]);
+        for (sum, u) in vector.iter_mut().zip(cloud.point(j)) {
+            *sum += weight * u;
+        }
+        tail.add(weight);
+        sizes.add(weight * cloud.lengths[j]);
+        let (tail, head, size) = (tail.value(), heads[k - 1], sizes.value() * UP);
+        let odds = tail / head;
+        for ((gap, t), all) in gap.iter_mut().zip(&vector).zip(&whole) {
+            *gap = t - odds * (all - t);
+        }
+        let dropped = (n - k) as f64;
+        // Of a tail's sum: its weights and points, a product, and as many sums. Of the kept set's: the same of both sums it is
+        // the difference of, and T/H, which is off by each weight twice. Flushed weights come on top.
+        let each = eta + 4.0 * V * (1.0 + eta);
+        let of_tail = (each + (dropped + 8.0) * V) * size;
+        let of_head = (each + SUM + (dropped + 16.0) * V) * (all + size)
+            + (eta * (2.0 + eta) + 32.0 * V * (1.0 + eta)) * 2.0 * all * (1.0 + eta);
+        let flushed = dropped * 2f64.powi(-1018) * (1.0 + eta) * cloud.largest;
+        // The square of a tiny gap may underflow, which must not make it larger.
+        let radius = (of_tail + odds * of_head + flushed) * UP + cloud.floor;
+        let length = square(&gap).sqrt();
+        let total = head + tail;
+        let low = (length * (2.0 - cloud.grow) - radius) / total * (1.0 - eta - 64.0 * V);
+        let high = (length * cloud.grow + radius) / total * (1.0 + eta) * UP;
+        errors.push(Between { low: cloud.publish_low(low), high: cloud.publish(1.0, high) });
+    }
+    errors.reverse();
+    errors
+}

@@ -1,0 +1,269 @@
+//! One row: means of the values over the kept set and over its tail, and what they prove.
+//!
+//! With tau the tail mass, mu_S and mu_T the weighted means over kept set and tail, and a = mu_S the output of the kept
+//! set (the zero vector if nothing is kept), the error is `tau (mu_T - a)`, and every bound here is tau times a length:
+//!
+//! - exact: `|mu_T - a|`;
+//! - diameter: the farthest pair of a kept and a dropped value, or `max_T |v - a|`;
+//! - ball: `|b - a| + r` for a ball (b, r) around all values;
+//! - spectral: `sqrt(sum_T w^2) / sum_T w * sqrt(lambda_max(sum (v - a)(v - a)^T))`;
+//! - variance: `sqrt(Var_T / (1 - tau) + |mu_T - a|^2)`. This is the bound `sqrt(tau/(1-tau)) sqrt(Var_P - (1-tau) Var_S)`,
+//!   since `Var_P = (1-tau) Var_S + tau Var_T + tau (1-tau) |mu_T - a|^2`; so written, nothing cancels.
+//!
+//! Each side is weighed against its own largest key, so that its sums are at least 1 and no flushed weight matters.
+
+use super::cloud::{Cloud, Outline, SUM, UP, V, WeightedSum, square_distance};
+use crate::error::Error;
+use crate::mass::{self, Compensated, Slack, Split};
+use crate::scores::{Keys64, Law, Scores};
+
+/// Kept times dropped keys times components up to which all pairs are looked at.
+const PAIRS: usize = 1 << 20;
+
+/// A row's keys and what they weigh.
+pub(super) struct Weighed {
+    pub(super) keys: Vec<f64>,
+    pub(super) meaning: Keys64,
+    /// Relative error of a weight.
+    pub(super) eta: f64,
+    slack: Slack,
+}
+
+impl Weighed {
+    /// Reads a row once; all that is said about it holds for this copy.
+    pub(super) fn read(
+        scores: &Scores<'_>,
+        row: usize,
+        cloud: &Cloud,
+        mut keys: Vec<f64>,
+    ) -> Result<Self, Error> {
+        let meaning = scores.keys64(row, &mut keys)?;
+        if keys.iter().zip(&cloud.seen).any(|(key, seen)| *key > f64::NEG_INFINITY && !seen) {
+            return Err(Error::Changed { place: scores.place(row, None) });
+        }
+        let (eta, slack) = match meaning.law {
+            Law::Weight => (4.0 * V, Slack::weights(0)),
+            // x = scale (key - largest) rounds twice, times 708, and the exponential is off by 8 V.
+            Law::Exp { .. } => {
+                const ROUNDED: f64 = 1536.0 * V;
+                let error = meaning.error;
+                let eta = if error == 0.0 {
+                    ROUNDED
+                } else {
+                    (error.exp_m1() * (1.0 + ROUNDED) + ROUNDED) * UP
+                };
+                (eta, Slack::f64(0, error))
+            }
+        };
+        Ok(Weighed { keys, meaning, eta, slack })
+    }
+
+    /// The weight of a key when `largest` weighs about 1; relative error `eta`, or below 2^-1021.
+    #[inline]
+    pub(super) fn weigh(&self, key: f64, largest: f64) -> f64 {
+        match self.meaning.law {
+            // Both are positive, and a quotient that underflows is below 2^-1021.
+            Law::Weight => key / largest,
+            // Halves, because the difference may overflow where the product does not.
+            Law::Exp { scale } => mass::exp((0.5 * key - 0.5 * largest) * scale * 2.0),
+        }
+    }
+
+    /// What a side weighs when the row's largest key weighs 1.
+    fn mass(&self, side: &Side) -> f64 {
+        side.total * self.weigh(side.heaviest, self.meaning.largest)
+    }
+
+    /// Bounds of the tail mass. A side far below the other is weighed by a product that may underflow.
+    fn tail_mass(&self, split: &Split) -> (f64, f64) {
+        let flush = 2.0 * self.slack.flush.max(2f64.powi(-1021));
+        let upper = split.upper(2.0 * self.slack.certify, flush);
+        let tiny = split.tail < 2f64.powi(-1000) && split.kept > 0;
+        let lower = if tiny { 0.0 } else { split.lower(2.0 * self.slack.certify, flush) };
+        (upper, lower.min(upper))
+    }
+}
+
+/// The kept keys of a row, or the dropped ones.
+pub(super) struct Side {
+    pub(super) members: Vec<u32>,
+    /// Weights against the side's largest key.
+    weights: Vec<f64>,
+    heaviest: f64,
+    total: f64,
+    /// The computed mean of the points.
+    mean: Vec<f64>,
+    /// How far the real mean may be from it.
+    radius: f64,
+}
+
+impl Side {
+    fn new(members: Vec<u32>, weighed: &Weighed, cloud: &Cloud) -> Self {
+        let keys = || members.iter().map(|&j| weighed.keys[j as usize]);
+        let heaviest = keys().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = keys().map(|key| weighed.weigh(key, heaviest)).collect();
+        let (mut vector, mut sizes, mut total) =
+            (WeightedSum::new(cloud.d), Compensated::default(), Compensated::default());
+        for (&j, &weight) in members.iter().zip(&weights) {
+            let j = j as usize;
+            vector.add(weight, cloud.point(j));
+            sizes.add(weight * cloud.lengths[j]);
+            total.add(weight);
+        }
+        let total = total.value();
+        let mut mean = vector.finish();
+        mean.iter_mut().for_each(|component| *component /= total);
+        // The mean length of the points, and what weights, products, sums and the points themselves lose of it: each weight
+        // is off by eta, once in the numerator and once in the denominator.
+        let size = sizes.value() / total * UP;
+        let eta = weighed.eta;
+        let numerator = eta + 2.0 * V * (1.0 + eta) + SUM;
+        let radius = size
+            * (numerator * (1.0 + eta) + (1.0 + numerator) * (eta + 16.0 * V * (1.0 + eta)))
+            * UP
+            + cloud.floor;
+        Side { members, weights, heaviest, total, mean, radius }
+    }
+}
+
+/// A row split in two, and the output of the kept set.
+pub(super) struct Parted<'a> {
+    cloud: &'a Cloud,
+    weighed: &'a Weighed,
+    pub(super) kept: usize,
+    head: Vec<u32>,
+    tail: Side,
+    /// The computed a, in the cloud's coordinates.
+    answer: Vec<f64>,
+    /// How far the real one may be.
+    answer_radius: f64,
+    /// Upper and lower bound of tau.
+    pub(super) tail_mass: (f64, f64),
+    /// Upper and lower bound of `|mu_T - a|`.
+    shift: (f64, f64),
+}
+
+/// Upper bounds on the output error of one row, in the units of the values.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Bounds {
+    pub(super) exact: f64,
+    pub(super) diameter: f64,
+    pub(super) farthest_pair: bool,
+    pub(super) ball: f64,
+    pub(super) spectral: f64,
+    pub(super) variance: f64,
+}
+
+impl<'a> Parted<'a> {
+    /// Parts the visible keys; `None` if nothing is dropped, so that the error is exactly 0.
+    pub(super) fn new(
+        cloud: &'a Cloud,
+        weighed: &'a Weighed,
+        kept: impl Fn(usize) -> bool,
+    ) -> Option<Self> {
+        let (mut head, mut tail) = (Vec::new(), Vec::new());
+        for (j, key) in weighed.keys.iter().enumerate() {
+            if *key > f64::NEG_INFINITY {
+                if kept(j) { head.push(j as u32) } else { tail.push(j as u32) }
+            }
+        }
+        if tail.is_empty() {
+            return None;
+        }
+        let tail = Side::new(tail, weighed, cloud);
+        let mut split =
+            Split { tail: weighed.mass(&tail), dropped: tail.members.len(), head: 0.0, kept: 0 };
+        let (head, answer, answer_radius) = if head.is_empty() {
+            (head, cloud.origin.clone(), cloud.floor)
+        } else {
+            let head = Side::new(head, weighed, cloud);
+            split.head = weighed.mass(&head);
+            split.kept = head.members.len();
+            (head.members, head.mean, head.radius)
+        };
+        let between = square_distance(&tail.mean, &answer).sqrt();
+        // Each mean is a rounded quotient, which its radius covers.
+        let slip = tail.radius + answer_radius + cloud.floor;
+        let shift = (
+            (between * cloud.grow + slip) * UP,
+            (between * (2.0 - cloud.grow) - slip).max(0.0) * (2.0 - UP),
+        );
+        let tail_mass = weighed.tail_mass(&split);
+        Some(Parted {
+            cloud,
+            weighed,
+            kept: split.kept,
+            head,
+            tail,
+            answer,
+            answer_radius,
+            tail_mass,
+            shift,
+        })
+    }
+
+    /// The upper bound of the error through the identity `tau |mu_T - a|`.
+    pub(super) fn exact(&self) -> f64 {
+        self.cloud.publish(self.tail_mass.0, self.shift.0)
+    }
+
+    /// All bounds.
+    pub(super) fn bounds(&self, outline: &Outline) -> Bounds {
+        let (cloud, tail, tau) = (self.cloud, &self.tail, self.tail_mass.0);
+        let (mut farthest, mut squares) = (0.0, Compensated::default());
+        for (&j, weight) in tail.members.iter().zip(&tail.weights) {
+            let square = square_distance(cloud.point(j as usize), &self.answer);
+            farthest = if square > farthest { square } else { farthest };
+            squares.add(weight * square);
+        }
+        let publish = |length: f64| cloud.publish(tau, length * UP);
+        let centred = cloud.distance_of(farthest) + self.answer_radius;
+        let pair = self.farthest_pair();
+        let ball = (cloud.distance(&outline.ball_centre, &self.answer) + self.answer_radius)
+            + outline.ball_radius;
+        let (grown, offset, count) = (1.0 + self.weighed.eta, outline.offset, outline.count);
+        let answer = cloud.length(&self.answer) + self.answer_radius;
+        let spread = outline.spread + 2.0 * offset * answer + count * answer * answer;
+        let peak = tail.weights.iter().map(|w| w * w).collect::<Compensated>().value().sqrt();
+        let spectral = peak / tail.total * grown * grown * UP * (spread * UP).sqrt();
+        // The root mean square distance from a over the tail, by the triangle inequality for the roundings.
+        let root = (squares.value() / tail.total).sqrt();
+        let reach = root * grown * cloud.grow * UP
+            + 4.0 * V * cloud.largest
+            + self.answer_radius
+            + cloud.floor;
+        let (up, low) = self.shift;
+        let variance = ((reach * reach * UP - low * low * (2.0 - UP)) * UP).max(0.0);
+        let variance = if tau < 1.0 && self.kept > 0 {
+            publish((variance / (1.0 - tau) + up * up).sqrt() * UP)
+        } else {
+            f64::INFINITY
+        };
+        Bounds {
+            exact: self.exact(),
+            diameter: publish(pair.unwrap_or(centred)),
+            farthest_pair: pair.is_some(),
+            ball: publish(ball),
+            spectral: publish(spectral),
+            variance,
+        }
+    }
+
+    /// The largest distance of a kept from a dropped value, where all pairs can be looked at.
+    fn farthest_pair(&self) -> Option<f64> {
+        let (cloud, tail) = (self.cloud, &self.tail.members);
+        let pairs = self.head.len().saturating_mul(tail.len());
+        if self.head.is_empty() || pairs.saturating_mul(cloud.d) > PAIRS {
+            return None;
+        }
+        let mut farthest = 0.0;
+        for &i in &self.head {
+            let kept = cloud.point(i as usize);
+            for &j in tail {
+                let square = square_distance(kept, cloud.point(j as usize));
+                farthest = if square > farthest { square } else { farthest };
+            }
+        }
+        Some(cloud.distance_of(farthest))
+    }
+}

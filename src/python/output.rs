@@ -1,0 +1,123 @@
+//! `output_error` and `select_output`.
+
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::prelude::*;
+
+use super::arguments;
+use super::arrays::{Budgets, Bytes, KeepArray, Rows, Stored};
+use super::errors::{CertkError, detached};
+use crate::bounds::output as core;
+use crate::scores::Values;
+
+type Floats<'py> = Bound<'py, PyArray1<f64>>;
+type Errors<'py> = (
+    Floats<'py>,
+    Floats<'py>,
+    Floats<'py>,
+    Floats<'py>,
+    Floats<'py>,
+    Floats<'py>,
+    Bound<'py, PyArray1<u8>>,
+    Bound<'py, PyArray1<bool>>,
+);
+type Chosen<'py> = (
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+    Floats<'py>,
+    Floats<'py>,
+    Floats<'py>,
+    Bound<'py, PyArray1<bool>>,
+);
+
+fn borrowed<'a>(values: &'a Stored<'_>) -> PyResult<Values<'a>> {
+    let (data, strides) = values.data("values")?;
+    Ok(Values::strided(data, values.shape(), &strides)?)
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn output_error<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    values: &Bound<'py, PyAny>,
+    values_dtype: &str,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
+    mask: Option<&Bound<'py, PyAny>>,
+    mask_dtype: Option<&str>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    keep_mask: Option<&Bound<'py, PyAny>>,
+    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
+    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Errors<'py>> {
+    let offset = causal_offset;
+    let rows =
+        Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;
+    let scores = rows.scores()?;
+    let values = Stored::new(values, values_dtype)?;
+    let values = borrowed(&values)?;
+    let keep = match (keep_mask, keep_indptr, keep_indices) {
+        (Some(mask), None, None) => KeepArray::Mask(Bytes::new(mask)?),
+        (None, Some(indptr), Some(indices)) => KeepArray::Indices(indptr, indices),
+        _ => {
+            return Err(CertkError::new_err("keep must be given once, as a mask or as indices"));
+        }
+    };
+    let threads = arguments::threads(threads)?;
+    let mut strides = Vec::new();
+    let keep = keep.keep(&mut strides)?;
+    let found =
+        detached(py, |hook| core::output_error_with(&scores, &values, &keep, threads, hook))?;
+    Ok((
+        PyArray1::from_vec(py, found.exact),
+        PyArray1::from_vec(py, found.diameter),
+        PyArray1::from_vec(py, found.ball),
+        PyArray1::from_vec(py, found.spectral),
+        PyArray1::from_vec(py, found.variance),
+        PyArray1::from_vec(py, found.best),
+        PyArray1::from_iter(py, found.which.into_iter().map(|which| which as u8)),
+        PyArray1::from_vec(py, found.farthest_pair),
+    ))
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn select_output<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    values: &Bound<'py, PyAny>,
+    values_dtype: &str,
+    out_tol: Budgets<'py>,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
+    mask: Option<&Bound<'py, PyAny>>,
+    mask_dtype: Option<&str>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Chosen<'py>> {
+    let offset = causal_offset;
+    let rows =
+        Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;
+    let scores = rows.scores()?;
+    let values = Stored::new(values, values_dtype)?;
+    let values = borrowed(&values)?;
+    let out_tol = out_tol.slice()?;
+    let threads = arguments::threads(threads)?;
+    let found =
+        detached(py, |hook| core::select_output_with(&scores, &values, out_tol, threads, hook))?;
+    Ok((
+        PyArray1::from_vec(py, found.indptr),
+        PyArray1::from_iter(py, found.indices.into_iter().map(i64::from)),
+        PyArray1::from_vec(py, found.error_upper),
+        PyArray1::from_vec(py, found.tail_mass_upper),
+        PyArray1::from_vec(py, found.tail_mass_lower),
+        PyArray1::from_vec(py, found.minimal),
+    ))
+}
