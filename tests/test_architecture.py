@@ -225,16 +225,29 @@ def test_the_rust_reader_sees_what_it_should() -> None:
 
 # -------------------------------------------------------------------------------------- Python
 
-SUBJECTS = {"selection", "keepset"}
+SUBJECTS = {"selection", "keepset", "gaussian", "windows"}
 LENDING = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 FILES = {"_atomic", "_safetensors", "_certificate", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
-    "cli": {"", "_terminal", "jobs", "audit", "cache_format", "results", "errors", *SUBJECTS},
+    "cli": {
+        "",
+        "_terminal",
+        "_plan_command",
+        "jobs",
+        "audit",
+        "cache_format",
+        "results",
+        "errors",
+        *SUBJECTS,
+    },
     "_terminal": {"jobs", "audit", "results", "errors"},
     "jobs": {"", "cache_format", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
     **dict.fromkeys(SUBJECTS, LENDING),
+    # A fit is shown beside what is certified.
+    "gaussian": {*LENDING, "selection"},
+    "_plan_command": {"gaussian", "_terminal"},
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},
     "_arrays": {"errors"},
@@ -251,10 +264,11 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_atomic": {"errors"},
 }
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
-THIRD_PARTY = {"cli": {"typer"}}
+THIRD_PARTY = {"cli": {"typer"}, "_plan_command": {"typer"}}
 # Imported inside functions only, and only in these rooms.
 LAZY = {
     "cli": {"rich", "matplotlib", "torch", "transformers"},
+    "_plan_command": {"rich"},
     "_terminal": {"rich"},
     "jobs": {"ray"},
 }

@@ -21,6 +21,7 @@ import typer
 from numpy.typing import NDArray
 
 from . import __version__
+from ._plan_command import plan as plan_command
 from ._terminal import (
     audit_json,
     print_json,
@@ -366,6 +367,9 @@ def demo(
         return _verdict(report)
 
     return job
+
+
+app.command("plan")(plan_command)
 
 
 def _max_keep(text: str | None) -> int | float | None:

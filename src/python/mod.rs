@@ -7,6 +7,7 @@ mod arguments;
 mod arrays;
 mod errors;
 mod keepset;
+mod model;
 mod results;
 mod select;
 
@@ -16,6 +17,12 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::keepset::keep_set;
+    #[pymodule_export]
+    use super::model::{
+        effective_entries, effective_exponent, expected_k, fit_gaussian, fit_window,
+        freezing_sigma, keep_fraction, log_log_slope, participation, tail_mass, threshold,
+        window_policy, window_sizes,
+    };
     #[pymodule_export]
     use super::results::{Certified, Selected};
     #[pymodule_export]
