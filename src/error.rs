@@ -310,6 +310,16 @@ pub enum Error {
         /// The offending value.
         value: f64,
         /// What is wrong with it.
+    /// A number has a value outside its range.
+    #[error("{argument}{place} is {value}: {problem}")]
+    Number {
+        /// The argument's name.
+        argument: &'static str,
+        /// Where, empty for a single number.
+        place: Place,
+        /// The offending value.
+        value: f64,
+        /// What is wrong with it, and the remedy.
         problem: &'static str,
     },
     /// A row is longer than positions can be counted in 32 bits.

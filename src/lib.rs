@@ -19,7 +19,7 @@
 //!
 //! Rows may be f32, f64, f16 or bf16, strided, ragged, masked and scaled: see [`Scores`]. [`certify`] judges any given set,
 //! with the same kernels or with an independent checker that shares none of them. [`keep_set`] finds one set for many
-//! rows, with a proven lower bound on the size of any such set. Results have the same bits on every instruction set and
+//! rows, with a proven lower bound on the size of any such set. [`model`] says how many keys Gaussian scores need. Results have the same bits on every instruction set and
 //! for any number of threads.
 
 pub mod bounds;
@@ -28,6 +28,7 @@ mod error;
 mod keepset;
 mod kernels;
 mod mass;
+pub mod model;
 mod order;
 mod scores;
 mod select;

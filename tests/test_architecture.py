@@ -256,7 +256,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_atomic": {"errors"},
 }
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
-THIRD_PARTY = {"cli": {"typer"}}
+THIRD_PARTY = {"cli": {"typer"}, "_plan_command": {"typer"}}
 # Imported inside functions only, and only in these rooms.
 LAZY = {
     "_page": {"matplotlib"},

@@ -6,7 +6,7 @@ certificate is a statement about real-number arithmetic on exactly the stored sc
 inside, not on top. Importing this package loads NumPy and nothing else.
 """
 
-from . import bounds
+from . import bounds, gaussian, windows
 from ._native import __version__, simd_level
 from .errors import CertkError
 from .keepset import keep_set
@@ -22,7 +22,9 @@ __all__ = [
     "__version__",
     "bounds",
     "certify",
+    "gaussian",
     "keep_set",
     "select",
     "simd_level",
+    "windows",
 ]

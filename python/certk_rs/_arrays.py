@@ -163,6 +163,30 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     return np.array(array, dtype=np.float64, order="C")
 
 
+def floats(name: str, value: object) -> NDArray[np.float64]:
+    """Copy real numbers of any shape to a fresh float64 array; booleans are refused."""
+    array, dtype = borrow(name, value)
+    if dtype not in _FLOAT_NAMES | _INTEGER_NAMES:
+        raise CertkError(f"{name} has dtype {dtype}; pass numbers")
+    return widen(array, dtype)
+
+
+def together(
+    first_name: str, first: object, second_name: str, second: object
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Copy two arrays of real numbers to fresh float64 arrays of their broadcast shape."""
+    a, b = floats(first_name, first), floats(second_name, second)
+    try:
+        shape = np.broadcast_shapes(a.shape, b.shape)
+    except ValueError:
+        raise CertkError(
+            f"{second_name} has shape {b.shape}, which does not broadcast with the shape {a.shape} "
+            f"of {first_name}"
+        ) from None
+    wide = [np.array(np.broadcast_to(array, shape), order="C") for array in (a, b)]
+    return wide[0], wide[1]
+
+
 def per_row_floats(name: str, value: object, batch: tuple[int, ...]) -> NDArray[np.float64]:
     """Copy one number, or one per row, to a fresh float64 array of shape () or `batch`."""
     array, dtype = borrow(name, value)

@@ -20,19 +20,32 @@ __all__ = [
     "best_cuts",
     "blockwise",
     "certify",
+    "effective_entries",
+    "effective_exponent",
+    "expected_k",
+    "fit_gaussian",
+    "fit_window",
+    "freezing_sigma",
+    "keep_fraction",
     "keep_set",
     "kl_from_tail_mass",
+    "log_log_slope",
     "multi_gap",
+    "output_error",
+    "participation",
     "required_gap",
     "score_gap",
-    "output_error",
     "select",
     "select_output",
     "set_simd_level",
     "simd_level",
     "single_gap",
     "smallest_k",
+    "tail_mass",
     "tail_mass_from_kl",
+    "threshold",
+    "window_policy",
+    "window_sizes",
 ]
 
 __version__: str
@@ -230,6 +243,74 @@ def select_output(
     NDArray[np.float64],  # tail mass, lower end (rows,)
     NDArray[np.bool_],  # whether no shorter prefix can do (rows,)
 ]: ...
+def keep_fraction(
+    sigma: NDArray[np.float64], eps: NDArray[np.float64]
+) -> NDArray[np.float64]: ...  # both contiguous and of one shape; flat
+def threshold(sigma: NDArray[np.float64], eps: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def tail_mass(sigma: NDArray[np.float64], fraction: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def fit_gaussian(
+    scores: NDArray[Any],
+    dtype: str,
+    eps: float | NDArray[np.float64] | None,
+    kind: object,
+    scale: object,
+    mask: NDArray[Any] | None,
+    mask_dtype: str | None,
+    lengths: NDArray[np.int64] | None,
+    indptr: NDArray[np.int64] | None,
+    causal_offset: object,
+    threads: object,
+) -> tuple[
+    NDArray[np.int64],  # n (rows,)
+    list[NDArray[np.float64]],  # mean, sigma, ks, skewness, excess kurtosis, predicted (rows,)
+]: ...
+def expected_k(
+    n: object, sigma: object, eps: object, seed: object, threads: object
+) -> tuple[float, float, int]: ...  # mean k, its standard error, rows simulated
+def freezing_sigma(n: object) -> float: ...
+def effective_exponent(n: object, sigma: object, eps: object) -> float: ...
+def log_log_slope(n: object, sigma: object, eps: object) -> float: ...
+def window_policy(alpha: object, exponent: object) -> tuple[float, float]: ...
+def window_sizes(
+    alpha: float, exponent: float, n: NDArray[np.int64]
+) -> NDArray[np.int64]: ...  # n contiguous; flat
+def fit_window(
+    n: NDArray[np.float64], k: NDArray[np.float64], level: object
+) -> tuple[
+    tuple[float, float],  # alpha, exponent
+    tuple[float, float],  # interval of alpha
+    tuple[float, float],  # interval of the exponent
+    float,  # residual
+]: ...
+def effective_entries(
+    scores: NDArray[Any],
+    dtype: str,
+    eps: object,
+    kind: object,
+    scale: object,
+    mask: NDArray[Any] | None,
+    mask_dtype: str | None,
+    lengths: NDArray[np.int64] | None,
+    indptr: NDArray[np.int64] | None,
+    causal_offset: object,
+    threads: object,
+) -> tuple[
+    NDArray[np.int64],  # proven to be at eps or above (rows,)
+    NDArray[np.int64],  # not proven to be below (rows,)
+    NDArray[np.int64],  # visible (rows,)
+]: ...
+def participation(
+    scores: NDArray[Any],
+    dtype: str,
+    kind: object,
+    scale: object,
+    mask: NDArray[Any] | None,
+    mask_dtype: str | None,
+    lengths: NDArray[np.int64] | None,
+    indptr: NDArray[np.int64] | None,
+    causal_offset: object,
+    threads: object,
+) -> NDArray[np.float64]: ...
 def simd_level() -> str:
     """Name of the instruction-set level in use: portable, avx2, avx512 or neon."""
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from . import __version__
 from ._atomic import write_text
 from ._page import pyplot
+from ._plan_command import plan as plan_command
 from ._terminal import (
     audit_json,
     print_json,
@@ -448,6 +449,9 @@ def demo(
         return _verdict(report)
 
     return job
+
+
+app.command("plan")(plan_command)
 
 
 def _max_keep(text: str | None) -> int | float | None:

@@ -9,6 +9,7 @@ mod bounds;
 mod errors;
 mod keepset;
 mod output;
+mod model;
 mod results;
 mod select;
 
@@ -25,6 +26,11 @@ mod _native {
     use super::keepset::keep_set;
     #[pymodule_export]
     use super::output::{output_error, select_output};
+    use super::model::{
+        effective_entries, effective_exponent, expected_k, fit_gaussian, fit_window,
+        freezing_sigma, keep_fraction, log_log_slope, participation, tail_mass, threshold,
+        window_policy, window_sizes,
+    };
     #[pymodule_export]
     use super::results::{Certified, Selected};
     #[pymodule_export]

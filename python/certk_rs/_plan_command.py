@@ -1,0 +1,90 @@
+"""`certk plan`: what to expect of sparsifying Gaussian scores, before anything is pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ._terminal import print_json
+from .gaussian import Plan
+from .gaussian import plan as plan_rows
+
+
+def plan(
+    n: Annotated[int, typer.Option("--n", metavar="N", help="Keys of a row.")],
+    sigma: Annotated[
+        float, typer.Option(help="Standard deviation of the scores, in natural-log units.")
+    ],
+    eps: Annotated[float, typer.Option(help="Tail mass that a row may lose, 0 < eps < 1.")],
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the simulated rows.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Default: all there are.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> Callable[[], int]:
+    """Tell how many keys rows of normal scores need, and whether to sparsify.
+
+    Expectations of a model, no certificate: `certk select` finds what a real row needs.
+    """
+
+    def job() -> int:
+        found = plan_rows(n, sigma, eps, seed=seed, threads=threads)
+        if as_json:
+            print_json({"command": "plan", **asdict(found), **_derived(found)})
+        else:
+            _show(found)
+        return 0
+
+    return job
+
+
+def _derived(plan: Plan) -> dict[str, float | bool | str]:
+    return {
+        "scored_ratio": plan.scored_ratio,
+        "speedup": plan.speedup,
+        "worthwhile": plan.worthwhile,
+        "advice": plan.advice,
+        "reason": plan.reason,
+    }
+
+
+def _show(plan: Plan) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps:g}",
+        title_justify="left",
+    )
+    for heading in ("", "k", "k / n", "how"):
+        table.add_column(heading, justify="left" if heading in ("", "how") else "right")
+    table.add_row(
+        "rule for long rows",
+        f"{plan.asymptotic_k:.6g}",
+        f"{plan.asymptotic_fraction:.4g}",
+        f"keep what is above mean {plan.threshold:+.3g} sigma",
+    )
+    how = (
+        f"mean of {plan.rows} simulated rows, standard error {plan.k_standard_error:.2g}"
+        if plan.rows
+        else "exact"
+    )
+    table.add_row("expected for this n", f"{plan.k:.6g}", f"{plan.scored_ratio:.4g}", how)
+    Console(highlight=False, soft_wrap=True).print(table)
+    if plan.frozen:
+        print(
+            f"Frozen: sigma is past sqrt(2 ln n) = {plan.freezing_sigma:.4g}; rows rest on few "
+            "entries, and the rule for long rows is too low."
+        )
+    print(
+        f"Keys read: {plan.speedup:.3g}x fewer (as many times faster only if time goes with the "
+        "keys read and choosing them is free)."
+    )
+    print(f"Advice: {plan.advice}. {plan.reason[0].upper()}{plan.reason[1:]}.")

@@ -1,0 +1,292 @@
+"""The Gaussian design rule: how many keys a budget needs when scores are normal.
+
+Scores that are iid N(mu, sigma^2), kept above mu + c sigma, keep the share Phi_c(c) of the keys
+and drop the mass Phi(c - sigma); a budget eps asks for c = sigma + Phi^-1(eps) (Tzachristas et al.,
+arXiv 2512.07647, the Gaussian score model). This is a model: it plans, and certifies nothing. What
+a real row needs is what `certk_rs.select` finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _arrays, _native
+from ._rows import batch_shape, budgets, lend_rows
+from .results import _Frozen
+from .selection import select
+
+Rule = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+
+_PRUNE = 2.0
+_PRUNE_A_LITTLE = 1.25
+
+
+def keep_fraction(sigma: ArrayLike, eps: ArrayLike) -> NDArray[np.float64]:
+    """Return the share of keys that a budget needs, Phi_c(sigma + Phi^-1(eps)), for long rows.
+
+    Args:
+        sigma: Standard deviation of the scores in natural-log units, finite and >= 0; any shape.
+        eps: Budget of dropped mass, 0 < eps < 1; any shape that broadcasts with sigma.
+
+    Returns:
+        float64 of the broadcast shape, 0-d for numbers. Relative error about 1e-15 c^2, where c is
+        the threshold; exactly 1 - eps where sigma is 0.
+
+    Raises:
+        CertkError: An argument outside its range; the place is that in the broadcast shape.
+    """
+    return _reshaped(_native.keep_fraction, "sigma", sigma, "eps", eps)
+
+
+def threshold(sigma: ArrayLike, eps: ArrayLike) -> NDArray[np.float64]:
+    """Return c = sigma + Phi^-1(eps): keep the scores above their mean + c sigma.
+
+    Arguments, shapes and errors as in `keep_fraction`; the unit of c is one sigma.
+    """
+    return _reshaped(_native.threshold, "sigma", sigma, "eps", eps)
+
+
+def tail_mass(sigma: ArrayLike, fraction: ArrayLike) -> NDArray[np.float64]:
+    """Return the mass that is dropped when the best `fraction` of the keys is kept, for long rows.
+
+    The inverse of `keep_fraction` in eps, and the same formula: Phi_c(sigma + Phi^-1(fraction)).
+
+    Args:
+        sigma: As in `keep_fraction`.
+        fraction: Share of the keys kept, 0 <= fraction <= 1; broadcasts with sigma.
+
+    Returns:
+        float64 of the broadcast shape, with the accuracy of `keep_fraction`.
+
+    Raises:
+        CertkError: An argument outside its range; the place is that in the broadcast shape.
+    """
+    return _reshaped(_native.tail_mass, "sigma", sigma, "fraction", fraction)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianFit(_Frozen):
+    """Normal laws fitted to rows by mean and standard deviation, and how well they fit.
+
+    All arrays have the batch shape (...). Rows without a visible key have n = 0 and NaN elsewhere.
+    """
+
+    n: NDArray[np.int64]
+    """Visible scores."""
+    mean: NDArray[np.float64]
+    """Mean of the visible scores, natural-log units, after scale and mask."""
+    sigma: NDArray[np.float64]
+    """Population standard deviation of the visible scores, natural-log units, to 1e-12."""
+    ks_distance: NDArray[np.float64]
+    """Kolmogorov-Smirnov distance of the row to N(mean, sigma^2), in [0, 1].
+
+    As mean and sigma come from the same row, it is smaller than against a law known beforehand: the
+    usual table of the Kolmogorov-Smirnov test does not apply (Lilliefors). 0 where sigma is 0.
+    """
+    skewness: NDArray[np.float64]
+    """Third standardised central moment, 0 for a normal law; NaN where sigma is 0."""
+    excess_kurtosis: NDArray[np.float64]
+    """Fourth standardised central moment minus 3, 0 for a normal law; NaN where sigma is 0."""
+    eps: NDArray[np.float64] | None = None
+    """The budgets, shape () or (...), if given."""
+    predicted: NDArray[np.float64] | None = None
+    """k/n by the rule with the row's own sigma, if budgets were given."""
+    actual: NDArray[np.float64] | None = None
+    """k/n that `certk_rs.select` finds, if budgets were given."""
+
+
+def fit(
+    scores: ArrayLike,
+    *,
+    eps: ArrayLike | None = None,
+    kind: str = "logits",
+    scale: float = 1.0,
+    mask: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    indptr: ArrayLike | None = None,
+    causal_offset: int | None = None,
+    threads: int | None = None,
+) -> GaussianFit:
+    """Fit a normal law to each row; with budgets, compare the rule's k/n with the certified one.
+
+    Args:
+        scores: (..., n); dtypes and all row options as in `certk_rs.select`. With kind="probs" the
+            logarithms of the weights are fitted.
+        eps: Budget of dropped mass, 0 <= eps < 1: a number, or one per row, in the batch shape.
+        kind: See `select`.
+        scale: See `select`; sigma is that of the scaled scores.
+        mask: See `select`. Where scores plus bias exceed 2**26 in size, the mean is relative to the
+            row's largest score; nothing else depends on it.
+        lengths: See `select`.
+        indptr: See `select`.
+        causal_offset: See `select`.
+        threads: See `select`.
+
+    Returns:
+        A `GaussianFit`.
+
+    Raises:
+        CertkError: Bad input; the message names the argument and the place.
+    """
+    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    asked = None if eps is None else np.asarray(budgets(eps, data, starts))
+    n, columns = _native.fit_gaussian(
+        data,
+        dtype,
+        asked,
+        kind,
+        scale,
+        bias,
+        bias_dtype,
+        valid,
+        starts,
+        causal_offset,
+        threads,
+    )
+    batch = batch_shape(data, starts)
+    n = n.reshape(batch)
+    mean, sigma, ks_distance, skewness, excess_kurtosis, predicted = (
+        column.reshape(batch) for column in columns
+    )
+    if asked is None:
+        return GaussianFit(n, mean, sigma, ks_distance, skewness, excess_kurtosis)
+    found = select(
+        scores,
+        asked,
+        kind=kind,
+        scale=scale,
+        mask=mask,
+        lengths=lengths,
+        indptr=indptr,
+        causal_offset=causal_offset,
+        threads=threads,
+    )
+    actual = np.full(batch, np.nan)
+    np.divide(found.k, n, out=actual, where=n > 0)
+    return GaussianFit(
+        n, mean, sigma, ks_distance, skewness, excess_kurtosis, asked, predicted, actual
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to expect of sparsifying rows of n iid N(mu, sigma^2) scores at the budget eps.
+
+    Expectations under a model, none of them a certificate.
+    """
+
+    n: int
+    """Keys of a row."""
+    sigma: float
+    """Standard deviation of the scores, natural-log units."""
+    eps: float
+    """Budget of dropped mass."""
+    threshold: float
+    """c of the rule: keep the scores above their mean + c sigma."""
+    asymptotic_fraction: float
+    """k/n of the rule, exact as n grows at a fixed sigma."""
+    asymptotic_k: float
+    """n times that."""
+    k: float
+    """Mean of the minimal k over rows of this n (simulated; exact for n = 1 or sigma = 0)."""
+    k_standard_error: float
+    """Standard error of `k`; 0 where it is exact."""
+    rows: int
+    """Rows simulated; 0 where `k` is exact."""
+    seed: int
+    """Seed of the simulation."""
+    freezing_sigma: float
+    """sqrt(2 ln n), past which a row freezes onto few entries."""
+    frozen: bool
+    """Whether sigma > sqrt(2 ln n): the asymptotic rule then says too little; trust `k`."""
+
+    @property
+    def scored_ratio(self) -> float:
+        """Mean share of the keys that attention still has to read, k/n."""
+        return self.k / self.n
+
+    @property
+    def speedup(self) -> float:
+        """Expected ratio n/k of keys read.
+
+        It is a ratio of times only if time is proportional to the keys read, choosing them costs
+        nothing, and a row's kept keys are gathered as fast as adjacent ones.
+        """
+        return self.n / self.k
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether to sparsify at all: n/k is at least 1.25."""
+        return self.speedup >= _PRUNE_A_LITTLE
+
+    @property
+    def advice(self) -> str:
+        """One of "prune" (n/k >= 2), "prune a little" (n/k >= 1.25) and "leave dense"."""
+        if self.speedup >= _PRUNE:
+            return "prune"
+        return "prune a little" if self.worthwhile else "leave dense"
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        kept = f"{self.k:.4g} of {self.n} keys are needed on average"
+        if not self.worthwhile:
+            return f"{kept}: choosing and gathering them costs more than leaving out the rest saves"
+        if self.frozen:
+            return (
+                f"{kept}; sigma is past sqrt(2 ln n) = {self.freezing_sigma:.3g}, so rows freeze "
+                "onto few entries, their k varies widely, and the asymptotic rule is too low"
+            )
+        return f"{kept}, if the scores are normal and their sigma is known"
+
+
+def plan(n: int, sigma: float, eps: float, *, seed: int = 0, threads: int | None = None) -> Plan:
+    """Plan for rows of n iid N(mu, sigma^2) scores: the rule, and the mean of the minimal k.
+
+    The mean is simulated from order statistics (at most some 4 million random numbers, below a
+    second for any n), and the same seed gives the same plan on any machine and number of threads.
+
+    Args:
+        n: Keys of a row, 1 <= n <= 2**53.
+        sigma: Standard deviation of the scores, natural-log units, finite and >= 0.
+        eps: Budget of dropped mass, 0 < eps < 1.
+        seed: Any integer >= 0.
+        threads: Number of threads; None for all available.
+
+    Returns:
+        A `Plan` with the standard error of the simulated mean.
+
+    Raises:
+        CertkError: An argument outside its range.
+    """
+    k, error, rows = _native.expected_k(n, sigma, eps, seed, threads)
+    n, sigma, eps = int(n), float(sigma), float(eps)
+    fraction = float(keep_fraction(sigma, eps))
+    freezing = _native.freezing_sigma(n)
+    return Plan(
+        n=n,
+        sigma=sigma,
+        eps=eps,
+        threshold=float(threshold(sigma, eps)),
+        asymptotic_fraction=fraction,
+        asymptotic_k=n * fraction,
+        k=k,
+        k_standard_error=error,
+        rows=rows,
+        seed=int(seed),
+        freezing_sigma=freezing,
+        frozen=sigma > freezing,
+    )
+
+
+def _reshaped(
+    rule: Rule, first_name: str, first: ArrayLike, second_name: str, second: ArrayLike
+) -> NDArray[np.float64]:
+    a, b = _arrays.together(first_name, first, second_name, second)
+    values = rule(a, b).reshape(a.shape)
+    values.setflags(write=False)
+    return values

@@ -1,0 +1,316 @@
+"""Windows of n^C keys, and how many entries of a row carry weight.
+
+Source: Deng, Song, Xiong, Yang, "Attention is Naturally Sparse with Gaussian Distributed Input",
+arXiv 2404.02690. Its claims (a window of n^C keys has error O(n^-C), one of o(log n) keys cannot
+have vanishing error) are about its own model of inputs and weights. Nothing here relies on them:
+these functions compute, measure and fit, and iid Gaussian scores at a fixed sigma need k
+proportional to n.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _arrays, _native
+from ._rows import batch_shape, lend_rows
+from .errors import CertkError
+from .results import _Frozen
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class WindowPolicy:
+    """Keep ceil(alpha n^C) of n keys; alpha > 0 and 0 < C < 1, or a CertkError."""
+
+    alpha: float
+    C: float
+
+    def __post_init__(self) -> None:
+        """Judge the numbers."""
+        alpha, exponent = _native.window_policy(self.alpha, self.C)
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "C", exponent)
+
+    def size(self, n: ArrayLike) -> NDArray[np.int64]:
+        """Return ceil(alpha n^C), at least 1 and at most n.
+
+        A value that exceeds an integer by no more than the rounding of alpha, C and the power
+        explains counts as that integer: 0.1 * 10000**0.5 is 10.
+
+        Args:
+            n: Numbers of keys, integers >= 1, of any shape.
+
+        Returns:
+            int64 of that shape, 0-d for a number.
+
+        Raises:
+            CertkError: An n below 1, or not an integer.
+        """
+        counts = _arrays.integers("n", n)
+        sizes = _native.window_sizes(self.alpha, self.C, counts).reshape(counts.shape)
+        sizes.setflags(write=False)
+        return sizes
+
+
+@dataclass(frozen=True)
+class WindowFit:
+    """A law k = alpha n^C fitted to measured pairs by least squares of ln k on ln n.
+
+    Each interval alone covers its parameter with probability `level` if the residuals of ln k are
+    independent normal variates of one variance; two lengths of one text are not independent.
+    """
+
+    alpha: float
+    """The factor."""
+    C: float
+    """The exponent; unlike a policy's it may be any number."""
+    alpha_interval: Interval
+    """Interval of alpha (Student's t, points - 2 degrees of freedom)."""
+    C_interval: Interval
+    """Interval of C, likewise."""
+    level: float
+    """Confidence of each interval."""
+    residual: float
+    """Standard deviation of ln k about the line."""
+    points: int
+    """Pairs."""
+
+    def policy(self) -> WindowPolicy:
+        """Return the fitted law as a policy; a CertkError unless 0 < C < 1."""
+        return WindowPolicy(self.alpha, self.C)
+
+
+def fit(n: ArrayLike, k: ArrayLike, *, level: float = 0.95) -> WindowFit:
+    """Fit k = alpha n^C to measured pairs.
+
+    Args:
+        n: (points,) numbers of keys, >= 1; at least three, two of them different.
+        k: (points,) kept keys, > 0, also fractional (means).
+        level: Confidence of each interval, strictly between 0 and 1.
+
+    Returns:
+        A `WindowFit`.
+
+    Raises:
+        CertkError: Lengths that differ, too few pairs, or a number outside its range.
+    """
+    x, y = (_points(name, value) for name, value in (("n", n), ("k", k)))
+    (alpha, exponent), alpha_interval, interval, residual = _native.fit_window(x, y, level)
+    return WindowFit(
+        alpha, exponent, alpha_interval, interval, float(level), residual, points=x.size
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class EffectiveEntries(_Frozen):
+    """Entries of probability at least eps in each row; all arrays have the batch shape (...)."""
+
+    eps: float
+    """The level."""
+    count: NDArray[np.int64]
+    """Entries with P_i >= eps, proven for the softmax of exactly the stored scores; <= 1/eps."""
+    count_upper: NDArray[np.int64]
+    """Entries not proven to be below eps.
+
+    Equal to `count`, unless a row hits the threshold to some 27 digits without being on it, or an
+    additive mask beyond 2**26 blurs the scores.
+    """
+    n: NDArray[np.int64]
+    """Visible entries."""
+    ineffective_fraction: NDArray[np.float64] = field(init=False)
+    """1 - count/n; 0 for a row without visible entries."""
+
+    def __post_init__(self) -> None:
+        """Add what follows from the counts."""
+        fraction = np.zeros(self.n.shape)
+        np.divide(self.n - self.count, self.n, out=fraction, where=self.n > 0)
+        object.__setattr__(self, "ineffective_fraction", fraction)
+        super().__post_init__()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by what the constructor takes."""
+        return type(self), (self.eps, self.count, self.count_upper, self.n)
+
+
+def effective_entries(
+    scores: ArrayLike,
+    eps: float,
+    *,
+    kind: str = "logits",
+    scale: float = 1.0,
+    mask: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    indptr: ArrayLike | None = None,
+    causal_offset: int | None = None,
+    threads: int | None = None,
+) -> EffectiveEntries:
+    """Count the entries of each row whose probability is at least eps (arXiv 2404.02690).
+
+    Decided rigorously: in float64 with a margin for all rounding, where that leaves it open with
+    some 105 bits, and exactly where equal scores or stored probabilities hit eps.
+
+    Args:
+        scores: (..., n); dtypes and all row options as in `certk_rs.select`.
+        eps: The level, 0 < eps < 1.
+        kind: See `select`.
+        scale: See `select`.
+        mask: See `select`.
+        lengths: See `select`.
+        indptr: See `select`.
+        causal_offset: See `select`.
+        threads: See `select`.
+
+    Returns:
+        An `EffectiveEntries`.
+
+    Raises:
+        CertkError: Bad input; the message names the argument and the place.
+    """
+    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    columns = _native.effective_entries(
+        data, dtype, eps, kind, scale, bias, bias_dtype, valid, starts, causal_offset, threads
+    )
+    batch = batch_shape(data, starts)
+    count, upper, n = (column.reshape(batch) for column in columns)
+    return EffectiveEntries(float(eps), count, upper, n)
+
+
+def participation(
+    scores: ArrayLike,
+    *,
+    kind: str = "logits",
+    scale: float = 1.0,
+    mask: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    indptr: ArrayLike | None = None,
+    causal_offset: int | None = None,
+    threads: int | None = None,
+) -> NDArray[np.float64]:
+    """Return the participation ratio 1 / sum P_i^2 of each row: how many entries share the weight.
+
+    Between 1 (one entry has it all) and the number of visible entries (all equal); attention
+    collapses where it stays O(1) as n grows.
+
+    Args:
+        scores: (..., n); dtypes and all row options as in `certk_rs.select`.
+        kind: See `select`.
+        scale: See `select`.
+        mask: See `select`.
+        lengths: See `select`.
+        indptr: See `select`.
+        causal_offset: See `select`.
+        threads: See `select`.
+
+    Returns:
+        float64 of the batch shape, relative error below 4e-12; 0 for a row without visible entries.
+
+    Raises:
+        CertkError: Bad input; the message names the argument and the place.
+    """
+    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    ratio = _native.participation(
+        data, dtype, kind, scale, bias, bias_dtype, valid, starts, causal_offset, threads
+    ).reshape(batch_shape(data, starts))
+    ratio.setflags(write=False)
+    return ratio
+
+
+def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+    """Return R = B^2 ||W_Q W_K^T||_F, the scale of the scores (arXiv 2404.02690).
+
+    R is the standard deviation of x^T W_Q W_K^T y when the entries of x and y are independent with
+    mean 0 and standard deviation B, before any division by sqrt(d). For entries that are bounded by
+    B it is no bound.
+
+    Args:
+        B: Standard deviation of the entries, finite and >= 0.
+        w_q: (..., d, d_head): queries are x @ w_q. A torch Linear stores the transpose.
+        w_k: (..., d', d_head): keys are y @ w_k; leading axes broadcast with those of w_q.
+
+    Returns:
+        float64 of the broadcast leading axes, natural-log units. Relative error about 1e-15 d_head
+        ||W_Q||_F ||W_K||_F / ||W_Q W_K^T||_F.
+
+    Raises:
+        CertkError: A B or an entry that is not finite, or shapes that do not fit.
+    """
+    entries = float(_arrays.per_row_floats("B", B, ()))
+    if not 0.0 <= entries < math.inf:
+        raise CertkError(f"B is {entries}; pass a finite standard deviation >= 0")
+    q, k = _weights("w_q", w_q), _weights("w_k", w_k)
+    if q.shape[-1] != k.shape[-1]:
+        raise CertkError(
+            f"w_k has shape {k.shape}, whose last axis must be that of w_q, {q.shape[-1]}: pass "
+            "both as (..., d, d_head)"
+        )
+    try:
+        lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    except ValueError:
+        raise CertkError(
+            f"w_k has shape {k.shape}, whose leading axes do not broadcast with those of w_q, "
+            f"{q.shape}"
+        ) from None
+    # Powers of two keep squares of large or small weights in range and change no digit.
+    (q, q_size), (k, k_size) = _scaled(q), _scaled(k)
+    squares = np.zeros(lead)
+    # A slice of W_Q at a time: the product of a wide model's weights is not held at once.
+    for start in range(0, q.shape[-2], 512):
+        part = q[..., start : start + 512, :] @ np.swapaxes(k, -1, -2)
+        squares += np.square(part).sum(axis=(-2, -1))
+    with np.errstate(over="ignore"):
+        r = np.asarray(np.ldexp(entries * np.sqrt(squares) * entries, q_size + k_size))
+    r.setflags(write=False)
+    return r
+
+
+def effective_exponent(n: int, sigma: float, eps: float) -> float:
+    """Return ln k / ln n = 1 + ln Phi_c(c) / ln n of the Gaussian rule at a fixed sigma.
+
+    It tends to 1: at a fixed sigma k is proportional to n.
+
+    Args:
+        n: Keys, >= 2.
+        sigma: Standard deviation of the scores, natural-log units, finite and >= 0.
+        eps: Budget of dropped mass, 0 < eps < 1.
+
+    Raises:
+        CertkError: An argument outside its range.
+    """
+    return _native.effective_exponent(n, sigma, eps)
+
+
+def log_log_slope(n: int, sigma: float, eps: float) -> float:
+    """Return d ln k / d ln n of the Gaussian rule where sigma grows as beta sqrt(2 ln n).
+
+    It is 1 - [phi(c) / Phi_c(c)] sigma / (2 ln n) with c = sigma + Phi^-1(eps): what a log-log fit
+    sees near n. Arguments and errors as in `effective_exponent`.
+    """
+    return _native.log_log_slope(n, sigma, eps)
+
+
+def _points(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    array = _arrays.floats(name, value)
+    if array.ndim != 1:
+        raise CertkError(f"{name} has shape {array.shape}; pass one number per point, (points,)")
+    return array
+
+
+def _weights(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    array = _arrays.floats(name, value)
+    if array.ndim < 2:
+        raise CertkError(f"{name} has shape {array.shape}; pass (..., d, d_head)")
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        place = [int(i) for i in bad[0]]
+        raise CertkError(f"{name}{place} is {array[tuple(place)]}; weights must be finite")
+    return array
+
+
+def _scaled(weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    size = int(np.frexp(np.abs(weights).max(initial=0.0))[1])
+    return np.ldexp(weights, -size), size

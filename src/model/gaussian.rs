@@ -1,0 +1,308 @@
+//! The Gaussian design rule: for scores that are iid `N(mu, sigma^2)` the share of keys to keep has a closed form.
+//!
+//! Keeping everything above `mu + c sigma` keeps the share `Phi_c(c)` of the keys and, since the weighted law is
+//! `N(mu + sigma^2, sigma^2)`, drops the mass `Phi(c - sigma)`. A budget `eps` therefore asks for `c = sigma + Phi^-1(eps)`
+//! (Tzachristas et al., arXiv 2512.07647, the Gaussian score model). It is a law for long rows: [`super::expected_k`] is the
+//! one for rows of finite length.
+
+use crate::error::{Error, Place};
+use crate::mass::Compensated;
+use crate::scores::{Keys64, Law, Scores};
+use crate::threads;
+
+use super::normal::{hazard, log_survival, quantile, survival};
+
+/// Refuses a standard deviation that is negative, infinite or NaN.
+pub(super) fn check_sigma(sigma: f64) -> Result<(), Error> {
+    if sigma >= 0.0 && sigma < f64::INFINITY {
+        return Ok(());
+    }
+    let problem = "pass a finite standard deviation >= 0, in natural-log units";
+    Err(Error::Number { argument: "sigma", place: Place(vec![]), value: sigma, problem })
+}
+
+/// Refuses a budget outside (0, 1).
+pub(super) fn check_eps(eps: f64) -> Result<(), Error> {
+    if eps > 0.0 && eps < 1.0 {
+        return Ok(());
+    }
+    let problem = "pass a tail mass strictly between 0 and 1";
+    Err(Error::Number { argument: "eps", place: Place(vec![]), value: eps, problem })
+}
+
+/// The share of keys that a budget needs, `Phi_c(sigma + Phi^-1(eps))`, for scores of standard deviation `sigma`
+/// (natural-log units).
+///
+/// Relative error about `1e-15 c^2`, `c` the threshold; exactly `1 - eps` (rounded) for `sigma = 0`.
+///
+/// # Errors
+/// [`Error::Number`] for a `sigma` that is negative or not finite, or an `eps` outside (0, 1).
+pub fn keep_fraction(sigma: f64, eps: f64) -> Result<f64, Error> {
+    check_sigma(sigma)?;
+    check_eps(eps)?;
+    Ok(rule(sigma, eps))
+}
+
+/// The threshold `c = sigma + Phi^-1(eps)`, in standard deviations above the mean.
+///
+/// # Errors
+/// As [`keep_fraction`].
+pub fn threshold(sigma: f64, eps: f64) -> Result<f64, Error> {
+    check_sigma(sigma)?;
+    check_eps(eps)?;
+    Ok(sigma + quantile(eps))
+}
+
+/// The tail mass that remains when the best `fraction` of the keys is kept; the inverse of [`keep_fraction`].
+///
+/// # Errors
+/// [`Error::Number`] for a `sigma` that is negative or not finite, or a `fraction` outside [0, 1].
+pub fn tail_mass(sigma: f64, fraction: f64) -> Result<f64, Error> {
+    check_sigma(sigma)?;
+    if !(0.0..=1.0).contains(&fraction) {
+        let problem = "pass a share of the keys in [0, 1]";
+        let place = Place(vec![]);
+        return Err(Error::Number { argument: "fraction", place, value: fraction, problem });
+    }
+    // Kept above c means fraction = Phi_c(c), so Phi(c - sigma) = Phi_c(sigma + Phi^-1(fraction)): the same function.
+    Ok(rule(sigma, fraction))
+}
+
+fn rule(sigma: f64, share: f64) -> f64 {
+    if sigma == 0.0 { 1.0 - share } else { survival(sigma + quantile(share)) }
+}
+
+/// The standard deviation `sqrt(2 ln n)` past which a row of `n` Gaussian scores freezes onto few entries.
+pub fn freezing_sigma(n: u64) -> f64 {
+    libm::sqrt(2.0 * libm::log(n.max(1) as f64))
+}
+
+fn check_long(n: u64) -> Result<(), Error> {
+    if n >= 2 {
+        return Ok(());
+    }
+    let problem = "an exponent of n needs n of at least 2";
+    Err(Error::Number { argument: "n", place: Place(vec![]), value: n as f64, problem })
+}
+
+/// The exponent `ln k / ln n = 1 + ln Phi_c(c) / ln n` of the rule's k at a fixed `sigma`.
+///
+/// # Errors
+/// As [`keep_fraction`], and [`Error::Number`] for `n < 2`.
+pub fn effective_exponent(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
+    check_long(n)?;
+    Ok(1.0 + log_survival(threshold(sigma, eps)?) / libm::log(n as f64))
+}
+
+/// The slope `d ln k / d ln n` that a log-log fit sees when `sigma = beta sqrt(2 ln n)` grows with n:
+/// `1 - [phi(c) / Phi_c(c)] sigma / (2 ln n)`.
+///
+/// # Errors
+/// As [`effective_exponent`].
+pub fn log_log_slope(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
+    check_long(n)?;
+    Ok(1.0 - hazard(threshold(sigma, eps)?) * sigma / (2.0 * libm::log(n as f64)))
+}
+
+/// What a row looks like beside a normal law. NaN where nothing is visible; shape figures are NaN where all scores are equal.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowFit {
+    /// Visible scores.
+    pub n: usize,
+    /// Their mean (natural-log units, after scale and mask). With an additive mask whose sums exceed 2^26 in size it is
+    /// relative to the row's largest score.
+    pub mean: f64,
+    /// Their population standard deviation (divided by n, not n - 1).
+    pub sigma: f64,
+    /// Kolmogorov-Smirnov distance between the visible scores and `N(mean, sigma^2)`: the largest difference of the two
+    /// distribution functions, in [0, 1]; 0 if all scores are equal.
+    pub ks_distance: f64,
+    /// Third standardised central moment; 0 for a normal law.
+    pub skewness: f64,
+    /// Fourth standardised central moment, minus 3; 0 for a normal law.
+    pub excess_kurtosis: f64,
+    /// The share of keys that the rule predicts from `sigma`, if a budget was given.
+    pub predicted: f64,
+}
+
+impl RowFit {
+    const EMPTY: Self = RowFit {
+        n: 0,
+        mean: f64::NAN,
+        sigma: f64::NAN,
+        ks_distance: f64::NAN,
+        skewness: f64::NAN,
+        excess_kurtosis: f64::NAN,
+        predicted: f64::NAN,
+    };
+}
+
+/// Fits a normal law to each row by its mean and standard deviation, and says how good the fit is.
+///
+/// For `Kind::Probs` the scores are the logarithms of the weights. Relative error of `sigma` below 1e-12. With budgets (one,
+/// or one per row, in [0, 1)) the rule's share of keys is added.
+///
+/// # Errors
+/// Whatever is wrong with the scores or the budgets, by variant.
+pub fn fit(
+    scores: &Scores<'_>,
+    eps: Option<&[f64]>,
+    threads: Option<usize>,
+) -> Result<Vec<RowFit>, Error> {
+    fit_with(scores, eps, threads, &mut || Ok(()))
+}
+
+/// Scores between two calls of the hook, and per task.
+const PORTION: usize = 1 << 23;
+const TASK: usize = 1 << 14;
+
+pub(crate) fn fit_with(
+    scores: &Scores<'_>,
+    eps: Option<&[f64]>,
+    threads: Option<usize>,
+    hook: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<Vec<RowFit>, Error> {
+    if let Some(eps) = eps {
+        scores.check_eps(eps)?;
+    }
+    let budget = |row: usize| eps.map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
+    per_row(scores, threads, hook, |row| {
+        let mut keys = Vec::new();
+        let meaning = scores.keys64(row, &mut keys)?;
+        Ok(fit_row(keys, meaning, budget(row)))
+    })
+}
+
+/// Does something for every row, on several threads where that is worth it.
+pub(super) fn per_row<R: Send>(
+    scores: &Scores<'_>,
+    threads: Option<usize>,
+    hook: &mut dyn FnMut() -> Result<(), Error>,
+    one: impl Fn(usize) -> Result<R, Error> + Sync + Send,
+) -> Result<Vec<R>, Error> {
+    let (rows, n) = (scores.rows(), scores.longest().max(1));
+    let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    let portion = (PORTION / n).max(1);
+    let mut all = Vec::with_capacity(rows);
+    for start in (0..rows).step_by(portion) {
+        let end = (start + portion).min(rows);
+        for result in threads::map(threads, start..end, (TASK / n).max(1), &one)? {
+            all.push(result?);
+        }
+        hook()?;
+    }
+    Ok(all)
+}
+
+fn fit_row(mut keys: Vec<f64>, meaning: Keys64, eps: Option<f64>) -> RowFit {
+    keys.retain(|key| *key > f64::NEG_INFINITY);
+    let scale = match meaning.law {
+        Law::Exp { scale } => scale,
+        Law::Weight => {
+            keys.iter_mut().for_each(|key| *key = libm::log(*key));
+            1.0
+        }
+    };
+    keys.sort_unstable_by(f64::total_cmp);
+    let (Some(&low), Some(&high)) = (keys.first(), keys.last()) else {
+        return RowFit::EMPTY;
+    };
+    let n = keys.len();
+    let count = n as f64;
+    // Halves, because a difference of two float64 numbers can overflow.
+    let centre = 0.5 * low + 0.5 * high;
+    let half = 0.5 * high - 0.5 * low;
+    let predicted = |sigma: f64| eps.map_or(f64::NAN, |eps| rule(sigma, eps));
+    if half == 0.0 {
+        return RowFit {
+            n,
+            mean: scale * low,
+            sigma: 0.0,
+            ks_distance: 0.0,
+            predicted: predicted(0.0),
+            ..RowFit::EMPTY
+        };
+    }
+    for key in &mut keys {
+        *key = (0.5 * *key - 0.5 * centre) / half;
+    }
+    let mean = keys.iter().copied().collect::<Compensated>().value() / count;
+    let moment = |power: i32| {
+        keys.iter().map(|t| (t - mean).powi(power)).collect::<Compensated>().value() / count
+    };
+    let variance = moment(2);
+    let deviation = libm::sqrt(variance);
+    let sigma = scale * half * 2.0 * deviation;
+    let mut ks_distance = 0.0f64;
+    for (i, t) in keys.iter().enumerate() {
+        let below = survival((mean - t) / deviation);
+        let gap = (below - i as f64 / count).max((i + 1) as f64 / count - below);
+        ks_distance = ks_distance.max(gap);
+    }
+    RowFit {
+        n,
+        mean: scale * centre + scale * half * 2.0 * mean,
+        sigma,
+        ks_distance,
+        skewness: moment(3) / (variance * deviation),
+        excess_kurtosis: moment(4) / (variance * variance) - 3.0,
+        predicted: predicted(sigma),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_the_paper() {
+        let rows = [
+            (1e-2, [0.908, 0.628, 0.431, 0.250, 0.120, 0.047, 0.004]),
+            (1e-3, [0.982, 0.862, 0.722, 0.536, 0.341, 0.181, 0.028]),
+        ];
+        for (eps, want) in rows {
+            for (sigma, want) in [1.0, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0].into_iter().zip(want) {
+                assert!((keep_fraction(sigma, eps).unwrap() - want).abs() <= 5.1e-4);
+            }
+        }
+        let exponent = effective_exponent(65536, 4.0, 0.01).unwrap();
+        let slope = log_log_slope(65536, 4.0, 0.01).unwrap();
+        assert!((exponent - 0.724).abs() < 5e-4 && (slope - 0.624).abs() < 5e-4);
+    }
+
+    #[test]
+    fn the_rule_is_its_own_inverse() {
+        for sigma in [0.0, 0.3, 2.0, 6.0] {
+            for eps in [1e-9, 0.01, 0.5, 0.99] {
+                let kept = keep_fraction(sigma, eps).unwrap();
+                assert!((tail_mass(sigma, kept).unwrap() / eps - 1.0).abs() < 1e-6);
+            }
+        }
+        assert_eq!((tail_mass(1.0, 0.0).unwrap(), tail_mass(1.0, 1.0).unwrap()), (1.0, 0.0));
+    }
+
+    #[test]
+    fn a_row_of_two_values() {
+        let scores = [-1.0e308, 1.0e308, f64::NEG_INFINITY];
+        let scores = Scores::new(&scores[..], &[3]).unwrap().scale(-1e-308).unwrap();
+        let fit = fit(&scores, Some(&[0.25]), None).unwrap()[0];
+        assert_eq!(fit.n, 2);
+        assert!(fit.mean.abs() < 1e-15 && (fit.sigma - 1.0).abs() < 1e-15);
+        assert!((fit.excess_kurtosis + 2.0).abs() < 1e-14 && fit.skewness == 0.0);
+        assert_eq!(fit.predicted, keep_fraction(fit.sigma, 0.25).unwrap());
+    }
+
+    #[test]
+    fn bad_numbers_are_refused() {
+        for sigma in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(matches!(
+                keep_fraction(sigma, 0.1),
+                Err(Error::Number { argument: "sigma", .. })
+            ));
+        }
+        for eps in [0.0, 1.0, -0.1, f64::NAN] {
+            assert!(matches!(threshold(1.0, eps), Err(Error::Number { argument: "eps", .. })));
+        }
+        assert!(tail_mass(1.0, 1.5).is_err() && effective_exponent(1, 1.0, 0.1).is_err());
+    }
+}

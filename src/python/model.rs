@@ -1,0 +1,299 @@
+//! The Gaussian rule, fits of rows, and windows.
+
+use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use super::arguments::{count, real, threads as thread_count};
+use super::arrays::{Budgets, Rows, contiguous};
+use super::errors::{CertkError, detached, run};
+use crate::error::{Error, Place};
+use crate::model as core;
+
+/// Applies a function to two arrays of one shape; an error names the place.
+fn broadcast<'py>(
+    py: Python<'py>,
+    first: &PyReadonlyArrayDyn<'py, f64>,
+    second: &PyReadonlyArrayDyn<'py, f64>,
+    rule: impl Fn(f64, f64) -> Result<f64, Error>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let shape = first.shape();
+    let not_contiguous = |_| CertkError::new_err("arrays must be contiguous");
+    let (a, b) =
+        (first.as_slice().map_err(not_contiguous)?, second.as_slice().map_err(not_contiguous)?);
+    if shape != second.shape() {
+        return Err(CertkError::new_err("arrays must have one shape"));
+    }
+    let mut values = Vec::with_capacity(a.len());
+    for (flat, (&a, &b)) in a.iter().zip(b).enumerate() {
+        values.push(rule(a, b).map_err(|error| at(error, flat, shape))?);
+    }
+    Ok(PyArray1::from_vec(py, values))
+}
+
+/// Puts the multi-index of a flat position into an error that has none.
+fn at(error: Error, flat: usize, shape: &[usize]) -> Error {
+    match error {
+        Error::Number { argument, value, problem, .. } => {
+            let mut rest = flat;
+            let mut index: Vec<usize> = shape
+                .iter()
+                .rev()
+                .map(|&len| {
+                    let i = rest % len;
+                    rest /= len;
+                    i
+                })
+                .collect();
+            index.reverse();
+            Error::Number { argument, place: Place(index), value, problem }
+        }
+        other => other,
+    }
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn keep_fraction<'py>(
+    py: Python<'py>,
+    sigma: PyReadonlyArrayDyn<'py, f64>,
+    eps: PyReadonlyArrayDyn<'py, f64>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    broadcast(py, &sigma, &eps, core::keep_fraction)
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn threshold<'py>(
+    py: Python<'py>,
+    sigma: PyReadonlyArrayDyn<'py, f64>,
+    eps: PyReadonlyArrayDyn<'py, f64>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    broadcast(py, &sigma, &eps, core::threshold)
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn tail_mass<'py>(
+    py: Python<'py>,
+    sigma: PyReadonlyArrayDyn<'py, f64>,
+    fraction: PyReadonlyArrayDyn<'py, f64>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    broadcast(py, &sigma, &fraction, core::tail_mass)
+}
+
+/// Every row's n, mean, sigma, distance, skewness, excess kurtosis and prediction.
+type Fits<'py> = (Bound<'py, PyArray1<i64>>, [Bound<'py, PyArray1<f64>>; 6]);
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn fit_gaussian<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    eps: Option<Budgets<'py>>,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
+    mask: Option<&Bound<'py, PyAny>>,
+    mask_dtype: Option<&str>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Fits<'py>> {
+    let rows = Rows::new(
+        scores,
+        dtype,
+        kind,
+        scale,
+        mask,
+        mask_dtype,
+        lengths,
+        indptr,
+        causal_offset,
+        None,
+    )?;
+    let scores = rows.scores()?;
+    let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
+    let threads = thread_count(threads)?;
+    let fits = run(py, &scores, |hook| core::fit_with(&scores, budgets, threads, hook))?;
+    let column = |of: fn(&core::RowFit) -> f64| PyArray1::from_iter(py, fits.iter().map(of));
+    Ok((
+        PyArray1::from_iter(py, fits.iter().map(|fit| fit.n as i64)),
+        [
+            column(|fit| fit.mean),
+            column(|fit| fit.sigma),
+            column(|fit| fit.ks_distance),
+            column(|fit| fit.skewness),
+            column(|fit| fit.excess_kurtosis),
+            column(|fit| fit.predicted),
+        ],
+    ))
+}
+
+/// Mean k, its standard error, rows simulated.
+#[pyfunction]
+pub(super) fn expected_k(
+    py: Python<'_>,
+    n: &Bound<'_, PyAny>,
+    sigma: &Bound<'_, PyAny>,
+    eps: &Bound<'_, PyAny>,
+    seed: &Bound<'_, PyAny>,
+    threads: Option<&Bound<'_, PyAny>>,
+) -> PyResult<(f64, f64, usize)> {
+    let (n, sigma, eps) = (count("n", n, 1)? as u64, real("sigma", sigma)?, real("eps", eps)?);
+    let (seed, threads) = (count("seed", seed, 0)? as u64, thread_count(threads)?);
+    let found = detached(py, |hook| core::expected_k_with(n, sigma, eps, seed, threads, hook))?;
+    Ok((found.k, found.standard_error, found.rows))
+}
+
+#[pyfunction]
+pub(super) fn freezing_sigma(n: &Bound<'_, PyAny>) -> PyResult<f64> {
+    Ok(core::freezing_sigma(count("n", n, 1)? as u64))
+}
+
+#[pyfunction]
+pub(super) fn effective_exponent(
+    n: &Bound<'_, PyAny>,
+    sigma: &Bound<'_, PyAny>,
+    eps: &Bound<'_, PyAny>,
+) -> PyResult<f64> {
+    let n = count("n", n, 1)? as u64;
+    Ok(core::effective_exponent(n, real("sigma", sigma)?, real("eps", eps)?)?)
+}
+
+#[pyfunction]
+pub(super) fn log_log_slope(
+    n: &Bound<'_, PyAny>,
+    sigma: &Bound<'_, PyAny>,
+    eps: &Bound<'_, PyAny>,
+) -> PyResult<f64> {
+    let n = count("n", n, 1)? as u64;
+    Ok(core::log_log_slope(n, real("sigma", sigma)?, real("eps", eps)?)?)
+}
+
+/// Judges a policy; gives its numbers back as floats.
+#[pyfunction]
+pub(super) fn window_policy(
+    alpha: &Bound<'_, PyAny>,
+    exponent: &Bound<'_, PyAny>,
+) -> PyResult<(f64, f64)> {
+    let (alpha, exponent) = (real("alpha", alpha)?, real("C", exponent)?);
+    core::WindowPolicy::new(alpha, exponent)?;
+    Ok((alpha, exponent))
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn window_sizes<'py>(
+    py: Python<'py>,
+    alpha: f64,
+    exponent: f64,
+    n: PyReadonlyArrayDyn<'py, i64>,
+) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    let policy = core::WindowPolicy::new(alpha, exponent)?;
+    let shape = n.shape();
+    let n = n.as_slice().map_err(|_| CertkError::new_err("n must be contiguous"))?;
+    let mut sizes = Vec::with_capacity(n.len());
+    for (flat, &n) in n.iter().enumerate() {
+        // The policy refuses 0, and with it whatever is no count.
+        let size =
+            policy.size(n.max(0).unsigned_abs()).map_err(|error| match at(error, flat, shape) {
+                Error::Number { argument, place, problem, .. } => {
+                    Error::Number { argument, place, value: n as f64, problem }
+                }
+                other => other,
+            })?;
+        sizes.push(size.cast_signed());
+    }
+    Ok(PyArray1::from_vec(py, sizes))
+}
+
+type LineParts = ((f64, f64), (f64, f64), (f64, f64), f64);
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn fit_window<'py>(
+    n: PyReadonlyArray1<'py, f64>,
+    k: PyReadonlyArray1<'py, f64>,
+    level: &Bound<'py, PyAny>,
+) -> PyResult<LineParts> {
+    let level = real("level", level)?;
+    let line = core::fit_window(contiguous(&n, "n")?, contiguous(&k, "k")?, level)?;
+    Ok(((line.alpha, line.exponent), line.alpha_interval, line.exponent_interval, line.residual))
+}
+
+type Counts<'py> =
+    (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>);
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn effective_entries<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    eps: &Bound<'py, PyAny>,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
+    mask: Option<&Bound<'py, PyAny>>,
+    mask_dtype: Option<&str>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Counts<'py>> {
+    let rows = Rows::new(
+        scores,
+        dtype,
+        kind,
+        scale,
+        mask,
+        mask_dtype,
+        lengths,
+        indptr,
+        causal_offset,
+        None,
+    )?;
+    let scores = rows.scores()?;
+    let (eps, threads) = (real("eps", eps)?, thread_count(threads)?);
+    let found = run(py, &scores, |hook| core::effective_entries_with(&scores, eps, threads, hook))?;
+    let column = |of: fn(&core::Effective) -> usize| {
+        PyArray1::from_iter(py, found.iter().map(|row| of(row) as i64))
+    };
+    Ok((column(|row| row.count), column(|row| row.count_upper), column(|row| row.n)))
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn participation<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
+    mask: Option<&Bound<'py, PyAny>>,
+    mask_dtype: Option<&str>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let rows = Rows::new(
+        scores,
+        dtype,
+        kind,
+        scale,
+        mask,
+        mask_dtype,
+        lengths,
+        indptr,
+        causal_offset,
+        None,
+    )?;
+    let scores = rows.scores()?;
+    let threads = thread_count(threads)?;
+    let found = run(py, &scores, |hook| core::participation_with(&scores, threads, hook))?;
+    Ok(PyArray1::from_vec(py, found))
+}

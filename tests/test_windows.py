@@ -1,0 +1,331 @@
+"""Windows against exact arithmetic, fits against SciPy, effective entries against Arb balls."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flint import arb, ctx
+from scipy import stats
+
+import certk_rs as ck
+from certk_rs import gaussian, windows
+from certk_rs.windows import WindowPolicy
+
+# ------------------------------------------------------------------------------------- policies
+
+
+def ceil_of_power(alpha: Fraction, exponent: Fraction, n: int) -> int:
+    """ceil(alpha n^C) for rational numbers, by integers alone."""
+    p, q = exponent.numerator, exponent.denominator
+    low, high = 0, n * math.ceil(alpha) + 1
+    while low < high:  # the smallest k with (k / alpha)^q >= n^p
+        k = (low + high) // 2
+        if (Fraction(k) / alpha) ** q >= n**p:
+            high = k
+        else:
+            low = k + 1
+    return min(max(low, 1), n)
+
+
+@pytest.mark.parametrize("alpha", ["1", "2", "1/2", "1/10", "3/10", "7"])
+@pytest.mark.parametrize("exponent", ["1/2", "1/3", "2/3", "7/10", "9/10", "1/4"])
+def test_sizes_are_those_of_the_decimal_numbers(alpha: str, exponent: str) -> None:
+    a, c = Fraction(alpha), Fraction(exponent)
+    n = [1, 2, 3, 10, *(r**c.denominator + d for r in (2, 3, 4) for d in (-1, 0, 1)), 10**6, 65536]
+    sizes = WindowPolicy(float(a), float(c)).size(n)
+    assert sizes.tolist() == [ceil_of_power(a, c, i) for i in n]
+
+
+def test_sizes_at_the_ends() -> None:
+    policy = WindowPolicy(1, 0.5)
+    assert policy.size(65536) == 256
+    assert policy.size(65537) == 257
+    assert policy.size([[1, 4], [5, 9]]).tolist() == [[1, 2], [3, 3]]
+    assert WindowPolicy(1e-9, 0.5).size(10**9) == 1
+    assert WindowPolicy(1e300, 0.9).size(7) == 7
+    assert policy.size(2**62) == 2**31
+    assert policy.size([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: WindowPolicy(0.0, 0.5), "alpha is 0"),
+        (lambda: WindowPolicy(math.nan, 0.5), "alpha is NaN"),
+        (lambda: WindowPolicy(1.0, 0.0), "C is 0"),
+        (lambda: WindowPolicy(1.0, 1.0), "C is 1"),
+        (lambda: WindowPolicy(1.0, "x"), "C is 'x'"),
+        (lambda: WindowPolicy(1.0, 0.5).size(0), "n is 0"),
+        (lambda: WindowPolicy(1.0, 0.5).size([3, -2]), r"n\[1\] is -2"),
+        (lambda: WindowPolicy(1.0, 0.5).size(2.5), "n has dtype float64"),
+        (lambda: windows.fit([1, 2, 3], [1, 2]), "k has 2 entries but 3"),
+        (lambda: windows.fit([1, 2], [1, 2]), "three pairs"),
+        (lambda: windows.fit([5, 5, 5], [1, 2, 3]), "n is 3 values, 1 of them distinct"),
+        (lambda: windows.fit([1, 0, 3], [1, 2, 3]), r"n\[1\] is 0"),
+        (lambda: windows.fit([1, 2, 3], [1, 2, 0]), r"k\[2\] is 0"),
+        (lambda: windows.fit([1, 2, 3], [1, math.nan, 2]), r"k\[1\] is NaN"),
+        (lambda: windows.fit([1, 2, 3], [1, 2, 3], level=1.0), "level is 1"),
+        (lambda: windows.fit([[1, 2, 3]], [1, 2, 3]), "n has shape"),
+        (lambda: windows.effective_entries([1.0], 0.0), "eps is 0"),
+        (lambda: windows.effective_entries([1.0], 1.0), "eps is 1"),
+        (lambda: windows.effective_entries([1.0], math.nan), "eps is"),
+        (lambda: windows.effective_entries([[1.0, math.inf]], 0.1), r"scores\[0, 1\] is \+inf"),
+        (lambda: windows.participation([math.nan]), r"scores\[0\] is NaN"),
+        (lambda: windows.scale_r(-1.0, np.eye(2), np.eye(2)), "B is -1"),
+        (lambda: windows.scale_r(math.nan, np.eye(2), np.eye(2)), "B is nan"),
+        (lambda: windows.scale_r(1.0, np.eye(2), np.eye(3)), "w_k has shape"),
+        (lambda: windows.scale_r(1.0, np.ones(2), np.eye(2)), "w_q has shape"),
+        (lambda: windows.scale_r(1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is nan"),
+        (lambda: windows.effective_exponent(1, 1.0, 0.1), "n is 1"),
+        (lambda: windows.log_log_slope(10, -1.0, 0.1), "sigma is -1"),
+    ],
+)
+def test_bad_arguments(call: Any, words: str) -> None:
+    with pytest.raises(ck.CertkError, match=words):
+        call()
+
+
+# ----------------------------------------------------------------------------------------- fits
+
+
+@pytest.mark.parametrize("points", [3, 4, 12, 200])
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_fits_against_scipy(points: int, level: float) -> None:
+    rng = np.random.default_rng(points)
+    n = np.exp(rng.uniform(3, 12, points))
+    k = 2.5 * n**0.6 * np.exp(0.2 * rng.standard_normal(points))
+    fit = windows.fit(n, k, level=level)
+    line = stats.linregress(np.log(n), np.log(k))
+    t = stats.t.ppf(0.5 + level / 2, points - 2)
+    assert fit.C - line.slope == pytest.approx(0.0, abs=1e-10)
+    assert math.log(fit.alpha) == pytest.approx(line.intercept, rel=1e-9, abs=1e-10)
+    want = (line.slope - t * line.stderr, line.slope + t * line.stderr)
+    assert fit.C_interval == pytest.approx(want, rel=1e-8)
+    error = t * line.intercept_stderr
+    want = (math.exp(line.intercept - error), math.exp(line.intercept + error))
+    assert fit.alpha_interval == pytest.approx(want, rel=1e-8)
+    assert (fit.points, fit.level) == (points, level)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    n = 2.0 ** np.arange(5, 13)
+    hits = 0
+    for _ in range(2000):
+        k = 3 * n**0.5 * np.exp(0.3 * rng.standard_normal(n.size))
+        low, high = windows.fit(n, k, level=0.8).C_interval
+        hits += low <= 0.5 <= high
+    assert abs(hits / 2000 - 0.8) < 4.5 * math.sqrt(0.8 * 0.2 / 2000)
+
+
+def test_a_perfect_law_and_its_policy() -> None:
+    n = 4 ** np.arange(3, 10)
+    fit = windows.fit(n, 2 * np.sqrt(n))
+    assert (fit.alpha, fit.C) == pytest.approx((2.0, 0.5), rel=1e-12)
+    assert fit.residual < 1e-13
+    assert fit.C_interval == pytest.approx((0.5, 0.5), rel=1e-12)
+    assert fit.policy().C == fit.C
+    with pytest.raises(ck.CertkError, match="C is"):
+        windows.fit(n, n**1.5).policy()
+
+
+# ---------------------------------------------------------------------------- effective entries
+
+
+def exact_effective(x: np.ndarray, eps: float, scale: float = 1.0) -> int:
+    """Entries with P_i >= eps, with Arb balls of rising precision; equal rows by fractions."""
+    exact = [Fraction(float(v)) * Fraction(scale) for v in x if v > -np.inf]
+    if len(set(exact)) <= 1:
+        return len(exact) if exact and Fraction(eps) * len(exact) <= 1 else 0
+    for bits in (128, 512, 2048, 8192):
+        old, ctx.prec = ctx.prec, bits
+        try:
+            balls = [arb(f.numerator) / arb(f.denominator) for f in exact]
+            top = max(range(len(exact)), key=exact.__getitem__)
+            weights = [(b - balls[top]).exp() for b in balls]
+            line = (
+                arb(Fraction(eps).numerator) / arb(Fraction(eps).denominator) * sum(weights, arb(0))
+            )
+            if all(w > line or w < line for w in weights):
+                return sum(bool(w > line) for w in weights)
+        finally:
+            ctx.prec = old
+    raise AssertionError("undecided")
+
+
+def check(x: Any, eps: float, scale: float = 1.0) -> int:
+    found = windows.effective_entries(x, eps, scale=scale)
+    want = exact_effective(np.asarray(x, dtype=np.float64), eps, scale)
+    assert (int(found.count), int(found.count_upper)) == (want, want)
+    return want
+
+
+def test_random_rows_against_arb() -> None:
+    rng = np.random.default_rng(5)
+    for trial in range(300):
+        n = int(rng.integers(1, 40))
+        x = rng.standard_normal(n) * 10 ** rng.uniform(-2, 3)
+        if trial % 3 == 0:
+            x = np.round(x)
+        eps = float(10 ** rng.uniform(-5, 0))
+        check(x, min(eps, 0.999), scale=float(rng.choice([1.0, -0.3, 1e-3, 0.0])))
+
+
+@pytest.mark.parametrize(
+    ("x", "eps"),
+    [
+        ([0.0] * 4, 0.25),
+        ([0.0] * 4, math.nextafter(0.25, 1)),
+        ([0.0] * 10, 0.1),
+        ([0.0] * 3, 1 / 3),
+        ([0.0, 0.0, -1000.0], 0.5),
+        ([0.0, 0.0, -1000.0], math.nextafter(0.5, 0)),
+        ([0.0, 0.0, -650.0, -601.0, -599.0], 0.5),
+        ([1e-300, 0.0], 0.5),
+        ([2.0**-100, 0.0], 0.5),
+        ([2.0**-40, 0.0, -(2.0**-40)], 1 / 3),
+        ([math.log(3), 0.0], 0.75),
+        ([math.nextafter(math.log(3), 0), 0.0], 0.75),
+        ([math.log(3), math.log(2), 0.0], 0.5),
+        ([math.log(3), math.log(2), 0.0], 1 / 3),
+        ([math.log(3), math.log(2), 0.0], 1 / 6),
+        ([-1e308, 1e308], 0.5),
+        ([-800.0, 0.0, -709.0], 1e-308),
+        ([5.0], 0.999),
+        ([100.0, 100.0 - math.log(7)], 0.125),
+    ],
+)
+def test_thresholds_that_are_hit_or_nearly(x: list[float], eps: float) -> None:
+    check(x, eps)
+
+
+def test_thresholds_made_to_be_nearly_hit() -> None:
+    # eps is the float64 nearest to a probability of the row: f64 alone cannot tell the side.
+    rng = np.random.default_rng(6)
+    for _ in range(100):
+        x = rng.standard_normal(int(rng.integers(2, 30))) * 3
+        p = np.exp(x - x.max())
+        p /= p.sum()
+        check(x, float(p[rng.integers(0, x.size)]))
+
+
+def test_probabilities_are_counted_exactly() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(100):
+        w = rng.integers(0, 6, 12).astype(np.float32)
+        if not w.any():
+            continue
+        total = sum(map(Fraction, w.tolist()))
+        eps = float(rng.choice([0.25, 0.1, 0.125, float(Fraction(float(w.max())) / total)]))
+        if eps >= 1:
+            continue
+        found = windows.effective_entries(w, eps, kind="probs")
+        assert int(found.count) == sum(
+            v > 0 and Fraction(v) >= Fraction(eps) * total for v in w.tolist()
+        )
+        assert int(found.n) == (w > 0).sum()
+
+
+def test_batches_masks_and_empty_rows() -> None:
+    x = np.zeros((2, 3, 8), dtype=np.float16)
+    x[0, 0, 3] = 10
+    lengths = np.array([[8, 4, 0], [1, 8, 8]])
+    found = windows.effective_entries(x, 0.125, lengths=lengths)
+    assert found.count.tolist() == [[1, 4, 0], [1, 8, 8]]
+    assert found.n.tolist() == lengths.tolist()
+    assert found.ineffective_fraction.tolist() == [[7 / 8, 0, 0], [0, 0, 0]]
+    again = pickle.loads(pickle.dumps(found))
+    assert again.ineffective_fraction.tolist() == found.ineffective_fraction.tolist()
+    assert not again.count.flags.writeable
+    mask = np.arange(8) < 5
+    assert (windows.effective_entries(x, 0.2, mask=mask).count[0, 1:] == 5).all()
+    bfloat = torch.tensor(x).to(torch.bfloat16)
+    assert (
+        windows.effective_entries(bfloat, 0.125).count == windows.effective_entries(x, 0.125).count
+    ).all()
+    # Large additive masks blur the scores: the answer says so rather than guess.
+    blurred = windows.effective_entries([0.0, 0.0], 0.5, mask=[1e9, 1e9 + 1e-9])
+    assert int(blurred.count) <= int(blurred.count_upper)
+
+
+def test_never_more_than_one_over_eps() -> None:
+    x = np.random.default_rng(8).standard_normal((200, 64)) * 2
+    for eps in (0.5, 0.1, 0.03):
+        assert (windows.effective_entries(x, eps).count <= 1 / eps).all()
+
+
+# -------------------------------------------------------------------------------- participation
+
+
+def test_participation_against_arb() -> None:
+    rng = np.random.default_rng(9)
+    ctx.prec = 200
+    for spread in (0.01, 1.0, 5.0, 50.0, 1e4):
+        x = rng.standard_normal(257) * spread
+        w = [arb(float(v)).exp() for v in x - x.max()]
+        exact = [arb(float(v)) - arb(float(x.max())) for v in x]
+        w = [e.exp() for e in exact]
+        want = float(sum(w, arb(0)) ** 2 / sum((v * v for v in w), arb(0)))
+        assert float(windows.participation(x)) == pytest.approx(want, rel=4e-12)
+        assert float(windows.participation(2 * x, scale=0.5)) == pytest.approx(want, rel=4e-12)
+
+
+def test_participation_at_the_ends() -> None:
+    rows = np.zeros((3, 7), dtype=np.float32)
+    rows[1, 2] = 1e30
+    rows[2] = -np.inf
+    ratio = windows.participation(rows)
+    assert ratio.tolist() == [7.0, 1.0, 0.0]
+    assert not ratio.flags.writeable
+    assert windows.participation([0.5, 0.25, 0.25], kind="probs") == 1 / 0.375
+    assert windows.participation([-1.7e308, 1.7e308]) == 1.0
+
+
+# --------------------------------------------------------------------------- scales and exponents
+
+
+def test_scale_r() -> None:
+    rng = np.random.default_rng(10)
+    w_q, w_k = rng.standard_normal((2, 600, 16)), rng.standard_normal((600, 16))
+    r = windows.scale_r(0.7, w_q, w_k)
+    assert r.shape == (2,)
+    assert r == pytest.approx(0.49 * np.linalg.norm(w_q @ w_k.T, axis=(1, 2)), rel=1e-13)
+    assert windows.scale_r(1.0, 1e200 * np.eye(3), 1e-200 * np.eye(3)) == pytest.approx(
+        math.sqrt(3)
+    )
+    assert windows.scale_r(0.0, w_q, w_k).tolist() == [0.0, 0.0]
+    assert windows.scale_r(2, torch.eye(4, dtype=torch.bfloat16), np.eye(4)) == 8.0
+    # What it stands for: the standard deviation of a score of independent entries.
+    w_q, w_k = rng.standard_normal((2, 20, 5))
+    x, y = 0.7 * rng.choice([-1.0, 1.0], (2, 200_000, 20))
+    scores = ((x @ w_q) * (y @ w_k)).sum(1)
+    assert scores.std() == pytest.approx(float(windows.scale_r(0.7, w_q, w_k)), rel=0.02)
+
+
+def test_exponents() -> None:
+    assert windows.effective_exponent(65536, 4.0, 0.01) == pytest.approx(0.724, abs=5e-4)
+    assert windows.log_log_slope(65536, 4.0, 0.01) == pytest.approx(0.624, abs=5e-4)
+    # Far out, where the share itself underflows, and against differences of the rule.
+    import mpmath
+
+    mpmath.mp.dps = 50
+    c = mpmath.mpf(60) + mpmath.mpf(float(gaussian.threshold(0.0, 0.01)))
+    tail = mpmath.erfc(c / mpmath.sqrt(2)) / 2
+    want = float(1 + mpmath.log(tail) / mpmath.log(1000))
+    assert windows.effective_exponent(1000, 60.0, 0.01) == pytest.approx(want, rel=1e-12)
+    hazard = mpmath.exp(-c * c / 2) / mpmath.sqrt(2 * mpmath.pi) / tail
+    want = float(1 - hazard * 60 / (2 * mpmath.log(1000)))
+    assert windows.log_log_slope(1000, 60.0, 0.01) == pytest.approx(want, rel=1e-12)
+    for n, sigma in ((65536, 4.0), (1024, 2.0), (10**6, 0.5)):
+        beta = sigma / math.sqrt(2 * math.log(n))
+        ends = [math.log(n) - 1e-3, math.log(n) + 1e-3]
+        k = [x + math.log(gaussian.keep_fraction(beta * math.sqrt(2 * x), 0.01)) for x in ends]
+        assert windows.log_log_slope(n, sigma, 0.01) == pytest.approx(
+            (k[1] - k[0]) / 2e-3, rel=1e-5
+        )
