@@ -225,7 +225,7 @@ def test_the_rust_reader_sees_what_it_should() -> None:
 
 # -------------------------------------------------------------------------------------- Python
 
-SUBJECTS = {"selection", "keepset"}
+SUBJECTS = {"selection", "keepset", "montecarlo"}
 LENDING = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 FILES = {"_atomic", "_safetensors", "_certificate", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {

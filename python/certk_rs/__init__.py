@@ -6,6 +6,7 @@ certificate is a statement about real-number arithmetic on exactly the stored sc
 inside, not on top. Importing this package loads NumPy and nothing else.
 """
 
+from . import montecarlo
 from ._native import __version__, simd_level
 from .errors import CertkError
 from .keepset import keep_set
@@ -21,6 +22,7 @@ __all__ = [
     "__version__",
     "certify",
     "keep_set",
+    "montecarlo",
     "select",
     "simd_level",
 ]

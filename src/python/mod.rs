@@ -7,6 +7,7 @@ mod arguments;
 mod arrays;
 mod errors;
 mod keepset;
+mod montecarlo;
 mod results;
 mod select;
 
@@ -16,6 +17,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::keepset::keep_set;
+    #[pymodule_export]
+    use super::montecarlo::{mean_bounds, tail_mass, tail_mass_of_drawn};
     #[pymodule_export]
     use super::results::{Certified, Selected};
     #[pymodule_export]
