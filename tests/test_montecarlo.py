@@ -132,7 +132,7 @@ def test_betting_holds_at_all_looks_together(population: int | None) -> None:
     failed = np.zeros(len(samples), dtype=bool)
     last = np.ones(len(samples))
     for t in range(1, m + 1):
-        lower, upper = _native.mean_bounds(
+        _, upper = _native.mean_bounds(
             np.ascontiguousarray(samples[:, :t]), population, delta, "betting", m
         )
         assert (upper <= last + 1e-9).all()

@@ -15,9 +15,14 @@ use crate::kernels::{Shifted, Simd};
 use crate::mass::{self, Compensated, Slack};
 use crate::random::Random;
 use crate::scores::{Keep, Scores};
+use crate::threads;
 
 /// Positions whose sum is kept: what a draw has to look at.
 const BLOCK: usize = 256;
+/// Blocks that are worth a task.
+const TASK: usize = 256;
+/// Floats from here to twice as much are whole.
+const WHOLE: f64 = 4_503_599_627_370_496.0;
 /// What the weights of the kernel are enlarged by.
 const ENLARGED: f64 = 1.0 + 1.0 / 8192.0;
 /// The largest error of a score (nats) that the enlargement covers.
@@ -30,7 +35,6 @@ pub(super) type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
 struct Integers<'a> {
     bounds: &'a Scores<'a>,
     row: usize,
-    n: usize,
     /// 1 for what is not in the tail.
     outside: Vec<u8>,
     top: f64,
@@ -40,26 +44,64 @@ struct Integers<'a> {
 }
 
 impl Integers<'_> {
-    fn block(&self, block: usize, scratch: &mut Vec<f64>, integers: &mut [u64; BLOCK]) {
+    fn blocks(&self) -> usize {
+        self.outside.len().div_ceil(BLOCK)
+    }
+
+    /// A block's bounds, -inf for what is not in the tail.
+    fn load(&self, block: usize) -> [f64; BLOCK] {
         let start = block * BLOCK;
-        let len = BLOCK.min(self.n - start);
-        self.bounds.stretch64(self.row, start, len, scratch);
-        let mut below = [f32::NEG_INFINITY; BLOCK];
-        for ((x, bound), outside) in below.iter_mut().zip(&*scratch).zip(&self.outside[start..]) {
+        let len = BLOCK.min(self.outside.len() - start);
+        let mut loaded = [f64::NEG_INFINITY; BLOCK];
+        self.bounds.stretch64(self.row, start, &mut loaded[..len]);
+        for (bound, outside) in loaded.iter_mut().zip(&self.outside[start..]) {
+            *bound = if *outside == 0 { *bound } else { f64::NEG_INFINITY };
+        }
+        loaded
+    }
+
+    /// The largest bound of a block's part of the tail; judges them.
+    fn largest(&self, block: usize) -> Result<f64, Error> {
+        let loaded = self.load(block);
+        let mut bad = 0;
+        let mut tops = [f64::NEG_INFINITY; 8];
+        for group in loaded.chunks_exact(8) {
+            for (top, &bound) in tops.iter_mut().zip(group) {
+                *top = if bound > *top { bound } else { *top };
+                // A byte, not an early end: compilers turn such loops into vector code.
+                bad |= u8::from(bound.is_nan());
+            }
+        }
+        let top = tops.into_iter().fold(f64::NEG_INFINITY, f64::max);
+        let unusable = |bound: &f64| bound.is_nan() || *bound == f64::INFINITY;
+        if (bad != 0 || top == f64::INFINITY)
+            && let Some(j) = loaded.iter().position(unusable)
+        {
+            let place = self.bounds.place(self.row, Some(block * BLOCK + j));
+            return Err(Error::UpperBound { place, value: loaded[j] });
+        }
+        Ok(top)
+    }
+
+    fn block(&self, block: usize) -> [u64; BLOCK] {
+        let loaded = self.load(block);
+        let mut below = [0.0_f32; BLOCK];
+        for (x, bound) in below.iter_mut().zip(loaded) {
             // Far below the top, but not masked: its integer is 1.
             let distance = ((bound - self.top) as f32).max(-1000.0);
-            let drawable = *outside == 0 && *bound > f64::NEG_INFINITY;
-            *x = if drawable { distance } else { f32::NEG_INFINITY };
+            *x = if bound > f64::NEG_INFINITY { distance } else { f32::NEG_INFINITY };
         }
         let mut weights = [0.0_f32; BLOCK];
         self.simd.weights(&below, Shifted(0.0_f32), &mut weights);
         let factor = self.unit * ENLARGED;
+        let mut integers = [0; BLOCK];
         for ((integer, weight), x) in integers.iter_mut().zip(weights).zip(below) {
-            // The weight is below 1.1, hence the product below 2^62.
-            #[allow(clippy::cast_sign_loss)]
-            let whole = (f64::from(weight) * factor) as i64 as u64 + 1;
-            *integer = if x == f32::NEG_INFINITY { 0 } else { whole };
+            // Below 2^51: beside 2^52 the last bits are the integer nearest, and one more is no less. A cast would not
+            // become vector code.
+            let nearest = (f64::from(weight) * factor + WHOLE).to_bits() - WHOLE.to_bits();
+            *integer = (nearest + 1) & 0_u64.wrapping_sub(u64::from(x > f32::NEG_INFINITY));
         }
+        integers
     }
 }
 
@@ -76,7 +118,8 @@ pub(super) struct Importance<'a> {
 impl<'a> Importance<'a> {
     /// Reads all bounds, and the scores of the kept positions.
     ///
-    /// `bounds` are rows like those of the scores; `scores` say which positions are hidden, if there are any.
+    /// `bounds` are rows like those of the scores; `scores` say which positions are hidden, if there are any. The bounds of
+    /// hidden and kept positions are not looked at.
     ///
     /// # Errors
     /// Whatever is wrong with the bounds, the kept set, or the scores of the kept positions.
@@ -87,28 +130,34 @@ impl<'a> Importance<'a> {
         row: usize,
         fetch: &mut Fetch<'_>,
         random: Random,
+        threads: usize,
     ) -> Result<(Self, Urn), Error> {
         let n = bounds.span(row).n;
         let mut outside = vec![0; n];
         keep.lay(scores.unwrap_or(bounds), row, &mut outside)?;
-        let kept: Vec<usize> = (0..n).filter(|&i| outside[i] != 0).collect();
+        let kept: Vec<usize> = positions(&outside);
         if let Some(scores) = scores {
             scores.mark_hidden(row, &mut outside);
         }
-        let mut scratch = Vec::with_capacity(BLOCK);
-        let top = largest(bounds, row, &outside, &mut scratch)?;
-        let simd = Simd::current()?;
-        // n integers of at most 2^p 1.1 + 1 sum to less than 2^63.
-        let unit = 2f64.powi(61 - (n as u64 + 1).ilog2() as i32);
-        let integers = Integers { bounds, row, n, outside, top, unit, simd };
+        // n integers of at most 2^p 1.1 + 1 sum to less than 2^63, and each is below 2^51.
+        let unit = 2f64.powi((61 - (n as u64 + 1).ilog2() as i32).min(50));
+        let (top, simd) = (f64::NEG_INFINITY, Simd::current()?);
+        let mut integers = Integers { bounds, row, outside, top, unit, simd };
+        for top in threads::map(threads, 0..integers.blocks(), TASK, |b| integers.largest(b))? {
+            integers.top = integers.top.max(top?);
+        }
+        let top = integers.top;
         let mut starts = vec![0];
         let (mut sum, mut dropped) = (0, 0);
-        let mut block = [0; BLOCK];
         if top > f64::NEG_INFINITY {
-            for b in 0..n.div_ceil(BLOCK) {
-                integers.block(b, &mut scratch, &mut block);
-                sum += block.iter().sum::<u64>();
-                dropped += block.iter().filter(|integer| **integer > 0).count();
+            let part = |b| {
+                let integers = integers.block(b);
+                let live: u64 = integers.iter().map(|&integer| u64::from(integer > 0)).sum();
+                (integers.iter().sum::<u64>(), live as usize)
+            };
+            for (more, live) in threads::map(threads, 0..integers.blocks(), TASK, part)? {
+                sum += more;
+                dropped += live;
                 starts.push(sum);
             }
         }
@@ -154,13 +203,13 @@ impl<'a> Importance<'a> {
         tickets.extend((0..count).map(|i| (self.random.below(all), i)));
         // In ascending order each block is looked into once.
         tickets.sort_unstable();
-        let (mut scratch, mut block) = (Vec::with_capacity(BLOCK), [0; BLOCK]);
+        let mut block = [0; BLOCK];
         let mut loaded = usize::MAX;
         let mut drawn = vec![(0, 0); count];
         for (ticket, i) in tickets {
             let b = self.starts.partition_point(|start| *start <= ticket) - 1;
             if b != loaded {
-                integers.block(b, &mut scratch, &mut block);
+                block = integers.block(b);
                 loaded = b;
             }
             let mut rest = ticket - self.starts[b];
@@ -174,8 +223,9 @@ impl<'a> Importance<'a> {
         let positions: Vec<usize> = drawn.iter().map(|(position, _)| *position).collect();
         let scores = fetch(&positions)?;
         for (&(position, integer), &score) in drawn.iter().zip(&scores) {
-            integers.bounds.stretch64(integers.row, position, 1, &mut scratch);
-            let bound = scratch[0];
+            let mut bound = [0.0];
+            integers.bounds.stretch64(integers.row, position, &mut bound);
+            let [bound] = bound;
             let rounding = if self.rounded { score.abs() * f64::EPSILON } else { 0.0 };
             if score - rounding > bound {
                 let place = integers.bounds.place(integers.row, Some(position));
@@ -188,27 +238,14 @@ impl<'a> Importance<'a> {
     }
 }
 
-/// The largest bound of what is not outside, -inf if there is none; judges them all.
-fn largest(
-    bounds: &Scores<'_>,
-    row: usize,
-    outside: &[u8],
-    scratch: &mut Vec<f64>,
-) -> Result<f64, Error> {
-    let mut tops = [f64::NEG_INFINITY; 16];
-    for start in (0..outside.len()).step_by(BLOCK) {
-        let len = BLOCK.min(outside.len() - start);
-        bounds.stretch64(row, start, len, scratch);
-        if let Some(j) = scratch.iter().position(|bound| bound.is_nan() || *bound == f64::INFINITY)
-        {
-            let place = bounds.place(row, Some(start + j));
-            return Err(Error::UpperBound { place, value: scratch[j] });
-        }
-        for (j, (bound, outside)) in scratch.iter().zip(&outside[start..]).enumerate() {
-            let bound = if *outside == 0 { *bound } else { f64::NEG_INFINITY };
-            let top = &mut tops[j % 16];
-            *top = if bound > *top { bound } else { *top };
+/// Where bytes are not 0.
+fn positions(bytes: &[u8]) -> Vec<usize> {
+    let mut found = Vec::new();
+    for (i, group) in bytes.chunks(BLOCK).enumerate() {
+        // Most groups have none.
+        if group.iter().fold(0, |any, byte| any | byte) != 0 {
+            found.extend((0..group.len()).filter(|&j| group[j] != 0).map(|j| i * BLOCK + j));
         }
     }
-    Ok(tops.into_iter().fold(f64::NEG_INFINITY, f64::max))
+    found
 }

@@ -117,6 +117,10 @@ pub(crate) fn tail_mass_with(
     if let Some(bounds) = upper_bounds {
         check_bounds(scores, bounds)?;
     }
+    let n = scores.longest().max(1);
+    let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
+    // One row is shared out itself.
+    let inside = if rows == 1 { threads } else { 1 };
     let one = |row: usize| {
         let random = Random::new(options.seed, row as u64);
         let eps = options.eps.as_ref().map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
@@ -124,7 +128,8 @@ pub(crate) fn tail_mass_with(
         if let Some(bounds) = upper_bounds {
             let fetch: &mut Fetch<'_> =
                 &mut |positions| positions.iter().map(|&j| scores.entry(row, j)).collect();
-            let (mut draws, urn) = Importance::new(bounds, Some(scores), keep, row, fetch, random)?;
+            let (mut draws, urn) =
+                Importance::new(bounds, Some(scores), keep, row, fetch, random, inside)?;
             return plan.estimate(&urn, |count, values| draws.draw(count, fetch, values));
         }
         let (mut draws, urn) = Uniform::new(scores, keep, row, random)?;
@@ -137,8 +142,6 @@ pub(crate) fn tail_mass_with(
             Ok(())
         })
     };
-    let n = scores.longest().max(1);
-    let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
     let mut result = TailEstimate::default();
     let portion = ((TASK << 6) / n).max(threads);
     for start in (0..rows).step_by(portion) {
@@ -165,7 +168,7 @@ pub fn tail_mass_of_drawn(
     options: &TailOptions,
 ) -> Result<TailEstimate, Error> {
     let delta = check(options, upper_bounds)?;
-    threads::count(options.threads, false)?;
+    let threads = threads::count(options.threads, upper_bounds.longest() > 2 * TASK)?;
     if upper_bounds.rows() != 1 {
         let remedy = "scores that are computed when drawn belong to one row";
         let (argument, got) = ("upper_bounds", upper_bounds.rows());
@@ -198,7 +201,7 @@ pub fn tail_mass_of_drawn(
     // The numbers of the kernel must not depend on modes that the caller has set.
     let _environment = threads::default_floats();
     let random = Random::new(options.seed, 0);
-    let (mut draws, urn) = Importance::new(upper_bounds, None, keep, 0, fetch, random)?;
+    let (mut draws, urn) = Importance::new(upper_bounds, None, keep, 0, fetch, random, threads)?;
     let mut result = TailEstimate::default();
     result.push(plan.estimate(&urn, |count, values| draws.draw(count, fetch, values))?);
     Ok(result)

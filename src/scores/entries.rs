@@ -1,6 +1,6 @@
 //! Single entries of a row, for what reads only a few of them.
 
-use super::{Kind, Mask, Scores};
+use super::{Data, Kind, Mask, Scores};
 use crate::error::Error;
 
 impl Scores<'_> {
@@ -41,8 +41,20 @@ impl Scores<'_> {
     }
 
     /// Writes a stretch of what is stored, widened exactly.
-    pub(crate) fn stretch64(&self, row: usize, start: usize, len: usize, to: &mut Vec<f64>) {
-        to.clear();
-        self.data.widen(self.span(row).start + start, len, to);
+    pub(crate) fn stretch64(&self, row: usize, start: usize, to: &mut [f64]) {
+        let start = self.span(row).start + start;
+        let stretch = start..start + to.len();
+        match self.data {
+            Data::F32(d) => widen(&d[stretch], to),
+            Data::F64(d) => to.copy_from_slice(&d[stretch]),
+            Data::F16(d) => widen(&d[stretch], to),
+            Data::Bf16(d) => widen(&d[stretch], to),
+        }
+    }
+}
+
+fn widen<T: Copy + Into<f64>>(from: &[T], to: &mut [f64]) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = from.into();
     }
 }
