@@ -310,6 +310,8 @@ pub enum Error {
         /// The offending value.
         value: f64,
         /// What is wrong with it.
+        problem: &'static str,
+    },
     /// A number has a value outside its range.
     #[error("{argument}{place} is {value}: {problem}")]
     Number {
@@ -347,6 +349,42 @@ pub enum Error {
         level: String,
         /// What is wrong with it.
         problem: &'static str,
+    },
+    /// More draws without replacement than there are items in a row's tail.
+    #[error(
+        "draws is {draws}, but the tail of {row} has only {items} keys to draw without replacement; \
+         draw at most that many, or certify the row",
+        row = .place.row()
+    )]
+    Draws {
+        /// The row.
+        place: Place,
+        /// How many draws were asked for.
+        draws: usize,
+        /// How many there could be.
+        items: usize,
+    },
+    /// An upper bound of a score is NaN or +inf.
+    #[error(
+        "upper_bounds{place} is {value}; a bound must be finite, or -inf for a key that weighs nothing"
+    )]
+    UpperBound {
+        /// Where.
+        place: Place,
+        /// The offending value.
+        value: f64,
+    },
+    /// A drawn score exceeds its upper bound.
+    #[error(
+        "upper_bounds{place} is {bound}, but the score there is {score}; pass bounds that no score exceeds"
+    )]
+    UpperBoundBroken {
+        /// Where.
+        place: Place,
+        /// The score.
+        score: f64,
+        /// What should have been its bound.
+        bound: f64,
     },
     /// The operating system refused to start worker threads.
     #[error("threads: could not start a pool of {threads} threads ({reason}); ask for fewer")]

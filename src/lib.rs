@@ -19,8 +19,9 @@
 //!
 //! Rows may be f32, f64, f16 or bf16, strided, ragged, masked and scaled: see [`Scores`]. [`certify`] judges any given set,
 //! with the same kernels or with an independent checker that shares none of them. [`keep_set`] finds one set for many
-//! rows, with a proven lower bound on the size of any such set. [`model`] says how many keys Gaussian scores need. Results have the same bits on every instruction set and
-//! for any number of threads.
+//! rows, with a proven lower bound on the size of any such set. [`bounds`] and [`output_error`] bound what truncation loses from
+//! less than a whole row, [`montecarlo`] from some of its keys, and [`model`] says how many keys Gaussian scores need. Results have
+//! the same bits on every instruction set and for any number of threads.
 
 pub mod bounds;
 mod certificate;
@@ -29,7 +30,9 @@ mod keepset;
 mod kernels;
 mod mass;
 pub mod model;
+pub mod montecarlo;
 mod order;
+mod random;
 mod scores;
 mod select;
 mod threads;

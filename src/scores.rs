@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use crate::error::{Error, Place};
 
+mod entries;
 mod keep;
 mod keys;
 mod values;

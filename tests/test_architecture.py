@@ -238,6 +238,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_terminal": {"jobs", "audit", "results", "errors"},
     "jobs": {"", "cache_format", "_page", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
     **dict.fromkeys(SUBJECTS, LENDING),
+    "bounds": LENDING | {"output"},
+    "_plan_command": {"", "_terminal", "errors", *SUBJECTS},
     "reproduce": {"", "cache_format", "_page", "_atomic", "errors", *SUBJECTS},
     "_page": {"errors"},
     "_kept": {"_arrays", "_rows", "results", "errors"},

@@ -6,7 +6,7 @@ certificate is a statement about real-number arithmetic on exactly the stored sc
 inside, not on top. Importing this package loads NumPy and nothing else.
 """
 
-from . import bounds, gaussian, windows
+from . import bounds, gaussian, montecarlo, windows
 from ._native import __version__, simd_level
 from .errors import CertkError
 from .keepset import keep_set
@@ -24,6 +24,7 @@ __all__ = [
     "certify",
     "gaussian",
     "keep_set",
+    "montecarlo",
     "select",
     "simd_level",
     "windows",

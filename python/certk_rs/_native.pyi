@@ -8,6 +8,7 @@ batch shape; lengths and radius are 1-D, of length `rows`, or 1 where one value 
 Every function raises `certk_rs.CertkError` for bad input and lets KeyboardInterrupt pass.
 """
 
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = [
     "keep_set",
     "kl_from_tail_mass",
     "log_log_slope",
+    "mean_bounds",
     "multi_gap",
     "output_error",
     "participation",
@@ -43,6 +45,8 @@ __all__ = [
     "smallest_k",
     "tail_mass",
     "tail_mass_from_kl",
+    "tail_mass_of_drawn",
+    "tail_mass_of_fraction",
     "threshold",
     "window_policy",
     "window_sizes",
@@ -247,7 +251,9 @@ def keep_fraction(
     sigma: NDArray[np.float64], eps: NDArray[np.float64]
 ) -> NDArray[np.float64]: ...  # both contiguous and of one shape; flat
 def threshold(sigma: NDArray[np.float64], eps: NDArray[np.float64]) -> NDArray[np.float64]: ...
-def tail_mass(sigma: NDArray[np.float64], fraction: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def tail_mass_of_fraction(
+    sigma: NDArray[np.float64], fraction: NDArray[np.float64]
+) -> NDArray[np.float64]: ...
 def fit_gaussian(
     scores: NDArray[Any],
     dtype: str,
@@ -311,6 +317,59 @@ def participation(
     causal_offset: object,
     threads: object,
 ) -> NDArray[np.float64]: ...
+def tail_mass(
+    scores: NDArray[Any],
+    dtype: str,
+    kind: object,
+    scale: object,
+    mask: NDArray[Any] | None,
+    mask_dtype: str | None,
+    lengths: NDArray[np.int64] | None,
+    indptr: NDArray[np.int64] | None,
+    causal_offset: object,
+    keep_mask: NDArray[np.bool_] | None,
+    keep_indptr: NDArray[np.int64] | None,
+    keep_indices: NDArray[np.int64] | None,
+    bounds: NDArray[Any] | None,
+    bounds_dtype: str | None,
+    options: tuple[
+        object, object, object, object, float | NDArray[np.float64] | None, bool, object
+    ],
+) -> tuple[
+    NDArray[np.float64],  # lower (rows,)
+    NDArray[np.float64],  # upper (rows,)
+    NDArray[np.float64],  # point (rows,)
+    NDArray[np.int64],  # draws used (rows,)
+]:
+    """Options are delta, draws, method, seed, eps, whether delta is for all rows, threads."""
+
+def tail_mass_of_drawn(
+    bounds: NDArray[Any],
+    dtype: str,
+    keep_mask: NDArray[np.bool_] | None,
+    keep_indptr: NDArray[np.int64] | None,
+    keep_indices: NDArray[np.int64] | None,
+    score: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    options: tuple[
+        object, object, object, object, float | NDArray[np.float64] | None, bool, object
+    ],
+) -> tuple[
+    NDArray[np.float64],  # lower (1,)
+    NDArray[np.float64],  # upper (1,)
+    NDArray[np.float64],  # point (1,)
+    NDArray[np.int64],  # draws used (1,)
+]:
+    """Do as `tail_mass` for one row whose scores are asked for where they are wanted."""
+
+def mean_bounds(
+    values: NDArray[np.float64],
+    population: object,
+    delta: object,
+    method_name: object,
+    horizon: object,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Confidence bounds (samples,) of a mean from values (samples, draws), in the order drawn."""
+
 def simd_level() -> str:
     """Name of the instruction-set level in use: portable, avx2, avx512 or neon."""
 

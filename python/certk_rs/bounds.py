@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import _arrays, _native
 from ._rows import budgets
 from .errors import CertkError
+from .output import OutputError, output_error
 
 Rule = Literal["exact", "single_gap", "multi_gap", "threshold"]
 Number = TypeVar("Number", np.float64, np.int64)

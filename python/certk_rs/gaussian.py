@@ -65,7 +65,7 @@ def tail_mass(sigma: ArrayLike, fraction: ArrayLike) -> NDArray[np.float64]:
     Raises:
         CertkError: An argument outside its range; the place is that in the broadcast shape.
     """
-    return _reshaped(_native.tail_mass, "sigma", sigma, "fraction", fraction)
+    return _reshaped(_native.tail_mass_of_fraction, "sigma", sigma, "fraction", fraction)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,9 @@ mod arrays;
 mod bounds;
 mod errors;
 mod keepset;
-mod output;
 mod model;
+mod montecarlo;
+mod output;
 mod results;
 mod select;
 
@@ -25,12 +26,15 @@ mod _native {
     #[pymodule_export]
     use super::keepset::keep_set;
     #[pymodule_export]
-    use super::output::{output_error, select_output};
     use super::model::{
         effective_entries, effective_exponent, expected_k, fit_gaussian, fit_window,
-        freezing_sigma, keep_fraction, log_log_slope, participation, tail_mass, threshold,
-        window_policy, window_sizes,
+        freezing_sigma, keep_fraction, log_log_slope, participation, tail_mass_of_fraction,
+        threshold, window_policy, window_sizes,
     };
+    #[pymodule_export]
+    use super::montecarlo::{mean_bounds, tail_mass, tail_mass_of_drawn};
+    #[pymodule_export]
+    use super::output::{output_error, select_output};
     #[pymodule_export]
     use super::results::{Certified, Selected};
     #[pymodule_export]

@@ -73,7 +73,7 @@ pub(super) fn threshold<'py>(
 
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
-pub(super) fn tail_mass<'py>(
+pub(super) fn tail_mass_of_fraction<'py>(
     py: Python<'py>,
     sigma: PyReadonlyArrayDyn<'py, f64>,
     fraction: PyReadonlyArrayDyn<'py, f64>,

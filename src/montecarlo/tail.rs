@@ -1,0 +1,313 @@
+//! Tail masses of rows from draws.
+
+use super::importance::{Fetch, Importance};
+use super::uniform::Uniform;
+use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
+use crate::error::{Error, Place};
+use crate::mass::{Slack, Split};
+use crate::random::Random;
+use crate::scores::{Keep, Kind, Mask, Scores};
+use crate::threads;
+
+/// What is asked of an estimate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TailOptions {
+    /// Failure probability of each end of each row's interval, in (0, 1).
+    pub delta: f64,
+    /// Whether delta is for all rows together; each then gets an equal share.
+    pub all_rows: bool,
+    /// How many draws a row gets, at most.
+    pub draws: usize,
+    /// Which confidence bound.
+    pub method: Method,
+    /// What the random numbers depend on, beside the row.
+    pub seed: u64,
+    /// Budgets, one or one per row: drawing stops once they are decided. Only with [`Method::Betting`].
+    pub eps: Option<Vec<f64>>,
+    /// How many threads; `None` for all available. Results do not depend on it.
+    pub threads: Option<usize>,
+}
+
+/// What draws say about the tail mass of each row.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TailEstimate {
+    /// Exceeds the real tail mass with probability at most delta.
+    pub lower: Vec<f64>,
+    /// Is below the real tail mass with probability at most delta.
+    pub upper: Vec<f64>,
+    /// The plain estimate, without a promise.
+    pub point: Vec<f64>,
+    /// Draws used.
+    pub draws: Vec<i64>,
+}
+
+/// What is known of a row before the first draw.
+pub(super) struct Urn {
+    /// Items to draw from without replacement; `None` with replacement.
+    pub(super) population: Option<usize>,
+    pub(super) dropped: usize,
+    pub(super) kept: usize,
+    /// The kept weights' sum.
+    pub(super) head: f64,
+    /// What the tail's sum is times the mean of what is drawn.
+    pub(super) unit: f64,
+    /// Whether all items are 1.
+    pub(super) equal: bool,
+    /// How far computed sums and weights may be off.
+    pub(super) slack: Slack,
+}
+
+impl Urn {
+    fn split(&self, mean: f64) -> Split {
+        let Urn { dropped, kept, head, unit, .. } = *self;
+        Split { tail: unit * mean, dropped, head, kept }
+    }
+}
+
+/// One row's interval.
+#[derive(Clone, Copy)]
+struct Estimate {
+    lower: f64,
+    upper: f64,
+    point: f64,
+    draws: usize,
+}
+
+/// The first number of draws at which an early stop is considered; it doubles from there.
+const FIRST_LOOK: usize = 32;
+const MOST_DRAWS: usize = u32::MAX as usize;
+/// Entries per task.
+const TASK: usize = 1 << 15;
+
+/// Bounds the tail mass of each row from a few of its tail's scores.
+///
+/// The promise, for each end of each row's interval: whatever the scores are, it is wrong with probability at most `delta`
+/// over the draws (for all rows together with `all_rows`), provided that the kept set was fixed before. The kept mass is
+/// computed in full and its rounding is inside the interval.
+///
+/// Without `upper_bounds` the tail is drawn uniformly without replacement, its largest weight being looked up beforehand (the
+/// row is read, but only what is kept or drawn is exponentiated). With them (rows of the same shape, natural-log units, each
+/// no smaller than `scale` times the score beside it) draws are by importance, with replacement, and only kept and drawn
+/// scores are read.
+///
+/// # Errors
+/// [`Error::Option`] for delta, draws; [`Error::Draws`]; [`Error::UpperBound`], [`Error::UpperBoundBroken`];
+/// [`Error::Conflict`] for `upper_bounds` with probabilities or an additive mask, or `eps` with another method than betting;
+/// whatever is wrong with scores or kept set.
+pub fn tail_mass(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    upper_bounds: Option<&Scores<'_>>,
+    options: &TailOptions,
+) -> Result<TailEstimate, Error> {
+    tail_mass_with(scores, keep, upper_bounds, options, &mut || Ok(()))
+}
+
+/// Does as [`tail_mass`], calling a hook between portions of rows.
+pub(crate) fn tail_mass_with(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    upper_bounds: Option<&Scores<'_>>,
+    options: &TailOptions,
+    hook: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<TailEstimate, Error> {
+    let rows = scores.rows();
+    let delta = check(options, scores)?;
+    keep.check(scores)?;
+    if let Some(bounds) = upper_bounds {
+        check_bounds(scores, bounds)?;
+    }
+    let n = scores.longest().max(1);
+    let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
+    // One row is shared out itself.
+    let inside = if rows == 1 { threads } else { 1 };
+    let one = |row: usize| {
+        let random = Random::new(options.seed, row as u64);
+        let eps = options.eps.as_ref().map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
+        let plan = Plan { options, delta, eps };
+        if let Some(bounds) = upper_bounds {
+            let fetch: &mut Fetch<'_> =
+                &mut |positions| positions.iter().map(|&j| scores.entry(row, j)).collect();
+            let (mut draws, urn) =
+                Importance::new(bounds, Some(scores), keep, row, fetch, random, inside)?;
+            return plan.estimate(&urn, |count, values| draws.draw(count, fetch, values));
+        }
+        let (mut draws, urn) = Uniform::new(scores, keep, row, random)?;
+        if urn.kept > 0 && urn.dropped > 0 && options.draws > urn.dropped {
+            let place = scores.place(row, None);
+            return Err(Error::Draws { place, draws: options.draws, items: urn.dropped });
+        }
+        plan.estimate(&urn, |count, values| {
+            draws.draw(count, values);
+            Ok(())
+        })
+    };
+    let mut result = TailEstimate::default();
+    let portion = ((TASK << 6) / n).max(threads);
+    for start in (0..rows).step_by(portion) {
+        let end = (start + portion).min(rows);
+        for estimate in threads::map(threads, start..end, (TASK / n).max(1), one)? {
+            result.push(estimate?);
+        }
+        hook()?;
+    }
+    Ok(result)
+}
+
+/// Does as [`tail_mass`] for one row whose scores are computed only where they are drawn or kept.
+///
+/// `upper_bounds` is that row; `fetch` returns the scores (natural-log units, -inf where masked) at the positions that it is
+/// given, the same for the same position whatever the seed.
+///
+/// # Errors
+/// As [`tail_mass`]; [`Error::Length`] if `fetch` returns another number of scores; whatever error it returns.
+pub fn tail_mass_of_drawn(
+    upper_bounds: &Scores<'_>,
+    keep: &Keep<'_>,
+    fetch: &mut dyn FnMut(&[usize]) -> Result<Vec<f64>, Error>,
+    options: &TailOptions,
+) -> Result<TailEstimate, Error> {
+    let delta = check(options, upper_bounds)?;
+    let threads = threads::count(options.threads, upper_bounds.longest() > 2 * TASK)?;
+    if upper_bounds.rows() != 1 {
+        let remedy = "scores that are computed when drawn belong to one row";
+        let (argument, got) = ("upper_bounds", upper_bounds.rows());
+        return Err(Error::Length { argument, got, expected: 1, remedy });
+    }
+    keep.check(upper_bounds)?;
+    let fetch: &mut Fetch<'_> = &mut |positions| {
+        if positions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let scores = fetch(positions)?;
+        if scores.len() != positions.len() {
+            let remedy = "score must return one score per position that it is given";
+            let (got, expected) = (scores.len(), positions.len());
+            return Err(Error::Length { argument: "score", got, expected, remedy });
+        }
+        for (&position, &score) in positions.iter().zip(&scores) {
+            let place = Place(vec![position]);
+            if score.is_nan() {
+                return Err(Error::ScoreNan { place });
+            }
+            if score == f64::INFINITY {
+                return Err(Error::ScoreInfinite { place });
+            }
+        }
+        Ok(scores)
+    };
+    let eps = options.eps.as_ref().map(|eps| eps[0]);
+    let plan = Plan { options, delta, eps };
+    // The numbers of the kernel must not depend on modes that the caller has set.
+    let _environment = threads::default_floats();
+    let random = Random::new(options.seed, 0);
+    let (mut draws, urn) = Importance::new(upper_bounds, None, keep, 0, fetch, random, threads)?;
+    let mut result = TailEstimate::default();
+    result.push(plan.estimate(&urn, |count, values| draws.draw(count, fetch, values))?);
+    Ok(result)
+}
+
+impl TailEstimate {
+    fn push(&mut self, estimate: Estimate) {
+        self.lower.push(estimate.lower);
+        self.upper.push(estimate.upper);
+        self.point.push(estimate.point);
+        self.draws.push(estimate.draws as i64);
+    }
+}
+
+struct Plan<'a> {
+    options: &'a TailOptions,
+    /// The share of a row.
+    delta: f64,
+    eps: Option<f64>,
+}
+
+impl Plan<'_> {
+    fn estimate(
+        &self,
+        urn: &Urn,
+        mut draw: impl FnMut(usize, &mut Vec<f64>) -> Result<(), Error>,
+    ) -> Result<Estimate, Error> {
+        if urn.kept == 0 || urn.dropped == 0 {
+            // All or nothing is lost, and of an empty row nothing.
+            let mass = if urn.dropped == 0 { 0.0 } else { 1.0 };
+            return Ok(Estimate { lower: mass, upper: mass, point: mass, draws: 0 });
+        }
+        let TailOptions { draws, method, .. } = *self.options;
+        let mut values = Vec::new();
+        let mut look = if self.eps.is_some() { FIRST_LOOK.min(draws) } else { draws };
+        loop {
+            draw(look - values.len(), &mut values)?;
+            let estimate = self.judge(urn, method, &values)?;
+            let decided = self.eps.is_some_and(|eps| estimate.upper <= eps || estimate.lower > eps);
+            if decided || look == draws {
+                return Ok(estimate);
+            }
+            look = (2 * look).min(draws);
+        }
+    }
+
+    fn judge(&self, urn: &Urn, method: Method, values: &[f64]) -> Result<Estimate, Error> {
+        let (population, horizon) = (urn.population, self.options.draws);
+        let confidence = Confidence { method, delta: self.delta, population, horizon };
+        let (low, high) = if urn.equal { (1.0, 1.0) } else { mean_bounds(values, &confidence)? };
+        let slack = urn.slack.widened(ROUNDED - 1.0);
+        let upper = urn.split(high).upper(slack.certify, slack.flush);
+        let lower = urn.split(low).lower(slack.certify, slack.flush).min(upper);
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let tail = urn.unit * mean;
+        let point = (tail / (tail + urn.head)).clamp(lower, upper);
+        Ok(Estimate { lower, upper, point, draws: values.len() })
+    }
+}
+
+/// Judges the options; returns each row's share of delta.
+fn check(options: &TailOptions, scores: &Scores<'_>) -> Result<f64, Error> {
+    check_delta(options.delta)?;
+    if !(1..=MOST_DRAWS).contains(&options.draws) {
+        return Err(Error::Option {
+            argument: "draws",
+            value: options.draws.to_string(),
+            problem: "it must lie between 1 and 2^32 - 1",
+        });
+    }
+    if let Some(eps) = &options.eps {
+        scores.check_eps(eps)?;
+        if options.method != Method::Betting {
+            return Err(Error::Conflict {
+                first: "eps",
+                second: "this method",
+                remedy: "only method=\"betting\" may be looked at before all draws are made",
+            });
+        }
+    }
+    if !options.all_rows || scores.rows() < 2 {
+        return Ok(options.delta);
+    }
+    let share = (options.delta / scores.rows() as f64).next_down();
+    check_delta(share)?;
+    Ok(share)
+}
+
+fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
+    let conflict = |second, remedy| Err(Error::Conflict { first: "upper_bounds", second, remedy });
+    if scores.kind == Kind::Probs {
+        return conflict("kind=\"probs\"", "pass logits, whose bounds are in natural-log units");
+    }
+    if matches!(scores.mask, Some(Mask::Additive(_))) {
+        return conflict("an additive mask", "add the biases to scores and bounds");
+    }
+    let lengths =
+        |rows: &Scores<'_>| (0..rows.rows()).map(|row| rows.span(row).n).collect::<Vec<usize>>();
+    if scores.rows() != bounds.rows() || lengths(scores) != lengths(bounds) {
+        let remedy = "one upper bound per score, in the same shape";
+        let (got, expected) = (entries(bounds), entries(scores));
+        return Err(Error::Length { argument: "upper_bounds", got, expected, remedy });
+    }
+    Ok(())
+}
+
+fn entries(rows: &Scores<'_>) -> usize {
+    (0..rows.rows()).map(|row| rows.span(row).n).sum()
+}

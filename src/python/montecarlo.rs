@@ -1,0 +1,208 @@
+//! Monte-Carlo tail masses, and the confidence bounds that they rest on.
+
+use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::{PyFloat, PyString};
+
+use super::arguments::{self, count, flag, integer, real};
+use super::arrays::{Budgets, Bytes, KeepArray, Rows};
+use super::errors::{CertkError, detached};
+use crate::error::Error;
+use crate::montecarlo::{self as core, Confidence, Method, TailEstimate, TailOptions};
+
+type Estimate<'py> = (
+    Bound<'py, PyArray1<f64>>,
+    Bound<'py, PyArray1<f64>>,
+    Bound<'py, PyArray1<f64>>,
+    Bound<'py, PyArray1<i64>>,
+);
+
+fn translated(py: Python<'_>, found: TailEstimate) -> Estimate<'_> {
+    let floats = |values| PyArray1::from_vec(py, values);
+    (
+        floats(found.lower),
+        floats(found.upper),
+        floats(found.point),
+        PyArray1::from_vec(py, found.draws),
+    )
+}
+
+fn method(name: &Bound<'_, PyAny>) -> PyResult<Method> {
+    match name.cast::<PyString>() {
+        Ok(name) => Ok(Method::named(name.to_str()?)?),
+        Err(_) => Ok(Method::named(&name.repr()?.to_string())?),
+    }
+}
+
+/// Delta, draws, method, seed, eps, whether delta is for all rows, threads.
+#[derive(FromPyObject)]
+pub(super) struct Options<'py>(
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Option<Budgets<'py>>,
+    Bound<'py, PyAny>,
+    Option<Bound<'py, PyAny>>,
+);
+
+impl Options<'_> {
+    fn read(&self) -> PyResult<TailOptions> {
+        let eps = self.4.as_ref().map(|eps| eps.slice().map(<[f64]>::to_vec)).transpose()?;
+        Ok(TailOptions {
+            delta: real("delta", &self.0)?,
+            draws: count("draws", &self.1, 1)?,
+            method: method(&self.2)?,
+            seed: integer("seed", &self.3, 0)?.unsigned_abs(),
+            eps,
+            all_rows: flag("all_rows", &self.5)?,
+            threads: arguments::threads(self.6.as_ref())?,
+        })
+    }
+}
+
+fn kept<'py>(
+    mask: Option<&Bound<'py, PyAny>>,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+    indices: Option<PyReadonlyArray1<'py, i64>>,
+) -> PyResult<KeepArray<'py>> {
+    match (mask, indptr, indices) {
+        (Some(mask), None, None) => Ok(KeepArray::Mask(Bytes::new(mask)?)),
+        (None, Some(indptr), Some(indices)) => Ok(KeepArray::Indices(indptr, indices)),
+        _ => Err(CertkError::new_err("keep must be given once, as a mask or as indices")),
+    }
+}
+
+/// Rows of numbers without any option.
+fn plain<'py>(
+    py: Python<'py>,
+    array: &Bound<'py, PyAny>,
+    dtype: &str,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+) -> PyResult<Rows<'py>> {
+    let kind = PyString::new(py, "logits").into_any();
+    let scale = PyFloat::new(py, 1.0).into_any();
+    Rows::new(array, dtype, &kind, &scale, None, None, None, indptr, None, None)
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn tail_mass<'py>(
+    py: Python<'py>,
+    scores: &Bound<'py, PyAny>,
+    dtype: &str,
+    kind: &Bound<'py, PyAny>,
+    scale: &Bound<'py, PyAny>,
+    mask: Option<&Bound<'py, PyAny>>,
+    mask_dtype: Option<&str>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    indptr: Option<PyReadonlyArray1<'py, i64>>,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    keep_mask: Option<&Bound<'py, PyAny>>,
+    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
+    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    bounds: Option<&Bound<'py, PyAny>>,
+    bounds_dtype: Option<&str>,
+    options: Options<'py>,
+) -> PyResult<Estimate<'py>> {
+    let bounds = match (bounds, bounds_dtype) {
+        (Some(bounds), Some(dtype)) => Some(plain(py, bounds, dtype, indptr.clone())?),
+        _ => None,
+    };
+    let rows = Rows::new(
+        scores,
+        dtype,
+        kind,
+        scale,
+        mask,
+        mask_dtype,
+        lengths,
+        indptr,
+        causal_offset,
+        None,
+    )?;
+    let scores = rows.scores()?;
+    let bounds = bounds.as_ref().map(Rows::scores).transpose()?;
+    let keep = kept(keep_mask, keep_indptr, keep_indices)?;
+    let mut strides = Vec::new();
+    let keep = keep.keep(&mut strides)?;
+    let options = options.read()?;
+    let found =
+        detached(py, |hook| core::tail_mass_with(&scores, &keep, bounds.as_ref(), &options, hook))?;
+    Ok(translated(py, found))
+}
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn tail_mass_of_drawn<'py>(
+    py: Python<'py>,
+    bounds: &Bound<'py, PyAny>,
+    dtype: &str,
+    keep_mask: Option<&Bound<'py, PyAny>>,
+    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
+    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    score: &Bound<'py, PyAny>,
+    options: Options<'py>,
+) -> PyResult<Estimate<'py>> {
+    let rows = plain(py, bounds, dtype, None)?;
+    let bounds = rows.scores()?;
+    let keep = kept(keep_mask, keep_indptr, keep_indices)?;
+    let mut strides = Vec::new();
+    let keep = keep.keep(&mut strides)?;
+    let options = options.read()?;
+    let score = score.as_unbound();
+    let mut raised = None;
+    let found = py.detach(|| {
+        let mut fetch = |positions: &[usize]| {
+            let asked = || {
+                Python::attach(|py| {
+                    let positions = positions.iter().map(|&position| position as i64);
+                    let scores = score.bind(py).call1((PyArray1::from_iter(py, positions),))?;
+                    let scores: PyReadonlyArray1<'_, f64> = scores.extract()?;
+                    Ok::<_, PyErr>(scores.as_array().to_vec())
+                })
+            };
+            asked().map_err(|error| {
+                raised = Some(error);
+                Error::Interrupted
+            })
+        };
+        core::tail_mass_of_drawn(&bounds, &keep, &mut fetch, &options)
+    });
+    match raised {
+        Some(error) => Err(error),
+        None => Ok(translated(py, found?)),
+    }
+}
+
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn mean_bounds<'py>(
+    py: Python<'py>,
+    values: PyReadonlyArray2<'py, f64>,
+    population: Option<&Bound<'py, PyAny>>,
+    delta: &Bound<'py, PyAny>,
+    method_name: &Bound<'py, PyAny>,
+    horizon: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>)> {
+    let population = population.map(|value| count("population", value, 1)).transpose()?;
+    let confidence = Confidence {
+        method: method(method_name)?,
+        delta: real("delta", delta)?,
+        population,
+        horizon: count("horizon", horizon, 1)?,
+    };
+    let (samples, draws) = (values.shape()[0], values.shape()[1]);
+    let values = values.as_slice().map_err(|_| {
+        CertkError::new_err("values must be contiguous; copy it with numpy.ascontiguousarray")
+    })?;
+    let (lower, upper): (Vec<f64>, Vec<f64>) = py.detach(|| {
+        (0..samples)
+            .map(|i| core::mean_bounds(&values[i * draws..(i + 1) * draws], &confidence))
+            .collect::<Result<Vec<_>, Error>>()
+            .map(|bounds| bounds.into_iter().unzip())
+    })?;
+    Ok((PyArray1::from_vec(py, lower), PyArray1::from_vec(py, upper)))
+}

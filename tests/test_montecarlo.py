@@ -1,0 +1,598 @@
+"""Monte-Carlo tail masses: the failure probability is a promise, so small cases are enumerated.
+
+For populations of up to 12 items every sample is handed to the library's bounds (in every order
+where order matters), and the fraction of them that miss the true mean, an exact rational, must not
+exceed delta. The formulas are computed again with mpmath.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import combinations, permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+
+import certk_rs as ck
+from certk_rs import _native
+
+METHODS = ("betting", "bernstein", "hoeffding")
+WEIGHTS: dict[str, Callable[[int], list[float]]] = {
+    "constant": lambda n: [0.625] * n,
+    "ones": lambda n: [1.0] * n,
+    "spike": lambda n: [1.0] + [0.0] * (n - 1),
+    "hole": lambda n: [0.0] + [1.0] * (n - 1),
+    "two-level": lambda n: [1.0] * (n // 2) + [0.125] * (n - n // 2),
+    "zero-one": lambda n: [1.0] * (n // 3) + [0.0] * (n - n // 3),
+    "geometric": lambda n: [0.5**i for i in range(n)],
+}
+DELTAS = (0.9, 0.5, 0.2, 0.05, 0.01)
+
+
+def bounds(values: Any, population: int | None, delta: float, method: str) -> Any:
+    array = np.ascontiguousarray(values, dtype=np.float64)
+    return _native.mean_bounds(array, population, delta, method, array.shape[1])
+
+
+def missed(ends: Any, mean: Fraction) -> tuple[int, int]:
+    """How many lower and upper ends are on the wrong side of the exact mean."""
+    low, high = ends
+    wrong_low = sum(Fraction(v) > mean for v in np.unique(low) for _ in range((low == v).sum()))
+    wrong_high = sum(Fraction(v) < mean for v in np.unique(high) for _ in range((high == v).sum()))
+    return wrong_low, wrong_high
+
+
+def check_coverage(samples: np.ndarray, population: int | None, mean: Fraction) -> int:
+    """Every method and delta; returns how many ends missed in all."""
+    misses = 0
+    for method in METHODS:
+        for delta in DELTAS:
+            counts = missed(bounds(samples, population, delta, method), mean)
+            for count in counts:
+                assert Fraction(count, len(samples)) <= Fraction(delta), (method, delta)
+            misses += sum(counts)
+    return misses
+
+
+def ordered(weights: list[float], m: int) -> np.ndarray:
+    return np.array(list(permutations(weights, m)))
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 1), (3, 2), (5, 5), (7, 4), (7, 6), (12, 3)])
+def test_every_ordered_sample_without_replacement(name: str, n: int, m: int) -> None:
+    weights = WEIGHTS[name](n)
+    mean = sum(map(Fraction, weights), Fraction(0)) / n
+    check_coverage(ordered(weights, m), n, mean)
+
+
+@pytest.mark.parametrize("name", ["two-level", "zero-one", "spike", "hole"])
+@pytest.mark.parametrize("m", [4, 6, 8])
+def test_every_order_of_twelve_items_of_two_kinds(name: str, m: int) -> None:
+    """Items of one kind are alike, so patterns are enumerated, each with its exact probability."""
+    n = 12
+    weights = WEIGHTS[name](n)
+    high, low = max(weights), min(weights)
+    many = weights.count(high)
+    mean = sum(map(Fraction, weights), Fraction(0)) / n
+    patterns, chances = [], []
+    for positions in (c for k in range(m + 1) for c in combinations(range(m), k)):
+        k = len(positions)
+        if k > many or m - k > n - many:
+            continue
+        patterns.append([high if i in positions else low for i in range(m)])
+        chances.append(Fraction(math.perm(many, k) * math.perm(n - many, m - k), math.perm(n, m)))
+    assert sum(chances) == 1
+    for method in METHODS:
+        for delta in DELTAS:
+            lower, upper = bounds(patterns, n, delta, method)
+            for wrong in (
+                [Fraction(v) > mean for v in lower],
+                [Fraction(v) < mean for v in upper],
+            ):
+                failure = sum((c for c, bad in zip(chances, wrong, strict=True) if bad), Fraction())
+                assert failure <= Fraction(delta), (method, delta)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize(("n", "m"), [(2, 10), (3, 7), (4, 5), (12, 3)])
+def test_every_sample_with_replacement(name: str, n: int, m: int) -> None:
+    weights = WEIGHTS[name](n)
+    mean = sum(map(Fraction, weights), Fraction(0)) / n
+    check_coverage(np.array(list(product(weights, repeat=m))), None, mean)
+
+
+def test_the_enumeration_can_fail() -> None:
+    """Large deltas do miss, so that a bound that is too bold would be seen."""
+    weights = WEIGHTS["zero-one"](7)
+    mean = Fraction(2, 7)
+    assert check_coverage(ordered(weights, 6), 7, mean) > 0
+    samples = np.array(list(product([0.0, 1.0], repeat=10)))
+    for method in ("betting", "hoeffding"):
+        lower, upper = bounds(samples, None, 0.5, method)
+        wrong = max(np.mean(lower > 0.5), np.mean(upper < 0.5))
+        assert wrong > 0.05, method
+
+
+@pytest.mark.parametrize("population", [None, 9])
+def test_betting_holds_at_all_looks_together(population: int | None) -> None:
+    """A sequence fails if any of its prefixes does; the interval only ever shrinks."""
+    values, delta, m = [0.0, 0.0, 0.125, 0.25, 0.5, 0.5, 1.0, 1.0, 1.0], 0.3, 5
+    mean = sum(map(Fraction, values), Fraction(0)) / 9
+    samples = ordered(values, m) if population else np.array(list(product(values[::2], repeat=m)))
+    if not population:
+        mean = sum(map(Fraction, values[::2]), Fraction(0)) / 5
+    failed = np.zeros(len(samples), dtype=bool)
+    last = np.ones(len(samples))
+    for t in range(1, m + 1):
+        _, upper = _native.mean_bounds(
+            np.ascontiguousarray(samples[:, :t]), population, delta, "betting", m
+        )
+        assert (upper <= last + 1e-9).all()
+        last = upper
+        failed |= np.array([Fraction(v) < mean for v in upper])
+    assert Fraction(int(failed.sum()), len(samples)) <= Fraction(delta)
+
+
+# ------------------------------------------------------------------------- the formulas again
+
+
+def shrinking(m: int, population: int | None) -> mpf:
+    if population is None:
+        return mpf(1)
+    return min(1 - mpf(m - 1) / population, (1 - mpf(m) / population) * (1 + mpf(1) / m))
+
+
+def reference(values: list[float], population: int | None, delta: float, method: str) -> mpf:
+    """The upper bound in 50 digits, from the papers."""
+    x, m, d = [mpf(v) for v in values], len(values), mpf(delta)
+    mean = sum(x) / m
+    rho = shrinking(m, population)
+    if method == "hoeffding":
+        return mean + mp.sqrt(rho * mp.log(1 / d) / (2 * m))
+    variance = sum((v - mean) ** 2 for v in x) / m
+    if method == "bernstein" and population:
+        kappa, log = mpf(7) / 3 + 3 / mp.sqrt(2), mp.log(5 / d)
+        return mean + mp.sqrt(variance * 2 * rho * log / m) + kappa * log / m
+    if method == "bernstein":
+        log = mp.log(2 / d)
+        unbiased = variance * m / (m - 1)
+        return mean + mp.sqrt(2 * unbiased * log / m) + 7 * log / (3 * (m - 1))
+
+    def richest(candidate: mpf) -> mpf:
+        capital, best = mpf(1), mpf(1)
+        total, squares = mpf(0), mpf(1) / 4
+        for t, value in enumerate(x):
+            expected = (
+                (population * candidate - total) / (population - t) if population else candidate
+            )
+            if expected > 1:
+                return mp.inf
+            if expected < 0:
+                return best
+            bet = mp.sqrt(2 * mp.log(1 / d) / (m * squares / (t + 1)))
+            if expected < 1:
+                bet = min(bet, mpf(3) / 4 / (1 - expected))
+            capital *= 1 + bet * (expected - value)
+            best = max(best, capital)
+            total += value
+            squares += (value - (mpf(1) / 2 + total) / (t + 2)) ** 2
+        return best
+
+    low, high = mpf(0), mpf(1)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if richest(middle) >= 1 / d:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("population", [None, 60, 1000, 10**9])
+@pytest.mark.parametrize("delta", [0.5, 0.05, 1e-6, 1e-300])
+def test_the_formulas_in_fifty_digits(method: str, population: int | None, delta: float) -> None:
+    rng = np.random.default_rng(7)
+    for draw in (
+        rng.random(50),
+        rng.random(50) ** 8,
+        np.full(50, 0.9),
+        0.9 + 0.05 * rng.random(50),
+        (rng.random(50) < 0.1) * 1.0,
+        2.0 ** -rng.integers(0, 40, 50),
+    ):
+        lower, upper = (v[0] for v in bounds([draw], population, delta, method))
+        with mp.workdps(50):
+            total = mp.fsum(map(mpf, draw.tolist()))
+            ceiling = mpf(1) if population is None else (total + population - 50) / population
+            want = min(reference(draw.tolist(), population, delta, method), ceiling, mpf(1))
+            assert mpf(upper) >= min(want, 1) * (1 - mpf(10) ** -17)
+            assert mpf(upper) <= want * (1 + mpf(10) ** -8) + mpf(10) ** -12
+            complements = [float(1 - v) for v in draw]
+            other = min(reference(complements, population, delta, method), mpf(1))
+            floor = mpf(0) if population is None else total / population
+            want = max(1 - other, floor, mpf(0))
+            assert mpf(lower) <= want * (1 + mpf(10) ** -17)
+            assert mpf(lower) >= want * (1 - mpf(10) ** -8) - mpf(10) ** -8
+
+
+def test_a_population_that_was_drawn_whole_is_known() -> None:
+    values = np.random.default_rng(0).random((1, 12))
+    mean = sum(map(Fraction, values[0].tolist()), Fraction(0)) / 12
+    for method in METHODS:
+        lower, upper = (float(v[0]) for v in bounds(values, 12, 1e-9, method))
+        assert Fraction(lower) <= mean <= Fraction(upper)
+        assert upper - lower < 1e-13
+
+
+# ------------------------------------------------------------------------------- rows of scores
+
+
+def exact_tail(scores: np.ndarray, kept: np.ndarray, scale: float = 1.0) -> mpf:
+    """The tail mass in 40 digits; -inf is masked."""
+    with mp.workdps(40):
+        weights = [mp.exp(mpf(float(s)) * mpf(scale)) for s in scores]
+        live = [w if s > -np.inf else mpf(0) for w, s in zip(weights, scores, strict=True)]
+        return mp.fsum(w for w, k in zip(live, kept, strict=True) if not k) / mp.fsum(live)
+
+
+def row(n: int, dtype: str = "float32", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    scores = (2 * rng.standard_normal(n)).astype(dtype)
+    kept = np.zeros(n, dtype=bool)
+    kept[np.argsort(-scores.astype(np.float64))[: n // 4]] = True
+    return scores, kept
+
+
+def misses_allowed(trials: int, delta: float) -> int:
+    """So many misses happen with probability below 1e-9 if each has probability delta."""
+    tail, count = 1.0, 0
+    while tail > 1e-9:
+        tail -= math.comb(trials, count) * delta**count * (1 - delta) ** (trials - count)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("importance", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_intervals_hold_the_truth(method: Any, importance: bool, dtype: str) -> None:
+    delta, trials = 0.1, 200
+    scores, kept = row(300, dtype)
+    scale = -0.7 if dtype == "float64" else 1.0
+    truth = exact_tail(scores, kept, scale)
+    noise = np.random.default_rng(1).random(300) * 0.5
+    upper = scores.astype(np.float64) * scale + noise if importance else None
+    low = high = 0
+    for seed in range(trials):
+        estimate = ck.montecarlo.tail_mass(
+            scores, kept, delta=delta, draws=60, method=method, seed=seed,
+            upper_bounds=upper, scale=scale,
+        )  # fmt: skip
+        low += mpf(float(estimate.lower)) > truth
+        high += mpf(float(estimate.upper)) < truth
+        assert estimate.lower <= estimate.point <= estimate.upper
+    assert max(low, high) <= misses_allowed(trials, delta)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drawing_the_whole_tail_is_exact(method: Any) -> None:
+    for seed, dtype in enumerate(["float16", "float32", "float64"]):
+        scores, kept = row(97, dtype, seed)
+        estimate = ck.montecarlo.tail_mass(
+            scores, kept, delta=1e-9, draws=int((~kept).sum()), method=method, seed=seed
+        )
+        truth = exact_tail(scores, kept)
+        assert mpf(float(estimate.lower)) <= truth <= mpf(float(estimate.upper))
+        assert estimate.upper - estimate.lower <= 1e-9 * estimate.upper
+
+
+def test_probs_are_weights() -> None:
+    weights = np.array([0.5, 0.25, 0.125, 0.0625, 0.03125, 0.0])
+    estimate = ck.montecarlo.tail_mass(weights, [0, 1], delta=0.1, draws=3, seed=0, kind="probs")
+    truth = Fraction(7, 31)
+    assert Fraction(float(estimate.lower)) <= truth <= Fraction(float(estimate.upper))
+    assert estimate.upper - estimate.lower < 1e-9
+
+
+def test_degenerate_rows_are_exact() -> None:
+    def ends(scores: Any, keep: Any, **more: Any) -> tuple[float, float]:
+        found = ck.montecarlo.tail_mass(scores, keep, delta=0.1, draws=1, seed=0, **more)
+        return float(found.lower), float(found.upper)
+
+    assert ends([0.0], [0]) == (0.0, 0.0)
+    assert ends([0.0, 1.0], [0, 1]) == (0.0, 0.0)
+    assert ends([0.0, -np.inf], [0]) == (0.0, 0.0)
+    assert ends([0.0], np.array([False])) == (1.0, 1.0)
+    assert ends([-np.inf, -np.inf], [0]) == (0.0, 0.0)
+    for more in ({}, {"upper_bounds": [0.0] * 8}):
+        low, high = ends([0.0] * 8, [0, 1], **more)
+        assert Fraction(low) <= Fraction(3, 4) <= Fraction(high)
+        if not more:
+            assert high - low < 1e-11
+    assert ends([0.0, 1.0], [0, 1], upper_bounds=[0.0, 1.0]) == (0.0, 0.0)
+    assert ends([0.0, 1.0], [0], upper_bounds=[0.0, -np.inf], mask=[True, False]) == (0.0, 0.0)
+
+
+def test_far_scores_do_not_overflow() -> None:
+    for scores in ([3e38, -3e38, 0.0], [0.0, -720.0, -1e30]):
+        data = np.array(scores, dtype=np.float32)
+        found = ck.montecarlo.tail_mass(data, [0], delta=0.1, draws=1, seed=0)
+        assert 0.0 <= found.lower <= found.upper < 1e-300
+        found = ck.montecarlo.tail_mass(data, [2], delta=0.1, draws=2, seed=0)
+        assert found.upper == 1.0
+    low = np.array([0.0, -1e30, -5.0])
+    found = ck.montecarlo.tail_mass(low, [0], delta=0.01, draws=64, seed=0, upper_bounds=low)
+    assert found.lower <= math.exp(-5) / (1 + math.exp(-5)) <= found.upper
+    with pytest.raises(ck.CertkError, match="upper_bounds"):
+        ck.montecarlo.tail_mass(
+            low + 1e13, [0], delta=0.1, draws=9, seed=0, upper_bounds=low + 1e13
+        )
+
+
+def test_draws_are_in_proportion_to_the_bounds() -> None:
+    upper = np.log(np.array([8.0, 4.0, 2.0, 1.0, 0.5, 100.0]))
+    seen: list[int] = []
+
+    def score(positions: np.ndarray) -> np.ndarray:
+        seen.extend(positions.tolist())
+        return upper[positions] - 0.125
+
+    found = ck.montecarlo.tail_mass(
+        None, [5], delta=1e-6, draws=40_000, seed=3, upper_bounds=upper, score=score
+    )
+    counts = np.bincount(seen[1:], minlength=6)  # the first request is for the kept key
+    assert seen[0] == 5
+    assert counts[5] == 0
+    expected = 40_000 * np.array([8, 4, 2, 1, 0.5]) / 15.5
+    assert (np.abs(counts[:5] - expected) < 6 * np.sqrt(expected)).all()
+    truth = 15.5 / 115.5
+    assert found.lower <= truth <= found.upper
+    assert found.upper - found.lower < 0.002
+
+
+def test_uniform_draws_are_uniform_and_do_not_come_back() -> None:
+    """Point estimates of one draw name the key that was drawn."""
+    weights = np.array([64.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    counts: dict[float, int] = {}
+    for seed in range(3000):
+        found = ck.montecarlo.tail_mass(
+            weights, [0], delta=0.5, draws=1, seed=seed, kind="probs", threads=1
+        )
+        key = round(float(found.point) / (1 - float(found.point)) * 64 / 5, 6)
+        counts[key] = counts.get(key, 0) + 1
+    assert len(counts) <= 5
+    assert sum(counts.values()) == 3000
+    assert max(abs(count - 600) for count in counts.values()) < 6 * math.sqrt(600)
+
+
+@pytest.mark.parametrize("importance", [False, True])
+def test_the_same_draws_for_any_number_of_threads(importance: bool) -> None:
+    rng = np.random.default_rng(5)
+    scores = rng.standard_normal((3, 40, 700)).astype(np.float32)
+    kept = rng.random(scores.shape) < 0.2
+    upper = scores + 0.25 if importance else None
+    found = [
+        ck.montecarlo.tail_mass(
+            scores, kept, delta=1e-3, draws=100, seed=9, upper_bounds=upper, threads=threads
+        )
+        for threads in (1, 2, 5)
+    ]
+    for other in found[1:]:
+        assert np.array_equal(found[0].upper, other.upper)
+        assert np.array_equal(found[0].lower, other.lower)
+    assert found[0].upper.shape == (3, 40)
+    alone = ck.montecarlo.tail_mass(
+        scores[0, :7], kept[0, :7], delta=1e-3, draws=100, seed=9,
+        upper_bounds=None if upper is None else upper[0, :7],
+    )  # fmt: skip
+    assert np.array_equal(found[0].upper[0, :7], alone.upper)
+    truth = ck.certify(scores, kept)
+    assert (found[0].lower <= truth.tail_mass_upper).all()
+    assert (found[0].upper >= truth.tail_mass_lower).all()
+
+
+def test_levels_agree() -> None:
+    code = """
+import numpy as np, certk_rs as ck
+x = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32) * 3
+f = ck.montecarlo.tail_mass(x, [[0]] * 4, delta=.01, draws=99, seed=1, upper_bounds=x + .1)
+print([v.hex() for v in (*f.upper.tolist(), *f.lower.tolist())])
+"""
+    outputs = set()
+    for level in ("portable", None):
+        env = {"CERTK_LEVEL": level} if level else {}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, check=True, env={**os.environ, **env},
+        )  # fmt: skip
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+
+
+def test_row_options_are_those_of_certify() -> None:
+    rng = np.random.default_rng(11)
+    scores = rng.standard_normal((3, 50))
+    options: dict[str, Any] = {"lengths": [50, 40, 30], "mask": rng.random((3, 50)) < 0.9}
+    keep = rng.random((3, 50)) < 0.5
+    truth = ck.certify(scores, keep, scale=0.5, **options)
+    for upper in (None, scores * 0.5 + 0.01):
+        found = ck.montecarlo.tail_mass(
+            scores, keep, delta=1e-9, draws=10, seed=1, scale=0.5, upper_bounds=upper, **options
+        )
+        assert (found.lower <= truth.tail_mass_upper).all()
+        assert (found.upper >= truth.tail_mass_lower).all()
+    flat, indptr = scores.reshape(-1), [0, 20, 20, 150]
+    found = ck.montecarlo.tail_mass(
+        flat, [[0], [], [1, 2]], delta=1e-3, draws=5, seed=1, indptr=indptr,
+        upper_bounds=flat + 0.25,
+    )  # fmt: skip
+    assert found.upper.shape == (3,)
+    assert found.upper[1] == 0.0
+    truth = ck.certify(flat, [[0], [], [1, 2]], indptr=indptr)
+    assert (found.upper >= truth.tail_mass_lower).all()
+
+
+def test_the_family_shares_delta_out() -> None:
+    scores = np.random.default_rng(2).standard_normal((8, 400))
+    keep = np.zeros(scores.shape, dtype=bool)
+    keep[:, :100] = True
+    options: dict[str, Any] = {"draws": 80, "seed": 4}
+    each = ck.montecarlo.tail_mass(scores, keep, delta=0.01 / 8, **options)
+    all_rows = ck.montecarlo.tail_mass(scores, keep, delta=0.01, family="all", **options)
+    np.testing.assert_allclose(each.upper, all_rows.upper, rtol=1e-8)
+    assert (all_rows.delta, all_rows.family, all_rows.seed) == (0.01, "all", 4)
+    assert all_rows.method == "betting"
+
+
+def test_drawing_stops_once_the_budget_is_decided() -> None:
+    scores, kept = row(20_000)
+    truth = float(exact_tail(scores, kept))
+    upper = scores + np.float32(0.125)
+    options: dict[str, Any] = {"delta": 1e-3, "draws": 16_384, "seed": 0, "upper_bounds": upper}
+    full = ck.montecarlo.tail_mass(scores, kept, **options)
+    assert full.draws == 16_384
+    for eps, certified in ((truth * 1.3, True), (truth * 0.7, False)):
+        found = ck.montecarlo.tail_mass(scores, kept, eps=eps, **options)
+        assert found.draws < 16_384
+        assert (found.upper <= eps) == certified
+        assert (found.lower > eps) != certified
+
+
+def test_a_confidence_sequence() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.random(500).astype(np.float32)
+    sequence = ck.montecarlo.Confidence(0.01, horizon=500)
+    assert sequence.interval() == (0.0, 1.0)
+    widths = []
+    for part in np.split(values, 10):
+        low, high = sequence.feed(part).interval()
+        assert low <= 0.5 <= high
+        widths.append(high - low)
+    assert sequence.draws == 500
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < 0.2
+    finite = ck.montecarlo.Confidence(0.01, population=3).feed([0.0, 1.0])
+    assert finite.draws == 2
+    with pytest.raises(ck.CertkError, match="population"):
+        finite.feed([0.5, 0.5])
+    with pytest.raises(ck.CertkError, match="values"):
+        finite.feed([1.5])
+    assert finite.feed([0.5]).interval() == pytest.approx((0.5, 0.5))
+
+
+def test_the_clt_is_no_bound() -> None:
+    """One spike among many: the normal interval misses nearly always, ours never does."""
+    values = np.zeros(50)
+    low, high = ck.montecarlo.clt_interval(values, 0.01)
+    assert (low, high) == (0.0, 0.0)
+    _, upper = bounds([values], None, 0.01, "betting")
+    assert upper[0] > 0.02
+    low, high = ck.montecarlo.clt_interval(np.arange(100) / 100, 0.025)
+    assert high - low == pytest.approx(
+        2 * 1.95996 * np.std(np.arange(100) / 100, ddof=1) / 10, 1e-4
+    )
+    assert "NO GUARANTEE" in (ck.montecarlo.clt_interval.__doc__ or "")
+    for bad in ([0.5], [[0.5, 0.5]]):
+        with pytest.raises(ck.CertkError, match="values"):
+            ck.montecarlo.clt_interval(bad, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delta": 0.0}, "delta is 0"),
+        ({"delta": 1.0}, "delta is 1"),
+        ({"delta": math.nan}, "delta is NaN"),
+        ({"delta": -0.1}, "delta is -0.1"),
+        ({"draws": 4}, "draws is 4, but the tail of the row has only 3"),
+        ({"draws": 0}, "draws is 0"),
+        ({"draws": 2.5}, "draws"),
+        ({"draws": 2**40, "upper_bounds": [1.0] * 4}, "draws"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 0.5}, "seed"),
+        ({"method": "clt"}, "method"),
+        ({"method": 3}, "method"),
+        ({"family": "rows"}, "family"),
+        ({"threads": 0}, "threads"),
+        ({"keep": [7]}, "keep"),
+        ({"eps": 1.5}, "eps"),
+        ({"eps": 0.1, "method": "hoeffding"}, "eps cannot be combined"),
+        ({"upper_bounds": [1.0] * 3}, "upper_bounds"),
+        ({"upper_bounds": [1.0, 2.0, math.nan, 1.0]}, r"upper_bounds\[2\] is NaN"),
+        ({"upper_bounds": [1.0, math.inf, 1.0, 1.0]}, r"upper_bounds\[1\] is inf"),
+        ({"upper_bounds": [-9.0] * 4}, r"upper_bounds\[\d\] is -9, but the score there is"),
+        ({"upper_bounds": [1.0] * 4, "kind": "probs"}, "upper_bounds cannot"),
+        ({"upper_bounds": [1.0] * 4, "mask": [0.0] * 4}, "upper_bounds cannot"),
+        ({"score": lambda i: i * 0.0}, "scores and score are both given"),
+        ({"score": lambda i: i * 0.0, "scores": None}, "upper_bounds"),
+        ({"scores": None}, "scores is None"),
+        ({"scores": [0.0, math.nan, 0.0, 0.0]}, r"scores\[1\] is NaN"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "scores": [0.5, 0.25, 0.125, 0.0625], "keep": [0], "delta": 0.1, "draws": 2, "seed": 0,
+    }  # fmt: skip
+    arguments |= change
+    scores, keep = arguments.pop("scores"), arguments.pop("keep")
+    with pytest.raises(ck.CertkError, match=message):
+        ck.montecarlo.tail_mass(scores, keep, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda i: np.zeros(i.size + 1), "score returned shape"),
+        (lambda i: np.full(i.size, np.nan), r"scores\[0\] is NaN"),
+        (lambda i: np.full(i.size, np.inf), r"scores\[0\] is \+inf"),
+        (lambda i: i, "score"),
+        (lambda i: np.full(i.size, 3.0), "upper_bounds"),
+    ],
+)
+def test_bad_computed_scores_are_named(score: Any, message: str) -> None:
+    with pytest.raises(ck.CertkError, match=message):
+        ck.montecarlo.tail_mass(
+            None, [0], delta=0.1, draws=9, seed=0, upper_bounds=np.zeros(5), score=score
+        )
+
+
+def test_an_error_of_the_callers_function_is_the_callers() -> None:
+    def score(positions: np.ndarray) -> np.ndarray:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        ck.montecarlo.tail_mass(
+            None, [0], delta=0.1, draws=9, seed=0, upper_bounds=np.zeros(5), score=score
+        )
+
+
+def test_a_million_keys_to_ten_per_cent() -> None:
+    """Bounds within .2 nats, d = 128, delta = 1e-6: the width is below a tenth of the tail."""
+    n, d = 1_000_000, 128
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal(d).astype(np.float32)
+    keys = rng.standard_normal((n, d), dtype=np.float32) / np.float32(math.sqrt(d))
+    scores = keys @ query * 2
+    upper = scores + np.float32(0.2) * rng.random(n, dtype=np.float32) + np.float32(1e-3)
+    keep = np.argpartition(-scores, 2000)[:2000]
+    found = ck.montecarlo.tail_mass(
+        None, keep, delta=1e-6, draws=1024, seed=1, upper_bounds=upper,
+        score=lambda i: keys[i] @ query * 2,
+    )  # fmt: skip
+    mask = np.zeros(n, dtype=bool)
+    mask[keep] = True
+    truth = ck.certify(scores, mask)
+    # The odds are the tail relative to the kept mass.
+    low, high, real = (v / (1 - v) for v in (found.lower, found.upper, truth.tail_mass_upper))
+    assert low <= real * (1 + 1e-5)
+    assert high >= real * (1 - 1e-5)
+    assert high - low <= 0.1 * real
