@@ -65,7 +65,9 @@ pub(crate) fn effective_entries_with(
 /// Exact, in wide integers.
 fn count_weights(weights: &[f64], eps: f64) -> usize {
     let mut total = ExactSum::new();
-    weights.iter().for_each(|weight| total.add(*weight));
+    for &weight in weights {
+        total.add(weight);
+    }
     weights.partition_point(|&weight| {
         let mut one = ExactSum::new();
         one.add(weight);

@@ -14,7 +14,7 @@ use super::normal::{hazard, log_survival, quantile, survival};
 
 /// Refuses a standard deviation that is negative, infinite or NaN.
 pub(super) fn check_sigma(sigma: f64) -> Result<(), Error> {
-    if sigma >= 0.0 && sigma < f64::INFINITY {
+    if (0.0..f64::INFINITY).contains(&sigma) {
         return Ok(());
     }
     let problem = "pass a finite standard deviation >= 0, in natural-log units";
@@ -199,7 +199,9 @@ fn fit_row(mut keys: Vec<f64>, meaning: Keys64, eps: Option<f64>) -> RowFit {
     let scale = match meaning.law {
         Law::Exp { scale } => scale,
         Law::Weight => {
-            keys.iter_mut().for_each(|key| *key = libm::log(*key));
+            for key in &mut keys {
+                *key = libm::log(*key);
+            }
             1.0
         }
     };

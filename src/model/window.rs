@@ -42,6 +42,7 @@ impl WindowPolicy {
     ///
     /// # Errors
     /// [`Error::Number`] for `n = 0`.
+    #[allow(clippy::cast_sign_loss)] // the size is that of a positive number
     pub fn size(&self, n: u64) -> Result<u64, Error> {
         if n == 0 {
             return Err(refuse("n", &[], 0.0, "pass a number of keys of at least 1"));
@@ -89,7 +90,7 @@ pub fn fit_window(n: &[f64], k: &[f64], level: f64) -> Result<Line, Error> {
         return Err(Error::Length { argument: "k", got: k.len(), expected: n.len(), remedy });
     }
     for (i, (&n, &k)) in n.iter().zip(k).enumerate() {
-        if !(n >= 1.0 && n < f64::INFINITY) {
+        if !(1.0..f64::INFINITY).contains(&n) {
             return Err(refuse("n", &[i], n, "pass finite numbers of keys of at least 1"));
         }
         if !(k > 0.0 && k < f64::INFINITY) {
