@@ -1,6 +1,6 @@
 //! Counter-based random numbers keyed by (seed, row).
 //!
-//! The generator is ChaCha with twelve rounds, as `rand_chacha` has it: the seed, little-endian, is the first eight of the 32
+//! The generator is `ChaCha` with twelve rounds, as `rand_chacha` has it: the seed, little-endian, is the first eight of the 32
 //! bytes of the key (the rest is zero), and the row is the stream. What a row draws depends on nothing else, in particular
 //! neither on threads nor on the order in which rows are worked on.
 

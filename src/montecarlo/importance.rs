@@ -9,7 +9,7 @@
 //! kernel's weights are off by at most 2^-15.8 (`mass`: x rounds to f32, u|x| <= 87.4u, and 216u), so that enlarging them by
 //! 2^-13 makes them upper bounds, also of scores that exceed their bounds by a rounding.
 
-use super::tail::Urn;
+use super::tail::{Fetch, Urn};
 use crate::error::Error;
 use crate::kernels::{Shifted, Simd};
 use crate::mass::{self, Compensated, Slack};
@@ -27,9 +27,6 @@ const WHOLE: f64 = 4_503_599_627_370_496.0;
 const ENLARGED: f64 = 1.0 + 1.0 / 8192.0;
 /// The largest error of a score (nats) that the enlargement covers.
 const MOST_ERROR: f64 = 1.0 / 131_072.0;
-
-/// The scores at some positions of a row, natural-log units, -inf where masked.
-pub(super) type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
 
 /// The integer weights of one row's tail.
 struct Integers<'a> {

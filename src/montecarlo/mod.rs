@@ -17,7 +17,7 @@ use crate::mass::Compensated;
 
 #[cfg(feature = "python")]
 pub(crate) use tail::tail_mass_with;
-pub use tail::{TailEstimate, TailOptions, tail_mass, tail_mass_of_drawn};
+pub use tail::{Fetch, TailEstimate, TailOptions, tail_mass, tail_mass_of_drawn};
 
 /// Covers the roundings of the few operations that a closed formula is made of, logarithm and square root included (each is
 /// off by a few 2^-53).

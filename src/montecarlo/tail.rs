@@ -1,6 +1,6 @@
 //! Tail masses of rows from draws.
 
-use super::importance::{Fetch, Importance};
+use super::importance::Importance;
 use super::uniform::Uniform;
 use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
 use crate::error::{Error, Place};
@@ -40,6 +40,9 @@ pub struct TailEstimate {
     /// Draws used.
     pub draws: Vec<i64>,
 }
+
+/// Computes the scores at some positions of a row, natural-log units, -inf where masked.
+pub type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
 
 /// What is known of a row before the first draw.
 pub(super) struct Urn {
@@ -164,7 +167,7 @@ pub(crate) fn tail_mass_with(
 pub fn tail_mass_of_drawn(
     upper_bounds: &Scores<'_>,
     keep: &Keep<'_>,
-    fetch: &mut dyn FnMut(&[usize]) -> Result<Vec<f64>, Error>,
+    fetch: &mut Fetch<'_>,
     options: &TailOptions,
 ) -> Result<TailEstimate, Error> {
     let delta = check(options, upper_bounds)?;

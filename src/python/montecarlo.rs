@@ -17,6 +17,8 @@ type Estimate<'py> = (
     Bound<'py, PyArray1<i64>>,
 );
 
+type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
+
 fn translated(py: Python<'_>, found: TailEstimate) -> Estimate<'_> {
     let floats = |values| PyArray1::from_vec(py, values);
     (
@@ -186,7 +188,7 @@ pub(super) fn mean_bounds<'py>(
     delta: &Bound<'py, PyAny>,
     method_name: &Bound<'py, PyAny>,
     horizon: &Bound<'py, PyAny>,
-) -> PyResult<(Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>)> {
+) -> PyResult<Ends<'py>> {
     let population = population.map(|value| count("population", value, 1)).transpose()?;
     let confidence = Confidence {
         method: method(method_name)?,

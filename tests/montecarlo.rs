@@ -1,0 +1,54 @@
+//! Tail masses from draws: one test per rejected input, and that draws do not depend on threads.
+
+use certk_rs::montecarlo::{Method, TailOptions, tail_mass, tail_mass_of_drawn};
+use certk_rs::{Error, Keep, Place, Scores, certify};
+
+const FIRST: Keep<'static> = Keep::Indices { indptr: &[0, 1], indices: &[0] };
+
+fn options(draws: usize) -> TailOptions {
+    let method = Method::Betting;
+    TailOptions { delta: 0.01, all_rows: false, draws, method, seed: 1, eps: None, threads: None }
+}
+
+#[test]
+fn more_draws_than_items_are_refused() {
+    let scores = Scores::new(&[1.0_f32, 0.5, 0.25][..], &[3]).unwrap();
+    let error = tail_mass(&scores, &FIRST, None, &options(3)).unwrap_err();
+    assert_eq!(error, Error::Draws { place: Place(vec![]), draws: 3, items: 2 });
+    assert!(error.to_string().starts_with("draws is 3"));
+    assert!(tail_mass(&scores, &FIRST, None, &options(2)).is_ok());
+}
+
+#[test]
+fn bounds_are_judged_where_they_are() {
+    let scores = Scores::new(&[1.0_f32, 0.5, 0.25][..], &[3]).unwrap();
+    let bounds = Scores::new(&[1.0_f64, 0.5, f64::INFINITY][..], &[3]).unwrap();
+    let error = tail_mass(&scores, &FIRST, Some(&bounds), &options(3)).unwrap_err();
+    assert_eq!(error, Error::UpperBound { place: Place(vec![2]), value: f64::INFINITY });
+    let bounds = Scores::new(&[1.0_f64, 0.25, f64::NEG_INFINITY][..], &[3]).unwrap();
+    let error = tail_mass(&scores, &FIRST, Some(&bounds), &options(3)).unwrap_err();
+    assert_eq!(error, Error::UpperBoundBroken { place: Place(vec![1]), score: 0.5, bound: 0.25 });
+    let bounds = Scores::new(&[1.0_f64, 0.25][..], &[2]).unwrap();
+    let error = tail_mass(&scores, &FIRST, Some(&bounds), &options(3)).unwrap_err();
+    assert!(matches!(error, Error::Length { argument: "upper_bounds", got: 2, expected: 3, .. }));
+}
+
+#[test]
+fn computed_scores_give_what_stored_ones_give() {
+    let data: Vec<f32> = (0..300_000_u32).map(|i| (i % 977) as f32 / 200.0).collect();
+    let upper: Vec<f32> = data.iter().map(|score| score + 0.125).collect();
+    let (scores, bounds) =
+        (Scores::new(&data, &[300_000]).unwrap(), Scores::new(&upper, &[300_000]).unwrap());
+    let stored = tail_mass(&scores, &FIRST, Some(&bounds), &options(500)).unwrap();
+    for threads in [1, 2, 3] {
+        let options = TailOptions { threads: Some(threads), ..options(500) };
+        let mut fetch = |positions: &[usize]| -> Result<Vec<f64>, Error> {
+            Ok(positions.iter().map(|&i| f64::from(data[i])).collect())
+        };
+        let computed = tail_mass_of_drawn(&bounds, &FIRST, &mut fetch, &options).unwrap();
+        assert_eq!(stored, computed);
+    }
+    let truth = certify(&scores, &FIRST, None, false, None).unwrap();
+    assert!(stored.lower[0] <= truth.tail_mass_upper[0]);
+    assert!(stored.upper[0] >= truth.tail_mass_lower[0]);
+}
