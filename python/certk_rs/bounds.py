@@ -280,7 +280,7 @@ def _ranked(scores: ArrayLike, k: ArrayLike) -> tuple[NDArray[Any], str, NDArray
 
 def _floats(name: str, value: object) -> NDArray[np.float64]:
     array, dtype = _arrays.borrow(name, value)
-    if dtype == "bool" or array.dtype.kind not in "iufV" and dtype != "bfloat16":
+    if dtype == "bool" or (array.dtype.kind not in "iufV" and dtype != "bfloat16"):
         raise CertkError(f"{name} has dtype {dtype}; pass numbers")
     return _arrays.widen(array, dtype)
 

@@ -30,32 +30,43 @@ impl Layers {
 }
 
 /// Lines `slope x + offset` whose minimum is asked for at points that favour later lines ever more.
+#[derive(Default)]
 struct Envelope {
-    lines: std::collections::VecDeque<(f64, f64, u32)>,
+    lines: Vec<(f64, f64, u32)>,
+    /// Lines before this one are overtaken for good.
+    front: usize,
 }
 
 impl Envelope {
+    fn clear(&mut self) {
+        self.lines.clear();
+        self.front = 0;
+    }
+
     fn push(&mut self, slope: f64, offset: f64, name: u32) {
-        while self.lines.len() >= 2 {
-            let (first, second) =
-                (self.lines[self.lines.len() - 2], self.lines[self.lines.len() - 1]);
+        while let [.., first, second] = self.lines[self.front..] {
             // The newest line overtakes the older one before the middle one does.
             let newest = (offset - first.1) * (second.0 - first.0).abs();
             let middle = (second.1 - first.1) * (slope - first.0).abs();
             if newest > middle {
                 break;
             }
-            self.lines.pop_back();
+            self.lines.pop();
         }
-        self.lines.push_back((slope, offset, name));
+        self.lines.push((slope, offset, name));
     }
 
-    fn best(&mut self, x: f64) -> Option<(f64, u32)> {
+    /// The least value at `x`, and the line's name; at least one line has been pushed.
+    fn best(&mut self, x: f64) -> (f64, u32) {
         let value = |line: &(f64, f64, u32)| line.0 * x + line.1;
-        while self.lines.len() >= 2 && value(&self.lines[1]) <= value(&self.lines[0]) {
-            self.lines.pop_front();
+        let mut least = value(&self.lines[self.front]);
+        while let Some(next) = self.lines.get(self.front + 1).map(value)
+            && next <= least
+        {
+            least = next;
+            self.front += 1;
         }
-        self.lines.front().map(|line| (value(line), line.2))
+        (least, self.lines[self.front].2)
     }
 }
 
@@ -64,14 +75,15 @@ pub(super) fn of_tails(weights: &[f64], most: usize, trace: bool) -> Layers {
     let n = weights.len();
     let first = (0..n).map(|i| (n - i) as f64 * weights[i]).collect();
     let mut layers = Layers { costs: vec![first], cuts: Vec::new() };
+    let mut envelope = Envelope::default();
     for layer in 0..most.min(n.saturating_sub(1)) {
         let before = &layers.costs[layer];
         let mut costs = before.clone();
         let mut cuts = vec![NONE; if trace { n } else { 0 }];
-        let mut envelope = Envelope { lines: std::collections::VecDeque::new() };
+        envelope.clear();
         for i in (0..n - 1).rev() {
             envelope.push((i + 1) as f64, before[i + 1], (i + 1) as u32);
-            let Some((value, name)) = envelope.best(weights[i]) else { continue };
+            let (value, name) = envelope.best(weights[i]);
             let cost = value - i as f64 * weights[i];
             if cost < costs[i] {
                 costs[i] = cost;
@@ -91,14 +103,15 @@ pub(super) fn of_heads(weights: &[f64], most: usize, trace: bool) -> Layers {
     let n = weights.len();
     let first = (0..=n).map(|k| if k == 0 { 0.0 } else { -(k as f64 * weights[k - 1]) }).collect();
     let mut layers = Layers { costs: vec![first], cuts: Vec::new() };
+    let mut envelope = Envelope::default();
     for layer in 0..most.min(n.saturating_sub(1)) {
         let before = &layers.costs[layer];
         let mut costs = before.clone();
         let mut cuts = vec![NONE; if trace { n + 1 } else { 0 }];
-        let mut envelope = Envelope { lines: std::collections::VecDeque::new() };
+        envelope.clear();
         for k in 2..=n {
             envelope.push((k - 1) as f64, before[k - 1], (k - 1) as u32);
-            let Some((value, name)) = envelope.best(weights[k - 1]) else { continue };
+            let (value, name) = envelope.best(weights[k - 1]);
             let cost = value - k as f64 * weights[k - 1];
             if cost < costs[k] {
                 costs[k] = cost;

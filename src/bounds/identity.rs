@@ -3,7 +3,6 @@
 //! Both directions are strictly increasing functions, and both are rounded **up**: fed an upper end they return an upper
 //! end. The results are increasing in the argument too, float by float.
 
-use super::rows::each;
 use super::twofold::{Twofold, ln_ratio, one_minus_exp, two_sum};
 use crate::error::{Error, Place};
 
@@ -53,7 +52,7 @@ pub fn tail_mass_from_kl(kl: f64) -> Result<f64, Error> {
 /// [`kl_from_tail_mass`] of every entry of an array.
 #[cfg(feature = "python")]
 pub(crate) fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
-    each(shape, |i, place| {
+    super::rows::each(shape, |i, place| {
         kl_from_tail_mass(tail_mass[i])
             .map_err(|_| Error::TailMass { place: place(), value: tail_mass[i] })
     })
@@ -62,7 +61,7 @@ pub(crate) fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<
 /// [`tail_mass_from_kl`] of every entry of an array.
 #[cfg(feature = "python")]
 pub(crate) fn tail_masses_from_kl(kl: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
-    each(shape, |i, place| {
+    super::rows::each(shape, |i, place| {
         tail_mass_from_kl(kl[i]).map_err(|_| Error::Divergence { place: place(), value: kl[i] })
     })
 }

@@ -62,9 +62,7 @@ pub(crate) fn multi_gap_with(
                 let cuts: Vec<usize> = cuts.iter().map(|c| c.unsigned_abs() as usize).collect();
                 bound(row.measure, &row.keys, kept, &cuts)
             }
-            Cuts::Best(most) => {
-                bound(row.measure, &row.keys, kept, &best(row.measure, &row.keys, kept, most))
-            }
+            Cuts::Best(most) => least(row.measure, &row.keys, kept, most),
         })
     })
 }
@@ -161,6 +159,13 @@ pub(super) fn bound(measure: Measure, keys: &[f64], kept: usize, cuts: &[usize])
     let ends = head.iter().copied().chain([kept]);
     let head = starts.zip(ends).map(|piece| (run(piece), keys[piece.1 - 1]));
     levels::tail_mass(measure, tail, head)
+}
+
+/// The bound with the best cuts, 0 < kept < n, of keys sorted best first.
+pub(super) fn least(measure: Measure, keys: &[f64], kept: usize, most: usize) -> f64 {
+    let cuts = best(measure, keys, kept, most);
+    // Where weights underflow beside the largest, the single gap may still say more.
+    bound(measure, keys, kept, &cuts).min(bound(measure, keys, kept, &[]))
 }
 
 /// The best cuts of keys sorted best first, 0 < kept < n.

@@ -28,8 +28,9 @@ const NEAR: f64 = 1e-10;
 /// The smallest k whose top k a rule certifies for the budget of the row, in natural order of k. Shape (rows,).
 ///
 /// `eps` holds one budget per row, or one for all, in [0, 1). A row without unmasked entries gives 0, any other at least 1.
-/// Every answer is sound: the tail mass of the top k is at most `eps` in real arithmetic. Nothing here is below what
-/// [`select`](crate::select()) finds with `prove_minimal`, up to its slack.
+/// Every answer is sound: the tail mass of the top k is at most `eps` in real arithmetic, so none is below the k of
+/// [`select`](crate::select()) with `prove_minimal`, unless that one could not use the last 1e-12 of the budget. Below budgets of
+/// some 1e-300, where weights underflow, the multi-gap rule may miss the smallest k that it would certify.
 ///
 /// # Errors
 /// [`Error::Eps`], [`Error::Length`], [`Error::Option`] for too many cuts, whatever is wrong with the scores.
@@ -98,11 +99,9 @@ fn by_multi_gap(measure: Measure, keys: &[f64], eps: f64, most: usize) -> usize 
         tail.extend(tails.costs.iter().take(n - k).map(|costs| costs[k]));
         head.clear();
         head.extend(heads.costs.iter().take(k).map(|costs| costs[k]));
-        if best_split(&tail, &head, most).0 <= odds {
-            let cuts = multi_gap::best(measure, keys, k, most);
-            if multi_gap::bound(measure, keys, k, &cuts) <= eps {
-                return k;
-            }
+        let near = best_split(&tail, &head, most).0 <= odds;
+        if near && multi_gap::least(measure, keys, k, most) <= eps {
+            return k;
         }
     }
     n

@@ -5,6 +5,8 @@
 //! Muller and Popescu, "Tight and rigorous error bounds for basic building blocks of double-word arithmetic"); the series
 //! below take some twenty steps, each of which shrinks what the former ones lost.
 
+use std::sync::LazyLock;
+
 /// The sum of two floats and what it lost.
 pub(super) fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
@@ -29,6 +31,10 @@ const ONE: Twofold = Twofold { high: 1.0, low: 0.0 };
 const LN2: Twofold = Twofold { high: std::f64::consts::LN_2, low: 2.319_046_813_846_299_6e-17 };
 /// More than the relative error of what is computed here.
 const DOUBT: f64 = 1.0 / (1u128 << 85) as f64;
+
+/// The first reciprocals: 1 / i at i, from 1 on.
+static RECIPROCALS: LazyLock<[Twofold; 44]> =
+    LazyLock::new(|| std::array::from_fn(|i| if i == 0 { ONE } else { ONE.over(i as f64) }));
 
 impl From<f64> for Twofold {
     fn from(high: f64) -> Self {
@@ -92,7 +98,7 @@ fn twice_atanh(f: Twofold) -> Twofold {
     let square = f.times(f);
     let mut sum = Twofold::from(0.0);
     for j in (0..=21).rev() {
-        sum = sum.times(square).plus(ONE.over(f64::from(2 * j + 1)));
+        sum = sum.times(square).plus(RECIPROCALS[2 * j + 1]);
     }
     let half = sum.times(f);
     half.plus(half)
@@ -130,7 +136,7 @@ pub(super) fn one_minus_exp(x: f64) -> Twofold {
     // (e^rest - 1) / rest, where |rest| < .35; the terms left out are below 2^-125.
     let mut sum = ONE;
     for i in (2..=26).rev() {
-        sum = sum.times(rest.over(f64::from(i))).plus(ONE);
+        sum = sum.times(rest.times(RECIPROCALS[i])).plus(ONE);
     }
     let grown = rest.times(sum);
     if halvings == 0.0 {

@@ -11,6 +11,7 @@ use crate::bounds::{self as core, Blocks, Cuts, Rule};
 use crate::select::{self, Options};
 
 type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
+type Ranks<'py> = Bound<'py, PyArray1<i64>>;
 
 /// An array of any shape as one stretch in C order.
 fn flat<'a, T: numpy::Element>(
@@ -121,7 +122,7 @@ pub(super) fn best_cuts<'py>(
     k: PyReadonlyArray1<'py, i64>,
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
-) -> PyResult<(Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>)> {
+) -> PyResult<(Ranks<'py>, Ranks<'py>)> {
     let rows = Rows::plain(scores, dtype)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
@@ -163,7 +164,7 @@ pub(super) fn smallest_k<'py>(
     rule: &Bound<'py, PyAny>,
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyArray1<i64>>> {
+) -> PyResult<Ranks<'py>> {
     let rows = Rows::plain(scores, dtype)?;
     let (scores, eps, threads) = (rows.scores()?, eps.slice()?, thread_count(threads)?);
     let cuts = count("n_cuts", n_cuts, 0)?;
@@ -180,12 +181,12 @@ pub(super) fn smallest_k<'py>(
             )));
         }
     };
-    let found = run(py, &scores, |hook| match rule {
-        Some(rule) => core::smallest_k_with(&scores, eps, rule, threads, hook),
-        None => {
-            let options = Options::new().prove_minimal(true).threads(threads);
-            Ok(select::select_with(&scores, eps, &options, hook)?.k)
+    let found = run(py, &scores, |hook| {
+        if let Some(rule) = rule {
+            return core::smallest_k_with(&scores, eps, rule, threads, hook);
         }
+        let options = Options::new().prove_minimal(true).threads(threads);
+        Ok(select::select_with(&scores, eps, &options, hook)?.k)
     })?;
     Ok(PyArray1::from_vec(py, found))
 }
