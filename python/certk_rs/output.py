@@ -76,8 +76,7 @@ class OutputSelection(_Frozen):
 
     def __repr__(self) -> str:
         return (
-            f"OutputSelection({self.selection!r}, "
-            f"error <= {self.error_upper.max(initial=0.0):.6g})"
+            f"OutputSelection({self.selection!r}, error <= {self.error_upper.max(initial=0.0):.6g})"
         )
 
 

@@ -102,7 +102,10 @@ impl Cloud {
         if factor == 0.0 || length == 0.0 {
             return 0.0;
         }
-        (scaled(length * UP, self.exponent).next_up() * factor * UP).next_up()
+        // Large distances may overflow though their share does not.
+        let room = if self.exponent > 0 { 8 } else { 0 };
+        let share = scaled(length * UP, self.exponent - room).next_up() * factor * UP;
+        (share * pow2(room)).next_up()
     }
 
     /// A length in the units of the values, rounded down.
