@@ -58,8 +58,8 @@ class Row:
             weight = self.weights()
             n, d = self.values.shape
             # What is masked may hold anything.
-            used = [[float(x) for x in v] if w != 0 else [0.0] * d
-                    for v, w in zip(self.values.astype(np.float64), weight, strict=True)]  # fmt: skip
+            stored = self.values.astype(np.float64).tolist()
+            used = [v if w != 0 else [0.0] * d for v, w in zip(stored, weight, strict=True)]
             kept = [w if k else arb(0) for w, k in zip(weight, self.kept, strict=True)]
             mean = arb_mat(2, n, weight + kept) * arb_mat(used)
             total, head = sum(weight, arb(0)), sum(kept, arb(0))
@@ -489,7 +489,7 @@ def test_bad_input_is_named() -> None:
         select_output(scores, values, np.where(np.arange(6).reshape(2, 3) == 3, -1.0, 1.0))
     with pytest.raises(ck.CertkError, match="out_tol has shape"):
         select_output(scores, values, [0.1, 0.2])
-    with pytest.raises(ck.CertkError, match="index 4 .* out of range"):
+    with pytest.raises(ck.CertkError, match=r"index 4 .* out of range"):
         output_error(scores[0, 0], values[0], [4])
     with pytest.raises(ck.CertkError, match="threads"):
         output_error(scores, values, keep, threads=0)
