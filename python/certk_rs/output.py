@@ -76,8 +76,7 @@ class OutputSelection(_Frozen):
 
     def __repr__(self) -> str:
         return (
-            f"OutputSelection({self.selection!r}, "
-            f"error <= {self.error_upper.max(initial=0.0):.6g})"
+            f"OutputSelection({self.selection!r}, error <= {self.error_upper.max(initial=0.0):.6g})"
         )
 
 
@@ -142,17 +141,17 @@ def output_error(
         keep_indices,
         threads,
     )
+    exact, diameter, ball, spectral, variance, best, which, pair = found
     batch = data.shape[:-1]
-    exact, diameter, ball, spectral, variance, best, which, pair = (a.reshape(batch) for a in found)
     return OutputError(
-        exact,
-        diameter,
-        ball,
-        spectral,
-        variance,
-        best,
-        np.asarray(_NAMES[which]),
-        np.asarray(_DIAMETERS[pair.astype(np.uint8)]),
+        exact.reshape(batch),
+        diameter.reshape(batch),
+        ball.reshape(batch),
+        spectral.reshape(batch),
+        variance.reshape(batch),
+        best.reshape(batch),
+        _NAMES[which].reshape(batch),
+        _DIAMETERS[pair.astype(np.uint8)].reshape(batch),
     )
 
 
@@ -214,14 +213,13 @@ def select_output(
         threads,
     )
     k = np.diff(indptr)
-    narrow = np.int64 if data.shape[-1] >= 2**31 else np.int32
     upper = upper.reshape(batch)
     selection = Selection(
         data.shape,
         upper.copy(),
         k.reshape(batch),
         indptr,
-        indices.astype(narrow, copy=False),
+        indices if data.shape[-1] >= 2**31 else indices.astype(np.int32),
         upper,
         lower.reshape(batch),
         np.zeros(batch, dtype=np.bool_),

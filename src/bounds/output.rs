@@ -1,6 +1,6 @@
 //! What dropping keys does to the output of attention: upper bounds on the Euclidean norm of `Attn - Attn_S`.
 //!
-//! Attn is the softmax-weighted mean of the values, Attn_S that over the kept keys, renormalised; if nothing is kept it is the
+//! `Attn` is the softmax-weighted mean of the values, `Attn_S` that over the kept keys, renormalised; if nothing is kept it is the
 //! zero vector by convention, and the tail mass is 1. Bounds hold for the real numbers that the stored scores and values
 //! are: rounding is inside. The forms are those of section 3 of the theory: the identity `tau |mu_T - mu_S|`, the head-tail
 //! diameter, a ball around all values, a spectral form and a variance form. See `row` for each.
@@ -49,11 +49,11 @@ pub enum OutputBound {
 pub struct OutputError {
     /// The error itself, rounded up.
     pub exact: Vec<f64>,
-    /// tau times the largest distance of a kept from a dropped value, or, for large sets, of a dropped value from Attn_S.
+    /// tau times the largest distance of a kept from a dropped value, or, for large sets, of a dropped value from `Attn_S`.
     pub diameter: Vec<f64>,
     /// Which of the two: whether all pairs were looked at.
     pub farthest_pair: Vec<bool>,
-    /// tau (|c - Attn_S| + r) for a ball (c, r) around the values of all keys that any row of the head sees.
+    /// `tau (|c - Attn_S| + r)` for a ball (c, r) around the values of all keys that any row of the head sees.
     pub ball: Vec<f64>,
     /// `sqrt(sum_T P^2) sqrt(lambda_max(C_V) + n |mean V - Attn_S|^2)`, over those n keys.
     pub spectral: Vec<f64>,
@@ -85,7 +85,7 @@ pub struct OutputSelection {
 /// Bounds the Euclidean norm of what each row's output loses when only the kept keys are attended to.
 ///
 /// `values` are matched with the rows as [`Values`] says. A row that drops nothing, or sees nothing, has bounds 0. If nothing is
-/// kept, Attn_S is the zero vector.
+/// kept, `Attn_S` is the zero vector.
 ///
 /// # Errors
 /// Whatever is wrong with the scores, the values (not finite at a key that some row sees, a shape that does not fit) or the

@@ -47,7 +47,9 @@ impl Cloud {
         // Near the largest f64 differences would overflow. What small components lose by this is far below the floor.
         let shrink = if size(&values) >= pow2(1012) { -10 } else { 0 };
         if shrink != 0 {
-            values.iter_mut().for_each(|value| *value *= pow2(shrink));
+            for value in &mut values {
+                *value *= pow2(shrink);
+            }
         }
         let centre = centre(&values, &seen, d);
         for (point, _) in rows(&mut values, d).zip(&seen).filter(|(_, seen)| **seen) {
@@ -57,7 +59,9 @@ impl Cloud {
         let spread = size(&values).max(size(&centre) * pow2(-400));
         let exponent = if spread > 0.0 { floor_log2(spread) } else { 0 };
         let floor = if values.iter().any(|u| *u != 0.0) { FLOOR } else { 0.0 };
-        values.iter_mut().for_each(|u| *u = scaled(*u, -exponent));
+        for u in &mut values {
+            *u = scaled(*u, -exponent);
+        }
         let origin = centre.iter().map(|c| scaled(-c, -exponent)).collect();
         let grow = 1.0 + (d as f64 + 64.0) * f64::EPSILON;
         let mut cloud = Cloud {
@@ -102,7 +106,10 @@ impl Cloud {
         if factor == 0.0 || length == 0.0 {
             return 0.0;
         }
-        (scaled(length * UP, self.exponent).next_up() * factor * UP).next_up()
+        // Large distances may overflow though their share does not.
+        let room = if self.exponent > 0 { 8 } else { 0 };
+        let share = scaled(length * UP, self.exponent - room).next_up() * factor * UP;
+        (share * pow2(room)).next_up()
     }
 
     /// A length in the units of the values, rounded down.

@@ -2,7 +2,7 @@
 //!
 //! The error is not monotone in the number of keys: a further key may pull the output away from where it should be. So all
 //! prefixes are looked at, from the longest to the shortest, with running sums over the tail: the error is
-//! `|N_T - (T/H) N_S| / (T + H)`, N the weighted sums of the points, and N_S the difference of the whole sum and N_T (its
+//! `|N_T - (T/H) N_S| / (T + H)`, N the weighted sums of the points, and `N_S` the difference of the whole sum and `N_T` (its
 //! rounding counts only T/H times). What the running sums may be off by is bounded as well, so a prefix is passed over only
 //! if its error provably exceeds the budget. The first of the others is certified as any given set would be.
 

@@ -1,6 +1,6 @@
 //! One row: means of the values over the kept set and over its tail, and what they prove.
 //!
-//! With tau the tail mass, mu_S and mu_T the weighted means over kept set and tail, and a = mu_S the output of the kept
+//! With tau the tail mass, `mu_S` and `mu_T` the weighted means over kept set and tail, and `a = mu_S` the output of the kept
 //! set (the zero vector if nothing is kept), the error is `tau (mu_T - a)`, and every bound here is tau times a length:
 //!
 //! - exact: `|mu_T - a|`;
@@ -112,7 +112,9 @@ impl Side {
         }
         let total = total.value();
         let mut mean = vector.finish();
-        mean.iter_mut().for_each(|component| *component /= total);
+        for component in &mut mean {
+            *component /= total;
+        }
         // The mean length of the points, and what weights, products, sums and the points themselves lose of it: each weight
         // is off by eta, once in the numerator and once in the denominator.
         let size = sizes.value() / total * UP;

@@ -76,7 +76,9 @@ fn largest(mut matrix: Vec<f64>, d: usize) -> f64 {
             // Squares underflow; the trace will do.
             return f64::INFINITY;
         }
-        matrix.iter_mut().for_each(|a| *a /= norm);
+        for a in &mut matrix {
+            *a /= norm;
+        }
         let mut product = vec![0.0; d * d];
         for i in 0..d {
             for k in 0..d {
