@@ -92,7 +92,7 @@ class Page(HTMLParser):
         self.tags.append(tag)
         for name, value in attrs:
             outside = name in ("src", "href", "xlink:href") and value
-            if outside and not value.startswith("#"):  # type: ignore[union-attr]
+            if outside and not str(value).startswith(("#", "data:")):
                 self.fetched.append(str(value))
 
 

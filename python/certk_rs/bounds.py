@@ -25,6 +25,21 @@ from ._rows import budgets
 from .errors import CertkError
 from .output import OutputError, output_error
 
+__all__ = [
+    "OutputError",
+    "Rule",
+    "best_cuts",
+    "blockwise",
+    "kl_from_tail_mass",
+    "multi_gap",
+    "output_error",
+    "required_gap",
+    "score_gap",
+    "single_gap",
+    "smallest_k",
+    "tail_mass_from_kl",
+]
+
 Rule = Literal["exact", "single_gap", "multi_gap", "threshold"]
 Number = TypeVar("Number", np.float64, np.int64)
 

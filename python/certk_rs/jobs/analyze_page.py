@@ -11,26 +11,28 @@ from .._page import Section, Table, page, pyplot, svg
 from .analyze import CacheAnalysis
 
 HEADS = (
-    "layer head", "sigma", "k/n", "rule", "single gap", "multi-gap", "effective", "1/sum P^2",
-    "one set", "at least", "advice",
+    "head", "sigma", "k/n", "rule", "1 gap", "8 cuts", "one set", "advice", "at least", "effective",
+    "1/sum P^2",
 )  # fmt: skip
+# What a terminal has room for.
+NARROW = 8
 
 
 def cells(found: CacheAnalysis) -> list[list[str]]:
     """The table of one cache at its main budget, a row per head."""
     return [
         [
-            f"{head.layer} {head.head}",
+            f"{head.layer}.{head.head}",
             f"{head.sigma:.2f}",
             f"{head.kept[found.main]:.3f}",
             f"{head.predicted[found.main]:.3f}",
             f"{head.single_gap:.3f}",
             f"{head.multi_gap:.3f}",
+            f"{head.shared:.3f}",
+            head.advice,
+            f"{head.shared_bound:.3f}",
             f"{head.effective:.1f}",
             f"{head.participation:.1f}",
-            f"{head.shared:.3f}",
-            f"{head.shared_bound:.3f}",
-            head.advice,
         ]
         for head in found.heads
     ]

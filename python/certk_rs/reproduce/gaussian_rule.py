@@ -40,7 +40,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
                         "simulated": mean(k) / n,
                         "error": float(np.std(k)) / n / math.sqrt(count),
                         "rule": float(gaussian.keep_fraction(sigma, eps)),
-                        "finite": float(gaussian.plan(n, float(sigma), eps).expected_k) / n,
+                        "finite": float(gaussian.plan(n, float(sigma), eps).k) / n,
                     }
                 )
             tell((i + (j + 1) / len(sigmas)) / len(lengths))
