@@ -95,8 +95,8 @@ def show_analysis(found: Sequence[CacheAnalysis]) -> None:
                 f"{rule / len(cache.heads):.3f} in the mean"
             )
     print(
-        "k/n: the keys that each row needs on its own; rule: by its sigma; 1 gap, 8 cuts: by these\n"
-        "bounds; one set: what all rows of a head need together.\n"
+        "k/n: the keys that each row needs on its own; rule: by its sigma; 1 gap, 8 cuts: these\n"
+        "bounds on it; one set: what all rows of a head need together.\n"
         "Queries that are not in the file are not covered."
     )
 

@@ -175,7 +175,7 @@ def _head(
     masked = np.where(seen, scores, -np.inf)
     few = np.unique(np.linspace(0, len(scores) - 1, GAP_QUERIES).round().astype(np.int64))
 
-    def share(rule: str) -> float:
+    def share(rule: bounds.Rule) -> float:
         k = bounds.smallest_k(masked[few], eps[main], rule=rule)
         return float((k / lengths[few]).mean())
 

@@ -33,7 +33,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     model, tokenizer, tokens = _encoder()
     lengths = (128,) if settings.brief else (128, 256, 512)
     windows = 1 if settings.brief else WINDOWS
-    rows = []
+    rows: list[dict[str, Any]] = []
     for i, n in enumerate(lengths):
         found = []
         for window in range(windows):

@@ -121,7 +121,8 @@ def _equal_compute(settings: Settings, lengths: list[int]) -> dict[str, float]:
     """Mean L2 error of k = alpha n^C and of a constant k that scores as many keys in all."""
     constant = 16
     alpha = constant * len(lengths) / sum(n**C for n in lengths)
-    power, flat = [], []
+    power: list[float] = []
+    flat: list[float] = []
     for n in lengths:
         rng = settings.random(55, n)
         scores = rng.standard_normal((32, D)) @ rng.standard_normal((n, D)).T / math.sqrt(D)

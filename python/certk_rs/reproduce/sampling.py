@@ -20,7 +20,12 @@ ABOUT = (
     "wrong with probability at most delta. The rule from the central limit theorem stands beside "
     "it: it is an approximation and promises nothing."
 )
-METHODS = ("hoeffding", "bernstein", "betting")
+BETTING: montecarlo.Method = "betting"
+METHODS: dict[str, montecarlo.Method] = {
+    "hoeffding": "hoeffding",
+    "bernstein": "bernstein",
+    "betting": BETTING,
+}
 DELTA = 0.05
 SIGMA = 2.0
 CLT = "CLT (no guarantee)"
@@ -38,17 +43,22 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     above = scores + settings.random(66).uniform(0.0, 0.2, n)
     rows = []
     for i, m in enumerate(draws):
-        for method in (*METHODS, IMPORTANCE):
+        for name, method in {**METHODS, IMPORTANCE: BETTING}.items():
             few = min(seeds, 20) if m != 256 else seeds
             upper = []
             for seed in range(few):
-                kind = method.split(",")[0]
-                bounds = above if method == IMPORTANCE else None
+                bounds = above if name == IMPORTANCE else None
                 found = montecarlo.tail_mass(
-                    scores, keep, delta=DELTA, draws=m, method=kind, seed=seed, upper_bounds=bounds
+                    scores,
+                    keep,
+                    delta=DELTA,
+                    draws=m,
+                    method=method,
+                    seed=seed,
+                    upper_bounds=bounds,
                 )
                 upper.append(float(found.upper))
-            rows.append(_row(method, m, np.array(upper), truth))
+            rows.append(_row(name, m, np.array(upper), truth))
         normal = [_clt(scores, keep, m, settings.random(67, m, seed)) for seed in range(seeds)]
         rows.append(_row(CLT, m, np.array(normal), truth))
         tell((i + 1) / len(draws))
