@@ -10,6 +10,16 @@ use std::fmt;
 pub struct Place(pub Vec<usize>);
 
 impl Place {
+    /// Entry number `flat` of an array in C order.
+    pub(crate) fn unravel(shape: &[usize], flat: usize) -> Self {
+        let (mut index, mut rest) = (vec![0; shape.len()], flat);
+        for (i, &len) in index.iter_mut().zip(shape).rev() {
+            *i = rest % len.max(1);
+            rest /= len.max(1);
+        }
+        Place(index)
+    }
+
     /// The place as a row: `row [1, 0]`, or `the row` where there is only one.
     pub(crate) fn row(&self) -> String {
         if self.0.is_empty() { "the row".into() } else { format!("row {self}") }

@@ -36,6 +36,7 @@ mod random;
 mod scores;
 mod select;
 mod threads;
+mod twofold;
 
 #[cfg(feature = "python")]
 mod python;

@@ -468,19 +468,9 @@ impl<'a> Scores<'a> {
 
     /// The multi-index of a row, or of an entry of it.
     pub(crate) fn place(&self, row: usize, position: Option<usize>) -> Place {
-        let mut index = self.unravel(row);
-        index.extend(position);
-        Place(index)
-    }
-
-    fn unravel(&self, row: usize) -> Vec<usize> {
-        let mut index = vec![0; self.batch.len()];
-        let mut rest = row;
-        for (i, &len) in index.iter_mut().zip(&self.batch).rev() {
-            *i = rest % len.max(1);
-            rest /= len.max(1);
-        }
-        index
+        let mut place = Place::unravel(&self.batch, row);
+        place.0.extend(position);
+        place
     }
 
     /// Where a row lies and how much of it is visible.

@@ -93,6 +93,32 @@ pub(crate) fn map<R: Send>(
     })
 }
 
+/// Called between portions of the work, on the calling thread; an error stops the call.
+pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
+
+/// Maps `0..count` in portions of a size, between which the hook is called, and those in tasks of at least another size.
+/// What comes out is taken in order, up to the first error.
+///
+/// # Errors
+/// As [`run`]; whatever the work or the hook returns.
+pub(crate) fn in_portions<R: Send>(
+    threads: usize,
+    count: usize,
+    (portion, least): (usize, usize),
+    hook: Hook<'_>,
+    work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
+    mut take: impl FnMut(R),
+) -> Result<(), Error> {
+    for start in (0..count).step_by(portion) {
+        let end = (start + portion).min(count);
+        for found in map(threads, start..end, least, &work)? {
+            take(found?);
+        }
+        hook()?;
+    }
+    Ok(())
+}
+
 /// How many of `len` entries, in whole chunks, go to one task of the pool that this runs on.
 pub(crate) fn share(len: usize, chunk: usize) -> usize {
     let tasks = 2 * rayon::current_num_threads();

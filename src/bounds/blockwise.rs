@@ -2,9 +2,9 @@
 
 use super::levels;
 use super::measure::Measure;
-use super::rows::{Hook, in_portions, unravel};
-use crate::error::Error;
-use crate::threads;
+use super::rows::in_portions;
+use crate::error::{Error, Place};
+use crate::threads::{self, Hook};
 
 /// Blocks of keys, in C order over an array of shape (..., blocks), and which of them are kept.
 #[derive(Debug, Clone)]
@@ -57,7 +57,7 @@ impl<'a> Blocks<'a> {
 
     fn judge(&self, i: usize) -> Result<(), Error> {
         let bad = |argument, value, problem| {
-            Err(Error::Block { argument, place: unravel(&self.shape, i), value, problem })
+            Err(Error::Block { argument, place: Place::unravel(&self.shape, i), value, problem })
         };
         let (size, upper, lower) = (self.sizes[i], self.upper[i], self.lower[i]);
         if !(0..=1 << 40).contains(&size) {

@@ -2,11 +2,12 @@
 
 use super::levels;
 use super::measure::Measure;
-use super::rows::{Hook, Row, map_rows};
-use super::twofold::{Twofold, ln_ratio, split, two_sum};
+use super::rows::{Row, map_rows};
 use crate::error::{Error, Place};
 use crate::mass;
 use crate::scores::Scores;
+use crate::threads::Hook;
+use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// More than the logarithm of a quotient changes when both products in it are rounded.
 const ROUNDED: f64 = 1.0 / (1u128 << 95) as f64;

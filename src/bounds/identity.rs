@@ -3,8 +3,8 @@
 //! Both directions are strictly increasing functions, and both are rounded **up**: fed an upper end they return an upper
 //! end. The results are increasing in the argument too, float by float.
 
-use super::twofold::{Twofold, ln_ratio, one_minus_exp, two_sum};
 use crate::error::{Error, Place};
+use crate::twofold::{Twofold, ln_ratio, one_minus_exp, two_sum};
 
 /// Below this, `-ln(1 - x)` and `1 - e^-x` differ from x by less than a float's step.
 const LINEAR: f64 = 1.0 / (1u128 << 100) as f64;

@@ -1,8 +1,8 @@
 //! Differences of keys in natural-log units, and what they weigh, each rounded to a chosen side.
 
-use super::twofold::{Twofold, ln_ratio, split, two_sum};
 use crate::mass;
 use crate::scores::{Keys64, Law};
+use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// How the keys of a row become gaps and weights.
 #[derive(Debug, Clone, Copy)]

@@ -19,7 +19,6 @@ mod multi_gap;
 pub(crate) mod output;
 mod rows;
 mod smallest;
-mod twofold;
 
 pub use blockwise::{Blocks, blockwise};
 pub use gap::{required_gap, score_gap, single_gap};

@@ -3,9 +3,10 @@
 use super::cuts::{best_split, of_heads, of_tails};
 use super::levels;
 use super::measure::Measure;
-use super::rows::{Hook, Row, map_rows};
+use super::rows::{Row, map_rows};
 use crate::error::Error;
 use crate::scores::Scores;
+use crate::threads::Hook;
 
 /// Where sorted rows are cut, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,13 +12,10 @@ mod spectrum;
 
 use crate::error::Error;
 use crate::scores::{Keep, Scores, Values};
-use crate::threads;
+use crate::threads::{self, Hook};
 use cloud::{Cloud, Outline};
 use prefix::Found;
 use row::{Bounds, Parted, Weighed};
-
-/// What is called between portions of the work, to hear of interrupts.
-pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
 
 /// Multiplications per portion, between two calls of the hook.
 const PORTION: usize = 1 << 28;

@@ -3,10 +3,7 @@
 use super::measure::Measure;
 use crate::error::{Error, Place};
 use crate::scores::Scores;
-use crate::threads;
-
-/// Called between portions of the work, on the calling thread; an error stops the call.
-pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
+use crate::threads::{self, Hook};
 
 /// Elements per task, and between two calls of the hook.
 const TASK: usize = 1 << 14;
@@ -70,26 +67,9 @@ pub(super) fn in_portions<R: Send>(
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let mut answers = Vec::with_capacity(count);
-    let portion = (PORTION / n).max(threads);
-    for start in (0..count).step_by(portion) {
-        let end = (start + portion).min(count);
-        for answer in threads::map(threads, start..end, (TASK / n).max(1), &work)? {
-            answers.push(answer?);
-        }
-        hook()?;
-    }
+    let sizes = ((PORTION / n).max(threads), (TASK / n).max(1));
+    threads::in_portions(threads, count, sizes, hook, work, |answer| answers.push(answer))?;
     Ok(answers)
-}
-
-/// The multi-index of an entry of an array.
-pub(super) fn unravel(shape: &[usize], entry: usize) -> Place {
-    let mut index = vec![0; shape.len()];
-    let mut rest = entry;
-    for (i, &len) in index.iter_mut().zip(shape).rev() {
-        *i = rest % len.max(1);
-        rest /= len.max(1);
-    }
-    Place(index)
 }
 
 /// Maps the entries of an array of this shape; `work` is given a way to name the place.
@@ -99,5 +79,5 @@ pub(super) fn each<R>(
     work: impl Fn(usize, &dyn Fn() -> Place) -> Result<R, Error>,
 ) -> Result<Vec<R>, Error> {
     let entries: usize = shape.iter().product();
-    (0..entries).map(|i| work(i, &|| unravel(shape, i))).collect()
+    (0..entries).map(|i| work(i, &|| Place::unravel(shape, i))).collect()
 }

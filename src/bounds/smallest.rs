@@ -4,9 +4,10 @@ use super::cuts::{best_split, of_heads, of_tails};
 use super::gap::{from_gap, required_gap};
 use super::measure::Measure;
 use super::multi_gap::{self, Cuts};
-use super::rows::{Hook, map_rows};
+use super::rows::map_rows;
 use crate::error::Error;
 use crate::scores::Scores;
+use crate::threads::Hook;
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,8 +19,9 @@ mod walk;
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::scores::{Keep, Scores};
-use crate::select::{Hook, Options, certify_tails};
+use crate::select::{Options, certify_tails};
 use crate::threads;
+use crate::threads::Hook;
 use problem::{Best, Problem};
 use search::Search;
 

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use crate::error::{Error, Place};
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
 use crate::scores::Scores;
-use crate::select::{self, HIDDEN, Hook, Options, RowWeights, allowed_keys};
-use crate::threads;
+use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
+use crate::threads::{self, Hook};
 
 /// The budget that a row without one is given when `max_keep` makes it lose something.
 const LEAST_BUDGET: f64 = 1e-12;

@@ -10,7 +10,7 @@ use super::dual::{Part, Rule};
 use super::problem::{Best, Problem};
 use super::walk::walk;
 use crate::error::Error;
-use crate::select::Hook;
+use crate::threads::Hook;
 
 /// Weights in the largest sample.
 const SAMPLE: usize = 1 << 20;

@@ -3,10 +3,12 @@
 use crate::error::Error;
 use crate::mass::{self, Compensated, ExactSum};
 use crate::scores::{Law, Scores};
+use crate::threads::Hook;
+use crate::twofold::Twofold;
 use std::cmp::Ordering;
 
+use super::exponential::{exp, exp_m1, scaled};
 use super::gaussian::{check_eps, per_row};
-use super::pair::Pair;
 
 /// Entries of a row with probability at least `eps`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +41,7 @@ pub(crate) fn effective_entries_with(
     scores: &Scores<'_>,
     eps: f64,
     threads: Option<usize>,
-    hook: &mut dyn FnMut() -> Result<(), Error>,
+    hook: Hook<'_>,
 ) -> Result<Vec<Effective>, Error> {
     check_eps(eps)?;
     per_row(scores, threads, hook, |row| {
@@ -132,10 +134,11 @@ impl Exponentials<'_> {
     /// differences are not lost beside 1.
     fn side(&self, key: f64, eps: f64) -> Side {
         let (mut near, mut faint, mut apart) = (0u32, 0u32, false);
-        let (mut sum, mut size) = (Pair::ZERO, Pair::ZERO);
+        let zero = Twofold::from(0.0);
+        let (mut sum, mut size) = (zero, zero);
         for &other in self.keys {
-            let difference = Pair::sum(other, -key);
-            let x = difference.times(self.scale);
+            let difference = Twofold::sum(other, -key);
+            let x = scaled(difference, self.scale);
             if !x.high.is_finite() || x.high > 700.0 {
                 return Side::Open;
             }
@@ -144,23 +147,23 @@ impl Exponentials<'_> {
                 continue;
             } else if x.high.abs() <= 0.5 {
                 near += 1;
-                if difference == Pair::ZERO {
+                if difference == zero {
                     continue;
                 }
-                x.exp_m1()
+                exp_m1(x)
             } else {
-                x.exp()
+                exp(x)
             };
             apart = true;
             sum = sum.plus(term);
-            size = size.plus(term.abs());
+            size = size.plus(if term.high < 0.0 { term.negated() } else { term });
         }
-        let product = Pair::product(eps, f64::from(near));
+        let product = Twofold::product(eps, f64::from(near));
         if eps < f64::MIN_POSITIVE / f64::EPSILON {
             return Side::Open;
         }
-        let base = product.plus(Pair::sum(-1.0, 0.0));
-        let value = base.plus(sum.times(eps)).high;
+        let base = product.plus(-1.0);
+        let value = base.plus(scaled(sum, eps)).high;
         // The relative precision of two parts is lost where the second would be subnormal.
         let precision = if size.high * eps < 2f64.powi(-850) { -50 } else { -92 };
         let terms = self.keys.len() as f64 + 64.0;
@@ -207,7 +210,7 @@ pub fn participation(scores: &Scores<'_>, threads: Option<usize>) -> Result<Vec<
 pub(crate) fn participation_with(
     scores: &Scores<'_>,
     threads: Option<usize>,
-    hook: &mut dyn FnMut() -> Result<(), Error>,
+    hook: Hook<'_>,
 ) -> Result<Vec<f64>, Error> {
     per_row(scores, threads, hook, |row| {
         let mut keys = Vec::new();

@@ -8,7 +8,7 @@
 
 use crate::error::{Error, Place};
 use crate::mass;
-use crate::threads;
+use crate::threads::{self, Hook};
 
 use super::gaussian::{check_eps, check_sigma};
 use super::normal::quantile;
@@ -59,7 +59,7 @@ pub(crate) fn expected_k_with(
     eps: f64,
     seed: u64,
     threads: Option<usize>,
-    hook: &mut dyn FnMut() -> Result<(), Error>,
+    hook: Hook<'_>,
 ) -> Result<Expected, Error> {
     if n == 0 || n > 1 << 53 {
         let problem = "pass a number of keys between 1 and 2^53";
@@ -80,12 +80,8 @@ pub(crate) fn expected_k_with(
     let runs = Runs::new(n);
     let rows = (DRAWS / runs.sizes.len()).clamp(*ROWS.start(), *ROWS.end());
     let mut all: Vec<f64> = Vec::with_capacity(rows);
-    for start in (0..rows).step_by(PORTION) {
-        let end = (start + PORTION).min(rows);
-        let one = |row: usize| runs.minimal_k(sigma, eps, &mut Draws::new(seed, row as u64));
-        all.extend(threads::map(threads, start..end, 8, one)?);
-        hook()?;
-    }
+    let one = |row: usize| Ok(runs.minimal_k(sigma, eps, &mut Draws::new(seed, row as u64)));
+    threads::in_portions(threads, rows, (PORTION, 8), hook, one, |k| all.push(k))?;
     let count = rows as f64;
     let k = all.iter().copied().collect::<mass::Compensated>().value() / count;
     let squares: mass::Compensated = all.iter().map(|x| (x - k) * (x - k)).collect();

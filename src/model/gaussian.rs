@@ -8,7 +8,7 @@
 use crate::error::{Error, Place};
 use crate::mass::Compensated;
 use crate::scores::{Keys64, Law, Scores};
-use crate::threads;
+use crate::threads::{self, Hook};
 
 use super::normal::{hazard, log_survival, quantile, survival};
 
@@ -160,7 +160,7 @@ pub(crate) fn fit_with(
     scores: &Scores<'_>,
     eps: Option<&[f64]>,
     threads: Option<usize>,
-    hook: &mut dyn FnMut() -> Result<(), Error>,
+    hook: Hook<'_>,
 ) -> Result<Vec<RowFit>, Error> {
     if let Some(eps) = eps {
         scores.check_eps(eps)?;
@@ -177,20 +177,14 @@ pub(crate) fn fit_with(
 pub(super) fn per_row<R: Send>(
     scores: &Scores<'_>,
     threads: Option<usize>,
-    hook: &mut dyn FnMut() -> Result<(), Error>,
+    hook: Hook<'_>,
     one: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
-    let portion = (PORTION / n).max(1);
     let mut all = Vec::with_capacity(rows);
-    for start in (0..rows).step_by(portion) {
-        let end = (start + portion).min(rows);
-        for result in threads::map(threads, start..end, (TASK / n).max(1), &one)? {
-            all.push(result?);
-        }
-        hook()?;
-    }
+    let sizes = ((PORTION / n).max(1), (TASK / n).max(1));
+    threads::in_portions(threads, rows, sizes, hook, one, |row| all.push(row))?;
     Ok(all)
 }
 

@@ -5,10 +5,10 @@
 //! (`effective`). Nothing here certifies a kept set: these are laws and measurements, and each says how exact it is.
 
 mod effective;
+mod exponential;
 mod finite;
 mod gaussian;
 mod normal;
-mod pair;
 mod student;
 mod window;
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Place};
 use crate::mass::{Slack, Split};
 use crate::random::Random;
 use crate::scores::{Keep, Kind, Mask, Scores};
-use crate::threads;
+use crate::threads::{self, Hook};
 
 /// What is asked of an estimate.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,7 +112,7 @@ pub(crate) fn tail_mass_with(
     keep: &Keep<'_>,
     upper_bounds: Option<&Scores<'_>>,
     options: &TailOptions,
-    hook: &mut dyn FnMut() -> Result<(), Error>,
+    hook: Hook<'_>,
 ) -> Result<TailEstimate, Error> {
     let rows = scores.rows();
     let delta = check(options, scores)?;
@@ -146,14 +146,8 @@ pub(crate) fn tail_mass_with(
         })
     };
     let mut result = TailEstimate::default();
-    let portion = ((TASK << 6) / n).max(threads);
-    for start in (0..rows).step_by(portion) {
-        let end = (start + portion).min(rows);
-        for estimate in threads::map(threads, start..end, (TASK / n).max(1), one)? {
-            result.push(estimate?);
-        }
-        hook()?;
-    }
+    let sizes = (((TASK << 6) / n).max(threads), (TASK / n).max(1));
+    threads::in_portions(threads, rows, sizes, hook, one, |estimate| result.push(estimate))?;
     Ok(result)
 }
 

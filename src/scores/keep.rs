@@ -86,7 +86,7 @@ impl Keep<'_> {
                 bytes.copy_from_slice(&kept[span.start..span.start + span.n]);
             }
             Keep::Mask { kept, strides } => {
-                let place = scores.unravel(row);
+                let place = scores.place(row, None).0;
                 let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
                 bytes.copy_from_slice(&kept[start..start + span.n]);
             }

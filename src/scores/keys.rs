@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::{Data, Kind, Mask, Scores, Span};
 use crate::error::Error;
+use crate::twofold::{Twofold, two_sum};
 
 /// How a key becomes a weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -209,11 +210,9 @@ impl Scores<'_> {
 
     /// `scale * score + bias` in two parts, and the size of the larger term.
     fn biased(&self, score: f64, bias: f64) -> (Pair, f64) {
-        let product = self.scale * score;
-        let product_low = self.scale.mul_add(score, -product);
-        let sum = product + bias;
-        let back = sum - product;
-        let low = (product - (sum - back)) + (bias - back) + product_low;
+        let Twofold { high: product, low: product_low } = Twofold::product(self.scale, score);
+        let (sum, lost) = two_sum(product, bias);
+        let low = lost + product_low;
         let high = sum + low;
         if !high.is_finite() {
             // Upward there is no key for it; downward it has no weight beside any finite one.

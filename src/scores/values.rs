@@ -107,7 +107,7 @@ impl<'a> Values<'a> {
         let skipped = partners.len() - self.batch.len();
         let mut served = vec![Vec::new(); self.heads()];
         for row in 0..scores.rows() {
-            let place = scores.unravel(row);
+            let place = scores.place(row, None).0;
             let mut head = 0;
             for (axis, &have) in self.batch.iter().enumerate() {
                 let group = partners[skipped + axis] / have;

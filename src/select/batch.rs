@@ -18,7 +18,7 @@ use crate::kernels::{
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
 use crate::order;
 use crate::scores::{Data, Scores};
-use crate::threads;
+use crate::threads::{self, Hook};
 
 /// The sets kept, in compressed rows, with a certificate for each.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -111,9 +111,6 @@ impl Decision {
         }
     }
 }
-
-/// Called between portions of the work, on the calling thread; an error stops the call.
-pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
 
 /// Selects, for every row, the smallest set of keys whose dropped softmax mass is proven to be at most `eps`.
 ///

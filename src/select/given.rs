@@ -1,6 +1,6 @@
 //! Certifies a set that somebody else chose.
 
-use super::batch::{Hook, with_workspace};
+use super::batch::with_workspace;
 use super::prepared::{Prepared, Source, Visitor};
 use super::row::{Aim, Field, Law, Rule};
 use super::workspace::{Buffers, Workspace, padded};
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
 use crate::mass::{self, CHUNK, Split};
 use crate::scores::{Keep, Scores};
-use crate::threads;
+use crate::threads::{self, Hook};
 
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
 ///
@@ -79,14 +79,8 @@ fn judge_all(
     let mut result = Certificate::new(eps.is_some());
     // The slow check takes some hundred times as long.
     let portion = (if independent { PORTION >> 6 } else { PORTION } / n).max(1);
-    for start in (0..rows).step_by(portion) {
-        let end = (start + portion).min(rows);
-        let least = (TASK / n).max(1);
-        for verdict in threads::map(threads, start..end, least, one)? {
-            result.push(&verdict?);
-        }
-        hook()?;
-    }
+    let sizes = (portion, (TASK / n).max(1));
+    threads::in_portions(threads, rows, sizes, hook, one, |verdict| result.push(&verdict))?;
     Ok(result)
 }
 

@@ -18,7 +18,6 @@ pub use given::certify;
 pub use options::{MaxKeep, Options};
 pub use workspace::Workspace;
 
-pub(crate) use batch::Hook;
 #[cfg(feature = "python")]
 pub(crate) use batch::select_with;
 pub(crate) use given::certify_tails;

@@ -8,27 +8,29 @@
 use std::sync::LazyLock;
 
 /// The sum of two floats and what it lost.
-pub(super) fn two_sum(a: f64, b: f64) -> (f64, f64) {
+pub(crate) fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let back = sum - a;
     (sum, (a - (sum - back)) + (b - back))
 }
 
-fn fast_two_sum(a: f64, b: f64) -> (f64, f64) {
+/// The same of two floats of which the first is not smaller in size.
+pub(crate) fn fast_two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     (sum, b - (sum - a))
 }
 
 /// An unevaluated sum of two floats, the first being that sum rounded.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Twofold {
-    pub(super) high: f64,
-    pub(super) low: f64,
+pub(crate) struct Twofold {
+    pub(crate) high: f64,
+    pub(crate) low: f64,
 }
 
-const ONE: Twofold = Twofold { high: 1.0, low: 0.0 };
+pub(crate) const ONE: Twofold = Twofold { high: 1.0, low: 0.0 };
 /// ln 2 to 107 bits.
-const LN2: Twofold = Twofold { high: std::f64::consts::LN_2, low: 2.319_046_813_846_299_6e-17 };
+pub(crate) const LN2: Twofold =
+    Twofold { high: std::f64::consts::LN_2, low: 2.319_046_813_846_299_6e-17 };
 /// More than the relative error of what is computed here.
 const DOUBT: f64 = 1.0 / (1u128 << 85) as f64;
 
@@ -43,13 +45,19 @@ impl From<f64> for Twofold {
 }
 
 impl Twofold {
+    /// The exact sum of two floats, if it does not overflow.
+    pub(crate) fn sum(a: f64, b: f64) -> Self {
+        let (high, low) = two_sum(a, b);
+        Twofold { high, low }
+    }
+
     /// The exact product of two floats, unless its low part underflows.
-    pub(super) fn product(a: f64, b: f64) -> Self {
+    pub(crate) fn product(a: f64, b: f64) -> Self {
         let high = a * b;
         Twofold { high, low: a.mul_add(b, -high) }
     }
 
-    pub(super) fn plus(self, other: impl Into<Twofold>) -> Self {
+    pub(crate) fn plus(self, other: impl Into<Twofold>) -> Self {
         let other = other.into();
         let (high, mut low) = two_sum(self.high, other.high);
         let (tail, lost) = two_sum(self.low, other.low);
@@ -59,11 +67,11 @@ impl Twofold {
         Twofold { high, low }
     }
 
-    pub(super) fn negated(self) -> Self {
+    pub(crate) fn negated(self) -> Self {
         Twofold { high: -self.high, low: -self.low }
     }
 
-    pub(super) fn times(self, other: impl Into<Twofold>) -> Self {
+    pub(crate) fn times(self, other: impl Into<Twofold>) -> Self {
         let other = other.into();
         let exact = Twofold::product(self.high, other.high);
         let cross = self.high.mul_add(other.low, self.low * other.high);
@@ -71,7 +79,7 @@ impl Twofold {
         Twofold { high, low }
     }
 
-    pub(super) fn over(self, other: impl Into<Twofold>) -> Self {
+    pub(crate) fn over(self, other: impl Into<Twofold>) -> Self {
         let other = other.into();
         let first = self.high / other.high;
         let rest = self.plus(other.times(first).negated());
@@ -82,13 +90,13 @@ impl Twofold {
     }
 
     /// A float that is not below the real number that this is computed for.
-    pub(super) fn up(self) -> f64 {
+    pub(crate) fn up(self) -> f64 {
         let (high, low) = two_sum(self.high, self.low + self.high.abs() * DOUBT);
         if low > 0.0 { high.next_up() } else { high }
     }
 
     /// A float that is not above the real number that this is computed for.
-    pub(super) fn down(self) -> f64 {
+    pub(crate) fn down(self) -> f64 {
         -self.negated().up()
     }
 }
@@ -105,7 +113,7 @@ fn twice_atanh(f: Twofold) -> Twofold {
 }
 
 /// A positive finite float as `m 2^e` with 1 <= m < 2.
-pub(super) fn split(value: f64) -> (f64, i32) {
+pub(crate) fn split(value: f64) -> (f64, i32) {
     const FRACTION: u64 = (1 << 52) - 1;
     let (value, lifted) =
         if value < f64::MIN_POSITIVE { (value * 2f64.powi(64), 64) } else { (value, 0) };
@@ -115,7 +123,7 @@ pub(super) fn split(value: f64) -> (f64, i32) {
 }
 
 /// `ln(a / b) + exponent ln 2` of positive numbers of ordinary size, accurate also where the result is next to 0.
-pub(super) fn ln_ratio(a: Twofold, b: Twofold, exponent: i32) -> Twofold {
+pub(crate) fn ln_ratio(a: Twofold, b: Twofold, exponent: i32) -> Twofold {
     let (mantissa, mut shift) = split(a.high / b.high);
     if mantissa > std::f64::consts::SQRT_2 {
         shift += 1;
@@ -130,7 +138,7 @@ pub(super) fn ln_ratio(a: Twofold, b: Twofold, exponent: i32) -> Twofold {
 }
 
 /// `1 - e^{-x}` for 0 < x < 40.
-pub(super) fn one_minus_exp(x: f64) -> Twofold {
+pub(crate) fn one_minus_exp(x: f64) -> Twofold {
     let halvings = (x * std::f64::consts::LOG2_E).round_ties_even();
     let rest = LN2.times(halvings).plus(-x);
     // (e^rest - 1) / rest, where |rest| < .35; the terms left out are below 2^-125.
