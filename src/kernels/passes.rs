@@ -317,25 +317,8 @@ pub(super) unsafe fn rough<L: Level, E: Element>(
     largest: E::Scalar,
     scale: f64,
 ) -> f64 {
-    // SAFETY: the caller vouches for the level; every chunk is whole groups.
-    unsafe {
-        let (factor, bias) = rough_line::<L>(largest.into(), scale);
-        let zero = <L::F32 as Lanes>::splat(0.0);
-        let mut total = 0.0;
-        for block in keys.chunks(LANES * LOOSE) {
-            let (mut one, mut other) = (zero, zero);
-            let pairs = block.chunks_exact(2 * LANES);
-            if let [_, ..] = pairs.remainder() {
-                one = rough_weights::<L, E>(pairs.remainder().as_ptr(), factor, bias);
-            }
-            for pair in pairs {
-                one = one.add(rough_weights::<L, E>(pair.as_ptr(), factor, bias));
-                other = other.add(rough_weights::<L, E>(pair[LANES..].as_ptr(), factor, bias));
-            }
-            total += f64::from(one.add(other).sum());
-        }
-        total
-    }
+    // SAFETY: the caller vouches for the level; `look` asks no more.
+    unsafe { look::<L, E, true>(keys, largest, scale).1 }
 }
 
 /// Copies the entries that are allowed and not masked one behind another, widened, with their positions.

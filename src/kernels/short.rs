@@ -107,12 +107,17 @@ pub(crate) struct Room<'a, E: Element> {
     pub(crate) write: *const u32,
 }
 
+/// A row in whole groups: where it is if it fills them, else its padded copy.
+#[inline(always)]
+fn whole_groups<'a, E: Element>(row: &'a [E], copy: &'a [E]) -> &'a [E] {
+    if row.len().is_multiple_of(LANES) { row } else { &copy[..row.len().next_multiple_of(LANES)] }
+}
+
 impl<E: Element> Room<'_, E> {
     /// The keys and weights of a row in whole groups; the keys are where they were if they fill such.
     pub(crate) fn row<'b>(&'b self, at: usize, row: &'b [E]) -> (&'b [E], &'b [E::Scalar]) {
         let range = at * self.stride..at * self.stride + row.len().next_multiple_of(LANES);
-        let whole = row.len().is_multiple_of(LANES);
-        (if whole { row } else { &self.keys[range.clone()] }, &self.weights[range])
+        (whole_groups(row, &self.keys[range.start..]), &self.weights[range])
     }
 }
 
@@ -164,7 +169,7 @@ where
         let mut start = 0;
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
-            let keys = if row.len() == padded { row } else { &room.keys[r * stride..][..padded] };
+            let keys = whole_groups(row, &room.keys[r * stride..]);
             let out = &mut room.weights[r * stride..][..padded];
             let whole = row.len() / LANES;
             // Positions of the rows before come first.
@@ -183,7 +188,7 @@ where
             if !here.plain {
                 continue;
             }
-            let keys = if row.len() == padded { row } else { &room.keys[r * stride..][..padded] };
+            let keys = whole_groups(row, &room.keys[r * stride..]);
             let weights = &room.weights[r * stride..][..padded];
             let to = room.inside[r * stride..].as_mut_ptr();
             let to_weights = room.inside_weights[r * stride..].as_mut_ptr();

@@ -149,15 +149,19 @@ impl<'py> Rows<'py> {
         Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
     }
 
-    /// Scores in natural-log units, without any option.
-    pub(super) fn plain(scores: &Bound<'py, PyAny>, dtype: &str) -> PyResult<Self> {
+    /// Scores in natural-log units, without any option; ragged if there are row starts.
+    pub(super) fn plain(
+        scores: &Bound<'py, PyAny>,
+        dtype: &str,
+        indptr: Option<PyReadonlyArray1<'py, i64>>,
+    ) -> PyResult<Self> {
         Ok(Rows {
             scores: Stored::new(scores, dtype)?,
             kind: Kind::Logits,
             scale: 1.0,
             mask: None,
             lengths: None,
-            indptr: None,
+            indptr,
             causal_offset: None,
             radius: None,
         })
@@ -221,11 +225,7 @@ impl Budgets<'_> {
     pub(super) fn slice(&self) -> PyResult<&[f64]> {
         match self {
             Budgets::All(number) => Ok(number),
-            Budgets::Each(array) => array
-                .is_c_contiguous()
-                .then(|| array.as_slice().ok())
-                .flatten()
-                .ok_or_else(|| not_contiguous("eps")),
+            Budgets::Each(array) => flat(array, "eps"),
         }
     }
 }
@@ -236,7 +236,19 @@ pub(super) enum KeepArray<'py> {
     Indices(PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, i64>),
 }
 
-impl KeepArray<'_> {
+impl<'py> KeepArray<'py> {
+    pub(super) fn new(
+        mask: Option<&Bound<'py, PyAny>>,
+        indptr: Option<PyReadonlyArray1<'py, i64>>,
+        indices: Option<PyReadonlyArray1<'py, i64>>,
+    ) -> PyResult<Self> {
+        match (mask, indptr, indices) {
+            (Some(mask), None, None) => Ok(KeepArray::Mask(Bytes::new(mask)?)),
+            (None, Some(indptr), Some(indices)) => Ok(KeepArray::Indices(indptr, indices)),
+            _ => Err(CertkError::new_err("keep must be given once, as a mask or as indices")),
+        }
+    }
+
     /// The borrowed set; `strides` receives those of a mask.
     pub(super) fn keep<'a>(&'a self, strides: &'a mut Vec<usize>) -> PyResult<Keep<'a>> {
         Ok(match self {
@@ -251,6 +263,16 @@ impl KeepArray<'_> {
             },
         })
     }
+}
+
+/// An array as a slice in C order.
+pub(super) fn flat<'a, T: Element>(
+    array: &'a PyReadonlyArrayDyn<'_, T>,
+    argument: &str,
+) -> PyResult<&'a [T]> {
+    // An empty array counts as contiguous, whatever its strides, but not to numpy's slices.
+    let slice = array.is_c_contiguous().then(|| array.as_slice().ok()).flatten();
+    slice.ok_or_else(|| not_contiguous(argument))
 }
 
 /// A one-dimensional array as a slice.

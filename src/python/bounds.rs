@@ -5,22 +5,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::arguments::{count, threads as thread_count};
-use super::arrays::{Budgets, Rows, contiguous, not_contiguous};
+use super::arrays::{Budgets, Rows, contiguous, flat};
 use super::errors::{CertkError, detached, run};
 use crate::bounds::{self as core, Blocks, Cuts, Rule};
+use crate::error::Error;
+use crate::scores::Scores;
 use crate::select::{self, Options};
+use crate::threads::Hook;
 
 type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
 type Ranks<'py> = Bound<'py, PyArray1<i64>>;
-
-/// An array of any shape as one stretch in C order.
-fn flat<'a, T: numpy::Element>(
-    array: &'a PyReadonlyArrayDyn<'_, T>,
-    argument: &str,
-) -> PyResult<&'a [T]> {
-    let slice = array.is_c_contiguous().then(|| array.as_slice().ok()).flatten();
-    slice.ok_or_else(|| not_contiguous(argument))
-}
 
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
@@ -61,6 +55,22 @@ pub(super) fn required_gap<'py>(
     Ok(PyArray1::from_vec(py, found))
 }
 
+/// A rule that asks a number of kept keys of every row.
+type RuleOfK = fn(&Scores<'_>, &[i64], Option<usize>, Hook<'_>) -> Result<Vec<f64>, Error>;
+
+fn with_k<'py>(
+    py: Python<'py>,
+    (scores, dtype): (&Bound<'py, PyAny>, &str),
+    k: &PyReadonlyArray1<'py, i64>,
+    threads: Option<&Bound<'py, PyAny>>,
+    rule: RuleOfK,
+) -> Floats<'py> {
+    let rows = Rows::plain(scores, dtype, None)?;
+    let (scores, k, threads) = (rows.scores()?, contiguous(k, "k")?, thread_count(threads)?);
+    let found = run(py, &scores, |hook| rule(&scores, k, threads, hook))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn score_gap<'py>(
@@ -70,10 +80,7 @@ pub(super) fn score_gap<'py>(
     k: PyReadonlyArray1<'py, i64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
-    let rows = Rows::plain(scores, dtype)?;
-    let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
-    let found = run(py, &scores, |hook| core::score_gap_with(&scores, k, threads, hook))?;
-    Ok(PyArray1::from_vec(py, found))
+    with_k(py, (scores, dtype), &k, threads, core::score_gap_with)
 }
 
 #[pyfunction]
@@ -85,10 +92,7 @@ pub(super) fn single_gap<'py>(
     k: PyReadonlyArray1<'py, i64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
-    let rows = Rows::plain(scores, dtype)?;
-    let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
-    let found = run(py, &scores, |hook| core::single_gap_with(&scores, k, threads, hook))?;
-    Ok(PyArray1::from_vec(py, found))
+    with_k(py, (scores, dtype), &k, threads, core::single_gap_with)
 }
 
 #[pyfunction]
@@ -102,7 +106,7 @@ pub(super) fn multi_gap<'py>(
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
-    let rows = Rows::plain(scores, dtype)?;
+    let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
     let cuts = match &cuts {
@@ -123,7 +127,7 @@ pub(super) fn best_cuts<'py>(
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Ranks<'py>, Ranks<'py>)> {
-    let rows = Rows::plain(scores, dtype)?;
+    let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
     let found = run(py, &scores, |hook| core::best_cuts_with(&scores, k, most, threads, hook))?;
@@ -165,7 +169,7 @@ pub(super) fn smallest_k<'py>(
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Ranks<'py>> {
-    let rows = Rows::plain(scores, dtype)?;
+    let rows = Rows::plain(scores, dtype, None)?;
     let (scores, eps, threads) = (rows.scores()?, eps.slice()?, thread_count(threads)?);
     let cuts = count("n_cuts", n_cuts, 0)?;
     let name = rule.cast::<PyString>().ok().map(|name| name.to_str()).transpose()?;

@@ -4,24 +4,24 @@ use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethod
 use pyo3::prelude::*;
 
 use super::arguments::{count, real, threads as thread_count};
-use super::arrays::{Budgets, Rows, contiguous};
+use super::arrays::{Budgets, Rows, contiguous, flat};
 use super::errors::{CertkError, detached, run};
 use crate::error::{Error, Place};
 use crate::model as core;
 
-/// Applies a function to two arrays of one shape; an error names the place.
+/// Applies a function of sigma and of another array of its shape; an error names the place.
 fn broadcast<'py>(
     py: Python<'py>,
-    first: &PyReadonlyArrayDyn<'py, f64>,
-    second: &PyReadonlyArrayDyn<'py, f64>,
+    sigma: &PyReadonlyArrayDyn<'py, f64>,
+    (argument, second): (&str, &PyReadonlyArrayDyn<'py, f64>),
     rule: impl Fn(f64, f64) -> Result<f64, Error>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
-    let shape = first.shape();
-    let not_contiguous = |_| CertkError::new_err("arrays must be contiguous");
-    let (a, b) =
-        (first.as_slice().map_err(not_contiguous)?, second.as_slice().map_err(not_contiguous)?);
+    let shape = sigma.shape();
+    let (a, b) = (flat(sigma, "sigma")?, flat(second, argument)?);
     if shape != second.shape() {
-        return Err(CertkError::new_err("arrays must have one shape"));
+        return Err(CertkError::new_err(format!(
+            "sigma and {argument} must have one shape; broadcast them"
+        )));
     }
     let mut values = Vec::with_capacity(a.len());
     for (flat, (&a, &b)) in a.iter().zip(b).enumerate() {
@@ -34,18 +34,7 @@ fn broadcast<'py>(
 fn at(error: Error, flat: usize, shape: &[usize]) -> Error {
     match error {
         Error::Number { argument, value, problem, .. } => {
-            let mut rest = flat;
-            let mut index: Vec<usize> = shape
-                .iter()
-                .rev()
-                .map(|&len| {
-                    let i = rest % len;
-                    rest /= len;
-                    i
-                })
-                .collect();
-            index.reverse();
-            Error::Number { argument, place: Place(index), value, problem }
+            Error::Number { argument, place: Place::unravel(shape, flat), value, problem }
         }
         other => other,
     }
@@ -58,7 +47,7 @@ pub(super) fn keep_fraction<'py>(
     sigma: PyReadonlyArrayDyn<'py, f64>,
     eps: PyReadonlyArrayDyn<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
-    broadcast(py, &sigma, &eps, core::keep_fraction)
+    broadcast(py, &sigma, ("eps", &eps), core::keep_fraction)
 }
 
 #[pyfunction]
@@ -68,7 +57,7 @@ pub(super) fn threshold<'py>(
     sigma: PyReadonlyArrayDyn<'py, f64>,
     eps: PyReadonlyArrayDyn<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
-    broadcast(py, &sigma, &eps, core::threshold)
+    broadcast(py, &sigma, ("eps", &eps), core::threshold)
 }
 
 #[pyfunction]
@@ -78,7 +67,7 @@ pub(super) fn tail_mass_of_fraction<'py>(
     sigma: PyReadonlyArrayDyn<'py, f64>,
     fraction: PyReadonlyArrayDyn<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
-    broadcast(py, &sigma, &fraction, core::tail_mass)
+    broadcast(py, &sigma, ("fraction", &fraction), core::tail_mass)
 }
 
 /// Every row's n, mean, sigma, distance, skewness, excess kurtosis and prediction.
@@ -193,7 +182,7 @@ pub(super) fn window_sizes<'py>(
 ) -> PyResult<Bound<'py, PyArray1<i64>>> {
     let policy = core::WindowPolicy::new(alpha, exponent)?;
     let shape = n.shape();
-    let n = n.as_slice().map_err(|_| CertkError::new_err("n must be contiguous"))?;
+    let n = flat(&n, "n")?;
     let mut sizes = Vec::with_capacity(n.len());
     for (flat, &n) in n.iter().enumerate() {
         // The policy refuses 0, and with it whatever is no count.

@@ -2,10 +2,10 @@
 
 use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyString};
+use pyo3::types::PyString;
 
 use super::arguments::{self, count, flag, integer, real};
-use super::arrays::{Budgets, Bytes, KeepArray, Rows};
+use super::arrays::{Budgets, KeepArray, Rows};
 use super::errors::{CertkError, detached};
 use crate::error::Error;
 use crate::montecarlo::{self as core, Confidence, Method, TailEstimate, TailOptions};
@@ -63,30 +63,6 @@ impl Options<'_> {
     }
 }
 
-fn kept<'py>(
-    mask: Option<&Bound<'py, PyAny>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    indices: Option<PyReadonlyArray1<'py, i64>>,
-) -> PyResult<KeepArray<'py>> {
-    match (mask, indptr, indices) {
-        (Some(mask), None, None) => Ok(KeepArray::Mask(Bytes::new(mask)?)),
-        (None, Some(indptr), Some(indices)) => Ok(KeepArray::Indices(indptr, indices)),
-        _ => Err(CertkError::new_err("keep must be given once, as a mask or as indices")),
-    }
-}
-
-/// Rows of numbers without any option.
-fn plain<'py>(
-    py: Python<'py>,
-    array: &Bound<'py, PyAny>,
-    dtype: &str,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-) -> PyResult<Rows<'py>> {
-    let kind = PyString::new(py, "logits").into_any();
-    let scale = PyFloat::new(py, 1.0).into_any();
-    Rows::new(array, dtype, &kind, &scale, None, None, None, indptr, None, None)
-}
-
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
@@ -109,7 +85,7 @@ pub(super) fn tail_mass<'py>(
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
     let bounds = match (bounds, bounds_dtype) {
-        (Some(bounds), Some(dtype)) => Some(plain(py, bounds, dtype, indptr.clone())?),
+        (Some(bounds), Some(dtype)) => Some(Rows::plain(bounds, dtype, indptr.clone())?),
         _ => None,
     };
     let rows = Rows::new(
@@ -126,7 +102,7 @@ pub(super) fn tail_mass<'py>(
     )?;
     let scores = rows.scores()?;
     let bounds = bounds.as_ref().map(Rows::scores).transpose()?;
-    let keep = kept(keep_mask, keep_indptr, keep_indices)?;
+    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let options = options.read()?;
@@ -148,9 +124,9 @@ pub(super) fn tail_mass_of_drawn<'py>(
     score: &Bound<'py, PyAny>,
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
-    let rows = plain(py, bounds, dtype, None)?;
+    let rows = Rows::plain(bounds, dtype, None)?;
     let bounds = rows.scores()?;
-    let keep = kept(keep_mask, keep_indptr, keep_indices)?;
+    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let options = options.read()?;

@@ -4,8 +4,8 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
 use super::arguments;
-use super::arrays::{Budgets, Bytes, KeepArray, Rows, Stored};
-use super::errors::{CertkError, detached};
+use super::arrays::{Budgets, KeepArray, Rows, Stored};
+use super::errors::detached;
 use crate::bounds::output as core;
 use crate::scores::Values;
 
@@ -60,13 +60,7 @@ pub(super) fn output_error<'py>(
     let scores = rows.scores()?;
     let values = Stored::new(values, values_dtype)?;
     let values = borrowed(&values)?;
-    let keep = match (keep_mask, keep_indptr, keep_indices) {
-        (Some(mask), None, None) => KeepArray::Mask(Bytes::new(mask)?),
-        (None, Some(indptr), Some(indices)) => KeepArray::Indices(indptr, indices),
-        _ => {
-            return Err(CertkError::new_err("keep must be given once, as a mask or as indices"));
-        }
-    };
+    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;

@@ -4,8 +4,8 @@ use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 
 use super::arguments::{self, count, flag, limit};
-use super::arrays::{Budgets, Bytes, KeepArray, Rows};
-use super::errors::{CertkError, run};
+use super::arrays::{Budgets, KeepArray, Rows};
+use super::errors::run;
 use super::results::{Certified, Selected};
 use crate::select::{self as core, Options};
 
@@ -92,13 +92,7 @@ pub(super) fn certify<'py>(
         None,
     )?;
     let scores = rows.scores()?;
-    let keep = match (keep_mask, keep_indptr, keep_indices) {
-        (Some(mask), None, None) => KeepArray::Mask(Bytes::new(mask)?),
-        (None, Some(indptr), Some(indices)) => KeepArray::Indices(indptr, indices),
-        _ => {
-            return Err(CertkError::new_err("keep must be given once, as a mask or as indices"));
-        }
-    };
+    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let independent = flag("independent", independent)?;
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
