@@ -53,7 +53,7 @@ unsafe fn permutation(bits: u8) -> __m256i {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct F32([__m256; 2]);
+pub(crate) struct F32(pub(super) [__m256; 2]);
 
 impl F32 {
     #[inline(always)]
@@ -553,6 +553,26 @@ impl Level for Avx2 {
     unsafe fn single(lanes: F64) -> F32 {
         // SAFETY: see the head of the file.
         unsafe { narrow(lanes.0) }
+    }
+    #[inline(always)]
+    unsafe fn double(lanes: F32) -> F64 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let [low, high] = lanes.0;
+            F64([
+                _mm256_cvtps_pd(_mm256_castps256_ps128(low)),
+                _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(low)),
+                _mm256_cvtps_pd(_mm256_castps256_ps128(high)),
+                _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(high)),
+            ])
+        }
+    }
+    #[inline(always)]
+    unsafe fn low_bytes(lanes: F32) -> [u8; LANES] {
+        let mut words = [0u32; LANES];
+        // SAFETY: see the head of the file; sixteen words are written.
+        unsafe { lanes.store(words.as_mut_ptr().cast()) };
+        words.map(|word| word as u8)
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {

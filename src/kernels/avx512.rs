@@ -18,7 +18,7 @@ const FLOOR: i32 = 0x09;
 // valid for sixteen elements; unaligned loads and stores are used throughout.
 
 #[derive(Clone, Copy)]
-pub(crate) struct F32(__m512);
+pub(crate) struct F32(pub(super) __m512);
 
 impl Lanes for F32 {
     type Scalar = f32;
@@ -527,6 +527,24 @@ impl Level for Avx512 {
     unsafe fn single(lanes: F64) -> F32 {
         // SAFETY: see the head of the file.
         F32(unsafe { narrow(lanes.0) })
+    }
+    #[inline(always)]
+    unsafe fn double(lanes: F32) -> F64 {
+        // SAFETY: see the head of the file.
+        unsafe {
+            let high = _mm512_extractf32x8_ps::<1>(lanes.0);
+            F64([_mm512_cvtps_pd(_mm512_castps512_ps256(lanes.0)), _mm512_cvtps_pd(high)])
+        }
+    }
+    #[inline(always)]
+    unsafe fn low_bytes(lanes: F32) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: see the head of the file; sixteen bytes are written.
+        unsafe {
+            let low = _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes.0));
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), low);
+        }
+        bytes
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {

@@ -5,6 +5,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::bytes::ByteDots;
 use super::lanes::{Element, LANES, Level, Scalar};
 use super::passes::{
     self, Given, PIVOTS, PivotSums, Positions, RANKED, Sides, Soon, Survey, Weigh,
@@ -137,6 +138,15 @@ pub(super) trait Pass {
     /// # Safety
     /// The CPU must have the level's features.
     unsafe fn run<L: Level>(self) -> Self::Output;
+}
+
+/// A pass over bytes, for any way to multiply them.
+pub(super) trait BytePass {
+    type Output;
+
+    /// # Safety
+    /// The CPU must have the features of `B`.
+    unsafe fn run<B: ByteDots>(self) -> Self::Output;
 }
 
 /// Declares the passes at one level, compiled with its features.
@@ -305,6 +315,35 @@ macro_rules! level {
     };
 }
 
+/// Declares the passes over bytes for one way to multiply them, compiled with its features.
+macro_rules! bytes {
+    ($function:ident, $bytes:ty $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $function<P: BytePass>(pass: P) -> P::Output {
+            // SAFETY: entered only with proof that the CPU has the features.
+            unsafe { pass.run::<$bytes>() }
+        }
+    };
+}
+
+bytes!(bytes_portable, Portable);
+#[cfg(target_arch = "x86_64")]
+bytes!(bytes_portable_fma, Portable, "avx2,fma,popcnt,bmi1,bmi2");
+#[cfg(target_arch = "x86_64")]
+bytes!(bytes_avx2, super::avx2::Avx2, "avx2,fma,f16c,popcnt,bmi1,bmi2");
+#[cfg(target_arch = "x86_64")]
+bytes!(
+    bytes_avx512,
+    super::avx512::Avx512,
+    "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt,bmi1,bmi2"
+);
+#[cfg(target_arch = "x86_64")]
+bytes!(
+    bytes_vnni,
+    super::bytes::Vnni,
+    "avx512vnni,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt,bmi1,bmi2"
+);
+
 level!(portable, Portable);
 #[cfg(target_arch = "x86_64")]
 level!(portable_fma, Portable, "avx2,fma,popcnt,bmi1,bmi2");
@@ -388,6 +427,26 @@ impl Simd {
     /// Runs a pass that is written elsewhere.
     pub(super) fn run<P: Pass>(self, pass: P) -> P::Output {
         at_level!(self, run(pass))
+    }
+
+    /// Runs a pass over bytes.
+    pub(super) fn run_bytes<P: BytePass>(self, pass: P) -> P::Output {
+        match self.0 {
+            // SAFETY: a `Simd` exists only for levels that this CPU runs.
+            Kind::Portable => unsafe { bytes_portable(pass) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::PortableFma => unsafe { bytes_portable_fma(pass) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::Avx2 => unsafe { bytes_avx2(pass) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above, and the instruction is asked for.
+            Kind::Avx512 if is_x86_feature_detected!("avx512vnni") => unsafe { bytes_vnni(pass) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::Avx512 => unsafe { bytes_avx512(pass) },
+        }
     }
 
     /// Looks over a row of `len` entries in padded scratch (whole groups), after copying it there if it is given.

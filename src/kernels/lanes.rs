@@ -90,6 +90,10 @@ pub(crate) trait Level: Copy {
 
     /// f64 lanes rounded to f32.
     unsafe fn single(lanes: Self::F64) -> Self::F32;
+    /// f32 lanes as f64.
+    unsafe fn double(lanes: Self::F32) -> Self::F64;
+    /// The lowest byte of each lane.
+    unsafe fn low_bytes(lanes: Self::F32) -> [u8; LANES];
     /// Asks for the cache line at an address, which may be any.
     unsafe fn prefetch(at: *const u8);
     /// The same for a line that will be written.

@@ -17,6 +17,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bytes;
+mod codes;
 mod concat;
 mod dispatch;
 mod float_modes;
@@ -31,6 +33,8 @@ mod short;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bytes::{LINE, STEP, Step};
+pub(crate) use codes::{BIAS, CODE, Coarse, Encoded, Frame, Keys, PANEL, place};
 pub(crate) use concat::append_all;
 pub(crate) use dispatch::{Bracket, Simd};
 pub(crate) use float_modes::DefaultFloats;

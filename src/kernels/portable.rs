@@ -20,7 +20,7 @@ pub(crate) struct Portable;
 /// Sixteen lanes, aligned so that no spilled register straddles a cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-pub(crate) struct Array<T>([T; LANES]);
+pub(crate) struct Array<T>(pub(super) [T; LANES]);
 
 macro_rules! lanes {
     ($float:ident, $mantissa:literal, $affine:expr) => {
@@ -295,6 +295,14 @@ impl Level for Portable {
     #[inline(always)]
     unsafe fn single(lanes: Array<f64>) -> Array<f32> {
         Array(lanes.0.map(|lane| lane as f32))
+    }
+    #[inline(always)]
+    unsafe fn double(lanes: Array<f32>) -> Array<f64> {
+        Array(lanes.0.map(f64::from))
+    }
+    #[inline(always)]
+    unsafe fn low_bytes(lanes: Array<f32>) -> [u8; LANES] {
+        lanes.0.map(|lane| lane.to_bits() as u8)
     }
     #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
