@@ -42,6 +42,13 @@ pub(crate) trait ByteDots: Copy {
     unsafe fn add(sums: Self::Sums, line: *const u8, step: Step) -> Self::Sums;
     /// The sums and a number together, as f32, each rounded once.
     unsafe fn plus(sums: Self::Sums, number: i32) -> <Self::Level as Level>::F32;
+
+    /// Sixteen sums of products of bytes with signed bytes.
+    type Short: Copy;
+    unsafe fn short_zero() -> Self::Short;
+    /// Adds to sum i the products of bytes `4 i .. 4 i + 4` of a line and four signed bytes.
+    unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; STEP]) -> Self::Short;
+    unsafe fn short_sums(sums: Self::Short) -> [i32; LANES];
 }
 
 impl ByteDots for Portable {
@@ -66,6 +73,22 @@ impl ByteDots for Portable {
     #[inline(always)]
     unsafe fn plus(sums: Self::Sums, number: i32) -> Array<f32> {
         Array(sums.map(|sum| sum.wrapping_add(number) as f32))
+    }
+
+    type Short = [i32; LANES];
+    #[inline(always)]
+    unsafe fn short_zero() -> Self::Short {
+        [0; LANES]
+    }
+    #[inline(always)]
+    unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; STEP]) -> Self::Short {
+        let both = four.map(i16::from);
+        // SAFETY: the caller vouches for a readable line; only one form of the numbers is read.
+        unsafe { Self::add(sums, line, Step { high: four, low: four, both }) }
+    }
+    #[inline(always)]
+    unsafe fn short_sums(sums: Self::Short) -> [i32; LANES] {
+        sums
     }
 }
 
@@ -116,6 +139,27 @@ mod x86 {
                 }))
             }
         }
+
+        type Short = Self::Sums;
+        #[inline(always)]
+        unsafe fn short_zero() -> Self::Short {
+            // SAFETY: see the head of the module.
+            unsafe { Self::zero() }
+        }
+        #[inline(always)]
+        unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; 4]) -> Self::Short {
+            // SAFETY: see the head of the module.
+            unsafe { Self::add(sums, line, widened(four)) }
+        }
+        #[inline(always)]
+        unsafe fn short_sums(sums: Self::Short) -> [i32; 16] {
+            let mut stored = [[0; 8]; 4];
+            for (stored, sums) in stored.iter_mut().zip(sums) {
+                // SAFETY: see the head of the module; eight numbers are written.
+                unsafe { _mm256_storeu_si256(stored.as_mut_ptr().cast(), sums) };
+            }
+            std::array::from_fn(|i| stored[i / 4][i % 4 * 2] + stored[i / 4][i % 4 * 2 + 1])
+        }
     }
 
     impl ByteDots for Avx512 {
@@ -155,6 +199,27 @@ mod x86 {
                 avx512::F32(_mm512_cvtepi32_ps(all))
             }
         }
+
+        type Short = Self::Sums;
+        #[inline(always)]
+        unsafe fn short_zero() -> Self::Short {
+            // SAFETY: see the head of the module.
+            unsafe { Self::zero() }
+        }
+        #[inline(always)]
+        unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; 4]) -> Self::Short {
+            // SAFETY: see the head of the module.
+            unsafe { Self::add(sums, line, widened(four)) }
+        }
+        #[inline(always)]
+        unsafe fn short_sums(sums: Self::Short) -> [i32; 16] {
+            let mut stored = [[0; 16]; 2];
+            for (stored, sums) in stored.iter_mut().zip(sums) {
+                // SAFETY: see the head of the module; sixteen numbers are written.
+                unsafe { _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums) };
+            }
+            std::array::from_fn(|i| stored[i / 8][i % 8 * 2] + stored[i / 8][i % 8 * 2 + 1])
+        }
     }
 
     /// AVX-512 with its instruction for inner products of bytes.
@@ -193,6 +258,34 @@ mod x86 {
                 avx512::F32(_mm512_cvtepi32_ps(all))
             }
         }
+
+        type Short = __m512i;
+        #[inline(always)]
+        unsafe fn short_zero() -> __m512i {
+            // SAFETY: see the head of the module.
+            unsafe { _mm512_setzero_si512() }
+        }
+        #[inline(always)]
+        unsafe fn short_add(sums: __m512i, line: *const u8, four: [i8; 4]) -> __m512i {
+            // SAFETY: see the head of the module.
+            unsafe {
+                let four = _mm512_set1_epi32(i32::from_ne_bytes(four.map(i8::cast_unsigned)));
+                _mm512_dpbusd_epi32(sums, _mm512_loadu_si512(line.cast()), four)
+            }
+        }
+        #[inline(always)]
+        unsafe fn short_sums(sums: __m512i) -> [i32; 16] {
+            let mut stored = [0; 16];
+            // SAFETY: see the head of the module; sixteen numbers are written.
+            unsafe { _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums) };
+            stored
+        }
+    }
+
+    /// A step of which only the form with both halves is read.
+    #[inline(always)]
+    fn widened(four: [i8; 4]) -> Step {
+        Step { high: four, low: four, both: four.map(i16::from) }
     }
 
     #[inline(always)]
