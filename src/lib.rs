@@ -28,6 +28,7 @@ mod certificate;
 mod error;
 mod keepset;
 mod kernels;
+mod keys;
 mod mass;
 pub mod model;
 pub mod montecarlo;

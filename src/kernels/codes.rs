@@ -15,7 +15,7 @@ pub(crate) const PANEL: usize = 256;
 /// 2^23 + 2^22: a float of this size has a last place of 1, so adding it rounds to an integer, ties to even.
 const ROUND: f32 = 12_582_912.0;
 /// Scales of keys lie in this range: their reciprocals are normal numbers, and so are products of them with codes.
-const SCALES: (f32, f32) = (1e-30, 1e36);
+const SCALES: (f32, f32) = (1e-30, 1e28);
 
 /// How keys are moved before they are rounded: `rotation(key - mean)`.
 #[derive(Debug, Clone, Copy)]

@@ -188,11 +188,13 @@ pub(crate) trait Element: Copy + Default + Send + Sync + std::fmt::Debug + 'stat
     ) -> <Self::Scalar as Scalar>::Lanes<L>;
     /// Lanes of the type computed in, rounded to f32.
     unsafe fn single<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F32;
+    /// Lanes of the type computed in, as f64.
+    unsafe fn double<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F64;
     /// The keys as they are, if they are stored in the type computed in.
     fn scalars(keys: &[Self]) -> Option<&[Self::Scalar]>;
 }
 
-/// What is in f32 already; unsafe only to look like the conversions beside it.
+/// What is in the right type already; unsafe only to look like the conversions beside it.
 #[inline(always)]
 unsafe fn already<T>(lanes: T) -> T {
     lanes
@@ -226,7 +228,7 @@ unsafe fn copy_stored<L: Level, E: Element>(
 }
 
 macro_rules! element {
-    ($type:ty, $scalar:ty, $widen:expr, $load:expr, $single:expr, $scalars:expr, $copy:ident) => {
+    ($type:ty, $scalar:ty, $widen:expr, $load:expr, $single:expr, $double:expr, $scalars:expr, $copy:ident) => {
         impl Element for $type {
             type Scalar = $scalar;
             const MASKED: Self = <$type>::NEG_INFINITY;
@@ -259,6 +261,11 @@ macro_rules! element {
                 unsafe { $single(lanes) }
             }
             #[inline(always)]
+            unsafe fn double<L: Level>(lanes: <$scalar as Scalar>::Lanes<L>) -> L::F64 {
+                // SAFETY: the caller vouches for the level.
+                unsafe { $double(lanes) }
+            }
+            #[inline(always)]
             #[allow(clippy::redundant_closure_call)]
             fn scalars(keys: &[Self]) -> Option<&[$scalar]> {
                 $scalars(keys)
@@ -266,7 +273,7 @@ macro_rules! element {
         }
     };
 }
-element!(f32, f32, |v| v, <L::F32 as Lanes>::load, already, Some, copy_lanes);
-element!(f64, f64, |v| v, <L::F64 as Lanes>::load, L::single, Some, copy_lanes);
-element!(f16, f32, f16::to_f32, L::load_f16, already, |_| None, copy_stored);
-element!(bf16, f32, bf16::to_f32, L::load_bf16, already, |_| None, copy_stored);
+element!(f32, f32, |v| v, <L::F32 as Lanes>::load, already, L::double, Some, copy_lanes);
+element!(f64, f64, |v| v, <L::F64 as Lanes>::load, L::single, already, Some, copy_lanes);
+element!(f16, f32, f16::to_f32, L::load_f16, already, L::double, |_| None, copy_stored);
+element!(bf16, f32, bf16::to_f32, L::load_bf16, already, L::double, |_| None, copy_stored);

@@ -17,6 +17,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod below;
 mod bytes;
 mod codes;
 mod concat;
@@ -29,10 +30,12 @@ mod lanes;
 mod mixture;
 mod passes;
 mod portable;
+mod products;
 mod short;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use below::Below;
 pub(crate) use bytes::{LINE, STEP, Step};
 pub(crate) use codes::{BIAS, CODE, Coarse, Encoded, Frame, Keys, PANEL, place};
 pub(crate) use concat::append_all;
@@ -47,4 +50,5 @@ pub(crate) use passes::{
     Given, NEAR, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored,
     Survey, Weigh, around, ranks_between, sample, values_around,
 };
+pub(crate) use products::Picked;
 pub(crate) use short::{Aim, BATCH, Edge, LawOf, Room, ScaledBy, Settled, Unscaled};

@@ -1,0 +1,72 @@
+//! What the keys of a row below an edge weigh together.
+
+use super::dispatch::{Pass, Simd};
+use super::lanes::{Element, LANES, Lanes, Level, Scalar};
+use super::passes::{DEPTH, Shifted, Sum, Weigh};
+
+/// Sums over keys that lie below an edge and are not masked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Below {
+    /// Of the weights, relative to the shift.
+    pub(crate) weights: f64,
+    /// Of their squares, in f32 lanes.
+    pub(crate) squares: f64,
+    pub(crate) count: usize,
+    /// The largest key; -inf if there is none.
+    pub(crate) largest: f32,
+    /// Of the weights of all others.
+    pub(crate) rest: f64,
+}
+
+struct Sums<'a> {
+    keys: &'a [f32],
+    shift: f32,
+    edge: f32,
+}
+
+impl Pass for Sums<'_> {
+    type Output = Below;
+
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> Below {
+        // SAFETY: the caller vouches for the level; chunks are whole groups.
+        unsafe {
+            let (law, edge) = (Shifted(self.shift), L::F32::splat(self.edge));
+            let masked = L::F32::splat(f32::NEG_INFINITY);
+            let (mut weights, mut squares, mut rest) =
+                (Sum::<L::F32>::new(), Sum::<L::F32>::new(), Sum::<L::F32>::new());
+            let (mut count, mut largest) = (0, masked);
+            for block in self.keys.chunks(LANES * DEPTH) {
+                for keys in block.chunks_exact(LANES) {
+                    let keys = L::F32::load(keys.as_ptr());
+                    let below = keys.lt(edge);
+                    let weight = law.weigh(keys);
+                    weights.add_where(below, weight);
+                    squares.add_where(below, weight.mul(weight));
+                    rest.add_where(keys.ge(edge), weight);
+                    largest = keys.select(below, masked).max(largest);
+                    let live = L::F32::number(below) & L::F32::number(keys.gt(masked));
+                    count += live.count_ones() as usize;
+                }
+                weights.flush();
+                squares.flush();
+                rest.flush();
+            }
+            Below {
+                weights: weights.total(),
+                squares: squares.total(),
+                count,
+                largest: largest.largest(),
+                rest: rest.total(),
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Sums what lies below an edge in whole groups of keys, none of which exceeds the shift.
+    pub(crate) fn below(self, keys: &[f32], shift: f32, edge: f32) -> Below {
+        assert!(keys.len().is_multiple_of(LANES));
+        self.run(Sums { keys, shift, edge })
+    }
+}

@@ -1,0 +1,418 @@
+//! The keys of one head as bytes, and what is known of what the bytes leave out.
+
+use half::bf16;
+use rayon::prelude::*;
+
+use super::gram::{Gram, Spread};
+use crate::error::Error;
+use crate::kernels::{
+    BIAS, Coarse, Element, Encoded, Frame, Keys, LANES, LINE, PANEL, STEP, Simd, Step, place,
+};
+use crate::threads;
+
+/// Keys per task, whole panels.
+const CHUNK: usize = 16 * PANEL;
+/// Keys that are looked at to choose a frame.
+const SAMPLE: usize = 1024;
+/// A key whose code loses so many times as much as that of the median key is left without one.
+const OUTLYING: f64 = 4.0;
+/// One key in so many may be left without a code.
+const SPARED: usize = 64;
+/// The most that the absolute values of a query's numbers may add up to: times 127 it must be below 2^31.
+const MOST: f64 = 16_700_000.0;
+/// The largest number of a query, so that its high half is a signed byte.
+const TOP: f64 = 32_639.0;
+
+/// One head's keys in codes.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Codes {
+    dim: usize,
+    /// Keys.
+    n: usize,
+    frame: OwnFrame,
+    /// Bytes, sixteen keys to a block; a block is one line of 64 bytes for every four dimensions.
+    lines: Vec<u8>,
+    /// What each key's codes are to be multiplied by, in whole groups.
+    scales: Vec<bf16>,
+    /// An upper bound of the norm of what each code loses.
+    radii: Vec<bf16>,
+    /// Keys without a code, in ascending order: they must be scored.
+    bare: Vec<u32>,
+    gram: Gram,
+    /// The largest loss that still gets a code.
+    spared: f64,
+    /// The largest absolute entry of any key.
+    largest: f32,
+}
+
+/// How keys are moved before they are rounded, and queries with them.
+#[derive(Debug, Clone, PartialEq)]
+struct OwnFrame {
+    mean: Vec<f32>,
+    block: usize,
+    signs: Vec<f32>,
+}
+
+impl OwnFrame {
+    /// How many roundings of f32 an entry goes through.
+    fn moves(&self) -> usize {
+        1 + self.block.trailing_zeros() as usize
+    }
+
+    fn borrow(&self) -> Frame<'_> {
+        Frame { mean: &self.mean, block: self.block, signs: &self.signs }
+    }
+
+    /// The query in the frame, f64, and what products in the frame are to be divided by.
+    fn query(&self, query: &[f64]) -> (Vec<f64>, f64) {
+        let mut moved = query.to_vec();
+        if self.block > 1 {
+            for (entry, sign) in moved.iter_mut().zip(&self.signs) {
+                *entry *= f64::from(*sign);
+            }
+            moved.chunks_exact_mut(self.block).for_each(hadamard);
+        }
+        (moved, self.block as f64)
+    }
+}
+
+/// The Hadamard matrix of a power of two, not normalised, in place.
+fn hadamard(block: &mut [f64]) {
+    let mut half = 1;
+    while half < block.len() {
+        for pair in block.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+}
+
+/// A query as codes are scored with, and what the scores are worth.
+#[derive(Debug, Clone)]
+pub(super) struct Prepared {
+    steps: Vec<Step>,
+    correction: i32,
+    factor: f32,
+    pub(super) spread: Spread,
+    /// What scores of codes lack: the scale times the product of the query with the mean, within f64 roundings.
+    pub(super) offset: f64,
+}
+
+impl Prepared {
+    pub(super) fn coarse(&self) -> Coarse<'_> {
+        Coarse { steps: &self.steps, correction: self.correction, factor: self.factor }
+    }
+}
+
+/// A part of the keys, encoded by one task.
+struct Part {
+    gram: Gram,
+    bare: Vec<u32>,
+    largest: f32,
+    bad: Option<usize>,
+}
+
+impl Codes {
+    /// Codes of no keys, in a frame chosen by looking at some.
+    pub(super) fn new<E: Element<Scalar = f32>>(
+        dim: usize,
+        keys: Keys<'_, E>,
+        n: usize,
+        rotate: Option<bool>,
+    ) -> Self {
+        let width = dim.next_multiple_of(LANES);
+        let count = n.min(SAMPLE);
+        let sample: Vec<Vec<f64>> = (0..count)
+            .map(|i| keys.row(i * n / count).iter().map(|&entry| entry.widen().into()).collect())
+            .collect();
+        let mut mean = vec![0.0; width];
+        for (j, mean) in mean[..dim].iter_mut().enumerate() {
+            let total: f64 = sample.iter().map(|key| key[j]).sum();
+            let value = total / count.max(1) as f64;
+            // Of keys that are not finite, or overflow together, none is worth moving.
+            *mean = if value.abs() < 1e30 { value as f32 } else { 0.0 };
+        }
+        let block = 1 << dim.trailing_zeros();
+        let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
+        let mut frame = OwnFrame { mean, block, signs };
+        let norm_of_loss = |frame: &OwnFrame| -> Vec<f64> {
+            let loss = |key: &Vec<f64>| {
+                let centred: Vec<f64> =
+                    key.iter().zip(&frame.mean).map(|(k, m)| k - f64::from(*m)).collect();
+                let (moved, size) = frame.query(&centred);
+                let reach = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
+                // The norm of rounding errors spread evenly over the step between codes, in the frame of the keys.
+                reach / 127.0 * (dim as f64 / 12.0 / size).sqrt()
+            };
+            let mut losses: Vec<f64> = sample.iter().map(loss).collect();
+            losses.sort_by(f64::total_cmp);
+            losses
+        };
+        let rotated = norm_of_loss(&frame);
+        frame.block = 1;
+        let plain = norm_of_loss(&frame);
+        let middle =
+            |losses: &[f64]| losses.get(losses.len() / 2).copied().unwrap_or(f64::INFINITY);
+        // Turning keys costs some time when they are encoded; it must be worth it.
+        let better = middle(&rotated) < 0.8 * middle(&plain);
+        let mut spared = OUTLYING * middle(&plain);
+        if block > 1 && rotate.unwrap_or(better) {
+            frame.block = block;
+            spared = OUTLYING * middle(&rotated) * (block as f64).sqrt();
+        }
+        Codes {
+            dim,
+            n: 0,
+            frame,
+            lines: Vec::new(),
+            scales: Vec::new(),
+            radii: Vec::new(),
+            bare: Vec::new(),
+            gram: Gram::new(width),
+            spared: if spared > 0.0 { spared } else { f64::INFINITY },
+            largest: 0.0,
+        }
+    }
+
+    /// Appends the codes of keys. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// [`NotFinite`] at the first entry that is not finite; [`Error::Pool`].
+    pub(super) fn append<E: Element<Scalar = f32>>(
+        &mut self,
+        simd: Simd,
+        keys: Keys<'_, E>,
+        count: usize,
+        threads: usize,
+    ) -> Result<Result<(), NotFinite>, Error> {
+        let (first, end) = (self.n, self.n + count);
+        let block = self.dim.div_ceil(STEP) * LINE;
+        let blocks = end.div_ceil(LANES);
+        let mut lines = std::mem::take(&mut self.lines);
+        let mut scales = std::mem::take(&mut self.scales);
+        let mut radii = std::mem::take(&mut self.radii);
+        lines.resize(blocks * block, BIAS);
+        scales.resize(blocks * LANES, bf16::ZERO);
+        radii.resize(blocks * LANES, bf16::ZERO);
+        // Up to a whole block first, then in chunks.
+        let begun = (first.next_multiple_of(LANES) - first).min(count);
+        let whole = first / LANES;
+        let mut parts = Vec::new();
+        {
+            let skip = usize::from(begun > 0);
+            let (old, new) = lines[whole * block..].split_at_mut(skip * block);
+            let (old_scales, new_scales) = scales[whole * LANES..].split_at_mut(skip * LANES);
+            let (old_radii, new_radii) = radii[whole * LANES..].split_at_mut(skip * LANES);
+            let allowed =
+                |keys: usize| (end / SPARED + 8).saturating_sub(self.bare.len()).min(keys / 8 + 1);
+            if begun > 0 {
+                let out = Out { lines: old, scales: old_scales, radii: old_radii };
+                let span = Span { from: 0, count: begun, at: first % LANES };
+                parts.push(self.encode(simd, keys, span, out, allowed(begun)));
+            }
+            let chunk = CHUNK / LANES;
+            let outs = new
+                .par_chunks_mut(chunk * block)
+                .zip(new_scales.par_chunks_mut(CHUNK))
+                .zip(new_radii.par_chunks_mut(CHUNK));
+            let rest = threads::run(threads, || {
+                outs.enumerate()
+                    .map(|(c, ((lines, scales), radii))| {
+                        let from = begun + c * CHUNK;
+                        let span = Span { from, count: CHUNK.min(count - from), at: 0 };
+                        let out = Out { lines, scales, radii };
+                        self.encode(simd, keys, span, out, allowed(span.count))
+                    })
+                    .collect::<Vec<Part>>()
+            })?;
+            parts.extend(rest);
+        }
+        let bad = parts.iter().find_map(|part| part.bad);
+        if bad.is_some() {
+            lines.truncate(first.div_ceil(LANES) * block);
+            scales.truncate(first.div_ceil(LANES) * LANES);
+            radii.truncate(first.div_ceil(LANES) * LANES);
+            // What was written behind the last key of a block that had begun is not looked at, and written over.
+        }
+        (self.lines, self.scales, self.radii) = (lines, scales, radii);
+        if let Some(row) = bad {
+            let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
+            let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
+            return Ok(Err(NotFinite { row, entry }));
+        }
+        for part in parts {
+            self.gram.join(&part.gram);
+            self.bare.extend(part.bare);
+            self.largest = self.largest.max(part.largest);
+        }
+        self.n = end;
+        Ok(Ok(()))
+    }
+
+    /// Encodes some keys. `allowed` of them may be left without a code.
+    fn encode<E: Element<Scalar = f32>>(
+        &self,
+        simd: Simd,
+        keys: Keys<'_, E>,
+        span: Span,
+        out: Out<'_>,
+        allowed: usize,
+    ) -> Part {
+        let (width, steps) = (self.frame.mean.len(), self.dim.div_ceil(STEP));
+        let mut bytes = vec![0; PANEL * width];
+        let mut residuals = vec![0.0; PANEL * width];
+        let mut packed = Vec::new();
+        let mut encoded = vec![Encoded::default(); PANEL];
+        let mut part = Part { gram: Gram::new(width), bare: Vec::new(), largest: 0.0, bad: None };
+        for done in (0..span.count).step_by(PANEL) {
+            let (from, len) = (span.from + done, PANEL.min(span.count - done));
+            let bytes = &mut bytes[..len * width];
+            let padded = len.next_multiple_of(STEP) * width;
+            residuals[len * width..padded].fill(0.0);
+            let encoded = &mut encoded[..len];
+            simd.encode(
+                keys,
+                from,
+                self.frame.borrow(),
+                bytes,
+                &mut residuals[..len * width],
+                encoded,
+            );
+            let (mut lost, mut norm, mut unit) = (0.0f32, 0.0f32, 0.0f32);
+            for (r, key) in encoded.iter_mut().enumerate() {
+                let at = span.at + done + r;
+                if key.largest.is_nan() && part.bad.is_none() {
+                    part.bad = Some(from + r);
+                }
+                part.largest = part.largest.max(key.largest);
+                let loss = f64::from(key.lost).sqrt();
+                let uncodable = key.lost == f32::INFINITY;
+                if uncodable || (loss > self.spared && part.bare.len() < allowed) {
+                    part.bare.push((self.n + from + r) as u32);
+                    key.scale = bf16::ZERO;
+                    bytes[r * width..][..width].fill(BIAS);
+                    residuals[r * width..][..width].fill(0.0);
+                } else {
+                    (lost, norm) = (lost.max(key.lost), norm.max(key.square));
+                    // No residual is larger than half a step, up to rounding.
+                    unit = unit.max(key.scale.to_f32());
+                }
+                out.scales[at] = key.scale;
+                out.radii[at] = radius(loss, width);
+                for (step, four) in
+                    bytes[r * width..][..steps * STEP].chunks_exact(STEP).enumerate()
+                {
+                    out.lines[place(at, step, steps)..][..STEP].copy_from_slice(four);
+                }
+            }
+            if unit > 0.0 {
+                let unit = unit * (0.502 / 127.0);
+                let rows = &residuals[..padded];
+                let left = simd.outer(rows, width, unit, &mut packed, part.gram.sums_mut());
+                part.gram.note(len, left, lost, norm);
+            }
+        }
+        part
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.n
+    }
+
+    pub(super) fn bare(&self) -> &[u32] {
+        &self.bare
+    }
+
+    /// The largest absolute entry of any key.
+    pub(super) fn largest(&self) -> f32 {
+        self.largest
+    }
+
+    /// A query as codes are scored with; `scale` multiplies all products.
+    pub(super) fn prepare(&self, query: &[f64], scale: f64) -> Prepared {
+        let (moved, size) = self.frame.query(query);
+        let factor = scale / size;
+        let top = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
+        let sum: f64 = moved.iter().map(|entry| entry.abs()).sum();
+        let unit = (top / TOP).max(sum / (MOST - self.dim as f64)).max(f64::MIN_POSITIVE);
+        let numbers: Vec<i16> = moved.iter().map(|entry| (entry / unit).round() as i16).collect();
+        let unresolved: f64 = moved
+            .iter()
+            .zip(&numbers)
+            .map(|(entry, &number)| entry - unit * f64::from(number))
+            .map(|rest| rest * rest)
+            .sum();
+        // The subtraction above may be off by a rounding of its operands.
+        let unresolved = unresolved.sqrt() * (1.0 + 1e-12) + sum * 1e-15;
+        let correction: i32 =
+            numbers.iter().map(|&number| -i32::from(BIAS) * i32::from(number)).sum();
+        let mut padded = numbers;
+        padded.resize(self.dim.next_multiple_of(STEP), 0);
+        let offset: f64 = query.iter().zip(&self.frame.mean).map(|(q, m)| q * f64::from(*m)).sum();
+        Prepared {
+            steps: padded.as_chunks::<STEP>().0.iter().map(|four| Step::new(*four)).collect(),
+            correction,
+            factor: (factor * unit) as f32,
+            spread: self.gram.spread(&moved, unresolved, factor, self.frame.moves()),
+            offset: scale * offset,
+        }
+    }
+
+    /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
+    pub(super) fn scan<const Q: usize>(
+        &self,
+        simd: Simd,
+        queries: [&Prepared; Q],
+        to: [&mut [f32]; Q],
+    ) {
+        let mut to = to;
+        let borrowed = to.each_mut().map(|to| &mut **to);
+        simd.scan(&self.lines, &self.scales, queries.map(Prepared::coarse), borrowed);
+        for to in to {
+            for &bare in &self.bare {
+                to[bare as usize] = f32::NEG_INFINITY;
+            }
+            to[self.n..].fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// A key's entry that is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NotFinite {
+    pub(super) row: usize,
+    pub(super) entry: usize,
+}
+
+/// Keys `from ..` of those that are appended; the first goes to place `at` of where codes are written.
+#[derive(Clone, Copy)]
+struct Span {
+    from: usize,
+    count: usize,
+    at: usize,
+}
+
+/// Where codes are written.
+struct Out<'a> {
+    lines: &'a mut [u8],
+    scales: &'a mut [bf16],
+    radii: &'a mut [bf16],
+}
+
+/// An upper bound of a norm, given what was computed.
+fn radius(norm: f64, width: usize) -> bf16 {
+    // Sums of at most `width` squares in f32, and terms that were flushed.
+    let bound = norm * (1.0 + width as f64 * 6e-8 + 1e-6) + (width as f64).sqrt() * 1.1e-19;
+    let bits = (bound as f32).next_up().to_bits();
+    bf16::from_bits(((bits + 0xffff) >> 16) as u16)
+}
+
+/// A fixed sign for a dimension, as if by chance.
+fn sign(dimension: usize) -> bool {
+    let mut bits = (dimension as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bits ^= bits >> 29;
+    bits.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 63 != 0
+}

@@ -1,0 +1,207 @@
+//! What many small errors of scores can do to a sum of weights, together.
+//!
+//! Let `e_i` be what the code of key i loses, and `G` the sum of `e_i e_i^T` over all keys with codes. For a query q the
+//! scores that codes give are off by `x_i = a q.e_i` and a rounding of at most `rho`, and `sum x_i^2 <= X^2 = a^2 q^T G q`
+//! over any set of these keys. As `e^x <= 1 + x + g x^2` for `|x| <= D` with `g = (e^D - 1 - D) / D^2`, the inequality of
+//! Cauchy and Schwarz bounds the real mass of a set by the sums of its computed weights and of their squares:
+//!
+//! `e^rho (W1 + X sqrt(W2) + g min(Winf X^2, D X sqrt(W2)))` from above and `e^-rho (W1 - X sqrt(W2))` from below.
+//!
+//! The roundings of `G` itself: products of residuals are summed as integers, exactly, after the residuals were rounded
+//! to multiples of a unit. With r_i the rounded residual and f_i what that rounding lost, `sum x_i^2` is at most
+//! `a^2 (sqrt(q^T R q) + |q| sqrt(F))^2`, where R is the sum of `r_i r_i^T` and F that of `|f_i|^2` (Minkowski).
+
+/// Relative error of sums and products of few terms in f64, generously.
+const TINY: f64 = 1e-12;
+
+/// Sums of outer products of what codes lose.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Gram {
+    width: usize,
+    /// Row-major; the entries left of the diagonal's groups of sixteen are not used.
+    sums: Vec<f64>,
+    /// Sum of squares of what the sums leave out, rounded up.
+    lost: f64,
+    /// The largest norm of a residual, rounded up.
+    largest: f64,
+    /// The largest norm of a coded key in the codes' frame, rounded up.
+    norm: f64,
+}
+
+/// The bound of one query.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    /// X: the errors of all scores together, Euclidean norm.
+    pub(super) total: f64,
+    /// D: the error of one score.
+    pub(super) each: f64,
+    /// Roundings of one score.
+    pub(super) rho: f64,
+}
+
+/// Sums over a set of weights, relative to a shift that no score exceeds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Sums {
+    /// Of the weights: an upper and a lower bound of the real sum of the computed scores' weights.
+    pub(super) upper: f64,
+    pub(super) lower: f64,
+    /// Of their squares, an upper bound.
+    pub(super) squares: f64,
+    /// The largest, an upper bound.
+    pub(super) largest: f64,
+}
+
+/// One rounding of f32.
+const U: f64 = 1.0 / 16_777_216.0;
+/// Relative error of a weight and of sums of weights in f32 lanes, on either side (`mass` has less).
+const ETA: f64 = 256.0 * U;
+/// What a flushed weight may weigh.
+const FLUSH: f64 = 2.350_988_701_644_575e-38;
+
+impl Gram {
+    /// Sums over vectors of `width` entries, none so far.
+    pub(super) fn new(width: usize) -> Self {
+        Gram { width, sums: vec![0.0; width * width], lost: 0.0, largest: 0.0, norm: 0.0 }
+    }
+
+    pub(super) fn sums_mut(&mut self) -> &mut [f64] {
+        &mut self.sums
+    }
+
+    /// Takes note of rows whose products were added: how many, the computed sum of squares that rounding them lost, and the
+    /// largest computed sums of squares of a residual and of a key.
+    pub(super) fn note(&mut self, rows: usize, lost: f64, largest: f32, norm: f32) {
+        let entries = self.width as f64;
+        // Sums run at most `width` terms deep in f32, and terms may have been flushed.
+        let up = |square: f64, rows: f64| {
+            square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
+        };
+        self.lost += up(lost, rows as f64) * (1.0 + TINY);
+        self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + TINY));
+        self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + TINY));
+    }
+
+    /// Adds the sums of other vectors.
+    pub(super) fn join(&mut self, other: &Gram) {
+        for (sum, more) in self.sums.iter_mut().zip(&other.sums) {
+            *sum += more;
+        }
+        self.lost += other.lost * (1.0 + TINY);
+        self.largest = self.largest.max(other.largest);
+        self.norm = self.norm.max(other.norm);
+    }
+
+    /// How far the scores of a query may be from what codes say.
+    ///
+    /// `query` is in the codes' frame and exact but for f64 roundings, `unresolved` is the norm of what its 16-bit form leaves
+    /// out, both to be multiplied by `factor`; moving a key into the frame took `moves` roundings of f32.
+    pub(super) fn spread(
+        &self,
+        query: &[f64],
+        unresolved: f64,
+        factor: f64,
+        moves: usize,
+    ) -> Spread {
+        let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * (1.0 + TINY);
+        let (mut form, mut trace) = (0.0, 0.0);
+        for (i, row) in self.sums.chunks_exact(self.width).enumerate() {
+            let Some((&y, rest)) = query.get(i..).and_then(|rest| rest.split_first()) else {
+                break;
+            };
+            let row = &row[i..][..=rest.len()];
+            trace += row[0];
+            let beside: f64 = row[1..].iter().zip(rest).map(|(g, z)| g * z).sum();
+            form += y * (y * row[0] + 2.0 * beside);
+        }
+        let form = form.max(0.0) + TINY * trace * norm * norm;
+        let factor = factor.abs() * (1.0 + TINY);
+        let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + TINY);
+        let coded = self.norm + self.largest;
+        // Conversion, scale, factor and the factor's own rounding; moving; the residual's own rounding.
+        let roundings = 4.01 + 1.01 * moves as f64 + 1.01;
+        let rho = factor * ((norm + unresolved) * coded * roundings * U + unresolved * coded)
+            + 2f64.powi(-120);
+        // What overflows, or was not a number, bounds nothing.
+        let bound = |value: f64| if value.is_nan() { f64::INFINITY } else { value };
+        Spread {
+            total: bound(total),
+            each: bound(factor * norm * self.largest * (1.0 + TINY)),
+            rho: bound(rho * (1.0 + TINY)),
+        }
+    }
+}
+
+impl Sums {
+    /// From sums that the f32 kernels computed over `count` weights.
+    pub(super) fn computed(weights: f64, squares: f64, largest: f64, count: usize) -> Self {
+        let count = count as f64;
+        Sums {
+            upper: weights * (1.0 + ETA) + count * FLUSH,
+            lower: weights * (1.0 - ETA),
+            squares: squares * (1.0 + 4.0 * ETA) + count * FLUSH,
+            largest: (largest * (1.0 + ETA)).max(FLUSH),
+        }
+    }
+}
+
+impl Spread {
+    /// An upper bound of the real mass of the set whose sums these are.
+    pub(super) fn mass_upper(&self, sums: &Sums) -> f64 {
+        let Spread { total, each, rho } = *self;
+        let root = total * sums.squares.sqrt();
+        let growth = growth(each) * (sums.largest * total * total).min(each * root);
+        let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + TINY);
+        if bound.is_nan() { f64::INFINITY } else { bound }
+    }
+
+    /// A lower bound of it.
+    pub(super) fn mass_lower(&self, sums: &Sums) -> f64 {
+        let root = self.total * sums.squares.sqrt();
+        let bound = (-self.rho).exp() * (sums.lower - root * (1.0 + TINY)) * (1.0 - TINY);
+        if bound > 0.0 { bound } else { 0.0 }
+    }
+
+    /// How far a single score may be from what its code says.
+    pub(super) fn reach(&self) -> f64 {
+        (self.each + self.rho) * (1.0 + TINY)
+    }
+}
+
+/// An upper bound of `(e^x - 1 - x) / x^2` at `x = d`, which is its largest value over `|x| <= d`.
+fn growth(d: f64) -> f64 {
+    if d <= 1.0 {
+        // The series 1/2 + d/6 + d^2/24 + .. is below the geometric one with the ratio of its first two terms.
+        0.5 / (1.0 - d / 3.0) * (1.0 + TINY)
+    } else {
+        (d.exp_m1() - d) / (d * d) * (1.0 + TINY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_above_its_series() {
+        for i in 0..=400 {
+            let d = f64::from(i) * 0.01;
+            let (mut term, mut sum) = (0.5, 0.5);
+            for k in 3..80 {
+                term *= d / f64::from(k);
+                sum += term;
+            }
+            assert!(growth(d) >= sum && growth(d) <= sum * 1.11, "{d}");
+        }
+        assert_eq!(growth(1e4), f64::INFINITY);
+    }
+
+    #[test]
+    fn what_is_not_a_number_bounds_nothing() {
+        let mut gram = Gram::new(16);
+        gram.sums_mut()[0] = f64::NAN;
+        let spread = gram.spread(&[1.0; 3], 0.0, 1.0, 1);
+        let sums = Sums::computed(1.0, 1.0, 1.0, 1);
+        assert_eq!(spread.mass_upper(&sums), f64::INFINITY);
+        assert_eq!(spread.mass_lower(&sums), 0.0);
+    }
+}
