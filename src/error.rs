@@ -396,6 +396,11 @@ pub enum Error {
         /// What should have been its bound.
         bound: f64,
     },
+    /// A search needs keys that were not lent to it.
+    #[error(
+        "keys are needed: the index holds codes only, and they do not decide this query; pass the keys that it was built of"
+    )]
+    KeysNeeded,
     /// The operating system refused to start worker threads.
     #[error("threads: could not start a pool of {threads} threads ({reason}); ask for fewer")]
     Pool {

@@ -14,8 +14,9 @@ pub(crate) struct Below {
     pub(crate) count: usize,
     /// The largest key; -inf if there is none.
     pub(crate) largest: f32,
-    /// Of the weights of all others.
+    /// Of the weights of all others, and of their squares.
     pub(crate) rest: f64,
+    pub(crate) rest_squares: f64,
 }
 
 struct Sums<'a> {
@@ -33,8 +34,8 @@ impl Pass for Sums<'_> {
         unsafe {
             let (law, edge) = (Shifted(self.shift), L::F32::splat(self.edge));
             let masked = L::F32::splat(f32::NEG_INFINITY);
-            let (mut weights, mut squares, mut rest) =
-                (Sum::<L::F32>::new(), Sum::<L::F32>::new(), Sum::<L::F32>::new());
+            let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
+            let (mut rest, mut rest_squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
             let (mut count, mut largest) = (0, masked);
             for block in self.keys.chunks(LANES * DEPTH) {
                 for keys in block.chunks_exact(LANES) {
@@ -42,8 +43,11 @@ impl Pass for Sums<'_> {
                     let below = keys.lt(edge);
                     let weight = law.weigh(keys);
                     weights.add_where(below, weight);
-                    squares.add_where(below, weight.mul(weight));
-                    rest.add_where(keys.ge(edge), weight);
+                    let square = weight.mul(weight);
+                    squares.add_where(below, square);
+                    let above = keys.ge(edge);
+                    rest.add_where(above, weight);
+                    rest_squares.add_where(above, square);
                     largest = keys.select(below, masked).max(largest);
                     let live = L::F32::number(below) & L::F32::number(keys.gt(masked));
                     count += live.count_ones() as usize;
@@ -51,6 +55,7 @@ impl Pass for Sums<'_> {
                 weights.flush();
                 squares.flush();
                 rest.flush();
+                rest_squares.flush();
             }
             Below {
                 weights: weights.total(),
@@ -58,6 +63,7 @@ impl Pass for Sums<'_> {
                 count,
                 largest: largest.largest(),
                 rest: rest.total(),
+                rest_squares: rest_squares.total(),
             }
         }
     }

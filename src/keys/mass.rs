@@ -1,0 +1,518 @@
+//! Search by mass: the fewest keys, scored exactly, that with the codes of all others prove the budget.
+
+use super::codes::{Codes, Prepared};
+use super::gram::Sums;
+use crate::error::Error;
+use crate::kernels::{Element, Keys, LANES, Picked, Positions, Shifted, Simd};
+use crate::mass::{self, Slack, Split};
+use crate::scores::Scores;
+use crate::select::{Options, Workspace};
+
+/// Which way a row was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Rung {
+    /// By codes alone: no key was scored exactly.
+    Codes = 0,
+    /// Codes chose which keys to score exactly, and bounded the others.
+    Rescored = 1,
+    /// All visible keys were scored exactly.
+    #[default]
+    Dense = 2,
+}
+
+/// Rounds of choosing an edge.
+const ROUNDS: usize = 8;
+/// A row that keeps a larger share of its keys is scored in full.
+const DENSE: f64 = 0.6;
+/// Relative error of sums over exact scores in f64, generously.
+const TINY: f64 = 1e-11;
+/// Of a smallest weight that matters, in f64.
+const NOTHING: f64 = 1e-290;
+
+/// What a query sees of a head's keys.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sight<'a> {
+    /// Keys before this position.
+    pub(super) visible: usize,
+    /// A byte per key, zero where it is masked.
+    pub(super) allowed: Option<&'a [u8]>,
+}
+
+impl Sight<'_> {
+    fn sees(&self, key: usize) -> bool {
+        key < self.visible && self.allowed.is_none_or(|allowed| allowed[key] != 0)
+    }
+}
+
+/// A query.
+#[derive(Debug, Clone)]
+pub(super) struct Query {
+    /// In whole groups.
+    pub(super) entries: Vec<f64>,
+    pub(super) scale: f64,
+    /// How far the product with a key, times the scale, may be off when computed in f64.
+    pub(super) error: f64,
+}
+
+impl Query {
+    pub(super) fn new(entries: &[f64], scale: f64, largest: f32) -> Self {
+        let dim = entries.len();
+        let mut padded = entries.to_vec();
+        padded.resize(dim.next_multiple_of(LANES), 0.0);
+        let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * f64::from(largest);
+        // Terms of a sum in lanes and a tree, the scale, and subtracting an offset of the same size; v = 2^-53.
+        let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
+        let error = norm * scale.abs() * roundings * f64::EPSILON + f64::MIN_POSITIVE;
+        Query { entries: padded, scale, error }
+    }
+
+    /// The exact scores of some keys less the codes' offset.
+    fn score<E: Element>(
+        &self,
+        simd: Simd,
+        keys: Keys<'_, E>,
+        picked: Picked<'_>,
+        offset: f64,
+        to: &mut [f64],
+    ) {
+        simd.products_f64(keys, picked, &self.entries, to);
+        for score in to {
+            *score = *score * self.scale - offset;
+        }
+    }
+}
+
+/// What was found for a row.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Found {
+    /// Positions kept, ascending.
+    pub(super) kept: Vec<u32>,
+    /// Visible keys.
+    pub(super) visible: usize,
+    /// How many keys were scored exactly.
+    pub(super) scored: usize,
+    pub(super) upper: f64,
+    pub(super) lower: f64,
+    pub(super) minimal: bool,
+    pub(super) rung: Rung,
+}
+
+/// Scratch for rows, one after another.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// Scores by codes, whole groups.
+    pub(super) scores: Vec<f32>,
+    exact: Vec<f64>,
+    listed: Vec<u32>,
+    bare: Vec<u32>,
+    bare_scores: Vec<f64>,
+    workspace: Workspace,
+    /// By how much the bound exceeded what it bounds, last time.
+    excess: Option<f64>,
+}
+
+/// One row of a search.
+pub(super) struct Search<'a, E> {
+    pub(super) simd: Simd,
+    pub(super) codes: &'a Codes,
+    pub(super) keys: Option<Keys<'a, E>>,
+    pub(super) query: &'a Query,
+    pub(super) prepared: &'a Prepared,
+    pub(super) sight: Sight<'a>,
+    pub(super) eps: f64,
+    /// Whether keys that were scored may be dropped again.
+    pub(super) trim: bool,
+}
+
+/// What an edge amounts to.
+struct Cut {
+    edge: f32,
+    /// Upper and lower bound of what the coded keys below it weigh, relative to the largest score by codes.
+    upper: f64,
+    lower: f64,
+    below: usize,
+}
+
+impl<E: Element<Scalar = f32>> Search<'_, E> {
+    /// Answers from the scores by codes, which are in the room already.
+    ///
+    /// # Errors
+    /// [`Error::KeysNeeded`] if codes do not suffice and there are no keys.
+    pub(super) fn run(&self, room: &mut Room) -> Result<Found, Error> {
+        let Sight { visible, allowed } = self.sight;
+        let n = self.codes.len();
+        room.scores[visible.min(n)..].fill(f32::NEG_INFINITY);
+        if let Some(allowed) = allowed {
+            for (score, &allowed) in room.scores.iter_mut().zip(allowed) {
+                if allowed == 0 {
+                    *score = f32::NEG_INFINITY;
+                }
+            }
+        }
+        room.bare.clear();
+        let sees = |key: &&u32| self.sight.sees(**key as usize);
+        room.bare.extend(self.codes.bare().iter().filter(sees));
+        let coded = self.simd.count_live(&room.scores);
+        let seen = coded + room.bare.len();
+        if seen == 0 {
+            return Ok(Found { minimal: true, rung: Rung::Codes, ..Found::default() });
+        }
+        if self.eps == 0.0 {
+            let kept = (0..n as u32).filter(|key| sees(&key)).collect();
+            let minimal = true;
+            return Ok(Found {
+                kept,
+                visible: seen,
+                minimal,
+                rung: Rung::Codes,
+                ..Found::default()
+            });
+        }
+        let (survey, _) = self.simd.look(&room.scores, None);
+        let usable = self.prepared.spread.total.is_finite()
+            && self.prepared.spread.rho < 1.0
+            && survey.largest < f32::INFINITY
+            && !survey.nan;
+        if usable && let Some(found) = self.climb(room, survey.largest, (coded, seen))? {
+            return Ok(found);
+        }
+        self.dense(room, seen)
+    }
+
+    /// The rungs below the dense one; `None` if they do not lead to an answer, or not more cheaply.
+    fn climb(
+        &self,
+        room: &mut Room,
+        largest: f32,
+        (coded, seen): (usize, usize),
+    ) -> Result<Option<Found>, Error> {
+        let offset = self.prepared.offset;
+        room.bare_scores.resize(room.bare.len(), 0.0);
+        match self.keys {
+            Some(keys) => {
+                let picked = Picked::Listed(&room.bare);
+                self.query.score(self.simd, keys, picked, offset, &mut room.bare_scores);
+            }
+            None if !room.bare.is_empty() => return Err(Error::KeysNeeded),
+            None => {}
+        }
+        let bare_top = room.bare_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let top = f64::from(largest).max(bare_top);
+        if coded == 0 || bare_top > f64::from(largest) + 600.0 {
+            return Ok(None);
+        }
+        let shift = f64::from(largest);
+        // Bare keys relative to the largest score by codes; what exceeds it is fine in f64.
+        let bare_mass: f64 = room.bare_scores.iter().map(|score| (score - shift).exp()).sum();
+        let odds = self.eps / (1.0 - self.eps);
+        let budget = if bare_mass > 0.0 {
+            let all = self.simd.below(&room.scores, largest, f32::NEG_INFINITY).rest;
+            self.eps * (all + bare_mass) / all
+        } else {
+            self.eps
+        };
+        let mut excess = room.excess.unwrap_or(1.03);
+        let mut settled = false;
+        for _ in 0..ROUNDS {
+            let share = budget / excess;
+            let edge = if share < 1.0 { self.edge(room, share)? } else { f32::INFINITY };
+            let sums = self.simd.below(&room.scores, largest, edge);
+            let below = Sums::computed(
+                sums.weights,
+                sums.squares,
+                weight(sums.largest, largest),
+                sums.count,
+            );
+            let cut = Cut {
+                edge,
+                upper: if sums.count == 0 { 0.0 } else { self.prepared.spread.mass_upper(&below) },
+                lower: self.prepared.spread.mass_lower(&below),
+                below: sums.count,
+            };
+            let kept = coded - sums.count;
+            if self.keys.is_some() && kept as f64 > DENSE * seen as f64 {
+                return Ok(None);
+            }
+            // As far as codes know: how the bound stands to what it may be.
+            let head = sums.rest + bare_mass;
+            let ratio = cut.upper / (odds * head);
+            let Some(keys) = self.keys else {
+                let above = Sums::computed(sums.rest, sums.rest_squares, 1.0, kept);
+                let head = self.prepared.spread.mass_lower(&above);
+                let high = self.prepared.spread.mass_upper(&above);
+                let split = Split { tail: cut.upper, dropped: cut.below, head, kept };
+                let upper = split.upper(TINY, 0.0);
+                if upper <= self.eps {
+                    let split = Split { tail: cut.lower, dropped: cut.below, head: high, kept };
+                    room.excess = Some(excess);
+                    return Ok(Some(Found {
+                        kept: self.list(room, &cut),
+                        visible: seen,
+                        scored: 0,
+                        upper,
+                        lower: split.lower(TINY, 0.0).min(upper),
+                        minimal: false,
+                        rung: Rung::Codes,
+                    }));
+                }
+                excess *= (upper / self.eps).clamp(1.001, 4.0) * 1.001;
+                continue;
+            };
+            if ratio.is_nan() || ratio > 1.0 - 1e-4 {
+                excess *= if ratio.is_nan() { 4.0 } else { (ratio * 1.002).min(4.0) };
+                settled = true;
+                continue;
+            }
+            if ratio < 0.98 && !settled {
+                // The guess was too careful: once.
+                excess *= ratio * 1.005;
+                settled = true;
+                continue;
+            }
+            let found = self.rescore(room, &cut, keys, (top, shift), seen);
+            if found.upper <= self.eps {
+                room.excess = Some(excess);
+                return Ok(Some(found));
+            }
+            let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
+            excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
+            settled = true;
+        }
+        Ok(None)
+    }
+
+    /// The score by codes of the last key to keep if they were exact and keys of that share of the mass may go.
+    fn edge(&self, room: &mut Room, share: f64) -> Result<f32, Error> {
+        let n = self.codes.len();
+        let scores = Scores::new(&room.scores[..n], &[n])?;
+        let selection = room.workspace.select(&scores, &[share], &Options::new())?;
+        let kept = selection.indices.iter().map(|&key| room.scores[key as usize]);
+        Ok(kept.fold(f32::INFINITY, f32::min))
+    }
+
+    /// The coded keys from the edge upward and the bare ones, ascending.
+    fn list(&self, room: &mut Room, cut: &Cut) -> Vec<u32> {
+        let mut listed = std::mem::take(&mut room.listed);
+        listed.clear();
+        self.simd.emit(&room.scores, Positions::From(0), cut.edge, true, &mut listed);
+        let kept = merged(&listed, &room.bare);
+        room.listed = listed;
+        kept
+    }
+
+    /// Scores what an edge keeps exactly, and drops what the budget then still allows.
+    fn rescore(
+        &self,
+        room: &mut Room,
+        cut: &Cut,
+        keys: Keys<'_, E>,
+        (top, shift): (f64, f64),
+        seen: usize,
+    ) -> Found {
+        let mut kept = self.list(room, cut);
+        let scored = kept.len();
+        room.exact.resize(scored.next_multiple_of(LANES), 0.0);
+        let offset = self.prepared.offset;
+        let (exact, padding) = room.exact.split_at_mut(scored);
+        self.query.score(self.simd, keys, Picked::Listed(&kept), offset, exact);
+        padding.fill(f64::NEG_INFINITY);
+        let top = exact.iter().copied().fold(top, f64::max);
+        // What codes bound, relative to the common shift.
+        let down = (mass::exp(shift - top) * (1.0 + TINY)).max(NOTHING);
+        let open = cut.upper * down;
+        let odds = self.eps / (1.0 - self.eps);
+        let head = self.simd.mass(&room.exact, Shifted(top));
+        let error = (2.0 * self.query.error).exp_m1() + TINY;
+        let mut closed = 0.0;
+        let room_left = (odds * head * (1.0 - error) - open) / (1.0 + odds) * (1.0 - 1e-6);
+        if self.trim && room_left > 0.0 {
+            closed = self.drop_scored(room, &mut kept, (room_left / head, top));
+        }
+        let head = if closed > 0.0 {
+            let pairs = room.exact[..scored].iter();
+            pairs.map(|score| mass::exp(score - top)).sum::<f64>()
+        } else {
+            head
+        };
+        let dropped = seen - kept.len();
+        let split = Split { tail: open + closed, dropped, head, kept: kept.len() };
+        let low = Split { tail: cut.lower * mass::exp(shift - top) + closed, ..split };
+        let upper = split.upper(error, NOTHING);
+        Found {
+            visible: seen,
+            scored,
+            upper,
+            lower: low.lower(error, NOTHING).min(upper),
+            minimal: false,
+            rung: Rung::Rescored,
+            kept,
+        }
+    }
+
+    /// Drops from the scored keys those that weigh least, a share of their mass; returns what they weigh. Their scores
+    /// become -inf.
+    fn drop_scored(&self, room: &mut Room, kept: &mut Vec<u32>, (share, top): (f64, f64)) -> f64 {
+        let scored = kept.len();
+        let Ok(scores) = Scores::new(&room.exact[..scored], &[scored]) else { return 0.0 };
+        let Ok(selection) = room.workspace.select(&scores, &[share.min(0.999)], &Options::new())
+        else {
+            return 0.0;
+        };
+        if selection.indices.len() == scored {
+            return 0.0;
+        }
+        let mut closed = 0.0;
+        let mut next = selection.indices.iter().peekable();
+        let mut left = Vec::with_capacity(selection.indices.len());
+        for (at, (&key, score)) in kept.iter().zip(&mut room.exact).enumerate() {
+            if next.next_if(|&&index| index as usize == at).is_some() {
+                left.push(key);
+            } else {
+                closed += mass::exp(*score - top);
+                *score = f64::NEG_INFINITY;
+            }
+        }
+        *kept = left;
+        closed
+    }
+
+    /// Scores everything.
+    fn dense(&self, room: &mut Room, seen: usize) -> Result<Found, Error> {
+        let Some(keys) = self.keys else { return Err(Error::KeysNeeded) };
+        let visible = self.sight.visible.min(self.codes.len());
+        room.exact.resize(visible, 0.0);
+        self.query.score(self.simd, keys, Picked::From(0), self.prepared.offset, &mut room.exact);
+        if let Some(allowed) = self.sight.allowed {
+            for (score, &allowed) in room.exact.iter_mut().zip(allowed) {
+                if allowed == 0 {
+                    *score = f64::NEG_INFINITY;
+                }
+            }
+        }
+        let error = [self.query.error];
+        let scores = Scores::new(&room.exact[..], &[visible])?.radius(&error)?;
+        let selection = room.workspace.select(&scores, &[self.eps], &Options::new())?;
+        Ok(Found {
+            visible: seen,
+            scored: seen,
+            upper: selection.tail_mass_upper[0],
+            lower: selection.tail_mass_lower[0],
+            minimal: selection.minimal[0],
+            rung: Rung::Dense,
+            kept: selection.indices,
+        })
+    }
+}
+
+/// An upper bound of the f32 kernels' weight of a key.
+fn weight(key: f32, shift: f32) -> f64 {
+    f64::from(key - shift).exp() * (1.0 + 1e-5)
+}
+
+/// Two ascending lists as one.
+fn merged(one: &[u32], other: &[u32]) -> Vec<u32> {
+    if other.is_empty() {
+        return one.to_vec();
+    }
+    let mut all: Vec<u32> = one.iter().chain(other).copied().collect();
+    all.sort_unstable();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look normal.
+    fn normal(count: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut uniform = move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) as f64 + 0.5) / (1u64 << 31) as f64
+        };
+        (0..count)
+            .map(|_| {
+                let (u, v): (f64, f64) = (uniform(), uniform());
+                ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_few_keys_are_scored_and_the_rest_is_bounded() {
+        let simd = Simd::current().unwrap();
+        for (n, dim, sigma) in
+            [(4096, 64, 4.0), (20_000, 128, 3.0), (1000, 20, 5.0), (4096, 64, 0.5)]
+        {
+            let data = normal(n * dim, 7);
+            let keys = Keys::new(&data[..], dim, dim);
+            let mut codes = Codes::new(dim, keys, n, Some(dim == 128));
+            codes.append(simd, keys, n, 2).unwrap().unwrap();
+            let mut room = Room::default();
+            for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
+                let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();
+                let scale = sigma / (dim as f64).sqrt();
+                let prepared = codes.prepare(&q, scale);
+                let query = Query::new(&q, scale, codes.largest());
+                room.scores.resize(n.next_multiple_of(LANES), 0.0);
+                codes.scan(simd, [&prepared], [&mut room.scores]);
+                let exact: Vec<f64> = data
+                    .chunks_exact(dim)
+                    .map(|key| {
+                        key.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * scale
+                    })
+                    .collect();
+                for (score, code) in exact.iter().zip(&room.scores) {
+                    let off = score - prepared.offset - f64::from(*code);
+                    assert!(off.abs() <= prepared.spread.reach() || *code == f32::NEG_INFINITY);
+                }
+                let sight = Sight { visible: n, allowed: None };
+                let (keys, trim) = (Some(keys), true);
+                let search = Search {
+                    simd,
+                    codes: &codes,
+                    keys,
+                    query: &query,
+                    prepared: &prepared,
+                    sight,
+                    eps,
+                    trim,
+                };
+                let found = search.run(&mut room).unwrap();
+                let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = exact.iter().map(|score| (score - top).exp()).collect();
+                let all: f64 = weights.iter().sum();
+                let mut kept = vec![false; n];
+                found.kept.iter().for_each(|&key| kept[key as usize] = true);
+                let tail: f64 =
+                    weights.iter().zip(&kept).filter(|(_, kept)| !**kept).map(|(w, _)| w).sum();
+                assert!(
+                    tail / all <= found.upper && found.upper <= eps && found.lower <= tail / all
+                );
+                let mut sorted = weights.clone();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                let mut sum = 0.0;
+                let least = sorted
+                    .iter()
+                    .take_while(|w| {
+                        let more = sum < (1.0 - eps) * all;
+                        sum += **w;
+                        more
+                    })
+                    .count();
+                println!(
+                    "n {n} d {dim} sigma {sigma} eps {eps}: least {least} kept {} scored {} ({:?}) X {:.4} D {:.4} rho {:.5}",
+                    found.kept.len(),
+                    found.scored,
+                    found.rung,
+                    prepared.spread.total,
+                    prepared.spread.each,
+                    prepared.spread.rho
+                );
+            }
+        }
+    }
+}
