@@ -208,7 +208,8 @@ impl<'a> Importance<'a> {
         let (mut starts, mut all) = (vec![0], 0);
         for (block, factor) in blocks.iter().zip(&factors) {
             if block.largest > f64::NEG_INFINITY {
-                all += (block.mass * factor * SUMMED) as u64 + SPARE;
+                let owned = ((block.mass * factor * SUMMED) as i64).unsigned_abs();
+                all = owned.saturating_add(SPARE).saturating_add(all);
             }
             starts.push(all);
         }
@@ -315,7 +316,9 @@ fn factors(simd: Simd, blocks: &[Block], top: f64, unit: f64) -> Vec<f64> {
         let mut tops: Vec<f64> = blocks.iter().map(|block| block.largest).collect();
         tops.resize(len, f64::NEG_INFINITY);
         simd.weights(&tops, Shifted(top), &mut factors);
-        factors.iter_mut().for_each(|factor| *factor *= unit * ENLARGED);
+        for factor in &mut factors {
+            *factor *= unit * ENLARGED;
+        }
     }
     factors
 }
