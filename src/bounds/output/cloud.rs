@@ -112,7 +112,7 @@ impl Cloud {
         // Large distances may overflow though their share does not. A share that underflows loses up to one step.
         let room = if self.exponent > 500 { 8 } else { 0 };
         let share = scaled(length * UP, self.exponent - room).next_up() * factor * UP;
-        (share.next_up() * pow2(room)).next_up()
+        share.next_up() * pow2(room)
     }
 
     /// A length in the units of the values, rounded down.
