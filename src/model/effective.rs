@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::mass::{self, Compensated, ExactSum};
 use crate::scores::{Law, Scores};
-use crate::threads::Hook;
+use crate::threads::{self, Hook};
 use crate::twofold::Twofold;
 use std::cmp::Ordering;
 
@@ -43,6 +43,7 @@ pub(crate) fn effective_entries_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Vec<Effective>, Error> {
+    let _modes = threads::default_floats();
     check_eps(eps)?;
     per_row(scores, threads, hook, |row| {
         let mut keys = Vec::new();
