@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from certk_rs import reproduce
+from certk_rs._page import Table
 from certk_rs.errors import CertkError
-from certk_rs.reproduce import EXPERIMENTS, Settings, run_experiments
+from certk_rs.reproduce import EXPERIMENTS, Settings, gap_rules, run_experiments
 from cli_fixtures import certk
 from test_analyze import Page
 
@@ -37,6 +40,7 @@ def test_an_experiment_is_computed_anew(name: str, tmp_path: Path) -> None:
     assert page.fetched == []
     assert page.tags.count("svg") >= 1
     assert page.tags.count("h2") == 1
+    assert len(page.ids) == len(set(page.ids))
 
 
 def test_runs_add_up_on_one_page(tmp_path: Path, capsys: Captured) -> None:
@@ -58,6 +62,38 @@ def test_simulations_depend_on_the_seed(tmp_path: Path) -> None:
         run_experiments(tmp_path / str(seed), ["gaussian-rule"], settings)
     one, other = (figures(tmp_path / str(seed) / "gaussian-rule.json") for seed in (0, 1))
     assert one != other
+
+
+def test_what_cannot_run_is_left_out_or_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> dict[str, object]:
+        raise AssertionError("it ran")
+
+    needy = SimpleNamespace(**vars(gap_rules) | {"NAME": "needy", "NEEDS": ("no_such_module",)})
+    needy.run = never
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (needy, gap_rules))
+    settings, told = Settings(EXAMPLE, brief=True), []
+    [done] = run_experiments(tmp_path / "all", [], settings, warn=told.append)
+    assert done["name"] == "gap-rules"
+    assert len(told) == 1
+    assert "no_such_module" in told[0]
+    with pytest.raises(CertkError, match="needy needs no_such_module, not installed"):
+        run_experiments(tmp_path / "x", ["gap-rules", "needy"], settings)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_experiment_is_one_file_and_one_registration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = SimpleNamespace(
+        NAME="mine", TITLE="Mine", ABOUT="About.", NEEDS=(),
+        run=lambda settings, tell: {"seen": "It is 42."},
+        plots=lambda data: [], tables=lambda data: [Table(("a",), [("42",)])],
+    )  # fmt: skip
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (mine,))
+    run_experiments(tmp_path, ["mine"], Settings(EXAMPLE))
+    assert "It is 42." in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
 def test_refusals(tmp_path: Path, capsys: Captured) -> None:

@@ -4,13 +4,16 @@ Each experiment is a module with a `NAME`, a `TITLE`, a function `run` that meas
 plain data (what JSON can hold; "seen" says in two sentences what came out), and functions `plots`
 and `tables` that show such data. So the page is drawn from the tables in DIR, those of earlier runs
 included, and no figure on it was stored beforehand.
+
+To add one: a module here with what `settings.Experiment` asks for, and its name in EXPERIMENTS.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +48,16 @@ _FORMAT = "certk reproduce 1"
 
 
 def run_experiments(
-    out: Path, names: Sequence[str], settings: Settings, progress: Progress | None = None
+    out: Path,
+    names: Sequence[str],
+    settings: Settings,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Run experiments by name, all if none is named, and write tables and the page into `out`.
 
-    Tables and the page of an earlier run are replaced; anything else in `out` is left alone.
+    Tables and the page of an earlier run are replaced; anything else in `out` is left alone. If
+    none is named, those whose packages are not installed are left out, and `warn` is told.
 
     Raises:
         CertkError: For an unknown name, a missing package, an `out` that holds another index.html.
@@ -62,6 +70,17 @@ def run_experiments(
     if index.exists() and _FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise CertkError(f"{index} is not a page of certk reproduce: choose another directory")
     chosen = [known[name] for name in dict.fromkeys(names)] or list(EXPERIMENTS)
+    for experiment in list(chosen):
+        missing = [module for module in experiment.NEEDS if find_spec(module) is None]
+        if missing:
+            what = (
+                f"{experiment.NAME} needs {', '.join(missing)}, not installed here: "
+                "pip install 'certk-rs[reproduce]'"
+            )
+            if names:
+                raise CertkError(what)
+            warn(f"left out: {what}")
+            chosen.remove(experiment)
     with Cache(settings.data):
         pass
     out.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,8 @@ class Experiment(Protocol):
     NAME: str
     TITLE: str
     ABOUT: str
+    NEEDS: tuple[str, ...]
+    """Modules beyond NumPy and matplotlib without which it cannot run."""
 
     def run(self, settings: Settings, tell: Tell, /) -> dict[str, Any]:
         """Measure."""
@@ -70,14 +72,12 @@ def real_heads(path: Path, rows: int) -> list[Head]:
         if cache.causal_offset is not None:
             raise CertkError(f"{path} is causal: the experiments need queries that see all keys")
         for layer in cache.layers:
-            query, key, value = (cache.read(layer, role) for role in ("query", "key", "value"))
+            values = widen(cache.read(layer, "value"), layer.dtypes["value"])
             group, scale = layer.heads // layer.kv_heads, cache.scales[layer.index]
-            for head in range(layer.heads):
-                queries = widen(query[head][-rows:], layer.dtypes["query"])
-                keys = widen(key[head // group], layer.dtypes["key"])
-                values = widen(value[head // group], layer.dtypes["value"])
-                scores = queries @ keys.T * scale
-                heads.append(Head(layer.index, head, scores, values, queries, keys, scale))
+            for head, queries, keys in cache.heads(layer):
+                some, value = queries[-rows:], values[head // group]
+                scores = some @ keys.T * scale
+                heads.append(Head(layer.index, head, scores, value, some, keys, scale))
     return heads
 
 
