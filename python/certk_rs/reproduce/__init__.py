@@ -20,7 +20,6 @@ from typing import Any
 from .. import __version__
 from .._atomic import replace_text
 from .._page import Section, page
-from ..cache_format import Cache
 from ..errors import CertkError
 from . import (
     bert_table,
@@ -31,7 +30,7 @@ from . import (
     rounding,
     sampling,
 )
-from .settings import Experiment, Progress, Settings
+from .settings import Experiment, Progress, Settings, check_data
 
 __all__ = ["Settings", "run_experiments"]
 
@@ -81,8 +80,12 @@ def run_experiments(
                 raise CertkError(what)
             warn(f"left out: {what}")
             chosen.remove(experiment)
-    with Cache(settings.data):
-        pass
+    check_data(settings.data)
+    if out.exists() and not out.is_dir():
+        raise CertkError(f"{out} is not a directory: choose another one")
+    for experiment in EXPERIMENTS:
+        if experiment not in chosen:
+            _table(out, experiment)
     out.mkdir(parents=True, exist_ok=True)
     done = []
     for i, experiment in enumerate(chosen):
@@ -109,16 +112,27 @@ def run_experiments(
     return done
 
 
+def _table(out: Path, experiment: Experiment) -> dict[str, Any] | None:
+    """What an experiment has left in a directory, now or in an earlier run; None if nothing."""
+    path = out / f"{experiment.NAME}.json"
+    if not path.exists():
+        return None
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or body.get("format") != _FORMAT:
+        raise CertkError(f"{path} is not a table of certk reproduce: remove it")
+    return body
+
+
 def _page(out: Path) -> str:
     """The page of all tables in a directory."""
     sections = []
     for experiment in EXPERIMENTS:
-        path = out / f"{experiment.NAME}.json"
-        if not path.exists():
+        body = _table(out, experiment)
+        if body is None:
             continue
-        body = json.loads(path.read_text(encoding="utf-8"))
-        if body.get("format") != _FORMAT:
-            raise CertkError(f"{path} is not a table of certk reproduce: remove it")
         data = body["data"]
         brief = " Brief run: small sizes." if body["brief"] else ""
         text = [experiment.ABOUT, data["seen"] + brief]

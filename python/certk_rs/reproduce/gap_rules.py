@@ -40,7 +40,8 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
         tell((i + 1) / len(heads))
     at = [row["kept"] for row in rows if row["eps"] == EPS[0]]
     means = {rule: mean([kept[rule] for kept in at]) for rule in at[0]}
-    vain = means["single gap"] - means["exact"]
+    # Rows of equal scores need what every rule keeps: nothing is in vain then, nor saved.
+    vain = (means["single gap"] - means["exact"]) or 1.0
     saved = {n: (means["single gap"] - means[f"multi-gap, {n} cuts"]) / vain for n in CUTS}
     most = f"multi-gap, {CUTS[-1]} cuts"
     seen = (

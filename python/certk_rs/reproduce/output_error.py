@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import bounds, selection
 from .._page import Table, legend_beside, plain_ticks, pyplot, svg
+from ..errors import CertkError
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "output-error"
@@ -40,10 +41,13 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
                 entry[form] = mean(getattr(error, form))
             rows.append(entry)
         tell((i + 1) / len(heads))
-    ratio = {
-        form: float(np.median([r[form] / r["exact"] for r in rows if r["exact"] > 0]))
-        for form in FORMS[1:]
-    }
+    moved = [r for r in rows if r["exact"] > 0]
+    if not moved:
+        raise CertkError(
+            f"{settings.data}: dropping keys changes no output, as if its values were all equal: "
+            "give a cache of real values"
+        )
+    ratio = {form: float(np.median([r[form] / r["exact"] for r in moved])) for form in FORMS[1:]}
     best = min(ratio, key=lambda form: ratio[form])
     relative = mean([r["exact"] / r["size"] for r in rows if r["eps"] == 0.01])
     seen = (
