@@ -128,7 +128,7 @@ def _rule(found: CacheAnalysis) -> str:
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
     widest = max(head.sigma for head in found.heads)
-    sigma = np.linspace(0, 1.1 * widest + 0.1, 400)
+    sigma = np.linspace(0, (1.1 * widest + 0.1) ** 0.5, 200) ** 2
     for i, budget in enumerate(found.eps):
         [line] = axis.plot(sigma, gaussian.keep_fraction(sigma, budget), label=f"eps = {budget:g}")
         axis.scatter(
@@ -144,8 +144,8 @@ def _rule(found: CacheAnalysis) -> str:
     # A few heads of large sigma would squeeze all others into a corner.
     axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
     axis.set_xlim(0, sigma[-1])
-    marks = [d * 10.0**e for e in range(-1, 4) for d in (1, 2, 3, 5)]
-    shown = [x for x in marks if x <= sigma[-1] and x >= sigma[-1] / 200]
+    marks = [d * 10.0**e for e in range(-1, 4) for d in (1, 2, 5)]
+    shown = [x for x in marks if x <= sigma[-1] and x >= sigma[-1] / 30]
     plain_ticks(axis.xaxis, [0, *shown])
     legend_beside(axis)
     return svg(figure)
