@@ -9,6 +9,20 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place(pub Vec<usize>);
 
+/// A number in a message: very large and very small ones with an exponent, not with hundreds of zeros.
+struct Plain(f64);
+
+impl fmt::Display for Plain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = self.0.abs();
+        if size != 0.0 && size.is_finite() && !(1e-5..1e17).contains(&size) {
+            write!(f, "{:e}", self.0)
+        } else {
+            write!(f, "{}", self.0)
+        }
+    }
+}
+
 impl Place {
     /// Entry number `flat` of an array in C order.
     pub(crate) fn unravel(shape: &[usize], flat: usize) -> Self {
@@ -53,7 +67,8 @@ pub enum Error {
     /// A probability is negative, NaN or infinite.
     #[error(
         "scores{place} is {value}, which is not a probability; kind=\"probs\" needs finite weights >= 0 \
-         (use kind=\"logits\" for scores)"
+         (use kind=\"logits\" for scores)",
+        value = Plain(*.value)
     )]
     Probability {
         /// Where.
@@ -71,7 +86,9 @@ pub enum Error {
     },
     /// A value vector holds NaN or an infinity at a key that is not masked.
     #[error(
-        "values{place} is {value} at a key that is not masked; mask the key (-inf score or mask=False) or repair the input"
+        "values{place} is {value} at a key that is not masked; mask the key (-inf score or mask=False) or repair \
+         the input",
+        value = Plain(*.value)
     )]
     Value {
         /// Where, in the values.
@@ -80,7 +97,10 @@ pub enum Error {
         value: f64,
     },
     /// A budget on the output error is negative, NaN or infinite.
-    #[error("out_tol{place} is {value}; a budget on the output is a finite number >= 0")]
+    #[error(
+        "out_tol{place} is {value}; a budget on the output is a finite number >= 0",
+        value = Plain(*.value)
+    )]
     Tolerance {
         /// The row, empty for a single budget.
         place: Place,
@@ -89,7 +109,8 @@ pub enum Error {
     },
     /// An additive mask entry is NaN or +inf.
     #[error(
-        "mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry"
+        "mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry",
+        value = Plain(*.value)
     )]
     MaskValue {
         /// Where.
@@ -115,7 +136,7 @@ pub enum Error {
         place: Place,
     },
     /// A budget is NaN or outside [0, 1).
-    #[error("eps{place} is {value}; a budget must lie in [0, 1)")]
+    #[error("eps{place} is {value}; a budget must lie in [0, 1)", value = Plain(*.value))]
     Eps {
         /// The row, empty for a single budget.
         place: Place,
@@ -123,13 +144,16 @@ pub enum Error {
         value: f64,
     },
     /// A scale is NaN or infinite.
-    #[error("scale is {value}; it must be a finite number")]
+    #[error("scale is {value}; it must be a finite number", value = Plain(*.value))]
     Scale {
         /// The offending value.
         value: f64,
     },
     /// A scale other than 1 with probabilities.
-    #[error("scale is {value}, but kind=\"probs\" takes no scale; leave it at 1, or pass logits")]
+    #[error(
+        "scale is {value}, but kind=\"probs\" takes no scale; leave it at 1, or pass logits",
+        value = Plain(*.value)
+    )]
     ScaleWithProbs {
         /// The offending value.
         value: f64,
@@ -140,7 +164,10 @@ pub enum Error {
     )]
     MaskWithProbs,
     /// A score radius is negative, NaN or too large to bound anything.
-    #[error("radius{place} is {value}; a score radius must lie in [0, 300]")]
+    #[error(
+        "radius{place} is {value}; a score radius must lie in [0, 300]",
+        value = Plain(*.value)
+    )]
     Radius {
         /// The row.
         place: Place,
@@ -264,7 +291,7 @@ pub enum Error {
         value: i64,
     },
     /// A tail mass is NaN or outside [0, 1].
-    #[error("tail_mass{place} is {value}; a tail mass lies in [0, 1]")]
+    #[error("tail_mass{place} is {value}; a tail mass lies in [0, 1]", value = Plain(*.value))]
     TailMass {
         /// Which entry.
         place: Place,
@@ -272,7 +299,10 @@ pub enum Error {
         value: f64,
     },
     /// A divergence is NaN or negative.
-    #[error("kl{place} is {value}; a divergence is a number of nats >= 0, or inf")]
+    #[error(
+        "kl{place} is {value}; a divergence is a number of nats >= 0, or inf",
+        value = Plain(*.value)
+    )]
     Divergence {
         /// Which entry.
         place: Place,
@@ -311,7 +341,7 @@ pub enum Error {
         problem: String,
     },
     /// A block's size is negative, or its bounds bound nothing.
-    #[error("{argument}{place} is {value}: {problem}")]
+    #[error("{argument}{place} is {value}: {problem}", value = Plain(*.value))]
     Block {
         /// The argument's name.
         argument: &'static str,
@@ -323,7 +353,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// A number has a value outside its range.
-    #[error("{argument}{place} is {value}: {problem}")]
+    #[error("{argument}{place} is {value}: {problem}", value = Plain(*.value))]
     Number {
         /// The argument's name.
         argument: &'static str,
@@ -376,7 +406,8 @@ pub enum Error {
     },
     /// An upper bound of a score is NaN or +inf.
     #[error(
-        "upper_bounds{place} is {value}; a bound must be finite, or -inf for a key that weighs nothing"
+        "upper_bounds{place} is {value}; a bound must be finite, or -inf for a key that weighs nothing",
+        value = Plain(*.value)
     )]
     UpperBound {
         /// Where.
@@ -386,7 +417,9 @@ pub enum Error {
     },
     /// A drawn score exceeds its upper bound.
     #[error(
-        "upper_bounds{place} is {bound}, but the score there is {score}; pass bounds that no score exceeds"
+        "upper_bounds{place} is {bound}, but the score there is {score}; pass bounds that no score exceeds",
+        score = Plain(*.score),
+        bound = Plain(*.bound)
     )]
     UpperBoundBroken {
         /// Where.

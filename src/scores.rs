@@ -434,6 +434,12 @@ impl<'a> Scores<'a> {
         self.indptr.is_some()
     }
 
+    /// Whether every stored number is a visible score as it is.
+    pub(crate) fn is_plain(&self) -> bool {
+        let bare = self.mask.is_none() && self.lengths.is_none() && self.causal_offset.is_none();
+        bare && self.scale == 1.0 && self.kind != Kind::Probs && self.radius.is_empty()
+    }
+
     /// Checks budgets: one per row, or one for all, each in [0, 1).
     ///
     /// # Errors

@@ -1,8 +1,9 @@
 //! One test per rejected input: the variant, and a message that names the argument and the place.
 
+use certk_rs::bounds::{self, Blocks, Cuts, Rule};
 use certk_rs::{
-    Data, Error, Keep, Kind, Mask, MaxKeep, Options, Place, Scores, Workspace, certify,
-    force_simd_level, keep_set, select,
+    Data, Error, Keep, Kind, Mask, MaxKeep, Options, Place, Scores, Values, Workspace, certify,
+    force_simd_level, keep_set, model, output_error, select, select_output,
 };
 
 fn rows(data: &[f32]) -> Scores<'_> {
@@ -161,6 +162,120 @@ fn kept_sets() {
     let keep = Keep::Mask { kept: &[1; 5], strides: &[3] };
     let error = certify(&scores, &keep, None, false, None).expect_err("too short");
     assert!(matches!(error, Error::Shape { argument: "keep", .. }));
+}
+
+#[test]
+fn numbers_of_the_theory() {
+    for value in [-1e-300, 1.5, f64::NAN] {
+        assert!(matches!(
+            bounds::kl_from_tail_mass(value),
+            Err(Error::TailMass { place, .. }) if place == at(&[])
+        ));
+    }
+    for value in [-1.0, f64::NAN] {
+        assert!(matches!(
+            bounds::tail_mass_from_kl(value),
+            Err(Error::Divergence { place, .. }) if place == at(&[])
+        ));
+    }
+    assert_eq!(
+        bounds::required_gap(3, 4, 0.1),
+        Err(Error::KeptCount { place: at(&[]), value: 4, n: 3 })
+    );
+    assert!(matches!(bounds::required_gap(3, 2, 1.0), Err(Error::Eps { .. })));
+    let named = |error, name, place: &[usize]| matches!(error, Error::Number { argument, place: p, .. } if argument == name && p == at(place));
+    for sigma in [-1.0, f64::NAN, f64::INFINITY] {
+        assert!(named(model::keep_fraction(sigma, 0.1).unwrap_err(), "sigma", &[]));
+        assert!(named(model::expected_k(9, sigma, 0.1, 0, None).unwrap_err(), "sigma", &[]));
+    }
+    assert!(named(model::threshold(1.0, 0.0).unwrap_err(), "eps", &[]));
+    assert!(named(model::tail_mass(1.0, 1.5).unwrap_err(), "fraction", &[]));
+    assert!(named(model::expected_k(0, 1.0, 0.1, 0, None).unwrap_err(), "n", &[]));
+    assert!(named(model::effective_exponent(1, 1.0, 0.1).unwrap_err(), "n", &[]));
+    assert!(named(model::WindowPolicy::new(f64::NAN, 0.5).unwrap_err(), "alpha", &[]));
+    assert!(named(model::WindowPolicy::new(1.0, 1.0).unwrap_err(), "C", &[]));
+    let (n, k) = ([2.0, 4.0, 8.0], [1.0, 0.0, 2.0]);
+    assert!(named(model::fit_window(&n, &k, 0.95).unwrap_err(), "k", &[1]));
+    assert!(matches!(
+        model::fit_window(&n, &k[1..], 0.95),
+        Err(Error::Length { argument: "k", got: 2, expected: 3, .. })
+    ));
+    let scores = Scores::new(&n[..], &[3]).unwrap();
+    assert!(named(model::effective_entries(&scores, 1.0, None).unwrap_err(), "eps", &[]));
+}
+
+#[test]
+fn ranks_and_cuts() {
+    let data = [0.0, 1.0, 2.0, 0.0, 1.0, f32::NEG_INFINITY];
+    let scores = rows(&data);
+    for (k, place, value, n) in [(&[3][..], 1, 3, 2), (&[4], 0, 4, 3), (&[1, -1], 1, -1, 2)] {
+        let error = Error::KeptCount { place: at(&[place]), value, n };
+        assert_eq!(bounds::score_gap(&scores, k, None), Err(error.clone()));
+        assert_eq!(bounds::single_gap(&scores, k, None), Err(error.clone()));
+        assert_eq!(bounds::multi_gap(&scores, k, Cuts::Best(2), None), Err(error.clone()));
+        assert_eq!(bounds::best_cuts(&scores, k, 2, None), Err(error));
+    }
+    let wrong = bounds::single_gap(&scores, &[1, 1, 1], None);
+    assert!(matches!(wrong, Err(Error::Length { argument: "k", got: 3, expected: 2, .. })));
+    for (cuts, position) in [(&[0][..], 0), (&[i64::MIN], 0), (&[1, 1], 1), (&[1, 2], 1)] {
+        let error = bounds::multi_gap(&scores, &[2, 1], Cuts::At(cuts), None).unwrap_err();
+        assert!(matches!(error, Error::Cut { position: p, .. } if p == position), "{cuts:?}");
+        assert!(error.to_string().starts_with(&format!("cuts[{position}] is {}", cuts[position])));
+    }
+    let rule = Rule::MultiGap { cuts: 1 };
+    assert!(matches!(bounds::smallest_k(&scores, &[1.0], rule, None), Err(Error::Eps { .. })));
+}
+
+#[test]
+fn blocks() {
+    let refused = |sizes: [i64; 2], upper: [f64; 2], lower: [f64; 2]| {
+        Blocks::new(&[1, 2], &sizes, &upper, &lower, &[1, 0]).map(|_| ()).unwrap_err()
+    };
+    for (error, name) in [
+        (refused([1, -1], [0.0; 2], [0.0; 2]), "sizes"),
+        (refused([1, i64::MAX], [0.0; 2], [0.0; 2]), "sizes"),
+        (refused([1; 2], [0.0, f64::NAN], [0.0; 2]), "upper"),
+        (refused([1; 2], [0.0; 2], [0.0, f64::NAN]), "lower"),
+        (refused([1; 2], [0.0; 2], [0.0, 1.0]), "lower"),
+    ] {
+        let Error::Block { argument, place, .. } = &error else { panic!("{error}") };
+        assert_eq!((*argument, place), (name, &at(&[0, 1])));
+        assert!(error.to_string().starts_with(&format!("{name}[0, 1] is ")));
+    }
+    let short = Blocks::new(&[2], &[1, 1], &[0.0], &[0.0; 2], &[1, 0]).map(|_| ());
+    assert!(matches!(short, Err(Error::Length { argument: "upper", got: 1, expected: 2, .. })));
+    let bare = Blocks::new(&[], &[], &[], &[], &[]).map(|_| ());
+    assert!(matches!(bare, Err(Error::Shape { argument: "sizes", .. })));
+}
+
+#[test]
+fn values_and_budgets_on_the_output() {
+    let (data, mut out) = ([0.0f32; 4], [0.0; 8]);
+    let scores = rows(&data);
+    let keep = Keep::Mask { kept: &[1, 0, 1, 0], strides: &[2] };
+    for bad in [f64::NAN, f64::INFINITY] {
+        out[7] = bad;
+        let values = Values::new(&out[..], &[2, 2, 2]).unwrap();
+        let error = output_error(&scores, &values, &keep, None).unwrap_err();
+        assert!(matches!(&error, Error::Value { place, .. } if *place == at(&[1, 1, 1])));
+        assert!(error.to_string().starts_with("values[1, 1, 1] is "));
+        assert!(matches!(
+            select_output(&scores, &values, &[0.1], None),
+            Err(Error::Value { place, .. }) if place == at(&[1, 1, 1])
+        ));
+    }
+    out[7] = 0.0;
+    let values = Values::new(&out[..], &[2, 2, 2]).unwrap();
+    for tol in [-1.0, f64::NAN, f64::INFINITY] {
+        let error = select_output(&scores, &values, &[0.1, tol], None).unwrap_err();
+        assert!(matches!(&error, Error::Tolerance { place, .. } if *place == at(&[1])));
+        assert!(error.to_string().starts_with("out_tol[1] is "));
+    }
+    let misfit = Values::new(&out[..], &[4, 2, 1]).unwrap();
+    assert!(matches!(
+        output_error(&scores, &misfit, &keep, None),
+        Err(Error::Shape { argument: "values", .. })
+    ));
 }
 
 #[test]

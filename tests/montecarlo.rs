@@ -1,7 +1,7 @@
 //! Tail masses from draws: one test per rejected input, and that draws do not depend on threads.
 
 use certk_rs::montecarlo::{Method, TailOptions, tail_mass, tail_mass_of_drawn};
-use certk_rs::{Error, Keep, Place, Scores, certify};
+use certk_rs::{Error, Keep, Kind, Place, Scores, certify};
 
 const FIRST: Keep<'static> = Keep::Indices { indptr: &[0, 1], indices: &[0] };
 
@@ -51,4 +51,43 @@ fn computed_scores_give_what_stored_ones_give() {
     let truth = certify(&scores, &FIRST, None, false, None).unwrap();
     assert!(stored.lower[0] <= truth.tail_mass_upper[0]);
     assert!(stored.upper[0] >= truth.tail_mass_lower[0]);
+}
+
+#[test]
+fn options_on_bounds_are_not_passed_over() {
+    let scores = Scores::new(&[1.0_f32, 0.5, 0.25][..], &[3]).unwrap();
+    let bounds = Scores::new(&[2.0_f64, 1.0, 0.5][..], &[3]).unwrap();
+    let lengths = [3];
+    let others = [
+        bounds.clone().scale(0.5).unwrap(),
+        bounds.clone().kind(Kind::Probs).unwrap(),
+        bounds.clone().lengths(&lengths).unwrap(),
+        bounds.clone().mask(&[true, true, false][..], &[]).unwrap(),
+        bounds.clone().radius(&[0.5]).unwrap(),
+    ];
+    let mut fetch =
+        |positions: &[usize]| -> Result<Vec<f64>, Error> { Ok(vec![0.25; positions.len()]) };
+    for bounds in &others {
+        let error = tail_mass(&scores, &FIRST, Some(bounds), &options(3)).unwrap_err();
+        assert!(matches!(error, Error::Conflict { first: "upper_bounds", .. }), "{error}");
+        let error = tail_mass_of_drawn(bounds, &FIRST, &mut fetch, &options(3)).unwrap_err();
+        assert!(matches!(error, Error::Conflict { first: "upper_bounds", .. }), "{error}");
+    }
+    assert!(tail_mass_of_drawn(&bounds, &FIRST, &mut fetch, &options(3)).is_ok());
+}
+
+/// Real scores may lie anywhere within the radius: the tail's all above, the kept one's below.
+#[test]
+fn a_radius_widens_what_bounds_promise() {
+    let data = [0.0_f64; 9];
+    let scores = Scores::new(&data[..], &[9]).unwrap().radius(&[0.5]).unwrap();
+    let bounds = Scores::new(&data[..], &[9]).unwrap();
+    for bounds in [None, Some(&bounds)] {
+        let found = tail_mass(&scores, &FIRST, bounds, &options(8)).unwrap();
+        for shift in [1.0_f64, -1.0] {
+            let odds = 8.0 * shift.exp();
+            let real = odds / (1.0 + odds);
+            assert!(found.lower[0] <= real && real <= found.upper[0], "{found:?}");
+        }
+    }
 }

@@ -52,8 +52,65 @@ def test_the_numbers_of_the_example(capsys: Captured) -> None:
         assert head["kept"][1] <= head["multi_gap"] <= head["single_gap"] <= 1
         assert head["kept"][1] <= head["shared"]
         assert 0 < head["shared_lower_bound"] <= head["shared"] <= 1
-        assert (head["advice"] == "leave dense") == (head["shared"] > 0.85)
-        assert (head["advice"] == "prune") == (head["shared"] <= 0.5)
+        few, one = head["kept"][1] <= 0.5, head["shared"]
+        alone = "per query" if few else "leave dense"
+        together = "prune" if one <= 0.5 else "prune a little"
+        assert head["advice"] == (together if one <= 0.85 else alone)
+
+
+def test_the_layers_are_means_of_their_heads(capsys: Captured) -> None:
+    [cache] = analyzed(capsys, EXAMPLE)["caches"]
+    assert [layer["layer"] for layer in cache["layers"]] == list(range(6))
+    for layer in cache["layers"]:
+        heads = [head for head in cache["heads"] if head["layer"] == layer["layer"]]
+        assert layer["heads"] == len(heads) == 4
+        assert layer["shared"] == pytest.approx(np.mean([head["shared"] for head in heads]))
+        for i in range(3):
+            kept = [head["kept"][i] for head in heads]
+            off = [abs(head["kept"][i] - head["predicted"][i]) for head in heads]
+            assert layer["kept"][i] == pytest.approx(np.mean(kept))
+            assert layer["rule_error"][i] == pytest.approx(np.mean(off))
+
+
+def test_every_query_counts_and_no_bound_is_below_what_is_needed(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    query = rng.standard_normal((1, 1, 400, 8)).astype(np.float32)
+    # A few queries need far more keys than the others; those with gap bounds may miss them.
+    query *= np.where(np.arange(400) % 37 == 5, 0.1, 6.0)[:, None].astype(np.float32)
+    key = rng.standard_normal((1, 1, 64, 8)).astype(np.float32)
+    path = tmp_path / "uneven.safetensors"
+    save_file({"layers.0.query": query, "layers.0.key": key, "layers.0.value": key.copy()}, path)
+    [cache] = analyzed(capsys, path, "--eps", "0.05")["caches"]
+    [head] = cache["heads"]
+    scores = query[0, 0].astype(np.float64) @ key[0, 0].T.astype(np.float64) / np.sqrt(8)
+    kept = np.mean([fewest(np.exp(row - row.max()), 0.05) for row in scores]) / 64
+    assert head["queries"] == 400
+    assert head["kept"] == [pytest.approx(kept)]
+    assert head["kept"][0] <= head["multi_gap"] <= head["single_gap"] <= 1
+
+
+def test_the_tables_fit_the_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, heading in [(80, "advice"), (120, "1/sum P^2"), (30, "advice")]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert certk("analyze", EXAMPLE) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[3].split()[-1] == heading.split()[-1]
+        assert not any("…" in line for line in lines)
+        if columns >= 80:
+            assert max(len(line) for line in lines[1:]) <= columns
+
+
+def test_vast_scores_do_not_tear_the_table(capsys: Captured, tmp_path: Path) -> None:
+    key = np.zeros((1, 1, 4, 8), np.float32)
+    key[0, 0] = np.float32(3e38) * np.array([1, -1, 0.5, 0], np.float32)[:, None]
+    path = tmp_path / "vast.safetensors"
+    tensors = {"layers.0.query": key, "layers.0.key": key.copy(), "layers.0.value": key.copy()}
+    save_file(tensors, path)
+    html = tmp_path / "vast.html"
+    assert certk("analyze", path, "--html", html) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines()[1:-1])) <= 100
 
 
 def test_causal_rows_count_what_they_see(capsys: Captured, tmp_path: Path) -> None:
@@ -87,10 +144,13 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.fetched: list[str] = []
+        self.ids: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
             outside = name in ("src", "href", "xlink:href") and value
             if outside and not str(value).startswith(("#", "data:")):
                 self.fetched.append(str(value))
@@ -106,7 +166,9 @@ def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
     page.feed(text)
     assert page.fetched == []
     assert page.tags.count("svg") == 3
-    assert page.tags.count("tr") == 25
+    assert page.tags.count("tr") == 1 + 24 + 1 + 6 + 1
+    assert len(page.ids) == len(set(page.ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
     assert not re.search(r"<script|@import|url\((?!#)", text)
     assert certk("analyze", EXAMPLE, "--html", html) == 2
     assert "exists already" in capsys.readouterr().err
@@ -117,9 +179,11 @@ def test_refusals(capsys: Captured, tmp_path: Path) -> None:
         ((tmp_path / "none.safetensors",), "does not exist"),
         ((EXAMPLE, "--eps", "0"), "eps is 0"),
         ((EXAMPLE, "--eps", "1"), "eps is 1"),
+        ((EXAMPLE, "--eps", "-1"), "give a number from 1e-300"),
         ((EXAMPLE, "--eps", "nan"), "eps is nan"),
         ((EXAMPLE, "--names", "x"), "--names"),
-        ((tmp_path,), "no input"),
+        ((tmp_path,), f"no .safetensors file in {tmp_path}"),
+        ((EXAMPLE, "--html", tmp_path / "no" / "x.html"), "there is no directory"),
     ]:
         capsys.readouterr()
         assert certk("analyze", *arguments) == 2

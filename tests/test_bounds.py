@@ -523,6 +523,34 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         assert call(1).tobytes() == call(3).tobytes() == call(None).tobytes()
 
 
+def test_modes_of_the_caller_change_no_bit() -> None:
+    """torch may have told the processor to take subnormals for zero: 1e-310 stays what it is."""
+    tiny = np.array([5e-324, 1e-310])
+    calls = (
+        lambda: bounds.kl_from_tail_mass(tiny),
+        lambda: bounds.tail_mass_from_kl(tiny),
+        lambda: bounds.required_gap(10, 3, tiny),
+        lambda: bounds.score_gap(np.array([1e-310, 0.0]), 1),
+        lambda: bounds.single_gap(np.array([0.0, -707.0]), 1),
+        lambda: bounds.blockwise([1, 1], [0.0, -707.0], [0.0, -707.0], [True, False]),
+        lambda: bounds.smallest_k([3.0, 2.0, 1.0], 1e-310, "multi_gap"),
+        lambda: bounds.output_error([0.0, 0.0], [[0.0], [1e-310]], [0]).best,
+        lambda: ck.gaussian.keep_fraction(38.0, 0.5),
+        lambda: ck.gaussian.tail_mass(38.0, 0.5),
+        lambda: ck.gaussian.threshold(1.0, tiny),
+        lambda: ck.gaussian.plan(10, 1.0, 1e-310).k,
+        lambda: ck.windows.effective_entries([0.0, -1.0], 1e-310),
+    )
+    want = [np.asarray(call()).tobytes() for call in calls]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no such mode")
+    try:
+        got = [np.asarray(call()).tobytes() for call in calls]
+    finally:
+        torch.set_flush_denormal(False)
+    assert got == want
+
+
 def test_blocks_broadcast() -> None:
     upper = np.zeros((4, 3))
     got = bounds.blockwise([1, 1, 2], upper, -1.0, [[True, True, False]])
@@ -589,6 +617,8 @@ MASKED = np.array([[0.0, 0.0, 0.0], [0.0, -np.inf, 0.0]])
         (lambda: bounds.kl_from_tail_mass(-1e-9), "tail_mass is -"),
         (lambda: bounds.kl_from_tail_mass(True), "tail_mass has dtype bool"),
         (lambda: bounds.kl_from_tail_mass("a"), "tail_mass is a str"),
+        (lambda: bounds.kl_from_tail_mass(np.zeros(2, [("a", "f4")])), "tail_mass has dtype"),
+        (lambda: bounds.kl_from_tail_mass(np.zeros(2, np.longdouble)), "tail_mass has dtype"),
         (lambda: bounds.tail_mass_from_kl([0.0, -1.0]), "kl[1] is -1"),
         (lambda: bounds.required_gap(5, 6, 0.1), "k is 6"),
         (lambda: bounds.required_gap([5, 5], [1, -1], 0.1), "k is -1 for row [1]"),
@@ -627,6 +657,8 @@ MASKED = np.array([[0.0, 0.0, 0.0], [0.0, -np.inf, 0.0]])
         (lambda: bounds.blockwise([1, 1], [0.0] * 3, 0.0, [True, False]), "upper (3,)"),
         (lambda: bounds.blockwise([1.0], 0.0, 0.0, [True]), "sizes has dtype float64"),
         (lambda: bounds.blockwise(1, 0.0, 0.0, np.True_), "sizes has shape []"),
+        (lambda: bounds.blockwise([1, 1], [0, 2**53 + 1], 0, [True, False]), "upper holds 9007"),
+        (lambda: bounds.blockwise([1, 1], 0, np.int64([-(2**53) - 1, 0]), [True, False]), "lower"),
         (lambda: bounds.smallest_k(X, 1.0), "eps is 1"),
         (lambda: bounds.smallest_k(X, [0.1, -0.1], "single_gap"), "eps[1] is -0.1"),
         (lambda: bounds.smallest_k(X, [0.1] * 3, "multi_gap"), "eps has shape (3,)"),

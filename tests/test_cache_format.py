@@ -149,6 +149,22 @@ def test_reads_a_cache(tmp_path: Path, dtype: str, batch: bool) -> None:
             np.testing.assert_array_equal(stored, values[f"layers.1.{role}"].reshape(stored.shape))
 
 
+@pytest.mark.parametrize(("kv_heads", "heads"), [(2, 6), (3, 3), (1, 4)])
+def test_each_head_comes_with_the_keys_of_its_group(
+    tmp_path: Path, kv_heads: int, heads: int
+) -> None:
+    values = write_cache(tmp_path / "x.safetensors", dtype="BF16", kv_heads=kv_heads, heads=heads)
+    with Cache(tmp_path / "x.safetensors") as cache:
+        found = list(cache.heads(cache.layers[1]))
+    assert [head for head, _, _ in found] == list(range(heads))
+    for head, queries, keys in found:
+        group = head * kv_heads // heads
+        np.testing.assert_array_equal(queries, values["layers.1.query"][0, head])
+        np.testing.assert_array_equal(keys, values["layers.1.key"][0, group])
+    # Widened once for each group, not once for each query head.
+    assert len({id(keys) for _, _, keys in found}) == kv_heads
+
+
 def test_every_bfloat16_and_float16_widens_exactly() -> None:
     torch = pytest.importorskip("torch")
     bits = np.arange(1 << 16, dtype=np.uint16)

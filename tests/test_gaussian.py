@@ -84,6 +84,18 @@ def test_the_rule_against_mpmath(eps: float) -> None:
         assert off(float(gaussian.tail_mass(sigma, share)), want) < 1e-12
 
 
+def test_the_rule_at_any_threshold() -> None:
+    """The promise of the documentation: 1e-13 up to a threshold of 8, 1e-12 up to 37."""
+    rng = np.random.default_rng(5)
+    for c in np.concatenate([np.linspace(-8, 8, 60), np.linspace(8, 37, 40)]):
+        eps = 10.0 ** -rng.uniform(0.01, 100)
+        quantile = exact_quantile(eps)
+        if (sigma := float(c) - float(quantile)) > 0:
+            want = exact_survival(mpmath.mpf(sigma) + quantile)
+            limit = 1e-13 if c <= 8 else 1e-12
+            assert off(float(gaussian.keep_fraction(sigma, eps)), want) < limit
+
+
 def test_the_paper_s_values() -> None:
     sigma = np.array([1, 2, 2.5, 3, 3.5, 4, 5])
     got = gaussian.keep_fraction(sigma, [[1e-2], [1e-3]])

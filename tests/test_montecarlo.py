@@ -506,6 +506,67 @@ def test_the_clt_is_no_bound() -> None:
             ck.montecarlo.clt_interval(bad, 0.1)
 
 
+def test_a_delta_whose_inverse_is_no_float() -> None:
+    """Capital beyond all floats is no proof of 1/delta."""
+    for delta in (5e-324, 1e-310, 3e-308):
+        draw = [0.0] * 600
+        _, (upper,) = bounds([draw], None, delta, "betting")
+        with mp.workdps(50):
+            want = reference(draw, None, delta, "betting")
+            assert mpf(float(upper)) >= want * (1 - mpf(10) ** -17)
+            assert mpf(float(upper)) <= want * (1 + mpf(10) ** -8)
+
+
+def test_lower_ends_among_subnormal_numbers() -> None:
+    """Quotients that small round by any share; a lower end must not rise with them."""
+    rng = np.random.default_rng(0)
+    for small in (*(rng.random(20) * 1e-17), 3e-13, 1e20):
+        weights = np.array([1e300] + [small] * 300)
+        found = ck.montecarlo.tail_mass(weights, [0], delta=0.5, draws=300, seed=0, kind="probs")
+        tail = 300 * Fraction(small)
+        truth = tail / (tail + Fraction(1e300))
+        assert Fraction(float(found.lower)) <= truth <= Fraction(float(found.upper))
+    assert found.lower > 0.0
+
+
+def test_of_bounds_alone_it_is_not_known_that_a_row_has_a_key() -> None:
+    """An empty row has tail mass 0, so 1 is promised only once a key has been drawn."""
+    options: dict[str, Any] = {"delta": 0.1, "draws": 8, "seed": 0, "upper_bounds": [0.0] * 3}
+    nothing = np.zeros(3, dtype=bool)
+    empty = ck.montecarlo.tail_mass([-np.inf] * 3, nothing, **options)
+    assert (empty.lower, empty.upper) == (0.0, 1.0)
+    assert ck.certify(np.full(3, -np.inf), nothing).tail_mass_upper == 0.0
+    full = ck.montecarlo.tail_mass([0.0, -0.5, -0.25], nothing, **options)
+    assert (full.lower, full.upper, full.point) == (1.0, 1.0, 1.0)
+
+
+def test_bounds_that_say_nothing_leave_everything_open() -> None:
+    options: dict[str, Any] = {"delta": 0.1, "draws": 9, "seed": 0}
+    found = ck.montecarlo.tail_mass([0.0, 0.0, 0.0], [0], upper_bounds=[2000.0] * 3, **options)
+    assert (found.lower, found.upper) == (0.0, 1.0)
+    assert 0.0 <= found.point <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 15, 16, 255, 256, 257, 513, 1000])
+def test_bounds_of_any_type_and_length(dtype: type, n: int) -> None:
+    """Kept keys anywhere, whatever stands in the bounds there."""
+    rng = np.random.default_rng(n)
+    upper = (rng.standard_normal(n) * 2).astype(dtype)
+    upper[rng.random(n) < 0.1] = -np.inf
+    scores = upper.astype(np.float64) - rng.random(n) * 0.3
+    kept = rng.random(n) < 0.2
+    kept[0] = True
+    scores[0] = 0.0
+    upper[kept] = rng.choice([np.nan, np.inf, -np.inf, 1.0], int(kept.sum()))
+    found = ck.montecarlo.tail_mass(
+        scores, kept, delta=1e-9, draws=4000, seed=1, upper_bounds=upper
+    )
+    truth = exact_tail(scores, kept)
+    assert mpf(float(found.lower)) <= truth <= mpf(float(found.upper))
+    assert found.upper - found.lower <= 0.1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -274,6 +274,18 @@ def test_an_empty_kept_set_loses_the_whole_output() -> None:
     check(Row(np.zeros(1), np.array([[3.0, 4.0]]), np.zeros(1, bool)))
 
 
+@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-204, 1e-160, 1.0, 1e300])
+def test_one_value_of_any_size_may_be_lost(size: float) -> None:
+    """A single value is its own centre; the zero vector is as far from it as it is long."""
+    row = Row(np.zeros(2), np.array([[0.0, size, -size]] * 2), np.zeros(2, bool))
+    found = check(row)
+    assert found.exact <= float(size * np.sqrt(2)) * (1 + 1e-9) + 2e-323
+
+
+def test_what_large_components_hide_is_lost_too() -> None:
+    check(Row(np.zeros(2), np.array([[1e308, 0.0], [1e308, 5e-324]]), np.arange(2) == 0))
+
+
 @pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-3, 1e3, 1e300, 1.7e308])
 def test_values_of_any_size(size: float) -> None:
     rng = np.random.default_rng(3)
@@ -417,6 +429,22 @@ def test_budgets_hold_and_nothing_shorter_does() -> None:
                 minimal, total = minimal + int(sel.minimal), total + 1
     assert total > 400
     assert minimal >= 0.97 * total
+
+
+@pytest.mark.parametrize("depth", [0.0, 1000.0])
+def test_the_first_prefix_that_is_certified_is_taken(depth: float) -> None:
+    """Also where rounding leaves every prefix open: all but one weight lost, or values alike."""
+    rng = np.random.default_rng(31)
+    for n in (3, 12, 40):
+        scores = rng.standard_normal(n)
+        scores[0] += depth + 5
+        values = rng.standard_normal((n, 3)) if depth else 1 + 1e-15 * rng.standard_normal((n, 3))
+        order = np.argsort(-scores)
+        kept = np.array([np.isin(np.arange(n), order[:k]) for k in range(1, n)])
+        exact = output_error(np.tile(scores, (n - 1, 1)), values, kept).exact
+        for tol in np.concatenate([exact, exact * 0.999]):
+            first = np.flatnonzero(np.append(exact, 0.0) <= tol)[0] + 1
+            assert select_output(scores, values, tol).selection.k == first
 
 
 def test_the_error_is_not_monotone() -> None:

@@ -25,6 +25,8 @@ _FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
 _INTEGER_NAMES = frozenset(_INTEGERS.values())
 _NEEDED = "float16, bfloat16, float32 or float64"
 _INT64_MAX = 2**63 - 1
+# Integers up to this size are float64 numbers.
+_EXACT = 2.0**53
 
 
 def lend_floats(name: str, value: object) -> tuple[NDArray[Any], str]:
@@ -164,11 +166,20 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 
 def floats(name: str, value: object) -> NDArray[np.float64]:
-    """Copy real numbers of any shape to a fresh float64 array; booleans are refused."""
+    """Copy real numbers of any shape exactly to a fresh float64 array; booleans are refused."""
     array, dtype = borrow(name, value)
     if dtype not in _FLOAT_NAMES | _INTEGER_NAMES:
-        raise CertkError(f"{name} has dtype {dtype}; pass numbers")
-    return widen(array, dtype)
+        raise CertkError(f"{name} has dtype {dtype}; pass {_NEEDED}, or integers")
+    wide = widen(array, dtype)
+    if dtype in _INTEGER_NAMES:
+        # A bound that rounding moves past what it bounds is none.
+        large = np.abs(wide) >= _EXACT
+        for stored, rounded in zip(array[large].tolist(), wide[large].tolist(), strict=True):
+            if stored != int(rounded):
+                raise CertkError(
+                    f"{name} holds {stored}, which is no float64; pass float64, rounded as you need"
+                )
+    return wide
 
 
 def together(

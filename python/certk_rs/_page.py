@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -21,6 +22,7 @@ figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
 th { position: sticky; top: 0; background: #fff; } td:first-child, th:first-child { text-align: left; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 details { margin: .5rem 0; } footer { margin-top: 3rem; color: #666; font-size: .85rem; }
 """  # noqa: E501
 
@@ -31,6 +33,7 @@ class Table:
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,22 @@ def svg(figure: Any) -> str:
     return drawing[drawing.index("<svg") :]
 
 
+def legend_beside(axis: Any, **options: Any) -> None:
+    """A legend to the right of the axes, where it covers no data."""
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5), **options)
+
+
+def legend_below(figure: Any, *args: Any, ncols: int) -> None:
+    """One legend under all panels of a figure with constrained layout."""
+    figure.legend(*args, frameon=False, fontsize=9, loc="outside lower center", ncols=ncols)
+
+
+def plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Ticks of an x- or y-axis at these values and nowhere else, written as plain numbers."""
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
+
+
 def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
     """The whole page."""
     body = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(lead)}</p>"]
@@ -80,10 +99,13 @@ def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
             if part.anchor
         )
         body.append(f"<ol>{''.join(links)}</ol>")
+    drawings = 0
     for part in sections:
         body.append(f'<h2 id="{html.escape(part.anchor)}">{html.escape(part.title)}</h2>')
         body += [f"<p>{html.escape(sentence)}</p>" for sentence in part.text]
-        body += [f"<figure>{plot}</figure>" for plot in part.plots]
+        for plot in part.plots:
+            body.append(f"<figure>{_own_names(plot, f'plot{drawings}-')}</figure>")
+            drawings += 1
         body += [_table(table) for table in part.tables]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -94,13 +116,20 @@ def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
     )
 
 
+def _own_names(drawing: str, prefix: str) -> str:
+    """A drawing whose ids, and references to them, occur in no other one of the page."""
+    return re.sub(r'(\bid="|\bhref="#|\burl\(#)', lambda found: found[0] + prefix, drawing)
+
+
 def _table(table: Table) -> str:
     heads = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.heads)
     rows = "\n".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for row in table.rows
     )
-    whole = f"<table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>"
+    caption = f"<caption>{html.escape(table.caption)}</caption>" if table.caption else ""
+    whole = f"<table>{caption}<thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>"
     if len(table.rows) <= 24:
         return whole
-    return f"<details><summary>{len(table.rows)} rows</summary>{whole}</details>"
+    summary = html.escape(table.caption or "table")
+    return f"<details><summary>{summary} ({len(table.rows)} rows)</summary>{whole}</details>"

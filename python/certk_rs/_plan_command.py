@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ._terminal import print_json
+from ._terminal import print_json, print_table, print_text
 from .gaussian import Plan
 from .gaussian import plan as plan_rows
 
@@ -54,37 +54,23 @@ def _derived(plan: Plan) -> dict[str, float | bool | str]:
 
 
 def _show(plan: Plan) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps:g}",
-        title_justify="left",
-    )
-    for heading in ("", "k", "k / n", "how"):
-        table.add_column(heading, justify="left" if heading in ("", "how") else "right")
-    table.add_row(
+    rule = (
         "rule for long rows",
         f"{plan.asymptotic_k:.6g}",
         f"{plan.asymptotic_fraction:.4g}",
-        f"keep what is above mean {plan.threshold:+.3g} sigma",
+        f"above mean {plan.threshold:+.3g} sigma",
     )
-    how = (
-        f"mean of {plan.rows} simulated rows, standard error {plan.k_standard_error:.2g}"
-        if plan.rows
-        else "exact"
-    )
-    table.add_row("expected for this n", f"{plan.k:.6g}", f"{plan.scored_ratio:.4g}", how)
-    Console(highlight=False, soft_wrap=True).print(table)
+    how = f"simulated, standard error {plan.k_standard_error:.2g}" if plan.rows else "exact"
+    mean = ("expected for this n", f"{plan.k:.6g}", f"{plan.scored_ratio:.4g}", how)
+    print(f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps}")
+    print_table(("", "k", "k / n", "how"), [rule, mean], left=(0, 3))
     if plan.frozen:
-        print(
+        print_text(
             f"Frozen: sigma is past sqrt(2 ln n) = {plan.freezing_sigma:.4g}; rows rest on few "
             "entries, and the rule for long rows is too low."
         )
-    print(
+    print_text(
         f"Keys read: {plan.speedup:.3g}x fewer (as many times faster only if time goes with the "
         "keys read and choosing them is free)."
     )
-    print(f"Advice: {plan.advice}. {plan.reason[0].upper()}{plan.reason[1:]}.")
+    print_text(f"Advice: {plan.advice}. {plan.reason[0].upper()}{plan.reason[1:]}.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from .audit import Audit, OutputAudit
 from .jobs.analyze import CacheAnalysis
-from .jobs.analyze_page import HEADS, NARROW, cells
+from .jobs.analyze_page import ADVISED, HEADS, LAYERS, NARROW, cells, layer_cells, layer_heads
 from .jobs.plan import Progress
 from .jobs.report import LayerReport, bars
 
@@ -70,35 +70,59 @@ def show_layers(reports: Sequence[LayerReport], eps: float) -> None:
 
 
 def show_analysis(found: Sequence[CacheAnalysis]) -> None:
-    """Show caches as tables, a row per head."""
+    """Show caches as tables, a row per head and a row per layer."""
+    for cache in found:
+        print(f"{cache.path}: at eps = {cache.eps[cache.main]:g}, shares of the visible keys")
+        print("By layer.head:")
+        rows = cells(cache)
+        if not print_table(HEADS, rows, must=False):
+            # What is left out, to fit the terminal, is in --json and --html.
+            print_table(HEADS[:NARROW], [row[:NARROW] for row in rows])
+        print(LAYERS)
+        print_table(layer_heads(cache), layer_cells(cache))
+        print(f"Advice: {cache.advice()}.")
+    print_text(
+        "k/n: the keys that each row needs on its own; rule: by its sigma; 1 gap, 8 cuts: these "
+        "bounds on it; one set: what all rows of a head need together."
+    )
+    print_text(f"Advice, {ADVISED}")
+    print("Queries that are not in the file are not covered.")
+
+
+def print_table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    must: bool = True,
+    left: Sequence[int] = (),
+) -> bool:
+    """Print a table in full width; unless it must be, only if it fits. Tell whether it was.
+
+    Columns are flush right, except those in `left`.
+    """
     from rich import box
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
+    table = Table(box=box.SIMPLE_HEAD)
+    for i, heading in enumerate(heads):
+        table.add_column(heading, justify="left" if i in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     console = Console(highlight=False, soft_wrap=True)
-    for cache in found:
-        console.print(
-            f"{cache.path}: shares of the visible keys at eps = {cache.eps[cache.main]:g}"
-        )
-        table = Table(box=box.SIMPLE_HEAD)
-        # What is left out, to fit a terminal, is in --json and --html.
-        for heading in HEADS[:NARROW]:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in cells(cache):
-            table.add_row(*row[:NARROW])
-        console.print(table)
-        for i, budget in enumerate(cache.eps):
-            mean = sum(head.kept[i] for head in cache.heads) / len(cache.heads)
-            rule = sum(abs(head.kept[i] - head.predicted[i]) for head in cache.heads)
-            print(
-                f"eps = {budget:g}: mean k/n {mean:.3f}; the Gaussian rule is off by "
-                f"{rule / len(cache.heads):.3f} in the mean"
-            )
-    print(
-        "k/n: the keys that each row needs on its own; rule: by its sigma; 1 gap, 8 cuts: these\n"
-        "bounds on it; one set: what all rows of a head need together.\n"
-        "Queries that are not in the file are not covered."
-    )
+    width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    if width > console.width and not must:
+        return False
+    Console(highlight=False, soft_wrap=True, width=max(width, console.width)).print(table)
+    return True
+
+
+def print_text(text: str) -> None:
+    """Print a paragraph in lines that fit the terminal, none of them longer than 100."""
+    import shutil
+    import textwrap
+
+    print(textwrap.fill(text, min(100, max(40, shutil.get_terminal_size().columns))))
 
 
 def round_up(mass: float) -> str:

@@ -57,7 +57,7 @@ def kl_from_tail_mass(tail_mass: ArrayLike) -> NDArray[np.float64]:
     Raises:
         CertkError: A value that is NaN or outside [0, 1].
     """
-    values = _floats("tail_mass", tail_mass)
+    values = _arrays.floats("tail_mass", tail_mass)
     return _shaped(_native.kl_from_tail_mass(values), values.shape)
 
 
@@ -74,7 +74,7 @@ def tail_mass_from_kl(kl: ArrayLike) -> NDArray[np.float64]:
     Raises:
         CertkError: A value that is NaN or negative.
     """
-    values = _floats("kl", kl)
+    values = _arrays.floats("kl", kl)
     return _shaped(_native.tail_mass_from_kl(values), values.shape)
 
 
@@ -97,7 +97,7 @@ def required_gap(n: ArrayLike, k: ArrayLike, eps: ArrayLike) -> NDArray[np.float
     """
     names, values = ("n", "k", "eps"), (n, k, eps)
     counts = [
-        _floats(name, value) if name == "eps" else _arrays.integers(name, value)
+        _arrays.floats(name, value) if name == "eps" else _arrays.integers(name, value)
         for name, value in zip(names, values, strict=True)
     ]
     rows, kept, budget = _together(names, counts)
@@ -229,7 +229,7 @@ def blockwise(
     blockwise bound of arXiv 2512.07647. No score is needed, only sound bounds.
 
     Args:
-        sizes: Unmasked keys per block, integers >= 0; blocks along the last axis.
+        sizes: Unmasked keys per block, integers from 0 to 2**40; blocks along the last axis.
         upper: No score of the block is above this (natural-log units); +inf if nothing is known.
         lower: No score of the block is below this; -inf if nothing is known.
         kept: Boolean, True for the blocks that are kept. All four broadcast to (..., blocks).
@@ -247,7 +247,11 @@ def blockwise(
     if dtype != "bool":
         raise CertkError(f"kept has dtype {dtype}; pass bool, True for the blocks that are kept")
     names = ("sizes", "upper", "lower", "kept")
-    parts = [_arrays.integers("sizes", sizes), _floats("upper", upper), _floats("lower", lower)]
+    parts = [
+        _arrays.integers("sizes", sizes),
+        _arrays.floats("upper", upper),
+        _arrays.floats("lower", lower),
+    ]
     counts, above, below, chosen = _together(names, [*parts, mask])
     found = _native.blockwise(counts, above, below, chosen.view(np.uint8), threads)
     return _shaped(found, counts.shape[:-1])
@@ -267,7 +271,8 @@ def smallest_k(
         scores: (..., n) in any order; float16, bfloat16, float32 or float64.
         eps: Budget of dropped mass, 0 <= eps < 1: a number, or one per row in the batch shape.
         rule: "exact" is the k of `certk_rs.select(..., prove_minimal=True)`; "single_gap" and
-            "multi_gap" (with the best cuts) are the smallest k at which that bound is within eps;
+            "multi_gap" (with the best cuts) are the smallest k at which that bound is within eps
+            (or, for multi_gap and budgets below 1e-300, where weights underflow, a larger one);
             "threshold" counts the maximum and every score less than
             max(0, ln[(n - 1)(1 - eps) / eps]) below it.
         n_cuts: How many cuts multi_gap may use; unused by the other rules.
@@ -291,13 +296,6 @@ def smallest_k(
 def _ranked(scores: ArrayLike, k: ArrayLike) -> tuple[NDArray[Any], str, NDArray[np.int64]]:
     data, dtype = _arrays.lend_floats("scores", scores)
     return data, dtype, _arrays.per_row_integers("k", k, data.shape[:-1])
-
-
-def _floats(name: str, value: object) -> NDArray[np.float64]:
-    array, dtype = _arrays.borrow(name, value)
-    if dtype == "bool" or (array.dtype.kind not in "iufV" and dtype != "bfloat16"):
-        raise CertkError(f"{name} has dtype {dtype}; pass numbers")
-    return _arrays.widen(array, dtype)
 
 
 def _together(names: tuple[str, ...], arrays: list[Any]) -> list[Any]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -162,6 +162,18 @@ class Cache:
         """The stored tensor without its batch axis: (heads, m, d) or (kv_heads, n, d)."""
         raw = self.file.read(layer.names[role])
         return raw.reshape(raw.shape[-3:])
+
+    def heads(self, layer: Layer) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
+        """Each query head in turn, with its queries (m, d) and its keys (n, d), widened exactly.
+
+        Query heads that share a kv head are given the same array of keys.
+        """
+        query, key = self.read(layer, "query"), self.read(layer, "key")
+        group = layer.heads // layer.kv_heads
+        for kv_head in range(layer.kv_heads):
+            keys = widen(key[kv_head], layer.dtypes["key"])
+            for head in range(kv_head * group, (kv_head + 1) * group):
+                yield head, widen(query[head], layer.dtypes["query"]), keys
 
     def check_values(self, progress: Callable[[int], None]) -> dict[str, TensorFacts]:
         """Read everything once: the hash of every tensor; NaN and infinities are a `CertkError`.

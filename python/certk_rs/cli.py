@@ -43,7 +43,6 @@ from .jobs.analyze_page import analysis_page
 from .jobs.plan import expand, make_plan
 from .jobs.report import report_json
 from .jobs.run import run
-from .reproduce import Settings, run_experiments
 from .results import Selection, Status
 from .selection import select as select_rows
 
@@ -392,10 +391,13 @@ def reproduce(
     """Run the experiments of the papers: a JSON table and a plot each, and one HTML page."""
 
     def job() -> int:
+        # The one command with so much behind it that the others should not have to load it.
+        from .reproduce import Settings, run_experiments
+
         pyplot()
         settings = Settings(_example() if data is None else data, brief, seed)
         with progress_bar(quiet) as progress:
-            done = run_experiments(out, experiments or [], settings, progress)
+            done = run_experiments(out, experiments or [], settings, progress, warn)
         if as_json:
             print_json({"command": "reproduce", "out": str(out), "experiments": done})
         else:
@@ -471,6 +473,8 @@ def _check_new(path: Path) -> None:
         raise CertkError(f"{path} exists already: nothing is overwritten; choose another name")
     if not path.absolute().parent.is_dir():
         raise CertkError(f"{path}: there is no directory {path.parent}: make it first")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise CertkError(f"{path}: {path.parent} cannot be written to: choose another directory")
 
 
 def _load(path: Path, name: str | None = None) -> NDArray[Any]:

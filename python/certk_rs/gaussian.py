@@ -233,13 +233,14 @@ class Plan:
     @property
     def reason(self) -> str:
         """Why, in a sentence."""
-        kept = f"{self.k:.4g} of {self.n} keys are needed on average"
+        k = f"{self.k:.4g}" if self.k < 1000 else f"{self.k:.0f}"
+        kept = f"{k} of {self.n} keys are needed on average"
         if not self.worthwhile:
             return f"{kept}: choosing and gathering them costs more than leaving out the rest saves"
         if self.frozen:
             return (
-                f"{kept}; sigma is past sqrt(2 ln n) = {self.freezing_sigma:.3g}, so rows freeze "
-                "onto few entries, their k varies widely, and the asymptotic rule is too low"
+                f"{kept}; sigma is past sqrt(2 ln n) = {self.freezing_sigma:.4g}, so rows freeze "
+                "onto few entries, and the asymptotic rule is too low"
             )
         return f"{kept}, if the scores are normal and their sigma is known"
 

@@ -121,8 +121,10 @@ def tail_mass(
 
     Returns:
         A `TailEstimate`. Where nothing is open it is exact without a draw: mass 0 if no visible key
-        is dropped (or none is visible), 1 if none is kept. If all keys of a tail are equal, or all
-        have been drawn without replacement, the ends differ by rounding alone.
+        is dropped (or none is visible), 1 if none is kept. Bounds alone do not say that a key is
+        visible: if none is kept, 1 is promised once a draw has found one that weighs anything. If
+        all keys of a tail are equal, or all have been drawn without replacement, the ends differ by
+        rounding alone.
 
     Raises:
         CertkError: Bad input, or a drawn score above its bound; the message names the argument and

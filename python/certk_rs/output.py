@@ -174,7 +174,10 @@ def select_output(
     output away from where it should be, so a longer prefix may exceed a budget that a shorter one
     meets, and all prefixes are examined. The smallest k is the first whose certified error (the
     `exact` form of `output_error`) is at most out_tol; `minimal` says where rounding leaves no
-    doubt that every shorter prefix is above it. Other sets of k keys may do better than a prefix.
+    doubt that every shorter prefix is above it. Only in long rows with budgets next to rounding
+    errors, where many prefixes stay open, a later one may be taken (at least eight open ones are
+    certified, and as many as 2**22 components hold); `minimal` is then False. Other sets of k keys
+    may do better than a prefix.
 
     Args:
         scores: As in `output_error`.

@@ -56,8 +56,8 @@ impl Envelope {
         self.lines.push((slope, offset, name));
     }
 
-    /// The least value at `x`, and the line's name; at least one line has been pushed.
-    fn best(&mut self, x: f64) -> (f64, u32) {
+    /// The name of the line that is least at `x`; at least one line has been pushed.
+    fn best(&mut self, x: f64) -> u32 {
         let value = |line: &(f64, f64, u32)| line.0 * x + line.1;
         let mut least = value(&self.lines[self.front]);
         while let Some(next) = self.lines.get(self.front + 1).map(value)
@@ -66,7 +66,7 @@ impl Envelope {
             least = next;
             self.front += 1;
         }
-        (least, self.lines[self.front].2)
+        self.lines[self.front].2
     }
 }
 
@@ -83,8 +83,8 @@ pub(super) fn of_tails(weights: &[f64], most: usize, trace: bool) -> Layers {
         envelope.clear();
         for i in (0..n - 1).rev() {
             envelope.push((i + 1) as f64, before[i + 1], (i + 1) as u32);
-            let (value, name) = envelope.best(weights[i]);
-            let cost = value - i as f64 * weights[i];
+            let name = envelope.best(weights[i]);
+            let cost = (name as usize - i) as f64 * weights[i] + before[name as usize];
             if cost < costs[i] {
                 costs[i] = cost;
                 if trace {
@@ -111,8 +111,8 @@ pub(super) fn of_heads(weights: &[f64], most: usize, trace: bool) -> Layers {
         envelope.clear();
         for k in 2..=n {
             envelope.push((k - 1) as f64, before[k - 1], (k - 1) as u32);
-            let (value, name) = envelope.best(weights[k - 1]);
-            let cost = value - k as f64 * weights[k - 1];
+            let name = envelope.best(weights[k - 1]);
+            let cost = before[name as usize] - (k - name as usize) as f64 * weights[k - 1];
             if cost < costs[k] {
                 costs[k] = cost;
                 if trace {

@@ -6,7 +6,7 @@ use super::rows::{Row, map_rows};
 use crate::error::{Error, Place};
 use crate::mass;
 use crate::scores::Scores;
-use crate::threads::Hook;
+use crate::threads::{self, Hook};
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// More than the logarithm of a quotient changes when both products in it are rounded.
@@ -22,6 +22,7 @@ const ROUNDED: f64 = 1.0 / (1u128 << 95) as f64;
 /// # Errors
 /// [`Error::KeptCount`] if `k > n`, [`Error::Eps`] if `eps` lies outside [0, 1).
 pub fn required_gap(n: u64, k: u64, eps: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
     let place = || Place(vec![]);
     if k > n {
         return Err(Error::KeptCount { place: place(), value: k as i64, n: n as usize });

@@ -4,6 +4,7 @@
 //! end. The results are increasing in the argument too, float by float.
 
 use crate::error::{Error, Place};
+use crate::threads;
 use crate::twofold::{Twofold, ln_ratio, one_minus_exp, two_sum};
 
 /// Below this, `-ln(1 - x)` and `1 - e^-x` differ from x by less than a float's step.
@@ -17,6 +18,8 @@ const LINEAR: f64 = 1.0 / (1u128 << 100) as f64;
 /// # Errors
 /// [`Error::TailMass`].
 pub fn kl_from_tail_mass(tail_mass: f64) -> Result<f64, Error> {
+    // A caller that flushes subnormal numbers to zero would take them for 0.
+    let _modes = threads::default_floats();
     if !(0.0..=1.0).contains(&tail_mass) {
         return Err(Error::TailMass { place: Place(vec![]), value: tail_mass });
     }
@@ -39,6 +42,7 @@ pub fn kl_from_tail_mass(tail_mass: f64) -> Result<f64, Error> {
 /// # Errors
 /// [`Error::Divergence`].
 pub fn tail_mass_from_kl(kl: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
     if !(0.0..=f64::INFINITY).contains(&kl) {
         return Err(Error::Divergence { place: Place(vec![]), value: kl });
     }

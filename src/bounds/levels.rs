@@ -18,8 +18,9 @@ pub(super) fn tail_mass(
     let seen = |level: &Level| level.0 > 0 && level.1 > f64::NEG_INFINITY;
     let (tail, head) = (tail.filter(seen), head.filter(seen));
     let mut levels = tail.clone().chain(head.clone()).map(|(_, level)| level);
-    let dropped: u64 = tail.clone().map(|(size, _)| size).sum();
-    let kept: u64 = head.clone().map(|(size, _)| size).sum();
+    // Sums of sizes must not wrap: a tail of 2^64 keys is not empty.
+    let dropped = tail.clone().fold(0, |sum: u64, (size, _)| sum.saturating_add(size));
+    let kept = head.clone().fold(0, |sum: u64, (size, _)| sum.saturating_add(size));
     if dropped == 0 {
         return 0.0;
     }
@@ -31,8 +32,11 @@ pub(super) fn tail_mass(
     if best == f64::INFINITY {
         return 1.0;
     }
-    if measure.error == 0.0 && levels.all(|level| Some(level) == first) {
-        return share_up(dropped, dropped + kept);
+    if measure.error == 0.0
+        && let Some(total) = dropped.checked_add(kept)
+        && levels.all(|level| Some(level) == first)
+    {
+        return share_up(dropped, total);
     }
     let (mut above, mut below, mut terms) = (Compensated::default(), Compensated::default(), 0.0);
     for (size, level) in tail {
@@ -89,6 +93,15 @@ mod tests {
         assert_eq!(bound(&[(1, 0.0)], &[(1, f64::NEG_INFINITY)]), 1.0);
         assert_eq!(bound(&[(1, f64::INFINITY)], &[(1, 0.0)]), 1.0);
         assert_eq!(bound(&[], &[]), 0.0);
+    }
+
+    #[test]
+    fn sizes_do_not_wrap() {
+        // 2^64 keys dropped and one kept, and the other way round.
+        let many = [(1 << 63, 0.0), (1 << 63, 0.0)];
+        assert_eq!(bound(&many, &[(1, 0.0)]), 1.0);
+        assert!((bound(&[(1, 0.0)], &many) / 2f64.powi(-64) - 1.0).abs() < 1e-12);
+        assert!((bound(&many, &many) - 0.5).abs() < 1e-12);
     }
 
     #[test]

@@ -103,6 +103,8 @@ pub(crate) fn output_error_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<OutputError, Error> {
+    // Bounds are compared below, and a caller that flushes subnormal numbers to zero would find 0 the best.
+    let _modes = threads::default_floats();
     keep.check(scores)?;
     let outlined = |head: Cloud| {
         let outline = head.outline();
@@ -152,7 +154,9 @@ impl OutputError {
 /// Keeps, in each row, the fewest of the best keys whose output error is proven to be at most `out_tol`, in the units of the
 /// values: one budget per row, or one for all. At least one key is kept where there is one.
 ///
-/// The error is not monotone in the number of keys, so a longer prefix may exceed the budget that this one meets.
+/// The error is not monotone in the number of keys, so a longer prefix may exceed the budget that this one meets. Where rounding
+/// leaves many shorter prefixes of a long row open, only the first of them are certified one by one (at least eight, and as
+/// many as 2^22 components hold); `minimal` is then false.
 ///
 /// # Errors
 /// As [`output_error`]; [`Error::Tolerance`].

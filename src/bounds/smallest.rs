@@ -23,8 +23,11 @@ pub enum Rule {
     Threshold,
 }
 
-/// Sums in f64 and the rigorous bound differ by less, relatively.
-const NEAR: f64 = 1e-10;
+/// By how much the least ratio that the search for cuts finds may exceed the rigorous bound with the best ones, relatively:
+/// it compares sums of n terms, once per cut.
+fn near(n: usize, most: usize) -> f64 {
+    1e-10 + 8.0 * f64::EPSILON * n as f64 * (most.min(n) + 1) as f64
+}
 
 /// The smallest k whose top k a rule certifies for the budget of the row, in natural order of k. Shape (rows,).
 ///
@@ -93,15 +96,15 @@ fn by_multi_gap(measure: Measure, keys: &[f64], eps: f64, most: usize) -> usize 
     let weights: Vec<f64> = keys.iter().map(|&key| measure.weight_up(keys[0], key)).collect();
     // One search serves every k: a tail is a suffix of the row, and a head a prefix.
     let (tails, heads) = (of_tails(&weights, most, false), of_heads(&weights, most, false));
-    let odds = eps / (1.0 - eps) * (1.0 + NEAR);
+    let odds = eps / (1.0 - eps) * (1.0 + near(n, most));
     let (mut tail, mut head) = (Vec::new(), Vec::new());
     for k in 1..n {
         tail.clear();
         tail.extend(tails.costs.iter().take(n - k).map(|costs| costs[k]));
         head.clear();
         head.extend(heads.costs.iter().take(k).map(|costs| costs[k]));
-        let near = best_split(&tail, &head, most).0 <= odds;
-        if near && multi_gap::least(measure, keys, k, most) <= eps {
+        let close = best_split(&tail, &head, most).0 <= odds;
+        if close && multi_gap::least(measure, keys, k, most) <= eps {
             return k;
         }
     }

@@ -1,9 +1,10 @@
 //! How many entries of a row carry weight: those of probability at least `eps`, and the participation ratio.
 
 use crate::error::Error;
+use crate::kernels::{LANES, Scaled, Simd};
 use crate::mass::{self, Compensated, ExactSum};
-use crate::scores::{Law, Scores};
-use crate::threads::Hook;
+use crate::scores::{Keys64, Law, Scores};
+use crate::threads::{self, Hook};
 use crate::twofold::Twofold;
 use std::cmp::Ordering;
 
@@ -43,22 +44,29 @@ pub(crate) fn effective_entries_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Vec<Effective>, Error> {
+    let _modes = threads::default_floats();
     check_eps(eps)?;
+    let simd = Simd::current()?;
     per_row(scores, threads, hook, |row| {
         let mut keys = Vec::new();
         let meaning = scores.keys64(row, &mut keys)?;
         keys.retain(|key| *key > f64::NEG_INFINITY);
-        keys.sort_unstable_by(|a, b| b.total_cmp(a));
         let n = keys.len();
         if n == 0 {
             return Ok(Effective { count: 0, count_upper: 0, n });
         }
         let (count, count_upper) = match meaning.law {
             Law::Weight => {
+                keys.sort_unstable_by(|a, b| b.total_cmp(a));
                 let count = count_weights(&keys, eps);
                 (count, count)
             }
-            Law::Exp { scale } => Exponentials { keys: &keys, scale }.count(eps, meaning.error),
+            Law::Exp { scale } => {
+                let weights = weigh(simd, &mut keys, &meaning);
+                let total = weights.into_iter().collect::<Compensated>().value();
+                let row = Exponentials { keys: &keys[..n], largest: meaning.largest, scale };
+                row.count(total, eps, meaning.error)
+            }
         };
         Ok(Effective { count, count_upper, n })
     })
@@ -85,9 +93,32 @@ enum Side {
     Open,
 }
 
-/// A row of weights `exp(scale * key)`, largest key first.
+/// The weights of keys relative to the largest, each with an error below 2^-41; keys are filled up to whole groups.
+fn weigh(simd: Simd, keys: &mut Vec<f64>, meaning: &Keys64) -> Vec<f64> {
+    let (n, largest) = (keys.len(), meaning.largest);
+    keys.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
+    let mut weights = vec![0.0; keys.len()];
+    match meaning.law {
+        Law::Weight => {
+            weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = key / largest);
+        }
+        Law::Exp { scale } => {
+            let smallest = keys[..n].iter().copied().fold(largest, f64::min);
+            if (largest - smallest).is_finite() {
+                simd.weights(keys, Scaled { shift: largest, scale }, &mut weights);
+            } else {
+                let exact = |key: &f64| mass::exp(exponent(scale, *key, largest));
+                weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = exact(key));
+            }
+        }
+    }
+    weights
+}
+
+/// A row of weights `exp(scale * key)`.
 struct Exponentials<'a> {
     keys: &'a [f64],
+    largest: f64,
     scale: f64,
 }
 
@@ -99,29 +130,34 @@ const FAINT_WEIGHT: f64 = 4.064_936_359_238_081e-261;
 impl Exponentials<'_> {
     /// `scale * (key - largest)`, relative error below 2^-51.
     fn exponent(&self, key: f64) -> f64 {
-        exponent(self.scale, key, self.keys[0])
+        exponent(self.scale, key, self.largest)
     }
 
-    /// Entries proven to be at the threshold or above it, and entries not proven to be below it.
-    fn count(&self, eps: f64, error: f64) -> (usize, usize) {
-        let terms = self.keys.iter().map(|&key| mass::exp(self.exponent(key)));
-        let total = terms.collect::<Compensated>().value();
+    /// Entries proven to be at the threshold or above it, and entries not proven to be below it, given the sum of the
+    /// weights.
+    fn count(&self, total: f64, eps: f64, error: f64) -> (usize, usize) {
         let line = libm::log(eps) + libm::log(total);
         // |ln eps| <= 745 and ln total <= 45 lose less than 2^-42 by rounding, the weights another 2^-41; scores that are off
         // by `error` move an exponent and the total by that much each.
         let margin = |x: f64| x.abs() * 2f64.powi(-50) + 2f64.powi(-39) + 2.25 * error;
-        let above = self.keys.partition_point(|&key| {
+        let above = |key: f64| {
             let x = self.exponent(key);
             x - margin(x) >= line
-        });
-        let not_below = self.keys.partition_point(|&key| {
+        };
+        let not_below = |key: f64| {
             let x = self.exponent(key);
             x + margin(x) >= line
-        });
-        if error > 0.0 || above == not_below {
-            return (above, not_below);
+        };
+        let count =
+            |holds: &dyn Fn(f64) -> bool| self.keys.iter().filter(|&&key| holds(key)).count();
+        let (above_count, not_below_count) = (count(&above), count(&not_below));
+        if error > 0.0 || above_count == not_below_count {
+            return (above_count, not_below_count);
         }
-        let open = &self.keys[above..not_below];
+        let mut open: Vec<f64> =
+            self.keys.iter().copied().filter(|&key| not_below(key) && !above(key)).collect();
+        open.sort_unstable_by(|a, b| b.total_cmp(a));
+        let above = above_count;
         let count = open.partition_point(|&key| self.side(key, eps) == Side::AtLeast);
         let upper =
             count + open[count..].partition_point(|&key| self.side(key, eps) != Side::Below);
@@ -212,24 +248,20 @@ pub(crate) fn participation_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Vec<f64>, Error> {
+    let _modes = threads::default_floats();
+    let simd = Simd::current()?;
     per_row(scores, threads, hook, |row| {
         let mut keys = Vec::new();
         let meaning = scores.keys64(row, &mut keys)?;
-        let (mut live, mut sum, mut squares) = (0, Compensated::default(), Compensated::default());
-        for key in keys.into_iter().filter(|key| *key > f64::NEG_INFINITY) {
-            let weight = match meaning.law {
-                Law::Exp { scale } => mass::exp(exponent(scale, key, meaning.largest)),
-                Law::Weight => key / meaning.largest,
-            };
-            live += 1;
-            sum.add(weight);
-            squares.add(weight * weight);
-        }
-        if live == 0 {
+        keys.retain(|key| *key > f64::NEG_INFINITY);
+        if keys.is_empty() {
             return Ok(0.0);
         }
-        let total = sum.value();
-        Ok((total * total / squares.value()).clamp(1.0, f64::from(live)))
+        let n = keys.len();
+        let weights = weigh(simd, &mut keys, &meaning);
+        let total = weights.iter().copied().collect::<Compensated>().value();
+        let squares = weights.iter().map(|weight| weight * weight).collect::<Compensated>().value();
+        Ok((total * total / squares).clamp(1.0, n as f64))
     })
 }
 

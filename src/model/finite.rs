@@ -61,6 +61,7 @@ pub(crate) fn expected_k_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Expected, Error> {
+    let _modes = threads::default_floats();
     if n == 0 || n > 1 << 53 {
         let problem = "pass a number of keys between 1 and 2^53";
         return Err(Error::Number {

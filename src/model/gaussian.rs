@@ -38,6 +38,7 @@ pub(super) fn check_eps(eps: f64) -> Result<(), Error> {
 /// # Errors
 /// [`Error::Number`] for a `sigma` that is negative or not finite, or an `eps` outside (0, 1).
 pub fn keep_fraction(sigma: f64, eps: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
     check_sigma(sigma)?;
     check_eps(eps)?;
     Ok(rule(sigma, eps))
@@ -48,6 +49,7 @@ pub fn keep_fraction(sigma: f64, eps: f64) -> Result<f64, Error> {
 /// # Errors
 /// As [`keep_fraction`].
 pub fn threshold(sigma: f64, eps: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
     check_sigma(sigma)?;
     check_eps(eps)?;
     Ok(sigma + quantile(eps))
@@ -58,6 +60,7 @@ pub fn threshold(sigma: f64, eps: f64) -> Result<f64, Error> {
 /// # Errors
 /// [`Error::Number`] for a `sigma` that is negative or not finite, or a `fraction` outside [0, 1].
 pub fn tail_mass(sigma: f64, fraction: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
     check_sigma(sigma)?;
     if !(0.0..=1.0).contains(&fraction) {
         let problem = "pass a share of the keys in [0, 1]";
@@ -237,7 +240,8 @@ fn fit_row(mut keys: Vec<f64>, meaning: Keys64, eps: Option<f64>) -> RowFit {
     }
     RowFit {
         n,
-        mean: scale * centre + scale * half * 2.0 * mean,
+        // Between the ends of the row, so that only the last product may overflow.
+        mean: scale * (2.0 * (0.5 * centre + half * mean)),
         sigma,
         ks_distance,
         skewness: moment(3) / (variance * deviation),

@@ -12,13 +12,15 @@
 //! A factor is at least 1 - c = 1/4. A bet is at most sqrt(8 ln(1/delta)) < 78, since the plug-in variance after t draws is
 //! at least 1/(4 (t + 1)); so where `c / (1 - C)` is the smaller, 1 - C > 1/104, and an error of C moves the bet by less than
 //! 104 times as much, relatively. With `e` the error of C a factor is off by at most `bet (106 e + 8u) + 8u`, and relatively
-//! by four times that. The sum of these over the draws is what a capital must have beyond 1/delta.
+//! by four times that. The sum of these over the draws is what a capital must have beyond its target.
 
 use super::Sample;
 use crate::mass::Compensated;
 
 /// The share of what may be staked at most.
 const STAKE: f64 = 0.75;
+/// The capital that rejects, 2^500: it starts at delta times that, exactly, since 1/delta may exceed all floats.
+const TARGET: f64 = 3.273_390_607_896_142e150;
 /// Capital this small is given up for lost before products of subnormal numbers lose their digits.
 const RUINED: f64 = 1e-250;
 /// Relative width at which the search for the root ends.
@@ -29,11 +31,11 @@ const U: f64 = f64::EPSILON / 2.0;
 /// rejected.
 pub(super) fn upper(sample: Sample<'_>, delta: f64, horizon: usize) -> f64 {
     let rounds = rounds(sample, delta, horizon);
-    let target = 1.0 / delta;
+    let stake = delta * TARGET;
     let (mut low, mut high) = (0.0, 1.0);
     while high - low > RESOLUTION * high {
         let middle = f64::midpoint(low, high);
-        if rejected(&rounds, middle, target) {
+        if rejected(&rounds, middle, stake) {
             high = middle;
         } else {
             low = middle;
@@ -81,9 +83,9 @@ fn rounds(sample: Sample<'_>, delta: f64, horizon: usize) -> Vec<Round> {
     rounds
 }
 
-/// Whether the capital against this mean has provably reached the target.
-fn rejected(rounds: &[Round], mean: f64, target: f64) -> bool {
-    let (mut capital, mut margin) = (1.0, 0.0);
+/// Whether the capital against this mean has provably grown from the stake to the target.
+fn rejected(rounds: &[Round], mean: f64, stake: f64) -> bool {
+    let (mut capital, mut margin) = (stake, 0.0);
     for round in rounds {
         let next = (mean - round.offset) * round.gain;
         if next > 1.0 + 2.0 * round.error {
@@ -100,7 +102,7 @@ fn rejected(rounds: &[Round], mean: f64, target: f64) -> bool {
         if margin > 0.01 || capital < RUINED {
             return false;
         }
-        if capital >= target * (1.0 + 2.0 * margin) {
+        if capital >= TARGET * (1.0 + 2.0 * margin) {
             return true;
         }
     }

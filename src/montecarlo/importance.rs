@@ -1,112 +1,169 @@
 //! Draws from a row's tail in proportion to given upper bounds, with replacement.
 //!
-//! Position i has the integer weight `m_i >= 2^p e^(U_i - top)`, top the largest bound of the tail, and is drawn with
-//! probability exactly `m_i / M`: sums are integers, and a uniform integer below M is found by rejection. Then
-//! `X_i = 2^p e^(s_i - top) / m_i` is at most 1 and has the mean `2^p e^(-top) / M` times the tail's mass. Nothing is assumed
-//! of the scores but `s_i <= U_i`; the bounds decide only how narrow the result is.
+//! With `top` the largest bound of the tail, position i owns `m_i >= 2^p e^(U_i - top)` tickets, a whole number, and a block of
+//! positions has at least as many as its positions own together. One of all M tickets is drawn, each being equally likely (a
+//! uniform integer below M, found by rejection). A ticket that no position owns is worth 0, one of position i is worth
+//! `X_i = 2^p e^(s_i - top) / m_i`, which is at most 1; the mean is exactly `2^p e^(-top) / M` times the tail's mass. Nothing
+//! is assumed of the scores but `s_i <= U_i`; the bounds decide only how narrow the result is.
 //!
-//! The integers come from the f32 kernel and are not stored: only sums over blocks are, and a draw looks into one block. The
-//! kernel's weights are off by at most 2^-15.8 (`mass`: x rounds to f32, u|x| <= 87.4u, and 216u), so that enlarging them by
-//! 2^-13 makes them upper bounds, also of scores that exceed their bounds by a rounding.
+//! # Why a block has enough tickets
+//! A row is read once: of each block only the largest bound `t` and the kernel's sum of `w_i = e^(U_i - t)` are kept. Who owns
+//! what is worked out for blocks that are drawn. With `F = 2^p e^(t - top) (1 + 2^-13)` position i gets the integer nearest
+//! `w_i F`, and one more. These products are off by less than 1/8, so that the block's positions own at most
+//! `F sum w_i + 1.625 * 256`. The kernel adds f32 weights sixteen deep, so that their sum is at most 2^-19 larger than what it
+//! returns; enlarging that by 2^-17 and adding 512 covers both. A weight itself is off by at most 2^-15.8 (`mass`: 216u and the
+//! rounding of its argument), and what is flushed is below 2^-75 tickets: so the 2^-13 makes `m_i` an upper bound, also of
+//! scores that exceed their bounds by a rounding.
 
 use super::tail::{Fetch, Urn};
 use crate::error::Error;
-use crate::kernels::{Shifted, Simd};
+use crate::kernels::{Element, LANES, Scalar, Shifted, Simd};
 use crate::mass::{self, Compensated, Slack};
 use crate::random::Random;
-use crate::scores::{Keep, Scores};
+use crate::scores::{Data, Keep, Scores};
 use crate::threads;
 
-/// Positions whose sum is kept: what a draw has to look at.
+/// Positions that a draw has to look at.
 const BLOCK: usize = 256;
 /// Blocks that are worth a task.
 const TASK: usize = 256;
 /// Floats from here to twice as much are whole.
 const WHOLE: f64 = 4_503_599_627_370_496.0;
-/// What the weights of the kernel are enlarged by.
+/// What weights are enlarged by.
 const ENLARGED: f64 = 1.0 + 1.0 / 8192.0;
+/// What the kernel's sum over a block is enlarged by beyond that, and the tickets that a block has in addition.
+const SUMMED: f64 = 1.0 + 1.0 / 131_072.0;
+const SPARE: u64 = 2 * BLOCK as u64;
 /// The largest error of a score (nats) that the enlargement covers.
 const MOST_ERROR: f64 = 1.0 / 131_072.0;
+/// Draws whose tickets are held at a time.
+const HELD: usize = 1 << 16;
 
-/// The integer weights of one row's tail.
-struct Integers<'a> {
-    bounds: &'a Scores<'a>,
+/// Works on what a buffer stores, whatever that is.
+macro_rules! stored {
+    ($data:expr, $stored:ident => $work:expr) => {
+        match $data {
+            Data::F32($stored) => $work,
+            Data::F64($stored) => $work,
+            Data::F16($stored) => $work,
+            Data::Bf16($stored) => $work,
+        }
+    };
+}
+
+/// What is kept of a block.
+struct Block {
+    /// The largest bound of its part of the tail; -inf if there is none.
+    largest: f64,
+    /// The sum of e^(bound - largest).
+    mass: f64,
+    /// Whether there is a NaN or +inf.
+    bad: bool,
+}
+
+/// The bounds of one row's tail.
+struct Bounds<'a> {
+    all: &'a Scores<'a>,
     row: usize,
-    /// 1 for what is not in the tail.
+    /// Where the row starts among what is stored.
+    start: usize,
+    /// Not 0 for what is not in the tail.
     outside: Vec<u8>,
-    top: f64,
-    /// 2^p.
-    unit: f64,
     simd: Simd,
 }
 
-impl Integers<'_> {
+impl Bounds<'_> {
     fn blocks(&self) -> usize {
         self.outside.len().div_ceil(BLOCK)
     }
 
-    /// A block's bounds, -inf for what is not in the tail.
-    fn load(&self, block: usize) -> [f64; BLOCK] {
+    fn at(&self, position: usize) -> f64 {
+        let mut bound = [0.0];
+        self.all.stretch64(self.row, position, &mut bound);
+        bound[0]
+    }
+
+    /// A block's bounds in whole groups, masked where they are not in the tail: where they are stored, or in the room given.
+    fn load<'a, E: Element>(
+        &self,
+        stored: &'a [E],
+        block: usize,
+        room: &'a mut [E; BLOCK],
+    ) -> &'a [E] {
         let start = block * BLOCK;
-        let len = BLOCK.min(self.outside.len() - start);
-        let mut loaded = [f64::NEG_INFINITY; BLOCK];
-        self.bounds.stretch64(self.row, start, &mut loaded[..len]);
-        for (bound, outside) in loaded.iter_mut().zip(&self.outside[start..]) {
-            *bound = if *outside == 0 { *bound } else { f64::NEG_INFINITY };
+        let outside = &self.outside[start..self.outside.len().min(start + BLOCK)];
+        let stored = &stored[self.start + start..][..outside.len()];
+        if outside.len() == BLOCK && outside.iter().fold(0, |any, byte| any | byte) == 0 {
+            return stored;
         }
-        loaded
+        for ((to, &bound), &outside) in room.iter_mut().zip(stored).zip(outside) {
+            *to = if outside == 0 { bound } else { E::MASKED };
+        }
+        &room[..]
     }
 
-    /// The largest bound of a block's part of the tail; judges them.
-    fn largest(&self, block: usize) -> Result<f64, Error> {
-        let loaded = self.load(block);
-        let mut bad = 0;
-        let mut tops = [f64::NEG_INFINITY; 8];
-        for group in loaded.chunks_exact(8) {
-            for (top, &bound) in tops.iter_mut().zip(group) {
-                *top = if bound > *top { bound } else { *top };
-                // A byte, not an early end: compilers turn such loops into vector code.
-                bad |= u8::from(bound.is_nan());
-            }
-        }
-        let top = tops.into_iter().fold(f64::NEG_INFINITY, f64::max);
-        let unusable = |bound: &f64| bound.is_nan() || *bound == f64::INFINITY;
-        if (bad != 0 || top == f64::INFINITY)
-            && let Some(j) = loaded.iter().position(unusable)
-        {
-            let place = self.bounds.place(self.row, Some(block * BLOCK + j));
-            return Err(Error::UpperBound { place, value: loaded[j] });
-        }
-        Ok(top)
+    fn weigh<E: Element>(&self, stored: &[E], block: usize) -> Block {
+        let mut room = [E::MASKED; BLOCK];
+        let bounds = self.load(stored, block, &mut room);
+        let seen = self.simd.look(bounds, None).0;
+        let largest: f64 = seen.largest.into();
+        let bad = seen.nan || largest == f64::INFINITY;
+        let empty = bad || largest == f64::NEG_INFINITY;
+        let mass = if empty { 0.0 } else { self.simd.mass(bounds, Shifted(seen.largest)) };
+        Block { largest, mass, bad }
     }
 
-    fn block(&self, block: usize) -> [u64; BLOCK] {
-        let loaded = self.load(block);
-        let mut below = [0.0_f32; BLOCK];
-        for (x, bound) in below.iter_mut().zip(loaded) {
-            // Far below the top, but not masked: its integer is 1.
-            let distance = ((bound - self.top) as f32).max(-1000.0);
-            *x = if bound > f64::NEG_INFINITY { distance } else { f32::NEG_INFINITY };
+    /// How many tickets each position of a block owns, given the block's largest bound and F.
+    fn owned<E: Element>(
+        &self,
+        stored: &[E],
+        block: usize,
+        (largest, factor): (f64, f64),
+        to: &mut [u64; BLOCK],
+    ) {
+        let mut room = [E::MASKED; BLOCK];
+        let bounds = self.load(stored, block, &mut room);
+        let mut weights = [E::Scalar::default(); BLOCK];
+        // It came from this very type.
+        let largest = E::Scalar::nearest(largest);
+        self.simd.weights(bounds, Shifted(largest), &mut weights);
+        for ((to, &weight), &bound) in to.iter_mut().zip(&weights).zip(bounds) {
+            let weight: f64 = weight.into();
+            // Below 2^51: beside 2^52 the last bits are the integer nearest.
+            let nearest = (weight * factor + WHOLE).to_bits() - WHOLE.to_bits();
+            // Far below the top, but not masked: its only ticket.
+            *to = if bound.widen() > E::Scalar::NEG_INFINITY { nearest + 1 } else { 0 };
         }
-        let mut weights = [0.0_f32; BLOCK];
-        self.simd.weights(&below, Shifted(0.0_f32), &mut weights);
-        let factor = self.unit * ENLARGED;
-        let mut integers = [0; BLOCK];
-        for ((integer, weight), x) in integers.iter_mut().zip(weights).zip(below) {
-            // Below 2^51: beside 2^52 the last bits are the integer nearest, and one more is no less. A cast would not
-            // become vector code.
-            let nearest = (f64::from(weight) * factor + WHOLE).to_bits() - WHOLE.to_bits();
-            *integer = (nearest + 1) & 0_u64.wrapping_sub(u64::from(x > f32::NEG_INFINITY));
-        }
-        integers
+    }
+
+    /// The error that names the first bound of a block that is none.
+    fn complain(&self, block: usize) -> Error {
+        let end = self.outside.len().min((block + 1) * BLOCK);
+        let unusable = |j: &usize| {
+            let bound = self.at(*j);
+            self.outside[*j] == 0 && (bound.is_nan() || bound == f64::INFINITY)
+        };
+        let found = (block * BLOCK..end).find(unusable);
+        let place = self.all.place(self.row, found);
+        // Should there be none, the buffer changed meanwhile: nothing is promised.
+        found.map_or(Error::Changed { place: place.clone() }, |j| Error::UpperBound {
+            place,
+            value: self.at(j),
+        })
     }
 }
 
 /// A row's tail to draw from.
 pub(super) struct Importance<'a> {
-    integers: Integers<'a>,
-    /// Sums of the integers before each block, and the sum of all.
+    bounds: Bounds<'a>,
+    blocks: Vec<Block>,
+    /// F of each block: tickets per weight relative to its largest.
+    factors: Vec<f64>,
+    /// The tickets before each block, and all of them.
     starts: Vec<u64>,
+    top: f64,
+    /// 2^p.
+    unit: f64,
     /// Whether scores are rounded, so that one may exceed its bound by that.
     rounded: bool,
     random: Random,
@@ -129,34 +186,32 @@ impl<'a> Importance<'a> {
         random: Random,
         threads: usize,
     ) -> Result<(Self, Urn), Error> {
-        let n = bounds.span(row).n;
-        let mut outside = vec![0; n];
+        let span = bounds.span(row);
+        let mut outside = vec![0; span.n];
         keep.lay(scores.unwrap_or(bounds), row, &mut outside)?;
         let kept: Vec<usize> = positions(&outside);
         if let Some(scores) = scores {
             scores.mark_hidden(row, &mut outside);
         }
-        // n integers of at most 2^p 1.1 + 1 sum to less than 2^63, and each is below 2^51.
-        let unit = 2f64.powi((61 - (n as u64 + 1).ilog2() as i32).min(50));
-        let (top, simd) = (f64::NEG_INFINITY, Simd::current()?);
-        let mut integers = Integers { bounds, row, outside, top, unit, simd };
-        for top in threads::map(threads, 0..integers.blocks(), TASK, |b| integers.largest(b))? {
-            integers.top = integers.top.max(top?);
+        let bounds =
+            Bounds { all: bounds, row, start: span.start, outside, simd: Simd::current()? };
+        let blocks: Vec<Block> = stored!(bounds.all.data, stored => {
+            threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))?
+        });
+        if let Some(bad) = blocks.iter().position(|block| block.bad) {
+            return Err(bounds.complain(bad));
         }
-        let top = integers.top;
-        let mut starts = vec![0];
-        let (mut sum, mut dropped) = (0, 0);
-        if top > f64::NEG_INFINITY {
-            let part = |b| {
-                let integers = integers.block(b);
-                let live: u64 = integers.iter().map(|&integer| u64::from(integer > 0)).sum();
-                (integers.iter().sum::<u64>(), live as usize)
-            };
-            for (more, live) in threads::map(threads, 0..integers.blocks(), TASK, part)? {
-                sum += more;
-                dropped += live;
-                starts.push(sum);
+        let top = blocks.iter().fold(f64::NEG_INFINITY, |top, block| top.max(block.largest));
+        // n integers of at most 2^p (1 + 2^-12) + 2, and 512, sum to less than 2^63; each is below 2^51.
+        let unit = 2f64.powi((61 - (span.n as u64 + 1).ilog2() as i32).min(50));
+        let factors = factors(bounds.simd, &blocks, top, unit);
+        let (mut starts, mut all) = (vec![0], 0);
+        for (block, factor) in blocks.iter().zip(&factors) {
+            if block.largest > f64::NEG_INFINITY {
+                let owned = ((block.mass * factor * SUMMED) as i64).unsigned_abs();
+                all = owned.saturating_add(SPARE).saturating_add(all);
             }
+            starts.push(all);
         }
         let mut head_scores = fetch(&kept)?;
         head_scores.retain(|score| *score > f64::NEG_INFINITY);
@@ -173,15 +228,17 @@ impl<'a> Importance<'a> {
         }
         let urn = Urn {
             population: None,
-            dropped,
+            // Some of them may be hidden, which is no matter: what each adds is at most what was flushed.
+            dropped: if top > f64::NEG_INFINITY { span.n } else { 0 },
             kept: head_scores.len(),
             head: head.value(),
-            unit: if dropped == 0 { 0.0 } else { sum as f64 / unit * mass::exp(top - shift) },
+            unit: if all == 0 { 0.0 } else { all as f64 / unit * mass::exp(top - shift) },
             equal: false,
-            slack: Slack::f64(0, error),
+            slack: Slack::f64(0, error + scores.map_or(0.0, |scores| scores.row_radius(row))),
         };
         let rounded = scores.is_some_and(|scores| scores.scale != 1.0);
-        Ok((Importance { integers, starts, rounded, random }, urn))
+        let draws = Importance { bounds, blocks, factors, starts, top, unit, rounded, random };
+        Ok((draws, urn))
     }
 
     /// Draws that many more, each a weight relative to what its bound allows.
@@ -194,45 +251,76 @@ impl<'a> Importance<'a> {
         fetch: &mut Fetch<'_>,
         values: &mut Vec<f64>,
     ) -> Result<(), Error> {
-        let integers = &self.integers;
-        let all = self.starts[self.starts.len() - 1];
+        for start in (0..count).step_by(HELD) {
+            self.draw_few(HELD.min(count - start), fetch, values)?;
+        }
+        Ok(())
+    }
+
+    fn draw_few(
+        &mut self,
+        count: usize,
+        fetch: &mut Fetch<'_>,
+        values: &mut Vec<f64>,
+    ) -> Result<(), Error> {
+        let all = self.starts[self.blocks.len()];
         let mut tickets: Vec<(u64, usize)> = Vec::with_capacity(count);
         tickets.extend((0..count).map(|i| (self.random.below(all), i)));
         // In ascending order each block is looked into once.
         tickets.sort_unstable();
-        let mut block = [0; BLOCK];
+        let first = values.len();
+        values.resize(first + count, 0.0);
+        let mut drawn = Vec::with_capacity(count);
+        let mut owned = [0; BLOCK];
         let mut loaded = usize::MAX;
-        let mut drawn = vec![(0, 0); count];
         for (ticket, i) in tickets {
             let b = self.starts.partition_point(|start| *start <= ticket) - 1;
             if b != loaded {
-                block = integers.block(b);
+                let line = (self.blocks[b].largest, self.factors[b]);
+                stored!(self.bounds.all.data, stored => {
+                    self.bounds.owned(stored, b, line, &mut owned);
+                });
                 loaded = b;
             }
             let mut rest = ticket - self.starts[b];
-            let mut within = 0;
-            while rest >= block[within] {
-                rest -= block[within];
-                within += 1;
+            for (within, &owned) in owned.iter().enumerate() {
+                if rest < owned {
+                    drawn.push((i, b * BLOCK + within, owned));
+                    break;
+                }
+                rest -= owned;
             }
-            drawn[i] = (b * BLOCK + within, block[within]);
         }
-        let positions: Vec<usize> = drawn.iter().map(|(position, _)| *position).collect();
+        drawn.sort_unstable();
+        let positions: Vec<usize> = drawn.iter().map(|(_, position, _)| *position).collect();
         let scores = fetch(&positions)?;
-        for (&(position, integer), &score) in drawn.iter().zip(&scores) {
-            let mut bound = [0.0];
-            integers.bounds.stretch64(integers.row, position, &mut bound);
-            let [bound] = bound;
+        for (&(i, position, owned), &score) in drawn.iter().zip(&scores) {
+            let bound = self.bounds.at(position);
             let rounding = if self.rounded { score.abs() * f64::EPSILON } else { 0.0 };
             if score - rounding > bound {
-                let place = integers.bounds.place(integers.row, Some(position));
+                let place = self.bounds.all.place(self.bounds.row, Some(position));
                 return Err(Error::UpperBoundBroken { place, score, bound });
             }
-            let weight = mass::exp((score - integers.top).min(0.0));
-            values.push((weight * integers.unit / integer as f64).min(1.0));
+            let weight = mass::exp((score - self.top).min(0.0));
+            values[first + i] = (weight * self.unit / owned as f64).min(1.0);
         }
         Ok(())
     }
+}
+
+/// F of each block, in whole groups: by the kernel in f64, which is off by 2^-41 at most.
+fn factors(simd: Simd, blocks: &[Block], top: f64, unit: f64) -> Vec<f64> {
+    let len = blocks.len().next_multiple_of(LANES);
+    let mut factors = vec![0.0; len];
+    if top > f64::NEG_INFINITY {
+        let mut tops: Vec<f64> = blocks.iter().map(|block| block.largest).collect();
+        tops.resize(len, f64::NEG_INFINITY);
+        simd.weights(&tops, Shifted(top), &mut factors);
+        for factor in &mut factors {
+            *factor *= unit * ENLARGED;
+        }
+    }
+    factors
 }
 
 /// Where bytes are not 0.

@@ -79,6 +79,8 @@ struct Estimate {
 /// The first number of draws at which an early stop is considered; it doubles from there.
 const FIRST_LOOK: usize = 32;
 const MOST_DRAWS: usize = u32::MAX as usize;
+/// A tail's sum (the row's largest weight being 1) below which nothing is claimed of it: 2^-960.
+const TINY: f64 = 1.026_134_200_324_594_1e-289;
 /// Entries per task.
 const TASK: usize = 1 << 15;
 
@@ -171,6 +173,7 @@ pub fn tail_mass_of_drawn(
         let (argument, got) = ("upper_bounds", upper_bounds.rows());
         return Err(Error::Length { argument, got, expected: 1, remedy });
     }
+    check_plain(upper_bounds)?;
     keep.check(upper_bounds)?;
     let fetch: &mut Fetch<'_> = &mut |positions| {
         if positions.is_empty() {
@@ -226,8 +229,9 @@ impl Plan<'_> {
         urn: &Urn,
         mut draw: impl FnMut(usize, &mut Vec<f64>) -> Result<(), Error>,
     ) -> Result<Estimate, Error> {
-        if urn.kept == 0 || urn.dropped == 0 {
-            // All or nothing is lost, and of an empty row nothing.
+        // Nothing is lost, of an empty row, too; or all, if what has a bound is known to have a score.
+        let seen = urn.population.is_some();
+        if urn.dropped == 0 || (urn.kept == 0 && seen) {
             let mass = if urn.dropped == 0 { 0.0 } else { 1.0 };
             return Ok(Estimate { lower: mass, upper: mass, point: mass, draws: 0 });
         }
@@ -246,16 +250,28 @@ impl Plan<'_> {
     }
 
     fn judge(&self, urn: &Urn, method: Method, values: &[f64]) -> Result<Estimate, Error> {
+        let draws = values.len();
+        if urn.kept == 0 {
+            // All is lost if there is anything: a weight that was drawn proves it.
+            let mass = f64::from(u8::from(values.iter().any(|value| *value > 0.0)));
+            return Ok(Estimate { lower: mass, upper: 1.0, point: mass, draws });
+        }
         let (population, horizon) = (urn.population, self.options.draws);
         let confidence = Confidence { method, delta: self.delta, population, horizon };
         let (low, high) = if urn.equal { (1.0, 1.0) } else { mean_bounds(values, &confidence)? };
         let slack = urn.slack.widened(ROUNDED - 1.0);
         let upper = urn.split(high).upper(slack.certify, slack.flush);
-        let lower = urn.split(low).lower(slack.certify, slack.flush).min(upper);
-        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let mut least = urn.split(low);
+        if least.tail < TINY {
+            // Close to the subnormal numbers products may have been rounded up by any share.
+            least.tail = 0.0;
+        }
+        let lower = least.lower(slack.certify, slack.flush).min(upper);
+        let mean = values.iter().sum::<f64>() / draws as f64;
         let tail = urn.unit * mean;
-        let point = (tail / (tail + urn.head)).clamp(lower, upper);
-        Ok(Estimate { lower, upper, point, draws: values.len() })
+        // Nothing against nothing, if bounds are hundreds of nats too high.
+        let point = if tail > 0.0 { tail / (tail + urn.head) } else { 0.0 };
+        Ok(Estimate { lower, upper, point: point.clamp(lower, upper), draws })
     }
 }
 
@@ -295,6 +311,7 @@ fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
     if matches!(scores.mask, Some(Mask::Additive(_))) {
         return conflict("an additive mask", "add the biases to scores and bounds");
     }
+    check_plain(bounds)?;
     let lengths =
         |rows: &Scores<'_>| (0..rows.rows()).map(|row| rows.span(row).n).collect::<Vec<usize>>();
     if scores.rows() != bounds.rows() || lengths(scores) != lengths(bounds) {
@@ -303,6 +320,18 @@ fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
         return Err(Error::Length { argument: "upper_bounds", got, expected, remedy });
     }
     Ok(())
+}
+
+/// Bounds are read as they are stored: an option that would change them must not be passed over.
+fn check_plain(bounds: &Scores<'_>) -> Result<(), Error> {
+    if bounds.is_plain() {
+        return Ok(());
+    }
+    Err(Error::Conflict {
+        first: "upper_bounds",
+        second: "a kind, scale, mask, lengths, causal_offset or radius of their own",
+        remedy: "store final bounds in natural-log units, -inf for what is hidden",
+    })
 }
 
 fn entries(rows: &Scores<'_>) -> usize {

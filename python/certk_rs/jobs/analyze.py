@@ -1,7 +1,8 @@
 """What could be pruned from a cache: how many keys its rows need, and which rules would find them.
 
 Every number is a mean over rows, a row being one query of one query head, and every share is of the
-keys that the query sees. A head with many queries is judged by some of them, evenly spaced.
+keys that the query sees. A head with very many scores is judged by some of its queries, evenly
+spaced.
 """
 
 from __future__ import annotations
@@ -15,15 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import bounds, gaussian, keepset, selection, windows
-from ..cache_format import Cache, Layer, Names, widen
+from ..cache_format import Cache, Layer, Names
 from ..errors import CertkError
-from .plan import Progress, check_eps, expand
+from .plan import SMALLEST_EPS, Progress, expand
 
-# Queries of a head that are looked at, and those whose gap bounds are found, which takes longer.
+# Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
+# are found, which takes longer.
+SCORES = 1 << 22
 QUERIES = 256
 GAP_QUERIES = 16
-# Up to these shares of the keys, needed for all queries of a head at once, pruning is worth it.
+# Up to these shares of the keys, needed for all queries of a head at once, pruning is worth it; and
+# up to this share, needed for a query on its own, selecting anew for each is.
 PRUNE, PRUNE_A_LITTLE = 0.5, 0.85
+PER_QUERY = 0.5
+
+
+ADVICE = ("prune", "prune a little", "per query", "leave dense")
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class HeadAnalysis:
     head: int
     queries: int
     n: int
+    main: int
+    """Position of the main budget."""
     sigma: float
     """Standard deviation of the visible scores of a row, in natural-log units."""
     kept: tuple[float, ...]
@@ -46,17 +56,33 @@ class HeadAnalysis:
     """1 / sum of squared weights (a number)."""
     single_gap: float
     multi_gap: float
-    """The fewest keys that these bounds prove to be enough, at the main budget."""
+    """The fewest keys that these bounds prove to be enough, at the main budget: the mean of a few
+    rows, evenly spaced in the order of k, and no less than what is kept."""
     shared: float
     shared_bound: float
     """One set for all rows at the main budget, and the proven least size of any."""
 
     @property
     def advice(self) -> str:
-        """Whether pruning this head for all its queries at the main budget is worth it."""
-        if self.shared <= PRUNE:
-            return "prune"
-        return "prune a little" if self.shared <= PRUNE_A_LITTLE else "leave dense"
+        """What is worth it at the main budget.
+
+        "prune" or "prune a little": one set for all queries of the head. "per query": no such set
+        is small, but a query on its own needs few keys. "leave dense": neither.
+        """
+        if self.shared <= PRUNE_A_LITTLE:
+            return "prune" if self.shared <= PRUNE else "prune a little"
+        return "per query" if self.kept[self.main] <= PER_QUERY else "leave dense"
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means over some heads; tuples have an entry per budget."""
+
+    heads: int
+    kept: tuple[float, ...]
+    off: tuple[float, ...]
+    """By how much the Gaussian rule misses what is kept, whichever way."""
+    shared: float
 
 
 @dataclass(frozen=True)
@@ -67,6 +93,21 @@ class CacheAnalysis:
     eps: tuple[float, ...]
     main: int
     heads: tuple[HeadAnalysis, ...]
+
+    def layers(self) -> dict[int, Means]:
+        """Means of each layer, by its number."""
+        numbers = dict.fromkeys(head.layer for head in self.heads)
+        return {i: _means([head for head in self.heads if head.layer == i]) for i in numbers}
+
+    def all(self) -> Means:
+        """Means of the whole file."""
+        return _means(self.heads)
+
+    def advice(self) -> str:
+        """How many heads are given which advice."""
+        given = [head.advice for head in self.heads]
+        counts = [(word, given.count(word)) for word in ADVICE]
+        return ", ".join(f"{count} {word}" for word, count in counts if count)
 
 
 def analyze(
@@ -91,14 +132,20 @@ def analyze(
     if not eps:
         raise CertkError("eps is empty: give at least one budget")
     for budget in eps:
-        check_eps(budget)
         if budget == 0:
             raise CertkError("eps is 0: every key is needed then; give a budget above 0")
+        if not SMALLEST_EPS <= budget < 1:
+            raise CertkError(f"eps is {budget!r}: give a number from {SMALLEST_EPS} to below 1")
     if names is not None:
         Names(names)
     paths = [path for cache in caches for path in expand(cache)]
     if not paths:
-        raise CertkError("no input: give at least one cache file")
+        held = " or ".join(map(str, caches))
+        raise CertkError(
+            f"no input: there is no .safetensors file in {held}: give at least one cache file"
+            if caches
+            else "no input: give at least one cache file"
+        )
     total = 0
     for path in paths:
         with Cache(path, names) as cache:
@@ -137,9 +184,8 @@ def _rows(
     cache: Cache, layer: Layer
 ) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.int64]]]:
     """Each query head with the scores (rows, n) of some of its queries, and what those see."""
-    query, key = cache.read(layer, "query"), cache.read(layer, "key")
-    group = layer.heads // layer.kv_heads
-    chosen = np.unique(np.linspace(0, layer.m - 1, min(layer.m, QUERIES)).round().astype(np.int64))
+    most = min(layer.m, max(QUERIES, SCORES // layer.n))
+    chosen = np.unique(np.linspace(0, layer.m - 1, most).round().astype(np.int64))
     offset = cache.causal_offset
     lengths = np.full(len(chosen), layer.n, np.int64)
     if offset is not None:
@@ -150,10 +196,10 @@ def _rows(
             f"{cache.path}: layer {layer.index}: no query sees a key: check causal_offset"
         )
     scale = cache.scales[layer.index]
-    for head in range(layer.heads):
-        keys = widen(key[head // group], layer.dtypes["key"])
-        scores = widen(query[head][chosen], layer.dtypes["query"]) @ keys.T
-        yield head, scores * scale, lengths
+    for head, queries, keys in cache.heads(layer):
+        scores = queries[chosen] @ keys.T
+        scores *= scale
+        yield head, scores, lengths
 
 
 def _head(
@@ -167,17 +213,20 @@ def _head(
 ) -> HeadAnalysis:
     seen = np.arange(layer.n) < lengths[:, None]
     sigma = np.std(scores, axis=1, where=seen)
-    kept, predicted = [], []
+    needed, predicted = [], []
     for budget in eps:
         found = selection.select(scores, budget, lengths=lengths, threads=threads)
-        kept.append(float((found.k / lengths).mean()))
+        needed.append(found.k / lengths)
         predicted.append(float(np.mean(gaussian.keep_fraction(sigma, budget))))
     masked = np.where(seen, scores, -np.inf)
-    few = np.unique(np.linspace(0, len(scores) - 1, GAP_QUERIES).round().astype(np.int64))
+    exact = needed[main]
+    count = min(len(scores), GAP_QUERIES)
+    ranks = (np.arange(count) * 2 + 1) * len(scores) // (2 * count)
+    few = np.argsort(exact, kind="stable")[ranks]
 
-    def share(rule: bounds.Rule) -> float:
+    def enough(rule: bounds.Rule) -> float:
         k = bounds.smallest_k(masked[few], eps[main], rule=rule)
-        return float((k / lengths[few]).mean())
+        return max(float((k / lengths[few]).mean()), float(exact.mean()))
 
     one = keepset.keep_set(scores, eps[main], lengths=lengths, threads=threads)
     visible = int(lengths.max())
@@ -186,15 +235,27 @@ def _head(
         head=head,
         queries=len(scores),
         n=layer.n,
+        main=main,
         sigma=float(sigma.mean()),
-        kept=tuple(kept),
+        kept=tuple(float(share.mean()) for share in needed),
         predicted=tuple(predicted),
         effective=float(np.mean(windows.effective_entries(masked, eps[main]))),
         participation=float(np.mean(windows.participation(masked))),
-        single_gap=share("single_gap"),
-        multi_gap=share("multi_gap"),
+        single_gap=enough("single_gap"),
+        multi_gap=enough("multi_gap"),
         shared=one.k / visible,
         shared_bound=one.lower_bound / visible,
+    )
+
+
+def _means(heads: Sequence[HeadAnalysis]) -> Means:
+    kept = np.array([head.kept for head in heads])
+    off = np.abs(kept - np.array([head.predicted for head in heads]))
+    return Means(
+        len(heads),
+        tuple(kept.mean(axis=0).tolist()),
+        tuple(off.mean(axis=0).tolist()),
+        float(np.mean([head.shared for head in heads])),
     )
 
 
@@ -204,6 +265,16 @@ def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
         "cache": str(found.path),
         "eps": list(found.eps),
         "main_eps": found.eps[found.main],
+        "layers": [
+            {
+                "layer": layer,
+                "heads": means.heads,
+                "kept": list(means.kept),
+                "rule_error": list(means.off),
+                "shared": means.shared,
+            }
+            for layer, means in found.layers().items()
+        ],
         "heads": [
             {
                 "layer": head.layer,

@@ -33,8 +33,9 @@ the positions that at least one query of the layer sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,6 @@ from ..cache_format import (
     Options,
     OutputFile,
     output_tensors,
-    widen,
 )
 from ..errors import CertkError
 from .plan import Plan, Task
@@ -122,7 +122,7 @@ def _choose(
     cache: Cache, layer: Layer, eps: float, options: Options, threads: int | None
 ) -> LayerSets:
     """The keep-sets of one layer: one per kv head, or one for all its rows."""
-    query, key = cache.read(layer, "query"), cache.read(layer, "key")
+    vectors = cache.heads(layer)
     scale, offset = cache.scales[layer.index], cache.causal_offset
     upper = np.empty((layer.heads, layer.m))
     lower, weights = np.empty_like(upper), np.empty_like(upper)
@@ -130,7 +130,7 @@ def _choose(
     for heads in _groups(layer, options.granularity):
         scores = np.empty((heads.stop - heads.start, layer.m, layer.n))
         radius = np.empty(scores.shape[:2])
-        _score(layer, query, key, heads, scores, radius)
+        _score(layer, islice(vectors, len(scores)), scores, radius)
         with np.errstate(over="ignore"):
             radius = abs(scale) * radius + _SLACK
         _check_radius(cache, layer, radius)
@@ -171,21 +171,15 @@ def _groups(layer: Layer, granularity: str) -> Iterator[slice]:
 
 def _score(
     layer: Layer,
-    query: NDArray[np.generic],
-    key: NDArray[np.generic],
-    heads: slice,
+    vectors: Iterable[tuple[int, NDArray[np.float64], NDArray[np.float64]]],
     scores: NDArray[np.float64],
     radius: NDArray[np.float64],
 ) -> None:
     """Fill in dot products of some heads (heads, m, n), and their radii at scale 1 (heads, m)."""
-    group = layer.heads // layer.kv_heads
-    keys, longest, widened = np.empty(0), 0.0, -1
-    for out, head in enumerate(range(heads.start, heads.stop)):
-        if head // group != widened:
-            widened = head // group
-            keys = widen(key[widened], layer.dtypes["key"])
-            longest = float(_norms(keys).max())
-        queries = widen(query[head], layer.dtypes["query"])
+    longest, measured = 0.0, None
+    for out, (_, queries, keys) in enumerate(vectors):
+        if keys is not measured:
+            longest, measured = float(_norms(keys).max()), keys
         step = max(1, _WORK // (layer.n * layer.d))
         for start in range(0, layer.m, step):
             rows = slice(start, start + step)

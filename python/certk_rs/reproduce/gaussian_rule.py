@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import gaussian, selection
-from .._page import Table, pyplot, svg
+from .._page import Table, legend_below, pyplot, svg
 from .settings import Settings, Tell, mean
 
 NAME = "gaussian-rule"
@@ -18,6 +18,7 @@ ABOUT = (
     "paper says k/n = Q(sigma + q), q the eps-quantile of the standard normal law; the correction "
     "is the expected k at this n."
 )
+NEEDS: tuple[str, ...] = ()
 EPS = (1e-1, 1e-2, 1e-3, 1e-4)
 
 
@@ -62,21 +63,31 @@ def plots(data: dict[str, Any]) -> list[str]:
     plt = pyplot()
     lengths = sorted({row["n"] for row in data["rows"]})
     figure, axes = plt.subplots(
-        1, len(lengths), figsize=(3.3 * len(lengths), 3.4), sharey=True, squeeze=False,
+        1, len(lengths), figsize=(2.4 * len(lengths) + 0.4, 3.8), sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
+    colours: dict[str, str] = {}
     for n, axis in zip(lengths, axes[0], strict=True):
         for eps in EPS:
             rows = [row for row in data["rows"] if row["n"] == n and row["eps"] == eps]
             sigma = [row["sigma"] for row in rows]
-            [line] = axis.plot(sigma, [row["rule"] for row in rows], lw=1, label=f"eps = {eps:g}")
+            [line] = axis.plot(sigma, [row["rule"] for row in rows], lw=1)
             colour = line.get_color()
             axis.plot(sigma, [row["finite"] for row in rows], "--", lw=1, color=colour)
             axis.plot(sigma, [row["simulated"] for row in rows], ".", color=colour)
+            colours[f"eps = {eps:g}"] = colour
         axis.axvline(math.sqrt(2 * math.log(n)), color="#999", lw=0.8)
-        axis.set(title=f"n = {n}", xlabel="sigma", yscale="log", ylim=(1e-5, 1.2))
-    axes[0][0].set_ylabel("k/n (line: rule, dashed: finite n, dots: simulated)")
-    axes[0][-1].legend(frameon=False, fontsize=8)
+        axis.set(title=f"n = {n}", xlabel="sigma (nats)", yscale="log", ylim=(1e-5, 1.5))
+        axis.set_xticks(range(0, 7, 2))
+    axes[0][0].set_ylabel("mean k/n")
+    line = plt.Line2D
+    key = {
+        "rule": line([], [], color="black", lw=1),
+        "expected at this n": line([], [], color="black", lw=1, ls="--"),
+        "simulated": line([], [], color="black", marker=".", ls=""),
+        "sigma = sqrt(2 ln n)": line([], [], color="#999", lw=0.8),
+    } | {label: line([], [], color=colour, lw=3) for label, colour in colours.items()}
+    legend_below(figure, list(key.values()), list(key), ncols=4)
     return [svg(figure)]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from .. import bounds, selection
-from .._page import Table, pyplot, svg
+from .._page import Table, legend_beside, plain_ticks, pyplot, svg
+from ..errors import CertkError
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "output-error"
@@ -16,6 +17,7 @@ ABOUT = (
     "The Euclidean norm of what truncation changes in the output of attention, exactly, and as "
     "each bound has it: diameter of the values, ball around them, spectral and variance form."
 )
+NEEDS: tuple[str, ...] = ()
 EPS = (0.1, 0.03, 0.01, 0.003, 0.001)
 FORMS = ("exact", "diameter", "ball", "spectral", "variance")
 
@@ -39,10 +41,13 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
                 entry[form] = mean(getattr(error, form))
             rows.append(entry)
         tell((i + 1) / len(heads))
-    ratio = {
-        form: float(np.median([r[form] / r["exact"] for r in rows if r["exact"] > 0]))
-        for form in FORMS[1:]
-    }
+    moved = [r for r in rows if r["exact"] > 0]
+    if not moved:
+        raise CertkError(
+            f"{settings.data}: dropping keys changes no output, as if its values were all equal: "
+            "give a cache of real values"
+        )
+    ratio = {form: float(np.median([r[form] / r["exact"] for r in moved])) for form in FORMS[1:]}
     best = min(ratio, key=lambda form: ratio[form])
     relative = mean([r["exact"] / r["size"] for r in rows if r["eps"] == 0.01])
     seen = (
@@ -57,17 +62,20 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
 def plots(data: dict[str, Any]) -> list[str]:
     """Mean error against eps."""
     plt = pyplot()
-    figure, axis = plt.subplots(figsize=(6.5, 3.8))
+    figure, axis = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
     for form in FORMS:
         means = [
             mean([r[form] / r["size"] for r in data["rows"] if r["eps"] == eps]) for eps in EPS
         ]
-        axis.plot(EPS, means, "o-", ms=3, label=form)
+        label = form if form == "exact" else f"{form} bound"
+        colour = {"color": "black"} if form == "exact" else {}
+        axis.plot(EPS, means, "o-", ms=3, label=label, **colour)
     axis.set(
-        xscale="log", yscale="log", xlabel="eps", ylabel="error / mean norm of a value",
-        title="mean over layers, heads and queries",
+        xscale="log", yscale="log", xlabel="eps, the mass that may be dropped",
+        ylabel="mean error / mean norm of a value", title="what truncation changes in the output",
     )  # fmt: skip
-    axis.legend(frameon=False)
+    plain_ticks(axis.xaxis, EPS)
+    legend_beside(axis)
     return [svg(figure)]
 
 

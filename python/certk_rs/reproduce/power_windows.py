@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection, windows
-from .._page import Table, pyplot, svg
+from .._page import Table, legend_below, legend_beside, plain_ticks, pyplot, svg
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "power-windows"
@@ -20,6 +20,7 @@ ABOUT = (
     "R is fixed, or grows like sqrt(ln n). The second paper's claims are about such a model; one "
     "spike needs one key, and at fixed R the keys needed are a fixed share of n."
 )
+NEEDS: tuple[str, ...] = ()
 EPS = 0.01
 D = 64
 # Standard deviation of the scores as a function of n.
@@ -44,7 +45,8 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     """All parts."""
     top = 12 if settings.brief else 16
     lengths = [1 << b for b in range(7, top + 1)]
-    grown, lost = [], []
+    grown: list[dict[str, Any]] = []
+    lost: list[dict[str, Any]] = []
     for i, n in enumerate(lengths):
         rows = max(16, min(512, (1 << 20) // n))
         rng = settings.random(5, n)
@@ -74,12 +76,15 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     tell(1.0)
     few = [row["tail"] for row in lost if row["window"] == "k = ln ln n"]
     many = [row["tail"] for row in lost if row["window"] == "k = n^0.7"]
+    frozen = fits["R = 1.5 sqrt(2 ln n)"]
+    spread = [row["participation"] for row in grown if row["model"] == "R = 1.5 sqrt(2 ln n)"]
     first, last = fits["R = 2"], fits["R = 0.8 sqrt(2 ln n)"]
     seen = (
         f"At fixed R the keys needed grow like n^{first['C']:.2f}, at R = 0.8 sqrt(2 ln n) like "
-        f"n^{last['C']:.2f}; at 1.5 sqrt(2 ln n) rows collapse onto a few keys whatever n is. k = "
-        f"ln ln n drops {few[0]:.2f} of the mass at n = {lengths[0]} and {few[-1]:.2f} at "
-        f"{lengths[-1]}: it fails; k = n^0.7 drops {many[0]:.3f} and {many[-1]:.3f}. At equal "
+        f"n^{last['C']:.2f}; at 1.5 sqrt(2 ln n) like n^{frozen['C']:.2f}, where 1 / sum P^2 stays "
+        f"between {min(spread):.1f} and {max(spread):.1f} keys. k = ln ln n drops {few[0]:.2f} of "
+        f"the mass at n = {lengths[0]} and {few[-1]:.2f} at {lengths[-1]}; k = n^0.7 drops "
+        f"{many[0]:.3f} and {many[-1]:.3f}. At equal "
         "compute the mean L2 errors of k = alpha n^(1/1000) and of a constant k are "
         f"{equal['power']:.5f} and {equal['constant']:.5f} (the paper, on its own data: .04972 and "
         f".04977). On real keys the exponent is {real['fit']['C']:.2f}."
@@ -156,28 +161,45 @@ def _real(settings: Settings) -> dict[str, Any]:
 def plots(data: dict[str, Any]) -> list[str]:
     """Growth, and errors."""
     plt = pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
+    drawn = []
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.4), layout="constrained")
     for name in SCALES:
         rows = [row for row in data["grown"] if row["model"] == name]
         n = [row["n"] for row in rows]
-        label = f"{name}: C = {data['fits'][name]['C']:.2f}"
+        label = f"{name}: k grows like n^{data['fits'][name]['C']:.2f}"
         axes[0].plot(n, [row["k"] for row in rows], "o-", ms=3, label=label)
         axes[1].plot(n, [row["participation"] for row in rows], "o-", ms=3, label=name)
     real = data["real"]["rows"]
-    label = f"real keys: C = {data['real']['fit']['C']:.2f}"
+    label = f"real keys: k grows like n^{data['real']['fit']['C']:.2f}"
     axes[0].plot([row["n"] for row in real], [row["k"] for row in real], "ks--", ms=3, label=label)
+    axes[0].set(title=f"keys needed at eps = {EPS:g}", ylabel="mean k")
+    axes[1].set(title="keys that share the mass", ylabel="mean of 1 / sum P^2")
+    for axis in axes:
+        axis.set(xscale="log", yscale="log", xlabel="n")
+    low = min(real[0]["n"], data["grown"][0]["n"])
+    plain_ticks(axes[0].xaxis, _powers(low, data["grown"][-1]["n"]))
+    plain_ticks(axes[1].xaxis, _powers(data["grown"][0]["n"], data["grown"][-1]["n"]))
+    legend_below(figure, *axes[0].get_legend_handles_labels(), ncols=2)
+    drawn.append(svg(figure))
+    figure, axis = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
     for name in ERRORS:
         rows = [row for row in data["lost"] if row["window"] == name]
-        axes[2].plot(
-            [row["n"] for row in rows], [row["tail"] for row in rows], "o-", ms=3, label=name
-        )
-    axes[0].set(title=f"keys needed at eps = {EPS:g}", yscale="log")
-    axes[1].set(title="participation 1 / sum P^2", yscale="log")
-    axes[2].set(title="dropped mass, R = 0.8 sqrt(2 ln n)", yscale="log")
-    for axis in axes:
-        axis.set(xscale="log", xlabel="n")
-        axis.legend(frameon=False, fontsize=7)
-    return [svg(figure)]
+        lost = [row["tail"] for row in rows]
+        axis.plot([row["n"] for row in rows], lost, "o-", ms=3, label=name)
+    axis.set(
+        title="mass that windows of k keys drop, R = 0.8 sqrt(2 ln n)", xscale="log",
+        yscale="log", xlabel="n", ylabel="mean dropped mass", ylim=(0.01, 1),
+    )  # fmt: skip
+    plain_ticks(axis.xaxis, _powers(data["lost"][0]["n"], data["lost"][-1]["n"]))
+    plain_ticks(axis.yaxis, (0.01, 0.03, 0.1, 0.3, 1))
+    legend_beside(axis)
+    drawn.append(svg(figure))
+    return drawn
+
+
+def _powers(low: int, high: int) -> list[int]:
+    """Every third power of two from `low`, a power of two, to `high`."""
+    return [low << i for i in range(0, (high // low).bit_length(), 3)]
 
 
 def tables(data: dict[str, Any]) -> list[Table]:

@@ -20,6 +20,10 @@ Tell = Callable[[float], None]
 """Told which share of an experiment is done."""
 
 
+# Random subsets of 32, 64 and 128 real keys are the fewest that a growth law is fitted to.
+LEAST_KEYS = 128
+
+
 @dataclass(frozen=True)
 class Settings:
     """`data` is a cache file with real queries, keys and values; `seed` that of all draws."""
@@ -39,6 +43,8 @@ class Experiment(Protocol):
     NAME: str
     TITLE: str
     ABOUT: str
+    NEEDS: tuple[str, ...]
+    """Modules beyond NumPy and matplotlib without which it cannot run."""
 
     def run(self, settings: Settings, tell: Tell, /) -> dict[str, Any]:
         """Measure."""
@@ -63,21 +69,35 @@ class Head:
     scale: float
 
 
-def real_heads(path: Path, rows: int) -> list[Head]:
-    """Every head of a cache, with at most so many of its last queries, which see all keys."""
-    heads = []
+def check_data(path: Path) -> None:
+    """Raise `CertkError` unless the experiments can use this cache."""
     with Cache(path) as cache:
         if cache.causal_offset is not None:
             raise CertkError(f"{path} is causal: the experiments need queries that see all keys")
+        lengths = sorted({layer.n for layer in cache.layers})
+        if len(lengths) > 1:
+            raise CertkError(
+                f"{path} has layers of {lengths[0]} and of {lengths[-1]} keys: the experiments "
+                "need as many in each"
+            )
+        if lengths[0] < LEAST_KEYS:
+            raise CertkError(
+                f"{path} has {lengths[0]} keys: the experiments need at least {LEAST_KEYS}"
+            )
+        cache.check_values(lambda _: None)
+
+
+def real_heads(path: Path, rows: int) -> list[Head]:
+    """Every head of a cache that `check_data` accepts, with at most so many of its last queries."""
+    heads = []
+    with Cache(path) as cache:
         for layer in cache.layers:
-            query, key, value = (cache.read(layer, role) for role in ("query", "key", "value"))
+            values = widen(cache.read(layer, "value"), layer.dtypes["value"])
             group, scale = layer.heads // layer.kv_heads, cache.scales[layer.index]
-            for head in range(layer.heads):
-                queries = widen(query[head][-rows:], layer.dtypes["query"])
-                keys = widen(key[head // group], layer.dtypes["key"])
-                values = widen(value[head // group], layer.dtypes["value"])
-                scores = queries @ keys.T * scale
-                heads.append(Head(layer.index, head, scores, values, queries, keys, scale))
+            for head, queries, keys in cache.heads(layer):
+                some, value = queries[-rows:], values[head // group]
+                scores = some @ keys.T * scale
+                heads.append(Head(layer.index, head, scores, value, some, keys, scale))
     return heads
 
 

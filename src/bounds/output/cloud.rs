@@ -46,19 +46,22 @@ impl Cloud {
         let size = |numbers: &[f64]| numbers.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
         // Near the largest f64 differences would overflow. What small components lose by this is far below the floor.
         let shrink = if size(&values) >= pow2(1012) { -10 } else { 0 };
+        let mut lost = false;
         if shrink != 0 {
             for value in &mut values {
-                *value *= pow2(shrink);
+                let shrunk = *value * pow2(shrink);
+                lost |= shrunk * pow2(-shrink) != *value;
+                *value = shrunk;
             }
         }
         let centre = centre(&values, &seen, d);
         for (point, _) in rows(&mut values, d).zip(&seen).filter(|(_, seen)| **seen) {
             point.iter_mut().zip(&centre).for_each(|(u, c)| *u -= c);
         }
-        // Not so far below the centre's own size that its square would overflow.
-        let spread = size(&values).max(size(&centre) * pow2(-400));
-        let exponent = if spread > 0.0 { floor_log2(spread) } else { 0 };
-        let floor = if values.iter().any(|u| *u != 0.0) { FLOOR } else { 0.0 };
+        // Not so far below the centre's own size that its square would overflow, nor so far above it that it would underflow.
+        let log2 = |size: f64| (size > 0.0).then(|| floor_log2(size));
+        let exponent = log2(size(&values)).max(log2(size(&centre)).map(|e| e - 400)).unwrap_or(0);
+        let floor = if lost || values.iter().any(|u| *u != 0.0) { FLOOR } else { 0.0 };
         for u in &mut values {
             *u = scaled(*u, -exponent);
         }
@@ -106,10 +109,10 @@ impl Cloud {
         if factor == 0.0 || length == 0.0 {
             return 0.0;
         }
-        // Large distances may overflow though their share does not.
-        let room = if self.exponent > 0 { 8 } else { 0 };
+        // Large distances may overflow though their share does not. A share that underflows loses up to one step.
+        let room = if self.exponent > 500 { 8 } else { 0 };
         let share = scaled(length * UP, self.exponent - room).next_up() * factor * UP;
-        (share * pow2(room)).next_up()
+        share.next_up() * pow2(room)
     }
 
     /// A length in the units of the values, rounded down.
@@ -314,6 +317,38 @@ mod tests {
         assert_eq!((cloud.largest, cloud.floor), (0.0, 0.0));
         let outline = cloud.outline();
         assert_eq!((outline.offset, outline.ball_radius, outline.spread), (0.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn what_shrinking_loses_is_no_equality() {
+        // Beside components of 1e308 the others are scaled down, and here to nothing.
+        let cloud = Cloud::new(vec![1e308, 5e-324, 1e308, 0.0], vec![true; 2], 2);
+        assert!(cloud.publish(0.5, cloud.distance(cloud.point(0), cloud.point(1))) > 0.0);
+    }
+
+    #[test]
+    fn the_origin_is_as_far_as_it_is() {
+        for size in [5e-324, 1e-310, 1e-204, 1e-200, 1.0, 1e200, 1.7e308] {
+            let cloud = Cloud::new(vec![0.0, -size], vec![true], 2);
+            let length = cloud.publish(1.0, cloud.length(&cloud.origin));
+            assert!(length >= size && length <= size * (1.0 + 1e-13) + 2e-323, "{size}: {length}");
+        }
+    }
+
+    #[test]
+    fn shares_that_underflow_are_rounded_up() {
+        for size in [4.0, 1e100, 1e300] {
+            let cloud = Cloud::new(vec![size, -size], vec![true; 2], 1);
+            // 37/32 of a power of two, so that the real product lies between subnormal numbers.
+            let unit = 2f64.powi(floor_log2(size));
+            for share in [-1067, -1071, -1074] {
+                let factor = scaled(1.0, -1020);
+                let length = 1.15625 * scaled(1.0, share + 1020) / unit;
+                let published = cloud.publish(factor, length);
+                let real = 1.15625 * 2f64.powi(share + 1074);
+                assert!(published / f64::from_bits(1) >= real, "{size} {share}");
+            }
+        }
     }
 
     #[test]

@@ -11,9 +11,10 @@ use super::row::{Parted, Weighed};
 use crate::mass::Compensated;
 use crate::order;
 
-/// Prefixes that may be certified in vain, where rounding leaves the running sums undecided. After that only those are
-/// tried that the running sums themselves prove.
+/// Prefixes that may be certified in vain, where rounding leaves the running sums undecided: at least so many, and as many
+/// more as cost no more multiplications than this. After that only those are tried that the running sums themselves prove.
 const TRIALS: usize = 8;
+const TRIAL_WORK: usize = 1 << 22;
 
 /// A chosen prefix of a row.
 #[derive(Debug, Clone, Default)]
@@ -39,13 +40,14 @@ pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Found 
     }
     let errors = scan(cloud, weighed, &ranked);
     let mut found = Found { minimal: true, ..Found::default() };
+    let most = TRIALS.max(TRIAL_WORK / (cloud.n * cloud.d).max(1));
     let (mut length, mut trials) = (ranked.len(), 0);
     // The whole row loses nothing.
     for (k, error) in errors.iter().enumerate().map(|(i, error)| (i + 1, error)) {
         if error.low > out_tol {
             continue;
         }
-        if trials < TRIALS || error.high <= out_tol {
+        if trials < most || error.high <= out_tol {
             trials += 1;
             if let Some(parted) = Parted::new(cloud, weighed, |j| (rank[j] as usize) < k) {
                 let exact = parted.exact();
