@@ -429,6 +429,14 @@ pub enum Error {
         /// What should have been its bound.
         bound: f64,
     },
+    /// A query or a key has an entry that is NaN or infinite.
+    #[error("{argument}{place} is not finite; repair the input")]
+    KeyNotFinite {
+        /// The argument's name.
+        argument: &'static str,
+        /// Where.
+        place: Place,
+    },
     /// A search needs keys that were not lent to it.
     #[error(
         "keys are needed: the index holds codes only, and they do not decide this query; pass the keys that it was built of"

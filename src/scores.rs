@@ -12,10 +12,12 @@ mod entries;
 mod keep;
 mod keys;
 mod values;
+mod vectors;
 
 pub use keep::Keep;
 pub(crate) use keys::{Keys64, Law};
 pub use values::Values;
+pub use vectors::Vectors;
 
 /// A borrowed buffer of stored numbers. `f16` and `bf16` widen exactly.
 #[derive(Debug, Clone, Copy)]

@@ -322,6 +322,11 @@ impl Codes {
         self.n
     }
 
+    /// Bytes that grow with the number of keys.
+    pub(super) fn bytes(&self) -> usize {
+        self.lines.len() + 2 * (self.scales.len() + self.radii.len()) + 4 * self.bare.len()
+    }
+
     pub(super) fn bare(&self) -> &[u32] {
         &self.bare
     }

@@ -2,4 +2,10 @@
 
 mod codes;
 mod gram;
+mod index;
 mod mass;
+mod search;
+
+pub use index::{IndexOptions, KeyIndex};
+pub use mass::Rung;
+pub use search::{SearchOptions, SearchResult};

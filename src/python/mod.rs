@@ -8,6 +8,7 @@ mod arrays;
 mod bounds;
 mod errors;
 mod keepset;
+mod key_index;
 mod model;
 mod montecarlo;
 mod output;
@@ -25,6 +26,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::keepset::keep_set;
+    #[pymodule_export]
+    use super::key_index::KeyIndex;
     #[pymodule_export]
     use super::model::{
         effective_entries, effective_exponent, expected_k, fit_gaussian, fit_window,

@@ -19,7 +19,7 @@ pub use options::{MaxKeep, Options};
 pub use workspace::Workspace;
 
 #[cfg(feature = "python")]
-pub(crate) use batch::select_with;
+pub(crate) use batch::{Decision, select_with};
 pub(crate) use given::certify_tails;
 #[cfg(feature = "python")]
 pub(crate) use given::certify_with;

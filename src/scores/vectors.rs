@@ -1,0 +1,112 @@
+//! Borrowed vectors: queries and keys.
+
+use super::{Data, check_strides};
+use crate::error::{Error, Place};
+
+/// Borrowed vectors of shape `(..., n, d)`; the last axis is contiguous, the others may be strided.
+#[derive(Debug, Clone)]
+pub struct Vectors<'a> {
+    pub(crate) data: Data<'a>,
+    argument: &'static str,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+impl<'a> Vectors<'a> {
+    /// Vectors in an array of shape `(..., n, d)` whose axes but the last have the given strides, in elements. Errors speak of
+    /// them by the name of `argument`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer than two axes, vectors have no entries, or the strides reach outside the buffer.
+    pub fn strided(
+        argument: &'static str,
+        data: impl Into<Data<'a>>,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Result<Self, Error> {
+        let data = data.into();
+        let wrong = |problem: &str| {
+            Err(Error::Shape { argument, shape: shape.to_vec(), problem: problem.into() })
+        };
+        let &[.., _, d] = shape else {
+            return wrong(
+                "an axis of vectors and an axis of their entries are needed: (..., n, d)",
+            );
+        };
+        if d == 0 {
+            return wrong("vectors need at least one entry");
+        }
+        check_strides(argument, data.len(), &shape[..shape.len() - 1], d, strides)?;
+        Ok(Vectors { data, argument, shape: shape.to_vec(), strides: strides.to_vec() })
+    }
+
+    /// Vectors in a C-contiguous array of shape `(..., n, d)`.
+    ///
+    /// # Errors
+    /// As [`Vectors::strided`].
+    pub fn new(
+        argument: &'static str,
+        data: impl Into<Data<'a>>,
+        shape: &[usize],
+    ) -> Result<Self, Error> {
+        let axes = shape.len().saturating_sub(1);
+        let strides: Vec<usize> =
+            (0..axes).map(|axis| shape[axis + 1..].iter().product()).collect();
+        Self::strided(argument, data, shape, &strides)
+    }
+
+    /// The name under which errors speak of them.
+    pub(crate) fn argument(&self) -> &'static str {
+        self.argument
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Entries of a vector.
+    pub(crate) fn dim(&self) -> usize {
+        self.shape[self.shape.len() - 1]
+    }
+
+    /// Vectors of a matrix.
+    pub(crate) fn len(&self) -> usize {
+        self.shape[self.shape.len() - 2]
+    }
+
+    /// The axes before those of a matrix.
+    pub(crate) fn batch(&self) -> &[usize] {
+        &self.shape[..self.shape.len() - 2]
+    }
+
+    /// Matrices.
+    pub(crate) fn heads(&self) -> usize {
+        self.batch().iter().product()
+    }
+
+    /// Where a matrix starts, and how far its rows are apart.
+    pub(crate) fn matrix(&self, head: usize) -> (usize, usize) {
+        let place = Place::unravel(self.batch(), head).0;
+        let start = place.iter().zip(&self.strides).map(|(i, stride)| i * stride).sum();
+        (start, self.strides[self.strides.len() - 1])
+    }
+
+    /// A vector in f64, exactly.
+    pub(crate) fn widen(&self, head: usize, row: usize, to: &mut Vec<f64>) {
+        let (start, stride) = self.matrix(head);
+        to.clear();
+        self.data.widen(start + row * stride, self.dim(), to);
+    }
+
+    /// The place of an entry.
+    pub(crate) fn place(&self, head: usize, row: usize, entry: usize) -> Place {
+        let mut place = Place::unravel(self.batch(), head).0;
+        place.extend([row, entry]);
+        Place(place)
+    }
+
+    /// That a shape does not fit.
+    pub(crate) fn misfit(&self, problem: String) -> Error {
+        Error::Shape { argument: self.argument, shape: self.shape.clone(), problem }
+    }
+}
