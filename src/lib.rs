@@ -23,6 +23,7 @@
 //! less than a whole row, [`montecarlo`] from some of its keys, and [`model`] says how many keys Gaussian scores need. Results have
 //! the same bits on every instruction set and for any number of threads.
 
+mod attention;
 pub mod bounds;
 mod certificate;
 mod error;
@@ -42,6 +43,7 @@ mod twofold;
 #[cfg(feature = "python")]
 mod python;
 
+pub use attention::{Attention, AttentionOptions, attention};
 pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
 pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};

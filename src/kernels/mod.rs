@@ -13,6 +13,7 @@
 // Code that is written once for all levels is compiled with a level's features only if it is inlined into its entry.
 #![allow(clippy::inline_always)]
 
+mod average;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -25,7 +25,7 @@ const TOP: f64 = 32_639.0;
 
 /// One head's keys in codes.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Codes {
+pub(crate) struct Codes {
     dim: usize,
     /// Keys.
     n: usize,
@@ -92,17 +92,17 @@ fn hadamard(block: &mut [f64]) {
 
 /// A query as codes are scored with, and what the scores are worth.
 #[derive(Debug, Clone)]
-pub(super) struct Prepared {
+pub(crate) struct Prepared {
     steps: Vec<Step>,
     correction: i32,
     factor: f32,
-    pub(super) spread: Spread,
+    pub(crate) spread: Spread,
     /// What scores of codes lack: the scale times the product of the query with the mean, within f64 roundings.
-    pub(super) offset: f64,
+    pub(crate) offset: f64,
 }
 
 impl Prepared {
-    pub(super) fn coarse(&self) -> Coarse<'_> {
+    pub(crate) fn coarse(&self) -> Coarse<'_> {
         Coarse { steps: &self.steps, correction: self.correction, factor: self.factor }
     }
 }
@@ -117,7 +117,7 @@ struct Part {
 
 impl Codes {
     /// Codes of no keys, in a frame chosen by looking at some.
-    pub(super) fn new<E: Element<Scalar = f32>>(
+    pub(crate) fn new<E: Element<Scalar = f32>>(
         dim: usize,
         keys: Keys<'_, E>,
         n: usize,
@@ -181,7 +181,7 @@ impl Codes {
     ///
     /// # Errors
     /// [`NotFinite`] at the first entry that is not finite; [`Error::Pool`].
-    pub(super) fn append<E: Element<Scalar = f32>>(
+    pub(crate) fn append<E: Element<Scalar = f32>>(
         &mut self,
         simd: Simd,
         keys: Keys<'_, E>,
@@ -318,26 +318,26 @@ impl Codes {
         part
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.n
     }
 
     /// Bytes that grow with the number of keys.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.lines.len() + 2 * (self.scales.len() + self.radii.len()) + 4 * self.bare.len()
     }
 
-    pub(super) fn bare(&self) -> &[u32] {
+    pub(crate) fn bare(&self) -> &[u32] {
         &self.bare
     }
 
     /// The largest absolute entry of any key.
-    pub(super) fn largest(&self) -> f32 {
+    pub(crate) fn largest(&self) -> f32 {
         self.largest
     }
 
     /// A query as codes are scored with; `scale` multiplies all products.
-    pub(super) fn prepare(&self, query: &[f64], scale: f64) -> Prepared {
+    pub(crate) fn prepare(&self, query: &[f64], scale: f64) -> Prepared {
         let (moved, size) = self.frame.query(query);
         let factor = scale / size;
         let top = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
@@ -367,7 +367,7 @@ impl Codes {
     }
 
     /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
-    pub(super) fn scan<const Q: usize>(
+    pub(crate) fn scan<const Q: usize>(
         &self,
         simd: Simd,
         queries: [&Prepared; Q],
@@ -387,9 +387,9 @@ impl Codes {
 
 /// A key's entry that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct NotFinite {
-    pub(super) row: usize,
-    pub(super) entry: usize,
+pub(crate) struct NotFinite {
+    pub(crate) row: usize,
+    pub(crate) entry: usize,
 }
 
 /// Keys `from ..` of those that are appended; the first goes to place `at` of where codes are written.

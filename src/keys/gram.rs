@@ -16,7 +16,7 @@ const TINY: f64 = 1e-12;
 
 /// Sums of outer products of what codes lose.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Gram {
+pub(crate) struct Gram {
     width: usize,
     /// Row-major; the entries left of the diagonal's groups of sixteen are not used.
     sums: Vec<f64>,
@@ -30,25 +30,25 @@ pub(super) struct Gram {
 
 /// The bound of one query.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
+pub(crate) struct Spread {
     /// X: the errors of all scores together, Euclidean norm.
-    pub(super) total: f64,
+    pub(crate) total: f64,
     /// D: the error of one score.
-    pub(super) each: f64,
+    pub(crate) each: f64,
     /// Roundings of one score.
-    pub(super) rho: f64,
+    pub(crate) rho: f64,
 }
 
 /// Sums over a set of weights, relative to a shift that no score exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Sums {
+pub(crate) struct Sums {
     /// Of the weights: an upper and a lower bound of the real sum of the computed scores' weights.
-    pub(super) upper: f64,
-    pub(super) lower: f64,
+    pub(crate) upper: f64,
+    pub(crate) lower: f64,
     /// Of their squares, an upper bound.
-    pub(super) squares: f64,
+    pub(crate) squares: f64,
     /// The largest, an upper bound.
-    pub(super) largest: f64,
+    pub(crate) largest: f64,
 }
 
 /// One rounding of f32.
@@ -60,17 +60,17 @@ const FLUSH: f64 = 2.350_988_701_644_575e-38;
 
 impl Gram {
     /// Sums over vectors of `width` entries, none so far.
-    pub(super) fn new(width: usize) -> Self {
+    pub(crate) fn new(width: usize) -> Self {
         Gram { width, sums: vec![0.0; width * width], lost: 0.0, largest: 0.0, norm: 0.0 }
     }
 
-    pub(super) fn sums_mut(&mut self) -> &mut [f64] {
+    pub(crate) fn sums_mut(&mut self) -> &mut [f64] {
         &mut self.sums
     }
 
     /// Takes note of rows whose products were added: how many, the computed sum of squares that rounding them lost, and the
     /// largest computed sums of squares of a residual and of a key.
-    pub(super) fn note(&mut self, rows: usize, lost: f64, largest: f32, norm: f32) {
+    pub(crate) fn note(&mut self, rows: usize, lost: f64, largest: f32, norm: f32) {
         let entries = self.width as f64;
         // Sums run at most `width` terms deep in f32, and terms may have been flushed.
         let up = |square: f64, rows: f64| {
@@ -82,7 +82,7 @@ impl Gram {
     }
 
     /// Adds the sums of other vectors.
-    pub(super) fn join(&mut self, other: &Gram) {
+    pub(crate) fn join(&mut self, other: &Gram) {
         for (sum, more) in self.sums.iter_mut().zip(&other.sums) {
             *sum += more;
         }
@@ -95,7 +95,7 @@ impl Gram {
     ///
     /// `query` is in the codes' frame and exact but for f64 roundings, `unresolved` is the norm of what its 16-bit form leaves
     /// out, both to be multiplied by `factor`; moving a key into the frame took `moves` roundings of f32.
-    pub(super) fn spread(
+    pub(crate) fn spread(
         &self,
         query: &[f64],
         unresolved: f64,
@@ -133,7 +133,7 @@ impl Gram {
 
 impl Sums {
     /// From sums that the f32 kernels computed over `count` weights.
-    pub(super) fn computed(weights: f64, squares: f64, largest: f64, count: usize) -> Self {
+    pub(crate) fn computed(weights: f64, squares: f64, largest: f64, count: usize) -> Self {
         let count = count as f64;
         Sums {
             upper: weights * (1.0 + ETA) + count * FLUSH,
@@ -146,7 +146,7 @@ impl Sums {
 
 impl Spread {
     /// An upper bound of the real mass of the set whose sums these are.
-    pub(super) fn mass_upper(&self, sums: &Sums) -> f64 {
+    pub(crate) fn mass_upper(&self, sums: &Sums) -> f64 {
         let Spread { total, each, rho } = *self;
         let root = total * sums.squares.sqrt();
         let growth = growth(each) * (sums.largest * total * total).min(each * root);
@@ -155,14 +155,14 @@ impl Spread {
     }
 
     /// A lower bound of it.
-    pub(super) fn mass_lower(&self, sums: &Sums) -> f64 {
+    pub(crate) fn mass_lower(&self, sums: &Sums) -> f64 {
         let root = self.total * sums.squares.sqrt();
         let bound = (-self.rho).exp() * (sums.lower - root * (1.0 + TINY)) * (1.0 - TINY);
         if bound > 0.0 { bound } else { 0.0 }
     }
 
     /// How far a single score may be from what its code says.
-    pub(super) fn reach(&self) -> f64 {
+    pub(crate) fn reach(&self) -> f64 {
         (self.each + self.rho) * (1.0 + TINY)
     }
 }

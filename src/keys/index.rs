@@ -14,9 +14,9 @@ use crate::threads;
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyIndex {
     /// The axes before those of a matrix of keys.
-    pub(super) batch: Vec<usize>,
-    pub(super) dim: usize,
-    pub(super) heads: Vec<Codes>,
+    pub(crate) batch: Vec<usize>,
+    pub(crate) dim: usize,
+    pub(crate) heads: Vec<Codes>,
 }
 
 /// How an index is built.
@@ -30,7 +30,7 @@ pub struct IndexOptions {
 }
 
 /// Keys that an index can be built of.
-pub(super) trait Coded: Element<Scalar = f32> {
+pub(crate) trait Coded: Element<Scalar = f32> {
     fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]>;
 }
 
@@ -70,10 +70,10 @@ macro_rules! by_type {
         }
     };
 }
-pub(super) use by_type;
+pub(crate) use by_type;
 
 /// One matrix of keys.
-pub(super) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, E> {
+pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, E> {
     let (start, stride) = keys.matrix(head);
     let data = E::of(&keys.data).map_or(&[][..], |data| data.get(start..).unwrap_or(&[]));
     Keys::new(data, stride, keys.dim())
@@ -135,6 +135,11 @@ impl KeyIndex {
             }
         }
         Ok(())
+    }
+
+    /// The codes of a head.
+    pub(crate) fn head(&self, head: usize) -> &Codes {
+        &self.heads[head]
     }
 
     /// Keys of a head.

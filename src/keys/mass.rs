@@ -32,11 +32,11 @@ const NOTHING: f64 = 1e-290;
 
 /// What a query sees of a head's keys.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sight<'a> {
+pub(crate) struct Sight<'a> {
     /// Keys before this position.
-    pub(super) visible: usize,
+    pub(crate) visible: usize,
     /// A byte per key, zero where it is masked.
-    pub(super) allowed: Option<&'a [u8]>,
+    pub(crate) allowed: Option<&'a [u8]>,
 }
 
 impl Sight<'_> {
@@ -47,20 +47,21 @@ impl Sight<'_> {
 
 /// A query.
 #[derive(Debug, Clone)]
-pub(super) struct Query {
+pub(crate) struct Query {
     /// In whole groups.
-    pub(super) entries: Vec<f64>,
-    pub(super) scale: f64,
+    pub(crate) entries: Vec<f64>,
+    pub(crate) scale: f64,
     /// How far the product with a key, times the scale, may be off when computed in f64.
-    pub(super) error: f64,
+    pub(crate) error: f64,
 }
 
 impl Query {
-    pub(super) fn new(entries: &[f64], scale: f64, largest: f32) -> Self {
+    /// Of keys whose entries are at most `largest` in size.
+    pub(crate) fn new(entries: &[f64], scale: f64, largest: f64) -> Self {
         let dim = entries.len();
         let mut padded = entries.to_vec();
         padded.resize(dim.next_multiple_of(LANES), 0.0);
-        let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * f64::from(largest);
+        let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * largest;
         // Terms of a sum in lanes and a tree, the scale, and subtracting an offset of the same size; v = 2^-53.
         let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
         let error = norm * scale.abs() * roundings * f64::EPSILON + f64::MIN_POSITIVE;
@@ -68,7 +69,7 @@ impl Query {
     }
 
     /// The exact scores of some keys less the codes' offset.
-    fn score<E: Element>(
+    pub(crate) fn score<E: Element>(
         &self,
         simd: Simd,
         keys: Keys<'_, E>,
@@ -85,44 +86,45 @@ impl Query {
 
 /// What was found for a row.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// Positions kept, ascending.
-    pub(super) kept: Vec<u32>,
+    pub(crate) kept: Vec<u32>,
     /// Visible keys.
-    pub(super) visible: usize,
+    pub(crate) visible: usize,
     /// How many keys were scored exactly.
-    pub(super) scored: usize,
-    pub(super) upper: f64,
-    pub(super) lower: f64,
-    pub(super) minimal: bool,
-    pub(super) rung: Rung,
+    pub(crate) scored: usize,
+    pub(crate) upper: f64,
+    pub(crate) lower: f64,
+    pub(crate) minimal: bool,
+    pub(crate) rung: Rung,
 }
 
 /// Scratch for rows, one after another.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(crate) struct Room {
     /// Scores by codes, whole groups.
-    pub(super) scores: Vec<f32>,
-    exact: Vec<f64>,
+    pub(crate) scores: Vec<f32>,
+    /// Exact scores less the codes' offset: of what was kept, or of everything that is visible; whole groups.
+    pub(crate) exact: Vec<f64>,
     listed: Vec<u32>,
     bare: Vec<u32>,
     bare_scores: Vec<f64>,
-    workspace: Workspace,
+    pub(crate) workspace: Workspace,
     /// By how much the bound exceeded what it bounds, last time.
     excess: Option<f64>,
 }
 
 /// One row of a search.
-pub(super) struct Search<'a, E> {
-    pub(super) simd: Simd,
-    pub(super) codes: &'a Codes,
-    pub(super) keys: Option<Keys<'a, E>>,
-    pub(super) query: &'a Query,
-    pub(super) prepared: &'a Prepared,
-    pub(super) sight: Sight<'a>,
-    pub(super) eps: f64,
+pub(crate) struct Search<'a, E> {
+    pub(crate) simd: Simd,
+    pub(crate) codes: &'a Codes,
+    pub(crate) keys: Option<Keys<'a, E>>,
+    pub(crate) query: &'a Query,
+    pub(crate) prepared: &'a Prepared,
+    pub(crate) sight: Sight<'a>,
+    pub(crate) eps: f64,
     /// Whether keys that were scored may be dropped again.
-    pub(super) trim: bool,
+    pub(crate) trim: bool,
 }
 
 /// What an edge amounts to.
@@ -135,11 +137,22 @@ struct Cut {
 }
 
 impl<E: Element<Scalar = f32>> Search<'_, E> {
-    /// Answers from the scores by codes, which are in the room already.
+    /// Answers from the scores by codes, which are in the room already, and from exact ones.
     ///
     /// # Errors
     /// [`Error::KeysNeeded`] if codes do not suffice and there are no keys.
-    pub(super) fn run(&self, room: &mut Room) -> Result<Found, Error> {
+    pub(crate) fn run(&self, room: &mut Room) -> Result<Found, Error> {
+        match self.thin(room)? {
+            Some(found) => Ok(found),
+            None => self.dense(room),
+        }
+    }
+
+    /// The same, but `None` for a row that had better be scored in full.
+    ///
+    /// # Errors
+    /// As [`Search::run`].
+    pub(crate) fn thin(&self, room: &mut Room) -> Result<Option<Found>, Error> {
         let Sight { visible, allowed } = self.sight;
         let n = self.codes.len();
         room.scores[visible.min(n)..].fill(f32::NEG_INFINITY);
@@ -156,28 +169,20 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let coded = self.simd.count_live(&room.scores);
         let seen = coded + room.bare.len();
         if seen == 0 {
-            return Ok(Found { minimal: true, rung: Rung::Codes, ..Found::default() });
+            return Ok(Some(Found { minimal: true, rung: Rung::Codes, ..Found::default() }));
         }
         if self.eps == 0.0 {
             let kept = (0..n as u32).filter(|key| sees(&key)).collect();
             let minimal = true;
-            return Ok(Found {
-                kept,
-                visible: seen,
-                minimal,
-                rung: Rung::Codes,
-                ..Found::default()
-            });
+            let found = Found { kept, visible: seen, minimal, ..Found::default() };
+            return Ok(Some(Found { rung: Rung::Codes, ..found }));
         }
         let (survey, _) = self.simd.look(&room.scores, None);
         let usable = self.prepared.spread.total.is_finite()
             && self.prepared.spread.rho < 1.0
             && survey.largest < f32::INFINITY
             && !survey.nan;
-        if usable && let Some(found) = self.climb(room, survey.largest, (coded, seen))? {
-            return Ok(found);
-        }
-        self.dense(room, seen)
+        if usable { self.climb(room, survey.largest, (coded, seen)) } else { Ok(None) }
     }
 
     /// The rungs below the dense one; `None` if they do not lead to an answer, or not more cheaply.
@@ -378,9 +383,10 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// Scores everything.
-    fn dense(&self, room: &mut Room, seen: usize) -> Result<Found, Error> {
+    fn dense(&self, room: &mut Room) -> Result<Found, Error> {
         let Some(keys) = self.keys else { return Err(Error::KeysNeeded) };
         let visible = self.sight.visible.min(self.codes.len());
+        let seen = (0..visible).filter(|&key| self.sight.sees(key)).count();
         room.exact.resize(visible, 0.0);
         self.query.score(self.simd, keys, Picked::From(0), self.prepared.offset, &mut room.exact);
         if let Some(allowed) = self.sight.allowed {
@@ -456,7 +462,7 @@ mod tests {
                 let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();
                 let scale = sigma / (dim as f64).sqrt();
                 let prepared = codes.prepare(&q, scale);
-                let query = Query::new(&q, scale, codes.largest());
+                let query = Query::new(&q, scale, f64::from(codes.largest()));
                 room.scores.resize(n.next_multiple_of(LANES), 0.0);
                 codes.scan(simd, [&prepared], [&mut room.scores]);
                 let exact: Vec<f64> = data

@@ -9,3 +9,7 @@ mod search;
 pub use index::{IndexOptions, KeyIndex};
 pub use mass::Rung;
 pub use search::{SearchOptions, SearchResult};
+
+pub(crate) use codes::{Codes, Prepared};
+pub(crate) use index::{Coded, by_type, matrix};
+pub(crate) use mass::{Query, Room, Search, Sight};

@@ -193,7 +193,7 @@ impl Job<'_> {
                     place: self.queries.place(row / m, row % m, entry),
                 });
             }
-            let query = Query::new(&wide, self.scale, codes.largest());
+            let query = Query::new(&wide, self.scale, f64::from(codes.largest()));
             queries.push((query, codes.prepare(&wide, self.scale)));
         }
         let padded = codes.len().next_multiple_of(LANES);

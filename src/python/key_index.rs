@@ -11,7 +11,7 @@ use super::errors::detached;
 use crate::keys::{self as core, IndexOptions, SearchOptions};
 use crate::scores::Vectors;
 
-fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
+pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
     let (data, strides) = stored.data(argument)?;
     Ok(Vectors::strided(argument, data, stored.shape(), &strides)?)
 }
@@ -33,7 +33,7 @@ type Answers<'py> = (
 );
 
 impl KeyIndex {
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, core::KeyIndex> {
+    pub(super) fn read(&self) -> std::sync::RwLockReadGuard<'_, core::KeyIndex> {
         self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod arrays;
+mod attention;
 mod bounds;
 mod errors;
 mod keepset;
@@ -19,6 +20,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::attention::attention;
     #[pymodule_export]
     use super::bounds::{
         best_cuts, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap, single_gap,

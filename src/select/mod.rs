@@ -18,8 +18,9 @@ pub use given::certify;
 pub use options::{MaxKeep, Options};
 pub use workspace::Workspace;
 
+pub(crate) use batch::Decision;
 #[cfg(feature = "python")]
-pub(crate) use batch::{Decision, select_with};
+pub(crate) use batch::select_with;
 pub(crate) use given::certify_tails;
 #[cfg(feature = "python")]
 pub(crate) use given::certify_with;

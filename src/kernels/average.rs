@@ -1,0 +1,138 @@
+//! Weighted sums of stored vectors.
+
+use super::codes::Keys;
+use super::dispatch::{Pass, Simd};
+use super::lanes::{Element, LANES, Lanes, Level, Scalar};
+use super::products::Picked;
+
+/// Groups of entries that are summed at a time.
+const WIDTH: usize = 4;
+/// Rows that are fetched ahead of their use.
+const AHEAD: usize = 16;
+
+type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
+
+struct Average<'a, E> {
+    values: Keys<'a, E>,
+    picked: Picked<'a>,
+    weights: &'a [f64],
+    sums: &'a mut [f64],
+}
+
+impl<E: Element> Average<'_, E> {
+    /// Adds rows `from .. end` to `G` groups of sums from an entry on.
+    #[inline(always)]
+    unsafe fn groups<L: Level, const G: usize>(&mut self, (from, end): (usize, usize), at: usize) {
+        // SAFETY: the caller vouches for the level; the sums hold whole groups.
+        unsafe {
+            let mut sums = [Of::<L, E>::splat(E::Scalar::default()); G];
+            for i in from..end {
+                let row = self.values.row(self.picked.row(i));
+                let weight = Of::<L, E>::splat(E::Scalar::nearest(self.weights[i]));
+                for (g, sum) in sums.iter_mut().enumerate() {
+                    *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
+                }
+            }
+            for (g, sum) in sums.into_iter().enumerate() {
+                let to = &mut self.sums[at + g * LANES..][..LANES];
+                E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
+            }
+        }
+    }
+}
+
+impl<E: Element> Pass for Average<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        let (count, width) = (self.weights.len(), self.sums.len());
+        let whole = width / (WIDTH * LANES) * (WIDTH * LANES);
+        for from in (0..count).step_by(LANES) {
+            let end = (from + LANES).min(count);
+            if let Picked::Listed(_) = self.picked {
+                for i in end + AHEAD..(end + AHEAD + LANES).min(count) {
+                    let ahead = self.values.row(self.picked.row(i));
+                    for line in 0..size_of_val(ahead).div_ceil(64) {
+                        // SAFETY: a prefetch never faults.
+                        unsafe { L::prefetch(ahead.as_ptr().cast::<u8>().wrapping_add(64 * line)) };
+                    }
+                }
+            }
+            // SAFETY: the caller vouches for the level.
+            unsafe {
+                for at in (0..whole).step_by(WIDTH * LANES) {
+                    self.groups::<L, WIDTH>((from, end), at);
+                }
+                for at in (whole..width).step_by(LANES) {
+                    self.groups::<L, 1>((from, end), at);
+                }
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Adds weighted rows to sums in whole groups: sixteen terms at a time in the rows' own precision, weights rounded to it,
+    /// then in f64.
+    pub(crate) fn average<E: Element>(
+        self,
+        values: Keys<'_, E>,
+        picked: Picked<'_>,
+        weights: &[f64],
+        sums: &mut [f64],
+    ) {
+        assert!(sums.len() == values.dim().next_multiple_of(LANES));
+        if let Picked::Listed(list) = picked {
+            assert_eq!(list.len(), weights.len());
+        }
+        self.run(Average { values, picked, weights, sums });
+    }
+}
+
+struct Farthest<'a, E> {
+    values: Keys<'a, E>,
+    count: usize,
+    centre: &'a [f64],
+}
+
+impl<E: Element> Pass for Farthest<'_, E> {
+    type Output = f64;
+
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> f64 {
+        let mut most = 0.0;
+        for i in 0..self.count {
+            let row = self.values.row(i);
+            // SAFETY: the caller vouches for the level; the centre holds whole groups.
+            let square = unsafe {
+                let mut sum = L::F64::splat(0.0);
+                for (g, centre) in self.centre.chunks_exact(LANES).enumerate() {
+                    let value = E::double::<L>(Keys::group::<L>(row, g * LANES));
+                    let away = value.sub(L::F64::load(centre.as_ptr()));
+                    sum = away.mul_add(away, sum);
+                }
+                sum.sum()
+            };
+            // Not a number stays, whatever follows.
+            most = if square <= most { most } else { square };
+            if square.is_nan() {
+                return square;
+            }
+        }
+        most
+    }
+}
+
+impl Simd {
+    /// The largest square of a distance of rows from a centre, in f64; NaN if a row is not finite.
+    pub(crate) fn farthest<E: Element>(
+        self,
+        values: Keys<'_, E>,
+        count: usize,
+        centre: &[f64],
+    ) -> f64 {
+        assert!(centre.len() == values.dim().next_multiple_of(LANES));
+        self.run(Farthest { values, count, centre })
+    }
+}
