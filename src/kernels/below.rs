@@ -1,7 +1,7 @@
 //! What the keys of a row below an edge weigh together.
 
 use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level, Scalar};
+use super::lanes::{LANES, Lanes, Level};
 use super::passes::{DEPTH, Shifted, Sum, Weigh};
 
 /// Sums over keys that lie below an edge and are not masked.

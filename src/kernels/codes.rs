@@ -7,7 +7,7 @@ use super::dispatch::{BytePass, Pass, Simd};
 use super::lanes::{Element, LANES, Lanes, Level};
 
 /// The largest code of either sign.
-pub(crate) const CODE: f32 = 127.0;
+const CODE: f32 = 127.0;
 /// What a byte is more than its code.
 pub(crate) const BIAS: u8 = 128;
 /// Keys whose outer products are summed in integers.

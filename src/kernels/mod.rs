@@ -36,9 +36,8 @@ mod short;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use below::Below;
 pub(crate) use bytes::{LINE, STEP, Step};
-pub(crate) use codes::{BIAS, CODE, Coarse, Encoded, Frame, Keys, PANEL, place};
+pub(crate) use codes::{BIAS, Coarse, Encoded, Frame, Keys, PANEL, place};
 pub(crate) use concat::append_all;
 pub(crate) use dispatch::{Bracket, Simd};
 pub(crate) use float_modes::DefaultFloats;

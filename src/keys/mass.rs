@@ -4,7 +4,7 @@ use super::codes::{Codes, Prepared};
 use super::gram::Sums;
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, Picked, Positions, Shifted, Simd};
-use crate::mass::{self, Slack, Split};
+use crate::mass::{self, Split};
 use crate::scores::Scores;
 use crate::select::{Options, Workspace};
 
