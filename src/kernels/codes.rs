@@ -122,27 +122,30 @@ impl<E: Element<Scalar = f32>> Pass for Encode<'_, E> {
             unsafe {
                 let zero = L::F32::splat(0.0);
                 let (mut largest, mut spoiled) = (zero, zero);
+                let (mut reach, mut square) = (zero, zero);
                 for at in (0..width).step_by(LANES) {
                     let lanes = Keys::group::<L>(key, at);
                     largest = largest.max(lanes.max(zero.sub(lanes)));
                     // 0 for finite entries, NaN for others.
-                    spoiled = lanes.sub(lanes).mul_add(zero, spoiled);
+                    spoiled = lanes.sub(lanes).add(spoiled);
                     let moved = lanes.sub(L::F32::load(self.frame.mean[at..].as_ptr()));
                     moved.store(residual[at..].as_mut_ptr());
+                    reach = reach.max(moved.max(zero.sub(moved)));
+                    square = moved.mul_add(moved, square);
                 }
                 if self.frame.block > 1 {
                     for (entry, sign) in residual.iter_mut().zip(self.frame.signs) {
                         *entry *= sign;
                     }
                     residual[..self.keys.dim].chunks_exact_mut(self.frame.block).for_each(hadamard);
+                    (reach, square) = (zero, zero);
+                    for group in residual.chunks_exact(LANES) {
+                        let moved = L::F32::load(group.as_ptr());
+                        reach = reach.max(moved.max(zero.sub(moved)));
+                        square = moved.mul_add(moved, square);
+                    }
                 }
                 encoded.largest = largest.largest() + spoiled.sum();
-                let (mut reach, mut square) = (zero, zero);
-                for group in residual.chunks_exact(LANES) {
-                    let moved = L::F32::load(group.as_ptr());
-                    reach = reach.max(moved.max(zero.sub(moved)));
-                    square = moved.mul_add(moved, square);
-                }
                 encoded.square = square.sum();
                 let scale = rounded_up(reach.largest() / CODE);
                 // Too large, or not a number at all: no codes for this one.
@@ -183,6 +186,14 @@ fn rounded_up(value: f32) -> bf16 {
     bf16::from_bits((value.to_bits().wrapping_add(0xffff) >> 16) as u16)
 }
 
+/// Scratch of [`Simd::outer`].
+#[derive(Debug, Default)]
+pub(crate) struct Packed {
+    bytes: Vec<u8>,
+    signed: Vec<i8>,
+    totals: Vec<i32>,
+}
+
 struct Pack<'a> {
     residuals: &'a [f32],
     width: usize,
@@ -217,8 +228,10 @@ impl Pass for Pack<'_> {
                         let left = code.mul_add(unit, rest);
                         lost = left.mul_add(left, lost);
                     }
-                    for (i, to) in to.chunks_exact_mut(STEP).enumerate() {
-                        to.copy_from_slice(&bytes.map(|row| row[i]));
+                    // As words, so that compilers see vectors.
+                    let [a, b, c, d] = bytes.map(|row| row.map(u32::from));
+                    for (i, to) in to.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
+                        *to = (a[i] | b[i] << 8 | c[i] << 16 | d[i] << 24).to_le_bytes();
                     }
                 }
                 total += f64::from(lost.sum());
@@ -233,6 +246,10 @@ const TILE: (usize, usize) = (4, 2);
 
 struct Outer<'a> {
     packed: &'a [u8],
+    /// The same without the bias.
+    signed: &'a [i8],
+    /// The sum of each dimension's numbers.
+    totals: &'a mut [i32],
     width: usize,
     square: f64,
     sums: &'a mut [f64],
@@ -245,19 +262,19 @@ impl Outer<'_> {
         // SAFETY: the caller vouches for the level, and that the tile lies within the width.
         unsafe {
             let mut sums = [[B::short_zero(); GROUPS]; TILE.0];
-            let mut totals = [0; TILE.0];
-            for keys in self.packed.chunks_exact(STEP * self.width) {
-                let rows = keys[STEP * i..][..STEP * TILE.0].as_chunks::<STEP>().0;
+            let four = STEP * self.width;
+            for (keys, signed) in self.packed.chunks_exact(four).zip(self.signed.chunks_exact(four))
+            {
+                let rows = signed[STEP * i..][..STEP * TILE.0].as_chunks::<STEP>().0;
                 let columns = &keys[STEP * j..][..GROUPS * LINE];
-                for ((sums, total), row) in sums.iter_mut().zip(&mut totals).zip(rows) {
-                    let four = row.map(|byte| (byte ^ BIAS).cast_signed());
-                    *total += four.map(i32::from).into_iter().sum::<i32>();
+                for (sums, row) in sums.iter_mut().zip(rows) {
                     for (sum, line) in sums.iter_mut().zip(columns.chunks_exact(LINE)) {
-                        *sum = B::short_add(*sum, line.as_ptr(), four);
+                        *sum = B::short_add(*sum, line.as_ptr(), *row);
                     }
                 }
             }
-            for (r, (sums, total)) in sums.into_iter().zip(totals).enumerate() {
+            let totals = self.totals[i..i + TILE.0].iter();
+            for (r, (sums, &total)) in sums.into_iter().zip(totals).enumerate() {
                 for (g, sum) in sums.into_iter().enumerate() {
                     let to = &mut self.sums[(i + r) * self.width + j + g * LANES..][..LANES];
                     for (to, sum) in to.iter_mut().zip(B::short_sums(sum)) {
@@ -274,6 +291,18 @@ impl BytePass for Outer<'_> {
 
     #[inline(always)]
     unsafe fn run<B: ByteDots>(mut self) {
+        let four = STEP * self.width;
+        let keys = i32::from(BIAS) * (self.packed.len() / self.width) as i32;
+        for (g, totals) in self.totals.chunks_exact_mut(LANES).enumerate() {
+            // SAFETY: the caller vouches for the level; the width is whole groups.
+            unsafe {
+                let mut sum = B::short_zero();
+                for keys in self.packed.chunks_exact(four) {
+                    sum = B::short_add(sum, keys[g * LINE..][..LINE].as_ptr(), [1; STEP]);
+                }
+                totals.copy_from_slice(&B::short_sums(sum).map(|sum| sum - keys));
+            }
+        }
         for i in (0..self.width).step_by(TILE.0) {
             let mut j = i / LANES * LANES;
             // SAFETY: the caller vouches for the level; the width is whole groups.
@@ -365,15 +394,20 @@ impl Simd {
         rows: &[f32],
         width: usize,
         unit: f32,
-        packed: &mut Vec<u8>,
+        packed: &mut Packed,
         sums: &mut [f64],
     ) -> f64 {
         assert!(width.is_multiple_of(LANES) && sums.len() == width * width && width > 0);
         assert!(rows.len().is_multiple_of(STEP * width) && rows.len() <= PANEL * width);
-        packed.resize(rows.len(), BIAS);
-        let lost = self.run(Pack { residuals: rows, width, inverse: 1.0 / unit, unit, packed });
+        let Packed { bytes, signed, totals } = packed;
+        bytes.resize(rows.len(), BIAS);
+        signed.clear();
+        totals.resize(width, 0);
+        let to = &mut bytes[..];
+        let lost = self.run(Pack { residuals: rows, width, inverse: 1.0 / unit, unit, packed: to });
+        signed.extend(bytes.iter().map(|byte| (byte ^ BIAS).cast_signed()));
         let square = f64::from(unit) * f64::from(unit);
-        self.run_bytes(Outer { packed, width, square, sums });
+        self.run_bytes(Outer { packed: bytes, signed, totals, width, square, sums });
         lost
     }
 
@@ -396,7 +430,8 @@ impl Simd {
 }
 
 /// Where the bytes of a key's four dimensions are in the lines of its block.
-pub(crate) fn place(key: usize, step: usize, steps: usize) -> usize {
+#[cfg(test)]
+fn place(key: usize, step: usize, steps: usize) -> usize {
     (key / LANES * steps + step) * LINE + key % LANES * STEP
 }
 
@@ -483,8 +518,13 @@ mod tests {
                         let mut sums = vec![0.0; got.width * got.width];
                         let mut residuals = got.residuals.clone();
                         residuals.resize(n.next_multiple_of(STEP) * got.width, 0.0);
-                        let lost =
-                            simd.outer(&residuals, got.width, 0.001, &mut Vec::new(), &mut sums);
+                        let lost = simd.outer(
+                            &residuals,
+                            got.width,
+                            0.001,
+                            &mut Packed::default(),
+                            &mut sums,
+                        );
                         (sums, lost)
                     };
                     assert_eq!(gram(simd), gram(Simd::all().last().unwrap().1));
@@ -525,7 +565,7 @@ mod tests {
         let block = encode(Simd::current().unwrap(), &data, dim, 1);
         let mut gram = vec![0.0; block.width * block.width];
         let unit = 0.5 * 4.0 * 2.0 / 127.0 / 127.0;
-        let (rest, packed) = (&block.residuals, &mut Vec::new());
+        let (rest, packed) = (&block.residuals, &mut Packed::default());
         let lost = Simd::current().unwrap().outer(rest, block.width, unit, packed, &mut gram);
         let mut want = vec![0.0; dim * dim];
         for (key, encoded) in block.encoded.iter().enumerate() {
@@ -612,7 +652,7 @@ mod tests {
                 });
             }
             let mut gram = vec![0.0; dim * dim];
-            let mut packed = Vec::new();
+            let mut packed = Packed::default();
             time("outer", &mut || {
                 for _ in (0..n).step_by(PANEL) {
                     simd.outer(&residuals[..PANEL * dim], dim, 1e-3, &mut packed, &mut gram);

@@ -5,7 +5,7 @@ const LEAST: usize = 1 << 22;
 
 /// Asks the system to back room that is about to be written with large pages, where it has such: touching memory for the
 /// first time, page by page of 4 KiB, costs more than what is written to it.
-pub(crate) fn ask_for(room: &mut Vec<u32>) {
+pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     let spare = room.spare_capacity_mut();
     if size_of_val(spare) < LEAST {
         return;

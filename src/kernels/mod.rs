@@ -37,7 +37,7 @@ mod short;
 mod tests;
 
 pub(crate) use bytes::{LINE, STEP, Step};
-pub(crate) use codes::{BIAS, Coarse, Encoded, Frame, Keys, PANEL, place};
+pub(crate) use codes::{BIAS, Coarse, Encoded, Frame, Keys, PANEL, Packed};
 pub(crate) use concat::append_all;
 pub(crate) use dispatch::{Bracket, Simd};
 pub(crate) use float_modes::DefaultFloats;

@@ -6,7 +6,8 @@ use rayon::prelude::*;
 use super::gram::{Gram, Spread};
 use crate::error::Error;
 use crate::kernels::{
-    BIAS, Coarse, Element, Encoded, Frame, Keys, LANES, LINE, PANEL, STEP, Simd, Step, place,
+    BIAS, Coarse, Element, Encoded, Frame, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step,
+    ask_for_huge_pages,
 };
 use crate::threads;
 
@@ -194,6 +195,8 @@ impl Codes {
         let mut lines = std::mem::take(&mut self.lines);
         let mut scales = std::mem::take(&mut self.scales);
         let mut radii = std::mem::take(&mut self.radii);
+        lines.reserve(blocks * block - lines.len());
+        ask_for_huge_pages(&mut lines);
         lines.resize(blocks * block, BIAS);
         scales.resize(blocks * LANES, bf16::ZERO);
         radii.resize(blocks * LANES, bf16::ZERO);
@@ -209,24 +212,29 @@ impl Codes {
             let allowed =
                 |keys: usize| (end / SPARED + 8).saturating_sub(self.bare.len()).min(keys / 8 + 1);
             if begun > 0 {
-                let out = Out { lines: old, scales: old_scales, radii: old_radii };
+                let out = &mut Out { lines: old, scales: old_scales, radii: old_radii };
                 let span = Span { from: 0, count: begun, at: first % LANES };
                 parts.push(self.encode(simd, keys, span, out, allowed(begun)));
             }
             let chunk = CHUNK / LANES;
-            let outs = new
-                .par_chunks_mut(chunk * block)
-                .zip(new_scales.par_chunks_mut(CHUNK))
-                .zip(new_radii.par_chunks_mut(CHUNK));
-            let rest = threads::run(threads, || {
-                outs.enumerate()
-                    .map(|(c, ((lines, scales), radii))| {
-                        let from = begun + c * CHUNK;
-                        let span = Span { from, count: CHUNK.min(count - from), at: 0 };
-                        let out = Out { lines, scales, radii };
-                        self.encode(simd, keys, span, out, allowed(span.count))
-                    })
-                    .collect::<Vec<Part>>()
+            let mut outs: Vec<Out<'_>> = new
+                .chunks_mut(chunk * block)
+                .zip(new_scales.chunks_mut(CHUNK))
+                .zip(new_radii.chunks_mut(CHUNK))
+                .map(|((lines, scales), radii)| Out { lines, scales, radii })
+                .collect();
+            let one = |(c, out): (usize, &mut Out<'_>)| {
+                let from = begun + c * CHUNK;
+                let span = Span { from, count: CHUNK.min(count - from), at: 0 };
+                self.encode(simd, keys, span, out, allowed(span.count))
+            };
+            // Outside a pool, parallel iterators would use the global one.
+            let rest: Vec<Part> = threads::run(threads, || {
+                if threads == 1 {
+                    outs.iter_mut().enumerate().map(one).collect()
+                } else {
+                    outs.par_iter_mut().enumerate().map(one).collect()
+                }
             })?;
             parts.extend(rest);
         }
@@ -258,13 +266,13 @@ impl Codes {
         simd: Simd,
         keys: Keys<'_, E>,
         span: Span,
-        out: Out<'_>,
+        out: &mut Out<'_>,
         allowed: usize,
     ) -> Part {
         let (width, steps) = (self.frame.mean.len(), self.dim.div_ceil(STEP));
         let mut bytes = vec![0; PANEL * width];
         let mut residuals = vec![0.0; PANEL * width];
-        let mut packed = Vec::new();
+        let mut packed = Packed::default();
         let mut encoded = vec![Encoded::default(); PANEL];
         let mut part = Part { gram: Gram::new(width), bare: Vec::new(), largest: 0.0, bad: None };
         for done in (0..span.count).step_by(PANEL) {
@@ -302,10 +310,11 @@ impl Codes {
                 }
                 out.scales[at] = key.scale;
                 out.radii[at] = radius(loss, width);
-                for (step, four) in
-                    bytes[r * width..][..steps * STEP].chunks_exact(STEP).enumerate()
-                {
-                    out.lines[place(at, step, steps)..][..STEP].copy_from_slice(four);
+                let block = &mut out.lines[at / LANES * steps * LINE..][..steps * LINE];
+                let lines = block.as_chunks_mut::<STEP>().0.chunks_exact_mut(LANES);
+                let fours = bytes[r * width..][..steps * STEP].as_chunks::<STEP>().0;
+                for (line, four) in lines.zip(fours) {
+                    line[at % LANES] = *four;
                 }
             }
             if unit > 0.0 {
