@@ -357,8 +357,9 @@ impl Codes {
             .map(|(entry, &number)| entry - unit * f64::from(number))
             .map(|rest| rest * rest)
             .sum();
-        // The subtraction above may be off by a rounding of its operands.
-        let unresolved = unresolved.sqrt() * (1.0 + 1e-12) + sum * 1e-15;
+        // The subtraction above may be off by a rounding of its operands, the sum by one for each term.
+        let terms = 1e-12 + self.dim as f64 * f64::EPSILON;
+        let unresolved = unresolved.sqrt() * (1.0 + terms) + sum * (1.0 + terms) * 1e-15;
         let correction: i32 = numbers
             .iter()
             .fold(0, |sum: i32, &number| sum.wrapping_sub(i32::from(BIAS) * i32::from(number)));

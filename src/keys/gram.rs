@@ -114,7 +114,9 @@ impl Gram {
         (factor, slip): (f64, f64),
         moves: usize,
     ) -> Spread {
-        let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * (1.0 + TINY);
+        // Sums over the entries of a vector.
+        let short = 1.0 + TINY + self.width as f64 * f64::EPSILON;
+        let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
         let (mut form, mut trace) = (0.0, 0.0);
         for (i, row) in self.sums.chunks_exact(self.width).enumerate() {
             let Some((&y, rest)) = query.get(i..).and_then(|rest| rest.split_first()) else {
