@@ -3,7 +3,9 @@
 use super::{GROUP, Job, Unit};
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, Picked, Shifted};
-use crate::keys::{Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, by_type, matrix};
+use crate::keys::{
+    BLURRED, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, by_type, matrix,
+};
 use crate::scores::{Data, Scores};
 use crate::select::Options;
 use half::{bf16, f16};
@@ -201,7 +203,8 @@ impl Job<'_> {
                     place: self.keys.place(head, bad, 0),
                 });
             }
-            if row.eps > 0.0 && seen > 0 {
+            // Scores that are off by more say nothing: all keys are kept.
+            if row.eps > 0.0 && seen > 0 && row.query.error <= BLURRED {
                 let error = [row.query.error];
                 let scores = Scores::new(&row.room.exact[..], &[visible])?.radius(&error)?;
                 let found = row.room.workspace.select(&scores, &[row.eps], &Options::new())?;

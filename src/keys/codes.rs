@@ -9,6 +9,7 @@ use crate::kernels::{
     BIAS, Coarse, Element, Encoded, Frame, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step,
     ask_for_huge_pages,
 };
+use crate::mass::Compensated;
 use crate::threads;
 
 /// Keys per task, whole panels.
@@ -23,6 +24,8 @@ const SPARED: usize = 64;
 const MOST: f64 = 16_700_000.0;
 /// The largest number of a query, so that its high half is a signed byte.
 const TOP: f64 = 32_639.0;
+/// Squares of a query's entries, and of what their numbers leave out, are normal in f64 if the largest is in this range.
+const SQUARED: std::ops::Range<f64> = 1e-100..1e100;
 
 /// One head's keys in codes.
 #[derive(Debug, Clone, PartialEq)]
@@ -204,6 +207,7 @@ impl Codes {
         let begun = (first.next_multiple_of(LANES) - first).min(count);
         let whole = first / LANES;
         let mut parts = Vec::new();
+        let failed;
         {
             let skip = usize::from(begun > 0);
             let (old, new) = lines[whole * block..].split_at_mut(skip * block);
@@ -229,23 +233,26 @@ impl Codes {
                 self.encode(simd, keys, span, out, allowed(span.count))
             };
             // Outside a pool, parallel iterators would use the global one.
-            let rest: Vec<Part> = threads::run(threads, || {
+            let rest: Result<Vec<Part>, Error> = threads::run(threads, || {
                 if threads == 1 {
                     outs.iter_mut().enumerate().map(one).collect()
                 } else {
                     outs.par_iter_mut().enumerate().map(one).collect()
                 }
-            })?;
-            parts.extend(rest);
+            });
+            failed = rest.map(|rest| parts.extend(rest)).err();
         }
         let bad = parts.iter().find_map(|part| part.bad);
-        if bad.is_some() {
+        if bad.is_some() || failed.is_some() {
             lines.truncate(first.div_ceil(LANES) * block);
             scales.truncate(first.div_ceil(LANES) * LANES);
             radii.truncate(first.div_ceil(LANES) * LANES);
             // What was written behind the last key of a block that had begun is not looked at, and written over.
         }
         (self.lines, self.scales, self.radii) = (lines, scales, radii);
+        if let Some(error) = failed {
+            return Err(error);
+        }
         if let Some(row) = bad {
             let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
             let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
@@ -359,18 +366,29 @@ impl Codes {
             .map(|(entry, &number)| entry - unit * f64::from(number))
             .map(|rest| rest * rest)
             .sum();
-        // The subtraction above may be off by a rounding of its operands.
-        let unresolved = unresolved.sqrt() * (1.0 + 1e-12) + sum * 1e-15;
-        let correction: i32 =
-            numbers.iter().map(|&number| -i32::from(BIAS) * i32::from(number)).sum();
+        // The subtraction above may be off by a rounding of its operands, the sum by one for each term.
+        let terms = 1e-12 + self.dim as f64 * f64::EPSILON;
+        let unresolved = unresolved.sqrt() * (1.0 + terms) + sum * (1.0 + terms) * 1e-15;
+        let correction: i32 = numbers
+            .iter()
+            .fold(0, |sum: i32, &number| sum.wrapping_sub(i32::from(BIAS) * i32::from(number)));
         let mut padded = numbers;
         padded.resize(self.dim.next_multiple_of(STEP), 0);
-        let offset: f64 = query.iter().zip(&self.frame.mean).map(|(q, m)| q * f64::from(*m)).sum();
+        // A plain sum of many terms would lose more than `Query` allows for.
+        let products = query.iter().zip(&self.frame.mean).map(|(q, m)| q * f64::from(*m));
+        let offset = products.collect::<Compensated>().value();
+        let computed = (factor * unit) as f32;
+        let slip = (f64::from(computed) - factor * unit).abs() / unit + factor.abs() * 1e-15;
+        let spread = if top == 0.0 || SQUARED.contains(&top) {
+            self.gram.spread(&moved, unresolved, (factor, slip), self.frame.moves())
+        } else {
+            Spread::NOTHING
+        };
         Prepared {
             steps: padded.as_chunks::<STEP>().0.iter().map(|four| Step::new(*four)).collect(),
             correction,
-            factor: (factor * unit) as f32,
-            spread: self.gram.spread(&moved, unresolved, factor, self.frame.moves()),
+            factor: computed,
+            spread,
             offset: scale * offset,
         }
     }

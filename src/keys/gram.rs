@@ -8,8 +8,10 @@
 //! `e^rho (W1 + X sqrt(W2) + g min(Winf X^2, D X sqrt(W2)))` from above and `e^-rho (W1 - X sqrt(W2))` from below.
 //!
 //! The roundings of `G` itself: products of residuals are summed as integers, exactly, after the residuals were rounded
-//! to multiples of a unit. With r_i the rounded residual and f_i what that rounding lost, `sum x_i^2` is at most
+//! to multiples of a unit. With `r_i` the rounded residual and `f_i` what that rounding lost, `sum x_i^2` is at most
 //! `a^2 (sqrt(q^T R q) + |q| sqrt(F))^2`, where R is the sum of `r_i r_i^T` and F that of `|f_i|^2` (Minkowski).
+//! R is added up in f64, and each of m additions may round, as may the 2 d steps of the form: as `R_ij^2 <= R_ii R_jj` for the
+//! sums of absolute products too, that is at most `(m + 2 d) 2^-53 tr(R) |q|^2`, taken twice here.
 
 /// Relative error of sums and products of few terms in f64, generously.
 const TINY: f64 = 1e-12;
@@ -26,6 +28,8 @@ pub(crate) struct Gram {
     largest: f64,
     /// The largest norm of a coded key in the codes' frame, rounded up.
     norm: f64,
+    /// How many times something was added to the sums: each time is a rounding.
+    additions: usize,
 }
 
 /// The bound of one query.
@@ -61,7 +65,14 @@ const FLUSH: f64 = 2.350_988_701_644_575e-38;
 impl Gram {
     /// Sums over vectors of `width` entries, none so far.
     pub(crate) fn new(width: usize) -> Self {
-        Gram { width, sums: vec![0.0; width * width], lost: 0.0, largest: 0.0, norm: 0.0 }
+        Gram {
+            width,
+            sums: vec![0.0; width * width],
+            lost: 0.0,
+            largest: 0.0,
+            norm: 0.0,
+            additions: 0,
+        }
     }
 
     pub(crate) fn sums_mut(&mut self) -> &mut [f64] {
@@ -76,7 +87,8 @@ impl Gram {
         let up = |square: f64, rows: f64| {
             square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
         };
-        self.lost += up(lost, rows as f64) * (1.0 + TINY);
+        self.lost = (self.lost + up(lost, rows as f64) * (1.0 + TINY)).next_up();
+        self.additions += 1;
         self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + TINY));
         self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + TINY));
     }
@@ -86,7 +98,8 @@ impl Gram {
         for (sum, more) in self.sums.iter_mut().zip(&other.sums) {
             *sum += more;
         }
-        self.lost += other.lost * (1.0 + TINY);
+        self.lost = (self.lost + other.lost).next_up();
+        self.additions += other.additions + 1;
         self.largest = self.largest.max(other.largest);
         self.norm = self.norm.max(other.norm);
     }
@@ -94,15 +107,18 @@ impl Gram {
     /// How far the scores of a query may be from what codes say.
     ///
     /// `query` is in the codes' frame and exact but for f64 roundings, `unresolved` is the norm of what its 16-bit form leaves
-    /// out, both to be multiplied by `factor`; moving a key into the frame took `moves` roundings of f32.
+    /// out, both to be multiplied by `factor`, which scores were computed with to within `slip`; moving a key into the frame
+    /// took `moves` roundings of f32.
     pub(crate) fn spread(
         &self,
         query: &[f64],
         unresolved: f64,
-        factor: f64,
+        (factor, slip): (f64, f64),
         moves: usize,
     ) -> Spread {
-        let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * (1.0 + TINY);
+        // Sums over the entries of a vector.
+        let short = 1.0 + TINY + self.width as f64 * f64::EPSILON;
+        let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
         let (mut form, mut trace) = (0.0, 0.0);
         for (i, row) in self.sums.chunks_exact(self.width).enumerate() {
             let Some((&y, rest)) = query.get(i..).and_then(|rest| rest.split_first()) else {
@@ -113,13 +129,16 @@ impl Gram {
             let beside: f64 = row[1..].iter().zip(rest).map(|(g, z)| g * z).sum();
             form += y * (y * row[0] + 2.0 * beside);
         }
-        let form = form.max(0.0) + TINY * trace * norm * norm;
+        // Roundings of the sums, one behind another, and of the form itself.
+        let rounded = TINY + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
+        let form = form.max(0.0) + rounded * trace * norm * norm;
         let factor = factor.abs() * (1.0 + TINY);
         let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + TINY);
         let coded = self.norm + self.largest;
-        // Conversion, scale, factor and the factor's own rounding; moving; the residual's own rounding.
-        let roundings = 4.01 + 1.01 * moves as f64 + 1.01;
+        // Conversion, scale and factor; moving; the residual's own rounding.
+        let roundings = 3.01 + 1.01 * moves as f64 + 1.01;
         let rho = factor * ((norm + unresolved) * coded * roundings * U + unresolved * coded)
+            + slip * (norm + unresolved) * coded * (1.0 + TINY)
             + 2f64.powi(-120);
         // What overflows, or was not a number, bounds nothing.
         let bound = |value: f64| if value.is_nan() { f64::INFINITY } else { value };
@@ -145,6 +164,15 @@ impl Sums {
 }
 
 impl Spread {
+    /// Of queries about which nothing can be said.
+    pub(crate) const NOTHING: Spread =
+        Spread { total: f64::INFINITY, each: f64::INFINITY, rho: f64::INFINITY };
+
+    /// Whether scores by codes say anything; then none of them has overflowed either.
+    pub(crate) fn says_something(&self) -> bool {
+        self.total.is_finite() && self.rho < 1.0
+    }
+
     /// An upper bound of the real mass of the set whose sums these are.
     pub(crate) fn mass_upper(&self, sums: &Sums) -> f64 {
         let Spread { total, each, rho } = *self;
@@ -162,6 +190,7 @@ impl Spread {
     }
 
     /// How far a single score may be from what its code says.
+    #[cfg(test)]
     pub(crate) fn reach(&self) -> f64 {
         (self.each + self.rho) * (1.0 + TINY)
     }
@@ -196,10 +225,23 @@ mod tests {
     }
 
     #[test]
+    fn a_long_sum_is_bounded_with_its_roundings() {
+        // Each addition may round, and here most of them round down: the sum ends 1.6e-10 too low.
+        let (mut gram, count) = (Gram::new(16), 10_000_000);
+        for _ in 0..count {
+            gram.sums_mut()[0] += 0.1;
+            gram.note(1, 0.0, 0.0, 0.0);
+        }
+        let exact = 0.1 * f64::from(count);
+        assert!(gram.sums_mut()[0] < exact * (1.0 - 1e-10));
+        assert!(gram.spread(&[1.0], 0.0, (1.0, 0.0), 1).total.powi(2) >= exact);
+    }
+
+    #[test]
     fn what_is_not_a_number_bounds_nothing() {
         let mut gram = Gram::new(16);
         gram.sums_mut()[0] = f64::NAN;
-        let spread = gram.spread(&[1.0; 3], 0.0, 1.0, 1);
+        let spread = gram.spread(&[1.0; 3], 0.0, (1.0, 0.0), 1);
         let sums = Sums::computed(1.0, 1.0, 1.0, 1);
         assert_eq!(spread.mass_upper(&sums), f64::INFINITY);
         assert_eq!(spread.mass_lower(&sums), 0.0);

@@ -86,6 +86,7 @@ impl KeyIndex {
     /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::KeyNotFinite`], [`Error::Pool`],
     /// [`Error::Option`] for threads.
     pub fn build(keys: &Vectors<'_>, options: &IndexOptions) -> Result<Self, Error> {
+        let _modes = threads::default_floats();
         let (n, dim) = (keys.len(), keys.dim());
         let rotate = options.rotate;
         let heads = by_type!(keys, E => {
@@ -117,6 +118,8 @@ impl KeyIndex {
             return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));
         }
         let simd = Simd::current()?;
+        // What is not given to a pool runs here.
+        let _modes = threads::default_floats();
         let threads = threads::count(threads, count * self.dim * self.heads.len() > 1 << 20)?;
         // Some heads may have grown before one fails.
         let before: Vec<Codes> = if self.heads.len() > 1 { self.heads.clone() } else { Vec::new() };

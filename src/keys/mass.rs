@@ -25,8 +25,10 @@ pub enum Rung {
 const ROUNDS: usize = 8;
 /// A row that keeps a larger share of its keys is scored in full.
 const DENSE: f64 = 0.6;
-/// Relative error of sums over exact scores in f64, generously.
+/// Relative error of products and of short sums in f64, generously.
 const TINY: f64 = 1e-11;
+/// Exact scores that are off by more say nothing.
+pub(crate) const BLURRED: f64 = 300.0;
 /// Of a smallest weight that matters, in f64.
 const NOTHING: f64 = 1e-290;
 
@@ -62,9 +64,11 @@ impl Query {
         let mut padded = entries.to_vec();
         padded.resize(dim.next_multiple_of(LANES), 0.0);
         let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * largest;
-        // Terms of a sum in lanes and a tree, the scale, and subtracting an offset of the same size; v = 2^-53.
+        // Terms of a sum in lanes and a tree, the scale, an offset of the same size (a compensated sum) and subtracting it;
+        // v = 2^-53. Each may also underflow.
         let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
-        let error = norm * scale.abs() * roundings * f64::EPSILON + f64::MIN_POSITIVE;
+        let error =
+            (norm * f64::EPSILON + f64::from_bits(1)) * roundings * scale.abs() + f64::MIN_POSITIVE;
         Query { entries: padded, scale, error }
     }
 
@@ -166,8 +170,14 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         room.bare.clear();
         let sees = |key: &&u32| self.sight.sees(**key as usize);
         room.bare.extend(self.codes.bare().iter().filter(sees));
-        let coded = self.simd.count_live(&room.scores);
-        let seen = coded + room.bare.len();
+        let usable = self.prepared.spread.says_something();
+        // Scores that overflowed to -inf look like masked ones.
+        let coded = if usable { self.simd.count_live(&room.scores) } else { 0 };
+        let seen = if usable {
+            coded + room.bare.len()
+        } else {
+            (0..n as u32).filter(|key| sees(&key)).count()
+        };
         if seen == 0 {
             return Ok(Some(Found { minimal: true, rung: Rung::Codes, ..Found::default() }));
         }
@@ -178,10 +188,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             return Ok(Some(Found { rung: Rung::Codes, ..found }));
         }
         let (survey, _) = self.simd.look(&room.scores, None);
-        let usable = self.prepared.spread.total.is_finite()
-            && self.prepared.spread.rho < 1.0
-            && survey.largest < f32::INFINITY
-            && !survey.nan;
+        let usable = usable && survey.largest < f32::INFINITY && !survey.nan;
         if usable { self.climb(room, survey.largest, (coded, seen)) } else { Ok(None) }
     }
 
@@ -328,7 +335,8 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let open = cut.upper * down;
         let odds = self.eps / (1.0 - self.eps);
         let head = self.simd.mass(&room.exact, Shifted(top));
-        let error = (2.0 * self.query.error).exp_m1() + TINY;
+        // Sums over the keys that were scored are at most so many terms deep.
+        let error = (2.0 * self.query.error).exp_m1() + TINY + scored as f64 * f64::EPSILON;
         let mut closed = 0.0;
         let room_left = (odds * head * (1.0 - error) - open) / (1.0 + odds) * (1.0 - 1e-6);
         if self.trim && room_left > 0.0 {
@@ -387,6 +395,11 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let Some(keys) = self.keys else { return Err(Error::KeysNeeded) };
         let visible = self.sight.visible.min(self.codes.len());
         let seen = (0..visible).filter(|&key| self.sight.sees(key)).count();
+        // Also where the product of an infinite norm and a scale of 0 is not a number.
+        if self.query.error.is_nan() || self.query.error > BLURRED {
+            let kept = (0..visible as u32).filter(|&key| self.sight.sees(key as usize)).collect();
+            return Ok(Found { kept, visible: seen, rung: Rung::Dense, ..Found::default() });
+        }
         room.exact.resize(visible, 0.0);
         self.query.score(self.simd, keys, Picked::From(0), self.prepared.offset, &mut room.exact);
         if let Some(allowed) = self.sight.allowed {
