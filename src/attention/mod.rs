@@ -1,9 +1,12 @@
 //! Certified sparse attention: scores a few keys exactly, and proves what the others carry.
 
+mod together;
 mod work;
 
+use std::sync::OnceLock;
+
 use crate::error::{Error, Place};
-use crate::kernels::Simd;
+use crate::kernels::{PANEL_ROWS, Simd};
 use crate::keys::{KeyIndex, Rung, Sight};
 use crate::scores::Vectors;
 use crate::threads::{self, Hook};
@@ -40,8 +43,11 @@ pub struct Attention {
     pub weight_error: Vec<f64>,
 }
 
-/// Rows that are worked on together.
+/// Rows that share a scan of the codes.
 const GROUP: usize = 4;
+/// Rows that are many: they are worked on together, in f32 where nothing can be dropped.
+const MANY: usize = 16;
+
 /// Softmax attention of queries `(..., heads, m, d)` over keys `(..., kv_heads, n, d)` and values `(..., kv_heads, n, d_v)`, `heads` a
 /// multiple of `kv_heads`, with a dropped mass of at most `eps` in each row, proven for the real numbers stored.
 ///
@@ -85,7 +91,7 @@ pub(crate) fn attention_with(
         rung: vec![Rung::Dense; rows],
         weight_error: vec![0.0; rows],
     };
-    let portion = (1 << 28) / (GROUP * keys.len() * keys.dim()).max(1) + threads;
+    let portion = (1 << 28) / (PANEL_ROWS * keys.len() * keys.dim()).max(1) + threads;
     let mut at = 0;
     let one = |unit: usize| job.unit(&units[unit]);
     threads::in_portions(threads, units.len(), (portion, 1), hook, one, |answers| {
@@ -112,6 +118,8 @@ struct Job<'a> {
     options: &'a AttentionOptions<'a>,
     scale: f64,
     simd: Simd,
+    /// Of each head's keys that some row sees: the largest norm.
+    norms: Vec<OnceLock<f64>>,
 }
 
 /// Rows that share a head's keys.
@@ -191,7 +199,9 @@ impl<'a> Job<'a> {
                 return Err(Error::RowLength { place, value, n: keys.len() });
             }
         }
-        Ok(Job { queries, keys, values, eps, index, options, scale, simd: Simd::current()? })
+        let simd = Simd::current()?;
+        let norms = vec![OnceLock::new(); keys.heads()];
+        Ok(Job { queries, keys, values, eps, index, options, scale, simd, norms })
     }
 
     /// Rows in groups that share keys.
@@ -210,7 +220,9 @@ impl<'a> Job<'a> {
         }
         let mut units = Vec::new();
         for (head, rows) in rows_of.into_iter().enumerate() {
-            units.extend(rows.chunks(GROUP).map(|rows| Unit { head, rows: rows.to_vec() }));
+            // How rows are put together depends on nothing but the shapes, so that answers do not depend on threads.
+            let size = if rows.len() < MANY { GROUP } else { PANEL_ROWS };
+            units.extend(rows.chunks(size).map(|rows| Unit { head, rows: rows.to_vec() }));
         }
         units
     }

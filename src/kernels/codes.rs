@@ -5,6 +5,7 @@ use half::bf16;
 use super::bytes::{ByteDots, LINE, STEP, Step};
 use super::dispatch::{BytePass, Pass, Simd};
 use super::lanes::{Element, LANES, Lanes, Level};
+use super::panel::Lent;
 
 /// The largest code of either sign.
 const CODE: f32 = 127.0;
@@ -62,6 +63,16 @@ impl<'a, E: Element> Keys<'a, E> {
     #[inline(always)]
     pub(crate) fn row(&self, at: usize) -> &'a [E] {
         &self.data[at * self.stride..][..self.dim]
+    }
+
+    /// Consecutive rows where they lie, if they are f32.
+    pub(super) fn lend(&self, from: usize, count: usize) -> Option<Lent<'a>>
+    where
+        E: Element<Scalar = f32>,
+    {
+        let from = from * self.stride;
+        let data = &self.data[from..from + (count - 1) * self.stride + self.dim];
+        Some(Lent { data: E::scalars(data)?, stride: self.stride })
     }
 
     /// The sixteen entries from a dimension on, with zeros behind the last.
