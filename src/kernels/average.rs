@@ -20,15 +20,28 @@ struct Average<'a, E> {
 }
 
 impl<E: Element> Average<'_, E> {
-    /// Adds rows `from .. end` to `G` groups of sums from an entry on.
+    /// Adds rows from one on, as many as there are weights, to `G` groups of sums from an entry on.
     #[inline(always)]
-    unsafe fn groups<L: Level, const G: usize>(&mut self, (from, end): (usize, usize), at: usize) {
+    unsafe fn groups<L: Level, const G: usize>(
+        &mut self,
+        from: usize,
+        weights: &[E::Scalar],
+        at: usize,
+    ) {
+        // Rows are fetched ahead by the first of these calls.
+        let fetched = match self.picked {
+            Picked::Listed(list) if at == 0 => list.get(from + AHEAD..).unwrap_or(&[]),
+            _ => &[],
+        };
         // SAFETY: the caller vouches for the level; the sums hold whole groups.
         unsafe {
             let mut sums = [Of::<L, E>::splat(E::Scalar::default()); G];
-            for i in from..end {
-                let row = self.values.row(self.picked.row(i));
-                let weight = Of::<L, E>::splat(E::Scalar::nearest(self.weights[i]));
+            for (i, &weight) in weights.iter().enumerate() {
+                if let Some(&ahead) = fetched.get(i) {
+                    self.values.fetch::<L>(ahead as usize);
+                }
+                let row = self.values.row(self.picked.row(from + i));
+                let weight = Of::<L, E>::splat(weight);
                 for (g, sum) in sums.iter_mut().enumerate() {
                     *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
                 }
@@ -46,30 +59,22 @@ impl<E: Element> Pass for Average<'_, E> {
 
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
-        let (count, width) = (self.weights.len(), self.sums.len());
-        let listed = match self.picked {
-            Picked::From(_) => count,
-            Picked::Listed(list) => list.len(),
-        };
+        let width = self.sums.len();
         let whole = width / (WIDTH * LANES) * (WIDTH * LANES);
-        for from in (0..count).step_by(LANES) {
-            let end = (from + LANES).min(count);
-            if let Picked::Listed(_) = self.picked {
-                for i in end + AHEAD..(end + AHEAD + LANES).min(listed) {
-                    let ahead = self.values.row(self.picked.row(i));
-                    for line in 0..size_of_val(ahead).div_ceil(64) {
-                        // SAFETY: a prefetch never faults.
-                        unsafe { L::prefetch(ahead.as_ptr().cast::<u8>().wrapping_add(64 * line)) };
-                    }
-                }
+        let of = self.weights;
+        for (chunk, of) in of.chunks(LANES).enumerate() {
+            let mut weights = [E::Scalar::default(); LANES];
+            for (weight, &of) in weights.iter_mut().zip(of) {
+                *weight = E::Scalar::nearest(of);
             }
+            let (from, weights) = (chunk * LANES, &weights[..of.len()]);
             // SAFETY: the caller vouches for the level.
             unsafe {
                 for at in (0..whole).step_by(WIDTH * LANES) {
-                    self.groups::<L, WIDTH>((from, end), at);
+                    self.groups::<L, WIDTH>(from, weights, at);
                 }
                 for at in (whole..width).step_by(LANES) {
-                    self.groups::<L, 1>((from, end), at);
+                    self.groups::<L, 1>(from, weights, at);
                 }
             }
         }

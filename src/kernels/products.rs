@@ -48,10 +48,7 @@ impl<E: Element> Pass for Products<'_, E> {
                 if let Picked::Listed(_) = self.picked
                     && at + AHEAD < count
                 {
-                    let ahead = self.keys.row(self.picked.row(at + AHEAD));
-                    for line in 0..size_of_val(ahead).div_ceil(64) {
-                        L::prefetch(ahead.as_ptr().cast::<u8>().wrapping_add(64 * line));
-                    }
+                    self.keys.fetch::<L>(self.picked.row(at + AHEAD));
                 }
                 let row = self.keys.row(self.picked.row(at));
                 let mut sum = L::F64::splat(0.0);
