@@ -1,10 +1,13 @@
 //! A few rows over one head's keys and values.
 
-use super::{GROUP, Job, Unit};
+use std::cell::RefCell;
+
+use super::{GROUP, Job, MANY, Unit};
 use crate::error::Error;
-use crate::kernels::{Element, Keys, LANES, Picked, Shifted};
+use crate::kernels::{Element, Keys, LANES, PANEL_ROWS, Picked, Shifted};
 use crate::keys::{
-    BLURRED, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, by_type, matrix,
+    BLURRED, Chosen, Climb, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, Step,
+    by_type, matrix,
 };
 use crate::scores::{Data, Scores};
 use crate::select::Options;
@@ -12,6 +15,8 @@ use half::{bf16, f16};
 
 /// Keys whose rows stay in a cache while a group uses them.
 const BLOCK: usize = 64;
+/// The same where a row uses a few of them.
+const SPARSE: usize = 1024;
 /// A row that keeps a larger share of its keys keeps all.
 const ALL: f64 = 0.5;
 
@@ -39,92 +44,174 @@ pub(super) struct Answer {
 
 /// One row on its way.
 struct Row<'a> {
+    wide: Vec<f64>,
     query: Query,
     prepared: Option<Prepared>,
     sight: Sight<'a>,
     eps: f64,
-    room: Room,
+    scratch: Scratch,
     /// What is kept, if not everything that is visible.
     kept: Option<Vec<u32>>,
-    weights: Vec<f64>,
     upper: f64,
     scored: usize,
     rung: Rung,
+    /// Not answered yet.
+    open: bool,
+    /// Not answered because little can be dropped.
+    flat: bool,
+}
+
+/// What a row needs room for; kept from call to call, because fresh memory costs as much as reading keys.
+#[derive(Default)]
+struct Scratch {
+    room: Room,
+    weights: Vec<f64>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<Scratch>> = const { RefCell::new(Vec::new()) };
+}
+/// Bytes of scratch that a thread keeps.
+const KEPT: usize = 1 << 26;
+
+impl Scratch {
+    fn take() -> Self {
+        let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
+        scratch.room.forget();
+        scratch
+    }
+
+    fn give_back(self) {
+        let bytes = 4 * self.room.scores.capacity()
+            + 8 * (self.room.exact.capacity() + self.weights.capacity());
+        SCRATCH.with_borrow_mut(|all| {
+            if all.len() < 2 * GROUP && bytes <= KEPT / (2 * GROUP) {
+                all.push(self);
+            }
+        });
+    }
 }
 
 impl Job<'_> {
     pub(super) fn unit(&self, unit: &Unit) -> Result<Vec<Answer>, Error> {
-        let m = self.queries.len();
-        let codes = self.index.map(|index| index.head(unit.head));
-        let largest = match codes {
-            Some(codes) => f64::from(codes.largest()),
-            None => self.largest(unit.head)?,
-        };
-        let mut rows = Vec::with_capacity(unit.rows.len());
-        let mut wide = Vec::new();
-        for &row in &unit.rows {
-            self.queries.widen(row / m, row % m, &mut wide);
-            if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
-                return Err(Error::KeyNotFinite {
-                    argument: self.queries.argument(),
-                    place: self.queries.place(row / m, row % m, entry),
-                });
+        if unit.rows.len() < MANY {
+            return self.few(unit.head, &unit.rows);
+        }
+        let mut answers: Vec<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
+        if self.index.is_some() {
+            // A few rows show whether to look at the codes at all.
+            let step = unit.rows.len() / GROUP;
+            let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
+            if self.thinned(unit, &shown, &mut answers)? {
+                let rest: Vec<usize> =
+                    (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
+                for four in rest.chunks(GROUP) {
+                    self.thinned(unit, four, &mut answers)?;
+                }
             }
+        }
+        let open: Vec<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
+        let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
+        for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
+            let found = match self.together(unit.head, rows)? {
+                Some(found) => found,
+                None => {
+                    let fours = rows.chunks(GROUP).map(|rows| self.few(unit.head, rows));
+                    fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
+                }
+            };
+            for (&at, found) in at.iter().zip(found) {
+                answers[at] = Some(found);
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Answers those of some rows that can be thinned; whether there are any.
+    fn thinned(
+        &self,
+        unit: &Unit,
+        places: &[usize],
+        answers: &mut [Option<Answer>],
+    ) -> Result<bool, Error> {
+        let list: Vec<usize> = places.iter().map(|&at| unit.rows[at]).collect();
+        let mut rows = self.rows(unit.head, &list)?;
+        self.thin(unit.head, &mut rows)?;
+        let mut places = places.to_vec();
+        let mut open = rows.iter().map(|row| row.open);
+        places.retain(|_| open.next() == Some(false));
+        let (left, mut rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.open);
+        left.into_iter().for_each(|row| row.scratch.give_back());
+        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?) {
+            answers[at] = Some(found);
+        }
+        rows.into_iter().for_each(|row| row.scratch.give_back());
+        Ok(!places.is_empty())
+    }
+
+    /// A few rows that share what is read.
+    fn few(&self, head: usize, list: &[usize]) -> Result<Vec<Answer>, Error> {
+        let mut rows = self.rows(head, list)?;
+        self.thin(head, &mut rows)?;
+        stored!(self.keys.data, data => self.dense(head, data, &mut rows))?;
+        let answers = self.average(head, &mut rows);
+        rows.into_iter().for_each(|row| row.scratch.give_back());
+        answers
+    }
+
+    /// A query in f64.
+    ///
+    /// # Errors
+    /// [`Error::KeyNotFinite`].
+    pub(super) fn query(&self, row: usize) -> Result<Vec<f64>, Error> {
+        let m = self.queries.len();
+        let mut wide = Vec::new();
+        self.queries.widen(row / m, row % m, &mut wide);
+        if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
+            return Err(Error::KeyNotFinite {
+                argument: self.queries.argument(),
+                place: self.queries.place(row / m, row % m, entry),
+            });
+        }
+        Ok(wide)
+    }
+
+    /// Rows of which nothing is known yet.
+    fn rows(&self, head: usize, list: &[usize]) -> Result<Vec<Row<'_>>, Error> {
+        let codes = self.index.map(|index| index.head(head));
+        // Without an index the size of keys is found when they are read.
+        let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
+        let row = |&row: &usize| {
+            let wide = self.query(row)?;
             let eps = self.eps[if self.eps.len() == 1 { 0 } else { row }];
-            rows.push(Row {
+            Ok(Row {
                 query: Query::new(&wide, self.scale, largest),
                 prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
+                wide,
                 sight: self.sight(row),
                 eps,
-                room: Room::default(),
+                scratch: Scratch::take(),
                 kept: None,
-                weights: Vec::new(),
                 upper: 0.0,
                 scored: 0,
                 rung: Rung::Dense,
-            });
-        }
-        let mut open = vec![true; rows.len()];
-        if let Some(codes) = codes {
-            by_type!(self.keys, E => self.thin::<E>(unit.head, codes, &mut rows, &mut open))?;
-        }
-        let mut full: Vec<&mut Row<'_>> =
-            rows.iter_mut().zip(&open).filter(|(_, open)| **open).map(|(row, _)| row).collect();
-        stored!(self.keys.data, data => self.full(unit.head, data, &mut full))?;
-        stored!(self.values.data, data => self.average(unit.head, data, &mut rows))
-    }
-
-    /// The largest absolute entry of a head's keys.
-    fn largest(&self, head: usize) -> Result<f64, Error> {
-        stored!(self.keys.data, data => {
-            let (start, stride) = self.keys.matrix(head);
-            let keys = Keys::new(data.get(start..).unwrap_or(&[]), stride, self.keys.dim());
-            let mut most = 0.0f64;
-            for i in 0..self.keys.len() {
-                for &entry in keys.row(i) {
-                    let entry: f64 = entry.widen().into();
-                    most = most.max(entry.abs());
-                }
-            }
-            Ok(most)
-        })
+                open: true,
+                flat: false,
+            })
+        };
+        list.iter().map(row).collect()
     }
 
     /// Answers what codes and a few exact scores can answer, and closes those rows.
-    fn thin<E: Coded>(
-        &self,
-        head: usize,
-        codes: &Codes,
-        rows: &mut [Row<'_>],
-        open: &mut [bool],
-    ) -> Result<(), Error> {
+    fn thin(&self, head: usize, rows: &mut [Row<'_>]) -> Result<(), Error> {
+        let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let padded = codes.len().next_multiple_of(LANES);
         for row in rows.iter_mut() {
-            row.room.scores.resize(padded, 0.0);
+            row.scratch.room.scores.resize(padded, 0.0);
         }
         let mut asking: Vec<(&Prepared, &mut [f32])> = rows
             .iter_mut()
-            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.room.scores[..])))
+            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.scratch.room.scores[..])))
             .collect();
         let mut fours = asking.chunks_exact_mut(GROUP);
         for four in &mut fours {
@@ -135,85 +222,132 @@ impl Job<'_> {
         for (prepared, to) in fours.into_remainder() {
             codes.scan(self.simd, [*prepared], [to]);
         }
-        let keys = matrix::<E>(self.keys, head);
-        for (row, open) in rows.iter_mut().zip(open) {
-            let Row { query, prepared, sight, eps, room, .. } = row;
-            let Some(prepared) = prepared else { continue };
-            let search = Search {
-                simd: self.simd,
-                codes,
-                keys: Some(keys),
-                query,
-                prepared,
-                sight: *sight,
-                eps: *eps,
-                trim: false,
-            };
-            let Some(found) = search.thin(room)? else { continue };
-            *open = false;
-            (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
-            row.kept = Some(found.kept);
+        by_type!(self.keys, E => self.rescore(codes, matrix::<E>(self.keys, head), rows))
+    }
+
+    /// From scores by codes to answers.
+    fn rescore<E: Coded>(
+        &self,
+        codes: &Codes,
+        keys: Keys<'_, E>,
+        rows: &mut [Row<'_>],
+    ) -> Result<(), Error> {
+        let simd = self.simd;
+        let mut climbs: Vec<Option<Climb>> = rows.iter().map(|_| None).collect();
+        let mut active: Vec<bool> = rows.iter().map(|row| row.prepared.is_some()).collect();
+        while active.contains(&true) {
+            let mut chosen: Vec<Option<Chosen>> = rows.iter().map(|_| None).collect();
+            for (at, row) in rows.iter_mut().enumerate() {
+                if !active[at] {
+                    continue;
+                }
+                let Some((search, room)) = row.search(codes, keys, simd) else { continue };
+                match search.choose(room, &mut climbs[at])? {
+                    Step::Done(found) => {
+                        (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
+                        (row.kept, row.open) = (Some(found.kept), false);
+                        active[at] = false;
+                    }
+                    Step::Dense { flat } => (row.flat, active[at]) = (flat, false),
+                    Step::Score(list) => {
+                        search.make_room(room, &list);
+                        chosen[at] = Some(list);
+                    }
+                }
+            }
+            score_chosen(keys, rows, &chosen, simd);
+            for (at, (row, chosen)) in rows.iter_mut().zip(chosen).enumerate() {
+                let Some(chosen) = chosen else { continue };
+                let Some((search, room)) = row.search(codes, keys, simd) else { continue };
+                if let Some(found) = search.judge(room, &mut climbs[at], chosen) {
+                    (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
+                    (row.kept, row.open) = (Some(found.kept), false);
+                    active[at] = false;
+                }
+            }
         }
         Ok(())
     }
 
-    /// Scores everything that is visible for some rows, and drops what the budget allows if that is much.
-    fn full<E: Element>(
+    /// Scores everything that is visible for rows that are open, and drops what the budget allows if that is much.
+    fn dense<E: Element>(
         &self,
         head: usize,
         data: &[E],
-        rows: &mut [&mut Row<'_>],
+        rows: &mut [Row<'_>],
     ) -> Result<(), Error> {
         let (start, stride) = self.keys.matrix(head);
         let keys = Keys::new(data.get(start..).unwrap_or(&[]), stride, self.keys.dim());
-        let longest = rows.iter().map(|row| row.sight.visible).max().unwrap_or(0);
-        for row in rows.iter_mut() {
-            row.room.exact.clear();
-            row.room.exact.resize(row.sight.visible.next_multiple_of(LANES), f64::NEG_INFINITY);
+        let mut rows: Vec<&mut Row<'_>> = rows.iter_mut().filter(|row| row.open).collect();
+        let mut largest = 0.0f64;
+        for row in &mut rows {
+            let Sight { visible, allowed } = row.sight;
+            let mut seen = visible;
+            if let Some(allowed) = allowed {
+                // Masked keys may be anything: they are not touched.
+                let sees = |key: &u32| allowed[*key as usize] != 0;
+                let list: Vec<u32> = (0..visible as u32).filter(sees).collect();
+                let exact = &mut row.scratch.room.exact;
+                exact.resize(list.len(), 0.0);
+                row.query.score(self.simd, keys, Picked::Listed(&list), 0.0, exact);
+                largest = largest.max(self.simd.largest(keys, Picked::Listed(&list), list.len()));
+                seen = list.len();
+                row.kept = Some(list);
+            } else {
+                row.scratch.room.exact.resize(visible, 0.0);
+            }
+            (row.scored, row.rung) = (seen, Rung::Dense);
         }
+        let plain = |row: &Row<'_>| if row.kept.is_none() { row.sight.visible } else { 0 };
+        let longest = rows.iter().map(|row| plain(row)).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
-            for row in rows.iter_mut() {
-                let end = row.sight.visible.min(from + BLOCK);
+            let end = longest.min(from + BLOCK);
+            if self.index.is_none() {
+                largest = largest.max(self.simd.largest(keys, Picked::From(from), end - from));
+            }
+            if let [a, b, c, d] = &mut rows[..]
+                && [&*a, b, c, d].iter().all(|row| plain(row) >= end)
+            {
+                let four = [a, b, c, d].map(|row| {
+                    let Row { query, scratch, .. } = &mut **row;
+                    (&*query, &mut scratch.room.exact[from..end])
+                });
+                Query::score_shared(self.simd, keys, from, four);
+                continue;
+            }
+            for row in &mut rows {
+                let end = plain(row).min(end);
                 if from < end {
-                    let to = &mut row.room.exact[from..end];
+                    let to = &mut row.scratch.room.exact[from..end];
                     row.query.score(self.simd, keys, Picked::From(from), 0.0, to);
                 }
             }
         }
-        for row in rows.iter_mut() {
-            let visible = row.sight.visible;
-            row.room.exact.truncate(visible);
-            let mut seen = visible;
-            if let Some(allowed) = row.sight.allowed {
-                for (score, &allowed) in row.room.exact.iter_mut().zip(allowed) {
-                    if allowed == 0 {
-                        *score = f64::NEG_INFINITY;
-                        seen -= 1;
-                    }
-                }
+        for row in rows {
+            if self.index.is_none() {
+                row.query = Query::new(&row.wide, self.scale, largest);
             }
-            row.scored = seen;
-            row.rung = Rung::Dense;
+            let exact = &mut row.scratch.room.exact;
             // A key that is not finite scores what is no score.
-            if let Some(bad) =
-                row.room.exact.iter().position(|score| score.is_nan() || *score == f64::INFINITY)
-            {
-                return Err(Error::KeyNotFinite {
-                    argument: self.keys.argument(),
-                    place: self.keys.place(head, bad, 0),
-                });
+            if let Some(bad) = exact.iter().position(|score| !score.is_finite()) {
+                let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
+                return Err(self.bad_key(head, keys, bad));
             }
             // Scores that are off by more say nothing: all keys are kept.
-            if row.eps > 0.0 && seen > 0 && row.query.error <= BLURRED {
+            if row.eps > 0.0 && !row.flat && row.scored > 0 && row.query.error <= BLURRED {
                 let error = [row.query.error];
-                let scores = Scores::new(&row.room.exact[..], &[visible])?.radius(&error)?;
-                let found = row.room.workspace.select(&scores, &[row.eps], &Options::new())?;
-                if (found.indices.len() as f64) < ALL * seen as f64 {
+                let scores = Scores::new(&exact[..], &[row.scored])?.radius(&error)?;
+                let options = Options::new();
+                let mut found = row.scratch.room.workspace.select(&scores, &[row.eps], &options)?;
+                if (found.indices.len() as f64) < ALL * row.scored as f64 {
                     for (at, &key) in found.indices.iter().enumerate() {
-                        row.room.exact[at] = row.room.exact[key as usize];
+                        exact[at] = exact[key as usize];
                     }
                     row.upper = found.tail_mass_upper[0];
-                    row.room.exact.truncate(found.indices.len());
+                    exact.truncate(found.indices.len());
+                    if let Some(list) = &row.kept {
+                        found.indices.iter_mut().for_each(|at| *at = list[*at as usize]);
+                    }
                     row.kept = Some(found.indices);
                 }
             }
@@ -221,8 +355,20 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// That a key, or a product with it, is not finite.
+    pub(super) fn bad_key<E: Element>(&self, head: usize, keys: Keys<'_, E>, key: usize) -> Error {
+        let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
+        let entry = keys.row(key).iter().position(|entry| !finite(entry)).unwrap_or(0);
+        let place = self.keys.place(head, key, entry);
+        Error::KeyNotFinite { argument: self.keys.argument(), place }
+    }
+
+    fn average(&self, head: usize, rows: &mut [Row<'_>]) -> Result<Vec<Answer>, Error> {
+        stored!(self.values.data, data => self.averages(head, data, rows))
+    }
+
     /// Averages values by the weights of exact scores.
-    fn average<E: Element>(
+    fn averages<E: Element>(
         &self,
         head: usize,
         data: &[E],
@@ -232,62 +378,131 @@ impl Job<'_> {
         let dim = self.values.dim();
         let values = Keys::new(data.get(start..).unwrap_or(&[]), stride, dim);
         let width = dim.next_multiple_of(LANES);
-        let mut answers = Vec::with_capacity(rows.len());
+        let mut sums = Vec::with_capacity(rows.len());
+        let mut totals = Vec::with_capacity(rows.len());
         for row in rows.iter_mut() {
             let count = row.kept.as_ref().map_or(row.sight.visible, Vec::len);
-            let exact = &mut row.room.exact;
+            let Scratch { room, weights } = &mut row.scratch;
+            let exact = &mut room.exact;
             exact.truncate(count);
             let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             exact.resize(count.next_multiple_of(LANES), f64::NEG_INFINITY);
-            row.weights.resize(exact.len(), 0.0);
-            let total = if top > f64::NEG_INFINITY {
-                self.simd.weights(&exact[..], Shifted(top), &mut row.weights)
+            weights.resize(exact.len(), 0.0);
+            totals.push(if top > f64::NEG_INFINITY {
+                self.simd.weights(&exact[..], Shifted(top), weights)
             } else {
                 0.0
-            };
-            row.weights.truncate(count);
-            let kept = match &row.kept {
-                Some(kept) => kept.len(),
-                None => row.scored,
-            };
-            answers.push((vec![0.0; width], total, kept));
+            });
+            weights.truncate(count);
+            sums.push(vec![0.0; width]);
         }
-        let blocks = rows.iter().map(|row| row.weights.len()).max().unwrap_or(0);
-        for from in (0..blocks).step_by(BLOCK) {
-            for (row, (out, total, _)) in rows.iter().zip(&mut answers) {
-                if *total == 0.0 {
-                    continue;
-                }
-                let all = row.weights.len();
-                match &row.kept {
-                    // Where everything is visible the rows of a group share what is read.
-                    None if from < all => {
-                        let weights = &row.weights[from..all.min(from + BLOCK)];
-                        self.simd.average(values, Picked::From(from), weights, out);
-                    }
-                    Some(kept) if from == 0 => {
-                        self.simd.average(values, Picked::Listed(kept), &row.weights, out);
-                    }
-                    _ => {}
+        // Where everything is visible the rows of a group share what is read.
+        let plain = |row: &Row<'_>| if row.kept.is_none() { row.sight.visible } else { 0 };
+        let longest = rows.iter().map(plain).max().unwrap_or(0);
+        for from in (0..longest).step_by(BLOCK) {
+            let end = longest.min(from + BLOCK);
+            if let ([a, b, c, d], [sa, sb, sc, sd]) = (&*rows, &mut sums[..])
+                && [a, b, c, d].iter().all(|row| plain(row) >= end)
+            {
+                let weights = [a, b, c, d].map(|row| &row.scratch.weights[from..end]);
+                let to = [sa, sb, sc, sd].map(|sums| &mut sums[..]);
+                self.simd.shared_average(values, from, weights, to);
+                continue;
+            }
+            for (row, sums) in rows.iter().zip(&mut sums) {
+                let end = plain(row).min(end);
+                if from < end {
+                    let weights = &row.scratch.weights[from..end];
+                    self.simd.average(values, Picked::From(from), weights, sums);
                 }
             }
         }
-        let parts = rows.iter().zip(answers);
+        let lists = rows.iter().map(|row| row.kept.as_deref().unwrap_or(&[]));
+        by_stretches(&lists.collect::<Vec<_>>(), |row, list, (from, end)| {
+            let weights = &rows[row].scratch.weights[from..end];
+            self.simd.average(values, Picked::Listed(&list[from..]), weights, &mut sums[row]);
+        });
+        let parts = rows.iter().zip(sums.into_iter().zip(totals));
         parts
-            .map(|(row, (mut out, total, kept))| {
+            .map(|(row, (mut out, total))| {
                 if total > 0.0 {
                     out.iter_mut().for_each(|entry| *entry /= total);
                 }
                 if let Some(entry) = out[..dim].iter().position(|entry| !entry.is_finite()) {
-                    return Err(Error::KeyNotFinite {
-                        argument: self.values.argument(),
-                        place: self.values.place(head, 0, entry),
-                    });
+                    return Err(self.bad_value(head, entry));
                 }
                 let weight_error = row.query.error.exp_m1() + 6.1e-8;
                 let Row { upper, scored, rung, .. } = *row;
+                let kept = row.kept.as_ref().map_or(scored, Vec::len);
                 Ok(Answer { out, upper, kept, scored, rung, weight_error })
             })
             .collect()
+    }
+
+    /// That a value that is used is not finite.
+    pub(super) fn bad_value(&self, head: usize, entry: usize) -> Error {
+        Error::KeyNotFinite {
+            argument: self.values.argument(),
+            place: self.values.place(head, 0, entry),
+        }
+    }
+}
+
+impl Row<'_> {
+    /// The search of a row that has a query for codes, and its room.
+    fn search<'s, E: Coded>(
+        &'s mut self,
+        codes: &'s Codes,
+        keys: Keys<'s, E>,
+        simd: crate::kernels::Simd,
+    ) -> Option<(Search<'s, E>, &'s mut Room)> {
+        let search = Search {
+            simd,
+            codes,
+            keys: Some(keys),
+            query: &self.query,
+            prepared: self.prepared.as_ref()?,
+            sight: self.sight,
+            eps: self.eps,
+            trim: false,
+        };
+        Some((search, &mut self.scratch.room))
+    }
+}
+
+/// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.
+fn score_chosen<E: Coded>(
+    keys: Keys<'_, E>,
+    rows: &mut [Row<'_>],
+    chosen: &[Option<Chosen>],
+    simd: crate::kernels::Simd,
+) {
+    let lists: Vec<&[u32]> =
+        chosen.iter().map(|chosen| chosen.as_ref().map_or(&[][..], |list| &list.kept)).collect();
+    by_stretches(&lists, |row, list, (from, end)| {
+        let Row { query, prepared, scratch, .. } = &mut rows[row];
+        let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+        let to = &mut scratch.room.exact[from..end];
+        query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);
+    });
+}
+
+/// Goes over ascending lists of keys side by side: of each, the part that lies in a stretch of keys, then in the next.
+fn by_stretches(lists: &[&[u32]], mut each: impl FnMut(usize, &[u32], (usize, usize))) {
+    let last = lists.iter().filter_map(|list| list.last()).max().map_or(0, |&key| key as usize + 1);
+    // One list has nothing to share.
+    let stretch = if lists.len() > 1 { SPARSE } else { usize::MAX };
+    let mut done = vec![0; lists.len()];
+    let mut edge = 0usize;
+    while edge < last {
+        edge = edge.saturating_add(stretch);
+        for (row, (list, done)) in lists.iter().zip(&mut done).enumerate() {
+            let from = *done;
+            let count = list[from..].partition_point(|&key| (key as usize) < edge);
+            if count > 0 {
+                each(row, list, (from, from + count));
+                *done += count;
+            }
+        }
     }
 }

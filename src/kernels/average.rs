@@ -20,15 +20,28 @@ struct Average<'a, E> {
 }
 
 impl<E: Element> Average<'_, E> {
-    /// Adds rows `from .. end` to `G` groups of sums from an entry on.
+    /// Adds rows from one on, as many as there are weights, to `G` groups of sums from an entry on.
     #[inline(always)]
-    unsafe fn groups<L: Level, const G: usize>(&mut self, (from, end): (usize, usize), at: usize) {
+    unsafe fn groups<L: Level, const G: usize>(
+        &mut self,
+        from: usize,
+        weights: &[E::Scalar],
+        at: usize,
+    ) {
+        // Rows are fetched ahead by the first of these calls.
+        let fetched = match self.picked {
+            Picked::Listed(list) if at == 0 => list.get(from + AHEAD..).unwrap_or(&[]),
+            _ => &[],
+        };
         // SAFETY: the caller vouches for the level; the sums hold whole groups.
         unsafe {
             let mut sums = [Of::<L, E>::splat(E::Scalar::default()); G];
-            for i in from..end {
-                let row = self.values.row(self.picked.row(i));
-                let weight = Of::<L, E>::splat(E::Scalar::nearest(self.weights[i]));
+            for (i, &weight) in weights.iter().enumerate() {
+                if let Some(&ahead) = fetched.get(i) {
+                    self.values.fetch::<L>(ahead as usize);
+                }
+                let row = self.values.row(self.picked.row(from + i));
+                let weight = Of::<L, E>::splat(weight);
                 for (g, sum) in sums.iter_mut().enumerate() {
                     *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
                 }
@@ -46,26 +59,22 @@ impl<E: Element> Pass for Average<'_, E> {
 
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
-        let (count, width) = (self.weights.len(), self.sums.len());
+        let width = self.sums.len();
         let whole = width / (WIDTH * LANES) * (WIDTH * LANES);
-        for from in (0..count).step_by(LANES) {
-            let end = (from + LANES).min(count);
-            if let Picked::Listed(_) = self.picked {
-                for i in end + AHEAD..(end + AHEAD + LANES).min(count) {
-                    let ahead = self.values.row(self.picked.row(i));
-                    for line in 0..size_of_val(ahead).div_ceil(64) {
-                        // SAFETY: a prefetch never faults.
-                        unsafe { L::prefetch(ahead.as_ptr().cast::<u8>().wrapping_add(64 * line)) };
-                    }
-                }
+        let of = self.weights;
+        for (chunk, of) in of.chunks(LANES).enumerate() {
+            let mut weights = [E::Scalar::default(); LANES];
+            for (weight, &of) in weights.iter_mut().zip(of) {
+                *weight = E::Scalar::nearest(of);
             }
+            let (from, weights) = (chunk * LANES, &weights[..of.len()]);
             // SAFETY: the caller vouches for the level.
             unsafe {
                 for at in (0..whole).step_by(WIDTH * LANES) {
-                    self.groups::<L, WIDTH>((from, end), at);
+                    self.groups::<L, WIDTH>(from, weights, at);
                 }
                 for at in (whole..width).step_by(LANES) {
-                    self.groups::<L, 1>((from, end), at);
+                    self.groups::<L, 1>(from, weights, at);
                 }
             }
         }
@@ -73,7 +82,7 @@ impl<E: Element> Pass for Average<'_, E> {
 }
 
 impl Simd {
-    /// Adds weighted rows to sums in whole groups: sixteen terms at a time in the rows' own precision, weights rounded to it,
+    /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole groups: sixteen terms at a time in the rows' own precision, weights rounded to it,
     /// then in f64.
     pub(crate) fn average<E: Element>(
         self,
@@ -84,9 +93,93 @@ impl Simd {
     ) {
         assert!(sums.len() == values.dim().next_multiple_of(LANES));
         if let Picked::Listed(list) = picked {
-            assert_eq!(list.len(), weights.len());
+            assert!(list.len() >= weights.len());
         }
         self.run(Average { values, picked, weights, sums });
+    }
+}
+
+struct Shared<'a, E, const Q: usize> {
+    values: Keys<'a, E>,
+    from: usize,
+    weights: [&'a [f64]; Q],
+    sums: [&'a mut [f64]; Q],
+}
+
+impl<E: Element, const Q: usize> Shared<'_, E, Q> {
+    /// Adds rows `from .. from + count` to `G` groups of all sums from an entry on.
+    #[inline(always)]
+    unsafe fn groups<L: Level, const G: usize>(
+        &mut self,
+        (from, count): (usize, usize),
+        weights: &[[E::Scalar; Q]; LANES],
+        at: usize,
+    ) {
+        // SAFETY: the caller vouches for the level; the sums hold whole groups.
+        unsafe {
+            let mut sums = [[Of::<L, E>::splat(E::Scalar::default()); G]; Q];
+            for (i, weights) in weights[..count].iter().enumerate() {
+                let row = self.values.row(from + i);
+                let mut entries = [Of::<L, E>::splat(E::Scalar::default()); G];
+                for (g, entries) in entries.iter_mut().enumerate() {
+                    *entries = Keys::group::<L>(row, at + g * LANES);
+                }
+                for (sums, &weight) in sums.iter_mut().zip(weights) {
+                    let weight = Of::<L, E>::splat(weight);
+                    for (sum, entries) in sums.iter_mut().zip(entries) {
+                        *sum = entries.mul_add(weight, *sum);
+                    }
+                }
+            }
+            for (sums, to) in sums.into_iter().zip(&mut self.sums) {
+                for (g, sum) in sums.into_iter().enumerate() {
+                    let to = &mut to[at + g * LANES..][..LANES];
+                    E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
+                }
+            }
+        }
+    }
+}
+
+impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        let (count, width) = (self.weights[0].len(), self.sums[0].len());
+        let whole = if L::ROOMY { width / (WIDTH * LANES) * (WIDTH * LANES) } else { 0 };
+        for start in (0..count).step_by(LANES) {
+            let rows = (self.from + start, LANES.min(count - start));
+            let mut weights = [[E::Scalar::default(); Q]; LANES];
+            for (i, weights) in weights[..rows.1].iter_mut().enumerate() {
+                *weights = self.weights.map(|of| E::Scalar::nearest(of[start + i]));
+            }
+            // SAFETY: the caller vouches for the level.
+            unsafe {
+                for at in (0..whole).step_by(WIDTH * LANES) {
+                    self.groups::<L, WIDTH>(rows, &weights, at);
+                }
+                for at in (whole..width).step_by(LANES) {
+                    self.groups::<L, 1>(rows, &weights, at);
+                }
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// The same as [`Simd::average`], of rows from one on with the weights of several, which are read once for all.
+    pub(crate) fn shared_average<E: Element, const Q: usize>(
+        self,
+        values: Keys<'_, E>,
+        from: usize,
+        weights: [&[f64]; Q],
+        sums: [&mut [f64]; Q],
+    ) {
+        let width = values.dim().next_multiple_of(LANES);
+        assert!(sums.iter().all(|sums| sums.len() == width));
+        assert!(weights.iter().all(|each| each.len() == weights[0].len()));
+        self.run(Shared { values, from, weights, sums });
     }
 }
 

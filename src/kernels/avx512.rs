@@ -522,6 +522,7 @@ impl Lanes for F64 {
 impl Level for Avx512 {
     type F32 = F32;
     type F64 = F64;
+    const ROOMY: bool = true;
 
     #[inline(always)]
     unsafe fn single(lanes: F64) -> F32 {

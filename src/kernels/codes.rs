@@ -5,6 +5,7 @@ use half::bf16;
 use super::bytes::{ByteDots, LINE, STEP, Step};
 use super::dispatch::{BytePass, Pass, Simd};
 use super::lanes::{Element, LANES, Lanes, Level};
+use super::panel::Lent;
 
 /// The largest code of either sign.
 const CODE: f32 = 127.0;
@@ -64,6 +65,30 @@ impl<'a, E: Element> Keys<'a, E> {
         &self.data[at * self.stride..][..self.dim]
     }
 
+    /// Asks for all lines of a row, wherever in a line it begins.
+    #[inline(always)]
+    pub(super) unsafe fn fetch<L: Level>(&self, at: usize) {
+        let row = self.row(at);
+        let (start, bytes) = (row.as_ptr().cast::<u8>(), size_of_val(row));
+        // SAFETY: the caller vouches for the level; a prefetch never faults.
+        unsafe {
+            for at in (0..bytes).step_by(64) {
+                L::prefetch(start.wrapping_add(at));
+            }
+            L::prefetch(start.wrapping_add(bytes - 1));
+        }
+    }
+
+    /// Consecutive rows where they lie, if they are f32.
+    pub(super) fn lend(&self, from: usize, count: usize) -> Option<Lent<'a>>
+    where
+        E: Element<Scalar = f32>,
+    {
+        let from = from * self.stride;
+        let data = &self.data[from..from + (count - 1) * self.stride + self.dim];
+        Some(Lent { data: E::scalars(data)?, stride: self.stride })
+    }
+
     /// The sixteen entries from a dimension on, with zeros behind the last.
     #[inline(always)]
     pub(super) unsafe fn group<L: Level>(
@@ -76,11 +101,17 @@ impl<'a, E: Element> Keys<'a, E> {
             if rest.len() >= LANES {
                 return E::load::<L>(rest.as_ptr());
             }
-            let mut padded = [E::default(); LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            E::load::<L>(padded.as_ptr())
+            E::load::<L>(padded(rest).as_ptr())
         }
     }
+}
+
+/// Entries with zeros behind them; apart from the loops that load groups, which it would cost registers.
+#[inline(never)]
+fn padded<E: Element>(rest: &[E]) -> [E; LANES] {
+    let mut padded = [E::default(); LANES];
+    padded[..rest.len()].copy_from_slice(rest);
+    padded
 }
 
 struct Encode<'a, E> {

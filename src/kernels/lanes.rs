@@ -87,6 +87,8 @@ pub(crate) trait Single: Lanes<Scalar = f32> {
 pub(crate) trait Level: Copy {
     type F32: Single;
     type F64: Lanes<Scalar = f64>;
+    /// Whether thirty-two groups of f32 fit in registers.
+    const ROOMY: bool = false;
 
     /// f64 lanes rounded to f32.
     unsafe fn single(lanes: Self::F64) -> Self::F32;

@@ -29,6 +29,7 @@ mod foreign;
 mod huge_pages;
 mod lanes;
 mod mixture;
+mod panel;
 mod passes;
 mod portable;
 mod products;
@@ -46,6 +47,9 @@ pub(crate) use foreign::extent;
 pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
+pub(crate) use panel::{
+    BLOCK as PANEL_KEYS, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows,
+};
 pub(crate) use passes::{
     Given, NEAR, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored,
     Survey, Weigh, around, ranks_between, sample, values_around,

@@ -47,7 +47,7 @@ pub(crate) struct Stored;
 
 /// e^x for x <= 0, flushed to +0 below [`Scalar::CUT`]; also 0 for -inf.
 #[inline(always)]
-unsafe fn exp<V: Lanes>(x: V) -> V {
+pub(super) unsafe fn exp<V: Lanes>(x: V) -> V {
     // SAFETY: the caller vouches for the level.
     unsafe {
         // 2^(t + 1) with t <= -1, where t less its floor is exact; the polynomial brings the 1.

@@ -88,6 +88,24 @@ impl Query {
     }
 }
 
+impl Query {
+    /// The exact scores of consecutive keys for four queries, which are read once for all.
+    pub(crate) fn score_shared<E: Element>(
+        simd: Simd,
+        keys: Keys<'_, E>,
+        from: usize,
+        four: [(&Query, &mut [f64]); 4],
+    ) {
+        let queries = four.each_ref().map(|(query, _)| *query);
+        let mut to = four.map(|(_, to)| to);
+        let entries = queries.map(|query| &query.entries[..]);
+        simd.shared_products(keys, from, entries, to.each_mut().map(|to| &mut **to));
+        for (query, to) in queries.into_iter().zip(to) {
+            to.iter_mut().for_each(|score| *score *= query.scale);
+        }
+    }
+}
+
 /// What was found for a row.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Found {
@@ -118,7 +136,15 @@ pub(crate) struct Room {
     excess: Option<f64>,
 }
 
+impl Room {
+    /// Forgets what the last row taught, so that answers do not depend on it.
+    pub(crate) fn forget(&mut self) {
+        self.excess = None;
+    }
+}
+
 /// One row of a search.
+#[derive(Clone, Copy)]
 pub(crate) struct Search<'a, E> {
     pub(crate) simd: Simd,
     pub(crate) codes: &'a Codes,
@@ -132,6 +158,7 @@ pub(crate) struct Search<'a, E> {
 }
 
 /// What an edge amounts to.
+#[derive(Debug)]
 struct Cut {
     edge: f32,
     /// Upper and lower bound of what the coded keys below it weigh, relative to the largest score by codes.
@@ -140,23 +167,89 @@ struct Cut {
     below: usize,
 }
 
+/// Where the search for a row's edge stands.
+#[derive(Debug)]
+pub(crate) struct Climb {
+    largest: f32,
+    coded: usize,
+    seen: usize,
+    /// The largest score that is known before any coded key is scored.
+    top: f64,
+    bare_mass: f64,
+    budget: f64,
+    excess: f64,
+    settled: bool,
+    rounds: usize,
+}
+
+/// What to do next for a row.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Done(Found),
+    /// Score these keys exactly, and judge.
+    Score(Chosen),
+    /// Score everything that is visible. If the row is flat, little can be dropped.
+    Dense {
+        flat: bool,
+    },
+}
+
+/// Keys that are to be scored.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    /// Positions, ascending.
+    pub(crate) kept: Vec<u32>,
+    cut: Cut,
+}
+
 impl<E: Element<Scalar = f32>> Search<'_, E> {
     /// Answers from the scores by codes, which are in the room already, and from exact ones.
     ///
     /// # Errors
     /// [`Error::KeysNeeded`] if codes do not suffice and there are no keys.
     pub(crate) fn run(&self, room: &mut Room) -> Result<Found, Error> {
-        match self.thin(room)? {
-            Some(found) => Ok(found),
-            None => self.dense(room),
+        let Some(keys) = self.keys else {
+            return match self.choose(room, &mut None)? {
+                Step::Done(found) => Ok(found),
+                _ => Err(Error::KeysNeeded),
+            };
+        };
+        let mut climb = None;
+        loop {
+            let chosen = match self.choose(room, &mut climb)? {
+                Step::Done(found) => return Ok(found),
+                Step::Dense { .. } => return self.dense(room),
+                Step::Score(chosen) => chosen,
+            };
+            self.make_room(room, &chosen);
+            let (count, offset) = (chosen.kept.len(), self.prepared.offset);
+            let picked = Picked::Listed(&chosen.kept);
+            self.query.score(self.simd, keys, picked, offset, &mut room.exact[..count]);
+            if let Some(found) = self.judge(room, &mut climb, chosen) {
+                return Ok(found);
+            }
         }
     }
 
-    /// The same, but `None` for a row that had better be scored in full.
+    /// What to do next; at first there is no climb. Scores by codes are in the room.
     ///
     /// # Errors
     /// As [`Search::run`].
-    pub(crate) fn thin(&self, room: &mut Room) -> Result<Option<Found>, Error> {
+    pub(crate) fn choose(&self, room: &mut Room, climb: &mut Option<Climb>) -> Result<Step, Error> {
+        if climb.is_none() {
+            match self.begin(room)? {
+                Ok(begun) => *climb = Some(begun),
+                Err(step) => return Ok(step),
+            }
+        }
+        match climb {
+            Some(climb) => self.climb(room, climb),
+            None => Ok(Step::Dense { flat: false }),
+        }
+    }
+
+    /// Looks at the scores by codes; a step if there is nothing to climb.
+    fn begin(&self, room: &mut Room) -> Result<Result<Climb, Step>, Error> {
         let Sight { visible, allowed } = self.sight;
         let n = self.codes.len();
         room.scores[visible.min(n)..].fill(f32::NEG_INFINITY);
@@ -179,26 +272,20 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             (0..n as u32).filter(|key| sees(&key)).count()
         };
         if seen == 0 {
-            return Ok(Some(Found { minimal: true, rung: Rung::Codes, ..Found::default() }));
+            let found = Found { minimal: true, rung: Rung::Codes, ..Found::default() };
+            return Ok(Err(Step::Done(found)));
         }
         if self.eps == 0.0 {
             let kept = (0..n as u32).filter(|key| sees(&key)).collect();
             let minimal = true;
             let found = Found { kept, visible: seen, minimal, ..Found::default() };
-            return Ok(Some(Found { rung: Rung::Codes, ..found }));
+            return Ok(Err(Step::Done(Found { rung: Rung::Codes, ..found })));
         }
         let (survey, _) = self.simd.look(&room.scores, None);
-        let usable = usable && survey.largest < f32::INFINITY && !survey.nan;
-        if usable { self.climb(room, survey.largest, (coded, seen)) } else { Ok(None) }
-    }
-
-    /// The rungs below the dense one; `None` if they do not lead to an answer, or not more cheaply.
-    fn climb(
-        &self,
-        room: &mut Room,
-        largest: f32,
-        (coded, seen): (usize, usize),
-    ) -> Result<Option<Found>, Error> {
+        if !(usable && survey.largest < f32::INFINITY && !survey.nan) {
+            return Ok(Err(Step::Dense { flat: false }));
+        }
+        let largest = survey.largest;
         let offset = self.prepared.offset;
         room.bare_scores.resize(room.bare.len(), 0.0);
         match self.keys {
@@ -212,22 +299,30 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let bare_top = room.bare_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let top = f64::from(largest).max(bare_top);
         if coded == 0 || bare_top > f64::from(largest) + 600.0 {
-            return Ok(None);
+            return Ok(Err(Step::Dense { flat: false }));
         }
         let shift = f64::from(largest);
         // Bare keys relative to the largest score by codes; what exceeds it is fine in f64.
         let bare_mass: f64 = room.bare_scores.iter().map(|score| (score - shift).exp()).sum();
-        let odds = self.eps / (1.0 - self.eps);
         let budget = if bare_mass > 0.0 {
             let all = self.simd.below(&room.scores, largest, f32::NEG_INFINITY).rest;
             self.eps * (all + bare_mass) / all
         } else {
             self.eps
         };
-        let mut excess = room.excess.unwrap_or(1.03);
-        let mut settled = false;
-        for _ in 0..ROUNDS {
-            let share = budget / excess;
+        let excess = room.excess.unwrap_or(1.03);
+        let (settled, rounds) = (false, 0);
+        Ok(Ok(Climb { largest, coded, seen, top, bare_mass, budget, excess, settled, rounds }))
+    }
+
+    /// The rungs below the dense one.
+    fn climb(&self, room: &mut Room, climb: &mut Climb) -> Result<Step, Error> {
+        let Climb { largest, coded, seen, bare_mass, budget, .. } = *climb;
+        let odds = self.eps / (1.0 - self.eps);
+        while climb.rounds < ROUNDS {
+            climb.rounds += 1;
+            let Climb { excess, settled, .. } = climb;
+            let share = budget / *excess;
             let edge = if share < 1.0 { self.edge(room, share)? } else { f32::INFINITY };
             let sums = self.simd.below(&room.scores, largest, edge);
             let below = Sums::computed(
@@ -244,12 +339,12 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             };
             let kept = coded - sums.count;
             if self.keys.is_some() && kept as f64 > DENSE * seen as f64 {
-                return Ok(None);
+                return Ok(Step::Dense { flat: true });
             }
             // As far as codes know: how the bound stands to what it may be.
             let head = sums.rest + bare_mass;
             let ratio = cut.upper / (odds * head);
-            let Some(keys) = self.keys else {
+            if self.keys.is_none() {
                 let above = Sums::computed(sums.rest, sums.rest_squares, 1.0, kept);
                 let head = self.prepared.spread.mass_lower(&above);
                 let high = self.prepared.spread.mass_upper(&above);
@@ -257,8 +352,8 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 let upper = split.upper(TINY, 0.0);
                 if upper <= self.eps {
                     let split = Split { tail: cut.lower, dropped: cut.below, head: high, kept };
-                    room.excess = Some(excess);
-                    return Ok(Some(Found {
+                    room.excess = Some(*excess);
+                    return Ok(Step::Done(Found {
                         kept: self.list(room, &cut),
                         visible: seen,
                         scored: 0,
@@ -268,30 +363,49 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                         rung: Rung::Codes,
                     }));
                 }
-                excess *= (upper / self.eps).clamp(1.001, 4.0) * 1.001;
+                *excess *= (upper / self.eps).clamp(1.001, 4.0) * 1.001;
                 continue;
-            };
+            }
             if ratio.is_nan() || ratio > 1.0 - 1e-4 {
-                excess *= if ratio.is_nan() { 4.0 } else { (ratio * 1.002).min(4.0) };
-                settled = true;
+                *excess *= if ratio.is_nan() { 4.0 } else { (ratio * 1.002).min(4.0) };
+                *settled = true;
                 continue;
             }
-            if ratio < 0.98 && !settled {
+            if ratio < 0.98 && !*settled {
                 // The guess was too careful: once.
-                excess *= ratio * 1.005;
-                settled = true;
+                *excess *= ratio * 1.005;
+                *settled = true;
                 continue;
             }
-            let found = self.rescore(room, &cut, keys, (top, shift), seen);
-            if found.upper <= self.eps {
-                room.excess = Some(excess);
-                return Ok(Some(found));
-            }
-            let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
-            excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
-            settled = true;
+            return Ok(Step::Score(Chosen { kept: self.list(room, &cut), cut }));
         }
-        Ok(None)
+        Ok(Step::Dense { flat: false })
+    }
+
+    /// Makes room for the exact scores of chosen keys, which belong at its beginning.
+    pub(crate) fn make_room(&self, room: &mut Room, chosen: &Chosen) {
+        let scored = chosen.kept.len();
+        room.exact.resize(scored.next_multiple_of(LANES), 0.0);
+        room.exact[scored..].fill(f64::NEG_INFINITY);
+    }
+
+    /// Judges chosen keys by their exact scores less the codes' offset; `None` if they do not prove the budget.
+    pub(crate) fn judge(
+        &self,
+        room: &mut Room,
+        climb: &mut Option<Climb>,
+        chosen: Chosen,
+    ) -> Option<Found> {
+        let climb = climb.as_mut()?;
+        let found = self.rescore(room, chosen, (climb.top, f64::from(climb.largest)), climb.seen);
+        if found.upper <= self.eps {
+            room.excess = Some(climb.excess);
+            return Some(found);
+        }
+        let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
+        climb.excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
+        climb.settled = true;
+        None
     }
 
     /// The score by codes of the last key to keep if they were exact and keys of that share of the mass may go.
@@ -313,22 +427,17 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         kept
     }
 
-    /// Scores what an edge keeps exactly, and drops what the budget then still allows.
+    /// What the exact scores of chosen keys prove, after dropping what the budget then still allows.
     fn rescore(
         &self,
         room: &mut Room,
-        cut: &Cut,
-        keys: Keys<'_, E>,
+        chosen: Chosen,
         (top, shift): (f64, f64),
         seen: usize,
     ) -> Found {
-        let mut kept = self.list(room, cut);
+        let Chosen { mut kept, cut } = chosen;
         let scored = kept.len();
-        room.exact.resize(scored.next_multiple_of(LANES), 0.0);
-        let offset = self.prepared.offset;
-        let (exact, padding) = room.exact.split_at_mut(scored);
-        self.query.score(self.simd, keys, Picked::Listed(&kept), offset, exact);
-        padding.fill(f64::NEG_INFINITY);
+        let exact = &room.exact[..scored];
         let top = exact.iter().copied().fold(top, f64::max);
         // What codes bound, relative to the common shift.
         let down = (mass::exp(shift - top) * (1.0 + TINY)).max(NOTHING);

@@ -1,0 +1,269 @@
+"""Certified attention against torch: `python benches/bench_attention.py [A1 A2 A3 A5 A6 P]`.
+
+Everything is a ratio of medians, ours and a peer's, taken in turn in one process, on one thread each
+(P2: two). Each result is checked once against float64 before it is timed: the output may be off by
+what its certificate allows. Beside each time stands what must be read at least, by the speed at
+which torch reads memory here. Exit code 1 when a check fails; a missed target is only marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from certk_rs import _native as native
+from harness import machine
+
+EPS = 0.01
+DIM = 128
+LONG = 131_072
+LEAST_REPEAT = 7
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SECTIONS = {
+    "A1": "one query, float32, with an index / the best torch",
+    "A2": "one query, bfloat16, with an index / the best torch",
+    "A3": "nothing can be dropped: one query, and a group of four / the best torch",
+    "A5": "building an index / one copy of the keys, both per key",
+    "A6": "a group of four queries / the best torch, and / one query of ours",
+    "P": "prefill, 512 queries over 8192 keys / torch SDPA",
+    "P2": "the same on two threads",
+}
+
+
+class CheckFailedError(Exception):
+    """A result was wrong."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison."""
+
+    section: str
+    sigma: float
+    rows: int = 1
+    n: int = LONG
+    dtype: str = "float32"
+    index: bool = True
+    causal: bool = False
+    threads: int = 1
+    target: float | None = None
+
+
+CASES = (
+    Case("A1", 4.0, target=1 / 5),
+    Case("A1", 5.0, target=1 / 7),
+    Case("A1", 2.5, target=0.6),
+    Case("A1", 4.0, index=False),
+    Case("A2", 4.0, dtype="bfloat16", target=1 / 3.5),
+    Case("A2", 5.0, dtype="bfloat16", target=1 / 4),
+    Case("A2", 2.5, dtype="bfloat16", target=0.7),
+    Case("A3", 1.0, target=1.05),
+    Case("A3", 1.0, index=False, target=1.05),
+    Case("A3", 1.0, rows=4, target=1.1),
+    Case("A3", 1.0, rows=4, index=False, target=1.1),
+    Case("A6", 4.0, rows=4, target=1 / 3),
+    Case("P", 1.0, rows=512, n=8192, index=False, target=1.1),
+    Case("P", 1.0, rows=512, n=8192, target=1.1),
+    Case("P", 1.0, rows=512, n=8192, index=False, causal=True),
+    Case("P", 4.0, rows=512, n=8192, target=1.0),
+    Case("P", 5.0, rows=512, n=8192, target=1.0),
+    Case("P", 8.0, rows=512, n=8192, target=1.0),
+    Case("P2", 1.0, rows=512, n=8192, index=False, threads=2, target=1.1),
+)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def contest(works: dict[str, Callable[[], object]], repeat: int) -> dict[str, list[float]]:
+    """Seconds of each work, once per repetition in an order drawn anew; the first is not counted."""
+    rng = np.random.default_rng(0)
+    times: dict[str, list[float]] = {name: [] for name in works}
+    names = list(works)
+    gc.disable()
+    try:
+        for repetition in range(-1, max(repeat, LEAST_REPEAT)):
+            for at in rng.permutation(len(names)):
+                spent = seconds(works[names[at]])
+                if repetition >= 0:
+                    times[names[at]].append(spent)
+    finally:
+        gc.enable()
+    return times
+
+
+def ratio(times: dict[str, list[float]], ours: str, peer: str) -> tuple[float, float]:
+    """Of the medians, and of the minima."""
+    one, other = times[ours], times[peer]
+    return statistics.median(one) / statistics.median(other), min(one) / min(other)
+
+
+def lent(tensor: torch.Tensor) -> np.ndarray:
+    """The same memory as NumPy knows it; bfloat16 as its bits."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+class Data:
+    """Gaussian keys, values and queries of a case, and what works on them."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        """Scores have the standard deviation sigma."""
+        generator = torch.Generator().manual_seed(seed)
+        dtype = DTYPES[case.dtype]
+
+        def normal(rows: int, factor: float = 1.0) -> torch.Tensor:
+            return (factor * torch.randn(rows, DIM, generator=generator)).to(dtype)
+
+        self.case = case
+        self.q = normal(case.rows, case.sigma)
+        self.k, self.v = normal(case.n), normal(case.n)
+        self.lent = [lent(tensor) for tensor in (self.q, self.k, self.v)]
+        self.index = self.build() if case.index else None
+        shape = (case.rows, case.n)
+        hidden = torch.ones(shape, dtype=torch.bool).tril(case.n - case.rows)
+        self.mask = hidden if case.causal else None
+
+    def build(self) -> object:
+        """An index of the keys."""
+        return native.KeyIndex.build(self.lent[1], self.case.dtype, None, 1)
+
+    def ours(self, rows: int | None = None) -> tuple[np.ndarray, ...]:
+        """Certified attention: output, upper ends, k, scored, rung, error of the weights."""
+        q, k, v = self.lent
+        name, case = self.case.dtype, self.case
+        return native.attention(
+            q[:rows], name, k, name, v, name, np.array([EPS]), self.index, None, case.causal, None,
+            case.threads,
+        )  # fmt: skip
+
+    def sdpa(self) -> torch.Tensor:
+        """What torch has for it."""
+        q, k, v = (tensor[None, None] for tensor in (self.q, self.k, self.v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+
+    def explicit(self) -> torch.Tensor:
+        """Product, softmax, product."""
+        scores = (self.q @ self.k.mT) * DIM**-0.5
+        if self.mask is not None:
+            scores = scores.masked_fill(~self.mask, -math.inf)
+        return torch.softmax(scores, -1) @ self.v
+
+    def check(self) -> tuple[float, float]:
+        """Our result against float64: k / n, and how many keys were scored, of all."""
+        out, upper, k, scored, _, weight_error = self.ours()
+        scores = (self.q.double() @ self.k.double().mT) * DIM**-0.5
+        if self.mask is not None:
+            scores = scores.masked_fill(~self.mask, -math.inf)
+        real = (torch.softmax(scores, -1) @ self.v.double()).numpy()
+        off = np.linalg.norm(out.reshape(real.shape) - real, axis=-1)
+        reach = float(self.v.double().norm(dim=-1).max()) + np.linalg.norm(real, axis=-1)
+        allowed = (upper + 2 * weight_error) * reach + 1e-5
+        if not (off <= allowed).all() or not (upper <= EPS).all():
+            raise CheckFailedError(f"{self.case}: off by {off.max():.2e}")
+        return float(k.mean()) / self.case.n, float(scored.mean()) / self.case.n
+
+    def bytes_needed(self, kept: float) -> float:
+        """What is read at least: all codes if there are any, and keys and values that are kept by some row."""
+        row = DIM * self.k.element_size()
+        some = 1 - (1 - kept) ** self.case.rows
+        codes = self.case.n * (DIM + 2) if self.index is not None and kept < 0.6 else 0
+        return codes + 2 * some * row * self.case.n
+
+
+def stream() -> float:
+    """Bytes a second that torch reads when it sums a long row, the best of some."""
+    row = torch.ones(1 << 26)
+    return 4 * row.numel() / min(seconds(row.sum) for _ in range(7))
+
+
+def line(label: str, name: str, found: tuple[float, float], target: float | None, rest: str) -> str:
+    """One line of the table."""
+    mark = "" if target is None else ("ok" if found[0] <= target else "MISS")
+    goal = "" if target is None else f"{target:.2f}"
+    return f"{label:34} {name:10} {found[0]:7.3f} {found[1]:7.3f} {goal:>6} {mark:4} {rest}"
+
+
+def compared(case: Case, repeat: int, speed: float) -> Iterator[str]:
+    """Lines of one case."""
+    torch.set_num_threads(case.threads)
+    data = Data(case, 1)
+    kept, scored = data.check()
+    works: dict[str, Callable[[], object]] = {"ours": data.ours, "sdpa": data.sdpa}
+    if case.rows <= 4 and case.dtype == "float32":
+        works["explicit"] = data.explicit
+    if case.section == "A6":
+        works["one query"] = lambda: data.ours(1)
+    times = contest(works, repeat)
+    dense = [name for name in ("sdpa", "explicit") if name in times]
+    best = min(dense, key=lambda name: statistics.median(times[name]))
+    label = f"{case.section} {case.dtype} m {case.rows} n {case.n} sigma {case.sigma:g}"
+    label += " causal" * case.causal + " no index" * (not case.index)
+    least = data.bytes_needed(kept) / speed * 1e3
+    spent = statistics.median(times["ours"]) * 1e3
+    rest = f"{spent:8.2f} ms, memory alone {least:6.2f} ms; k/n {kept:.3f}, scored {scored:.3f}"
+    yield line(label, best, ratio(times, "ours", best), case.target, rest)
+    if case.section == "A6":
+        yield line(label, "one query", ratio(times, "ours", "one query"), 2.0, "")
+
+
+def built(dtype: str, target: float, repeat: int) -> str:
+    """A5."""
+    torch.set_num_threads(1)
+    data = Data(Case("A5", 1.0, dtype=dtype), 1)
+    to = torch.empty_like(data.k)
+    times = contest({"ours": data.build, "copy": lambda: to.copy_(data.k)}, repeat)
+    spent = statistics.median(times["ours"]) / LONG * 1e9
+    label = f"A5 {dtype} n {LONG}"
+    return line(label, "copy_", ratio(times, "ours", "copy"), target, f"{spent:8.1f} ns a key")
+
+
+def main() -> int:
+    """The table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    listed = "; ".join(f"{name}: {title}" for name, title in SECTIONS.items())
+    parser.add_argument("sections", nargs="*", help=f"leave out for all ({listed})")
+    parser.add_argument("--repeat", type=int, default=15, help="readings of each, at least 7")
+    options = parser.parse_args()
+    unknown = set(options.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}")
+    wanted = set(options.sections or SECTIONS)
+    torch.set_num_threads(1)
+    speed = stream()
+    print(
+        f"{machine.cpu()}, torch {torch.__version__}, load {machine.load()}, commit {machine.commit()}"
+    )
+    print(f"reads {speed / 1e9:.1f} GB/s; ratios of medians and of minima")
+    print(f"{'':34} {'peer':10} {'ratio':>7} {'of min':>7} {'target':>6}")
+    failed = False
+    for case in CASES:
+        if case.section not in wanted:
+            continue
+        try:
+            for text in compared(case, options.repeat, speed):
+                print(text, flush=True)
+        except CheckFailedError as error:
+            failed = True
+            print(f"CHECK FAILED: {error}", flush=True)
+    if "A5" in wanted:
+        for dtype, target in (("float32", 4.0), ("bfloat16", 6.5)):
+            print(built(dtype, target, options.repeat), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+//! Many rows that keep everything, in f32.
+
+use half::{bf16, f16};
+
+use super::work::Answer;
+use super::{Job, MANY};
+use crate::error::Error;
+use crate::kernels::{Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
+use crate::keys::{Rung, by_type, matrix};
+use crate::scores::Data;
+
+/// One rounding of f32.
+const U: f64 = 1.0 / 16_777_216.0;
+/// Sizes of products and scales up to which nothing overflows in f32.
+const SAFE: f64 = 1e36;
+/// Relative error of a weight of a given exponent (`mass` has less), of a sum of as many as a block has, of the value's
+/// products and sums, and of what f64 adds.
+const ROUNDINGS: f64 = (216.0 + 2.0 * (PANEL_KEYS as f64 + 2.0)) * U;
+
+impl Job<'_> {
+    /// Answers rows in f32 over all that they see; `None` if they are too few, masked one by one, or if f32 cannot hold
+    /// what is stored.
+    pub(super) fn together(
+        &self,
+        head: usize,
+        rows: &[usize],
+    ) -> Result<Option<Vec<Answer>>, Error> {
+        let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
+        if rows.len() < MANY
+            || self.options.mask.is_some()
+            || wide(&self.keys.data)
+            || wide(&self.values.data)
+        {
+            return Ok(None);
+        }
+        let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Vec<_>, _>>()?;
+        let norm = self.norm(head)?;
+        let scale = self.scale.abs();
+        let mut errors = Vec::with_capacity(rows.len());
+        for query in &queries {
+            let own = query.iter().map(|entry| entry * entry).sum::<f64>().sqrt();
+            // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
+            let most = own * norm * (1.0 + 1e-12);
+            let exact = query.iter().all(|&entry| f64::from(entry as f32) == entry);
+            let scale_fits = scale == 0.0 || (1.0 / SAFE..SAFE).contains(&scale);
+            if !(exact && scale_fits && most < SAFE && most * scale < SAFE) {
+                return Ok(None);
+            }
+            // A run of fused terms, the sums of runs, the scale's rounding and the product's.
+            let roundings = (PANEL_RUN + query.len() / PANEL_RUN + 4) as f64 * U * 1.001;
+            // Terms that are subnormal.
+            let flushed = query.len() as f64 * 2f64.powi(-148) * scale + 2f64.powi(-148);
+            errors.push(scale * most * roundings + flushed);
+        }
+        let dim = self.values.dim();
+        let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
+        let entries = queries.iter().map(Vec::as_slice);
+        let mut panel = PanelRows::new(entries, shape, self.scale as f32);
+        let visible: Vec<usize> = rows.iter().map(|&row| self.sight(row).visible).collect();
+        by_type!(self.keys, K => {
+            let keys = matrix::<K>(self.keys, head);
+            by_type!(self.values, V => {
+                self.over(keys, matrix::<V>(self.values, head), &visible, &mut panel);
+                Ok(())
+            })
+        })?;
+        let answer = |(at, error): (usize, f64)| {
+            let (total, sums) = panel.row(at);
+            let mut out = sums.to_vec();
+            if total > 0.0 {
+                out.iter_mut().for_each(|entry| *entry /= total);
+            }
+            if let Some(entry) = out[..dim].iter().position(|entry| !entry.is_finite()) {
+                return Err(self.bad_value(head, entry));
+            }
+            let seen = visible[at];
+            let weight_error = (error.exp_m1() + ROUNDINGS) * (1.0 + error.exp_m1());
+            let rung = Rung::Dense;
+            Ok(Answer { out, upper: 0.0, kept: seen, scored: seen, rung, weight_error })
+        };
+        errors.into_iter().enumerate().map(answer).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Takes rows over the keys that they see, block by block.
+    fn over<K: Element<Scalar = f32>, V: Element<Scalar = f32>>(
+        &self,
+        keys: Keys<'_, K>,
+        values: Keys<'_, V>,
+        visible: &[usize],
+        panel: &mut PanelRows,
+    ) {
+        let longest = visible.iter().copied().max().unwrap_or(0);
+        let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
+        let mut limits = [0.0f32; PANEL_ROWS];
+        for from in (0..longest).step_by(PANEL_KEYS) {
+            let block = (from, PANEL_KEYS.min(longest - from));
+            for (limit, &visible) in limits.iter_mut().zip(visible) {
+                *limit = visible.saturating_sub(from).min(PANEL_KEYS) as f32;
+            }
+            let width = |dim: usize| dim.next_multiple_of(LANES);
+            let keys = self.simd.lend(keys, block, width(keys.dim()), &mut of_keys);
+            let values = self.simd.lend(values, block, width(values.dim()), &mut of_values);
+            self.simd.attend(panel, keys, values, block.1, &limits);
+        }
+    }
+
+    /// The largest norm of a head's keys that some row sees.
+    fn norm(&self, head: usize) -> Result<f64, Error> {
+        if let Some(&norm) = self.norms[head].get() {
+            return Ok(norm);
+        }
+        let m = self.queries.len();
+        let mut longest = self.keys.len();
+        if self.options.lengths.is_some() {
+            let sees = (0..self.queries.heads() * m).map(|row| self.sight(row).visible);
+            longest = sees.max().unwrap_or(0);
+        }
+        let norm = by_type!(self.keys, K => {
+            let keys = matrix::<K>(self.keys, head);
+            let centre = vec![0.0; keys.dim().next_multiple_of(LANES)];
+            let square = self.simd.farthest(keys, longest, &centre);
+            if square.is_finite() {
+                Ok(square.sqrt() * (1.0 + 1e-12))
+            } else {
+                let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
+                let bad = |&key: &usize| !keys.row(key).iter().all(finite);
+                let key = (0..longest).find(bad).unwrap_or(0);
+                Err(self.bad_key(head, keys, key))
+            }
+        })?;
+        Ok(*self.norms[head].get_or_init(|| norm))
+    }
+}

@@ -1,0 +1,321 @@
+//! Attention of many rows over a block of keys, in f32: a lane is a row.
+//!
+//! Queries lie with their rows side by side, so that products need no reordering of keys and no sum across lanes; scores,
+//! their maxima and their weights stay in the same lanes. Every number of a row is computed by the same operations in the
+//! same order whatever the level and whichever rows are beside it.
+
+use super::codes::Keys;
+use super::dispatch::{Pass, Simd};
+use super::lanes::{Element, LANES, Lanes, Level};
+use super::passes::exp;
+use crate::mass;
+
+/// Rows that are worked on together.
+pub(crate) const ROWS: usize = 4 * LANES;
+/// Keys of a block: so many weights are summed in f32 before they go to f64.
+pub(crate) const BLOCK: usize = 128;
+/// Terms of a product that are summed one after another; such sums are then added up.
+pub(crate) const RUN: usize = 32;
+/// Rows of a tile of a product of matrices.
+const TILE: usize = 4;
+
+/// Consecutive rows of f32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lent<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+}
+
+/// Rows on their way over blocks of keys.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    dim: usize,
+    width: usize,
+    /// Rows in whole groups.
+    padded: usize,
+    scale: f32,
+    /// Entry after entry, of all rows.
+    queries: Vec<f32>,
+    /// Key after key, of all rows: scores, then weights.
+    weights: Vec<f32>,
+    /// The largest score so far: what weights are relative to.
+    tops: [f32; ROWS],
+    totals: [f64; ROWS],
+    sums: Vec<f64>,
+}
+
+impl Rows {
+    /// At most [`ROWS`] queries of `dim` entries that are f32 numbers, over values of `width` entries, in whole groups.
+    pub(crate) fn new<'a>(
+        queries: impl ExactSizeIterator<Item = &'a [f64]>,
+        (dim, width): (usize, usize),
+        scale: f32,
+    ) -> Self {
+        assert!(queries.len() <= ROWS && width.is_multiple_of(LANES) && dim > 0);
+        let padded = queries.len().next_multiple_of(LANES);
+        let mut rows = Rows {
+            dim,
+            width,
+            padded,
+            scale,
+            queries: vec![0.0; dim * ROWS],
+            weights: vec![0.0; BLOCK * ROWS],
+            tops: [f32::NEG_INFINITY; ROWS],
+            totals: [0.0; ROWS],
+            sums: vec![0.0; padded * width],
+        };
+        for (r, query) in queries.enumerate() {
+            for (j, &entry) in query[..dim].iter().enumerate() {
+                rows.queries[j * ROWS + r] = entry as f32;
+            }
+        }
+        rows
+    }
+
+    /// A row's weights together, and its weighted sum of values.
+    pub(crate) fn row(&self, at: usize) -> (f64, &[f64]) {
+        (self.totals[at], &self.sums[at * self.width..][..self.width])
+    }
+
+    /// What has been summed for a row, relative to a larger score.
+    fn rescale(&mut self, at: usize, top: f32) {
+        let factor = mass::exp(f64::from(self.tops[at]) - f64::from(top));
+        self.tops[at] = top;
+        self.totals[at] *= factor;
+        for sum in &mut self.sums[at * self.width..][..self.width] {
+            *sum *= factor;
+        }
+    }
+}
+
+/// Rows of one matrix times a few columns of another, in `R x C` groups of sums, `depth` terms one after another.
+#[inline(always)]
+unsafe fn product<L: Level, const R: usize, const C: usize>(
+    (left, row, step): (*const f32, usize, usize),
+    (right, right_step): (*const f32, usize),
+    depth: usize,
+) -> [[L::F32; C]; R] {
+    // SAFETY: the caller vouches for the level and for all places.
+    unsafe {
+        let mut sums = [[L::F32::splat(0.0); C]; R];
+        for k in 0..depth {
+            let mut columns = [L::F32::splat(0.0); C];
+            for (c, column) in columns.iter_mut().enumerate() {
+                *column = L::F32::load(right.add(k * right_step + c * LANES));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let entry = L::F32::splat(*left.add(r * row + k * step));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = column.mul_add(entry, *sum);
+                }
+            }
+        }
+        sums
+    }
+}
+
+struct Attend<'a> {
+    rows: &'a mut Rows,
+    keys: Lent<'a>,
+    values: Lent<'a>,
+    count: usize,
+    /// How many of the keys each row sees.
+    limits: &'a [f32; ROWS],
+}
+
+impl Attend<'_> {
+    /// The products of `R` keys with `C` groups of rows over some entries, added to what is there already.
+    #[inline(always)]
+    unsafe fn score<L: Level, const R: usize, const C: usize>(
+        &mut self,
+        key: usize,
+        at: usize,
+        (from, depth): (usize, usize),
+    ) {
+        let Lent { data, stride } = self.keys;
+        // SAFETY: the caller vouches for the level; `attend` has checked that keys, entries and rows are there.
+        unsafe {
+            let left = data.as_ptr().add(key * stride + from);
+            let right = self.rows.queries.as_ptr().add(from * ROWS + at);
+            let sums = product::<L, R, C>((left, stride, 1), (right, ROWS), depth);
+            for (r, sums) in sums.into_iter().enumerate() {
+                let to = self.rows.weights.as_mut_ptr().add((key + r) * ROWS + at);
+                for (c, sum) in sums.into_iter().enumerate() {
+                    let to = to.add(c * LANES);
+                    let sum = if from == 0 { sum } else { sum.add(L::F32::load(to)) };
+                    sum.store(to);
+                }
+            }
+        }
+    }
+
+    /// Scores of all keys for `C` groups of rows.
+    #[inline(always)]
+    unsafe fn scores<L: Level, const C: usize>(&mut self, at: usize) {
+        let whole = self.count / TILE * TILE;
+        for from in (0..self.rows.dim).step_by(RUN) {
+            let entries = (from, RUN.min(self.rows.dim - from));
+            // SAFETY: the caller vouches for the level; keys and rows are those that are there.
+            unsafe {
+                for key in (0..whole).step_by(TILE) {
+                    self.score::<L, TILE, C>(key, at, entries);
+                }
+                for key in whole..self.count {
+                    self.score::<L, 1, C>(key, at, entries);
+                }
+            }
+        }
+    }
+
+    /// Scores become weights.
+    #[inline(always)]
+    unsafe fn weigh<L: Level>(&mut self, at: usize) {
+        let count = self.count;
+        // SAFETY: the caller vouches for the level; the weights of a block and the limits are whole groups of rows.
+        unsafe {
+            let hidden = L::F32::splat(f32::NEG_INFINITY);
+            let limit = L::F32::load(self.limits[at..].as_ptr());
+            let all = limit.smallest() >= count as f32;
+            let scale = L::F32::splat(self.rows.scale);
+            let mut top = L::F32::load(self.rows.tops[at..].as_ptr());
+            let scores = self.rows.weights.as_mut_ptr().add(at);
+            for key in 0..count {
+                let to = scores.add(key * ROWS);
+                let mut score = L::F32::load(to).mul(scale);
+                if !all {
+                    score = score.select(limit.gt(L::F32::splat(key as f32)), hidden);
+                }
+                score.store(to);
+                top = score.max(top);
+            }
+            let mut tops = [0.0f32; LANES];
+            top.store(tops.as_mut_ptr());
+            for (lane, top) in tops.into_iter().enumerate() {
+                if top != self.rows.tops[at + lane] {
+                    self.rows.rescale(at + lane, top);
+                }
+            }
+            let scores = self.rows.weights.as_mut_ptr().add(at);
+            let mut sum = L::F32::splat(0.0);
+            for key in 0..count {
+                let to = scores.add(key * ROWS);
+                // A row that has seen nothing yet has the exponent NaN, which weighs nothing.
+                let weight = exp(L::F32::load(to).sub(top));
+                weight.store(to);
+                sum = sum.add(weight);
+            }
+            let totals = self.rows.totals[at..].as_mut_ptr();
+            L::double(sum).add(L::F64::load(totals)).store(totals);
+        }
+    }
+
+    /// Adds the weighted values of `C` groups of entries for a tile of rows.
+    #[inline(always)]
+    unsafe fn average<L: Level, const C: usize>(&mut self, row: usize, at: usize) {
+        let Lent { data, stride } = self.values;
+        // SAFETY: the caller vouches for the level; `attend` has checked that values, entries and rows are there.
+        unsafe {
+            let left = self.rows.weights.as_ptr().add(row);
+            let right = data.as_ptr().add(at);
+            let sums = product::<L, TILE, C>((left, 1, ROWS), (right, stride), self.count);
+            for (r, sums) in sums.into_iter().enumerate() {
+                let to = self.rows.sums.as_mut_ptr().add((row + r) * self.rows.width + at);
+                for (c, sum) in sums.into_iter().enumerate() {
+                    let to = to.add(c * LANES);
+                    L::double(sum).add(L::F64::load(to)).store(to);
+                }
+            }
+        }
+    }
+}
+
+impl Pass for Attend<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        const WIDE: usize = 4 * LANES;
+        let (padded, width) = (self.rows.padded, self.rows.width);
+        // SAFETY: the caller vouches for the level; rows and entries are whole groups.
+        unsafe {
+            if L::ROOMY && padded == WIDE {
+                self.scores::<L, 4>(0);
+            } else {
+                for at in (0..padded).step_by(LANES) {
+                    self.scores::<L, 1>(at);
+                }
+            }
+            for at in (0..padded).step_by(LANES) {
+                self.weigh::<L>(at);
+            }
+            let whole = if L::ROOMY { width / WIDE * WIDE } else { 0 };
+            for row in (0..padded).step_by(TILE) {
+                for at in (0..whole).step_by(WIDE) {
+                    self.average::<L, 4>(row, at);
+                }
+                for at in (whole..width).step_by(LANES) {
+                    self.average::<L, 1>(row, at);
+                }
+            }
+        }
+    }
+}
+
+struct Widen<'a, E> {
+    keys: Keys<'a, E>,
+    from: usize,
+    width: usize,
+    to: &'a mut [f32],
+}
+
+impl<E: Element<Scalar = f32>> Pass for Widen<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) {
+        for (i, to) in self.to.chunks_exact_mut(self.width).enumerate() {
+            let row = self.keys.row(self.from + i);
+            for (g, to) in to.chunks_exact_mut(LANES).enumerate() {
+                // SAFETY: the caller vouches for the level; the chunk is a whole group.
+                unsafe { Keys::group::<L>(row, g * LANES).store(to.as_mut_ptr()) };
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Takes rows over at most [`BLOCK`] keys, of which row i sees the first `limits[i]`. Keys and values are finite, and no
+    /// product overflows.
+    pub(crate) fn attend(
+        self,
+        rows: &mut Rows,
+        keys: Lent<'_>,
+        values: Lent<'_>,
+        count: usize,
+        limits: &[f32; ROWS],
+    ) {
+        let reach = |lent: Lent<'_>, width| (count - 1) * lent.stride + width <= lent.data.len();
+        assert!(count > 0 && count <= BLOCK);
+        assert!(reach(keys, rows.dim) && reach(values, rows.width));
+        self.run(Attend { rows, keys, values, count, limits });
+    }
+
+    /// Consecutive rows in f32, as they are if they can be read `width` entries wide where they lie.
+    pub(crate) fn lend<'a, E: Element<Scalar = f32>>(
+        self,
+        keys: Keys<'a, E>,
+        (from, count): (usize, usize),
+        width: usize,
+        scratch: &'a mut Vec<f32>,
+    ) -> Lent<'a> {
+        assert!(count > 0 && width.is_multiple_of(LANES) && width >= keys.dim());
+        if width == keys.dim()
+            && let Some(lent) = keys.lend(from, count)
+        {
+            return lent;
+        }
+        scratch.resize(count * width, 0.0);
+        self.run(Widen { keys, from, width, to: &mut scratch[..] });
+        Lent { data: scratch, stride: width }
+    }
+}
