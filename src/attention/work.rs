@@ -1,5 +1,6 @@
 //! A few rows over one head's keys and values.
 
+use super::ball::stored;
 use super::{GROUP, Job, Unit};
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, Picked, Shifted};
@@ -12,18 +13,8 @@ use half::{bf16, f16};
 const BLOCK: usize = 64;
 /// A row that keeps a larger share of its keys keeps all.
 const ALL: f64 = 0.5;
-
-/// Runs generic code for the stored type of some vectors.
-macro_rules! stored {
-    ($data:expr, $slice:ident => $work:expr) => {
-        match $data {
-            Data::F32($slice) => $work,
-            Data::F64($slice) => $work,
-            Data::F16($slice) => $work,
-            Data::Bf16($slice) => $work,
-        }
-    };
-}
+/// A row whose scores are known no better than this, in nats, keeps all keys.
+const VAGUE: f64 = 1.0;
 
 /// One row's answer.
 pub(super) struct Answer {
@@ -60,7 +51,7 @@ impl Job<'_> {
         };
         let mut rows = Vec::with_capacity(unit.rows.len());
         let mut wide = Vec::new();
-        for &row in &unit.rows {
+        for (&row, &eps) in unit.rows.iter().zip(&unit.eps) {
             self.queries.widen(row / m, row % m, &mut wide);
             if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
                 return Err(Error::KeyNotFinite {
@@ -68,11 +59,10 @@ impl Job<'_> {
                     place: self.queries.place(row / m, row % m, entry),
                 });
             }
-            let eps = self.eps[if self.eps.len() == 1 { 0 } else { row }];
             rows.push(Row {
                 query: Query::new(&wide, self.scale, largest),
                 prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
-                sight: self.sight(row),
+                sight: self.sights.sight(row),
                 eps,
                 room: Room::default(),
                 kept: None,
@@ -101,7 +91,10 @@ impl Job<'_> {
             for i in 0..self.keys.len() {
                 for &entry in keys.row(i) {
                     let entry: f64 = entry.widen().into();
-                    most = most.max(entry.abs());
+                    // A key that is not finite is an error where it is seen, and no matter elsewhere.
+                    if entry.is_finite() {
+                        most = most.max(entry.abs());
+                    }
                 }
             }
             Ok(most)
@@ -181,6 +174,7 @@ impl Job<'_> {
         for row in rows.iter_mut() {
             let visible = row.sight.visible;
             row.room.exact.truncate(visible);
+            self.finite(head, row)?;
             let mut seen = visible;
             if let Some(allowed) = row.sight.allowed {
                 for (score, &allowed) in row.room.exact.iter_mut().zip(allowed) {
@@ -192,16 +186,7 @@ impl Job<'_> {
             }
             row.scored = seen;
             row.rung = Rung::Dense;
-            // A key that is not finite scores what is no score.
-            if let Some(bad) =
-                row.room.exact.iter().position(|score| score.is_nan() || *score == f64::INFINITY)
-            {
-                return Err(Error::KeyNotFinite {
-                    argument: self.keys.argument(),
-                    place: self.keys.place(head, bad, 0),
-                });
-            }
-            if row.eps > 0.0 && seen > 0 {
+            if row.eps > 0.0 && seen > 0 && row.query.error < VAGUE {
                 let error = [row.query.error];
                 let scores = Scores::new(&row.room.exact[..], &[visible])?.radius(&error)?;
                 let found = row.room.workspace.select(&scores, &[row.eps], &Options::new())?;
@@ -216,6 +201,56 @@ impl Job<'_> {
             }
         }
         Ok(())
+    }
+
+    /// That what a row sees has scores.
+    fn finite(&self, head: usize, row: &Row<'_>) -> Result<(), Error> {
+        let scores = row.room.exact.iter().enumerate();
+        let mut bad = scores.filter(|(key, score)| !score.is_finite() && row.sight.sees(*key));
+        let Some((key, &score)) = bad.next() else { return Ok(()) };
+        let mut wide = Vec::new();
+        self.keys.widen(head, key, &mut wide);
+        if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
+            let place = self.keys.place(head, key, entry);
+            return Err(Error::KeyNotFinite { argument: self.keys.argument(), place });
+        }
+        let mut place = self.keys.place(head, key, 0);
+        place.0.pop();
+        let problem = "q.k times scale overflows float64; pass smaller vectors or a smaller scale";
+        Err(Error::Number { argument: "a score of k", place, value: score, problem })
+    }
+
+    /// A row's average in f64 of what it sees alone, for values that f32 cannot add, or next to masked ones that are not finite.
+    fn carefully(&self, head: usize, row: &Row<'_>, total: f64) -> Result<Vec<f64>, Error> {
+        let dim = self.values.dim();
+        let mut out = vec![0.0; dim.next_multiple_of(LANES)];
+        let (mut wide, mut sums) = (Vec::new(), vec![0.0; dim]);
+        for (block, weights) in row.weights.chunks(BLOCK).enumerate() {
+            sums.fill(0.0);
+            for (at, weight) in weights.iter().enumerate() {
+                let at = block * BLOCK + at;
+                let key = row.kept.as_ref().map_or(at, |kept| kept[at] as usize);
+                if row.kept.is_none() && !row.sight.sees(key) {
+                    continue;
+                }
+                self.values.widen(head, key, &mut wide);
+                if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
+                    let place = self.values.place(head, key, entry);
+                    return Err(Error::KeyNotFinite { argument: self.values.argument(), place });
+                }
+                let weight = weight / total;
+                sums.iter_mut().zip(&wide).for_each(|(sum, value)| *sum += weight * value);
+            }
+            out.iter_mut().zip(&sums).for_each(|(out, sum)| *out += sum);
+        }
+        let largest = match out.iter().position(|entry| !entry.is_finite()) {
+            None => return Ok(out),
+            Some(entry) => out[entry],
+        };
+        let mut place = self.values.place(head, 0, 0);
+        place.0.truncate(place.0.len() - 2);
+        let problem = "an average of these values overflows float64; divide them by a constant";
+        Err(Error::Number { argument: "v", place, value: largest, problem })
     }
 
     /// Averages values by the weights of exact scores.
@@ -275,11 +310,8 @@ impl Job<'_> {
                 if total > 0.0 {
                     out.iter_mut().for_each(|entry| *entry /= total);
                 }
-                if let Some(entry) = out[..dim].iter().position(|entry| !entry.is_finite()) {
-                    return Err(Error::KeyNotFinite {
-                        argument: self.values.argument(),
-                        place: self.values.place(head, 0, entry),
-                    });
+                if out.iter().any(|entry| !entry.is_finite()) {
+                    out = self.carefully(head, row, total)?;
                 }
                 let weight_error = row.query.error.exp_m1() + 6.1e-8;
                 let Row { upper, scored, rung, .. } = *row;

@@ -40,7 +40,7 @@ pub(crate) struct Sight<'a> {
 }
 
 impl Sight<'_> {
-    fn sees(&self, key: usize) -> bool {
+    pub(crate) fn sees(&self, key: usize) -> bool {
         key < self.visible && self.allowed.is_none_or(|allowed| allowed[key] != 0)
     }
 }
