@@ -209,6 +209,7 @@ def test_what_is_masked_may_hold_anything(dtype: str, bad: float) -> None:
 def test_each_row_has_its_own_ball_where_a_head_has_none() -> None:
     rng = np.random.default_rng(8)
     q, k, v = (rng.standard_normal(s) for s in ((4, 8), (40, 8), (40, 3)))
+    q *= 4
     v[39] = np.nan
     lengths = np.array([39, 0, 39, 40])
     k[39] = -1e3 * q[3]  # row 3 sees it, and drops it
@@ -431,7 +432,7 @@ def place_of(bad: float, shape: tuple[int, ...], at: tuple[int, ...]) -> np.ndar
         ({"eps": np.nan}, r"^eps is NaN"),
         ({"eps": "much"}, r"^eps is a str"),
         ({"eps": [0.1, 0.2]}, r"^eps has shape \(2,\)"),
-        ({"eps": place_of(2.0, Q[:-1], (1, 3, 2))}, r"^eps\[1, 3, 2\] is 2"),
+        ({"eps": place_of(20.0, Q[:-1], (1, 3, 2)) / 10}, r"^eps\[1, 3, 2\] is 2"),
         ({"eps": None}, r"neither given"),
         ({"out_tol": 0.1}, r"both given"),
         ({"eps": None, "out_tol": -1.0}, r"^out_tol is -1"),

@@ -57,7 +57,8 @@ pub struct Attention {
     pub scored: Vec<i64>,
     /// Which way each row was answered.
     pub rung: Vec<Rung>,
-    /// A bound of the relative error of the weights of each row's average.
+    /// A bound of the relative error of the weights of each row's average, before they are rounded to the precision that values
+    /// are summed in.
     pub weight_error: Vec<f64>,
     /// How far rounding to the precision asked for moved each row.
     pub rounding: Vec<f64>,
@@ -169,13 +170,19 @@ impl<'a> Job<'a> {
             return Err(Error::Scale { value: scale });
         }
         if queries.dim() != keys.dim() {
-            return Err(queries.misfit(format!("keys have {} entries", keys.dim())));
+            return Err(queries.misfit(format!(
+                "keys have {} entries; queries and keys need as many as each other",
+                keys.dim()
+            )));
         }
         if values.batch() != keys.batch() || values.len() != keys.len() {
             return Err(values.misfit(format!(
                 "there must be a value for each key; keys have shape {:?}",
                 keys.shape()
             )));
+        }
+        if let Some(ball) = sights.options.ball {
+            ball.check(values)?;
         }
         if let Some(index) = index
             && (index.batch_shape() != keys.batch()

@@ -13,6 +13,8 @@ use half::{bf16, f16};
 const BLOCK: usize = 64;
 /// A row that keeps a larger share of its keys keeps all.
 const ALL: f64 = 0.5;
+/// Relative error of the exponential in f64, generously.
+const EXP: f64 = 1e-12;
 /// A row whose scores are known no better than this, in nats, keeps all keys.
 const VAGUE: f64 = 1.0;
 
@@ -313,7 +315,8 @@ impl Job<'_> {
                 if out.iter().any(|entry| !entry.is_finite()) {
                     out = self.carefully(head, row, total)?;
                 }
-                let weight_error = row.query.error.exp_m1() + 6.1e-8;
+                // The exponential in f64, and subtracting the largest score; rounding weights to f32 counts with the sums.
+                let weight_error = row.query.error.exp_m1() + EXP;
                 let Row { upper, scored, rung, .. } = *row;
                 Ok(Answer { out, upper, kept, scored, rung, weight_error })
             })
