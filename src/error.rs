@@ -107,6 +107,19 @@ pub enum Error {
         /// The offending value.
         value: f64,
     },
+    /// A budget on the output error that rounding alone exceeds.
+    #[error(
+        "out_tol{place} is {value:e}, but the output in full is proven to {bound:e} only (rounding); \
+         raise out_tol, or pass q, k and v in a wider precision"
+    )]
+    Unreachable {
+        /// The row.
+        place: Place,
+        /// The budget.
+        value: f64,
+        /// What is proven.
+        bound: f64,
+    },
     /// An additive mask entry is NaN or +inf.
     #[error(
         "mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry",

@@ -43,7 +43,7 @@ mod twofold;
 #[cfg(feature = "python")]
 mod python;
 
-pub use attention::{Attention, AttentionOptions, attention};
+pub use attention::{Attention, AttentionOptions, Budget, Precision, ValueBall, attention};
 pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
 pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};

@@ -566,7 +566,7 @@ fn no_axis(argument: &'static str) -> Error {
     Error::Shape { argument, shape: vec![], problem }
 }
 
-fn check_strides(
+pub(crate) fn check_strides(
     argument: &'static str,
     len: usize,
     batch: &[usize],

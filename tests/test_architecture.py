@@ -29,7 +29,7 @@ ANYTHING = None
 RUST_ARROWS: dict[str, set[str] | None] = {
     "lib": ANYTHING,
     "python": ANYTHING,
-    "attention": COMMON | {"keys", "bounds", "select"},
+    "attention": COMMON | {"keys", "bounds", "select", "kernels"},
     "keys": COMMON | {"montecarlo", "bounds", "select"},
     "keepset": COMMON | {"kernels", "select", "certificate"},
     "montecarlo": COMMON | {"kernels"},
@@ -226,7 +226,16 @@ def test_the_rust_reader_sees_what_it_should() -> None:
 
 # -------------------------------------------------------------------------------------- Python
 
-SUBJECTS = {"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"}
+SUBJECTS = {
+    "selection",
+    "keepset",
+    "sparse_attention",
+    "bounds",
+    "gaussian",
+    "windows",
+    "montecarlo",
+    "output",
+}
 LENDING = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 FILES = {"_atomic", "_safetensors", "_certificate", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {

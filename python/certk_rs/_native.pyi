@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Certified",
+    "KeyIndex",
     "Selected",
+    "ValueBall",
     "__version__",
+    "attention",
+    "attention_error",
     "best_cuts",
     "blockwise",
     "certify",
@@ -369,6 +373,96 @@ def mean_bounds(
     horizon: object,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Confidence bounds (samples,) of a mean from values (samples, draws), in the order drawn."""
+
+@final
+class KeyIndex:
+    """Codes of keys (..., n, d)."""
+
+    @staticmethod
+    def build(keys: NDArray[Any], dtype: str, rotate: bool | None, threads: object) -> KeyIndex: ...
+    def append(self, keys: NDArray[Any], dtype: str, threads: object) -> None: ...
+    def search(
+        self,
+        queries: NDArray[Any],
+        dtype: str,
+        keys: NDArray[Any] | None,
+        keys_dtype: str | None,
+        eps: float | NDArray[np.float64],
+        scale: object,
+        threads: object,
+    ) -> tuple[
+        NDArray[np.int64],  # k
+        NDArray[np.int64],  # indptr
+        NDArray[np.int64],  # indices
+        NDArray[np.float64],  # tail_mass_upper
+        NDArray[np.float64],  # tail_mass_lower
+        NDArray[np.bool_],  # minimal
+        NDArray[np.uint8],  # status
+        NDArray[np.int64],  # scored
+        NDArray[np.uint8],  # rung
+    ]: ...
+    @property
+    def len(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+@final
+class ValueBall:
+    """A ball around the values of each head; values (..., n, d_v)."""
+
+    @staticmethod
+    def build(values: NDArray[Any], dtype: str, threads: object) -> ValueBall: ...
+    def append(self, values: NDArray[Any], dtype: str) -> None: ...
+    def radii(self) -> NDArray[np.float64]:
+        """(heads,), inf where a value is not finite."""
+    @property
+    def len(self) -> int: ...
+
+def attention(
+    queries: NDArray[Any],
+    queries_dtype: str,
+    keys: NDArray[Any],
+    keys_dtype: str,
+    values: NDArray[Any],
+    values_dtype: str,
+    eps: float | NDArray[np.float64] | None,
+    index: object,
+    scale: object,
+    causal: object,
+    lengths: NDArray[np.int64] | None,
+    threads: object,
+    mask: NDArray[np.bool_] | None = None,
+    out_tol: float | NDArray[np.float64] | None = None,
+    ball: ValueBall | None = None,
+) -> tuple[
+    NDArray[Any],  # out (rows * d_v,), of the queries' dtype, half precisions as uint16
+    NDArray[np.float64],  # tail_mass_upper (rows,)
+    NDArray[np.int64],  # k (rows,)
+    NDArray[np.int64],  # scored (rows,)
+    NDArray[np.uint8],  # rung (rows,)
+    NDArray[np.float64],  # weight_error (rows,)
+    NDArray[np.float64],  # sum_error (rows,)
+    NDArray[np.float64],  # rounding (rows,)
+    NDArray[np.float64] | None,  # error_bound (rows,), with out_tol
+]: ...
+def attention_error(
+    queries: NDArray[Any],
+    queries_dtype: str,
+    values: NDArray[Any],
+    values_dtype: str,
+    causal: object,
+    lengths: NDArray[np.int64] | None,
+    threads: object,
+    mask: NDArray[np.bool_] | None,
+    ball: ValueBall | None,
+    out: NDArray[np.float64],
+    tail_mass_upper: NDArray[np.float64],
+    k: NDArray[np.int64],
+    weight_error: NDArray[np.float64],
+    sum_error: NDArray[np.float64],
+    rounding: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Bound the error of what `attention` returned for these arguments, `out` widened, (rows,)."""
 
 def simd_level() -> str:
     """Name of the instruction-set level in use: portable, avx2, avx512 or neon."""

@@ -36,6 +36,17 @@ class Status(IntEnum):
     """The row has no visible key: nothing kept, tail mass 0."""
 
 
+class Rung(IntEnum):
+    """Which way a row was answered."""
+
+    CODES = 0
+    """By codes alone: no key was scored exactly."""
+    RESCORED = 1
+    """Codes chose which keys to score exactly, and bounded the others."""
+    DENSE = 2
+    """All visible keys were scored exactly."""
+
+
 class _Frozen:
     """Arrays are made read-only, and stay so through pickle."""
 
@@ -352,6 +363,46 @@ def _flat_row(i: RowIndex, batch: tuple[int, ...]) -> int:
     except (TypeError, ValueError, IndexError):
         raise CertkError(f"i is {i!r}; there is no such row in the batch shape {batch}") from None
     return flat
+
+
+@_on_demand
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionResult(_Frozen):
+    """Attention's output, and what is proven of each row; `...` is q.shape[:-1].
+
+    The promise, per row: the real-number softmax of exactly the stored q, k and scale loses at most
+    `tail_mass_upper` of its mass, and `out` as it is stored is at most `error_bound` away from the
+    real-number attention over everything that the row sees. All rounding is inside.
+    """
+
+    out: Any
+    """(..., d_v), of the dtype and kind of q: a read-only NumPy array, or a torch tensor."""
+    tail_mass_upper: NDArray[np.float64]
+    """Proven upper end of the dropped mass, (...)."""
+    error_bound: NDArray[np.float64]
+    """Upper bound on the Euclidean norm over d_v of `out` minus the real attention, (...).
+
+    Computed when it is first read (then kept) unless `out_tol` was given, since it takes a pass
+    over the values: those in memory at that moment, so read it before they are overwritten. Until
+    then the result holds on to them. inf where a dropped value may not be finite.
+    """
+    k: NDArray[np.int64]
+    """Keys that went into each average, (...)."""
+    scored: NDArray[np.int64]
+    """Keys that were scored exactly, (...)."""
+    rung: NDArray[np.uint8]
+    """A `Rung` per row, (...)."""
+
+    def __repr__(self) -> str:
+        if self.k.size == 0:
+            return f"AttentionResult(no rows, batch shape {self.k.shape})"
+        rungs = [(_count(self.rung == rung), rung.name.lower()) for rung in Rung]
+        return (
+            f"AttentionResult({_rows(self.k.size)}, batch shape {self.k.shape}, "
+            f"k {_range(self.k)}, scored {_range(self.scored)}, "
+            f"tail mass <= {_worst(self.tail_mass_upper)}, "
+            f"{', '.join(f'{count} {name}' for count, name in rungs if count)})"
+        )
 
 
 _STORED_DTYPES = {

@@ -1,15 +1,23 @@
 //! Certified sparse attention: scores a few keys exactly, and proves what the others carry.
 
+mod ball;
+mod bound;
+mod sight;
 mod together;
 mod work;
 
 use std::sync::OnceLock;
 
-use crate::error::{Error, Place};
+use crate::error::Error;
 use crate::kernels::{PANEL_ROWS, Simd};
-use crate::keys::{KeyIndex, Rung, Sight};
+use crate::keys::{KeyIndex, Rung};
 use crate::scores::Vectors;
 use crate::threads::{self, Hook};
+
+pub use ball::ValueBall;
+use bound::Balls;
+pub use bound::Precision;
+use sight::Sights;
 
 /// How attention is to be computed.
 #[derive(Debug, Clone, Default)]
@@ -18,18 +26,31 @@ pub struct AttentionOptions<'a> {
     pub scale: Option<f64>,
     /// Query i of m sees keys up to i + n - m.
     pub causal: bool,
-    /// How many keys each row sees, from the first; one per row.
+    /// How many keys a row sees, from the first; one for all rows or one per row.
     pub lengths: Option<&'a [i64]>,
     /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
     pub mask: Option<(&'a [u8], &'a [usize])>,
+    /// What the output is rounded to.
+    pub precision: Precision,
+    /// A ball around the values, so that they need not be read for a bound of the output's error.
+    pub ball: Option<&'a ValueBall>,
     /// How many threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
+}
+
+/// What a row may lose. One number for all rows, or one per row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget<'a> {
+    /// Its tail mass is to be at most this, at least 0 and below 1; 0 is plain attention.
+    TailMass(&'a [f64]),
+    /// Its output is to be off by at most this in the Euclidean norm, all rounding included; finite and not negative.
+    Output(&'a [f64]),
 }
 
 /// Attention's output, a row for each query, and what is proven of it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Attention {
-    /// Weighted averages of values, one vector after another.
+    /// Weighted averages of values, one vector after another, rounded to the precision asked for.
     pub out: Vec<f64>,
     /// The real tail mass of a row is at most this.
     pub tail_mass_upper: Vec<f64>,
@@ -39,73 +60,90 @@ pub struct Attention {
     pub scored: Vec<i64>,
     /// Which way each row was answered.
     pub rung: Vec<Rung>,
-    /// A bound of the relative error of the weights of each row's average.
+    /// A bound of the relative error of the weights of each row's average, but for a factor that they have in common.
     pub weight_error: Vec<f64>,
+    /// A bound of what summing weighted values may move each row's average, relative to the mean length of those values.
+    pub sum_error: Vec<f64>,
+    /// How far rounding to the precision asked for moved each row.
+    pub rounding: Vec<f64>,
 }
 
 /// Rows that share a scan of the codes.
 const GROUP: usize = 4;
 /// Rows that are many: they are worked on together, in f32 where nothing can be dropped.
 const MANY: usize = 16;
+/// How often a row is computed at most for a budget on its output, before it is computed in full.
+const ATTEMPTS: usize = 2;
 
 /// Softmax attention of queries `(..., heads, m, d)` over keys `(..., kv_heads, n, d)` and values `(..., kv_heads, n, d_v)`, `heads` a
-/// multiple of `kv_heads`, with a dropped mass of at most `eps` in each row, proven for the real numbers stored.
+/// multiple of `kv_heads`, that drops from each row no more than its budget allows, proven for the real numbers stored.
 ///
 /// With an index of the keys, most keys are judged by their codes. A row that cannot be thinned is computed in full. A row that
-/// sees no key gives zeros.
+/// sees no key gives zeros. Keys and values that no row sees may hold anything.
 ///
 /// # Errors
-/// [`Error::Shape`] where arguments do not fit each other, [`Error::Eps`], [`Error::Scale`], [`Error::Length`],
-/// [`Error::RowLength`], [`Error::KeyNotFinite`] for a query, or a key or value that is used.
+/// [`Error::Shape`] where arguments do not fit each other, [`Error::Eps`], [`Error::Tolerance`] also where rounding alone exceeds
+/// the budget, [`Error::Scale`], [`Error::Length`], [`Error::RowLength`], [`Error::KeyNotFinite`] for a query, or a key or value
+/// that is used, [`Error::Number`] where a score or an output overflows.
 pub fn attention(
     queries: &Vectors<'_>,
     keys: &Vectors<'_>,
     values: &Vectors<'_>,
-    eps: &[f64],
+    budget: Budget<'_>,
     index: Option<&KeyIndex>,
     options: &AttentionOptions<'_>,
 ) -> Result<Attention, Error> {
-    attention_with(queries, keys, values, eps, index, options, &mut || Ok(()))
+    attention_with(queries, keys, values, budget, index, options, &mut || Ok(()))
+        .map(|(all, _)| all)
 }
 
+/// The same, with the bounds of the output's error where the budget is one.
 pub(crate) fn attention_with(
     queries: &Vectors<'_>,
     keys: &Vectors<'_>,
     values: &Vectors<'_>,
-    eps: &[f64],
+    budget: Budget<'_>,
     index: Option<&KeyIndex>,
     options: &AttentionOptions<'_>,
     hook: Hook<'_>,
-) -> Result<Attention, Error> {
-    let job = Job::new(queries, keys, values, eps, index, options)?;
-    let rows = queries.heads() * queries.len();
-    let dim = values.dim();
-    let work = rows.saturating_mul(keys.len()).saturating_mul(keys.dim());
-    let threads = threads::count(options.threads, work > 1 << 20)?;
-    let units = job.units();
-    let mut all = Attention {
-        out: vec![0.0; rows * dim],
-        tail_mass_upper: vec![0.0; rows],
-        k: vec![0; rows],
-        scored: vec![0; rows],
-        rung: vec![Rung::Dense; rows],
-        weight_error: vec![0.0; rows],
-    };
-    let portion = (1 << 28) / (PANEL_ROWS * keys.len() * keys.dim()).max(1) + threads;
-    let mut at = 0;
-    let one = |unit: usize| job.unit(&units[unit]);
-    threads::in_portions(threads, units.len(), (portion, 1), hook, one, |answers| {
-        for (&row, answer) in units[at].rows.iter().zip(answers) {
-            all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
-            all.tail_mass_upper[row] = answer.upper;
-            all.k[row] = answer.kept as i64;
-            all.scored[row] = answer.scored as i64;
-            all.rung[row] = answer.rung;
-            all.weight_error[row] = answer.weight_error;
+) -> Result<(Attention, Option<Vec<f64>>), Error> {
+    let sights = Sights::new(queries, keys, options)?;
+    let job = Job::new(queries, keys, values, index, &sights)?;
+    let mut all = Attention::empty(sights.rows(), values.dim());
+    match budget {
+        Budget::TailMass(eps) => {
+            sights.per_row("eps", eps.len())?;
+            if let Some(row) = eps.iter().position(|eps| !(0.0..1.0).contains(eps)) {
+                return Err(Error::Eps { place: sights.place(row, eps.len()), value: eps[row] });
+            }
+            job.run(Ask { eps, careful: false }, |_| true, &mut all, hook)?;
+            Ok((all, None))
         }
-        at += 1;
-    })?;
-    Ok(all)
+        Budget::Output(tolerance) => {
+            sights.per_row("out_tol", tolerance.len())?;
+            if let Some(row) = tolerance.iter().position(|t| !(0.0..f64::INFINITY).contains(t)) {
+                let place = sights.place(row, tolerance.len());
+                return Err(Error::Tolerance { place, value: tolerance[row] });
+            }
+            let bounds = job.within(tolerance, &mut all, hook)?;
+            Ok((all, Some(bounds)))
+        }
+    }
+}
+
+impl Attention {
+    fn empty(rows: usize, dim: usize) -> Self {
+        Attention {
+            out: vec![0.0; rows * dim],
+            tail_mass_upper: vec![0.0; rows],
+            k: vec![0; rows],
+            scored: vec![0; rows],
+            rung: vec![Rung::Dense; rows],
+            weight_error: vec![0.0; rows],
+            sum_error: vec![0.0; rows],
+            rounding: vec![0.0; rows],
+        }
+    }
 }
 
 /// One call.
@@ -113,13 +151,21 @@ struct Job<'a> {
     queries: &'a Vectors<'a>,
     keys: &'a Vectors<'a>,
     values: &'a Vectors<'a>,
-    eps: &'a [f64],
     index: Option<&'a KeyIndex>,
-    options: &'a AttentionOptions<'a>,
+    sights: &'a Sights<'a>,
     scale: f64,
     simd: Simd,
     /// Of each head's keys that some row sees: the largest norm.
     norms: Vec<OnceLock<f64>>,
+}
+
+/// What is asked of rows.
+#[derive(Debug, Clone, Copy)]
+struct Ask<'a> {
+    /// The tail mass that a row may drop; one number for all rows, or one per row.
+    eps: &'a [f64],
+    /// Whether scores must be summed in f64, whatever the time.
+    careful: bool,
 }
 
 /// Rows that share a head's keys.
@@ -133,89 +179,143 @@ impl<'a> Job<'a> {
         queries: &'a Vectors<'a>,
         keys: &'a Vectors<'a>,
         values: &'a Vectors<'a>,
-        eps: &'a [f64],
         index: Option<&'a KeyIndex>,
-        options: &'a AttentionOptions<'a>,
+        sights: &'a Sights<'a>,
     ) -> Result<Self, Error> {
-        let scale = options.scale.unwrap_or(1.0 / (keys.dim() as f64).sqrt());
+        let scale = sights.options.scale.unwrap_or(1.0 / (keys.dim() as f64).sqrt());
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }
         if queries.dim() != keys.dim() {
-            return Err(queries.misfit(format!("keys have {} entries", keys.dim())));
-        }
-        let (have, need) = (queries.batch(), keys.batch());
-        let last = need.len().wrapping_sub(1);
-        let fits = have.len() == need.len()
-            && have.iter().zip(need).enumerate().all(|(axis, (&have, &need))| {
-                have == need || axis == last && need > 0 && have % need == 0
-            });
-        if !fits {
             return Err(queries.misfit(format!(
-                "the axes before the last two must be those of the keys, {need:?}, of which the last may be a multiple"
+                "keys have {} entries; queries and keys need as many as each other",
+                keys.dim()
             )));
         }
-        if values.batch() != need || values.len() != keys.len() {
+        if values.batch() != keys.batch() || values.len() != keys.len() {
             return Err(values.misfit(format!(
                 "there must be a value for each key; keys have shape {:?}",
                 keys.shape()
             )));
         }
+        if let Some(ball) = sights.options.ball {
+            ball.check(values)?;
+        }
         if let Some(index) = index
-            && (index.batch_shape() != need
+            && (index.batch_shape() != keys.batch()
                 || index.len() != keys.len()
                 || index.dim() != keys.dim())
         {
             return Err(keys.misfit(format!(
-                "the index was built of {} keys of {} entries for axes {:?}",
+                "the index was built of {} keys of {} entries for axes {:?}; build it of these, or append what is new",
                 index.len(),
                 index.dim(),
                 index.batch_shape()
             )));
         }
-        let rows = queries.heads() * queries.len();
-        let shape = &queries.shape()[..queries.shape().len() - 1];
-        if eps.len() != 1 && eps.len() != rows {
-            let remedy = "pass one budget, or one per row";
-            return Err(Error::Length { argument: "eps", expected: rows, got: eps.len(), remedy });
-        }
-        for (row, &value) in eps.iter().enumerate() {
-            if !(0.0..1.0).contains(&value) {
-                let place = if eps.len() == 1 { Place(vec![]) } else { Place::unravel(shape, row) };
-                return Err(Error::Eps { place, value });
-            }
-        }
-        if let Some(lengths) = options.lengths {
-            if lengths.len() != rows {
-                let remedy = "pass one length per row";
-                let got = lengths.len();
-                return Err(Error::Length { argument: "lengths", expected: rows, got, remedy });
-            }
-            for (row, &value) in lengths.iter().enumerate() {
-                if usize::try_from(value).is_ok_and(|value| value <= keys.len()) {
-                    continue;
-                }
-                let place = Place::unravel(shape, row);
-                return Err(Error::RowLength { place, value, n: keys.len() });
-            }
-        }
         let simd = Simd::current()?;
         let norms = vec![OnceLock::new(); keys.heads()];
-        Ok(Job { queries, keys, values, eps, index, options, scale, simd, norms })
+        Ok(Job { queries, keys, values, index, sights, scale, simd, norms })
+    }
+
+    /// Computes some rows.
+    fn run(
+        &self,
+        ask: Ask<'_>,
+        wanted: impl Fn(usize) -> bool,
+        all: &mut Attention,
+        hook: Hook<'_>,
+    ) -> Result<(), Error> {
+        let units = self.units(wanted);
+        let dim = self.values.dim();
+        let each = self.keys.len().saturating_mul(self.keys.dim());
+        let rows: usize = units.iter().map(|unit| unit.rows.len()).sum();
+        let threads =
+            threads::count(self.sights.options.threads, rows.saturating_mul(each) > 1 << 20)?;
+        let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each).max(1) + threads;
+        let mut at = 0;
+        let one = |unit: usize| {
+            let mut answers = self.unit(&units[unit], ask)?;
+            let mut moved = Vec::with_capacity(answers.len());
+            for (answer, &row) in answers.iter_mut().zip(&units[unit].rows) {
+                moved.push(self.round(row, &mut answer.out[..dim])?);
+            }
+            Ok((answers, moved))
+        };
+        threads::in_portions(threads, units.len(), (portion, 1), hook, one, |(answers, moved)| {
+            for ((&row, answer), moved) in units[at].rows.iter().zip(answers).zip(moved) {
+                all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
+                all.tail_mass_upper[row] = answer.upper;
+                all.k[row] = answer.kept as i64;
+                all.scored[row] = answer.scored as i64;
+                all.rung[row] = answer.rung;
+                all.weight_error[row] = answer.weight_error;
+                all.sum_error[row] = answer.sum_error;
+                all.rounding[row] = moved;
+            }
+            at += 1;
+        })
+    }
+
+    /// Rounds a row's output, and says how far that moved it.
+    fn round(&self, row: usize, out: &mut [f64]) -> Result<f64, Error> {
+        let moved = self.sights.options.precision.round(out);
+        match out.iter().position(|entry| !entry.is_finite()) {
+            None => Ok(moved),
+            Some(entry) => {
+                let mut place = self.sights.place(row, self.sights.rows());
+                place.0.push(entry);
+                let problem = "the output overflows the precision of q; pass q in a wider one, or values divided by a constant";
+                Err(Error::Number { argument: "out", place, value: out[entry], problem })
+            }
+        }
+    }
+
+    /// Computes all rows so that their outputs are within budgets, and returns the bounds that prove it.
+    fn within(
+        &self,
+        tolerance: &[f64],
+        all: &mut Attention,
+        hook: Hook<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        let balls = Balls::new(self.sights, self.values, &self.sights.options, hook)?;
+        let rows = self.sights.rows();
+        let of = |row: usize| tolerance[if tolerance.len() == 1 { 0 } else { row }];
+        let (mut eps, mut open) = (vec![0.0; rows], vec![true; rows]);
+        for attempt in 0..=ATTEMPTS {
+            for row in (0..rows).filter(|&row| open[row]) {
+                eps[row] = if attempt < ATTEMPTS {
+                    let known = (all.weight_error[row], all.sum_error[row]);
+                    let precision = self.sights.options.precision;
+                    bound::allowed(&balls, self.values, row, of(row), precision, known)
+                } else {
+                    0.0
+                };
+            }
+            let per_row = if rows == 0 { &[0.0][..] } else { &eps };
+            let ask = Ask { eps: per_row, careful: attempt == ATTEMPTS };
+            self.run(ask, |row| open[row], all, hook)?;
+            let bounds = all.bounds(&balls, self.values);
+            let mut missed = None;
+            for row in 0..rows {
+                open[row] = bounds[row] > of(row);
+                missed = missed.or(open[row].then_some(row));
+            }
+            let Some(row) = missed else { return Ok(bounds) };
+            if attempt == ATTEMPTS {
+                let place = self.sights.place(row, rows);
+                return Err(Error::Unreachable { place, value: of(row), bound: bounds[row] });
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// Rows in groups that share keys.
-    fn units(&self) -> Vec<Unit> {
-        let m = self.queries.len();
+    fn units(&self, wanted: impl Fn(usize) -> bool) -> Vec<Unit> {
         let mut rows_of = vec![Vec::new(); self.keys.heads()];
-        for matrix in 0..self.queries.heads() {
-            let place = Place::unravel(self.queries.batch(), matrix).0;
-            let mut head = 0;
-            for (axis, &have) in self.keys.batch().iter().enumerate() {
-                head = head * have + place[axis] / (self.queries.batch()[axis] / have);
-            }
-            if let Some(rows) = rows_of.get_mut(head) {
-                rows.extend(matrix * m..(matrix + 1) * m);
+        for (row, &head) in self.sights.head_of.iter().enumerate() {
+            if wanted(row) {
+                rows_of[head].push(row);
             }
         }
         let mut units = Vec::new();
@@ -225,24 +325,6 @@ impl<'a> Job<'a> {
             units.extend(rows.chunks(size).map(|rows| Unit { head, rows: rows.to_vec() }));
         }
         units
-    }
-
-    fn sight(&self, row: usize) -> Sight<'a> {
-        let (m, n) = (self.queries.len(), self.keys.len());
-        let mut visible = n;
-        if let Some(lengths) = self.options.lengths {
-            visible = visible.min(lengths[row].unsigned_abs() as usize);
-        }
-        if self.options.causal {
-            visible = visible.min((row % m + 1 + n).saturating_sub(m));
-        }
-        let allowed = self.options.mask.map(|(mask, strides)| {
-            let shape = &self.queries.shape()[..self.queries.shape().len() - 1];
-            let place = Place::unravel(shape, row).0;
-            let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
-            &mask[start..][..n]
-        });
-        Sight { visible, allowed }
     }
 }
 
@@ -322,12 +404,15 @@ mod tests {
             let options = AttentionOptions { causal, ..AttentionOptions::default() };
             let eps = [eps];
             let by_level = |simd: Simd| {
-                let mut job = Job::new(&q, &k, &v, &eps, index.as_ref(), &options).unwrap();
+                let sights = Sights::new(&q, &k, &options).unwrap();
+                let mut job = Job::new(&q, &k, &v, index.as_ref(), &sights).unwrap();
                 job.simd = simd;
-                let answers = job.units().into_iter().flat_map(|unit| job.unit(&unit).unwrap());
+                let ask = Ask { eps: &eps, careful: false };
+                let units = job.units(|_| true).into_iter();
+                let answers = units.flat_map(|unit| job.unit(&unit, ask).unwrap());
                 answers
                     .flat_map(|row| {
-                        let numbers = [row.upper, row.kept as f64, row.weight_error];
+                        let numbers = [row.upper, row.kept as f64, row.weight_error, row.sum_error];
                         row.out.into_iter().take(width).chain(numbers).map(f64::to_bits)
                     })
                     .collect::<Vec<u64>>()
@@ -338,7 +423,7 @@ mod tests {
             }
             let by_threads = |threads| {
                 let options = AttentionOptions { threads: Some(threads), ..options.clone() };
-                attention(&q, &k, &v, &eps, index.as_ref(), &options).unwrap()
+                attention(&q, &k, &v, Budget::TailMass(&eps), index.as_ref(), &options).unwrap()
             };
             let found = by_threads(1);
             assert_eq!(found, by_threads(3));
@@ -372,7 +457,7 @@ mod tests {
             let q = Vectors::new("q", &queries[..], &[m, dim]).unwrap();
             let k = Vectors::new("k", keys, &[n, dim]).unwrap();
             let v = Vectors::new("v", values, &[n, dim]).unwrap();
-            attention(&q, &k, &v, &[0.0], None, options)
+            attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, options)
         };
         let options = AttentionOptions { lengths: Some(&lengths), ..AttentionOptions::default() };
         let found = run(&keys, &values, &options).unwrap();

@@ -13,9 +13,10 @@ use crate::scores::Data;
 const U: f64 = 1.0 / 16_777_216.0;
 /// Sizes of products and scales up to which nothing overflows in f32.
 const SAFE: f64 = 1e36;
-/// Relative error of a weight of a given exponent (`mass` has less), of a sum of as many as a block has, of the value's
-/// products and sums, and of what f64 adds.
-const ROUNDINGS: f64 = (216.0 + 2.0 * (PANEL_KEYS as f64 + 2.0)) * U;
+/// Relative error of a weight of a given score, the difference from the largest included (`mass` has less).
+const WEIGHT: f64 = 216.0 * U;
+/// Relative error of a block's sum of weights, and of one of weighted values.
+const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
 
 impl Job<'_> {
     /// Answers rows in f32 over all that they see; `None` if they are too few, masked one by one, or if f32 cannot hold
@@ -27,7 +28,7 @@ impl Job<'_> {
     ) -> Result<Option<Vec<Answer>>, Error> {
         let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
         if rows.len() < MANY
-            || self.options.mask.is_some()
+            || self.sights.options.mask.is_some()
             || wide(&self.keys.data)
             || wide(&self.values.data)
         {
@@ -56,7 +57,7 @@ impl Job<'_> {
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
         let entries = queries.iter().map(Vec::as_slice);
         let mut panel = PanelRows::new(entries, shape, self.scale as f32);
-        let visible: Vec<usize> = rows.iter().map(|&row| self.sight(row).visible).collect();
+        let visible: Vec<usize> = rows.iter().map(|&row| self.sights.sight(row).visible).collect();
         by_type!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             by_type!(self.values, V => {
@@ -70,15 +71,24 @@ impl Job<'_> {
             if total > 0.0 {
                 out.iter_mut().for_each(|entry| *entry /= total);
             }
-            if let Some(entry) = out[..dim].iter().position(|entry| !entry.is_finite()) {
-                return Err(self.bad_value(head, entry));
+            // Values that are not finite, or that f32 cannot add, are for more careful hands.
+            if out[..dim].iter().any(|entry| !entry.is_finite()) {
+                return None;
             }
             let seen = visible[at];
-            let weight_error = (error.exp_m1() + ROUNDINGS) * (1.0 + error.exp_m1());
-            let rung = Rung::Dense;
-            Ok(Answer { out, upper: 0.0, kept: seen, scored: seen, rung, weight_error })
+            let (grown, rung) = (error.exp_m1(), Rung::Dense);
+            let (weight_error, sum_error) = (grown + WEIGHT * (1.0 + grown), SUMS);
+            Some(Answer {
+                out,
+                upper: 0.0,
+                kept: seen,
+                scored: seen,
+                rung,
+                weight_error,
+                sum_error,
+            })
         };
-        errors.into_iter().enumerate().map(answer).collect::<Result<_, _>>().map(Some)
+        Ok(errors.into_iter().enumerate().map(answer).collect())
     }
 
     /// Takes rows over the keys that they see, block by block.
@@ -111,8 +121,8 @@ impl Job<'_> {
         }
         let m = self.queries.len();
         let mut longest = self.keys.len();
-        if self.options.lengths.is_some() {
-            let sees = (0..self.queries.heads() * m).map(|row| self.sight(row).visible);
+        if self.sights.options.lengths.is_some() {
+            let sees = (0..self.queries.heads() * m).map(|row| self.sights.sight(row).visible);
             longest = sees.max().unwrap_or(0);
         }
         let norm = by_type!(self.keys, K => {
@@ -125,7 +135,7 @@ impl Job<'_> {
                 let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
                 let bad = |&key: &usize| !keys.row(key).iter().all(finite);
                 let key = (0..longest).find(bad).unwrap_or(0);
-                Err(self.bad_key(head, keys, key))
+                Err(self.bad_key(head, key, square))
             }
         })?;
         Ok(*self.norms[head].get_or_init(|| norm))

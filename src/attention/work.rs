@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 
-use super::{GROUP, Job, MANY, Unit};
+use super::ball::stored;
+use super::{Ask, GROUP, Job, MANY, Unit};
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, PANEL_ROWS, Picked, Shifted};
 use crate::keys::{
-    BLURRED, Chosen, Climb, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, Step,
-    by_type, matrix,
+    Chosen, Climb, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, Step, by_type, matrix,
 };
 use crate::scores::{Data, Scores};
 use crate::select::Options;
@@ -19,18 +19,12 @@ const BLOCK: usize = 64;
 const SPARSE: usize = 1024;
 /// A row that keeps a larger share of its keys keeps all.
 const ALL: f64 = 0.5;
-
-/// Runs generic code for the stored type of some vectors.
-macro_rules! stored {
-    ($data:expr, $slice:ident => $work:expr) => {
-        match $data {
-            Data::F32($slice) => $work,
-            Data::F64($slice) => $work,
-            Data::F16($slice) => $work,
-            Data::Bf16($slice) => $work,
-        }
-    };
-}
+/// A row whose scores are known no better than this, in nats, keeps all keys.
+const VAGUE: f64 = 1.0;
+/// Relative error of the exponential in f64, generously.
+const EXP: f64 = 1e-12;
+/// Terms that are summed in the values' own precision before f64 takes over, and the rounding of their weights.
+const DEPTH: f64 = 17.0;
 
 /// One row's answer.
 pub(super) struct Answer {
@@ -39,7 +33,10 @@ pub(super) struct Answer {
     pub(super) kept: usize,
     pub(super) scored: usize,
     pub(super) rung: Rung,
+    /// How far weights are from a common multiple of the real ones, relatively.
     pub(super) weight_error: f64,
+    /// What sums of weighted values may be off by, relative to their lengths.
+    pub(super) sum_error: f64,
 }
 
 /// One row on its way.
@@ -93,30 +90,31 @@ impl Scratch {
 }
 
 impl Job<'_> {
-    pub(super) fn unit(&self, unit: &Unit) -> Result<Vec<Answer>, Error> {
+    pub(super) fn unit(&self, unit: &Unit, ask: Ask<'_>) -> Result<Vec<Answer>, Error> {
         if unit.rows.len() < MANY {
-            return self.few(unit.head, &unit.rows);
+            return self.few(unit.head, &unit.rows, ask);
         }
         let mut answers: Vec<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
         if self.index.is_some() {
             // A few rows show whether to look at the codes at all.
             let step = unit.rows.len() / GROUP;
             let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
-            if self.thinned(unit, &shown, &mut answers)? {
+            if self.thinned(unit, &shown, ask, &mut answers)? {
                 let rest: Vec<usize> =
                     (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
                 for four in rest.chunks(GROUP) {
-                    self.thinned(unit, four, &mut answers)?;
+                    self.thinned(unit, four, ask, &mut answers)?;
                 }
             }
         }
         let open: Vec<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
         let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
-            let found = match self.together(unit.head, rows)? {
+            let together = if ask.careful { None } else { self.together(unit.head, rows)? };
+            let found = match together {
                 Some(found) => found,
                 None => {
-                    let fours = rows.chunks(GROUP).map(|rows| self.few(unit.head, rows));
+                    let fours = rows.chunks(GROUP).map(|rows| self.few(unit.head, rows, ask));
                     fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
                 }
             };
@@ -132,10 +130,11 @@ impl Job<'_> {
         &self,
         unit: &Unit,
         places: &[usize],
+        ask: Ask<'_>,
         answers: &mut [Option<Answer>],
     ) -> Result<bool, Error> {
         let list: Vec<usize> = places.iter().map(|&at| unit.rows[at]).collect();
-        let mut rows = self.rows(unit.head, &list)?;
+        let mut rows = self.rows(unit.head, &list, ask)?;
         self.thin(unit.head, &mut rows)?;
         let mut places = places.to_vec();
         let mut open = rows.iter().map(|row| row.open);
@@ -150,8 +149,8 @@ impl Job<'_> {
     }
 
     /// A few rows that share what is read.
-    fn few(&self, head: usize, list: &[usize]) -> Result<Vec<Answer>, Error> {
-        let mut rows = self.rows(head, list)?;
+    fn few(&self, head: usize, list: &[usize], ask: Ask<'_>) -> Result<Vec<Answer>, Error> {
+        let mut rows = self.rows(head, list, ask)?;
         self.thin(head, &mut rows)?;
         stored!(self.keys.data, data => self.dense(head, data, &mut rows))?;
         let answers = self.average(head, &mut rows);
@@ -177,18 +176,18 @@ impl Job<'_> {
     }
 
     /// Rows of which nothing is known yet.
-    fn rows(&self, head: usize, list: &[usize]) -> Result<Vec<Row<'_>>, Error> {
+    fn rows(&self, head: usize, list: &[usize], ask: Ask<'_>) -> Result<Vec<Row<'_>>, Error> {
         let codes = self.index.map(|index| index.head(head));
         // Without an index the size of keys is found when they are read.
         let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
         let row = |&row: &usize| {
             let wide = self.query(row)?;
-            let eps = self.eps[if self.eps.len() == 1 { 0 } else { row }];
+            let eps = ask.eps[if ask.eps.len() == 1 { 0 } else { row }];
             Ok(Row {
                 query: Query::new(&wide, self.scale, largest),
                 prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
                 wide,
-                sight: self.sight(row),
+                sight: self.sights.sight(row),
                 eps,
                 scratch: Scratch::take(),
                 kept: None,
@@ -330,11 +329,11 @@ impl Job<'_> {
             let exact = &mut row.scratch.room.exact;
             // A key that is not finite scores what is no score.
             if let Some(bad) = exact.iter().position(|score| !score.is_finite()) {
+                let score = exact[bad];
                 let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
-                return Err(self.bad_key(head, keys, bad));
+                return Err(self.bad_key(head, bad, score));
             }
-            // Scores that are off by more say nothing: all keys are kept.
-            if row.eps > 0.0 && !row.flat && row.scored > 0 && row.query.error <= BLURRED {
+            if row.eps > 0.0 && !row.flat && row.scored > 0 && row.query.error < VAGUE {
                 let error = [row.query.error];
                 let scores = Scores::new(&exact[..], &[row.scored])?.radius(&error)?;
                 let options = Options::new();
@@ -355,12 +354,18 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// That a key, or a product with it, is not finite.
-    pub(super) fn bad_key<E: Element>(&self, head: usize, keys: Keys<'_, E>, key: usize) -> Error {
-        let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
-        let entry = keys.row(key).iter().position(|entry| !finite(entry)).unwrap_or(0);
-        let place = self.keys.place(head, key, entry);
-        Error::KeyNotFinite { argument: self.keys.argument(), place }
+    /// That a key, or its score, is not finite.
+    pub(super) fn bad_key(&self, head: usize, key: usize, score: f64) -> Error {
+        let mut wide = Vec::new();
+        self.keys.widen(head, key, &mut wide);
+        if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
+            let place = self.keys.place(head, key, entry);
+            return Error::KeyNotFinite { argument: self.keys.argument(), place };
+        }
+        let mut place = self.keys.place(head, key, 0);
+        place.0.pop();
+        let problem = "q.k times scale overflows float64; pass smaller vectors or a smaller scale";
+        Error::Number { argument: "a score of k", place, value: score, problem }
     }
 
     fn average(&self, head: usize, rows: &mut [Row<'_>]) -> Result<Vec<Answer>, Error> {
@@ -422,29 +427,53 @@ impl Job<'_> {
             let weights = &rows[row].scratch.weights[from..end];
             self.simd.average(values, Picked::Listed(&list[from..]), weights, &mut sums[row]);
         });
+        let sum_error = sum_error(&self.values.data);
         let parts = rows.iter().zip(sums.into_iter().zip(totals));
         parts
             .map(|(row, (mut out, total))| {
                 if total > 0.0 {
                     out.iter_mut().for_each(|entry| *entry /= total);
                 }
-                if let Some(entry) = out[..dim].iter().position(|entry| !entry.is_finite()) {
-                    return Err(self.bad_value(head, entry));
+                if out.iter().any(|entry| !entry.is_finite()) {
+                    out = self.carefully(head, row, total)?;
                 }
-                let weight_error = row.query.error.exp_m1() + 6.1e-8;
+                // The exponential in f64, and subtracting the largest score; rounding weights counts with the sums.
+                let weight_error = row.query.error.exp_m1() + EXP;
                 let Row { upper, scored, rung, .. } = *row;
                 let kept = row.kept.as_ref().map_or(scored, Vec::len);
-                Ok(Answer { out, upper, kept, scored, rung, weight_error })
+                Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error })
             })
             .collect()
     }
 
-    /// That a value that is used is not finite.
-    pub(super) fn bad_value(&self, head: usize, entry: usize) -> Error {
-        Error::KeyNotFinite {
-            argument: self.values.argument(),
-            place: self.values.place(head, 0, entry),
+    /// A row's average in f64 of what it sees alone, for values that f32 cannot add.
+    fn carefully(&self, head: usize, row: &Row<'_>, total: f64) -> Result<Vec<f64>, Error> {
+        let dim = self.values.dim();
+        let mut out = vec![0.0; dim.next_multiple_of(LANES)];
+        let (mut wide, mut sums) = (Vec::new(), vec![0.0; dim]);
+        for (block, weights) in row.scratch.weights.chunks(BLOCK).enumerate() {
+            sums.fill(0.0);
+            for (at, weight) in weights.iter().enumerate() {
+                let at = block * BLOCK + at;
+                let key = row.kept.as_ref().map_or(at, |kept| kept[at] as usize);
+                self.values.widen(head, key, &mut wide);
+                if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
+                    let place = self.values.place(head, key, entry);
+                    return Err(Error::KeyNotFinite { argument: self.values.argument(), place });
+                }
+                let weight = weight / total;
+                sums.iter_mut().zip(&wide).for_each(|(sum, value)| *sum += weight * value);
+            }
+            out.iter_mut().zip(&sums).for_each(|(out, sum)| *out += sum);
         }
+        let largest = match out.iter().position(|entry| !entry.is_finite()) {
+            None => return Ok(out),
+            Some(entry) => out[entry],
+        };
+        let mut place = self.values.place(head, 0, 0);
+        place.0.truncate(place.0.len() - 2);
+        let problem = "an average of these values overflows float64; divide them by a constant";
+        Err(Error::Number { argument: "v", place, value: largest, problem })
     }
 }
 
@@ -468,6 +497,11 @@ impl Row<'_> {
         };
         Some((search, &mut self.scratch.room))
     }
+}
+
+/// What sums of weighted values may be off by, relative to their lengths, but for what f64 adds.
+pub(super) fn sum_error(values: &Data<'_>) -> f64 {
+    DEPTH * if let Data::F64(_) = values { f64::EPSILON } else { f64::from(f32::EPSILON) / 2.0 }
 }
 
 /// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.

@@ -28,7 +28,7 @@ const DENSE: f64 = 0.6;
 /// Relative error of products and of short sums in f64, generously.
 const TINY: f64 = 1e-11;
 /// Exact scores that are off by more say nothing.
-pub(crate) const BLURRED: f64 = 300.0;
+const BLURRED: f64 = 300.0;
 /// Of a smallest weight that matters, in f64.
 const NOTHING: f64 = 1e-290;
 
@@ -42,7 +42,7 @@ pub(crate) struct Sight<'a> {
 }
 
 impl Sight<'_> {
-    fn sees(&self, key: usize) -> bool {
+    pub(crate) fn sees(&self, key: usize) -> bool {
         key < self.visible && self.allowed.is_none_or(|allowed| allowed[key] != 0)
     }
 }

@@ -12,4 +12,4 @@ pub use search::{SearchOptions, SearchResult};
 
 pub(crate) use codes::{Codes, Prepared};
 pub(crate) use index::{Coded, by_type, matrix};
-pub(crate) use mass::{BLURRED, Chosen, Climb, Query, Room, Search, Sight, Step};
+pub(crate) use mass::{Chosen, Climb, Query, Room, Search, Sight, Step};

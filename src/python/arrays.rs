@@ -99,7 +99,7 @@ impl<'py> Bytes<'py> {
         Ok(Bytes(array.call_method1("view", ("uint8",))?.extract()?))
     }
 
-    fn data(&self, argument: &str) -> PyResult<(&[u8], Vec<usize>)> {
+    pub(super) fn data(&self, argument: &str) -> PyResult<(&[u8], Vec<usize>)> {
         stretch(&self.0, argument)
     }
 }

@@ -1,25 +1,99 @@
 //! `attention`.
 
-use numpy::{PyArray1, PyReadonlyArray1};
+use half::{bf16, f16};
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use super::arguments;
-use super::arrays::{Budgets, Stored, contiguous};
-use super::errors::detached;
+use super::arrays::{Budgets, Bytes, Stored, contiguous};
+use super::errors::{CertkError, detached};
 use super::key_index::{KeyIndex, vectors};
-use crate::attention::{self as core, AttentionOptions};
+use crate::attention::{self as core, Attention, AttentionOptions, Budget, Precision};
 
-/// Output, upper ends, k, scored, rung, error of the weights.
+/// Output in the precision of the queries (half precisions as their bits), upper ends, k, scored, rung, errors of the weights and
+/// of the sums, rounding of the output, bounds of its error.
 type Answers<'py> = (
-    Bound<'py, PyArray1<f64>>,
+    Bound<'py, PyAny>,
     Bound<'py, PyArray1<f64>>,
     Bound<'py, PyArray1<i64>>,
     Bound<'py, PyArray1<i64>>,
     Bound<'py, PyArray1<u8>>,
     Bound<'py, PyArray1<f64>>,
+    Bound<'py, PyArray1<f64>>,
+    Bound<'py, PyArray1<f64>>,
+    Option<Bound<'py, PyArray1<f64>>>,
 );
 
+#[pyclass(frozen, module = "certk_rs._native")]
+pub(super) struct ValueBall(RwLock<core::ValueBall>);
+
+impl ValueBall {
+    fn read(&self) -> RwLockReadGuard<'_, core::ValueBall> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl ValueBall {
+    #[staticmethod]
+    fn build(
+        py: Python<'_>,
+        values: &Bound<'_, PyAny>,
+        dtype: &str,
+        threads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let stored = Stored::new(values, dtype)?;
+        let values = vectors(&stored, "v")?;
+        let threads = arguments::threads(threads)?;
+        let ball = detached(py, |hook| core::ValueBall::new_with(&values, threads, hook))?;
+        Ok(ValueBall(RwLock::new(ball)))
+    }
+
+    fn append(&self, py: Python<'_>, values: &Bound<'_, PyAny>, dtype: &str) -> PyResult<()> {
+        let stored = Stored::new(values, dtype)?;
+        let values = vectors(&stored, "v")?;
+        detached(py, |_| self.0.write().unwrap_or_else(PoisonError::into_inner).append(&values))
+    }
+
+    fn radii<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        PyArray1::from_vec(py, self.read().radii())
+    }
+
+    #[getter]
+    fn len(&self) -> usize {
+        self.read().len()
+    }
+}
+
+fn precision(dtype: &str) -> Precision {
+    match dtype {
+        "float32" => Precision::F32,
+        "float16" => Precision::F16,
+        "bfloat16" => Precision::Bf16,
+        _ => Precision::F64,
+    }
+}
+
+/// Numbers that are of a precision already, as an array of it.
+fn stored_as<'py>(py: Python<'py>, out: Vec<f64>, precision: Precision) -> Bound<'py, PyAny> {
+    match precision {
+        Precision::F64 => PyArray1::from_vec(py, out).into_any(),
+        Precision::F32 => PyArray1::from_iter(py, out.into_iter().map(|v| v as f32)).into_any(),
+        Precision::F16 => {
+            let bits = out.into_iter().map(|v| f16::from_f32(v as f32).to_bits());
+            PyArray1::from_iter(py, bits).into_any()
+        }
+        Precision::Bf16 => {
+            let bits = out.into_iter().map(|v| bf16::from_f32(v as f32).to_bits());
+            PyArray1::from_iter(py, bits).into_any()
+        }
+    }
+}
+
 #[pyfunction]
+#[pyo3(signature = (queries, queries_dtype, keys, keys_dtype, values, values_dtype, eps, index, scale, causal, lengths, threads,
+    mask=None, out_tol=None, ball=None))]
 #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn attention<'py>(
@@ -30,12 +104,15 @@ pub(super) fn attention<'py>(
     keys_dtype: &str,
     values: &Bound<'py, PyAny>,
     values_dtype: &str,
-    eps: Budgets<'py>,
+    eps: Option<Budgets<'py>>,
     index: Option<&Bound<'py, KeyIndex>>,
     scale: Option<&Bound<'py, PyAny>>,
-    causal: bool,
+    causal: &Bound<'py, PyAny>,
     lengths: Option<PyReadonlyArray1<'py, i64>>,
     threads: Option<&Bound<'py, PyAny>>,
+    mask: Option<&Bound<'py, PyAny>>,
+    out_tol: Option<Budgets<'py>>,
+    ball: Option<&Bound<'py, ValueBall>>,
 ) -> PyResult<Answers<'py>> {
     let stored = [
         Stored::new(queries, queries_dtype)?,
@@ -45,22 +122,91 @@ pub(super) fn attention<'py>(
     let queries = vectors(&stored[0], "q")?;
     let keys = vectors(&stored[1], "k")?;
     let values = vectors(&stored[2], "v")?;
-    let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
-    let lengths = lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?;
-    let threads = arguments::threads(threads)?;
-    let options = AttentionOptions { scale, causal, lengths, mask: None, threads };
-    let eps = eps.slice()?;
+    let budget = match (&eps, &out_tol) {
+        (Some(eps), None) => Budget::TailMass(eps.slice()?),
+        (None, Some(out_tol)) => Budget::Output(out_tol.slice()?),
+        _ => {
+            return Err(CertkError::new_err(
+                "eps and out_tol exclude each other; pass one of them: a budget on the tail mass, or on the output's error",
+            ));
+        }
+    };
+    let precision = precision(queries_dtype);
+    let mask = mask.map(Bytes::new).transpose()?;
+    let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
+    let ball = ball.map(|ball| ball.get().read());
+    let options = AttentionOptions {
+        scale: scale.map(|scale| arguments::real("scale", scale)).transpose()?,
+        causal: arguments::flag("causal", causal)?,
+        lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
+        mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
+        precision,
+        ball: ball.as_deref(),
+        threads: arguments::threads(threads)?,
+    };
     let index = index.map(Bound::get);
-    let found = detached(py, |hook| {
+    let (found, bounds) = detached(py, |hook| {
         let index = index.map(KeyIndex::read);
-        core::attention_with(&queries, &keys, &values, eps, index.as_deref(), &options, hook)
+        core::attention_with(&queries, &keys, &values, budget, index.as_deref(), &options, hook)
     })?;
     Ok((
-        PyArray1::from_vec(py, found.out),
+        stored_as(py, found.out, precision),
         PyArray1::from_vec(py, found.tail_mass_upper),
         PyArray1::from_vec(py, found.k),
         PyArray1::from_vec(py, found.scored),
         PyArray1::from_iter(py, found.rung.into_iter().map(|rung| rung as u8)),
         PyArray1::from_vec(py, found.weight_error),
+        PyArray1::from_vec(py, found.sum_error),
+        PyArray1::from_vec(py, found.rounding),
+        bounds.map(|bounds| PyArray1::from_vec(py, bounds)),
     ))
+}
+
+/// `Attention::error_bound` of what `attention` returned, the output widened.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // what the call before took and gave
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn attention_error<'py>(
+    py: Python<'py>,
+    queries: &Bound<'py, PyAny>,
+    queries_dtype: &str,
+    values: &Bound<'py, PyAny>,
+    values_dtype: &str,
+    causal: &Bound<'py, PyAny>,
+    lengths: Option<PyReadonlyArray1<'py, i64>>,
+    threads: Option<&Bound<'py, PyAny>>,
+    mask: Option<&Bound<'py, PyAny>>,
+    ball: Option<&Bound<'py, ValueBall>>,
+    out: PyReadonlyArray1<'py, f64>,
+    tail_mass_upper: PyReadonlyArray1<'py, f64>,
+    k: PyReadonlyArray1<'py, i64>,
+    weight_error: PyReadonlyArray1<'py, f64>,
+    sum_error: PyReadonlyArray1<'py, f64>,
+    rounding: PyReadonlyArray1<'py, f64>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let stored = [Stored::new(queries, queries_dtype)?, Stored::new(values, values_dtype)?];
+    let queries = vectors(&stored[0], "q")?;
+    let values = vectors(&stored[1], "v")?;
+    let mask = mask.map(Bytes::new).transpose()?;
+    let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
+    let ball = ball.map(|ball| ball.get().read());
+    let options = AttentionOptions {
+        causal: arguments::flag("causal", causal)?,
+        lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
+        mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
+        ball: ball.as_deref(),
+        threads: arguments::threads(threads)?,
+        ..AttentionOptions::default()
+    };
+    let found = Attention {
+        out: out.to_vec()?,
+        tail_mass_upper: tail_mass_upper.to_vec()?,
+        k: k.to_vec()?,
+        weight_error: weight_error.to_vec()?,
+        sum_error: sum_error.to_vec()?,
+        rounding: rounding.to_vec()?,
+        ..Attention::default()
+    };
+    let bounds = detached(py, |hook| found.error_bound_with(&queries, &values, &options, hook))?;
+    Ok(PyArray1::from_vec(py, bounds))
 }

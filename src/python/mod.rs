@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::attention::attention;
+    use super::attention::{ValueBall, attention, attention_error};
     #[pymodule_export]
     use super::bounds::{
         best_cuts, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap, single_gap,

@@ -1,0 +1,270 @@
+"""Certified sparse attention: few keys are scored and averaged; what the others carry is proven."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _arrays, _native
+from .errors import CertkError
+from .results import AttentionResult
+
+_Shape = tuple[int, ...]
+
+
+class ValueBall:
+    """A ball around the values of each head, for callers who attend to the same values repeatedly.
+
+    With `ball=` the `error_bound` of `attention` reads no values. A decoding loop keeps one beside
+    its cache and appends each new value as it comes, in time proportional to what is new. The ball
+    is apart from the key index because values change, move and are masked independently of keys.
+
+    It speaks of the values as they were when they were added; a bound from a ball holds if the
+    values passed to `attention` are those.
+    """
+
+    def __init__(self, values: ArrayLike, *, threads: int | None = None) -> None:
+        """Read all values.
+
+        Args:
+            values: (..., kv_heads, n, d_v) as in `attention`; float16, bfloat16, float32, float64.
+            threads: Number of threads; None for all available.
+
+        Raises:
+            CertkError: Bad input; the message names the argument.
+        """
+        array, dtype = _arrays.lend_floats("v", values)
+        self._native = _native.ValueBall.build(array, dtype, threads)
+        self._batch = array.shape[:-2]
+
+    def append(self, values: ArrayLike) -> None:
+        """Add values (..., kv_heads, m, d_v) behind the others; the leading axes must be the same.
+
+        Raises:
+            CertkError: Another shape.
+        """
+        self._native.append(*_arrays.lend_floats("v", values))
+
+    @property
+    def radius(self) -> NDArray[np.float64]:
+        """Radius of each head's ball, (..., kv_heads); inf where a value is not finite."""
+        return self._native.radii().reshape(self._batch)
+
+    def __len__(self) -> int:
+        """Values per head."""
+        return self._native.len
+
+    def __repr__(self) -> str:
+        return f"ValueBall({len(self)} values, batch shape {self._batch})"
+
+
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    eps: ArrayLike | None = None,
+    *,
+    index: object = None,
+    scale: float | None = None,
+    causal: bool = False,
+    lengths: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    out_tol: ArrayLike | None = None,
+    ball: ValueBall | None = None,
+    threads: int | None = None,
+) -> AttentionResult:
+    """Softmax attention that drops what it can prove to be small, and says what was lost.
+
+    The proof is about the real-number attention over exactly the stored q, k and v: all rounding is
+    inside. Results are the same, bit for bit, for any number of threads and any instruction set.
+    Keys and values that no row sees may hold anything, also NaN. Arrays must not be written during
+    the call.
+
+    Args:
+        q: Queries (..., heads, m, d), or (m, d). float16, bfloat16 (torch or ml_dtypes), float32,
+            float64; NumPy or torch CPU; lists become float64. q, k and v may differ in dtype.
+        k: Keys (..., kv_heads, n, d), or (n, d), not repeated: heads is a multiple of kv_heads, and
+            query heads h * heads / kv_heads and on share the keys of kv head h.
+        v: Values (..., kv_heads, n, d_v), or (n, d_v).
+        eps: Budget of dropped softmax mass, 0 <= eps < 1: a number, or one per row, of shape
+            q.shape[:-1]. 0 is plain attention. Exactly one of eps and out_tol is given.
+        index: A `KeyIndex` of exactly these keys; most keys are then judged by their codes. An
+            index of other keys gives certificates of no particular row. Not for float64 keys.
+        scale: Multiplies q.k; None for the float64 nearest d**-0.5.
+        causal: Query i of m sees keys up to i + n - m.
+        lengths: How many keys a row sees, from the first; integers of shape q.shape[:-1], or one
+            for all.
+        mask: Boolean (True = seen), broadcasts to q.shape[:-1] + (n,). An additive mask is taken if
+            it holds only 0 and entries <= finfo.min / 2.
+        out_tol: Budget on the output's error instead of eps, in the units of v (Euclidean norm over
+            d_v), finite, >= 0: a number, or one per row. `error_bound` is then at most that.
+        ball: A `ValueBall` around exactly these values, so that the error bound reads none.
+        threads: Number of threads; None for all available (RAYON_NUM_THREADS and CPU quotas count).
+
+    Returns:
+        An `AttentionResult`; `out` has the dtype and the kind (NumPy or torch) of q. A row that
+        sees no key gives zeros.
+
+    Raises:
+        CertkError: Bad input, or an out_tol below what rounding leaves; the message names the
+            argument and the place.
+    """
+    queries, dtype = _arrays.lend_floats("q", q)
+    keys, keys_dtype = _arrays.lend_floats("k", k)
+    values, values_dtype = _arrays.lend_floats("v", v)
+    batch = queries.shape[:-1]
+    if (eps is None) == (out_tol is None):
+        given = "neither" if eps is None else "both"
+        raise CertkError(
+            f"eps and out_tol: {given} given; pass eps, a budget on the dropped mass, or out_tol, "
+            "one on the output's error"
+        )
+    if ball is not None and not isinstance(ball, ValueBall):
+        raise CertkError(f"ball is a {type(ball).__name__}; pass a certk_rs.ValueBall of v")
+    seen = None
+    if mask is not None:
+        if queries.ndim < 2 or keys.ndim < 2:
+            raise CertkError("mask goes with q (..., m, d) and k (..., n, d); give both two axes")
+        seen = _seen(mask, (*batch, keys.shape[-2]))
+    valid = None if lengths is None else _arrays.per_row_integers("lengths", lengths, batch)
+    inside = None if ball is None else ball._native
+    flat, upper, kept, scored, rung, weight_error, sum_error, rounding, proven = _native.attention(
+        queries,
+        dtype,
+        keys,
+        keys_dtype,
+        values,
+        values_dtype,
+        _budget("eps", eps, batch),
+        _native_index(index),
+        scale,
+        causal,
+        valid,
+        threads,
+        seen,
+        _budget("out_tol", out_tol, batch),
+        inside,
+    )
+
+    def computed() -> NDArray[np.float64]:
+        return _native.attention_error(
+            queries,
+            dtype,
+            values,
+            values_dtype,
+            causal,
+            valid,
+            threads,
+            seen,
+            inside,
+            _arrays.widen(_half(flat, dtype), dtype),
+            upper,
+            kept,
+            weight_error,
+            sum_error,
+            rounding,
+        )
+
+    # A bound that is known must not hold on to the values.
+    bound = computed if proven is None else lambda: proven
+    out = _like(q, flat.reshape(*batch, values.shape[-1]), dtype)
+    return AttentionResult._of(_Answer(batch, out, upper, kept, scored, rung, bound))
+
+
+class _Answer:
+    """What a result's fields come from; the error bound on demand."""
+
+    def __init__(
+        self,
+        batch: _Shape,
+        out: Any,
+        tail_mass_upper: NDArray[np.float64],
+        k: NDArray[np.int64],
+        scored: NDArray[np.int64],
+        rung: NDArray[np.uint8],
+        bound: Callable[[], NDArray[np.float64]],
+    ) -> None:
+        self.out = out
+        self.tail_mass_upper = _read_only(tail_mass_upper, batch)
+        self.k = _read_only(k, batch)
+        self.scored = _read_only(scored, batch)
+        self.rung = _read_only(rung, batch)
+        self._batch = batch
+        self._bound: Callable[[], NDArray[np.float64]] | None = bound
+
+    @cached_property
+    def error_bound(self) -> NDArray[np.float64]:
+        """The bound, by a pass over the values unless it is known; lets go of them."""
+        bound = self._bound
+        if bound is None:  # another thread was faster
+            return self.__dict__["error_bound"]  # type: ignore[no-any-return]
+        found = self.__dict__.setdefault("error_bound", _read_only(bound(), self._batch))
+        self._bound = None
+        return found  # type: ignore[no-any-return]
+
+
+def _read_only(values: NDArray[Any], batch: _Shape) -> NDArray[Any]:
+    values = values.reshape(batch)
+    values.setflags(write=False)
+    return values
+
+
+def _half(flat: NDArray[Any], dtype: str) -> NDArray[Any]:
+    return flat.view(np.float16) if dtype == "float16" else flat
+
+
+def _like(q: object, out: NDArray[Any], dtype: str) -> Any:
+    """Return the output as the kind of array that q is: of torch, of ml_dtypes, or of NumPy."""
+    torch = sys.modules.get("torch")
+    out = _half(out, dtype)
+    if torch is not None and isinstance(q, torch.Tensor):
+        # A tensor may be written to; the bound is about what was returned.
+        out = out.copy()
+        if dtype == "bfloat16":
+            return torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(out)
+    if dtype == "bfloat16":
+        out = out.view(np.asarray(q).dtype.newbyteorder("="))
+    out.setflags(write=False)
+    return out
+
+
+def _budget(name: str, value: ArrayLike | None, batch: _Shape) -> NDArray[np.float64] | None:
+    return None if value is None else _arrays.per_row_floats(name, value, batch)
+
+
+def _native_index(index: object) -> Any:
+    """Take a `KeyIndex`, which holds the native one as `_native`, or the native one itself."""
+    if index is None or isinstance(index, _native.KeyIndex):
+        return index
+    held = getattr(index, "_native", None)
+    if isinstance(held, _native.KeyIndex):
+        return held
+    raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
+
+
+def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
+    """Return a boolean mask broadcast to `shape`; additive ones of 0 and -inf become one."""
+    array, dtype = _arrays.borrow("mask", mask)
+    if dtype == "bool":
+        return _arrays.lend_mask(array, shape)[0]
+    if dtype not in ("float16", "bfloat16", "float32", "float64"):
+        raise CertkError(
+            f"mask has dtype {dtype}; pass bool (True = seen), or an additive one of 0 and -inf"
+        )
+    bias = _arrays.widen(array, dtype)
+    lowest = -(2.0 - 2.0**-7) * 2.0**126 if dtype == "bfloat16" else np.finfo(array.dtype).min / 2
+    hidden = bias <= lowest
+    wrong = np.argwhere(~(hidden | (bias == 0.0)))
+    if wrong.size:
+        place = [int(i) for i in wrong[0]]
+        raise CertkError(
+            f"mask{place} is {bias[tuple(place)]:g}; attention takes no bias: pass a boolean mask "
+            "(True = seen) or one of 0 and -inf, or add the bias to the scores and use select"
+        )
+    return _arrays.lend_mask(~hidden, shape)[0]

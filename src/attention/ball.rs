@@ -1,0 +1,243 @@
+//! Balls around values: what is known of values that were not read.
+
+use std::ops::Range;
+
+use crate::error::Error;
+use crate::kernels::{Keys, LANES, Simd};
+use crate::scores::{Data, Vectors};
+use crate::threads::{self, Hook};
+
+/// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.
+const SAMPLES: usize = 1024;
+/// Of a square that underflows: its root is below this.
+const TINY: f64 = 1.5e-154;
+
+/// Runs generic code for the stored type of some vectors.
+macro_rules! stored {
+    ($data:expr, $slice:ident => $work:expr) => {
+        match $data {
+            Data::F32($slice) => $work,
+            Data::F64($slice) => $work,
+            Data::F16($slice) => $work,
+            Data::Bf16($slice) => $work,
+        }
+    };
+}
+pub(super) use stored;
+
+/// A ball around some vectors.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Ball {
+    /// In whole groups.
+    pub(super) centre: Vec<f64>,
+    /// No vector is farther from the centre; infinite if one of them is not finite.
+    pub(super) radius: f64,
+}
+
+/// At least the Euclidean norm of some numbers.
+pub(super) fn norm(entries: impl Iterator<Item = f64>) -> f64 {
+    let (mut square, mut count, mut nothing) = (0.0, 0.0, true);
+    for entry in entries {
+        square += entry * entry;
+        count += 1.0;
+        nothing &= entry == 0.0;
+    }
+    if nothing {
+        0.0
+    } else {
+        (square * (1.0 + (count + 8.0) * f64::EPSILON)).sqrt() * UP + TINY * count
+    }
+}
+
+/// More than one by a few roundings.
+pub(super) const UP: f64 = 1.0 + 8.0 * f64::EPSILON;
+
+impl Ball {
+    /// Around the vectors of a matrix at some places.
+    pub(super) fn around(
+        simd: Simd,
+        vectors: &Vectors<'_>,
+        head: usize,
+        places: &[Range<usize>],
+    ) -> Self {
+        let dim = vectors.dim();
+        let mut centre = vec![0.0; dim.next_multiple_of(LANES)];
+        let count: usize = places.iter().map(ExactSizeIterator::len).sum();
+        let step = count.div_ceil(SAMPLES).max(1);
+        let (mut wide, mut skip, mut taken) = (Vec::new(), 0, 0.0);
+        for places in places {
+            let mut at = places.start + skip;
+            while at < places.end {
+                vectors.widen(head, at, &mut wide);
+                centre.iter_mut().zip(&wide).for_each(|(sum, entry)| *sum += entry);
+                taken += 1.0;
+                at += step;
+            }
+            skip = at - places.end;
+        }
+        for entry in &mut centre {
+            *entry /= f64::max(taken, 1.0);
+            if !entry.is_finite() {
+                *entry = 0.0;
+            }
+        }
+        let mut ball = Ball { centre, radius: 0.0 };
+        ball.extend(simd, vectors, head, places);
+        ball
+    }
+
+    /// Grows until it holds more vectors.
+    fn extend(&mut self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &[Range<usize>]) {
+        for places in places {
+            self.radius = self.radius.max(self.reach(simd, vectors, head, places));
+        }
+    }
+
+    /// No vector at these places is farther from the centre.
+    fn reach(&self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &Range<usize>) -> f64 {
+        let (start, stride) = vectors.matrix(head);
+        let (dim, from) = (vectors.dim(), start + places.start * stride);
+        let square = stored!(vectors.data, data => {
+            let rows = Keys::new(data.get(from..).unwrap_or(&[]), stride, dim);
+            simd.farthest(rows, places.len(), &self.centre)
+        });
+        // A difference, its square and sixteen lanes of sums; squares may underflow.
+        let roundings = (dim / LANES + 16) as f64;
+        let reach = (square * (1.0 + roundings * f64::EPSILON)).sqrt() * UP + TINY * dim as f64;
+        if reach.is_nan() { f64::INFINITY } else { reach }
+    }
+
+    /// At least the distance of a point from the centre.
+    pub(super) fn away(&self, point: &[f64]) -> f64 {
+        norm(point.iter().zip(&self.centre).map(|(a, b)| a - b)) * UP
+    }
+
+    /// No vector in the ball is longer.
+    pub(super) fn longest(&self) -> f64 {
+        (norm(self.centre.iter().copied()) + self.radius) * UP
+    }
+}
+
+/// A ball around the values of each head, so that an output error is proven without reading them again.
+///
+/// It holds for the values as they were when they were added.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ValueBall {
+    batch: Vec<usize>,
+    dim: usize,
+    len: usize,
+    pub(super) balls: Vec<Ball>,
+}
+
+impl ValueBall {
+    /// Reads all values `(..., n, d_v)`.
+    ///
+    /// # Errors
+    /// [`Error::Pool`], [`Error::Option`] for threads.
+    pub fn new(values: &Vectors<'_>, threads: Option<usize>) -> Result<Self, Error> {
+        Self::new_with(values, threads, &mut || Ok(()))
+    }
+
+    pub(crate) fn new_with(
+        values: &Vectors<'_>,
+        threads: Option<usize>,
+        hook: Hook<'_>,
+    ) -> Result<Self, Error> {
+        let simd = Simd::current()?;
+        let (heads, all) = (values.heads(), 0..values.len());
+        let threads = threads::count(threads, heads * values.len() * values.dim() > 1 << 20)?;
+        let mut balls = Vec::with_capacity(heads);
+        let one = |head| Ok(Ball::around(simd, values, head, std::slice::from_ref(&all)));
+        threads::in_portions(threads, heads, (threads, 1), hook, one, |ball| balls.push(ball))?;
+        let (batch, dim) = (values.batch().to_vec(), values.dim());
+        Ok(ValueBall { batch, dim, len: values.len(), balls })
+    }
+
+    /// Adds values `(..., m, d_v)` behind those that it knows, in time proportional to m. The centres stay.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the axes differ.
+    pub fn append(&mut self, values: &Vectors<'_>) -> Result<(), Error> {
+        if values.batch() != self.batch || values.dim() != self.dim {
+            return Err(values.misfit(format!(
+                "the ball takes values of {} entries for axes {:?}",
+                self.dim, self.batch
+            )));
+        }
+        let simd = Simd::current()?;
+        let _modes = threads::default_floats();
+        for (head, ball) in self.balls.iter_mut().enumerate() {
+            ball.extend(simd, values, head, std::slice::from_ref(&(0..values.len())));
+        }
+        self.len += values.len();
+        Ok(())
+    }
+
+    /// Values of a head.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no values are known.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The radius of each head's ball; infinite where a value is not finite.
+    pub fn radii(&self) -> Vec<f64> {
+        self.balls.iter().map(|ball| ball.radius).collect()
+    }
+
+    /// Whether it was built of so many values of this shape.
+    pub(super) fn check(&self, values: &Vectors<'_>) -> Result<(), Error> {
+        if self.batch == values.batch() && self.dim == values.dim() && self.len == values.len() {
+            return Ok(());
+        }
+        let mut shape = self.batch.clone();
+        shape.extend([self.len, self.dim]);
+        Err(values.misfit(format!(
+            "the ball was built of values of shape {shape:?}; build it of these, or append what is new"
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holds_what_it_was_built_of() {
+        let data: Vec<f32> = (0..60).map(|i| (i as f32 * 0.7).sin() * 1e3).collect();
+        let values = Vectors::new("v", &data, &[2, 10, 3]).unwrap();
+        let mut ball = ValueBall::new(&values, Some(1)).unwrap();
+        let more: Vec<f32> = data.iter().map(|v| 2.0 * v + 1.0).collect();
+        let more_values = Vectors::new("v", &more, &[2, 10, 3]).unwrap();
+        ball.append(&more_values).unwrap();
+        assert_eq!(ball.len(), 20);
+        for (of, data) in [(&values, &data), (&more_values, &more)] {
+            for head in 0..of.heads() {
+                for value in data[30 * head..][..30].chunks(3) {
+                    let value: Vec<f64> = value.iter().map(|&v| f64::from(v)).collect();
+                    let ball = &ball.balls[head];
+                    let away = value.iter().zip(&ball.centre).map(|(a, b)| (a - b) * (a - b));
+                    assert!(away.sum::<f64>().sqrt() <= ball.radius);
+                }
+            }
+        }
+        assert!(ball.append(&Vectors::new("v", &data, &[60, 1]).unwrap()).is_err());
+    }
+
+    #[test]
+    fn no_ball_around_what_is_not_finite() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut data = vec![1.0; 40];
+            data[33] = bad;
+            let ball =
+                ValueBall::new(&Vectors::new("v", &data, &[4, 5, 2]).unwrap(), None).unwrap();
+            assert_eq!(
+                ball.radii().iter().map(|r| r.is_finite()).collect::<Vec<_>>(),
+                [true, true, true, false]
+            );
+        }
+    }
+}

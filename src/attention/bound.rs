@@ -1,0 +1,322 @@
+//! How far a computed output may be from the real-number attention.
+//!
+//! Write o for the returned output, o* for the real one, o_S for the real average over the kept keys, tau for the tail mass,
+//! mu_T for the real average over the dropped ones, and (c, R) for a ball around all values that a row sees. As
+//! o* = (1 - tau) o_S + tau mu_T,
+//!
+//!   |o - o*| <= (1 - tau) |o - o_S| + tau |o - mu_T| <= |o - o_S| + tau (|o - c| + R).
+//!
+//! What separates o from o_S: weights off by a factor within 1 +- delta of a common one move the average by at most
+//! delta / (1 - delta) times the mean distance from o_S, which is at most R (the mean square of the distance from the average is
+//! the smallest about any point); sums, the division and the rounding of weights move it by a multiple of the mean length of a
+//! value, at most |c| + R; what rounding to the returned precision did is measured.
+
+use super::ball::{Ball, UP, ValueBall, norm};
+use super::sight::Sights;
+use super::work::sum_error;
+use super::{Attention, AttentionOptions};
+use crate::error::Error;
+use crate::kernels::Simd;
+use crate::scores::{Data, Vectors};
+use crate::threads::{self, Hook};
+use half::{bf16, f16};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// The precision of an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// f64, in which it is computed.
+    #[default]
+    F64,
+    /// f32.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Brain floating point.
+    Bf16,
+}
+
+impl Precision {
+    /// The nearest number of this precision (f16 and bf16 by way of f32).
+    fn nearest(self, entry: f64) -> f64 {
+        match self {
+            Precision::F64 => entry,
+            Precision::F32 => f64::from(entry as f32),
+            Precision::F16 => f64::from(f16::from_f32(entry as f32)),
+            Precision::Bf16 => f64::from(bf16::from_f32(entry as f32)),
+        }
+    }
+
+    /// Rounds a vector, and says how far that moved it at most.
+    pub(super) fn round(self, vector: &mut [f64]) -> f64 {
+        if self == Precision::F64 {
+            return 0.0;
+        }
+        norm(vector.iter_mut().map(|entry| {
+            let exact = std::mem::replace(entry, self.nearest(*entry));
+            *entry - exact
+        }))
+    }
+
+    /// Rounding moves a vector of this length and so many entries by at most this.
+    fn moves(self, length: f64, dim: usize) -> f64 {
+        let (relative, absolute) = match self {
+            Precision::F64 => return 0.0,
+            Precision::F32 => (2f64.powi(-24), 2f64.powi(-149)),
+            Precision::F16 => (2f64.powi(-11) * 1.001, 2f64.powi(-24)),
+            Precision::Bf16 => (2f64.powi(-8) * 1.001, 2f64.powi(-132)),
+        };
+        relative * length + absolute * dim as f64
+    }
+}
+
+/// Balls around what rows see, each around what the rows of a head see together, or a row's own.
+pub(super) struct Balls<'a> {
+    shared: Shared<'a>,
+    /// Where the shared one does not exist although a row's own may.
+    own: Vec<Option<Ball>>,
+    head_of: &'a [usize],
+}
+
+enum Shared<'a> {
+    Given(&'a ValueBall),
+    Made(Vec<Ball>),
+}
+
+impl<'a> Balls<'a> {
+    /// Reads the values that rows see, unless a ball around them is given.
+    pub(super) fn new(
+        sights: &'a Sights<'a>,
+        values: &Vectors<'_>,
+        options: &AttentionOptions<'a>,
+        hook: Hook<'_>,
+    ) -> Result<Self, Error> {
+        let head_of = &sights.head_of[..];
+        if let Some(ball) = options.ball {
+            ball.check(values)?;
+            return Ok(Balls { shared: Shared::Given(ball), own: Vec::new(), head_of });
+        }
+        let simd = Simd::current()?;
+        let heads = values.heads();
+        let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
+        let threads = threads::count(options.threads, work > 1 << 20)?;
+        let mut made = Vec::with_capacity(heads);
+        let one = |head| Ok(Ball::around(simd, values, head, &sights.seen_by_any(head)));
+        threads::in_portions(threads, heads, (threads, 1), hook, one, |ball| made.push(ball))?;
+        let mut own = Vec::new();
+        if made.iter().any(|ball| ball.radius == f64::INFINITY) {
+            let rows = sights.rows();
+            let one = |row: usize| {
+                let head = head_of[row];
+                let needed = made[head].radius == f64::INFINITY;
+                Ok(needed.then(|| Ball::around(simd, values, head, &sights.seen(row))))
+            };
+            threads::in_portions(threads, rows, (64, 1), hook, one, |ball| own.push(ball))?;
+        }
+        Ok(Balls { shared: Shared::Made(made), own, head_of })
+    }
+
+    fn of(&self, row: usize) -> &Ball {
+        let shared = match &self.shared {
+            Shared::Given(given) => &given.balls[self.head_of[row]],
+            Shared::Made(made) => &made[self.head_of[row]],
+        };
+        self.own.get(row).and_then(Option::as_ref).unwrap_or(shared)
+    }
+}
+
+/// What summing the weighted values of so many keys may add, given the ball that they lie in.
+fn summing(ball: &Ball, values: &Vectors<'_>, sum_error: f64) -> f64 {
+    let (n, dim) = (values.len() as f64, values.dim() as f64);
+    // Products that underflow, and weights that do; the largest weight is 1.
+    let lost = if let Data::F64(_) = values.data { 1e-300 } else { 2f64.powi(-124) };
+    // In f64: the rest of the sum, the sum of the weights, the division.
+    let relative = sum_error * (1.0 + 1e-4) + (n / 8.0 + 192.0) * f64::EPSILON;
+    let longest = ball.longest();
+    (relative * longest + lost * n * (dim + longest)) * UP
+}
+
+/// What weights whose relative error is at most `delta` may add.
+fn weighing(ball: &Ball, delta: f64) -> f64 {
+    // Two averages over the same values are never farther apart than the ball is wide.
+    let share = if delta < 0.5 { (delta / (1.0 - delta) * UP).min(2.0) } else { 2.0 };
+    share * ball.radius * UP
+}
+
+/// A bound of a row's error.
+fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &Row) -> f64 {
+    if made.k == 0 {
+        return 0.0;
+    }
+    let computed =
+        weighing(ball, made.weight_error) + summing(ball, values, made.sum_error) + made.rounding;
+    let dropped = if made.upper > 0.0 { made.upper * (ball.away(out) + ball.radius) } else { 0.0 };
+    let bound = (computed + dropped) * UP;
+    if bound.is_nan() { f64::INFINITY } else { bound }
+}
+
+/// What of a row's answer its bound depends on.
+struct Row {
+    k: i64,
+    upper: f64,
+    weight_error: f64,
+    sum_error: f64,
+    rounding: f64,
+}
+
+impl Attention {
+    fn row(&self, row: usize) -> Row {
+        Row {
+            k: self.k[row],
+            upper: self.tail_mass_upper[row],
+            weight_error: self.weight_error[row],
+            sum_error: self.sum_error[row],
+            rounding: self.rounding[row],
+        }
+    }
+
+    /// Bounds, row by row, the Euclidean norm of `out` less the real-number attention over everything that the row sees; with
+    /// the queries, values and options of the call that gave this answer.
+    ///
+    /// Reads all values that some row sees, unless `options.ball` is around them. Infinite where a row sees, and dropped, a
+    /// value that is not finite.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`] and [`Error::RowLength`] if these are not the arguments of that call.
+    pub fn error_bound(
+        &self,
+        queries: &Vectors<'_>,
+        values: &Vectors<'_>,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        self.error_bound_with(queries, values, options, &mut || Ok(()))
+    }
+
+    pub(crate) fn error_bound_with(
+        &self,
+        queries: &Vectors<'_>,
+        values: &Vectors<'_>,
+        options: &AttentionOptions<'_>,
+        hook: Hook<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        let sights = Sights::new(queries, values, options)?;
+        let rows = sights.rows();
+        let parts = [&self.tail_mass_upper, &self.weight_error, &self.sum_error, &self.rounding];
+        if parts.map(Vec::len) != [rows; 4]
+            || self.k.len() != rows
+            || self.out.len() != rows * values.dim()
+        {
+            return Err(queries.misfit("this is not what the attention was computed of".into()));
+        }
+        let balls = Balls::new(&sights, values, options, hook)?;
+        let _modes = threads::default_floats();
+        Ok(self.bounds(&balls, values))
+    }
+
+    pub(super) fn bounds(&self, balls: &Balls<'_>, values: &Vectors<'_>) -> Vec<f64> {
+        let out = self.out.chunks_exact(values.dim()).enumerate();
+        out.map(|(row, out)| bound(balls.of(row), values, out, &self.row(row))).collect()
+    }
+}
+
+/// The tail mass that a row may drop so that its output is off by at most `tolerance`.
+pub(super) fn allowed(
+    balls: &Balls<'_>,
+    values: &Vectors<'_>,
+    row: usize,
+    tolerance: f64,
+    precision: Precision,
+    (weight_error, known): (f64, f64),
+) -> f64 {
+    let ball = balls.of(row);
+    let computed =
+        weighing(ball, weight_error) + summing(ball, values, known.max(sum_error(&values.data)));
+    let rounded = computed + precision.moves(ball.longest() + computed, values.dim());
+    // The output is within the ball but for its own error.
+    let eps = (tolerance - rounded) / (2.0 * ball.radius + rounded) * (1.0 - 1e-9);
+    // Where even no mass at all is too much, no number compares as greater.
+    if eps > 0.0 { eps.min(MOST) } else { 0.0 }
+}
+
+/// The largest tail mass that is allowed, however large the tolerance.
+const MOST: f64 = 0.999;
+
+/// Consecutive places of what is not zero.
+fn runs(seen: &[u8]) -> Vec<Range<usize>> {
+    let mut runs = Vec::new();
+    let mut start = None;
+    for (at, &seen) in seen.iter().enumerate() {
+        match (seen != 0, start) {
+            (true, None) => start = Some(at),
+            (false, Some(from)) => {
+                runs.push(from..at);
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    runs.extend(start.map(|from| from..seen.len()));
+    runs
+}
+
+impl Sights<'_> {
+    /// Where a row sees keys.
+    fn seen(&self, row: usize) -> Vec<Range<usize>> {
+        let sight = self.sight(row);
+        match sight.allowed {
+            None => std::iter::once(0..sight.visible).collect(),
+            Some(allowed) => runs(&allowed[..sight.visible]),
+        }
+    }
+
+    /// Where some row of a head sees keys.
+    fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
+        let rows = || (0..self.rows()).filter(|&row| self.head_of[row] == head);
+        if self.options.mask.is_none() {
+            let longest = rows().map(|row| self.sight(row).visible).max().unwrap_or(0);
+            return std::iter::once(0..longest).collect();
+        }
+        let mut seen = vec![0u8; self.keys];
+        // Many rows may share a mask.
+        let mut known = BTreeSet::new();
+        for row in rows() {
+            let sight = self.sight(row);
+            let Some(allowed) = sight.allowed else { continue };
+            if known.insert((allowed.as_ptr(), sight.visible)) {
+                let pairs = seen[..sight.visible].iter_mut().zip(allowed);
+                pairs.for_each(|(seen, &allowed)| *seen |= u8::from(allowed != 0));
+            }
+        }
+        runs(&seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_seen_keys() {
+        assert_eq!(runs(&[]), []);
+        assert_eq!(runs(&[0, 0]), []);
+        assert_eq!(runs(&[1, 0, 2, 3, 0, 1]), [0..1, 2..4, 5..6]);
+    }
+
+    #[test]
+    fn rounding_is_measured() {
+        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+            let exact = [0.1, -3.3, 1e-9, 0.0, 1234.567];
+            let mut rounded = exact;
+            let moved = precision.round(&mut rounded);
+            let off =
+                exact.iter().zip(&rounded).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
+            assert!(moved >= off && moved <= off * 1.0001);
+            let length = exact.iter().map(|v| v * v).sum::<f64>().sqrt();
+            assert!(moved <= precision.moves(length, exact.len()));
+        }
+        let mut same = [0.1];
+        assert_eq!(Precision::F64.round(&mut same), 0.0);
+        assert_eq!(Precision::F32.round(&mut [0.5, 3.0]), 0.0);
+    }
+}

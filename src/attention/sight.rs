@@ -1,0 +1,113 @@
+//! Which keys each row sees, and of which head.
+
+use super::AttentionOptions;
+use crate::error::{Error, Place};
+use crate::keys::Sight;
+use crate::scores::{Vectors, check_strides};
+
+/// The rows of a call.
+pub(super) struct Sights<'a> {
+    /// The axes of queries but the last.
+    pub(super) shape: Vec<usize>,
+    pub(super) keys: usize,
+    /// The head of keys of each row.
+    pub(super) head_of: Vec<usize>,
+    pub(super) options: AttentionOptions<'a>,
+}
+
+impl<'a> Sights<'a> {
+    /// Judges the axes of queries beside those of keys or values, and what masks them.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`], [`Error::RowLength`].
+    pub(super) fn new(
+        queries: &Vectors<'_>,
+        keys: &Vectors<'_>,
+        options: &AttentionOptions<'a>,
+    ) -> Result<Self, Error> {
+        let (have, need) = (queries.batch(), keys.batch());
+        let last = need.len().wrapping_sub(1);
+        let fits = have.len() == need.len()
+            && have.iter().zip(need).enumerate().all(|(axis, (&have, &need))| {
+                have == need || axis == last && need > 0 && have % need == 0
+            });
+        if !fits {
+            return Err(queries.misfit(format!(
+                "the axes before the last two must be those of the keys, {need:?}, of which the last may be a multiple"
+            )));
+        }
+        let m = queries.len();
+        let mut head_of = Vec::with_capacity(queries.heads() * m);
+        for matrix in 0..queries.heads() {
+            let place = Place::unravel(have, matrix).0;
+            let pairs = need.iter().enumerate();
+            let head = pairs
+                .fold(0, |head, (axis, &need)| head * need + place[axis] / (have[axis] / need));
+            head_of.extend(std::iter::repeat_n(head, m));
+        }
+        let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
+        let sights = Sights { shape, keys: keys.len(), head_of, options: options.clone() };
+        sights.check()?;
+        Ok(sights)
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.head_of.len()
+    }
+
+    /// The place of a row; empty if one number is for all.
+    pub(super) fn place(&self, row: usize, numbers: usize) -> Place {
+        if numbers == 1 && self.rows() != 1 {
+            return Place(vec![]);
+        }
+        Place::unravel(&self.shape, row)
+    }
+
+    /// That there is one number, or one for each row.
+    pub(super) fn per_row(&self, argument: &'static str, got: usize) -> Result<(), Error> {
+        let expected = self.rows();
+        if got == 1 || got == expected {
+            return Ok(());
+        }
+        Err(Error::Length { argument, expected, got, remedy: "pass one, or one per row" })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let n = self.keys;
+        if let Some(lengths) = self.options.lengths {
+            self.per_row("lengths", lengths.len())?;
+            for (row, &value) in lengths.iter().enumerate() {
+                if !usize::try_from(value).is_ok_and(|value| value <= n) {
+                    return Err(Error::RowLength {
+                        place: self.place(row, lengths.len()),
+                        value,
+                        n,
+                    });
+                }
+            }
+        }
+        if let Some((mask, strides)) = self.options.mask {
+            check_strides("mask", mask.len(), &self.shape, n, strides)?;
+        }
+        Ok(())
+    }
+
+    /// What a row sees.
+    pub(super) fn sight(&self, row: usize) -> Sight<'a> {
+        let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
+        let mut visible = n;
+        if let Some(lengths) = self.options.lengths {
+            let length = lengths[if lengths.len() == 1 { 0 } else { row }];
+            visible = visible.min(length.unsigned_abs() as usize);
+        }
+        if self.options.causal {
+            visible = visible.min((row % m + 1 + n).saturating_sub(m));
+        }
+        let allowed = self.options.mask.map(|(mask, strides)| {
+            let place = Place::unravel(&self.shape, row).0;
+            let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+            mask.get(start..start + n).unwrap_or(&[])
+        });
+        Sight { visible, allowed }
+    }
+}
