@@ -226,7 +226,10 @@ def test_the_rust_reader_sees_what_it_should() -> None:
 
 # -------------------------------------------------------------------------------------- Python
 
-SUBJECTS = {"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"}
+SUBJECTS = {
+    *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
+    "key_index",
+}
 LENDING = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 FILES = {"_atomic", "_safetensors", "_certificate", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
@@ -250,6 +253,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "jobs": {"", "cache_format", "_page", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
     **dict.fromkeys(SUBJECTS, LENDING),
     "bounds": LENDING | {"output"},
+    # An index is estimated from, and saved.
+    "key_index": LENDING | FILES | {"montecarlo"},
     # A fit sets the rule beside what selection finds.
     "gaussian": LENDING | {"selection"},
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},

@@ -1,8 +1,8 @@
 """Certified top-k and top-p selection of attention scores.
 
 `select` keeps the fewest keys of each row whose dropped softmax mass is proven to be within a
-budget, `certify` proves what a given set drops, and `keep_set` finds one set for many rows. A
-certificate is a statement about real-number arithmetic on exactly the stored scores: rounding is
+budget, `certify` proves what a given set drops, `keep_set` finds one set for many rows, and a
+`KeyIndex` finds such sets for queries without scoring most keys. A certificate is a statement about real-number arithmetic on exactly the stored scores: rounding is
 inside, not on top. Importing this package loads NumPy and nothing else.
 """
 
@@ -10,13 +10,17 @@ from . import bounds, gaussian, montecarlo, windows
 from ._native import __version__, simd_level
 from .errors import CertkError
 from .keepset import keep_set
-from .results import Certificate, KeepSet, Selection, Status
+from .key_index import KeyIndex
+from .results import Certificate, KeepSet, Rung, SearchResult, Selection, Status
 from .selection import certify, select
 
 __all__ = [
     "Certificate",
     "CertkError",
     "KeepSet",
+    "KeyIndex",
+    "Rung",
+    "SearchResult",
     "Selection",
     "Status",
     "__version__",

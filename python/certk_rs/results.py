@@ -36,6 +36,17 @@ class Status(IntEnum):
     """The row has no visible key: nothing kept, tail mass 0."""
 
 
+class Rung(IntEnum):
+    """Which way a search answered a row."""
+
+    CODES = 0
+    """No key was scored exactly: codes decided, or there was nothing to decide."""
+    RESCORED = 1
+    """Some keys were scored exactly, and bounds stand for the others."""
+    DENSE = 2
+    """All keys were scored exactly: the row is too flat, or the codes too coarse for it."""
+
+
 class _Frozen:
     """Arrays are made read-only, and stay so through pickle."""
 
@@ -221,6 +232,44 @@ class Selection(_Frozen):
             f"tail mass <= {_worst(self.tail_mass_upper)}, "
             f"minimal {_percent(_count(self.minimal), self.k.size)}, {_statuses(self.status)})"
         )
+
+
+@_on_demand
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchResult(Selection):
+    """What a search over an index of keys found: a `Selection`, and how it was reached.
+
+    The promise is that of `Selection` for the scores scale * q.k, in real numbers, of exactly the
+    stored queries and keys. `shape` is (..., n), n the keys; after rule "top_k" without a budget
+    `eps` is 1. OVER_BUDGET means that the given k, or `max_scored`, does not allow eps, or that the
+    k keys kept are not proven to be the true top k; what is lost is in `tail_mass_upper`.
+    """
+
+    # Behind a field with a default; there is always a value.
+    scored: NDArray[np.int64] = cast("NDArray[np.int64]", None)
+    """Keys whose scores were computed exactly, (...)."""
+    rung: NDArray[np.uint8] = cast("NDArray[np.uint8]", None)
+    """A `Rung` per row, (...)."""
+
+    def summary(self) -> str:
+        """Return a few lines on how much is kept and scored, and what is proven."""
+        scored, total, rows = int(self.scored.sum()), self._n_scores, self.k.size
+        rungs = [(_count(self.rung == rung), rung.name.lower()) for rung in Rung]
+        ways = ", ".join(f"{count} {name}" for count, name in rungs if count) or "none"
+        _, *lines = super().summary().split("\n")
+        return "\n".join(
+            [
+                f"SearchResult of {_rows(rows)} over {self.shape[-1]} keys, eps = {_range(self.eps)}",
+                *lines,
+                f"  scored     {scored} of {total} scores exactly ({_percent(scored, total)})",
+                f"  rungs      {ways}",
+            ]
+        )
+
+    def __repr__(self) -> str:
+        share = _percent(int(self.scored.sum()), self._n_scores)
+        inner = super().__repr__().removeprefix("Selection(").removesuffix(")")
+        return f"SearchResult({inner}, scored {share})"
 
 
 @_on_demand

@@ -37,6 +37,8 @@ pub(crate) struct Spread {
     pub(crate) each: f64,
     /// Roundings of one score.
     pub(crate) rho: f64,
+    /// What the norm of a code's loss is to be multiplied by to bound the error of that key's score.
+    pub(crate) slope: f64,
 }
 
 /// Sums over a set of weights, relative to a shift that no score exceeds.
@@ -79,6 +81,20 @@ impl Gram {
         self.lost += up(lost, rows as f64) * (1.0 + TINY);
         self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + TINY));
         self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + TINY));
+    }
+
+    /// The sums, and what goes with them: what they leave out, the largest residual, the largest key.
+    pub(crate) fn parts(&self) -> (&[f64], [f64; 3]) {
+        (&self.sums, [self.lost, self.largest, self.norm])
+    }
+
+    /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
+    pub(crate) fn of_parts(width: usize, sums: Vec<f64>, bounds: [f64; 3]) -> Option<Self> {
+        let [lost, largest, norm] = bounds;
+        let fits = sums.len() == width * width && sums.iter().all(|sum| sum.is_finite());
+        let squares = || (0..width).all(|i| sums[i * width + i] >= 0.0);
+        let bounded = bounds.iter().all(|bound| (0.0..f64::INFINITY).contains(bound));
+        (fits && squares() && bounded).then_some(Gram { width, sums, lost, largest, norm })
     }
 
     /// Adds the sums of other vectors.
@@ -127,6 +143,7 @@ impl Gram {
             total: bound(total),
             each: bound(factor * norm * self.largest * (1.0 + TINY)),
             rho: bound(rho * (1.0 + TINY)),
+            slope: bound(factor * norm * (1.0 + TINY)),
         }
     }
 }
@@ -147,7 +164,7 @@ impl Sums {
 impl Spread {
     /// An upper bound of the real mass of the set whose sums these are.
     pub(crate) fn mass_upper(&self, sums: &Sums) -> f64 {
-        let Spread { total, each, rho } = *self;
+        let Spread { total, each, rho, .. } = *self;
         let root = total * sums.squares.sqrt();
         let growth = growth(each) * (sums.largest * total * total).min(each * root);
         let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + TINY);
@@ -162,8 +179,15 @@ impl Spread {
     }
 
     /// How far a single score may be from what its code says.
+    #[cfg(test)]
     pub(crate) fn reach(&self) -> f64 {
         (self.each + self.rho) * (1.0 + TINY)
+    }
+
+    /// The same for a code that loses a vector of at most that norm.
+    pub(crate) fn reach_of(&self, radius: f64) -> f64 {
+        // A product of 0 and an infinity is no bound.
+        (self.each.min(self.slope * radius) + self.rho) * (1.0 + TINY)
     }
 }
 
