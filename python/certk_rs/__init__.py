@@ -2,8 +2,9 @@
 
 `select` keeps the fewest keys of each row whose dropped softmax mass is proven to be within a
 budget, `certify` proves what a given set drops, `keep_set` finds one set for many rows, and a
-`KeyIndex` finds such sets for queries without scoring most keys. A certificate is a statement about real-number arithmetic on exactly the stored scores: rounding is
-inside, not on top. Importing this package loads NumPy and nothing else.
+`KeyIndex` finds such sets for queries without scoring most keys. A certificate is a statement about
+real-number arithmetic on exactly the stored input: rounding is inside, not on top. Importing this
+package loads NumPy and nothing else.
 """
 
 from . import bounds, gaussian, montecarlo, windows

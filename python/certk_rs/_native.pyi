@@ -105,9 +105,7 @@ class KeyIndex:
     """Codes of keys (..., n, d); queries q are (..., m, d)."""
 
     @staticmethod
-    def build(
-        keys: NDArray[Any], dtype: str, rotate: bool | None, threads: object
-    ) -> KeyIndex: ...
+    def build(keys: NDArray[Any], dtype: str, rotate: bool | None, threads: object) -> KeyIndex: ...
     def append(self, keys: NDArray[Any], dtype: str, threads: object) -> None: ...
     def search(
         self,

@@ -172,9 +172,9 @@ class KeyIndex:
                 "mass" over codes answers as far as codes alone decide.
             scale: What products are multiplied by; None for the float64 nearest d ** -0.5.
             rule: "mass": the fewest keys whose dropped mass is within eps (MC-Search). "gap": the
-                first k best keys behind which the gap between two scores proves eps (Delta_k-Search;
-                it needs no exponential and keeps far more). "top_k": the true k best, equal scores
-                by lower index first; eps only sets `status`.
+                first k best keys behind which the gap between two scores proves eps
+                (Delta_k-Search; it keeps far more). "top_k": the true k best, equal scores by lower
+                index first; eps only sets `status`.
             k: For "top_k", at least 1; k >= n keeps everything.
             over: What bounds the scores that are not computed: "codes", "cells" (balls and boxes
                 around 16 consecutive keys, made of the keys on first use: the paper's own search),
@@ -308,8 +308,9 @@ class KeyIndex:
         shape, dtype = self.shape, self.dtype
         for head, parts in enumerate(self._index.parts()):
             for (name, stored, here), part in zip(_PARTS, parts, strict=True):
-                tensors[f"{head}.{name}"] = part.astype(here, copy=False)
-                dtypes[f"{head}.{name}"] = (stored, part.shape)
+                array = np.asarray(part).astype(here, copy=False)
+                tensors[f"{head}.{name}"] = array
+                dtypes[f"{head}.{name}"] = (stored, array.shape)
         order = canonical(dtypes, {}).entries
         digest = hashlib.sha256()
         for name in order:
@@ -353,10 +354,10 @@ class KeyIndex:
             for head in range(prod(shape[:-2])):
                 parts: list[NDArray[Any]] = []
                 for name, stored, here in _PARTS:
-                    entry = file.header.entries.get(f"{head}.{name}")
-                    if entry is None or entry.dtype != stored or len(entry.shape) != 1:
+                    part = file.header.entries.get(f"{head}.{name}")
+                    if part is None or part.dtype != stored or len(part.shape) != 1:
                         raise _damaged(file.path, f"tensor {head}.{name} is missing or another")
-                    parts.append(read.pop(entry.name).view(here))
+                    parts.append(read.pop(part.name).view(here))
                 heads.append(tuple(parts))
             if read:
                 raise _damaged(file.path, f"tensor {min(read)!r} is not part of an index")
@@ -365,9 +366,8 @@ class KeyIndex:
         except CertkError as error:
             raise CertkError(f"{file.path}: {error}") from None
         if keys is not None:
-            array, lent = index._lent(keys)
-            index.check(keys)
-            assert array is not None and lent == dtype
+            array, lent = _lend_keys(keys)
+            index._index.check(array, lent, None)
             index._kept = array
         return index
 
@@ -383,7 +383,7 @@ def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).view(np.uint8))
+    return np.ascontiguousarray(array).view(np.uint8).data
 
 
 def _read(file: SafetensorsFile, entry: Entry) -> NDArray[np.uint8]:
@@ -416,7 +416,12 @@ def _about(file: SafetensorsFile) -> tuple[tuple[int, ...], str, str]:
             file.path, f"it has format version {version!r}, and {_VERSION} is what this reads"
         )
     shape, dtype, sha256 = about.get("shape"), about.get("dtype"), about.get("sha256")
-    sizes = isinstance(shape, list) and all(type(axis) is int and axis >= 0 for axis in shape)
-    if not sizes or len(shape) < 2 or not isinstance(dtype, str) or not isinstance(sha256, str):
+    if (
+        not isinstance(shape, list)
+        or len(shape) < 2
+        or not all(type(axis) is int and axis >= 0 for axis in shape)
+        or not isinstance(dtype, str)
+        or not isinstance(sha256, str)
+    ):
         raise _damaged(file.path, "its metadata are incomplete")
     return tuple(shape), dtype, sha256

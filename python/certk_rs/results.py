@@ -195,7 +195,7 @@ class Selection(_Frozen):
             raise
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Selection:
+    def load(cls: type[_Result], path: str | os.PathLike[str]) -> _Result:
         """Read what `save` wrote. Nothing is unpickled.
 
         Raises:
@@ -205,7 +205,11 @@ class Selection(_Frozen):
         try:
             with np.load(path, allow_pickle=False) as file:
                 stored = {name: file[name] for name in file.files}
-            return cls(**_fields_of_saved(stored))
+            searched = issubclass(cls, SearchResult)
+            if not searched:
+                # Of the result of a search, what a Selection has.
+                stored = {name: stored[name] for name in stored if name not in _SEARCHED_DTYPES}
+            return cls(**_fields_of_saved(stored, _SEARCHED_DTYPES if searched else {}))
         except OSError:
             raise
         except Exception as error:  # whatever zipfile and NumPy make of foreign bytes
@@ -245,10 +249,10 @@ class SearchResult(Selection):
     k keys kept are not proven to be the true top k; what is lost is in `tail_mass_upper`.
     """
 
-    # Behind a field with a default; there is always a value.
-    scored: NDArray[np.int64] = cast("NDArray[np.int64]", None)
+    # Behind a field with a default, but there is always a value.
+    scored: NDArray[np.int64] = None  # type: ignore[assignment]
     """Keys whose scores were computed exactly, (...)."""
-    rung: NDArray[np.uint8] = cast("NDArray[np.uint8]", None)
+    rung: NDArray[np.uint8] = None  # type: ignore[assignment]
     """A `Rung` per row, (...)."""
 
     def summary(self) -> str:
@@ -257,9 +261,10 @@ class SearchResult(Selection):
         rungs = [(_count(self.rung == rung), rung.name.lower()) for rung in Rung]
         ways = ", ".join(f"{count} {name}" for count, name in rungs if count) or "none"
         _, *lines = super().summary().split("\n")
+        n = self.shape[-1]
         return "\n".join(
             [
-                f"SearchResult of {_rows(rows)} over {self.shape[-1]} keys, eps = {_range(self.eps)}",
+                f"SearchResult of {_rows(rows)} over {n} keys, eps = {_range(self.eps)}",
                 *lines,
                 f"  scored     {scored} of {total} scores exactly ({_percent(scored, total)})",
                 f"  rungs      {ways}",
@@ -416,15 +421,25 @@ _STORED_DTYPES = {
 }
 
 
+# What the result of a search has beyond that, a number per row each.
+_SEARCHED_DTYPES: dict[str, tuple[str, ...]] = {"scored": ("int64",), "rung": ("uint8",)}
+
+
 def _need(condition: object, problem: str) -> None:
     if not condition:
         raise ValueError(problem)
 
 
-def _fields_of_saved(stored: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """Turn the arrays of a file into fields; ValueError where they contradict each other."""
-    _need(stored.keys() - {"score_indptr"} == _STORED_DTYPES.keys(), "it has other fields")
-    for name, dtypes in (*_STORED_DTYPES.items(), ("score_indptr", ("int64",))):
+def _fields_of_saved(
+    stored: dict[str, NDArray[Any]], more: dict[str, tuple[str, ...]]
+) -> dict[str, Any]:
+    """Turn the arrays of a file into fields; ValueError where they contradict each other.
+
+    `more` has the dtypes of fields per row beyond those of a Selection.
+    """
+    known = {**_STORED_DTYPES, **more}
+    _need(stored.keys() - {"score_indptr"} == known.keys(), "it has other fields")
+    for name, dtypes in (*known.items(), ("score_indptr", ("int64",))):
         array = stored.get(name)
         _need(array is None or str(array.dtype) in dtypes, f"{name} has another dtype")
     _need(stored["shape"].ndim == 1 and stored["shape"].size > 0, "shape has no axis")
@@ -432,7 +447,7 @@ def _fields_of_saved(stored: dict[str, NDArray[Any]]) -> dict[str, Any]:
     batch, rows = tuple(axes), prod(axes)
     k, indptr, indices, eps = (stored[name] for name in ("k", "indptr", "indices", "eps"))
     lower, upper, status = (stored[f] for f in ("tail_mass_lower", "tail_mass_upper", "status"))
-    for array in (k, lower, upper, status, stored["minimal"]):
+    for array in (k, lower, upper, status, stored["minimal"], *(stored[name] for name in more)):
         _need(array.shape == batch, "a field per row has not the batch shape")
     _need(eps.shape in ((), batch), "eps has not the batch shape")
     starts = stored.get("score_indptr")

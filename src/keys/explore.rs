@@ -10,15 +10,16 @@
 //! Scores of members of S enter with their lower ends, those of all others with their upper ends. What has all been scored
 //! is the exact answer, so every search ends; and wherever it is stopped, the interval that it reports holds.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 
 use super::cells::Cells;
 use super::codes::{Codes, Prepared};
 use super::exact::ExactProduct;
 use super::gram::Sums;
 use super::mass::{Found, Query, Rung};
-use crate::kernels::{Element, Keys, Picked, Simd};
-use crate::mass::{self, Compensated, Split};
+use crate::kernels::{Element, Keys, LANES, Picked, Shifted, Simd};
+use crate::mass::{self, Split};
 
 /// What ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -267,31 +268,54 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
         if units.is_empty() {
             return Open { upper: 0.0, lower: 0.0, bound: f64::NEG_INFINITY };
         }
-        let each = |end: fn(&Unit) -> f64| -> f64 {
-            let weight = |unit: &Unit| f64::from(unit.count) * grown(end(unit) - top);
-            units.iter().map(weight).collect::<Compensated>().value()
-        };
-        let mut upper = each(|unit| unit.upper) * (1.0 + TINY);
-        let mut lower = each(|unit| unit.lower) * (1.0 - TINY);
+        let (mut upper, mut lower) = (f64::INFINITY, 0.0f64);
         if let Some(prepared) = self.prepared {
             let largest = self.simd.look(scores, None).0.largest;
             let sums = self.simd.below(scores, largest, f32::INFINITY);
             let sums = Sums::computed(sums.weights, sums.squares, 1.0 + TINY, sums.count);
             let down = grown(f64::from(largest) - top);
-            upper = upper.min(prepared.spread.mass_upper(&sums) * down * (1.0 + TINY));
-            lower = lower.max(prepared.spread.mass_lower(&sums) * down * (1.0 - TINY));
+            upper = prepared.spread.mass_upper(&sums) * down * (1.0 + TINY);
+            lower = prepared.spread.mass_lower(&sums) * down * (1.0 - TINY);
+        }
+        // One by one: hardly ever better than all codes together, and slower.
+        if self.rule == Rule::Mass || self.cells.is_some() || !upper.is_finite() {
+            upper = upper.min(self.each(units, |unit| unit.upper, top) * (1.0 + TINY));
+            lower = lower.max(self.each(units, |unit| unit.lower, top) * (1.0 - TINY));
         }
         let bound = units.iter().fold(f64::NEG_INFINITY, |bound, unit| bound.max(unit.upper));
         let lower = if lower < f64::INFINITY { lower.max(0.0) } else { 0.0 };
         Open { upper: if upper.is_nan() { f64::INFINITY } else { upper }, lower, bound }
     }
 
+    /// What units weigh together by one end of their bounds, relative to a top; what is flushed is added.
+    fn each(&self, units: &[Unit], end: fn(&Unit) -> f64, top: f64) -> f64 {
+        let most = units[0].count.max(units[units.len() - 1].count);
+        let whole: Vec<f64> = units.iter().filter(|unit| unit.count == most).map(end).collect();
+        let shift = whole.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let mut sum = 0.0;
+        if shift == f64::INFINITY {
+            return shift;
+        }
+        if shift > f64::NEG_INFINITY {
+            let flushed = whole.len() as f64 * NOTHING;
+            sum = f64::from(most) * (self.weigh(whole, shift) + flushed) * grown(shift - top);
+        }
+        // A last cell may be short.
+        let rest = units.iter().filter(|unit| unit.count != most);
+        sum + rest.map(|unit| f64::from(unit.count) * grown(end(unit) - top)).sum::<f64>()
+    }
+
+    /// The sum of weights relative to a shift that no score exceeds.
+    fn weigh(&self, mut scores: Vec<f64>, shift: f64) -> f64 {
+        scores.resize(scores.len().next_multiple_of(LANES), f64::NEG_INFINITY);
+        if scores.is_empty() { 0.0 } else { self.simd.mass(&scores, Shifted(shift)) }
+    }
+
     /// The answer that keeps the first `k` of the known keys in this order.
     fn found(&self, order: &[usize], k: usize, known: &Known, top: f64, open: &Open) -> Found {
         let n = self.codes.len();
         let sum = |order: &[usize]| -> f64 {
-            let weights = order.iter().map(|&i| mass::exp(known.scores[i] - top));
-            weights.collect::<Compensated>().value()
+            self.weigh(order.iter().map(|&i| known.scores[i]).collect(), top)
         };
         let (kept, closed) = order.split_at(k);
         let (head, tail) = (sum(kept), sum(closed));
@@ -338,14 +362,15 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
         loop {
             for &score in &known.scores[summed..] {
                 if score > top {
-                    head = head * mass::exp(top - score) + 1.0;
+                    head = head * (top - score).exp() + 1.0;
                     top = score;
                 } else {
-                    head += mass::exp(score - top);
+                    head += (score - top).exp();
                 }
             }
             summed = known.scores.len();
-            let open = self.suffix(&sums[queue.at]) * grown(shift - top);
+            // What only shows the way need not be proven; what is reported is.
+            let open = self.suffix(&sums[queue.at]) * (shift - top).exp();
             let over = queue.open().is_empty();
             if open <= odds * head * (1.0 - TINY) || over {
                 let open = self.open(queue.open(), scores, top);
@@ -374,9 +399,9 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
         sums.resize(queue.units.len() + 1, Suffix::default());
         for (at, unit) in queue.units.iter().enumerate().rev() {
             let mut sum = sums[at + 1];
-            sum.each += f64::from(unit.count) * grown(unit.upper - shift);
+            sum.each += f64::from(unit.count) * (unit.upper - shift).exp();
             if self.prepared.is_some() {
-                let weight = grown(f64::from(scores[unit.first as usize]) - shift);
+                let weight = (f64::from(scores[unit.first as usize]) - shift).exp();
                 sum.codes.upper += weight;
                 sum.codes.squares += weight * weight;
                 sum.codes.largest = sum.codes.largest.max(weight);
@@ -396,8 +421,8 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
     fn fewest(&self, known: &Known, top: f64, open: &Open) -> Found {
         let order = ranked(known);
         let odds = self.eps / (1.0 - self.eps) / (1.0 + self.error());
-        let weights: Vec<f64> = order.iter().map(|&i| mass::exp(known.scores[i] - top)).collect();
-        let mut head = weights.iter().copied().collect::<Compensated>().value();
+        let weights: Vec<f64> = order.iter().map(|&i| (known.scores[i] - top).exp()).collect();
+        let mut head = weights.iter().sum::<f64>();
         let (mut k, mut tail) = (order.len(), open.upper);
         while k > 1 && tail + weights[k - 1] <= odds * (head - weights[k - 1]) {
             k -= 1;
@@ -417,17 +442,17 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
     fn by_gap(&self, units: Vec<Unit>, scores: &mut [f32], mut known: Known) -> Found {
         let n = self.codes.len();
         let mut queue = Queue::new(units, 0);
-        // Known keys that are not settled, the best at the end.
-        let mut pending: Vec<usize> = Vec::new();
+        // Known keys that are not settled, the best first.
+        let mut pending: BinaryHeap<(u64, Reverse<u32>, usize)> = BinaryHeap::new();
         let mut order: Vec<usize> = Vec::new();
         let (mut worst, mut taken) = (f64::INFINITY, 0);
         let error = self.doubt();
         loop {
-            pending.extend(taken..known.keys.len());
+            let place = |i: usize| (rising(known.scores[i]), Reverse(known.keys[i]), i);
+            pending.extend((taken..known.keys.len()).map(place));
             taken = known.keys.len();
-            pending.sort_unstable_by(|&a, &b| better(&known, b, a));
             let open = queue.upper();
-            while let Some(&best) = pending.last() {
+            while let Some(&(_, _, best)) = pending.peek() {
                 if known.scores[best] - error < open {
                     break;
                 }
@@ -435,12 +460,13 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
                 order.push(best);
                 worst = worst.min(known.scores[best]);
                 // The largest score of all others: of those that were scored, too.
-                let next = pending.last().map_or(f64::NEG_INFINITY, |&i| known.scores[i] + error);
+                let next =
+                    pending.peek().map_or(f64::NEG_INFINITY, |&(_, _, i)| known.scores[i] + error);
                 let gap = (worst - error - next.max(open)).next_down();
                 let bound = self.gap_bound(gap, order.len());
                 if bound <= self.eps {
                     let k = order.len();
-                    order.extend(pending);
+                    order.extend(pending.iter().map(|&(_, _, i)| i));
                     let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let open = self.open(queue.open(), scores, top);
                     let mut found = self.found(&order, k, &known, top, &open);
@@ -462,6 +488,10 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
     fn gap_bound(&self, gap: f64, k: usize) -> f64 {
         let n = self.codes.len();
         let dropped = n - k;
+        // Most ranks are far from it.
+        if dropped as f64 * (-gap).exp() > 1.001 * self.eps / (1.0 - self.eps) * k as f64 {
+            return 1.0;
+        }
         let tail = dropped as f64 * grown(-gap);
         let bound = Split { tail, dropped, head: k as f64, kept: k }.upper(TINY, NOTHING);
         // Equal or better scores: decided in integers.
@@ -563,6 +593,12 @@ fn ranked(known: &Known) -> Vec<usize> {
     let mut order: Vec<usize> = (0..known.keys.len()).collect();
     order.sort_unstable_by(|&a, &b| better(known, a, b));
     order
+}
+
+/// Bits that rise with the number.
+fn rising(score: f64) -> u64 {
+    let bits = score.to_bits();
+    if score.is_sign_negative() { !bits } else { bits | 1 << 63 }
 }
 
 /// e^x for x of either sign.

@@ -62,8 +62,9 @@ impl Query {
         let mut padded = entries.to_vec();
         padded.resize(dim.next_multiple_of(LANES), 0.0);
         let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * largest;
-        // Terms of a sum in lanes and a tree, the scale, and subtracting an offset of the same size; v = 2^-53.
-        let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
+        // Terms of a sum in lanes and a tree (fewer than `dim` in order), the scale, and subtracting an offset of the same size,
+        // which is a sum in order; twice v = 2^-53 each.
+        let roundings = (dim + 16) as f64;
         let error = norm * scale.abs() * roundings * f64::EPSILON + f64::MIN_POSITIVE;
         Query { entries: padded, scale, error }
     }
