@@ -1,5 +1,6 @@
 //! The keys of one head as bytes, and what is known of what the bytes leave out.
 
+#[cfg(feature = "python")]
 pub(crate) mod saved;
 
 use half::bf16;

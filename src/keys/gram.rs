@@ -84,11 +84,13 @@ impl Gram {
     }
 
     /// The sums, and what goes with them: what they leave out, the largest residual, the largest key.
+    #[cfg(feature = "python")]
     pub(crate) fn parts(&self) -> (&[f64], [f64; 3]) {
         (&self.sums, [self.lost, self.largest, self.norm])
     }
 
     /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
+    #[cfg(feature = "python")]
     pub(crate) fn of_parts(width: usize, sums: Vec<f64>, bounds: [f64; 3]) -> Option<Self> {
         let [lost, largest, norm] = bounds;
         let fits = sums.len() == width * width && sums.iter().all(|sum| sum.is_finite());

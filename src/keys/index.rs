@@ -6,6 +6,7 @@ use half::{bf16, f16};
 
 use super::cells::Cells;
 use super::codes::Codes;
+#[cfg(feature = "python")]
 use super::codes::saved::Saved;
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Place};
@@ -236,6 +237,7 @@ impl KeyIndex {
     }
 
     /// Each head as it is written to a file.
+    #[cfg(feature = "python")]
     pub(crate) fn save(&self) -> impl Iterator<Item = Saved> {
         self.heads.iter().map(Codes::save)
     }
@@ -244,6 +246,7 @@ impl KeyIndex {
     ///
     /// # Errors
     /// [`Error::Damaged`] if that cannot have been an index; [`Error::Option`] for an unknown type of keys.
+    #[cfg(feature = "python")]
     pub(crate) fn load(shape: &[usize], stored: &str, heads: Vec<Saved>) -> Result<Self, Error> {
         let damaged = |problem, head| Error::Damaged { problem, head };
         let &[ref batch @ .., n, dim] = shape else { return Err(damaged("the shape", 0)) };
