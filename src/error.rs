@@ -450,6 +450,29 @@ pub enum Error {
         /// Where.
         place: Place,
     },
+    /// Keys are not those that an index was built of.
+    #[error(
+        "{argument}{place} {problem}: an index proves nothing about other keys; pass those that it was built of, or build \
+         it anew"
+    )]
+    OtherKeys {
+        /// The argument's name.
+        argument: &'static str,
+        /// The head, empty if there is only one.
+        place: Place,
+        /// What differs.
+        problem: String,
+    },
+    /// The parts of an index are not what any index would have written.
+    #[error(
+        "{problem} of head {head} cannot be those of an index: the file is damaged; build and save the index again"
+    )]
+    Damaged {
+        /// Which part.
+        problem: &'static str,
+        /// Which head.
+        head: usize,
+    },
     /// A search needs keys that were not lent to it.
     #[error(
         "keys are needed: the index holds codes only, and they do not decide this query; pass the keys that it was built of"

@@ -48,7 +48,7 @@ pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error
 pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};
 pub use keepset::{KeepSet, keep_set};
-pub use keys::{IndexOptions, KeyIndex, Rung, SearchOptions, SearchResult};
+pub use keys::{IndexOptions, KeyIndex, Over, Rule, Rung, SearchOptions, SearchResult};
 pub use scores::{Data, Keep, Kind, Mask, Scores, Values, Vectors};
 pub use select::{
     MaxKeep, Options, Selection, Workspace, certify, force_simd_level, select, simd_level,

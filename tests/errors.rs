@@ -1,9 +1,10 @@
 //! One test per rejected input: the variant, and a message that names the argument and the place.
 
-use certk_rs::bounds::{self, Blocks, Cuts, Rule};
+use certk_rs::bounds::{self, Blocks, Cuts};
 use certk_rs::{
-    Data, Error, Keep, Kind, Mask, MaxKeep, Options, Place, Scores, Values, Workspace, certify,
-    force_simd_level, keep_set, model, output_error, select, select_output,
+    Data, Error, IndexOptions, Keep, KeyIndex, Kind, Mask, MaxKeep, Options, Place, Rule, Scores,
+    SearchOptions, Values, Vectors, Workspace, certify, force_simd_level, keep_set, model,
+    output_error, select, select_output,
 };
 
 fn rows(data: &[f32]) -> Scores<'_> {
@@ -222,7 +223,7 @@ fn ranks_and_cuts() {
         assert!(matches!(error, Error::Cut { position: p, .. } if p == position), "{cuts:?}");
         assert!(error.to_string().starts_with(&format!("cuts[{position}] is {}", cuts[position])));
     }
-    let rule = Rule::MultiGap { cuts: 1 };
+    let rule = bounds::Rule::MultiGap { cuts: 1 };
     assert!(matches!(bounds::smallest_k(&scores, &[1.0], rule, None), Err(Error::Eps { .. })));
 }
 
@@ -275,6 +276,53 @@ fn values_and_budgets_on_the_output() {
     assert!(matches!(
         output_error(&scores, &misfit, &keep, None),
         Err(Error::Shape { argument: "values", .. })
+    ));
+}
+
+#[test]
+fn keys_that_an_index_was_not_built_of() {
+    let mut data: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
+    let index = {
+        let keys = Vectors::new("keys", &data[..], &[2, 5, 4]).unwrap();
+        let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+        index.check(&keys, None).unwrap();
+        index
+    };
+    let half: Vec<half::f16> = data.iter().map(|&entry| half::f16::from_f32(entry)).collect();
+    data[39] = -data[39];
+    let changed = Vectors::new("keys", &data[..], &[2, 5, 4]).unwrap();
+    assert!(matches!(
+        index.check(&changed, None),
+        Err(Error::OtherKeys { argument: "keys", place, .. }) if place == at(&[1])
+    ));
+    let other = Vectors::new("keys", &half[..], &[2, 5, 4]).unwrap();
+    let queries = Vectors::new("q", &data[..8], &[2, 1, 4]).unwrap();
+    let found = index.search(&queries, Some(&other), &[0.1], &SearchOptions::default());
+    assert!(matches!(found, Err(Error::OtherKeys { place, .. }) if place == at(&[])));
+}
+
+#[test]
+fn searches_that_cannot_be() {
+    let data: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
+    let keys = Vectors::new("keys", &data[..], &[10, 4]).unwrap();
+    let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+    let queries = Vectors::new("q", &data[..8], &[2, 4]).unwrap();
+    let search = |rule, eps: &[f64], keys: Option<&Vectors<'_>>| {
+        index.search(&queries, keys, eps, &SearchOptions { rule, ..SearchOptions::default() })
+    };
+    assert!(matches!(search(Rule::Gap, &[0.1], None), Err(Error::KeysNeeded)));
+    assert!(matches!(search(Rule::Mass, &[], Some(&keys)), Err(Error::Length { .. })));
+    assert!(matches!(
+        search(Rule::TopK(0), &[], Some(&keys)),
+        Err(Error::Option { argument: "k", .. })
+    ));
+    let found = search(Rule::TopK(3), &[], Some(&keys)).unwrap();
+    assert_eq!(found.selection.k, [3, 3]);
+    let huge = [1e30f64; 4];
+    let queries = Vectors::new("q", &huge[..], &[1, 4]).unwrap();
+    assert!(matches!(
+        index.search(&queries, Some(&keys), &[0.1], &SearchOptions::default()),
+        Err(Error::Number { argument: "q", place, .. }) if place == at(&[0])
     ));
 }
 

@@ -227,14 +227,8 @@ def test_the_rust_reader_sees_what_it_should() -> None:
 # -------------------------------------------------------------------------------------- Python
 
 SUBJECTS = {
-    "selection",
-    "keepset",
-    "sparse_attention",
-    "bounds",
-    "gaussian",
-    "windows",
-    "montecarlo",
-    "output",
+    *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
+    *{"key_index", "sparse_attention"},
 }
 LENDING = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 FILES = {"_atomic", "_safetensors", "_certificate", "errors"}
@@ -259,6 +253,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "jobs": {"", "cache_format", "_page", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
     **dict.fromkeys(SUBJECTS, LENDING),
     "bounds": LENDING | {"output"},
+    # An index is estimated from, and saved.
+    "key_index": LENDING | FILES | {"montecarlo"},
     # A fit sets the rule beside what selection finds.
     "gaussian": LENDING | {"selection"},
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},

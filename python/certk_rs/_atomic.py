@@ -33,17 +33,18 @@ def names_the_file(path: Path) -> Iterator[None]:
 class NewFile:
     """Context manager around one file to be written; leaving it without `commit` leaves nothing.
 
-    Raises `CertkError` when `path` exists (at once, and again when the name is taken), `OSError`
-    with its `filename` set for everything that the system refuses.
+    Raises `CertkError` when `path` exists (at once, and again when the name is taken) unless it is
+    to be replaced, `OSError` with its `filename` set for everything that the system refuses.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, replace: bool = False) -> None:
         self.path = path
+        self._replace = replace
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._fd = -1
 
     def __enter__(self) -> NewFile:
-        if os.path.lexists(self.path):
+        if not self._replace and os.path.lexists(self.path):
             raise already_exists(self.path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         with names_the_file(self.path):
@@ -75,6 +76,9 @@ class NewFile:
         self._flush_directory()
 
     def _take_name(self) -> None:
+        if self._replace:
+            self._partial.replace(self.path)
+            return
         try:
             os.link(self._partial, self.path)
         except OSError as error:

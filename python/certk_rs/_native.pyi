@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Certified",
     "KeyIndex",
+    "Searched",
     "Selected",
     "ValueBall",
     "__version__",
@@ -58,7 +59,6 @@ __all__ = [
 
 __version__: str
 
-@final
 class Selected:
     """The fields of a `Selection`. Each is made when it is first asked for, and is read-only."""
 
@@ -82,6 +82,78 @@ class Selected:
     def status(self) -> NDArray[np.uint8]: ...
     @property
     def score_indptr(self) -> NDArray[np.int64] | None: ...
+
+@final
+class Searched(Selected):
+    """What the fields of a `SearchResult` are beyond those of a `Selection`."""
+
+    @property
+    def scored(self) -> NDArray[np.int64]: ...
+    @property
+    def rung(self) -> NDArray[np.uint8]: ...
+
+_Head = tuple[
+    NDArray[np.uint8],  # codes, in lines
+    NDArray[np.uint16],  # scales, bfloat16
+    NDArray[np.uint16],  # radii, bfloat16
+    NDArray[np.uint32],  # keys without a code
+    NDArray[np.float32],  # mean
+    NDArray[np.float64],  # Gram matrix, flat
+    NDArray[np.float64],  # six numbers
+    NDArray[np.uint64],  # fingerprint of the keys, two words
+]
+
+@final
+class KeyIndex:
+    """Codes of keys (..., n, d); queries q are (..., m, d)."""
+
+    @staticmethod
+    def build(keys: NDArray[Any], dtype: str, rotate: bool | None, threads: object) -> KeyIndex: ...
+    def append(self, keys: NDArray[Any], dtype: str, threads: object) -> None: ...
+    def search(
+        self,
+        q: NDArray[Any],
+        dtype: str,
+        keys: NDArray[Any] | None,
+        keys_dtype: str | None,
+        eps: float | NDArray[np.float64] | None,
+        batch: tuple[int, ...],
+        how: tuple[object, object, object, object, object, object],
+    ) -> Searched:
+        """How: scale, rule, k, over, max_scored, threads."""
+
+    def tail_mass(
+        self,
+        q: NDArray[Any],
+        dtype: str,
+        keys: NDArray[Any],
+        keys_dtype: str,
+        keep_indptr: NDArray[np.int64],
+        keep_indices: NDArray[np.int64],
+        scale: object,
+        options: tuple[
+            object, object, object, object, float | NDArray[np.float64] | None, bool, object
+        ],
+    ) -> tuple[
+        NDArray[np.float64],  # lower (rows,)
+        NDArray[np.float64],  # upper (rows,)
+        NDArray[np.float64],  # point (rows,)
+        NDArray[np.int64],  # draws used (rows,)
+    ]:
+        """Options as those of the function `tail_mass`."""
+
+    def check(self, keys: NDArray[Any], dtype: str, threads: object) -> None: ...
+    def parts(self) -> list[_Head]:
+        """Copies of what is to be saved, head by head."""
+
+    @staticmethod
+    def of_parts(shape: tuple[int, ...], dtype: str, heads: list[_Head]) -> KeyIndex: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
 
 @final
 class Certified:

@@ -40,11 +40,11 @@ class Rung(IntEnum):
     """Which way a row was answered."""
 
     CODES = 0
-    """By codes alone: no key was scored exactly."""
+    """No key was scored exactly: codes decided, or there was nothing to decide."""
     RESCORED = 1
-    """Codes chose which keys to score exactly, and bounded the others."""
+    """Some keys were scored exactly, and bounds stand for the others."""
     DENSE = 2
-    """All visible keys were scored exactly."""
+    """All visible keys were scored exactly: the row is too flat, or the codes too coarse for it."""
 
 
 class _Frozen:
@@ -195,7 +195,7 @@ class Selection(_Frozen):
             raise
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Selection:
+    def load(cls: type[_Result], path: str | os.PathLike[str]) -> _Result:
         """Read what `save` wrote. Nothing is unpickled.
 
         Raises:
@@ -205,7 +205,11 @@ class Selection(_Frozen):
         try:
             with np.load(path, allow_pickle=False) as file:
                 stored = {name: file[name] for name in file.files}
-            return cls(**_fields_of_saved(stored))
+            searched = issubclass(cls, SearchResult)
+            if not searched:
+                # Of the result of a search, what a Selection has.
+                stored = {name: stored[name] for name in stored if name not in _SEARCHED_DTYPES}
+            return cls(**_fields_of_saved(stored, _SEARCHED_DTYPES if searched else {}))
         except OSError:
             raise
         except Exception as error:  # whatever zipfile and NumPy make of foreign bytes
@@ -232,6 +236,45 @@ class Selection(_Frozen):
             f"tail mass <= {_worst(self.tail_mass_upper)}, "
             f"minimal {_percent(_count(self.minimal), self.k.size)}, {_statuses(self.status)})"
         )
+
+
+@_on_demand
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchResult(Selection):
+    """What a search over an index of keys found: a `Selection`, and how it was reached.
+
+    The promise is that of `Selection` for the scores scale * q.k, in real numbers, of exactly the
+    stored queries and keys. `shape` is (..., n), n the keys; after rule "top_k" without a budget
+    `eps` is 1. OVER_BUDGET means that the given k, or `max_scored`, does not allow eps, or that the
+    k keys kept are not proven to be the true top k; what is lost is in `tail_mass_upper`.
+    """
+
+    # Behind a field with a default, but there is always a value.
+    scored: NDArray[np.int64] = None  # type: ignore[assignment]
+    """Keys whose scores were computed exactly, (...)."""
+    rung: NDArray[np.uint8] = None  # type: ignore[assignment]
+    """A `Rung` per row, (...)."""
+
+    def summary(self) -> str:
+        """Return a few lines on how much is kept and scored, and what is proven."""
+        scored, total, rows = int(self.scored.sum()), self._n_scores, self.k.size
+        rungs = [(_count(self.rung == rung), rung.name.lower()) for rung in Rung]
+        ways = ", ".join(f"{count} {name}" for count, name in rungs if count) or "none"
+        _, *lines = super().summary().split("\n")
+        n = self.shape[-1]
+        return "\n".join(
+            [
+                f"SearchResult of {_rows(rows)} over {n} keys, eps = {_range(self.eps)}",
+                *lines,
+                f"  scored     {scored} of {total} scores exactly ({_percent(scored, total)})",
+                f"  rungs      {ways}",
+            ]
+        )
+
+    def __repr__(self) -> str:
+        share = _percent(int(self.scored.sum()), self._n_scores)
+        inner = super().__repr__().removeprefix("Selection(").removesuffix(")")
+        return f"SearchResult({inner}, scored {share})"
 
 
 @_on_demand
@@ -418,15 +461,25 @@ _STORED_DTYPES = {
 }
 
 
+# What the result of a search has beyond that, a number per row each.
+_SEARCHED_DTYPES: dict[str, tuple[str, ...]] = {"scored": ("int64",), "rung": ("uint8",)}
+
+
 def _need(condition: object, problem: str) -> None:
     if not condition:
         raise ValueError(problem)
 
 
-def _fields_of_saved(stored: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """Turn the arrays of a file into fields; ValueError where they contradict each other."""
-    _need(stored.keys() - {"score_indptr"} == _STORED_DTYPES.keys(), "it has other fields")
-    for name, dtypes in (*_STORED_DTYPES.items(), ("score_indptr", ("int64",))):
+def _fields_of_saved(
+    stored: dict[str, NDArray[Any]], more: dict[str, tuple[str, ...]]
+) -> dict[str, Any]:
+    """Turn the arrays of a file into fields; ValueError where they contradict each other.
+
+    `more` has the dtypes of fields per row beyond those of a Selection.
+    """
+    known = {**_STORED_DTYPES, **more}
+    _need(stored.keys() - {"score_indptr"} == known.keys(), "it has other fields")
+    for name, dtypes in (*known.items(), ("score_indptr", ("int64",))):
         array = stored.get(name)
         _need(array is None or str(array.dtype) in dtypes, f"{name} has another dtype")
     _need(stored["shape"].ndim == 1 and stored["shape"].size > 0, "shape has no axis")
@@ -434,7 +487,7 @@ def _fields_of_saved(stored: dict[str, NDArray[Any]]) -> dict[str, Any]:
     batch, rows = tuple(axes), prod(axes)
     k, indptr, indices, eps = (stored[name] for name in ("k", "indptr", "indices", "eps"))
     lower, upper, status = (stored[f] for f in ("tail_mass_lower", "tail_mass_upper", "status"))
-    for array in (k, lower, upper, status, stored["minimal"]):
+    for array in (k, lower, upper, status, stored["minimal"], *(stored[name] for name in more)):
         _need(array.shape == batch, "a field per row has not the batch shape")
     _need(eps.shape in ((), batch), "eps has not the batch shape")
     starts = stored.get("score_indptr")

@@ -1,12 +1,17 @@
 //! The keys of one head as bytes, and what is known of what the bytes leave out.
 
+#[cfg(feature = "python")]
+pub(crate) mod saved;
+
 use half::bf16;
 use rayon::prelude::*;
 
+use super::fingerprint::Fingerprint;
 use super::gram::{Gram, Spread};
+use super::index::Coded;
 use crate::error::Error;
 use crate::kernels::{
-    BIAS, Coarse, Element, Encoded, Frame, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step,
+    BIAS, Coarse, Encoded, Frame, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step,
     ask_for_huge_pages,
 };
 use crate::mass::Compensated;
@@ -47,6 +52,7 @@ pub(crate) struct Codes {
     spared: f64,
     /// The largest absolute entry of any key.
     largest: f32,
+    print: Fingerprint,
 }
 
 /// How keys are moved before they are rounded, and queries with them.
@@ -116,12 +122,13 @@ struct Part {
     gram: Gram,
     bare: Vec<u32>,
     largest: f32,
+    print: Fingerprint,
     bad: Option<usize>,
 }
 
 impl Codes {
     /// Codes of no keys, in a frame chosen by looking at some.
-    pub(crate) fn new<E: Element<Scalar = f32>>(
+    pub(crate) fn new<E: Coded>(
         dim: usize,
         keys: Keys<'_, E>,
         n: usize,
@@ -178,6 +185,7 @@ impl Codes {
             gram: Gram::new(width),
             spared: if spared > 0.0 { spared } else { f64::INFINITY },
             largest: 0.0,
+            print: Fingerprint::default(),
         }
     }
 
@@ -185,7 +193,7 @@ impl Codes {
     ///
     /// # Errors
     /// [`NotFinite`] at the first entry that is not finite; [`Error::Pool`].
-    pub(crate) fn append<E: Element<Scalar = f32>>(
+    pub(crate) fn append<E: Coded>(
         &mut self,
         simd: Simd,
         keys: Keys<'_, E>,
@@ -262,13 +270,14 @@ impl Codes {
             self.gram.join(&part.gram);
             self.bare.extend(part.bare);
             self.largest = self.largest.max(part.largest);
+            self.print.join(part.print);
         }
         self.n = end;
         Ok(Ok(()))
     }
 
     /// Encodes some keys. `allowed` of them may be left without a code.
-    fn encode<E: Element<Scalar = f32>>(
+    fn encode<E: Coded>(
         &self,
         simd: Simd,
         keys: Keys<'_, E>,
@@ -281,7 +290,13 @@ impl Codes {
         let mut residuals = vec![0.0; PANEL * width];
         let mut packed = Packed::default();
         let mut encoded = vec![Encoded::default(); PANEL];
-        let mut part = Part { gram: Gram::new(width), bare: Vec::new(), largest: 0.0, bad: None };
+        let mut part = Part {
+            gram: Gram::new(width),
+            bare: Vec::new(),
+            largest: 0.0,
+            print: Fingerprint::default(),
+            bad: None,
+        };
         for done in (0..span.count).step_by(PANEL) {
             let (from, len) = (span.from + done, PANEL.min(span.count - done));
             let bytes = &mut bytes[..len * width];
@@ -303,6 +318,7 @@ impl Codes {
                     part.bad = Some(from + r);
                 }
                 part.largest = part.largest.max(key.largest);
+                part.print.add(self.n + from + r, keys.row(from + r));
                 let loss = f64::from(key.lost).sqrt();
                 let uncodable = key.lost == f32::INFINITY;
                 if uncodable || (loss > self.spared && part.bare.len() < allowed) {
@@ -345,6 +361,16 @@ impl Codes {
 
     pub(crate) fn bare(&self) -> &[u32] {
         &self.bare
+    }
+
+    /// An upper bound of the norm of what a key's code loses.
+    pub(crate) fn radius(&self, key: usize) -> f64 {
+        f64::from(self.radii[key])
+    }
+
+    /// What is remembered of the keys themselves.
+    pub(crate) fn print(&self) -> Fingerprint {
+        self.print
     }
 
     /// The largest absolute entry of any key.

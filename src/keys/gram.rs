@@ -41,6 +41,8 @@ pub(crate) struct Spread {
     pub(crate) each: f64,
     /// Roundings of one score.
     pub(crate) rho: f64,
+    /// What the norm of a code's loss is to be multiplied by to bound the error of that key's score.
+    pub(crate) slope: f64,
 }
 
 /// Sums over a set of weights, relative to a shift that no score exceeds.
@@ -91,6 +93,31 @@ impl Gram {
         self.additions += 1;
         self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + TINY));
         self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + TINY));
+    }
+
+    /// The sums, and what goes with them: what they leave out, the largest residual, the largest key, how many additions.
+    #[cfg(feature = "python")]
+    pub(crate) fn parts(&self) -> (&[f64], [f64; 4]) {
+        (&self.sums, [self.lost, self.largest, self.norm, self.additions as f64])
+    }
+
+    /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
+    #[cfg(feature = "python")]
+    pub(crate) fn of_parts(width: usize, sums: Vec<f64>, bounds: [f64; 4]) -> Option<Self> {
+        let [lost, largest, norm, additions] = bounds;
+        let fits = sums.len() == width * width && sums.iter().all(|sum| sum.is_finite());
+        let squares = || (0..width).all(|i| sums[i * width + i] >= 0.0);
+        let bounded = bounds.iter().all(|bound| (0.0..f64::INFINITY).contains(bound));
+        let additions =
+            (additions < 1e15 && additions.fract() == 0.0).then_some(additions as usize)?;
+        (fits && squares() && bounded).then_some(Gram {
+            width,
+            sums,
+            lost,
+            largest,
+            norm,
+            additions,
+        })
     }
 
     /// Adds the sums of other vectors.
@@ -146,6 +173,7 @@ impl Gram {
             total: bound(total),
             each: bound(factor * norm * self.largest * (1.0 + TINY)),
             rho: bound(rho * (1.0 + TINY)),
+            slope: bound(factor * norm * (1.0 + TINY)),
         }
     }
 }
@@ -165,8 +193,12 @@ impl Sums {
 
 impl Spread {
     /// Of queries about which nothing can be said.
-    pub(crate) const NOTHING: Spread =
-        Spread { total: f64::INFINITY, each: f64::INFINITY, rho: f64::INFINITY };
+    pub(crate) const NOTHING: Spread = Spread {
+        total: f64::INFINITY,
+        each: f64::INFINITY,
+        rho: f64::INFINITY,
+        slope: f64::INFINITY,
+    };
 
     /// Whether scores by codes say anything; then none of them has overflowed either.
     pub(crate) fn says_something(&self) -> bool {
@@ -175,7 +207,7 @@ impl Spread {
 
     /// An upper bound of the real mass of the set whose sums these are.
     pub(crate) fn mass_upper(&self, sums: &Sums) -> f64 {
-        let Spread { total, each, rho } = *self;
+        let Spread { total, each, rho, .. } = *self;
         let root = total * sums.squares.sqrt();
         let growth = growth(each) * (sums.largest * total * total).min(each * root);
         let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + TINY);
@@ -193,6 +225,12 @@ impl Spread {
     #[cfg(test)]
     pub(crate) fn reach(&self) -> f64 {
         (self.each + self.rho) * (1.0 + TINY)
+    }
+
+    /// The same for a code that loses a vector of at most that norm.
+    pub(crate) fn reach_of(&self, radius: f64) -> f64 {
+        // A product of 0 and an infinity is no bound.
+        (self.each.min(self.slope * radius) + self.rho) * (1.0 + TINY)
     }
 }
 

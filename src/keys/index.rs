@@ -1,23 +1,38 @@
 //! An index over the keys of many heads.
 
+use std::sync::OnceLock;
+
 use half::{bf16, f16};
 
+use super::cells::Cells;
 use super::codes::Codes;
-use crate::error::Error;
+#[cfg(feature = "python")]
+use super::codes::saved::Saved;
+use super::fingerprint::Fingerprint;
+use crate::error::{Error, Place};
 use crate::kernels::{Element, Keys, Simd};
 use crate::scores::{Data, Vectors};
 use crate::threads;
 
 /// Keys as one byte an entry, with what is needed to bound what the bytes leave out.
 ///
-/// The index owns codes only, `d + 4` bytes a key; the keys are lent to a call that scores some of them exactly.
+/// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
+/// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
+/// own algorithms; they take another `3 d / 4` bytes a key from the first search over them on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyIndex {
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
     pub(crate) dim: usize,
     pub(crate) heads: Vec<Codes>,
+    /// What the keys are stored in.
+    stored: &'static str,
+    /// Cells of each head, made when a search first asks for them.
+    cells: OnceLock<Vec<Cells>>,
 }
+
+/// Keys whose fingerprint is taken by one task.
+const PORTION: usize = 1 << 12;
 
 /// How an index is built.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,12 +46,24 @@ pub struct IndexOptions {
 
 /// Keys that an index can be built of.
 pub(crate) trait Coded: Element<Scalar = f32> {
+    const NAME: &'static str;
+
     fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]>;
+
+    /// The stored bits.
+    fn bits(self) -> u32;
 }
 
 macro_rules! coded {
-    ($($type:ty => $variant:ident),*) => {$(
+    ($($type:ty => $variant:ident, $name:literal);*) => {$(
         impl Coded for $type {
+            const NAME: &'static str = $name;
+
+            #[inline]
+            fn bits(self) -> u32 {
+                self.to_bits().into()
+            }
+
             fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]> {
                 match data {
                     Data::$variant(data) => Some(data),
@@ -46,7 +73,7 @@ macro_rules! coded {
         }
     )*};
 }
-coded!(f32 => F32, f16 => F16, bf16 => Bf16);
+coded!(f32 => F32, "float32"; f16 => F16, "float16"; bf16 => Bf16, "bfloat16");
 
 /// Runs generic code for the stored type of keys.
 macro_rules! by_type {
@@ -89,12 +116,12 @@ impl KeyIndex {
         let _modes = threads::default_floats();
         let (n, dim) = (keys.len(), keys.dim());
         let rotate = options.rotate;
-        let heads = by_type!(keys, E => {
-            Ok((0..keys.heads())
-                .map(|head| Codes::new(dim, matrix::<E>(keys, head), n, rotate))
-                .collect())
+        let (heads, stored) = by_type!(keys, E => {
+            let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
+            Ok(((0..keys.heads()).map(head).collect(), E::NAME))
         })?;
-        let mut index = KeyIndex { batch: keys.batch().to_vec(), dim, heads };
+        let cells = OnceLock::new();
+        let mut index = KeyIndex { batch: keys.batch().to_vec(), dim, heads, stored, cells };
         index.append(keys, options.threads)?;
         Ok(index)
     }
@@ -111,6 +138,13 @@ impl KeyIndex {
             shape.extend(["m".into(), self.dim.to_string()]);
             return Err(
                 keys.misfit(format!("the index takes keys of shape ({})", shape.join(", ")))
+            );
+        }
+        let stored = by_type!(keys, E => Ok(E::NAME))?;
+        if stored != self.stored {
+            let have = self.stored;
+            return Err(
+                keys.misfit(format!("they are {stored}, the index holds {have}: convert them"))
             );
         }
         let (n, count) = (self.len(), keys.len());
@@ -137,7 +171,105 @@ impl KeyIndex {
                 });
             }
         }
+        self.cells = OnceLock::new();
         Ok(())
+    }
+
+    /// Whether these are, bit for bit, the keys that the index was built of, by a fingerprint of 128 bits that was taken then.
+    /// It finds what was changed by accident; it is no defence against somebody who looks for two sets of keys that agree in
+    /// it.
+    ///
+    /// # Errors
+    /// [`Error::OtherKeys`] if they are not; [`Error::Shape`], [`Error::Pool`], [`Error::Option`].
+    pub fn check(&self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+        self.fits(keys)?;
+        let threads = threads::count(threads, keys.len() * self.dim * self.heads.len() > 1 << 20)?;
+        for (head, codes) in self.heads.iter().enumerate() {
+            let prints = by_type!(keys, E => {
+                let keys = matrix::<E>(keys, head);
+                let print = |part: usize| {
+                    let mut print = Fingerprint::default();
+                    let from = part * PORTION;
+                    for key in from..codes.len().min(from + PORTION) {
+                        print.add(key, keys.row(key));
+                    }
+                    print
+                };
+                threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, print)
+            })?;
+            let mut all = Fingerprint::default();
+            prints.into_iter().for_each(|print| all.join(print));
+            if all != codes.print() {
+                let place = Place::unravel(&self.batch, head);
+                let problem = "changed since they were indexed, or are others".into();
+                return Err(Error::OtherKeys { argument: keys.argument(), place, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the shape and the type of keys that are lent.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::OtherKeys`].
+    pub(crate) fn fits(&self, keys: &Vectors<'_>) -> Result<(), Error> {
+        if keys.batch() != self.batch || keys.len() != self.len() || keys.dim() != self.dim {
+            let mut shape = self.batch.clone();
+            shape.extend([self.len(), self.dim]);
+            return Err(keys.misfit(format!("the index was built of keys of shape {shape:?}")));
+        }
+        let stored = by_type!(keys, E => Ok(E::NAME))?;
+        if stored != self.stored {
+            let problem = format!("are {stored}, but were {} when they were indexed", self.stored);
+            let (argument, place) = (keys.argument(), Place(vec![]));
+            return Err(Error::OtherKeys { argument, place, problem });
+        }
+        Ok(())
+    }
+
+    /// The cells of all heads, made of these keys if there are none yet.
+    pub(crate) fn cells(&self, keys: &Vectors<'_>, threads: usize) -> Result<&[Cells], Error> {
+        if let Some(cells) = self.cells.get() {
+            return Ok(cells);
+        }
+        let made = by_type!(keys, E => {
+            let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
+            threads::map(threads, 0..self.heads.len(), 1, one)
+        })?;
+        Ok(self.cells.get_or_init(|| made))
+    }
+
+    /// Each head as it is written to a file.
+    #[cfg(feature = "python")]
+    pub(crate) fn save(&self) -> impl Iterator<Item = Saved> {
+        self.heads.iter().map(Codes::save)
+    }
+
+    /// An index from what was written.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] if that cannot have been an index; [`Error::Option`] for an unknown type of keys.
+    #[cfg(feature = "python")]
+    pub(crate) fn load(shape: &[usize], stored: &str, heads: Vec<Saved>) -> Result<Self, Error> {
+        let damaged = |problem, head| Error::Damaged { problem, head };
+        let &[ref batch @ .., n, dim] = shape else { return Err(damaged("the shape", 0)) };
+        let known = [f32::NAME, f16::NAME, bf16::NAME];
+        let Some(stored) = known.into_iter().find(|name| *name == stored) else {
+            let problem = "an index holds float32, float16 or bfloat16";
+            return Err(Error::Option { argument: "dtype", value: stored.into(), problem });
+        };
+        let fits = batch.iter().product::<usize>() == heads.len();
+        if !fits || dim == 0 || dim > 1 << 20 || n >= u32::MAX as usize {
+            return Err(damaged("the shape", 0));
+        }
+        let load = |(head, saved)| Codes::load(n, dim, saved).map_err(|part| damaged(part, head));
+        let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
+        Ok(KeyIndex { batch: batch.to_vec(), dim, heads, stored, cells: OnceLock::new() })
+    }
+
+    /// What the keys are stored in: float32, float16 or bfloat16.
+    pub fn dtype(&self) -> &'static str {
+        self.stored
     }
 
     /// The codes of a head.

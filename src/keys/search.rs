@@ -1,6 +1,8 @@
 //! Searches over an index for batches of queries.
 
+use super::cells::Cells;
 use super::codes::Prepared;
+use super::explore::{Explore, Over, Rule};
 use super::index::{Coded, KeyIndex, by_type, matrix};
 use super::mass::{Found, Query, Room, Rung, Search, Sight};
 use crate::certificate::Status;
@@ -16,6 +18,13 @@ use half::{bf16, f16};
 pub struct SearchOptions {
     /// What products are multiplied by to be scores; `None` for `1 / sqrt(d)`.
     pub scale: Option<f64>,
+    /// What ends a search.
+    pub rule: Rule,
+    /// What bounds the scores that are not computed.
+    pub over: Over,
+    /// The most keys of a row that are scored exactly. Where that is not enough, what was found until then is returned with
+    /// an interval that holds.
+    pub max_scored: Option<usize>,
     /// How many threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
@@ -31,6 +40,8 @@ pub struct SearchResult {
     pub rung: Vec<Rung>,
 }
 
+/// The largest error of an exact score (nats) that is worth searching with.
+const MOST_ERROR: f64 = 300.0;
 /// Queries that share a scan.
 const GROUP: usize = 4;
 
@@ -42,9 +53,15 @@ impl KeyIndex {
     /// before its keys, each of the same length or, the last, a multiple (grouped heads). `eps` holds one budget for all rows
     /// or one per row. The certificate is about the real numbers `scale * q.k` of exactly the stored queries and keys.
     ///
+    /// With [`Rule::Gap`] a gap between two scores must prove the budget, which takes many more keys. With [`Rule::TopK`] the
+    /// true k best keys are found, equal scores by position, whatever they lose; `eps` may then be empty. A row's status is
+    /// certified if its tail mass is within its budget and, for the top k, the set is proven; over budget otherwise, which takes
+    /// a given k or `max_scored`.
+    ///
     /// # Errors
-    /// [`Error::Shape`] where queries or keys do not fit, [`Error::Eps`], [`Error::Scale`], [`Error::KeyNotFinite`],
-    /// [`Error::KeysNeeded`] if the codes alone do not decide a row and `keys` is `None`.
+    /// [`Error::Shape`] where queries or keys do not fit, [`Error::OtherKeys`] for keys of another type, [`Error::Eps`],
+    /// [`Error::Scale`], [`Error::KeyNotFinite`], [`Error::Number`] for products too large for f64 to tell scores apart,
+    /// [`Error::Option`] for k, [`Error::KeysNeeded`] if `keys` is `None` and codes alone do not decide a row by mass.
     pub fn search(
         &self,
         queries: &Vectors<'_>,
@@ -64,8 +81,18 @@ impl KeyIndex {
         hook: Hook<'_>,
     ) -> Result<SearchResult, Error> {
         let rows = queries.heads() * queries.len();
-        self.check(queries, keys)?;
-        check_eps(queries, eps)?;
+        self.suits(queries, keys)?;
+        let unbounded = [1.0];
+        let eps = if eps.is_empty() && matches!(options.rule, Rule::TopK(_)) {
+            &unbounded
+        } else {
+            check_eps(queries, eps)?;
+            eps
+        };
+        if options.rule == Rule::TopK(0) {
+            let problem = "the top k of a row has at least one key";
+            return Err(Error::Option { argument: "k", value: "0".into(), problem });
+        }
         let scale = options.scale.unwrap_or(1.0 / (self.dim as f64).sqrt());
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
@@ -73,13 +100,18 @@ impl KeyIndex {
         let simd = Simd::current()?;
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > 1 << 20)?;
-        let job = Job { index: self, queries, eps, scale, simd };
+        let cells = match (options.over, keys) {
+            (Over::Codes, _) => None,
+            (_, None) => return Err(Error::KeysNeeded),
+            (_, Some(keys)) => Some(self.cells(keys, threads)?),
+        };
+        let job = Job { index: self, queries, eps, scale, simd, options, cells };
         let units = self.units(queries);
-        let mut found: Vec<Option<Found>> = Vec::new();
+        let mut found: Vec<Option<(Found, bool)>> = Vec::new();
         found.resize_with(rows, || None);
         let portion = (1 << 28) / (GROUP * self.len() * self.dim).max(1) + threads;
         let mut at = 0;
-        let one = |unit: usize| -> Result<Vec<Found>, Error> {
+        let one = |unit: usize| -> Result<Vec<(Found, bool)>, Error> {
             let (head, rows) = &units[unit];
             match keys {
                 Some(keys) => by_type!(keys, E => job.unit::<E>(*head, rows, Some(keys))),
@@ -94,15 +126,19 @@ impl KeyIndex {
         })?;
         let mut result = SearchResult::default();
         result.selection.indptr.push(0);
-        for (row, found) in found.into_iter().flatten().enumerate() {
+        for (row, (found, met)) in found.into_iter().flatten().enumerate() {
             let eps = eps[if eps.len() == 1 { 0 } else { row }];
-            result.push(found, eps);
+            result.push(found, eps, met);
         }
         Ok(result)
     }
 
     /// Judges shapes.
-    fn check(&self, queries: &Vectors<'_>, keys: Option<&Vectors<'_>>) -> Result<(), Error> {
+    pub(super) fn suits(
+        &self,
+        queries: &Vectors<'_>,
+        keys: Option<&Vectors<'_>>,
+    ) -> Result<(), Error> {
         if queries.dim() != self.dim {
             return Err(queries.misfit(format!("the index holds keys of {} entries", self.dim)));
         }
@@ -119,16 +155,37 @@ impl KeyIndex {
             )));
         }
         let Some(keys) = keys else { return Ok(()) };
-        if keys.batch() != self.batch || keys.len() != self.len() || keys.dim() != self.dim {
-            let mut shape = self.batch.clone();
-            shape.extend([self.len(), self.dim]);
-            return Err(keys.misfit(format!("the index was built of keys of shape {shape:?}")));
+        self.fits(keys)
+    }
+
+    /// A row's query over the keys of a head; its entries are left in `wide`, too.
+    pub(super) fn query(
+        &self,
+        queries: &Vectors<'_>,
+        row: usize,
+        head: usize,
+        scale: f64,
+        wide: &mut Vec<f64>,
+    ) -> Result<Query, Error> {
+        let m = queries.len();
+        let (argument, matrix, at) = (queries.argument(), row / m, row % m);
+        queries.widen(matrix, at, wide);
+        if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
+            return Err(Error::KeyNotFinite { argument, place: queries.place(matrix, at, entry) });
         }
-        Ok(())
+        let query = Query::new(wide, scale, f64::from(self.heads[head].largest()));
+        if query.error <= MOST_ERROR {
+            return Ok(query);
+        }
+        let mut place = queries.place(matrix, at, 0);
+        place.0.pop();
+        let value = wide.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
+        let problem = "so large in size, with these keys and this scale, that f64 cannot tell scores apart; make them smaller";
+        Err(Error::Number { argument, place, value, problem })
     }
 
     /// Rows that share a head's codes, a few at a time.
-    fn units(&self, queries: &Vectors<'_>) -> Vec<(usize, Vec<usize>)> {
+    pub(super) fn units(&self, queries: &Vectors<'_>) -> Vec<(usize, Vec<usize>)> {
         let mut rows_of = vec![Vec::new(); self.heads.len()];
         let m = queries.len();
         for matrix in 0..queries.heads() {
@@ -170,6 +227,8 @@ struct Job<'a> {
     eps: &'a [f64],
     scale: f64,
     simd: Simd,
+    options: &'a SearchOptions,
+    cells: Option<&'a [Cells]>,
 }
 
 impl Job<'_> {
@@ -179,66 +238,66 @@ impl Job<'_> {
         head: usize,
         rows: &[usize],
         keys: Option<&Vectors<'_>>,
-    ) -> Result<Vec<Found>, Error> {
+    ) -> Result<Vec<(Found, bool)>, Error> {
         let codes = &self.index.heads[head];
         let keys = keys.map(|keys| matrix::<E>(keys, head));
-        let m = self.queries.len();
-        let mut queries: Vec<(Query, Prepared)> = Vec::with_capacity(rows.len());
+        let over_codes = self.options.over != Over::Cells;
+        let mut queries: Vec<(Query, Option<Prepared>)> = Vec::with_capacity(rows.len());
         let mut wide = Vec::new();
         for &row in rows {
-            self.queries.widen(row / m, row % m, &mut wide);
-            if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
-                return Err(Error::KeyNotFinite {
-                    argument: self.queries.argument(),
-                    place: self.queries.place(row / m, row % m, entry),
-                });
-            }
-            let query = Query::new(&wide, self.scale, f64::from(codes.largest()));
-            queries.push((query, codes.prepare(&wide, self.scale)));
+            let query = self.index.query(self.queries, row, head, self.scale, &mut wide)?;
+            let prepared = over_codes.then(|| codes.prepare(&wide, self.scale));
+            queries.push((query, prepared));
         }
         let padded = codes.len().next_multiple_of(LANES);
         let mut rooms: Vec<Room> = rows.iter().map(|_| Room::default()).collect();
-        for room in &mut rooms {
+        for room in rooms.iter_mut().filter(|_| over_codes) {
             room.scores.resize(padded, 0.0);
         }
         match (&queries[..], &mut rooms[..]) {
-            ([a, b, c, d], [ra, rb, rc, rd]) => {
+            ([(_, Some(a)), (_, Some(b)), (_, Some(c)), (_, Some(d))], [ra, rb, rc, rd]) => {
                 let to = [&mut ra.scores[..], &mut rb.scores, &mut rc.scores, &mut rd.scores];
-                codes.scan(self.simd, [&a.1, &b.1, &c.1, &d.1], to);
+                codes.scan(self.simd, [a, b, c, d], to);
             }
             (queries, rooms) => {
-                for (query, room) in queries.iter().zip(rooms) {
-                    codes.scan(self.simd, [&query.1], [&mut room.scores]);
+                for ((_, prepared), room) in queries.iter().zip(rooms) {
+                    if let Some(prepared) = prepared {
+                        codes.scan(self.simd, [prepared], [&mut room.scores]);
+                    }
                 }
             }
         }
+        let SearchOptions { rule, max_scored, .. } = *self.options;
         let sight = Sight { visible: codes.len(), allowed: None };
         rows.iter()
             .zip(queries.iter().zip(&mut rooms))
             .map(|(&row, ((query, prepared), room))| {
                 let eps = self.eps[if self.eps.len() == 1 { 0 } else { row }];
-                let search = Search {
-                    simd: self.simd,
-                    codes,
-                    keys,
-                    query,
-                    prepared,
-                    sight,
-                    eps,
-                    trim: true,
-                };
-                search.run(room)
+                let (simd, cells) = (self.simd, self.cells.map(|cells| &cells[head]));
+                if let (Rule::Mass, None, None, Some(prepared)) =
+                    (rule, max_scored, cells, prepared)
+                {
+                    let trim = true;
+                    let search = Search { simd, codes, keys, query, prepared, sight, eps, trim };
+                    return Ok((search.run(room)?, true));
+                }
+                let Some(keys) = keys else { return Err(Error::KeysNeeded) };
+                let most = max_scored.unwrap_or(usize::MAX);
+                let prepared = prepared.as_ref();
+                let explore =
+                    Explore { simd, codes, cells, keys, query, prepared, rule, eps, most };
+                Ok(explore.run(&mut room.scores))
             })
             .collect()
     }
 }
 
 impl SearchResult {
-    fn push(&mut self, found: Found, eps: f64) {
+    fn push(&mut self, found: Found, eps: f64, met: bool) {
         self.selection.indices.extend_from_slice(&found.kept);
         let status = if found.visible == 0 {
             Status::Empty
-        } else if found.upper <= eps {
+        } else if found.upper <= eps && met {
             Status::Certified
         } else {
             Status::OverBudget

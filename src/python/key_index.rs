@@ -1,14 +1,18 @@
 //! `KeyIndex`.
 
-use std::sync::RwLock;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use numpy::PyArray1;
+use half::bf16;
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use super::arguments;
-use super::arrays::{Budgets, Stored};
-use super::errors::detached;
-use crate::keys::{self as core, IndexOptions, SearchOptions};
+use super::arrays::{Budgets, KeepArray, Stored, contiguous};
+use super::errors::{CertkError, detached};
+use super::montecarlo::{self, Estimate};
+use super::results::Searched;
+use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions};
 use crate::scores::Vectors;
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
@@ -19,22 +23,92 @@ pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyR
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct KeyIndex(RwLock<core::KeyIndex>);
 
-/// k, indptr, indices, upper and lower ends, minimal, status, scored, rung.
-type Answers<'py> = (
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<i64>>,
+/// Of a head: codes, scales, radii, keys without a code, mean, Gram matrix, numbers, fingerprint; as `keys::Saved` has them.
+type Parts<'py> = (
+    Bound<'py, PyArray1<u8>>,
+    Bound<'py, PyArray1<u16>>,
+    Bound<'py, PyArray1<u16>>,
+    Bound<'py, PyArray1<u32>>,
+    Bound<'py, PyArray1<f32>>,
     Bound<'py, PyArray1<f64>>,
     Bound<'py, PyArray1<f64>>,
-    Bound<'py, PyArray1<bool>>,
-    Bound<'py, PyArray1<u8>>,
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<u8>>,
+    Bound<'py, PyArray1<u64>>,
+);
+
+/// The same, lent.
+type Lent<'py> = (
+    PyReadonlyArray1<'py, u8>,
+    PyReadonlyArray1<'py, u16>,
+    PyReadonlyArray1<'py, u16>,
+    PyReadonlyArray1<'py, u32>,
+    PyReadonlyArray1<'py, f32>,
+    PyReadonlyArray1<'py, f64>,
+    PyReadonlyArray1<'py, f64>,
+    PyReadonlyArray1<'py, u64>,
 );
 
 impl KeyIndex {
-    pub(super) fn read(&self) -> std::sync::RwLockReadGuard<'_, core::KeyIndex> {
-        self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of a few names.
+fn named<T: Copy>(argument: &str, value: &Bound<'_, PyAny>, names: &[(&str, T)]) -> PyResult<T> {
+    let given = value.cast::<PyString>().ok().and_then(|name| name.to_str().ok());
+    match names.iter().find(|(name, _)| given == Some(name)) {
+        Some((_, meaning)) => Ok(*meaning),
+        None => {
+            let known: Vec<String> = names.iter().map(|(name, _)| format!("{name:?}")).collect();
+            Err(CertkError::new_err(format!(
+                "{argument} is {}; pass {}",
+                value.repr()?,
+                known.join(", ")
+            )))
+        }
+    }
+}
+
+/// Scale, rule, k, over, `max_scored`, threads.
+#[derive(FromPyObject)]
+pub(super) struct How<'py>(
+    Option<Bound<'py, PyAny>>,
+    Bound<'py, PyAny>,
+    Option<Bound<'py, PyAny>>,
+    Bound<'py, PyAny>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+);
+
+impl How<'_> {
+    fn read(&self) -> PyResult<SearchOptions> {
+        let rules = [("mass", Rule::Mass), ("gap", Rule::Gap), ("top_k", Rule::TopK(0))];
+        let rule = match (named("rule", &self.1, &rules)?, self.2.as_ref()) {
+            (Rule::TopK(_), Some(k)) => Rule::TopK(arguments::count("k", k, 1)?),
+            (Rule::TopK(_), None) => {
+                return Err(CertkError::new_err("rule is \"top_k\" without k; pass k="));
+            }
+            (rule, None) => rule,
+            (_, Some(k)) => {
+                return Err(CertkError::new_err(format!(
+                    "k is {}, but this rule finds k itself; pass rule=\"top_k\", or no k",
+                    k.repr()?
+                )));
+            }
+        };
+        let over = [("codes", Over::Codes), ("cells", Over::Cells), ("both", Over::Both)];
+        let most = self.4.as_ref();
+        Ok(SearchOptions {
+            scale: self.0.as_ref().map(|scale| arguments::real("scale", scale)).transpose()?,
+            rule,
+            over: named("over", &self.3, &over)?,
+            max_scored: most.map(|most| arguments::count("max_scored", most, 0)).transpose()?,
+            threads: arguments::threads(self.5.as_ref())?,
+        })
     }
 }
 
@@ -65,54 +139,138 @@ impl KeyIndex {
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let threads = arguments::threads(threads)?;
-        detached(py, |_| {
-            let mut index = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-            index.append(&keys, threads)
-        })
+        detached(py, |_| self.write().append(&keys, threads))
     }
 
     #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn search<'py>(
         &self,
         py: Python<'py>,
-        queries: &Bound<'py, PyAny>,
+        q: &Bound<'py, PyAny>,
         dtype: &str,
         keys: Option<&Bound<'py, PyAny>>,
         keys_dtype: Option<&str>,
-        eps: Budgets<'py>,
-        scale: Option<&Bound<'py, PyAny>>,
-        threads: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Answers<'py>> {
-        let stored = Stored::new(queries, dtype)?;
-        let queries = vectors(&stored, "queries")?;
+        eps: Option<Budgets<'py>>,
+        batch: Vec<usize>,
+        how: How<'py>,
+    ) -> PyResult<Bound<'py, Searched>> {
+        let stored = Stored::new(q, dtype)?;
+        let queries = vectors(&stored, "q")?;
         let lent = match (keys, keys_dtype) {
             (Some(keys), Some(dtype)) => Some(Stored::new(keys, dtype)?),
             _ => None,
         };
         let keys = lent.as_ref().map(|stored| vectors(stored, "keys")).transpose()?;
-        let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
-        let options = SearchOptions { scale, threads: arguments::threads(threads)? };
-        let eps = eps.slice()?;
+        let options = how.read()?;
+        if eps.is_none() && !matches!(options.rule, Rule::TopK(_)) {
+            let problem = "eps is None; pass a budget (only rule=\"top_k\" goes without)";
+            return Err(CertkError::new_err(problem));
+        }
+        let budgets = eps.as_ref().map(Budgets::slice).transpose()?.unwrap_or(&[]);
         let found = detached(py, |hook| {
-            self.read().search_with(&queries, keys.as_ref(), eps, &options, hook)
+            self.read().search_with(&queries, keys.as_ref(), budgets, &options, hook)
         })?;
-        let selection = found.selection;
-        Ok((
-            PyArray1::from_vec(py, selection.k),
-            PyArray1::from_vec(py, selection.indptr),
-            PyArray1::from_iter(py, selection.indices.into_iter().map(i64::from)),
-            PyArray1::from_vec(py, selection.tail_mass_upper),
-            PyArray1::from_vec(py, selection.tail_mass_lower),
-            PyArray1::from_vec(py, selection.minimal),
-            PyArray1::from_iter(py, selection.status.into_iter().map(|status| status as u8)),
-            PyArray1::from_vec(py, found.scored),
-            PyArray1::from_iter(py, found.rung.into_iter().map(|rung| rung as u8)),
-        ))
+        // A tail mass is at most 1: no budget at all.
+        let eps = eps.unwrap_or(Budgets::All([1.0]));
+        Bound::new(py, Searched::new(found, &batch, self.read().len(), eps))
+    }
+
+    #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+    fn tail_mass<'py>(
+        &self,
+        py: Python<'py>,
+        q: &Bound<'py, PyAny>,
+        dtype: &str,
+        keys: &Bound<'py, PyAny>,
+        keys_dtype: &str,
+        keep_indptr: PyReadonlyArray1<'py, i64>,
+        keep_indices: PyReadonlyArray1<'py, i64>,
+        scale: Option<&Bound<'py, PyAny>>,
+        options: montecarlo::Options<'py>,
+    ) -> PyResult<Estimate<'py>> {
+        let (stored, lent) = (Stored::new(q, dtype)?, Stored::new(keys, keys_dtype)?);
+        let (queries, keys) = (vectors(&stored, "q")?, vectors(&lent, "keys")?);
+        let keep = KeepArray::new(None, Some(keep_indptr), Some(keep_indices))?;
+        let mut strides = Vec::new();
+        let keep = keep.keep(&mut strides)?;
+        let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
+        let options = options.read()?;
+        let found = detached(py, |hook| {
+            self.read().tail_mass_with(&queries, &keys, &keep, scale, &options, hook)
+        })?;
+        Ok(montecarlo::translated(py, found))
+    }
+
+    fn check(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        dtype: &str,
+        threads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let stored = Stored::new(keys, dtype)?;
+        let keys = vectors(&stored, "keys")?;
+        let threads = arguments::threads(threads)?;
+        detached(py, |_| self.read().check(&keys, threads))
+    }
+
+    fn parts<'py>(&self, py: Python<'py>) -> Vec<Parts<'py>> {
+        let bits = |numbers: Vec<bf16>| {
+            PyArray1::from_vec(py, bytemuck::allocation::cast_vec::<bf16, u16>(numbers))
+        };
+        let one = |saved: Saved| {
+            (
+                PyArray1::from_vec(py, saved.lines),
+                bits(saved.scales),
+                bits(saved.radii),
+                PyArray1::from_vec(py, saved.bare),
+                PyArray1::from_vec(py, saved.mean),
+                PyArray1::from_vec(py, saved.gram),
+                PyArray1::from_slice(py, &saved.numbers),
+                PyArray1::from_slice(py, &saved.print),
+            )
+        };
+        self.read().save().map(one).collect()
+    }
+
+    #[staticmethod]
+    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+    fn of_parts(shape: Vec<usize>, dtype: &str, heads: Vec<Lent<'_>>) -> PyResult<Self> {
+        let mut saved = Vec::with_capacity(heads.len());
+        for (lines, scales, radii, bare, mean, gram, numbers, print) in &heads {
+            let bits = |array| -> PyResult<Vec<bf16>> {
+                Ok(contiguous(array, "an index")?
+                    .iter()
+                    .map(|&bits| bf16::from_bits(bits))
+                    .collect())
+            };
+            let wrong = |_| CertkError::new_err("an index has a part of another length");
+            saved.push(Saved {
+                lines: contiguous(lines, "an index")?.to_vec(),
+                scales: bits(scales)?,
+                radii: bits(radii)?,
+                bare: contiguous(bare, "an index")?.to_vec(),
+                mean: contiguous(mean, "an index")?.to_vec(),
+                gram: contiguous(gram, "an index")?.to_vec(),
+                numbers: contiguous(numbers, "an index")?.try_into().map_err(wrong)?,
+                print: contiguous(print, "an index")?.try_into().map_err(wrong)?,
+            });
+        }
+        Ok(KeyIndex(RwLock::new(core::KeyIndex::load(&shape, dtype, saved)?)))
     }
 
     #[getter]
-    fn len(&self) -> usize {
-        self.read().len()
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
+        let index = self.read();
+        let shape = index.batch_shape().iter().copied().chain([index.len(), index.dim()]);
+        pyo3::types::PyTuple::new(py, shape.collect::<Vec<_>>())
+    }
+
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.read().dtype()
     }
 
     #[getter]

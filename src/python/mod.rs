@@ -42,7 +42,7 @@ mod _native {
     #[pymodule_export]
     use super::output::{output_error, select_output};
     #[pymodule_export]
-    use super::results::{Certified, Selected};
+    use super::results::{Certified, Searched, Selected};
     #[pymodule_export]
     use super::select::{certify, select, set_simd_level, simd_level};
 

@@ -10,7 +10,7 @@ use super::errors::{CertkError, detached};
 use crate::error::Error;
 use crate::montecarlo::{self as core, Confidence, Method, TailEstimate, TailOptions};
 
-type Estimate<'py> = (
+pub(super) type Estimate<'py> = (
     Bound<'py, PyArray1<f64>>,
     Bound<'py, PyArray1<f64>>,
     Bound<'py, PyArray1<f64>>,
@@ -19,7 +19,7 @@ type Estimate<'py> = (
 
 type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
 
-fn translated(py: Python<'_>, found: TailEstimate) -> Estimate<'_> {
+pub(super) fn translated(py: Python<'_>, found: TailEstimate) -> Estimate<'_> {
     let floats = |values| PyArray1::from_vec(py, values);
     (
         floats(found.lower),
@@ -49,7 +49,7 @@ pub(super) struct Options<'py>(
 );
 
 impl Options<'_> {
-    fn read(&self) -> PyResult<TailOptions> {
+    pub(super) fn read(&self) -> PyResult<TailOptions> {
         let eps = self.4.as_ref().map(|eps| eps.slice().map(<[f64]>::to_vec)).transpose()?;
         Ok(TailOptions {
             delta: real("delta", &self.0)?,

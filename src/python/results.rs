@@ -12,6 +12,7 @@ use pyo3::types::PyTuple;
 
 use super::arrays::Budgets;
 use crate::certificate::{Certificate, Status};
+use crate::keys::SearchResult;
 use crate::scores::Scores;
 use crate::select::Selection;
 
@@ -64,13 +65,17 @@ enum Eps {
 
 impl Asked {
     fn new(scores: &Scores<'_>, eps: Option<Budgets<'_>>) -> Self {
+        let n = (!scores.is_ragged()).then(|| scores.longest());
+        Asked::over(scores.batch_shape(), n, eps)
+    }
+
+    fn over(batch: &[usize], n: Option<usize>, eps: Option<Budgets<'_>>) -> Self {
         let eps = match eps {
             None => Eps::None,
             Some(Budgets::All(number)) => Eps::All(Field::new(number.to_vec())),
             Some(Budgets::Each(array)) => Eps::Each(array.as_unbound().clone_ref(array.py())),
         };
-        let n = (!scores.is_ragged()).then(|| scores.longest());
-        Asked { batch: scores.batch_shape().to_vec(), n, eps }
+        Asked { batch: batch.to_vec(), n, eps }
     }
 
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -88,7 +93,7 @@ impl Asked {
 }
 
 /// What `select` found.
-#[pyclass(frozen, module = "certk_rs._native")]
+#[pyclass(frozen, subclass, module = "certk_rs._native")]
 pub(super) struct Selected {
     asked: Asked,
     k: Field<i64>,
@@ -114,14 +119,23 @@ impl Selected {
         eps: Budgets<'_>,
         score_indptr: Option<Py<PyArray1<i64>>>,
     ) -> Self {
+        Selected::of(found, Asked::new(scores, Some(eps)), scores.longest(), score_indptr)
+    }
+
+    fn of(
+        found: Selection,
+        asked: Asked,
+        longest: usize,
+        score_indptr: Option<Py<PyArray1<i64>>>,
+    ) -> Self {
         let indices = found.indices;
-        let indices = if i32::try_from(scores.longest()).is_ok() {
+        let indices = if i32::try_from(longest).is_ok() {
             Indices::Narrow(Field::new(bytemuck::allocation::cast_vec(indices)))
         } else {
             Indices::Wide(Field::new(indices.into_iter().map(i64::from).collect()))
         };
         Selected {
-            asked: Asked::new(scores, Some(eps)),
+            asked,
             k: Field::new(found.k),
             indptr: Field::new(found.indptr),
             indices,
@@ -189,6 +203,45 @@ impl Selected {
     #[getter]
     fn score_indptr<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
         self.score_indptr.as_ref().map(|starts| starts.bind(py).clone())
+    }
+}
+
+/// What a search of an index found: a selection, and how it was reached.
+#[pyclass(frozen, extends = Selected, module = "certk_rs._native")]
+pub(super) struct Searched {
+    scored: Field<i64>,
+    rung: Field<u8>,
+}
+
+impl Searched {
+    /// Of rows of shape `batch` over `n` keys.
+    pub(super) fn new(
+        found: SearchResult,
+        batch: &[usize],
+        n: usize,
+        eps: Budgets<'_>,
+    ) -> PyClassInitializer<Self> {
+        let asked = Asked::over(batch, Some(n), Some(eps));
+        let rung = found.rung.into_iter().map(|rung| rung as u8).collect();
+        let selected = Selected::of(found.selection, asked, n, None);
+        let searched = Searched { scored: Field::new(found.scored), rung: Field::new(rung) };
+        PyClassInitializer::from(selected).add_subclass(searched)
+    }
+}
+
+#[pymethods]
+impl Searched {
+    #[getter]
+    fn scored<'py>(
+        this: PyRef<'py, Self>,
+        py: Python<'py>,
+    ) -> PyResult<Bound<'py, PyArrayDyn<i64>>> {
+        this.scored.rows(py, &this.as_super().asked.batch)
+    }
+
+    #[getter]
+    fn rung<'py>(this: PyRef<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<u8>>> {
+        this.rung.rows(py, &this.as_super().asked.batch)
     }
 }
 

@@ -1,0 +1,427 @@
+"""An index of keys: most keys are judged by one byte an entry, few are scored.
+
+Sources: "A Mathematical Theory of Top-k Sparse Attention via Total Variation Distance"
+(arXiv 2512.07647) for the three rules and the search over cells. The Gram certificate over codes
+is described in docs/search.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _arrays, _native
+from ._atomic import NewFile
+from ._kept import Keep, lend_kept
+from ._rows import budgets
+from ._safetensors import Entry, SafetensorsFile, canonical, parse_json
+from .errors import CertkError
+from .montecarlo import Family, Method, TailEstimate
+from .results import SearchResult
+
+Rule = Literal["mass", "gap", "top_k"]
+Over = Literal["codes", "cells", "both"]
+_FORMAT = "certk-key-index"
+_VERSION = 1
+# Of each head, in the order of `_native.KeyIndex.parts`: its name, dtypes in the file and here.
+_PARTS = (
+    ("codes", "U8", "<u1"),
+    ("scales", "BF16", "<u2"),
+    ("radii", "BF16", "<u2"),
+    ("bare", "U32", "<u4"),
+    ("mean", "F32", "<f4"),
+    ("gram", "F64", "<f8"),
+    ("numbers", "F64", "<f8"),
+    ("fingerprint", "U64", "<u8"),
+)
+
+
+class KeyIndex:
+    """Codes of keys, over which searches score few keys exactly; see docs/search.md.
+
+    Made by `build` or `load`. The index holds d + 4 bytes a key (d rounded up to a multiple of 4)
+    and one d x d matrix per head. What it proves is about the keys that it was built of: a search
+    that scores keys reads them again, so they must not change (`check` tells). Searches may run in
+    several threads at once; appending while another thread searches may raise a `CertkError` there,
+    but never gives a wrong certificate.
+    """
+
+    def __init__(self, index: _native.KeyIndex, kept: NDArray[Any] | None) -> None:
+        """Take over a native index and the keys to be kept; users call `build` or `load`."""
+        self._index = index
+        self._kept = kept
+        # Keys that were appended live in a buffer that grows by doubling.
+        self._buffer: NDArray[Any] | None = None
+
+    @classmethod
+    def build(
+        cls,
+        keys: ArrayLike,
+        *,
+        bits: int = 8,
+        rotate: bool | None = None,
+        keep_keys: bool = True,
+        threads: int | None = None,
+    ) -> KeyIndex:
+        """Encode keys, in parallel.
+
+        Args:
+            keys: (n, d) or (..., kv_heads, n, d), n >= 1; float32, float16 or bfloat16, all finite.
+            bits: 8. Fewer were measured not to pay: more keys are scored than bytes are saved.
+            rotate: Whether keys are turned by a Hadamard matrix before they are rounded, which
+                helps where few entries of each key are large; None decides by a sample.
+            keep_keys: Keep a reference to `keys` (no copy), so that searches need not be given
+                them again. What is referred to must not be written to.
+            threads: Number of threads; None for all available.
+
+        Raises:
+            CertkError: Bad input, also float64, NaN or infinite keys; names the place.
+        """
+        if isinstance(bits, bool) or bits != 8:
+            raise CertkError(
+                f"bits is {bits!r}; pass 8: fewer bits were measured not to pay, since the keys "
+                "that must then be scored exactly cost more than the bytes saved"
+            )
+        array, dtype = _lend_keys(keys)
+        index = _native.KeyIndex.build(array, dtype, rotate, threads)
+        return cls(index, array if keep_keys else None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the keys, (..., n, d)."""
+        return self._index.shape
+
+    @property
+    def dtype(self) -> str:
+        """What the keys are stored in: "float32", "float16" or "bfloat16"."""
+        return self._index.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index that grow with n: codes, scales, radii, keys without a code."""
+        return self._index.bytes
+
+    def __len__(self) -> int:
+        return self.shape[-2]
+
+    def __repr__(self) -> str:
+        kept = "kept" if self._kept is not None else "not kept"
+        per_key = self.nbytes / max(1, prod(self.shape[:-1]))
+        return (
+            f"KeyIndex(shape={self.shape}, {self.dtype} keys {kept}, {per_key:.4g} bytes per key)"
+        )
+
+    def append(self, keys: ArrayLike, *, threads: int | None = None) -> None:
+        """Append keys (..., m, d) of the index's other axes and dtype, in time proportional to m.
+
+        They are centred, turned and rounded as those from which the index was built. So an index
+        that was built of few keys and has grown may score more keys than one built of all of them
+        at once, and may keep another set; its certificates are as sound. The cells of a search over
+        cells are made anew. On an error the index is as it was.
+
+        Raises:
+            CertkError: Bad input; names the place.
+        """
+        array, dtype = _lend_keys(keys)
+        if self._kept is None:
+            self._index.append(array, dtype, threads)
+            return
+        n = len(self)
+        self._index.append(array, dtype, threads)
+        need = n + array.shape[-2]
+        if self._buffer is None or self._buffer.shape[-2] < need:
+            shape = (*self.shape[:-2], max(2 * n, need, 16), self.shape[-1])
+            buffer = np.empty(shape, self._kept.dtype)
+            buffer[..., :n, :] = self._kept
+            self._buffer = buffer
+        self._buffer[..., n:need, :] = array
+        self._kept = self._buffer[..., :need, :]
+
+    def search(
+        self,
+        q: ArrayLike,
+        eps: ArrayLike | None,
+        *,
+        keys: ArrayLike | None = None,
+        scale: float | None = None,
+        rule: Rule = "mass",
+        k: int | None = None,
+        over: Over = "codes",
+        max_scored: int | None = None,
+        threads: int | None = None,
+    ) -> SearchResult:
+        """Find, for each query, few keys that are proven to be enough, scoring few keys exactly.
+
+        Scores are scale * q.k. Everything reported holds for real-number arithmetic on exactly the
+        stored queries and keys. Where bounds do not help, keys are scored until the answer is
+        exact. The answer has the same bits for any number of threads and any instruction set.
+
+        Args:
+            q: (d,) or (..., d); with keys of shape (..., kv_heads, n, d) it is (..., heads, m, d),
+                heads a multiple of kv_heads, the leading axes equal. Any float dtype.
+            eps: Budget of dropped mass, 0 <= eps < 1: a number, or one per row, in the shape of q
+                without its last axis. May be None with rule "top_k".
+            keys: The keys that the index was built of, if it does not keep them. Without any, rule
+                "mass" over codes answers as far as codes alone decide.
+            scale: What products are multiplied by; None for the float64 nearest d ** -0.5.
+            rule: "mass": the fewest keys whose dropped mass is within eps (MC-Search). "gap": the
+                first k best keys behind which the gap between two scores proves eps
+                (Delta_k-Search; it keeps far more). "top_k": the true k best, equal scores by lower
+                index first; eps only sets `status`.
+            k: For "top_k", at least 1; k >= n keeps everything.
+            over: What bounds the scores that are not computed: "codes", "cells" (balls and boxes
+                around 16 consecutive keys, made of the keys on first use: the paper's own search),
+                or "both" (the smaller bound, key by key).
+            max_scored: The most keys of a row to score exactly. A search that is cut short by it
+                reports what is proven until then.
+            threads: See `build`.
+
+        Returns:
+            A `SearchResult`: a `Selection` with `scored` and `rung`.
+
+        Raises:
+            CertkError: Bad input; keys of another shape or dtype; keys needed but not given.
+        """
+        array, dtype = _arrays.lend_floats("q", q)
+        batch = array.shape[:-1]
+        lent, lent_dtype = self._lent(keys)
+        found = self._index.search(
+            array.reshape(1, -1) if array.ndim == 1 else array,
+            dtype,
+            lent,
+            lent_dtype,
+            None if eps is None else budgets(eps, array, None),
+            batch,
+            (scale, rule, k, over, max_scored, threads),
+        )
+        return SearchResult._of(found)
+
+    def montecarlo(
+        self,
+        q: ArrayLike,
+        keep: Keep,
+        delta: float,
+        seed: int,
+        *,
+        draws: int = 1024,
+        method: Method = "betting",
+        eps: ArrayLike | None = None,
+        family: Family = "row",
+        keys: ArrayLike | None = None,
+        scale: float | None = None,
+        threads: int | None = None,
+    ) -> TailEstimate:
+        """Bound the mass that a kept set drops from each row, with a stated chance of being wrong.
+
+        Not a certificate of the deterministic kind: each end of a row's interval is wrong with
+        probability at most delta over the draws, provided that `keep` was fixed before them and
+        does not depend on the seed. Draws are with replacement and in proportion to exp(upper bound
+        by the code); only kept and drawn keys are scored.
+
+        Args:
+            q: As in `search`.
+            keep: As in `certk_rs.certify`, for scores of shape (..., n).
+            delta: Failure probability of each end, 0 < delta < 1.
+            seed: 0 <= seed < 2**63.
+            draws: Draws per row.
+            method: See `certk_rs.montecarlo.tail_mass`; so for `eps` and `family`.
+            eps: Budget: drawing stops once the interval is on one side of it.
+            family: "row", or "all" to share delta out over the rows.
+            keys: See `search`.
+            scale: See `search`.
+            threads: See `build`.
+
+        Raises:
+            CertkError: Bad input; keys needed but not given.
+        """
+        if family not in ("row", "all"):
+            raise CertkError(f'family is {family!r}; pass "row" or "all"')
+        array, dtype = _arrays.lend_floats("q", q)
+        batch = array.shape[:-1]
+        lent, lent_dtype = self._lent(keys)
+        if lent is None or lent_dtype is None:
+            raise CertkError(
+                "keys are needed: the index does not keep them; pass the keys that it was built of"
+            )
+        # Only the shape of the scores matters to a kept set.
+        scores = np.broadcast_to(np.float32(0.0), (*batch, len(self)))
+        mask, indptr, indices = lend_kept(keep, scores, None)
+        if indptr is None or indices is None:
+            rows = np.asarray(mask).reshape(prod(batch), len(self))
+            indptr = np.concatenate([[0], np.cumsum(rows.sum(axis=1))]).astype(np.int64)
+            indices = np.nonzero(rows)[1].astype(np.int64)
+        budget = None if eps is None else budgets(eps, array, None)
+        lower, upper, point, used = self._index.tail_mass(
+            array.reshape(1, -1) if array.ndim == 1 else array,
+            dtype,
+            lent,
+            lent_dtype,
+            np.ascontiguousarray(indptr),
+            np.ascontiguousarray(indices),
+            scale,
+            (delta, draws, method, seed, budget, family == "all", threads),
+        )
+        return TailEstimate(
+            lower.reshape(batch),
+            upper.reshape(batch),
+            point.reshape(batch),
+            float(delta),
+            used.reshape(batch),
+            method,
+            int(seed),
+            family,
+        )
+
+    def check(self, keys: ArrayLike | None = None, *, threads: int | None = None) -> None:
+        """Compare keys, all of them, with those that the index was built of, bit for bit.
+
+        A fingerprint of 128 bits, taken when keys are built or appended, is compared with that of
+        `keys` (None for the kept ones). It finds what was changed by accident, or is another cache;
+        it is no defence against somebody who looks for two sets of keys that agree in it.
+
+        Raises:
+            CertkError: They are not those; names the head. Or there are none to check.
+        """
+        lent, dtype = self._lent(keys)
+        if lent is None or dtype is None:
+            raise CertkError("keys are needed: the index does not keep them; pass them to check")
+        self._index.check(lent, dtype, threads)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index, not the keys, to a safetensors file at exactly `path`.
+
+        Written aside, then renamed over what was there. The file has the fingerprint of the keys
+        and the SHA-256 of its own tensors.
+
+        Raises:
+            OSError: The file cannot be written; an old file of that name is left as it was.
+        """
+        tensors: dict[str, NDArray[Any]] = {}
+        dtypes: dict[str, tuple[str, tuple[int, ...]]] = {}
+        shape, dtype = self.shape, self.dtype
+        for head, parts in enumerate(self._index.parts()):
+            for (name, stored, here), part in zip(_PARTS, parts, strict=True):
+                array = np.asarray(part).astype(here, copy=False)
+                tensors[f"{head}.{name}"] = array
+                dtypes[f"{head}.{name}"] = (stored, array.shape)
+        order = canonical(dtypes, {}).entries
+        digest = hashlib.sha256()
+        for name in order:
+            digest.update(_bytes(tensors[name]))
+        about = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "shape": shape,
+            "dtype": dtype,
+            "sha256": digest.hexdigest(),
+        }
+        header = canonical(dtypes, {"certk": json.dumps(about)})
+        with NewFile(Path(path), replace=True) as file:
+            file.write_at(0, header.raw)
+            for name, entry in header.entries.items():
+                file.write_at(len(header.raw) + entry.start, _bytes(tensors[name]))
+            file.commit()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> KeyIndex:
+        """Read what `save` wrote.
+
+        Args:
+            path: The file.
+            keys: The keys that it was built of, to be kept; all of them are compared (`check`).
+
+        Raises:
+            CertkError: The file is cut off, damaged or no index; or the keys are others.
+            OSError: The file cannot be read.
+        """
+        with SafetensorsFile(Path(path)) as file:
+            shape, dtype, sha256 = _about(file)
+            heads = []
+            digest = hashlib.sha256()
+            read: dict[str, NDArray[Any]] = {}
+            for entry in sorted(file.header.entries.values(), key=lambda entry: entry.start):
+                read[entry.name] = _read(file, entry)
+                digest.update(_bytes(read[entry.name]))
+            if digest.hexdigest() != sha256:
+                raise _damaged(file.path, "its tensors do not have the SHA-256 that it states")
+            for head in range(prod(shape[:-2])):
+                parts: list[NDArray[Any]] = []
+                for name, stored, here in _PARTS:
+                    part = file.header.entries.get(f"{head}.{name}")
+                    if part is None or part.dtype != stored or len(part.shape) != 1:
+                        raise _damaged(file.path, f"tensor {head}.{name} is missing or another")
+                    parts.append(read.pop(part.name).view(here))
+                heads.append(tuple(parts))
+            if read:
+                raise _damaged(file.path, f"tensor {min(read)!r} is not part of an index")
+        try:
+            index = cls(_native.KeyIndex.of_parts(shape, dtype, heads), None)  # type: ignore[arg-type]
+        except CertkError as error:
+            raise CertkError(f"{file.path}: {error}") from None
+        if keys is not None:
+            array, lent = _lend_keys(keys)
+            index._index.check(array, lent, None)
+            index._kept = array
+        return index
+
+    def _lent(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
+        """The keys of a call, or else the kept ones."""
+        if keys is None:
+            return self._kept, None if self._kept is None else self.dtype
+        return _lend_keys(keys)
+
+
+def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:
+    return _arrays.lend_floats("keys", keys)
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).view(np.uint8).data
+
+
+def _read(file: SafetensorsFile, entry: Entry) -> NDArray[np.uint8]:
+    data = np.empty(entry.stop - entry.start, np.uint8)
+    at = 0
+    for chunk in file.chunks(entry.name):
+        data[at : at + chunk.size] = chunk
+        at += chunk.size
+    return data
+
+
+def _damaged(path: Path, problem: str) -> CertkError:
+    return CertkError(
+        f"{path} is no index that can be used: {problem}; build the index again and save it"
+    )
+
+
+def _about(file: SafetensorsFile) -> tuple[tuple[int, ...], str, str]:
+    """What the file says of itself: the shape and dtype of the keys, and its own hash."""
+    text = file.header.metadata.get("certk", "")
+    try:
+        about = parse_json(text)
+        if not isinstance(about, dict) or about.get("format") != _FORMAT:
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise _damaged(file.path, "its metadata do not say that it is one") from None
+    version = about.get("version")
+    if version != _VERSION:
+        raise _damaged(
+            file.path, f"it has format version {version!r}, and {_VERSION} is what this reads"
+        )
+    shape, dtype, sha256 = about.get("shape"), about.get("dtype"), about.get("sha256")
+    if (
+        not isinstance(shape, list)
+        or len(shape) < 2
+        or not all(type(axis) is int and axis >= 0 for axis in shape)
+        or not isinstance(dtype, str)
+        or not isinstance(sha256, str)
+    ):
+        raise _damaged(file.path, "its metadata are incomplete")
+    return tuple(shape), dtype, sha256

@@ -1,0 +1,82 @@
+//! One head's codes as they are written to a file, and back.
+
+use half::bf16;
+
+use super::super::fingerprint::Fingerprint;
+use super::super::gram::Gram;
+use super::{Codes, OwnFrame, sign};
+use crate::kernels::{LANES, LINE, STEP};
+
+/// Everything that cannot be worked out from the number of keys and their entries.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Saved {
+    pub(crate) lines: Vec<u8>,
+    pub(crate) scales: Vec<bf16>,
+    pub(crate) radii: Vec<bf16>,
+    pub(crate) bare: Vec<u32>,
+    pub(crate) mean: Vec<f32>,
+    pub(crate) gram: Vec<f64>,
+    /// What the Gram matrix leaves out, the largest loss, the largest key, how many additions it is made of, the largest loss
+    /// that gets a code, the largest entry of any key, and the size of the frame's blocks.
+    pub(crate) numbers: [f64; 7],
+    pub(crate) print: [u64; 2],
+}
+
+impl Codes {
+    pub(crate) fn save(&self) -> Saved {
+        let (gram, [lost, loss, norm, additions]) = self.gram.parts();
+        let Codes { spared, largest, .. } = *self;
+        let block = self.frame.block as f64;
+        Saved {
+            lines: self.lines.clone(),
+            scales: self.scales.clone(),
+            radii: self.radii.clone(),
+            bare: self.bare.clone(),
+            mean: self.frame.mean.clone(),
+            gram: gram.to_vec(),
+            numbers: [lost, loss, norm, additions, spared, f64::from(largest), block],
+            print: self.print.0,
+        }
+    }
+
+    /// Codes of `n` keys of `dim` entries; an error says what of it no index would have written.
+    pub(crate) fn load(n: usize, dim: usize, saved: Saved) -> Result<Self, &'static str> {
+        let need = |fits: bool, problem: &'static str| if fits { Ok(()) } else { Err(problem) };
+        let [lost, loss, norm, additions, spared, largest, block] = saved.numbers;
+        let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
+        need(saved.lines.len() == keys / LANES * dim.div_ceil(STEP) * LINE, "codes")?;
+        need(saved.scales.len() == keys && saved.radii.len() == keys, "scales or radii")?;
+        let ascending = saved.bare.windows(2).all(|pair| pair[0] < pair[1]);
+        let inside = saved.bare.last().is_none_or(|last| (*last as usize) < n);
+        need(ascending && inside, "keys without codes")?;
+        let number = |number: &bf16| (0.0..f32::INFINITY).contains(&number.to_f32());
+        let mut bare = saved.bare.iter().peekable();
+        let coded = saved.scales.iter().zip(&saved.radii).take(n).enumerate().all(|(i, (s, r))| {
+            let left = bare.next_if(|key| **key as usize == i).is_some();
+            left || (number(s) && s.to_f32() > 0.0 && number(r))
+        });
+        need(coded, "a scale or radius")?;
+        let finite = saved.mean.iter().all(|mean| mean.is_finite());
+        let padded = saved.mean.get(dim..).is_some_and(|rest| rest.iter().all(|mean| *mean == 0.0));
+        need(saved.mean.len() == width && finite && padded, "the mean")?;
+        let whole = 1usize << dim.trailing_zeros();
+        need(block == 1.0 || block == whole as f64, "the rotation")?;
+        need(spared > 0.0 && largest >= 0.0 && largest <= f64::from(f32::MAX), "a bound")?;
+        let gram = Gram::of_parts(width, saved.gram, [lost, loss, norm, additions]);
+        let gram = gram.ok_or("the Gram matrix")?;
+        let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
+        Ok(Codes {
+            dim,
+            n,
+            frame: OwnFrame { mean: saved.mean, block: block as usize, signs },
+            lines: saved.lines,
+            scales: saved.scales,
+            radii: saved.radii,
+            bare: saved.bare,
+            gram,
+            spared,
+            largest: largest as f32,
+            print: Fingerprint(saved.print),
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! Whether keys are those that an index was built of.
+//!
+//! A sum over all keys of numbers that each depend on every bit of a key and on its position: keys may come in any portions
+//! and on any thread. It tells changed keys from unchanged ones by chance of 2^-128; it is no defence against somebody
+//! who wants two sets of keys to look alike.
+
+use super::index::Coded;
+
+/// Numbers that are worked on side by side.
+const SIDES: usize = 8;
+const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+const SALTS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
+
+/// What is remembered of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Fingerprint(pub(crate) [u64; 2]);
+
+impl Fingerprint {
+    /// Takes up a key at a position.
+    pub(crate) fn add<E: Coded>(&mut self, position: usize, key: &[E]) {
+        let mut states: [u64; SIDES] = std::array::from_fn(|side| (side as u64 + 1) * ODD);
+        for group in key.chunks(2 * SIDES) {
+            for (state, pair) in states.iter_mut().zip(group.chunks(2)) {
+                let high = pair.get(1).map_or(0, |entry| u64::from(entry.bits()));
+                // Turned, so that two changed signs do not cancel.
+                *state = (*state ^ (high << 32 | u64::from(pair[0].bits())))
+                    .wrapping_mul(ODD)
+                    .rotate_left(27);
+            }
+        }
+        let all = states.into_iter().fold(key.len() as u64, |all, state| stirred(all ^ state));
+        for (sum, salt) in self.0.iter_mut().zip(SALTS) {
+            *sum = sum.wrapping_add(stirred(all ^ stirred(position as u64 ^ salt)));
+        }
+    }
+
+    /// Takes up the keys of another.
+    pub(crate) fn join(&mut self, other: Fingerprint) {
+        for (sum, more) in self.0.iter_mut().zip(other.0) {
+            *sum = sum.wrapping_add(more);
+        }
+    }
+}
+
+/// Every bit depends on all (the last step of `SplitMix64`).
+fn stirred(mut bits: u64) -> u64 {
+    bits = bits.wrapping_add(ODD);
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ bits >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(keys: &[Vec<f32>]) -> Fingerprint {
+        let mut print = Fingerprint::default();
+        keys.iter().enumerate().for_each(|(i, key)| print.add(i, key));
+        print
+    }
+
+    #[test]
+    fn any_change_shows() {
+        for dim in [1, 2, 15, 16, 17, 33, 64] {
+            let keys: Vec<Vec<f32>> =
+                (0..5).map(|i| (0..dim).map(|j| (i * dim + j) as f32).collect()).collect();
+            let print = of(&keys);
+            for i in 0..5 {
+                for j in 0..dim {
+                    let mut other = keys.clone();
+                    other[i][j] = -other[i][j];
+                    assert_ne!(of(&other), print);
+                    // A second sign of the same state.
+                    other[i][(j + 16) % dim] = -other[i][(j + 16) % dim] - 0.0;
+                    assert!(of(&other) != print || other == keys);
+                }
+            }
+            let mut other = keys.clone();
+            other.swap(1, 3);
+            assert_ne!(of(&other), print);
+        }
+    }
+
+    #[test]
+    fn portions_do_not_matter() {
+        let keys: Vec<Vec<f32>> = (0..7).map(|i| vec![i as f32; 20]).collect();
+        let (mut one, mut other) = (Fingerprint::default(), Fingerprint::default());
+        keys[4..].iter().enumerate().for_each(|(i, key)| one.add(4 + i, key));
+        keys[..4].iter().enumerate().for_each(|(i, key)| other.add(i, key));
+        one.join(other);
+        assert_eq!(one, of(&keys));
+    }
+}

@@ -1,0 +1,736 @@
+"""`KeyIndex` against exact arithmetic (Arb, integers) and brute force in float64.
+
+The oracle works from the stored queries and keys alone; it shares no code with the library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flint import arb, fmpq
+
+import certk_rs as ck
+from certk_rs import _native
+from conftest import Cache
+from oracle import Precision
+
+RULES = ("mass", "gap", "top_k")
+COVERS = ("codes", "cells", "both")
+EPS = 0.05
+
+Array = np.ndarray
+
+
+def exact_products(q: Array, keys: Array) -> list[fmpq]:
+    """q.k of every key as rationals; all inputs are dyadic numbers."""
+    whole = [fmpq(*float(x).as_integer_ratio()) for x in q.astype(np.float64)]
+    rows = keys.astype(np.float64)
+    zero = fmpq(0)
+    return [
+        sum((a * fmpq(*float(b).as_integer_ratio()) for a, b in zip(whole, row, strict=True)), zero)
+        for row in rows
+    ]
+
+
+class Row:
+    """One query over keys in exact arithmetic."""
+
+    def __init__(self, q: Array, keys: Array, scale: float) -> None:
+        """Scores of all keys; weights relative to the largest, at 300 bits."""
+        factor = fmpq(*float(scale).as_integer_ratio())
+        self.scores = [factor * product for product in exact_products(q, keys)]
+        top = max(self.scores)
+        with Precision(300):
+            self.weights = [arb(score - top).exp() for score in self.scores]
+            self.total = sum(self.weights, arb(0))
+
+    def tail(self, kept: Array) -> arb:
+        """Exact mass of what is not kept."""
+        inside = set(kept.tolist())
+        with Precision(300):
+            tail = (w for i, w in enumerate(self.weights) if i not in inside)
+            return sum(tail, arb(0)) / self.total
+
+    def top(self, k: int) -> list[int]:
+        """The true k best, equal scores by position, ascending."""
+        order = sorted(range(len(self.scores)), key=lambda i: (-self.scores[i], i))
+        return sorted(order[:k])
+
+    def fewest(self, eps: float) -> int:
+        """The fewest keys whose tail mass is at most eps."""
+        with Precision(300):
+            order = sorted(range(len(self.scores)), key=lambda i: (-self.scores[i], i))
+            kept = arb(0)
+            for k, i in enumerate(order, 1):
+                kept += self.weights[i]
+                if not (self.total - kept) / self.total > eps:
+                    return k
+        return len(order)
+
+
+def key_sets(rng: np.random.Generator) -> Iterator[tuple[str, Array]]:
+    """Named sets of keys (n, d), float32, of every kind that codes find hard."""
+    for d in (1, 3, 16, 17, 31, 64):
+        yield f"normal d={d}", rng.standard_normal((150, d))
+    spread = rng.standard_normal((160, 24)) * 10 ** rng.uniform(-3, 3, (160, 1))
+    yield "norms from 1e-3 to 1e3", spread
+    yield "equal", np.broadcast_to(rng.standard_normal(20), (130, 20))
+    yield "zero", np.zeros((70, 8))
+    twice = rng.standard_normal((40, 16))
+    yield "each twice", np.concatenate([twice, twice])
+    huge = rng.standard_normal((120, 32)) * 0.1
+    huge[:, 5] = 300.0 + rng.standard_normal(120)
+    yield "one huge coordinate", huge
+    outlier = rng.standard_normal((140, 16)) * 0.01
+    outlier[77] = 40.0
+    yield "one outlier", outlier
+    steps = rng.integers(-127, 128, (128, 16)) + 0.5
+    yield "ties at the rounding edge", steps
+    yield "subnormal", rng.standard_normal((64, 8)) * 1e-41
+    yield "one key", rng.standard_normal((1, 12))
+    far = rng.standard_normal((150, 16)) * 0.3 + 1e4
+    yield "far from the origin", far
+
+
+def ask(index: ck.KeyIndex, q: Array, rule: str, over: str, **options: Any) -> ck.SearchResult:
+    """Search with k for the one rule that needs it."""
+    k = max(1, index.shape[-2] // 4) if rule == "top_k" else None
+    return index.search(q, EPS, rule=rule, over=over, k=k, **options)  # type: ignore[arg-type]
+
+
+def check_interval(row: Row, kept: Array, lower: float, upper: float, what: str) -> None:
+    """The reported interval holds in exact arithmetic."""
+    tail = row.tail(kept)
+    with Precision(300):
+        assert not tail > upper, f"{what}: real {tail} above {upper}"
+        assert not tail < lower, f"{what}: real {tail} below {lower}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_search_is_true_in_exact_arithmetic(dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    for name, wide in key_sets(rng):
+        with np.errstate(over="ignore"):
+            keys = wide.astype(np.float32).astype(dtype)
+        n, d = keys.shape
+        index = ck.KeyIndex.build(keys)
+        spread = float(np.abs(keys.astype(np.float64)).max()) or 1.0
+        q = rng.standard_normal((2, d)) * 6.0 / spread
+        q = q if spread < 1e-30 else q.astype(np.float32)
+        scale = d**-0.5
+        for i in range(2):
+            row = Row(q[i], keys, scale)
+            fewest = row.fewest(EPS)
+            for rule in RULES:
+                for over in COVERS:
+                    what = f"{name} {dtype} {rule} {over}"
+                    found = ask(index, q[i], rule, over)
+                    kept = found.row(())
+                    assert found.shape == (n,), what
+                    assert found.k == kept.size, what
+                    assert (np.diff(kept) > 0).all(), what
+                    lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+                    check_interval(row, kept, lower, upper, what)
+                    assert 0 <= found.scored <= n, what
+                    if rule == "top_k":
+                        k = max(1, n // 4)
+                        assert kept.tolist() == row.top(k), what
+                        certified = upper <= EPS
+                        assert found.status == (
+                            ck.Status.CERTIFIED if certified else ck.Status.OVER_BUDGET
+                        )
+                    else:
+                        assert upper <= EPS, what
+                        assert found.status == ck.Status.CERTIFIED, what
+                        assert kept.size >= fewest, what
+                    if found.minimal and rule != "top_k":
+                        assert kept.size == fewest, what
+                    if found.rung == ck.Rung.DENSE:
+                        assert found.scored == n, what
+                    if rule == "mass" and found.rung == ck.Rung.DENSE and over == "cells":
+                        # All was scored: nothing but rounding stands between it and the least.
+                        assert kept.size <= row.fewest(EPS * (1 - 1e-9)), what
+
+
+def test_a_gap_is_one_between_the_kept_and_all_others() -> None:
+    # Trap: a gap to the open keys alone, forgetting the scored ones outside S (E \ S inside U).
+    rng = np.random.default_rng(11)
+    wrong = 0
+    for trial in range(300):
+        n, d = int(rng.integers(2, 60)), int(rng.integers(1, 9))
+        keys = (rng.standard_normal((n, d)) * rng.uniform(0.1, 4)).astype(np.float32)
+        lift = rng.integers(0, n)
+        keys[:lift] *= 8.0
+        q = (rng.standard_normal(d) * 3).astype(np.float32)
+        found = ck.KeyIndex.build(keys).search(q, 0.1, rule="gap", over=COVERS[trial % 3])
+        kept = found.row(())
+        scores = keys.astype(np.float64) @ q.astype(np.float64) * d**-0.5
+        weights = np.exp(scores - scores.max())
+        tail = weights.sum() - weights[kept].sum()
+        wrong += bool(tail / weights.sum() > 0.1 + 1e-9)
+        if kept.size < n:
+            k = kept.size
+            outside = np.delete(scores, kept)
+            gap = scores[kept].min() - outside.max()
+            need = np.log((n - k) * 0.9 / (k * 0.1))
+            assert gap >= need - 1e-9
+    assert wrong == 0
+
+
+def test_the_gap_rule_stops_at_the_first_rank_that_proves_the_budget() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        scores = np.sort(rng.standard_normal(80) * 6)[::-1]
+        keys = np.zeros((80, 4), np.float32)
+        keys[:, 0] = scores
+        at = rng.permutation(80)
+        found = ck.KeyIndex.build(keys[at]).search(
+            np.array([1.0, 0, 0, 0], np.float32), 0.2, rule="gap", scale=1.0
+        )
+        exact = np.sort(keys[:, 0].astype(np.float64))[::-1]
+        k = np.arange(1, 80)
+        enough = exact[:-1] - exact[1:] >= np.log((80 - k) * 0.8 / (k * 0.2))
+        first = int(k[enough][0]) if enough.any() else 80
+        assert found.k == first
+
+
+def test_outliers_are_scored_and_never_dropped() -> None:
+    # Trap: keys without a code score -inf by codes, and `h < inf` comparisons lose them.
+    rng = np.random.default_rng(2)
+    keys = (rng.standard_normal((600, 32)) * 0.05).astype(np.float32)
+    keys[[3, 299, 599]] = rng.standard_normal((3, 32)).astype(np.float32) * 30
+    index = ck.KeyIndex.build(keys)
+    for at in (3, 299, 599):
+        q = keys[at] / 40
+        row = Row(q, keys, 32**-0.5)
+        for rule in RULES:
+            for over in COVERS:
+                found = ask(index, q, rule, over)
+                assert at in found.row(())
+                check_interval(
+                    row,
+                    found.row(()),
+                    float(found.tail_mass_lower),
+                    float(found.tail_mass_upper),
+                    rule,
+                )
+    estimate = index.montecarlo(keys[3] / 40, [3], 1e-6, 1)
+    assert estimate.lower <= float(Row(keys[3] / 40, keys, 32**-0.5).tail(np.array([3])).mid())
+
+
+def test_long_queries_of_one_sign_do_not_overflow() -> None:
+    # Trap: 16-bit queries times 8-bit codes overflow 32 bits above d = 512.
+    for d in (512, 513, 1024, 4096):
+        rng = np.random.default_rng(d)
+        keys = np.ones((40, d), np.float32)
+        keys[1::2] = -1.0
+        keys *= rng.uniform(0.5, 1.0, (40, 1)).astype(np.float32)
+        q = np.ones(d, np.float32)
+        found = ck.KeyIndex.build(keys, rotate=False).search(q, 0.01, scale=8 / d)
+        scores = keys.astype(np.float64).sum(1) * 8 / d
+        weights = np.exp(scores - scores.max())
+        tail = 1 - weights[found.row(())].sum() / weights.sum()
+        assert float(found.tail_mass_lower) - 1e-12 <= tail <= found.tail_mass_upper <= 0.01
+        best = ck.KeyIndex.build(keys).search(q, None, rule="top_k", k=5, scale=8 / d)
+        assert set(best.row(()).tolist()) == set(np.argsort(-scores, kind="stable")[:5].tolist())
+
+
+def test_centring_is_on_both_sides() -> None:
+    # Trap: codes approximate q.(k - mean), exact scores are q.k.
+    rng = np.random.default_rng(8)
+    keys = (rng.standard_normal((400, 16)) + 500.0).astype(np.float32)
+    q = (rng.standard_normal(16) * 3).astype(np.float32)
+    row = Row(q, keys, 0.25)
+    for rule in RULES:
+        found = ask(ck.KeyIndex.build(keys), q, rule, "codes")
+        lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+        check_interval(row, found.row(()), lower, upper, rule)
+    assert ck.KeyIndex.build(keys).search(q, 0.5).scored < 400
+
+
+def test_remainders_of_odd_dimensions_are_in_the_bounds() -> None:
+    # Trap: a scalar remainder loop has another error bound than the lanes.
+    rng = np.random.default_rng(4)
+    for d in (15, 16, 17, 31, 33, 47, 63, 65):
+        base = rng.standard_normal(d)
+        keys = np.tile(base, (24, 1)).astype(np.float32)
+        # Scores that differ by less than a rounding of their sums.
+        keys[:, -1] = np.float32(1e-3) * (1 + np.arange(24) * np.float32(2**-23))
+        q = np.full(d, 1e6)
+        q[-1] = 1e-6
+        found = ck.KeyIndex.build(keys).search(q, None, rule="top_k", k=7)
+        assert found.row(()).tolist() == Row(q, keys, d**-0.5).top(7)
+        assert found.status == ck.Status.CERTIFIED
+
+
+def test_appended_keys_are_in_the_certificate_before_they_can_go_unscored() -> None:
+    # Trap: the Gram matrix must hold every key that can go unscored.
+    rng = np.random.default_rng(6)
+    small = (rng.standard_normal((64, 16)) * 0.02).astype(np.float32)
+    index = ck.KeyIndex.build(small)
+    keys = small
+    for step in range(90):
+        size = [1, 1, 7, 16, 33][step % 5]
+        more = (rng.standard_normal((size, 16)) * rng.uniform(0.01, 2.0)).astype(np.float32)
+        index.append(more)
+        keys = np.concatenate([keys, more])
+        if step % 15 == 14:
+            q = rng.standard_normal(16).astype(np.float32) * 2
+            row = Row(q, keys, 0.25)
+            for rule in RULES:
+                found = ask(index, q, rule, "codes")
+                lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+                check_interval(row, found.row(()), lower, upper, rule)
+                assert upper <= EPS or rule == "top_k"
+    assert index.shape == keys.shape
+    index.check(keys)
+
+
+def test_equal_scores_rank_by_position_even_where_rounding_hides_it() -> None:
+    keys = np.zeros((300, 8), np.float32)
+    keys[::3, 0] = 1.0
+    found = ck.KeyIndex.build(keys).search(np.eye(8, dtype=np.float32)[0], None, rule="top_k", k=30)
+    assert found.row(()).tolist() == list(range(0, 90, 3))
+    assert found.eps == 1.0
+    assert found.status == ck.Status.CERTIFIED
+    for scale in (-1.0, 0.0):
+        found = ck.KeyIndex.build(keys).search(
+            np.eye(8, dtype=np.float32)[0], None, rule="top_k", k=5, scale=scale
+        )
+        want = [1, 2, 4, 5, 7] if scale < 0 else [0, 1, 2, 3, 4]
+        assert found.row(()).tolist() == want
+
+
+def test_a_search_that_is_cut_short_says_what_is_proven() -> None:
+    rng = np.random.default_rng(9)
+    keys = rng.standard_normal((500, 16)).astype(np.float32)
+    q = (rng.standard_normal(16) * 3).astype(np.float32)
+    row = Row(q, keys, 0.25)
+    index = ck.KeyIndex.build(keys)
+    for rule in RULES:
+        for over in COVERS:
+            uppers = []
+            for most in (0, 16, 64, 500):
+                found = ask(index, q, rule, over, max_scored=most)
+                assert found.scored <= most
+                lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+                check_interval(row, found.row(()), lower, upper, f"{rule} {over} {most}")
+                uppers.append(upper)
+                proven = found.status == ck.Status.CERTIFIED
+                assert proven == (upper <= EPS and (rule != "top_k" or proven))
+            if rule != "top_k":
+                assert uppers[-1] <= EPS < uppers[0]
+
+
+def test_nothing_is_scored_where_nothing_is_dropped() -> None:
+    keys = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    for rule, k in (("mass", None), ("gap", None), ("top_k", 50)):
+        found = index.search(keys[0], 0.0, rule=rule, k=k)  # type: ignore[arg-type]
+        assert found.k == 50
+        assert found.scored == 0
+        assert found.tail_mass_upper == 0.0
+    many = index.search(keys[0], None, rule="top_k", k=99)
+    assert many.k == 50
+
+
+def test_heads_batches_and_groups() -> None:
+    rng = np.random.default_rng(12)
+    keys = rng.standard_normal((2, 3, 200, 16)).astype(np.float32)
+    q = (rng.standard_normal((2, 6, 5, 16)) * 3).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    eps = rng.uniform(0.01, 0.2, (2, 6, 5))
+    found = index.search(q, eps)
+    assert found.shape == (2, 6, 5, 200)
+    assert found.k.shape == found.scored.shape == (2, 6, 5)
+    scores = np.einsum("bhgmd,bhnd->bhgmn", q.reshape(2, 3, 2, 5, 16).astype(float), keys) / 4
+    weights = np.exp(scores.reshape(2, 6, 5, 200))
+    tail = 1 - (weights * found.to_mask()).sum(-1) / weights.sum(-1)
+    assert (tail <= found.tail_mass_upper + 1e-12).all()
+    assert (tail >= found.tail_mass_lower - 1e-12).all()
+    assert (found.tail_mass_upper <= eps).all()
+    one = ck.KeyIndex.build(keys[1, 2]).search(q[1, 5, 3], eps[1, 5, 3])
+    assert one.row(()).tolist() == found.row((1, 5, 3)).tolist()
+    with pytest.raises(ck.CertkError, match="multiple"):
+        index.search(q[:, :5], 0.1)
+
+
+def test_results_are_selections(tmp_path: Path) -> None:
+    keys = np.random.default_rng(1).standard_normal((90, 8)).astype(np.float32)
+    found = ck.KeyIndex.build(keys).search(keys[:4] * 4, 0.1)
+    assert isinstance(found, ck.Selection)
+    assert "scored" in repr(found)
+    assert "rungs" in found.summary()
+    import pickle
+
+    again = pickle.loads(pickle.dumps(found))
+    assert type(again) is ck.SearchResult
+    assert np.array_equal(again.scored, found.scored)
+    assert np.array_equal(again.rung, found.rung)
+    assert not found.scored.flags.writeable
+    found.save(tmp_path / "found.npz")
+    loaded = ck.SearchResult.load(tmp_path / "found.npz")
+    assert type(loaded) is ck.SearchResult
+    assert np.array_equal(loaded.scored, found.scored)
+    assert type(ck.Selection.load(tmp_path / "found.npz")) is ck.Selection
+    ck.select(keys.astype(np.float64), 0.1).save(tmp_path / "plain.npz")
+    with pytest.raises(ck.CertkError, match="other fields"):
+        ck.SearchResult.load(tmp_path / "plain.npz")
+    cert = ck.certify(keys[:4].astype(np.float64) * 4 @ keys.T.astype(float) / 8**0.5, found)
+    assert (cert.tail_mass_lower <= found.tail_mass_upper + 1e-12).all()
+
+
+def test_bits_do_not_depend_on_threads_or_level() -> None:
+    rng = np.random.default_rng(21)
+    keys = rng.standard_normal((2, 3000, 40)).astype(np.float32)
+    q = (rng.standard_normal((2, 3, 40)) * 3).astype(np.float32)
+    answers = []
+    try:
+        for level in (None, "portable", "avx2"):
+            try:
+                _native.set_simd_level(level)
+            except ck.CertkError:
+                continue
+            for threads in (1, 2, 3):
+                index = ck.KeyIndex.build(keys, threads=threads)
+                for rule in RULES:
+                    for over in COVERS:
+                        found = ask(index, q, rule, over, threads=threads)
+                        answers.append((rule, over, found))
+                drawn = index.montecarlo(q, found, 0.01, 3, threads=threads)
+                answers.append(("drawn", "", drawn))
+    finally:
+        _native.set_simd_level(None)
+    first: dict[tuple[str, str], Any] = {}
+    for rule, over, found in answers:
+        want = first.setdefault((rule, over), found)
+        if rule == "drawn":
+            assert np.array_equal(found.upper, want.upper)
+            continue
+        assert np.array_equal(found.indices, want.indices)
+        assert np.array_equal(found.scored, want.scored)
+        assert found.tail_mass_upper.tobytes() == want.tail_mass_upper.tobytes()
+        assert found.tail_mass_lower.tobytes() == want.tail_mass_lower.tobytes()
+
+
+def test_memory_is_below_d_plus_8_bytes_a_key() -> None:
+    for d in (1, 5, 32, 128):
+        keys = np.random.default_rng(d).standard_normal((4096, d)).astype(np.float32)
+        assert ck.KeyIndex.build(keys).nbytes <= (d + 8) * 4096
+
+
+def test_draws_bound_what_a_kept_set_loses() -> None:
+    rng = np.random.default_rng(30)
+    keys = rng.standard_normal((2000, 32)).astype(np.float32)
+    q = (rng.standard_normal((6, 32)) * 2.5).astype(np.float32)
+    index = ck.KeyIndex.build(keys, keep_keys=False)
+    scores = q.astype(np.float64) @ keys.T.astype(np.float64) * 32**-0.5
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    kept = np.sort(np.argsort(-scores, axis=1)[:, :60], axis=1)
+    mask = np.zeros(scores.shape, bool)
+    np.put_along_axis(mask, kept, True, axis=1)
+    real = 1 - (weights * mask).sum(1) / weights.sum(1)
+    estimate = index.montecarlo(q, kept, 0.01, 7, keys=keys, draws=512)
+    assert isinstance(estimate, ck.montecarlo.TailEstimate)
+    assert (estimate.lower <= real).all()
+    assert (real <= estimate.upper).all()
+    assert (estimate.upper - estimate.lower < 0.1 * real).all()
+    same = index.montecarlo(q, mask, 0.01, 7, keys=keys, draws=512)
+    assert np.array_equal(same.upper, estimate.upper)
+    other = index.montecarlo(q, mask, 0.01, 8, keys=keys, draws=512)
+    assert not np.array_equal(other.upper, estimate.upper)
+    shared = index.montecarlo(q, mask, 0.06, 7, keys=keys, draws=512, family="all")
+    assert np.allclose(shared.upper, estimate.upper, rtol=1e-9)
+    assert shared.family == "all"
+    # Failures over many seeds stay below delta; ten standard deviations above it would not.
+    misses = sum(
+        int(index.montecarlo(q[0], [kept[0]], 0.2, seed, keys=keys, draws=24).upper < real[0])
+        for seed in range(300)
+    )
+    assert misses <= 300 * 0.2
+    with pytest.raises(ck.CertkError, match="keys are needed"):
+        index.montecarlo(q, mask, 0.01, 7)
+    with pytest.raises(ck.CertkError, match=re.escape("row [2]")):
+        index.montecarlo(q, [[0], [1], [2000], [0], [0], [0]], 0.01, 7, keys=keys)
+
+
+def test_keys_are_kept_and_grow_by_doubling() -> None:
+    rng = np.random.default_rng(14)
+    keys = rng.standard_normal((2, 300, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys[:, :10])
+    buffers = set()
+    for at in range(10, 300):
+        index.append(keys[:, at : at + 1])
+        buffers.add(id(index._buffer))
+    assert len(buffers) <= 8
+    index.check()
+    index.check(keys)
+    whole = ck.KeyIndex.build(keys)
+    q = rng.standard_normal((2, 4, 8)).astype(np.float32) * 3
+    grown, at_once = index.search(q, 0.01), whole.search(q, 0.01)
+    assert (grown.tail_mass_upper <= 0.01).all()
+    assert (at_once.tail_mass_upper <= 0.01).all()
+    top = [x.search(q, None, rule="top_k", k=9).indices for x in (index, whole)]
+    assert np.array_equal(*top)
+
+
+def test_a_failed_append_changes_nothing() -> None:
+    keys = np.random.default_rng(1).standard_normal((2, 40, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    before = index.search(keys[:, :1], 0.1)
+    bad = keys[:, :3].copy()
+    bad[1, 2, 5] = np.nan
+    with pytest.raises(ck.CertkError, match=re.escape("keys[1, 2, 5] is not finite")):
+        index.append(bad)
+    with pytest.raises(ck.CertkError, match="float16"):
+        index.append(bad.astype(np.float16))
+    after = index.search(keys[:, :1], 0.1)
+    assert index.shape == (2, 40, 8)
+    assert after.tail_mass_upper.tobytes() == before.tail_mass_upper.tobytes()
+    index.check()
+
+
+def test_saved_indexes_answer_alike(tmp_path: Path) -> None:
+    rng = np.random.default_rng(17)
+    path = tmp_path / "index.safetensors"
+    for dtype in ("float32", "float16"):
+        keys = rng.standard_normal((2, 3, 130, 20)).astype(dtype)
+        index = ck.KeyIndex.build(keys)
+        index.append(keys[:, :, :7])
+        grown = np.concatenate([keys, keys[:, :, :7]], axis=2)
+        index.save(path)
+        loaded = ck.KeyIndex.load(path, keys=grown)
+        bare = ck.KeyIndex.load(path)
+        assert loaded.shape == bare.shape == grown.shape
+        assert bare.dtype == dtype
+        q = rng.standard_normal((2, 3, 2, 20)).astype(np.float32) * 3
+        for rule in RULES:
+            want = ask(index, q, rule, "codes")
+            for found in (ask(loaded, q, rule, "codes"), ask(bare, q, rule, "codes", keys=grown)):
+                assert np.array_equal(found.indices, want.indices)
+                assert found.tail_mass_upper.tobytes() == want.tail_mass_upper.tobytes()
+        more = rng.standard_normal((2, 3, 5, 20)).astype(dtype)
+        loaded.append(more)
+        index.append(more)
+        assert np.array_equal(ask(loaded, q, "mass", "codes").indices,
+                              ask(index, q, "mass", "codes").indices)  # fmt: skip
+        loaded.check()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    keys = np.random.default_rng(18).standard_normal((100, 16)).astype(np.float32)
+    path, other = tmp_path / "index.safetensors", tmp_path / "other.safetensors"
+    ck.KeyIndex.build(keys).save(path)
+    whole = path.read_bytes()
+    for size in (0, 5, 100, len(whole) // 2, len(whole) - 1):
+        other.write_bytes(whole[:size])
+        with pytest.raises(ck.CertkError, match=r"other\.safetensors"):
+            ck.KeyIndex.load(other)
+    rng = np.random.default_rng(1)
+    for at in rng.integers(0, len(whole), 120).tolist():
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << int(rng.integers(0, 8))
+        other.write_bytes(bytes(damaged))
+        try:
+            loaded = ck.KeyIndex.load(other)
+        except ck.CertkError:
+            continue
+        # Only what means nothing may change: a padding space of the header, the order of JSON.
+        assert loaded.shape == (100, 16)
+        assert at < len(whole) - 4000
+        assert (
+            loaded._index.parts()[0][0].tobytes()
+            == ck.KeyIndex.load(path)._index.parts()[0][0].tobytes()
+        )
+    from safetensors.numpy import save_file
+
+    save_file({"a": keys}, other)
+    with pytest.raises(ck.CertkError, match="do not say that it is one"):
+        ck.KeyIndex.load(other)
+
+
+def test_parts_that_no_index_has_are_refused() -> None:
+    keys = np.random.default_rng(18).standard_normal((100, 16)).astype(np.float32)
+    index = ck.KeyIndex.build(keys)._index
+    (good,) = index.parts()
+
+    def load(at: int, change: Any, shape: tuple[int, ...] = (100, 16)) -> None:
+        parts = [part.copy() for part in good]
+        parts[at] = change(parts[at])
+        _native.KeyIndex.of_parts(shape, "float32", [tuple(parts)])  # type: ignore[list-item]
+
+    def put(position: int, value: float) -> Any:
+        def change(part: Array) -> Array:
+            part[position] = value
+            return part
+
+        return change
+
+    load(0, lambda part: part)
+    changes: list[tuple[int, Any]] = [
+        *((at, lambda part: part[:-1]) for at in (0, 1, 2, 4, 5)),
+        (1, put(3, 0x7F80)),  # an infinite scale
+        (1, put(3, 0)),  # no scale, but not listed as a key without a code
+        (2, put(3, 0xBF80)),  # a negative radius
+        (2, put(3, 0x7FC0)),  # NaN
+        (3, lambda _: np.array([100], np.uint32)),
+        (3, lambda _: np.array([5, 5], np.uint32)),
+        (4, put(0, np.nan)),
+        (5, put(0, np.nan)),
+        (5, put(0, -1.0)),
+        *((6, put(at, value)) for at in (0, 1, 2) for value in (-1.0, np.nan, np.inf)),
+        (6, put(3, np.nan)),
+        (6, put(4, np.inf)),
+        (6, put(5, 4.0)),
+    ]
+    for at, change in changes:
+        with pytest.raises(ck.CertkError):
+            load(at, change)
+    for shape in ((101, 17), (100, 0), (2, 100, 16), (16,)):
+        with pytest.raises(ck.CertkError, match=r"shape|codes"):
+            load(0, lambda part: part, shape)
+
+
+def test_other_keys_are_caught(tmp_path: Path) -> None:
+    rng = np.random.default_rng(19)
+    keys = rng.standard_normal((2, 300, 16)).astype(np.float32)
+    path = tmp_path / "index.safetensors"
+    index = ck.KeyIndex.build(keys)
+    index.save(path)
+    index.check()
+    changed = keys.copy()
+    changed[1, 299, 15] = np.nextafter(changed[1, 299, 15], np.float32(9))
+    for other in (changed, keys[:, ::-1].copy(), -keys):
+        with pytest.raises(ck.CertkError, match=r"keys\[[01]\] changed since they were indexed"):
+            index.check(other)
+        with pytest.raises(ck.CertkError, match="pass those that it was built of"):
+            ck.KeyIndex.load(path, keys=other)
+    with pytest.raises(ck.CertkError, match="shape"):
+        ck.KeyIndex.load(path, keys=keys[:, :299])
+    with pytest.raises(ck.CertkError, match="shape"):
+        index.search(keys[:, :1], 0.1, keys=keys[..., :15])
+    with pytest.raises(ck.CertkError, match="are float16, but were float32"):
+        index.search(keys[:, :1], 0.1, keys=keys.astype(np.float16))
+    # Written to while they are kept.
+    keys[0, 7, 3] += 1.0
+    with pytest.raises(ck.CertkError, match=re.escape("keys[0] changed")):
+        index.check()
+    with pytest.raises(ck.CertkError, match="does not keep them"):
+        ck.KeyIndex.load(path).check()
+
+
+def test_bad_input_is_named() -> None:
+    keys = np.random.default_rng(1).standard_normal((60, 8)).astype(np.float32)
+    q = keys[0]
+    index = ck.KeyIndex.build(keys)
+
+    def refuses(message: str, work: Any) -> None:
+        with pytest.raises(ck.CertkError, match=message):
+            work()
+
+    for value, place in ((np.nan, 5), (np.inf, 0), (-np.inf, 59)):
+        bad = keys.copy()
+        bad[place, 3] = value
+        refuses(rf"keys\[{place}, 3\] is not finite", lambda bad=bad: ck.KeyIndex.build(bad))
+    refuses("float64", lambda: ck.KeyIndex.build(keys.astype(np.float64)))
+    refuses("at least one entry", lambda: ck.KeyIndex.build(keys[:, :0]))
+    refuses("keys", lambda: ck.KeyIndex.build(keys[0]))
+    for bits in (4, 6, True, "8"):
+        refuses("bits is", lambda bits=bits: ck.KeyIndex.build(keys, bits=bits))
+    refuses("8 entries", lambda: index.search(keys[:, :7], 0.1))
+    refuses("eps is 1", lambda: index.search(q, 1.0))
+    refuses("eps is None", lambda: index.search(q, None))
+    refuses(r"eps\[1\] is NaN", lambda: index.search(keys[:2], [0.1, np.nan]))
+    refuses("scale is NaN", lambda: index.search(q, 0.1, scale=np.nan))
+    refuses("rule is 'best'", lambda: index.search(q, 0.1, rule="best"))  # type: ignore[arg-type]
+    refuses("over is 3", lambda: index.search(q, 0.1, over=3))  # type: ignore[arg-type]
+    refuses("without k", lambda: index.search(q, 0.1, rule="top_k"))
+    refuses("k is 0", lambda: index.search(q, 0.1, rule="top_k", k=0))
+    refuses("finds k itself", lambda: index.search(q, 0.1, k=3))
+    refuses("max_scored is -1", lambda: index.search(q, 0.1, max_scored=-1))
+    wrong = keys[:2].copy()
+    wrong[1, 4] = np.nan
+    refuses(r"q\[1, 4\] is not finite", lambda: index.search(wrong, 0.1))
+    refuses("tell scores apart", lambda: index.search(q.astype(np.float64) * 1e30, 0.1))
+    lone = ck.KeyIndex.build(keys, keep_keys=False)
+    for options in ({"rule": "gap"}, {"rule": "top_k", "k": 3}, {"over": "cells"}):
+        refuses("keys are needed", lambda options=options: lone.search(q, 0.1, **options))
+
+
+def test_codes_alone_decide_what_they_can() -> None:
+    keys = np.random.default_rng(1).standard_normal((500, 32)).astype(np.float32)
+    index = ck.KeyIndex.build(keys, keep_keys=False)
+    found = index.search(keys[0] * 3, 0.05)
+    assert found.rung == ck.Rung.CODES
+    assert found.scored == 0
+    check_interval(
+        Row(keys[0] * 3, keys, 32**-0.5),
+        found.row(()),
+        float(found.tail_mass_lower),
+        float(found.tail_mass_upper),
+        "codes",
+    )
+
+
+def minimal_k(scores: Array, eps: float) -> Array:
+    """Fewest keys per row, float64."""
+    weights = -np.sort(-np.exp(scores - scores.max(-1, keepdims=True)), axis=-1)
+    kept = np.cumsum(weights, axis=-1) / weights.sum(-1, keepdims=True)
+    return (kept < 1 - eps).sum(-1) + 1
+
+
+def true_in_float64(found: ck.SearchResult, scores: Array) -> None:
+    """Every row's interval holds the tail mass computed in float64."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mask = found.to_mask()
+    tail = np.where(mask, 0.0, weights).sum(-1) / weights.sum(-1)
+    assert (tail <= found.tail_mass_upper * (1 + 1e-9)).all()
+    assert (tail >= found.tail_mass_lower * (1 - 1e-9) - 1e-15).all()
+
+
+def test_real_rows(small_cache: Cache) -> None:
+    layers = sum(name.endswith(".key") for name in small_cache)
+    for layer in range(layers):
+        keys, q = (small_cache[f"layers.{layer}.{name}"][0] for name in ("key", "query"))
+        index = ck.KeyIndex.build(keys)
+        scores = q.astype(np.float64) @ np.swapaxes(keys, 1, 2).astype(np.float64)
+        scores *= keys.shape[-1] ** -0.5
+        for eps in (0.1, 0.01):
+            least = minimal_k(scores, eps)
+            for over in COVERS:
+                found = index.search(q, eps, over=over)
+                true_in_float64(found, scores)
+                assert (found.tail_mass_upper <= eps).all()
+                assert (found.k >= least).all()
+        top = index.search(q, None, rule="top_k", k=20)
+        order = np.sort(np.argsort(-scores, axis=-1, kind="stable")[..., :20], axis=-1)
+        assert np.array_equal(top.to_padded(), order)
+        assert (top.status == ck.Status.CERTIFIED).all()
+
+
+def test_few_keys_are_scored_where_few_matter(cache_65536: Cache) -> None:
+    eps, codes, cells = 0.01, [], []
+    for layer in range(4):
+        keys, q = (cache_65536[f"layers.{layer}.{name}"][0, 0] for name in ("key", "query"))
+        index = ck.KeyIndex.build(keys)
+        scores = q.astype(np.float64) @ keys.T.astype(np.float64) * keys.shape[-1] ** -0.5
+        least = minimal_k(scores, eps)
+        found = index.search(q, eps)
+        true_in_float64(found, scores)
+        thin = found.rung == ck.Rung.RESCORED
+        codes.append((found.scored / least)[thin])
+        cells.append((index.search(q[:8], eps, over="cells").scored / least[:8])[thin[:8]])
+        top = index.search(q[:8], None, rule="top_k", k=100)
+        order = np.sort(np.argsort(-scores[:8], axis=-1, kind="stable")[:, :100], axis=-1)
+        assert np.array_equal(top.to_padded(), order)
+        assert (top.scored < 300).all()
+    ratio, beside = np.concatenate(codes), np.concatenate(cells)
+    assert ratio.mean() <= 1.06
+    assert ratio.max() <= 1.1
+    assert beside.mean() > 2
