@@ -320,10 +320,13 @@ fn searches_that_cannot_be() {
     assert_eq!(found.selection.k, [3, 3]);
     let huge = [1e30f64; 4];
     let queries = Vectors::new("q", &huge[..], &[1, 4]).unwrap();
+    let options = SearchOptions { rule: Rule::Gap, ..SearchOptions::default() };
     assert!(matches!(
-        index.search(&queries, Some(&keys), &[0.1], &SearchOptions::default()),
+        index.search(&queries, Some(&keys), &[0.1], &options),
         Err(Error::Number { argument: "q", place, .. }) if place == at(&[0])
     ));
+    let found = index.search(&queries, Some(&keys), &[0.1], &SearchOptions::default()).unwrap();
+    assert_eq!((found.selection.k[0], found.selection.tail_mass_upper[0]), (10, 0.0));
 }
 
 #[test]

@@ -30,7 +30,7 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     "lib": ANYTHING,
     "python": ANYTHING,
     "attention": COMMON | {"keys", "bounds", "select", "kernels"},
-    "keys": COMMON | {"montecarlo", "bounds", "select"},
+    "keys": COMMON | {"montecarlo", "bounds", "select", "kernels", "certificate"},
     "keepset": COMMON | {"kernels", "select", "certificate"},
     "montecarlo": COMMON | {"kernels"},
     "bounds": COMMON | {"kernels"},
@@ -255,6 +255,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "bounds": LENDING | {"output"},
     # An index is estimated from, and saved.
     "key_index": LENDING | FILES | {"montecarlo"},
+    # Attention may be given an index.
+    "sparse_attention": LENDING | {"key_index"},
     # A fit sets the rule beside what selection finds.
     "gaussian": LENDING | {"selection"},
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},

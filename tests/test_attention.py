@@ -123,11 +123,9 @@ def test_random_shapes(dtype: str, seed: int) -> None:
     scale = float(rng.choice([-0.3, 1.7])) if rng.random() < 0.2 else None
     seen = visible(rows, n, causal, lengths, mask)
     exact, weights = reference(q64, k64, v64, scale, seen)
-    indexes = [None]
+    indexes: list[ck.KeyIndex | None] = [None]
     if dtype != "float64":
-        lent = k if dtype != "bfloat16" else k.view(__import__("torch").int16).numpy()
-        lent = lent.view(np.uint16) if dtype in ("bfloat16", "float16") else lent
-        indexes.append(_native.KeyIndex.build(lent, dtype, None, 1))
+        indexes.append(ck.KeyIndex.build(k))
     for index in indexes:
         result = ck.attention(
             q, k, v, eps, index=index, scale=scale, causal=causal, lengths=lengths, mask=mask
@@ -145,7 +143,11 @@ def test_random_shapes(dtype: str, seed: int) -> None:
         assert (plain.tail_mass_upper == 0).all()
         unit = 2.0**-53 if dtype == "float64" else 2.0**-24
         largest = np.abs(np.nan_to_num(v64)).max() * np.sqrt(d_v)
-        assert (plain.error_bound <= (UNIT[dtype] + 200 * unit) * 4 * largest + 2e-12 * largest).all()
+        # Many rows together have their scores summed in f32.
+        sizes = np.sqrt((q64**2).sum(-1).max() * (np.nan_to_num(k64) ** 2).sum(-1).max())
+        scores = sizes * abs(d**-0.5 if scale is None else scale)
+        rounded = UNIT[dtype] + (200 if dtype == "float64" else 800 + 45 * scores) * unit
+        assert (plain.error_bound <= rounded * 4 * largest + 2e-12 * largest).all()
 
 
 def test_plain_attention_is_exact_to_rounding() -> None:
@@ -274,7 +276,7 @@ def test_same_bits_for_all_threads_and_levels() -> None:
         rng.standard_normal(s).astype(np.float32) * f
         for s, f in (((4, 9, 40), 3), ((2, 3000, 40), 1), ((2, 3000, 33), 1))
     )
-    index = _native.KeyIndex.build(k, "float32", None, 1)
+    index = ck.KeyIndex.build(k)
     answers = []
     try:
         for level in ("portable", "avx2", "avx512"):
@@ -321,7 +323,7 @@ def test_real_rows(small_cache: Cache) -> None:
         q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
         seen = visible(q.shape[:-1], k.shape[-2], False, None, None)
         exact, weights = reference(*(x.astype(np.float64) for x in (q, k, v)), None, seen)
-        index = _native.KeyIndex.build(k, "float32", None, 1)
+        index = ck.KeyIndex.build(k)
         for lent in (None, index):
             for eps in (0.0, 0.01, 0.3):
                 check(ck.attention(q, k, v, eps, index=lent), exact, weights, eps)
@@ -477,14 +479,14 @@ def test_bad_input(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 2, 9, 8), (2, 2, 10, 4), (2, 1, 10, 8), (10, 8)])
 def test_an_index_of_other_keys(shape: tuple[int, ...]) -> None:
-    index = _native.KeyIndex.build(np.ones(shape, np.float32), "float32", None, 1)
+    index = ck.KeyIndex.build(np.ones(shape, np.float32))
     q, k, v = (np.ones(s, np.float32) for s in (Q, K, V))
     with pytest.raises(ck.CertkError, match=r"^k has shape .*the index was built of"):
         ck.attention(q, k, v, 0.1, index=index)
 
 
 def test_no_index_for_float64() -> None:
-    index = _native.KeyIndex.build(np.ones(K, np.float32), "float32", None, 1)
+    index = ck.KeyIndex.build(np.ones(K, np.float32))
     with pytest.raises(ck.CertkError, match=r"^k has shape .*float64 cannot be indexed"):
         ck.attention(np.ones(Q), np.ones(K), np.ones(V), 0.1, index=index)
 

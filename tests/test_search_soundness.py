@@ -260,6 +260,8 @@ def make(rng: Rng, kind: Callable[[Rng, int, int], Array], *, most: int = 90) ->
 
 
 Found = tuple[Array, ...]
+FIELDS = ("k", "indptr", "indices", "tail_mass_upper", "tail_mass_lower", "minimal", "status")
+FIELDS += ("scored", "rung")
 
 
 def search(case: Case, threads: int = 1, *, lend: bool = True) -> Found:
@@ -277,7 +279,10 @@ def ask(case: Case, keys: Array, queries: Array, threads: int = 1, *, lend: bool
         index.append(keys[at : at + count], case.keys_dtype, threads)
         at += count
     lent = (keys, case.keys_dtype) if lend else (None, None)
-    return index.search(queries, case.queries_dtype, *lent, case.eps, case.scale, threads)
+    how = (case.scale, "mass", None, "codes", None, threads)
+    rows = (len(queries),)
+    found = index.search(queries, case.queries_dtype, *lent, case.eps, rows, how)
+    return tuple(np.asarray(getattr(found, name)) for name in FIELDS)
 
 
 def check(case: Case, found: Found) -> None:

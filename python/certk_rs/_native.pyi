@@ -99,7 +99,7 @@ _Head = tuple[
     NDArray[np.uint32],  # keys without a code
     NDArray[np.float32],  # mean
     NDArray[np.float64],  # Gram matrix, flat
-    NDArray[np.float64],  # six numbers
+    NDArray[np.float64],  # seven numbers
     NDArray[np.uint64],  # fingerprint of the keys, two words
 ]
 

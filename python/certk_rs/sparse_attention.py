@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _arrays, _native
 from .errors import CertkError
+from .key_index import KeyIndex
 from .results import AttentionResult
 
 _Shape = tuple[int, ...]
@@ -69,7 +70,7 @@ def attention(
     v: ArrayLike,
     eps: ArrayLike | None = None,
     *,
-    index: object = None,
+    index: KeyIndex | None = None,
     scale: float | None = None,
     causal: bool = False,
     lengths: ArrayLike | None = None,
@@ -126,6 +127,8 @@ def attention(
         )
     if ball is not None and not isinstance(ball, ValueBall):
         raise CertkError(f"ball is a {type(ball).__name__}; pass a certk_rs.ValueBall of v")
+    if index is not None and not isinstance(index, KeyIndex):
+        raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
     seen = None
     if mask is not None:
         if queries.ndim < 2 or keys.ndim < 2:
@@ -141,7 +144,7 @@ def attention(
         values,
         values_dtype,
         _budget("eps", eps, batch),
-        _native_index(index),
+        None if index is None else index._index,
         scale,
         causal,
         valid,
@@ -237,15 +240,6 @@ def _like(q: object, out: NDArray[Any], dtype: str) -> Any:
 def _budget(name: str, value: ArrayLike | None, batch: _Shape) -> NDArray[np.float64] | None:
     return None if value is None else _arrays.per_row_floats(name, value, batch)
 
-
-def _native_index(index: object) -> Any:
-    """Take a `KeyIndex`, which holds the native one as `_native`, or the native one itself."""
-    if index is None or isinstance(index, _native.KeyIndex):
-        return index
-    held = getattr(index, "_native", None)
-    if isinstance(held, _native.KeyIndex):
-        return held
-    raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
 
 
 def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:

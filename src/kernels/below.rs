@@ -1,4 +1,6 @@
 //! What the keys of a row below an edge weigh together.
+//!
+//! The `unsafe` functions here ask of their caller a CPU with the level's features.
 
 use super::dispatch::{Pass, Simd};
 use super::lanes::{LANES, Lanes, Level};

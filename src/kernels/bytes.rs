@@ -2,6 +2,8 @@
 //!
 //! Bytes come in lines of 64: sixteen keys by four dimensions, a key's four behind each other. A number of the query is
 //! `256 * high + low` with both halves signed bytes, because the fastest instruction multiplies bytes only.
+//!
+//! The `unsafe` functions here ask of their caller a CPU with the level's features, and slices of whole lines.
 
 use super::lanes::{LANES, Level};
 use super::portable::{Array, Portable};

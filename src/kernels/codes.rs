@@ -1,4 +1,6 @@
 //! Keys as bytes: encoding them, summing the outer products of what encoding loses, and scoring them.
+//!
+//! The `unsafe` functions here ask of their caller a CPU with the level's features.
 
 use half::bf16;
 

@@ -3,6 +3,9 @@
 //! Queries lie with their rows side by side, so that products need no reordering of keys and no sum across lanes; scores,
 //! their maxima and their weights stay in the same lanes. Every number of a row is computed by the same operations in the
 //! same order whatever the level and whichever rows are beside it.
+//!
+//! `unsafe` here has one contract, that of [`Pass`]: the CPU has the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
 use super::codes::Keys;
 use super::dispatch::{Pass, Simd};

@@ -1,4 +1,7 @@
 //! Inner products of stored vectors with a query, in f64.
+//!
+//! `unsafe` here has one contract, that of [`Pass`]: the CPU has the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
 use super::codes::Keys;
 use super::dispatch::{Pass, Simd};

@@ -118,6 +118,7 @@ impl Row<'_> {
         let codes = &self.index.heads[self.head];
         let mut wide = Vec::new();
         let query = self.index.query(self.queries, self.row, self.head, self.scale, &mut wide)?;
+        self.index.distinct(self.queries, self.row, &query)?;
         let prepared = codes.prepare(&wide, self.scale);
         let matrix = matrix::<E>(keys, self.head);
         let mut coarse = vec![0.0; codes.len().next_multiple_of(LANES)];

@@ -28,7 +28,7 @@ const DENSE: f64 = 0.6;
 /// Relative error of products and of short sums in f64, generously.
 const TINY: f64 = 1e-11;
 /// Exact scores that are off by more say nothing.
-const BLURRED: f64 = 300.0;
+pub(super) const BLURRED: f64 = 300.0;
 /// Of a smallest weight that matters, in f64.
 const NOTHING: f64 = 1e-290;
 

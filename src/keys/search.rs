@@ -4,7 +4,7 @@ use super::cells::Cells;
 use super::codes::Prepared;
 use super::explore::{Explore, Over, Rule};
 use super::index::{Coded, KeyIndex, by_type, matrix};
-use super::mass::{Found, Query, Room, Rung, Search, Sight};
+use super::mass::{BLURRED, Found, Query, Room, Rung, Search, Sight};
 use crate::certificate::Status;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Simd};
@@ -40,8 +40,6 @@ pub struct SearchResult {
     pub rung: Vec<Rung>,
 }
 
-/// The largest error of an exact score (nats) that is worth searching with.
-const MOST_ERROR: f64 = 300.0;
 /// Queries that share a scan.
 const GROUP: usize = 4;
 
@@ -60,8 +58,8 @@ impl KeyIndex {
     ///
     /// # Errors
     /// [`Error::Shape`] where queries or keys do not fit, [`Error::OtherKeys`] for keys of another type, [`Error::Eps`],
-    /// [`Error::Scale`], [`Error::KeyNotFinite`], [`Error::Number`] for products too large for f64 to tell scores apart,
-    /// [`Error::Option`] for k, [`Error::KeysNeeded`] if `keys` is `None` and codes alone do not decide a row by mass.
+    /// [`Error::Scale`], [`Error::KeyNotFinite`], [`Error::Number`] for products too large for f64 to tell scores apart (by
+    /// mass over codes all keys are then kept), [`Error::Option`] for k, [`Error::KeysNeeded`] if `keys` is `None` and codes alone do not decide a row by mass.
     pub fn search(
         &self,
         queries: &Vectors<'_>,
@@ -173,13 +171,23 @@ impl KeyIndex {
         if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
             return Err(Error::KeyNotFinite { argument, place: queries.place(matrix, at, entry) });
         }
-        let query = Query::new(wide, scale, f64::from(self.heads[head].largest()));
-        if query.error <= MOST_ERROR {
-            return Ok(query);
+        Ok(Query::new(wide, scale, f64::from(self.heads[head].largest())))
+    }
+
+    /// That exact scores of a row's query say something.
+    pub(super) fn distinct(
+        &self,
+        queries: &Vectors<'_>,
+        row: usize,
+        query: &Query,
+    ) -> Result<(), Error> {
+        if query.error <= BLURRED {
+            return Ok(());
         }
-        let mut place = queries.place(matrix, at, 0);
+        let (argument, m) = (queries.argument(), queries.len());
+        let mut place = queries.place(row / m, row % m, 0);
         place.0.pop();
-        let value = wide.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
+        let value = query.entries.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
         let problem = "so large in size, with these keys and this scale, that f64 cannot tell scores apart; make them smaller";
         Err(Error::Number { argument, place, value, problem })
     }
@@ -282,6 +290,7 @@ impl Job<'_> {
                     return Ok((search.run(room)?, true));
                 }
                 let Some(keys) = keys else { return Err(Error::KeysNeeded) };
+                self.index.distinct(self.queries, row, query)?;
                 let most = max_scored.unwrap_or(usize::MAX);
                 let prepared = prepared.as_ref();
                 let explore =
