@@ -17,6 +17,8 @@ use crate::kernels::{
 use crate::mass::Compensated;
 use crate::threads;
 
+/// Chunks per thread that are encoded before their sums are added up.
+const WAVE: usize = 4;
 /// Keys per task, whole panels.
 const CHUNK: usize = 16 * PANEL;
 /// Keys that are looked at to choose a frame.
@@ -126,6 +128,22 @@ struct Part {
     bad: Option<usize>,
 }
 
+impl Part {
+    fn new(width: usize) -> Self {
+        let (gram, print) = (Gram::new(width), Fingerprint::default());
+        Part { gram, bare: Vec::new(), largest: 0.0, print, bad: None }
+    }
+
+    /// Takes up what follows.
+    fn join(&mut self, other: Part) {
+        self.gram.join(&other.gram);
+        self.bare.extend(other.bare);
+        self.largest = self.largest.max(other.largest);
+        self.print.join(other.print);
+        self.bad = self.bad.or(other.bad);
+    }
+}
+
 impl Codes {
     /// Codes of no keys, in a frame chosen by looking at some.
     pub(crate) fn new<E: Coded>(
@@ -214,8 +232,8 @@ impl Codes {
         // Up to a whole block first, then in chunks.
         let begun = (first.next_multiple_of(LANES) - first).min(count);
         let whole = first / LANES;
-        let mut parts = Vec::new();
-        let failed;
+        let mut part = Part::new(self.frame.mean.len());
+        let mut failed = None;
         {
             let skip = usize::from(begun > 0);
             let (old, new) = lines[whole * block..].split_at_mut(skip * block);
@@ -226,7 +244,7 @@ impl Codes {
             if begun > 0 {
                 let out = &mut Out { lines: old, scales: old_scales, radii: old_radii };
                 let span = Span { from: 0, count: begun, at: first % LANES };
-                parts.push(self.encode(simd, keys, span, out, allowed(begun)));
+                part.join(self.encode(simd, keys, span, out, allowed(begun)));
             }
             let chunk = CHUNK / LANES;
             let mut outs: Vec<Out<'_>> = new
@@ -235,23 +253,32 @@ impl Codes {
                 .zip(new_radii.chunks_mut(CHUNK))
                 .map(|((lines, scales), radii)| Out { lines, scales, radii })
                 .collect();
-            let one = |(c, out): (usize, &mut Out<'_>)| {
-                let from = begun + c * CHUNK;
-                let span = Span { from, count: CHUNK.min(count - from), at: 0 };
-                self.encode(simd, keys, span, out, allowed(span.count))
-            };
-            // Outside a pool, parallel iterators would use the global one.
-            let rest: Result<Vec<Part>, Error> = threads::run(threads, || {
-                if threads == 1 {
-                    outs.iter_mut().enumerate().map(one).collect()
-                } else {
-                    outs.par_iter_mut().enumerate().map(one).collect()
+            // A few chunks at a time: what they sum is a matrix each.
+            let wave = if threads == 1 { 1 } else { WAVE * threads };
+            for (w, outs) in outs.chunks_mut(wave).enumerate() {
+                let one = |(c, out): (usize, &mut Out<'_>)| {
+                    let from = begun + (w * wave + c) * CHUNK;
+                    let span = Span { from, count: CHUNK.min(count - from), at: 0 };
+                    self.encode(simd, keys, span, out, allowed(span.count))
+                };
+                // Outside a pool, parallel iterators would use the global one.
+                let parts: Result<Vec<Part>, Error> = threads::run(threads, || {
+                    if threads == 1 {
+                        outs.iter_mut().enumerate().map(one).collect()
+                    } else {
+                        outs.par_iter_mut().enumerate().map(one).collect()
+                    }
+                });
+                match parts {
+                    Ok(parts) => parts.into_iter().for_each(|other| part.join(other)),
+                    Err(error) => failed = Some(error),
                 }
-            });
-            failed = rest.map(|rest| parts.extend(rest)).err();
+                if part.bad.is_some() || failed.is_some() {
+                    break;
+                }
+            }
         }
-        let bad = parts.iter().find_map(|part| part.bad);
-        if bad.is_some() || failed.is_some() {
+        if part.bad.is_some() || failed.is_some() {
             lines.truncate(first.div_ceil(LANES) * block);
             scales.truncate(first.div_ceil(LANES) * LANES);
             radii.truncate(first.div_ceil(LANES) * LANES);
@@ -261,17 +288,15 @@ impl Codes {
         if let Some(error) = failed {
             return Err(error);
         }
-        if let Some(row) = bad {
+        if let Some(row) = part.bad {
             let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
             let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
             return Ok(Err(NotFinite { row, entry }));
         }
-        for part in parts {
-            self.gram.join(&part.gram);
-            self.bare.extend(part.bare);
-            self.largest = self.largest.max(part.largest);
-            self.print.join(part.print);
-        }
+        self.gram.join(&part.gram);
+        self.bare.extend(part.bare);
+        self.largest = self.largest.max(part.largest);
+        self.print.join(part.print);
         self.n = end;
         Ok(Ok(()))
     }
@@ -286,17 +311,12 @@ impl Codes {
         allowed: usize,
     ) -> Part {
         let (width, steps) = (self.frame.mean.len(), self.dim.div_ceil(STEP));
-        let mut bytes = vec![0; PANEL * width];
-        let mut residuals = vec![0.0; PANEL * width];
+        let most = PANEL.min(span.count);
+        let mut bytes = vec![0; most * width];
+        let mut residuals = vec![0.0; most.next_multiple_of(STEP) * width];
         let mut packed = Packed::default();
-        let mut encoded = vec![Encoded::default(); PANEL];
-        let mut part = Part {
-            gram: Gram::new(width),
-            bare: Vec::new(),
-            largest: 0.0,
-            print: Fingerprint::default(),
-            bad: None,
-        };
+        let mut encoded = vec![Encoded::default(); most];
+        let mut part = Part::new(width);
         for done in (0..span.count).step_by(PANEL) {
             let (from, len) = (span.from + done, PANEL.min(span.count - done));
             let bytes = &mut bytes[..len * width];

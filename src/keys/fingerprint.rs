@@ -1,14 +1,12 @@
 //! Whether keys are those that an index was built of.
 //!
-//! A sum over all keys of numbers that each depend on every bit of a key and on its position: keys may come in any portions
-//! and on any thread. It tells changed keys from unchanged ones by chance of 2^-128; it is no defence against somebody
-//! who wants two sets of keys to look alike.
+//! A sum over all keys of numbers that each depend on every bit of a key (XXH3) and on its position: keys may come in any
+//! portions and on any thread. That keys were changed by accident shows but for a chance of about 2^-128; it is no defence
+//! against somebody who wants two sets of keys to look alike.
 
 use super::index::Coded;
+use xxhash_rust::xxh3::xxh3_128;
 
-/// Numbers that are worked on side by side.
-const SIDES: usize = 8;
-const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 const SALTS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
 /// What is remembered of keys.
@@ -18,19 +16,10 @@ pub(crate) struct Fingerprint(pub(crate) [u64; 2]);
 impl Fingerprint {
     /// Takes up a key at a position.
     pub(crate) fn add<E: Coded>(&mut self, position: usize, key: &[E]) {
-        let mut states: [u64; SIDES] = std::array::from_fn(|side| (side as u64 + 1) * ODD);
-        for group in key.chunks(2 * SIDES) {
-            for (state, pair) in states.iter_mut().zip(group.chunks(2)) {
-                let high = pair.get(1).map_or(0, |entry| u64::from(entry.bits()));
-                // Turned, so that two changed signs do not cancel.
-                *state = (*state ^ (high << 32 | u64::from(pair[0].bits())))
-                    .wrapping_mul(ODD)
-                    .rotate_left(27);
-            }
-        }
-        let all = states.into_iter().fold(key.len() as u64, |all, state| stirred(all ^ state));
-        for (sum, salt) in self.0.iter_mut().zip(SALTS) {
-            *sum = sum.wrapping_add(stirred(all ^ stirred(position as u64 ^ salt)));
+        let bits = xxh3_128(bytemuck::cast_slice(key));
+        let halves = [bits as u64, (bits >> 64) as u64];
+        for ((sum, half), salt) in self.0.iter_mut().zip(halves).zip(SALTS) {
+            *sum = sum.wrapping_add(stirred(half ^ stirred(position as u64 ^ salt)));
         }
     }
 
@@ -44,7 +33,7 @@ impl Fingerprint {
 
 /// Every bit depends on all (the last step of `SplitMix64`).
 fn stirred(mut bits: u64) -> u64 {
-    bits = bits.wrapping_add(ODD);
+    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ bits >> 31

@@ -45,24 +45,16 @@ pub struct IndexOptions {
 }
 
 /// Keys that an index can be built of.
-pub(crate) trait Coded: Element<Scalar = f32> {
+pub(crate) trait Coded: Element<Scalar = f32> + bytemuck::NoUninit {
     const NAME: &'static str;
 
     fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]>;
-
-    /// The stored bits.
-    fn bits(self) -> u32;
 }
 
 macro_rules! coded {
     ($($type:ty => $variant:ident, $name:literal);*) => {$(
         impl Coded for $type {
             const NAME: &'static str = $name;
-
-            #[inline]
-            fn bits(self) -> u32 {
-                self.to_bits().into()
-            }
 
             fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]> {
                 match data {
