@@ -118,12 +118,14 @@ class Data:
         generator = torch.Generator().manual_seed(seed)
         dtype = DTYPES[case.dtype]
 
-        def normal(rows: int, factor: float = 1.0) -> torch.Tensor:
-            return (factor * torch.randn(rows, DIM, generator=generator)).to(dtype)
+        def normal(rows: int) -> torch.Tensor:
+            return torch.randn(rows, DIM, generator=generator)
 
         self.case = case
-        self.q = normal(case.rows, case.sigma)
-        self.k, self.v = normal(case.n), normal(case.n)
+        # Scores have the deviation that the case says in every row, not on average.
+        q = normal(case.rows)
+        self.q = (case.sigma * math.sqrt(DIM) * q / q.norm(dim=-1, keepdim=True)).to(dtype)
+        self.k, self.v = normal(case.n).to(dtype), normal(case.n).to(dtype)
         self.index = self.build() if case.index else None
         shape = (case.rows, case.n)
         hidden = torch.ones(shape, dtype=torch.bool).tril(case.n - case.rows)

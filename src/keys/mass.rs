@@ -23,8 +23,13 @@ pub enum Rung {
 
 /// Rounds of choosing an edge.
 const ROUNDS: usize = 8;
-/// A row that keeps a larger share of its keys is scored in full.
+/// How much of what may be dropped is enough, and how often to try for it: where few scored keys matter, and where time does.
+const TIGHT: (f64, usize) = (0.998, 3);
+const QUICK: (f64, usize) = (0.98, 1);
+/// A row that keeps a larger share of its keys is scored in full, which is faster.
 const DENSE: f64 = 0.6;
+/// The same where few scored keys matter more than time.
+const ALMOST_ALL: f64 = 0.96;
 /// Relative error of products and of short sums in f64, generously.
 const TINY: f64 = 1e-11;
 /// Exact scores that are off by more say nothing.
@@ -178,7 +183,8 @@ pub(crate) struct Climb {
     bare_mass: f64,
     budget: f64,
     excess: f64,
-    settled: bool,
+    /// How often a guess was found too careful; no more once one was not careful enough.
+    careful: usize,
     rounds: usize,
 }
 
@@ -311,8 +317,8 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             self.eps
         };
         let excess = room.excess.unwrap_or(1.03);
-        let (settled, rounds) = (false, 0);
-        Ok(Ok(Climb { largest, coded, seen, top, bare_mass, budget, excess, settled, rounds }))
+        let (careful, rounds) = (0, 0);
+        Ok(Ok(Climb { largest, coded, seen, top, bare_mass, budget, excess, careful, rounds }))
     }
 
     /// The rungs below the dense one.
@@ -321,7 +327,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let odds = self.eps / (1.0 - self.eps);
         while climb.rounds < ROUNDS {
             climb.rounds += 1;
-            let Climb { excess, settled, .. } = climb;
+            let Climb { excess, careful, .. } = climb;
             let share = budget / *excess;
             let edge = if share < 1.0 { self.edge(room, share)? } else { f32::INFINITY };
             let sums = self.simd.below(&room.scores, largest, edge);
@@ -338,7 +344,8 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 below: sums.count,
             };
             let kept = coded - sums.count;
-            if self.keys.is_some() && kept as f64 > DENSE * seen as f64 {
+            let dense = if self.trim { ALMOST_ALL } else { DENSE };
+            if self.keys.is_some() && kept as f64 > dense * seen as f64 {
                 return Ok(Step::Dense { flat: true });
             }
             // As far as codes know: how the bound stands to what it may be.
@@ -366,15 +373,16 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 *excess *= (upper / self.eps).clamp(1.001, 4.0) * 1.001;
                 continue;
             }
-            if ratio.is_nan() || ratio > 1.0 - 1e-4 {
-                *excess *= if ratio.is_nan() { 4.0 } else { (ratio * 1.002).min(4.0) };
-                *settled = true;
+            if ratio.is_nan() || ratio > 1.0 - 1e-6 {
+                *excess *= if ratio.is_nan() { 4.0 } else { (ratio * 1.0005).min(4.0) };
+                *careful = usize::MAX;
                 continue;
             }
-            if ratio < 0.98 && !*settled {
-                // The guess was too careful: once.
-                *excess *= ratio * 1.005;
-                *settled = true;
+            let (enough, again) = if self.trim { TIGHT } else { QUICK };
+            if ratio < enough && *careful < again {
+                // The guess was too careful.
+                *excess *= ratio * (1.5 - 0.5 * enough);
+                *careful += 1;
                 continue;
             }
             return Ok(Step::Score(Chosen { kept: self.list(room, &cut), cut }));
@@ -404,7 +412,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         }
         let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
         climb.excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
-        climb.settled = true;
+        climb.careful = usize::MAX;
         None
     }
 
