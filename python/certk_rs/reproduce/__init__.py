@@ -24,7 +24,9 @@ from ..errors import CertkError
 from . import (
     bert_table,
     gap_rules,
+    certified_attention,
     gaussian_rule,
+    key_search,
     output_error,
     power_windows,
     rounding,
@@ -42,6 +44,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     power_windows,
     sampling,
     rounding,
+    key_search,
+    certified_attention,
 )
 _FORMAT = "certk reproduce 1"
 
@@ -107,9 +111,15 @@ def run_experiments(
             "data": data,
         }
         replace_text(out / f"{experiment.NAME}.json", json.dumps(body, indent=1) + "\n")
-        done.append({"name": experiment.NAME, "seen": data["seen"], "seconds": body["seconds"]})
+        done.append({"name": experiment.NAME, "seen": _seen(data), "seconds": body["seconds"]})
         replace_text(index, _page(out))
     return done
+
+
+def _seen(data: dict[str, Any]) -> str:
+    """What came out, in sentences: first what would come out anywhere, then the times."""
+    timing = data.get("timing")
+    return data["seen"] if timing is None else f"{data['seen']} {timing['seen']}"
 
 
 def _table(out: Path, experiment: Experiment) -> dict[str, Any] | None:
@@ -135,7 +145,7 @@ def _page(out: Path) -> str:
             continue
         data = body["data"]
         brief = " Brief run: small sizes." if body["brief"] else ""
-        text = [experiment.ABOUT, data["seen"] + brief]
+        text = [experiment.ABOUT, _seen(data) + brief]
         plots, tables = experiment.plots(data), experiment.tables(data)
         sections.append(Section(experiment.TITLE, text, plots, tables, experiment.NAME))
     lead = (
