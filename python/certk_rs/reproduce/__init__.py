@@ -1,4 +1,4 @@
-"""The experiments of the two papers, run anew: `certk reproduce -o DIR [NAME...]`.
+"""The experiments of the two papers, run anew, and more: `certk reproduce -o DIR [NAME...]`.
 
 Each experiment is a module with a `NAME`, a `TITLE`, a function `run` that measures and hands back
 plain data (what JSON can hold; "seen" says in two sentences what came out), and functions `plots`
@@ -23,8 +23,8 @@ from .._page import Section, page
 from ..errors import CertkError
 from . import (
     bert_table,
-    gap_rules,
     certified_attention,
+    gap_rules,
     gaussian_rule,
     key_search,
     output_error,
@@ -151,6 +151,7 @@ def _page(out: Path) -> str:
     lead = (
         "Top-k sparse attention keeps the keys of largest weight. Two papers say how many are "
         "needed and what is lost (arXiv 2512.07647 and 2404.02690); here their experiments are run "
-        "again, every figure computed on this machine."
+        "again, and their searches and certified attention are measured, every figure computed on "
+        "this machine."
     )
     return page("certk reproduce", lead, sections, f"{_FORMAT}; certk_rs {__version__}")

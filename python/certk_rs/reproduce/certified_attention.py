@@ -41,7 +41,7 @@ Array = NDArray[Any]
 def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     """Every kind of scores at every length, one query and a group."""
     lengths = (1024, 4096) if settings.brief else (2048, 8192, 32768, 131072)
-    repeat = 5 if settings.brief else 11
+    repeat = 3 if settings.brief else 11
     rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
 
@@ -102,9 +102,10 @@ class _Case:
         real, spread = self._real(queries)
 
         def errors(out: Array) -> Array:
-            return np.linalg.norm(out.reshape(real.shape).astype(np.float64) - real, axis=-1)
+            return np.asarray(np.linalg.norm(out.reshape(real.shape) - real, axis=-1))
 
-        size = mean(np.linalg.norm(self.keys.values, axis=-1))
+        # Values of zero have no scale, and errors of zero.
+        size = mean(np.linalg.norm(self.keys.values, axis=-1)) or 1.0
         error, bound = errors(found.out), found.error_bound.reshape(heads, group)
         sdpa = _sdpa(queries, self.keys.keys, self.keys.values, self.scale)
         row = {
@@ -124,6 +125,7 @@ class _Case:
             "ours": lambda: self._ours(queries, EPS).error_bound,
             PLAIN: lambda: self._ours(queries, 0.0),
         }
+        self._ours(queries, 0.0)  # the others have run
         if sdpa is not None:
             works[SDPA] = sdpa
         spent = medians(works, repeat)
@@ -160,13 +162,13 @@ def _sdpa(queries: Array, keys: Array, values: Array, scale: float) -> Callable[
         import torch
     except ImportError:
         return None
-    tensors = [torch.from_numpy(array)[None] for array in (queries, keys, values)]
+    q, k, v = (torch.from_numpy(array)[None] for array in (queries, keys, values))
 
     def work() -> Array:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            out = torch.nn.functional.scaled_dot_product_attention(*tensors, scale=scale)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
         finally:
             torch.set_num_threads(threads)
         return np.asarray(out.numpy())
@@ -193,7 +195,7 @@ def _seen(rows: list[dict[str, Any]]) -> str:
 
 
 def _longest(rows: list[dict[str, Any]]) -> int:
-    return max(row["n"] for row in rows if row["kind"] == REAL)
+    return int(max(row["n"] for row in rows if row["kind"] == REAL))
 
 
 def _fast(rows: list[dict[str, Any]], times: list[dict[str, Any]], peer: str) -> str:
@@ -231,65 +233,69 @@ COLOURS = dict(zip(SIGMAS, ("#bdd7e7", "#6baed6", "#3182bd", "#08519c"), strict=
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Time, then error, each over n and over sharpness."""
-    timing = data["timing"]
     rows = [
-        {**row, "time": time[timing["peer"]]}
-        for row, time in zip(data["rows"], timing["rows"], strict=True)
+        {**row, "time": time[data["timing"]["peer"]]}
+        for row, time in zip(data["rows"], data["timing"]["rows"], strict=True)
     ]
-    drawn = _Drawn(rows)
-    time, by_n = drawn.figure(("time",), f"time / time of {timing['peer']}")
-    by_n[0].axhline(1, color="black", lw=0.8)
-    by_n[1].axhline(1, color="black", lw=0.8)
-    error, _ = drawn.figure(("error", "bound"), "error / mean norm of a value")
+    time, axes = _panels(rows, {"time": "o-"}, groups=True)
+    axes[0].set_ylabel(f"time / time of {data['timing']['peer']}")
+    spent = [row["time"] for row in rows]
+    ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+    plain_ticks(axes[0].yaxis, [x for x in ticks if min(spent) / 1.3 < x < 1.3 * max(spent)])
+    for axis in axes:
+        axis.axhline(1, color="black", lw=0.8)
+    error, axes = _panels(rows, {"error": "o-", "bound": "^--"}, groups=False)
+    axes[0].set_ylabel("error / mean norm of a value")
+    error.suptitle("error of the output: measured (circles) and proven bound (triangles)")
     return [svg(time), svg(error)]
 
 
-class _Drawn:
-    """Figures of two panels: over n for one query, and over sharpness at the greatest n."""
+def _panels(rows: list[dict[str, Any]], fields: dict[str, str], groups: bool) -> tuple[Any, Any]:
+    """One query over n, and at the greatest n over sharpness, there with groups if asked for."""
+    plt = pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6), sharey=True, layout="constrained")
+    made = [row for row in rows if row["kind"] != REAL]
+    real = [row for row in rows if row["kind"] == REAL]
+    longest = {kind: max(row["n"] for row in part) for kind, part in (("", made), (REAL, real))}
+    lengths = sorted({row["n"] for row in real})
+    for field, style in fields.items():
+        # A colour is named once.
+        name = (lambda text: text) if field == next(iter(fields)) else (lambda _: None)
+        one = [row for row in made if row["queries"] == 1]
+        alone = [row for row in real if row["queries"] == 1]
+        for sigma, colour in COLOURS.items():
+            some = [row for row in one if row["sigma"] == sigma]
+            axes[0].plot([r["n"] for r in some], [r[field] for r in some], style, ms=4,
+                         color=colour, label=name(f"sigma = {sigma:g}"))  # fmt: skip
+        means = [mean([r[field] for r in alone if r["n"] == n]) for n in lengths]
+        label = name("real, mean of layers")
+        axes[0].plot(lengths, means, style, ms=4, color="#d95f02", label=label)
+        many = [row for row in made if row["queries"] > 1]
+        for part, who, colour in ((one, "one query", "#1b9e77"), (many, "group of 4", "#7570b3")):
+            if part is one or groups:
+                some = [row for row in part if row["n"] == longest[""]]
+                axes[1].plot([r["spread"] for r in some], [r[field] for r in some], style, ms=4,
+                             color=colour, label=name(f"{who}, n = {longest['']}"))  # fmt: skip
+        some = [row for row in alone if row["n"] == longest[REAL]]
+        label = name(f"real, each layer, n = {longest[REAL]}")
+        axes[1].plot([r["spread"] for r in some], [r[field] for r in some], style[0], ms=5,
+                     color="#d95f02", label=label)  # fmt: skip
+    axes[0].set(title="one query", xlabel="n", xscale="log", yscale="log")
+    axes[1].set(title="at the greatest n", xlabel="standard deviation of a row of scores")
+    shown = sorted({row["n"] for row in rows})
+    plain_ticks(axes[0].xaxis, [n for i, n in enumerate(shown) if i in _spaced(shown)])
+    left, right = (axis.get_legend_handles_labels() for axis in axes)
+    legend_below(figure, left[0] + right[0], left[1] + right[1], ncols=4)
+    return figure, axes
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.made = [row for row in rows if row["kind"] != REAL]
-        self.real = [row for row in rows if row["kind"] == REAL]
-        self.n, self.real_n = (max(r["n"] for r in part) for part in (self.made, self.real))
 
-    def figure(self, fields: tuple[str, ...], label: str) -> tuple[Any, Any]:
-        plt = pyplot()
-        figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6), sharey=True, layout="constrained")
-        for field, style in zip(fields, ("o-", "^--"), strict=False):
-            what = "" if len(fields) == 1 else {"error": ", measured", "bound": ", bound"}[field]
-            self._over_n(axes[0], field, style, what)
-            self._over_sharpness(axes[1], field, style, what)
-        for axis in axes:
-            axis.set(yscale="log")
-        axes[0].set(title="one query", xlabel="n", xscale="log", ylabel=label)
-        lengths = sorted({row["n"] for row in (*self.made, *self.real)})
-        plain_ticks(axes[0].xaxis, lengths[:: -(-len(lengths) // 5)])
-        axes[1].set(title="at the greatest n", xlabel="standard deviation of a row of scores")
-        handles = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
-        legend_below(figure, *zip(*handles, strict=True), ncols=3)
-        return figure, axes
-
-    def _over_n(self, axis: Any, field: str, style: str, what: str) -> None:
-        for sigma in SIGMAS:
-            some = [r for r in self.made if r["sigma"] == sigma and r["queries"] == 1]
-            axis.plot([r["n"] for r in some], [r[field] for r in some], style, ms=4,
-                      color=COLOURS[sigma], label=f"sigma = {sigma:g}{what}")  # fmt: skip
-        lengths = sorted({row["n"] for row in self.real})
-        means = [
-            mean([r[field] for r in self.real if r["n"] == n and r["queries"] == 1])
-            for n in lengths
-        ]
-        axis.plot(lengths, means, style, ms=4, color="#d95f02", label=f"real, mean of layers{what}")
-
-    def _over_sharpness(self, axis: Any, field: str, style: str, what: str) -> None:
-        for group, colour in ((False, "#1b9e77"), (True, "#7570b3")):
-            name = f"a group of {GROUP}" if group else "one query"
-            some = [r for r in self.made if r["n"] == self.n and (r["queries"] > 1) == group]
-            axis.plot([r["spread"] for r in some], [r[field] for r in some], style, ms=4,
-                      color=colour, label=f"{name}, n = {self.n}{what}")  # fmt: skip
-        some = [r for r in self.real if r["n"] == self.real_n and r["queries"] == 1]
-        axis.plot([r["spread"] for r in some], [r[field] for r in some], style[0], ms=5,
-                  color="#d95f02", label=f"real layers, n = {self.real_n}{what}")  # fmt: skip
+def _spaced(lengths: list[int]) -> set[int]:
+    """Which of ascending lengths have room for their number on a logarithmic axis."""
+    chosen = [0]
+    for i, n in enumerate(lengths):
+        if n >= 4 * lengths[chosen[-1]]:
+            chosen.append(i)
+    return set(chosen)
 
 
 def tables(data: dict[str, Any]) -> list[Table]:
