@@ -182,15 +182,19 @@ def _seen(rows: list[dict[str, Any]]) -> str:
     at = [row for row in rows if row["kind"] != REAL and row["n"] == n and row["queries"] == 1]
     wrong, judged = sum(row["wrong"] for row in rows), sum(row["rows"] for row in rows)
     loose = [row["bound"] / row["error"] for row in rows if row["error"] > 0 and row["kept"] < 1]
-    far = f"{np.median(loose):.1f} times the error" if loose else "not compared: nothing is dropped"
+    far = (
+        f"where keys are dropped it is {np.median(loose):.1f} times the error in the median"
+        if loose
+        else "no key is dropped"
+    )
     real = [row for row in rows if row["kind"] == REAL and row["n"] == _longest(rows)]
     return (
         f"At n = {n} one query keeps "
         + ", ".join(f"{row['kept']:.3f} of the keys (sigma = {row['sigma']:g})" for row in at)
         + f"; on {_longest(rows)} real keys layers keep from {min(r['kept'] for r in real):.3f} to "
         f"{max(r['kept'] for r in real):.3f}. {wrong} of {judged} outputs are further from float64 "
-        f"than their bound says; where keys are dropped the bound is, in the median, {far}, which "
-        f"is at most {max(row['error'] for row in rows):.2g} of the mean norm of a value."
+        f"than their bound says; {far}. The mean error of a case is at most "
+        f"{max(row['error'] for row in rows):.2g} of the mean norm of a value."
     )
 
 
@@ -222,9 +226,9 @@ def _fast(rows: list[dict[str, Any]], times: list[dict[str, Any]], peer: str) ->
     )
     return (
         f"{without}In time, against {peer}, one query takes {of(False)} there, a group of {GROUP} "
-        f"takes {of(True)}; a query on each of {_longest(rows)} real keys' heads takes from "
-        f"{min(real):.2f} to {max(real):.2f} by layer (medians of interleaved repetitions; "
-        "machines differ, and so do these ratios)."
+        f"takes {of(True)}; on {_longest(rows)} real keys one query of every head takes from "
+        f"{min(real):.2f} to {max(real):.2f} by layer (medians of interleaved repetitions, one "
+        "thread, indices built beforehand; machines differ, and so do these ratios)."
     )
 
 
