@@ -260,7 +260,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # A fit sets the rule beside what selection finds.
     "gaussian": LENDING | {"selection"},
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},
-    "reproduce": {"", "cache_format", "_page", "_atomic", "errors", *SUBJECTS},
+    "reproduce": {"", "cache_format", "_page", "_atomic", "results", "errors", *SUBJECTS},
     "_page": {"errors"},
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},

@@ -1,4 +1,4 @@
-"""The experiments of the two papers, run anew: `certk reproduce -o DIR [NAME...]`.
+"""The experiments of the two papers, run anew, and more: `certk reproduce -o DIR [NAME...]`.
 
 Each experiment is a module with a `NAME`, a `TITLE`, a function `run` that measures and hands back
 plain data (what JSON can hold; "seen" says in two sentences what came out), and functions `plots`
@@ -23,8 +23,10 @@ from .._page import Section, page
 from ..errors import CertkError
 from . import (
     bert_table,
+    certified_attention,
     gap_rules,
     gaussian_rule,
+    key_search,
     output_error,
     power_windows,
     rounding,
@@ -42,6 +44,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     power_windows,
     sampling,
     rounding,
+    key_search,
+    certified_attention,
 )
 _FORMAT = "certk reproduce 1"
 
@@ -107,9 +111,15 @@ def run_experiments(
             "data": data,
         }
         replace_text(out / f"{experiment.NAME}.json", json.dumps(body, indent=1) + "\n")
-        done.append({"name": experiment.NAME, "seen": data["seen"], "seconds": body["seconds"]})
+        done.append({"name": experiment.NAME, "seen": _seen(data), "seconds": body["seconds"]})
         replace_text(index, _page(out))
     return done
+
+
+def _seen(data: dict[str, Any]) -> str:
+    """What came out, in sentences: first what would come out anywhere, then the times."""
+    timing = data.get("timing")
+    return data["seen"] if timing is None else f"{data['seen']} {timing['seen']}"
 
 
 def _table(out: Path, experiment: Experiment) -> dict[str, Any] | None:
@@ -135,12 +145,13 @@ def _page(out: Path) -> str:
             continue
         data = body["data"]
         brief = " Brief run: small sizes." if body["brief"] else ""
-        text = [experiment.ABOUT, data["seen"] + brief]
+        text = [experiment.ABOUT, _seen(data) + brief]
         plots, tables = experiment.plots(data), experiment.tables(data)
         sections.append(Section(experiment.TITLE, text, plots, tables, experiment.NAME))
     lead = (
         "Top-k sparse attention keeps the keys of largest weight. Two papers say how many are "
         "needed and what is lost (arXiv 2512.07647 and 2404.02690); here their experiments are run "
-        "again, every figure computed on this machine."
+        "again, and their searches and certified attention are measured, every figure computed on "
+        "this machine."
     )
     return page("certk reproduce", lead, sections, f"{_FORMAT}; certk_rs {__version__}")

@@ -1,11 +1,13 @@
-"""What all experiments share: their form, their settings, and real rows."""
+"""What all experiments share: their form, their settings, real rows, and a clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 """Told (what is being done, done so far, total)."""
 Tell = Callable[[float], None]
 """Told which share of an experiment is done."""
-
+Name = TypeVar("Name", bound=Hashable)
 
 # Random subsets of 32, 64 and 128 real keys are the fewest that a growth law is fitted to.
 LEAST_KEYS = 128
@@ -47,7 +49,11 @@ class Experiment(Protocol):
     """Modules beyond NumPy and matplotlib without which it cannot run."""
 
     def run(self, settings: Settings, tell: Tell, /) -> dict[str, Any]:
-        """Measure."""
+        """Measure.
+
+        The same settings give the same data, except what is under "timing": a dictionary whose own
+        "seen" has the sentences on it.
+        """
 
     def plots(self, data: dict[str, Any], /) -> list[str]:
         """Draw."""
@@ -99,6 +105,28 @@ def real_heads(path: Path, rows: int) -> list[Head]:
                 scores = some @ keys.T * scale
                 heads.append(Head(layer.index, head, scores, value, some, keys, scale))
     return heads
+
+
+def lengths_up_to(n: int, brief: bool) -> list[int]:
+    """Lengths at which prefixes of n real keys are looked at; a brief run leaves out most."""
+    if brief:
+        return sorted({min(n, length) for length in (128, 512, 2048)})
+    # Few of the long ones, which take longest.
+    return sorted({n, *(1 << b for b in range(7, n.bit_length(), 1 if n <= 2048 else 3))})
+
+
+def medians(works: Mapping[Name, Callable[[], object]], repeat: int) -> dict[Name, float]:
+    """Median seconds of each work over repetitions in which all take turns; warm them up before.
+
+    What slows a machine down for a while so slows all of them; only their ratios mean anything.
+    """
+    times: dict[Name, list[float]] = {name: [] for name in works}
+    for _ in range(repeat):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(spent) for name, spent in times.items()}
 
 
 def mean(values: Any) -> float:

@@ -1,0 +1,238 @@
+"""Experiment 8: how many keys a certified search scores, over cells and over codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import bounds, selection
+from .._page import Table, legend_below, plain_ticks, pyplot, svg
+from ..key_index import KeyIndex, Over, Rule
+from ..results import Rung, SearchResult
+from .settings import Head, Settings, Tell, lengths_up_to, mean, medians, real_heads
+
+NAME = "key-search"
+TITLE = "Search over keys: how many are scored, over cells and over codes"
+ABOUT = (
+    "A search knows bounds of the scores and computes few of them. The first paper's searches, "
+    "Delta_k-Search and MC-Search, run over cells (balls and boxes around 16 consecutive keys), "
+    "over the codes of an index (one byte an entry), and over both. Beside them: k, the fewest "
+    "keys whose dropped mass is within eps when every score is known, and the keys that the gap "
+    "rule then keeps. The keys are the first n of each head; each search has one query."
+)
+NEEDS: tuple[str, ...] = ()
+EPS = (0.1, 0.01)
+RULES: dict[Rule, str] = {"mass": "MC-Search", "gap": "Delta_k-Search", "top_k": "true top k"}
+OVERS: tuple[Over, ...] = ("cells", "codes", "both")
+# What the judge may round; a share of a mass, and a difference of scores.
+JUDGE = 1e-12
+
+ALL = "all keys scored"
+UNIT = "MC-Search over codes"
+
+Array = NDArray[Any]
+
+
+def _name(rule: Rule, over: Over) -> str:
+    return f"{RULES[rule]} over {over}"
+
+
+def run(settings: Settings, tell: Tell) -> dict[str, Any]:
+    """Each search on each row, at each length."""
+    heads = real_heads(settings.data, 4 if settings.brief else 8)
+    lengths = lengths_up_to(heads[0].keys.shape[0], settings.brief)
+    rows: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    for i, n in enumerate(lengths):
+        parts = [_head(head, n, 1 if settings.brief else 3) for head in heads]
+        for eps in EPS:
+            for rule in RULES:
+                for over in OVERS:
+                    found = [row for part, _ in parts for row in part[eps, rule, over]]
+                    rows.append({"n": n, "eps": eps, "rule": rule, "over": over} | _sum_up(found))
+            spent = {name: sum(part[eps][name] for _, part in parts) for name in parts[0][1][eps]}
+            ratios = {name: seconds / spent[UNIT] for name, seconds in spent.items()}
+            times.append({"n": n, "eps": eps, "ratios": ratios})
+        tell((i + 1) / len(lengths))
+    return {"seen": _seen(rows), "rows": rows, "timing": {"seen": _fast(times), "rows": times}}
+
+
+def _head(
+    head: Head, n: int, repeat: int
+) -> tuple[dict[Any, list[dict[str, float]]], dict[float, dict[str, float]]]:
+    """Every search over the first keys of a head: a row per query, and median seconds of all."""
+    # What a cache stores is exact in float32.
+    keys, queries = head.keys[:n].astype(np.float32), head.queries.astype(np.float32)
+    index = KeyIndex.build(keys, threads=1)
+    scores = head.scores[:, :n]
+    rows: dict[Any, list[dict[str, float]]] = {}
+    spent: dict[float, dict[str, float]] = {}
+    for eps in EPS:
+        best = selection.select(scores, eps, prove_minimal=True).k
+        gap = bounds.smallest_k(scores, eps, rule="single_gap")
+        works: dict[str, Callable[[], object]] = {}
+        for rule in RULES:
+            for over in OVERS:
+
+                def search(
+                    rule: Rule = rule, over: Over = over, eps: float = eps, best: Array = best
+                ) -> list[SearchResult]:
+                    return [
+                        index.search(
+                            query, eps, scale=head.scale, rule=rule, over=over, threads=1,
+                            k=int(k) if rule == "top_k" else None,
+                        )
+                        for query, k in zip(queries, best, strict=True)
+                    ]  # fmt: skip
+
+                works[_name(rule, over)] = search
+                rows[eps, rule, over] = [
+                    {
+                        "k": float(k),
+                        "gap": float(gap_k) / k,
+                        "kept": float(found.k) / k,
+                        "scored": float(found.scored) / k,
+                        "full": bool(found.rung == Rung.DENSE),
+                        "wrong": _wrong(row, found, rule, eps, int(k)),
+                    }
+                    for row, k, gap_k, found in zip(scores, best, gap, search(), strict=True)
+                ]
+
+        def dense(eps: float = eps) -> None:
+            for query in queries:
+                # Not a product by BLAS, whose threads make it now fast, now slow.
+                selection.select(
+                    np.einsum("nd,d->n", keys, query), eps, scale=head.scale, threads=1
+                )
+
+        dense()
+        spent[eps] = medians({**works, ALL: dense}, repeat)
+    return rows, spent
+
+
+def _wrong(scores: Array, found: SearchResult, rule: Rule, eps: float, k: int) -> bool:
+    """Whether a set is not what its rule promises, by all scores of the row in float64."""
+    kept = np.zeros(len(scores), bool)
+    kept[found.row(())] = True
+    if rule == "top_k":
+        if kept.sum() != k:
+            return True
+        return bool(scores[kept].min() < scores[~kept].max(initial=-np.inf) - JUDGE)
+    weights = np.exp(scores - scores.max())
+    return bool(weights[~kept].sum() > eps * (1 + JUDGE) * weights.sum())
+
+
+def _sum_up(found: list[dict[str, float]]) -> dict[str, Any]:
+    part = [row["scored"] for row in found if not row["full"]]
+    return {
+        "k": mean([row["k"] for row in found]),
+        "gap": mean([row["gap"] for row in found]),
+        "kept": mean([row["kept"] for row in found]),
+        "scored": mean([row["scored"] for row in found]),
+        "worst": max(row["scored"] for row in found),
+        "full": sum(row["full"] for row in found),
+        "in_part": mean(part) if part else None,
+        "worst_in_part": max(part) if part else None,
+        "wrong": sum(row["wrong"] for row in found),
+        "searches": len(found),
+    }
+
+
+def _seen(rows: list[dict[str, Any]]) -> str:
+    n, eps = rows[-1]["n"], EPS[-1]
+    at = {(r["rule"], r["over"]): r for r in rows if r["n"] == n and r["eps"] == eps}
+    codes, cells = at["mass", "codes"], at["mass", "cells"]
+    wrong, searches = sum(r["wrong"] for r in rows), sum(r["searches"] for r in rows)
+    others = (
+        ""
+        if codes["in_part"] is None
+        else f", the others {codes['in_part']:.3f} k (at worst {codes['worst_in_part']:.3f})"
+    )
+    return (
+        f"At n = {n} and eps = {eps:g} rows need k = {codes['k']:.1f} keys in the mean. Over codes "
+        f"MC-Search scores {codes['scored']:.3f} k in the mean (at worst {codes['worst']:.3f}): "
+        f"{codes['full']} of {codes['searches']} rows are scored in full{others}; over cells it "
+        f"scores {cells['scored']:.2f} k. Delta_k-Search scores {at['gap', 'codes']['scored']:.2f} "
+        f"k over codes and {at['gap', 'cells']['scored']:.2f} k over cells, since its rule keeps "
+        f"{codes['gap']:.2f} k even when every score is known. To prove the true top k takes "
+        f"{at['top_k', 'codes']['scored']:.3f} k over codes, {at['top_k', 'cells']['scored']:.2f} "
+        f"k over cells. Of {searches} sets found, {wrong} break their promise by the scores in "
+        "float64."
+    )
+
+
+def _fast(times: list[dict[str, Any]]) -> str:
+    at = {name: f"{ratio:.2f}" for name, ratio in times[-1]["ratios"].items()}
+    return (
+        "There, in units of the time of MC-Search over codes, MC-Search takes "
+        f"{at[_name('mass', 'cells')]} over cells, Delta_k-Search {at[_name('gap', 'codes')]} over "
+        f"codes and {at[_name('gap', 'cells')]} over cells, the true top k "
+        f"{at[_name('top_k', 'codes')]} and {at[_name('top_k', 'cells')]}; to score every key in "
+        f"float32 by numpy.einsum and select, which proves nothing about products, takes {at[ALL]} "
+        "(medians of interleaved repetitions, one thread, indices built beforehand; machines "
+        "differ, and so do these ratios)."
+    )
+
+
+STYLES: dict[Rule, dict[str, Any]] = {
+    "mass": {"color": "#1b9e77", "marker": "o", "ms": 5, "lw": 2},
+    "gap": {"color": "#d95f02", "marker": "s", "ms": 3.5, "ls": "--"},
+    "top_k": {"color": "#7570b3", "marker": "x", "ms": 5, "ls": ":"},
+}
+
+
+def plots(data: dict[str, Any]) -> list[str]:
+    """Keys scored per key needed, against n."""
+    plt = pyplot()
+    lengths = sorted({row["n"] for row in data["rows"]})
+    figure, axes = plt.subplots(
+        len(EPS), len(OVERS), figsize=(9.5, 6.2), sharex=True, sharey=True, layout="constrained"
+    )
+    for i, eps in enumerate(EPS):
+        for j, over in enumerate(OVERS):
+            axis = axes[i, j]
+            at = [row for row in data["rows"] if row["eps"] == eps and row["over"] == over]
+            gap = [row["gap"] for row in at if row["rule"] == "gap"]
+            axis.plot(lengths, gap, color="#bbb", lw=5, label="kept by the gap rule, all known")
+            axis.axhline(1, color="black", lw=0.8, label="k, the fewest keys that will do")
+            for rule, name in RULES.items():
+                scored = [row["scored"] for row in at if row["rule"] == rule]
+                axis.plot(lengths, scored, **STYLES[rule], label=name)
+            axis.set(xscale="log", yscale="log", title=f"over {over}, eps = {eps:g}")
+        axes[i, 0].set_ylabel("mean of keys scored / k")
+    for axis in axes[-1]:
+        axis.set_xlabel("n")
+        plain_ticks(axis.xaxis, lengths[:: -(-len(lengths) // 4)])
+    figure.get_layout_engine().set(wspace=0.06)
+    most = max(max(row["scored"], row["gap"]) for row in data["rows"])
+    ticks = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    plain_ticks(axes[0, 0].yaxis, [tick for tick in ticks if tick < 1.3 * most])
+    legend_below(figure, *axes[0, 0].get_legend_handles_labels(), ncols=3)
+    return [svg(figure)]
+
+
+def tables(data: dict[str, Any]) -> list[Table]:
+    """A row per length, budget, rule and kind of bounds; and times."""
+    heads = (
+        "search", "over", "n", "eps", "mean k", "gap rule / k", "kept / k", "scored / k", "worst",
+        "in full", "broken",
+    )  # fmt: skip
+    rows = [
+        (
+            RULES[r["rule"]], r["over"], str(r["n"]), f"{r['eps']:g}", f"{r['k']:.1f}",
+            f"{r['gap']:.2f}", f"{r['kept']:.3f}", f"{r['scored']:.3f}", f"{r['worst']:.3f}",
+            f"{r['full']} of {r['searches']}", str(r["wrong"]),
+        )
+        for r in data["rows"]
+    ]  # fmt: skip
+    times = data["timing"]["rows"]
+    names = list(times[0]["ratios"])
+    spent = [
+        (str(t["n"]), f"{t['eps']:g}", *(f"{t['ratios'][name]:.2f}" for name in names))
+        for t in times
+    ]
+    caption = f"time / that of {UNIT}"
+    return [Table(heads, rows, "keys scored"), Table(("n", "eps", *names), spent, caption)]
