@@ -75,9 +75,9 @@ impl<'a, E: Element> Keys<'a, E> {
         // SAFETY: the caller vouches for the level; a prefetch never faults.
         unsafe {
             for at in (0..bytes).step_by(64) {
-                L::prefetch(start.wrapping_add(at));
+                L::prefetch_far(start.wrapping_add(at));
             }
-            L::prefetch(start.wrapping_add(bytes - 1));
+            L::prefetch_far(start.wrapping_add(bytes - 1));
         }
     }
 

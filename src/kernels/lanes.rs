@@ -98,6 +98,8 @@ pub(crate) trait Level: Copy {
     unsafe fn low_bytes(lanes: Self::F32) -> [u8; LANES];
     /// Asks for the cache line at an address, which may be any.
     unsafe fn prefetch(at: *const u8);
+    /// The same into the second cache, which has more room for requests on their way.
+    unsafe fn prefetch_far(at: *const u8);
     /// The same for a line that will be written.
     unsafe fn prefetch_to_write(at: *const u8);
     unsafe fn load_f16(from: *const f16) -> Self::F32;

@@ -307,6 +307,8 @@ impl Level for Portable {
     #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
     #[inline(always)]
+    unsafe fn prefetch_far(_at: *const u8) {}
+    #[inline(always)]
     unsafe fn prefetch_to_write(_at: *const u8) {}
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Array<f32> {
