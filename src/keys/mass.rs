@@ -185,6 +185,9 @@ pub(crate) struct Climb {
     excess: f64,
     /// How often a guess was found too careful; no more once one was not careful enough.
     careful: usize,
+    /// No larger share can be dropped; and the next smaller one that makes a difference.
+    limit: f64,
+    next: f64,
     rounds: usize,
 }
 
@@ -317,8 +320,19 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             self.eps
         };
         let excess = room.excess.unwrap_or(1.03);
-        let (careful, rounds) = (0, 0);
-        Ok(Ok(Climb { largest, coded, seen, top, bare_mass, budget, excess, careful, rounds }))
+        Ok(Ok(Climb {
+            largest,
+            coded,
+            seen,
+            top,
+            bare_mass,
+            budget,
+            excess,
+            careful: 0,
+            limit: 1.0,
+            next: 1.0,
+            rounds: 0,
+        }))
     }
 
     /// The rungs below the dense one.
@@ -327,8 +341,8 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let odds = self.eps / (1.0 - self.eps);
         while climb.rounds < ROUNDS {
             climb.rounds += 1;
-            let Climb { excess, careful, .. } = climb;
-            let share = budget / *excess;
+            let Climb { excess, careful, next, limit, .. } = climb;
+            let share = (budget / *excess).min(*limit);
             let edge = if share < 1.0 { self.edge(room, share)? } else { f32::INFINITY };
             let sums = self.simd.below(&room.scores, largest, edge);
             let below = Sums::computed(
@@ -344,6 +358,9 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 below: sums.count,
             };
             let kept = coded - sums.count;
+            // What is left below when the heaviest key there is kept, too: the least step to take.
+            let lighter = (sums.weights - weight(sums.largest, largest)).max(0.0);
+            *next = lighter / (sums.weights + sums.rest) * (1.0 + 1e-6);
             let dense = if self.trim { ALMOST_ALL } else { DENSE };
             if self.keys.is_some() && kept as f64 > dense * seen as f64 {
                 return Ok(Step::Dense { flat: true });
@@ -371,11 +388,12 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                     }));
                 }
                 *excess *= (upper / self.eps).clamp(1.001, 4.0) * 1.001;
+                *limit = *next;
                 continue;
             }
             if ratio.is_nan() || ratio > 1.0 - 1e-6 {
                 *excess *= if ratio.is_nan() { 4.0 } else { (ratio * 1.0005).min(4.0) };
-                *careful = usize::MAX;
+                (*careful, *limit) = (usize::MAX, *next);
                 continue;
             }
             let (enough, again) = if self.trim { TIGHT } else { QUICK };
@@ -412,7 +430,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         }
         let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
         climb.excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
-        climb.careful = usize::MAX;
+        (climb.careful, climb.limit) = (usize::MAX, climb.next);
         None
     }
 
