@@ -1,9 +1,9 @@
 """Certified attention against torch: `python benches/bench_attention.py [A1 A2 A3 A5 A6 P]`.
 
-Everything is a ratio of medians, ours and a peer's, taken in turn in one process, on one thread each
-(P2: two). Each result is checked once against float64 before it is timed: the output may be off by
-what its certificate allows. Beside each time stands what must be read at least, by the speed at
-which torch reads memory here. Exit code 1 when a check fails; a missed target is only marked.
+Everything is a ratio of medians, ours and a peer's, taken in turn in one process, on one thread
+each (P2: two). Each result is checked once against float64 before it is timed: the output may be
+off by what its certificate allows. Beside each time stands what must be read at least, by the speed
+at which torch reads memory here. Exit code 1 when a check fails; a missed target is only marked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import certk_rs as ck
 import numpy as np
 import torch
+
+import certk_rs as ck
 from harness import machine
 
 EPS = 0.01
@@ -88,7 +89,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def contest(works: dict[str, Callable[[], object]], repeat: int) -> dict[str, list[float]]:
-    """Seconds of each work, once per repetition in an order drawn anew; the first is not counted."""
+    """Seconds of each work, in an order drawn anew each time; the first time is not counted."""
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
@@ -174,7 +175,7 @@ class Data:
         return float(found.k.mean()) / self.case.n, float(found.scored.mean()) / self.case.n
 
     def bytes_needed(self, kept: float) -> float:
-        """What is read at least: all codes if there are any, and keys and values that are kept by some row."""
+        """What is read at least: codes if there are any, keys and values that some row keeps."""
         row = DIM * self.k.element_size()
         some = 1 - (1 - kept) ** self.case.rows
         codes = self.case.n * (DIM + 2) if self.index is not None and kept < 0.6 else 0
@@ -242,7 +243,8 @@ def main() -> int:
     torch.set_num_threads(1)
     speed = stream()
     print(
-        f"{machine.cpu()}, torch {torch.__version__}, load {machine.load()}, commit {machine.commit()}"
+        f"{machine.cpu()}, torch {torch.__version__}, load {machine.load()},"
+        f" commit {machine.commit()}"
     )
     print(f"reads {speed / 1e9:.1f} GB/s; ratios of medians and of minima")
     print(f"{'':34} {'peer':10} {'ratio':>7} {'of min':>7} {'target':>6}")

@@ -447,38 +447,6 @@ def mean_bounds(
     """Confidence bounds (samples,) of a mean from values (samples, draws), in the order drawn."""
 
 @final
-class KeyIndex:
-    """Codes of keys (..., n, d)."""
-
-    @staticmethod
-    def build(keys: NDArray[Any], dtype: str, rotate: bool | None, threads: object) -> KeyIndex: ...
-    def append(self, keys: NDArray[Any], dtype: str, threads: object) -> None: ...
-    def search(
-        self,
-        queries: NDArray[Any],
-        dtype: str,
-        keys: NDArray[Any] | None,
-        keys_dtype: str | None,
-        eps: float | NDArray[np.float64],
-        scale: object,
-        threads: object,
-    ) -> tuple[
-        NDArray[np.int64],  # k
-        NDArray[np.int64],  # indptr
-        NDArray[np.int64],  # indices
-        NDArray[np.float64],  # tail_mass_upper
-        NDArray[np.float64],  # tail_mass_lower
-        NDArray[np.bool_],  # minimal
-        NDArray[np.uint8],  # status
-        NDArray[np.int64],  # scored
-        NDArray[np.uint8],  # rung
-    ]: ...
-    @property
-    def len(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-
-@final
 class ValueBall:
     """A ball around the values of each head; values (..., n, d_v)."""
 

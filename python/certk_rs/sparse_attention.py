@@ -241,7 +241,6 @@ def _budget(name: str, value: ArrayLike | None, batch: _Shape) -> NDArray[np.flo
     return None if value is None else _arrays.per_row_floats(name, value, batch)
 
 
-
 def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
     """Return a boolean mask broadcast to `shape`; additive ones of 0 and -inf become one."""
     array, dtype = _arrays.borrow("mask", mask)

@@ -1,15 +1,15 @@
 //! How far a computed output may be from the real-number attention.
 //!
-//! Write o for the returned output, o* for the real one, o_S for the real average over the kept keys, tau for the tail mass,
-//! mu_T for the real average over the dropped ones, and (c, R) for a ball around all values that a row sees. As
-//! o* = (1 - tau) o_S + tau mu_T,
+//! Write `o` for the returned output, `o*` for the real one, `o_S` for the real average over the kept keys, `tau` for the tail
+//! mass, `mu_T` for the real average over the dropped ones, and `(c, R)` for a ball around all values that a row sees. As
+//! `o* = (1 - tau) o_S + tau mu_T`,
 //!
-//!   |o - o*| <= (1 - tau) |o - o_S| + tau |o - mu_T| <= |o - o_S| + tau (|o - c| + R).
+//! `|o - o*| <= (1 - tau) |o - o_S| + tau |o - mu_T| <= |o - o_S| + tau (|o - c| + R)`.
 //!
-//! What separates o from o_S: weights off by a factor within 1 +- delta of a common one move the average by at most
-//! delta / (1 - delta) times the mean distance from o_S, which is at most R (the mean square of the distance from the average is
-//! the smallest about any point); sums, the division and the rounding of weights move it by a multiple of the mean length of a
-//! value, at most |c| + R; what rounding to the returned precision did is measured.
+//! What separates `o` from `o_S`: weights off by a factor within `1 +- delta` of a common one move the average by at most
+//! `delta / (1 - delta)` times the mean distance from `o_S`, which is at most R (the mean square of the distance from the average
+//! is the smallest about any point); sums, the division and the rounding of weights move it by a multiple of the mean length of
+//! a value, at most `|c| + R`; what rounding to the returned precision did is measured.
 
 use super::ball::{Ball, UP, ValueBall, norm};
 use super::sight::Sights;

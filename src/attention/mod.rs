@@ -372,7 +372,9 @@ mod tests {
             total += weight;
             out.iter_mut().zip(value).for_each(|(out, v)| *out += weight * f64::from(*v));
         }
-        out.iter_mut().for_each(|out| *out /= total);
+        for out in &mut out {
+            *out /= total;
+        }
         let away = |value: &[f32]| {
             let squares = value.iter().zip(&out).map(|(v, out)| (f64::from(*v) - out).powi(2));
             squares.sum::<f64>().sqrt()

@@ -69,7 +69,9 @@ impl Job<'_> {
             let (total, sums) = panel.row(at);
             let mut out = sums.to_vec();
             if total > 0.0 {
-                out.iter_mut().for_each(|entry| *entry /= total);
+                for entry in &mut out {
+                    *entry /= total;
+                }
             }
             // Values that are not finite, or that f32 cannot add, are for more careful hands.
             if out[..dim].iter().any(|entry| !entry.is_finite()) {

@@ -111,12 +111,11 @@ impl Job<'_> {
         let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
             let together = if ask.careful { None } else { self.together(unit.head, rows)? };
-            let found = match together {
-                Some(found) => found,
-                None => {
-                    let fours = rows.chunks(GROUP).map(|rows| self.few(unit.head, rows, ask));
-                    fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
-                }
+            let found = if let Some(found) = together {
+                found
+            } else {
+                let fours = rows.chunks(GROUP).map(|rows| self.few(unit.head, rows, ask));
+                fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
             };
             for (&at, found) in at.iter().zip(found) {
                 answers[at] = Some(found);
@@ -140,11 +139,15 @@ impl Job<'_> {
         let mut open = rows.iter().map(|row| row.open);
         places.retain(|_| open.next() == Some(false));
         let (left, mut rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.open);
-        left.into_iter().for_each(|row| row.scratch.give_back());
+        for row in left {
+            row.scratch.give_back();
+        }
         for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?) {
             answers[at] = Some(found);
         }
-        rows.into_iter().for_each(|row| row.scratch.give_back());
+        for row in rows {
+            row.scratch.give_back();
+        }
         Ok(!places.is_empty())
     }
 
@@ -154,7 +157,9 @@ impl Job<'_> {
         self.thin(head, &mut rows)?;
         stored!(self.keys.data, data => self.dense(head, data, &mut rows))?;
         let answers = self.average(head, &mut rows);
-        rows.into_iter().for_each(|row| row.scratch.give_back());
+        for row in rows {
+            row.scratch.give_back();
+        }
         answers
     }
 
@@ -249,7 +254,7 @@ impl Job<'_> {
                     }
                     Step::Dense { flat } => (row.flat, active[at]) = (flat, false),
                     Step::Score(list) => {
-                        search.make_room(room, &list);
+                        Search::<E>::make_room(room, &list);
                         chosen[at] = Some(list);
                     }
                 }
@@ -432,7 +437,9 @@ impl Job<'_> {
         parts
             .map(|(row, (mut out, total))| {
                 if total > 0.0 {
-                    out.iter_mut().for_each(|entry| *entry /= total);
+                    for entry in &mut out {
+                        *entry /= total;
+                    }
                 }
                 if out.iter().any(|entry| !entry.is_finite()) {
                     out = self.carefully(head, row, total)?;

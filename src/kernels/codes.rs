@@ -375,7 +375,7 @@ impl<const Q: usize> BytePass for Scan<'_, Q> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<B: ByteDots>(self) {
+    unsafe fn run<B: ByteDots>(mut self) {
         let steps = self.queries[0].steps.len();
         let blocks = self.lines.chunks_exact(steps * LINE).zip(self.scales.chunks_exact(LANES));
         let steps = self.queries.map(|query| &query.steps[..steps]);
@@ -389,12 +389,11 @@ impl<const Q: usize> BytePass for Scan<'_, Q> {
                     }
                 }
                 let scales = B::Level::load_bf16(scales.as_ptr());
-                for q in 0..Q {
-                    let query = self.queries[q];
-                    let products = B::plus(sums[q], query.correction);
+                for ((sum, query), to) in sums.into_iter().zip(self.queries).zip(&mut self.to) {
+                    let products = B::plus(sum, query.correction);
                     let factor = Lanes::splat(query.factor);
                     let scores = products.mul(scales).mul(factor);
-                    scores.store(self.to[q][b * LANES..][..LANES].as_mut_ptr());
+                    scores.store(to[b * LANES..][..LANES].as_mut_ptr());
                 }
             }
         }
@@ -574,16 +573,16 @@ mod tests {
                     let mut both = [vec![0.0; scales.len()], vec![0.0; scales.len()]];
                     let [one, other] = &mut both;
                     simd.scan(&lines, &scales, coarse, [one, other]);
-                    for q in 0..2 {
-                        for key in 0..n {
+                    for (scores, (_, numbers)) in both.iter().zip(&prepared) {
+                        for (key, &score) in scores[..n].iter().enumerate() {
                             let exact: i64 = (0..dim)
                                 .map(|j| {
                                     let code = i64::from(got.bytes[key * got.width + j]) - 128;
-                                    code * i64::from(prepared[q].1[j])
+                                    code * i64::from(numbers[j])
                                 })
                                 .sum();
                             let want = exact as f32 * got.encoded[key].scale.to_f32() * 0.01;
-                            assert_eq!(both[q][key], want, "{name} {n} {dim} {key}");
+                            assert_eq!(score, want, "{name} {n} {dim} {key}");
                         }
                     }
                 }

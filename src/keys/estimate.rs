@@ -60,7 +60,9 @@ impl KeyIndex {
         };
         let mut head_of = vec![0; rows];
         for (head, rows) in self.units(queries) {
-            rows.iter().for_each(|&row| head_of[row] = head);
+            for row in rows {
+                head_of[row] = head;
+            }
         }
         let simd = Simd::current()?;
         let one = |row: usize| {
@@ -74,7 +76,7 @@ impl KeyIndex {
                 threads: Some(1),
                 ..options.clone()
             };
-            let job = Row { index: self, queries, simd, scale, row, head: head_of[row] };
+            let job = Row { index: self, queries, simd, scale, at: row, head: head_of[row] };
             by_type!(keys, E => job.estimate::<E>(keys, keep, &options))
         };
         let mut result = TailEstimate::default();
@@ -104,7 +106,7 @@ struct Row<'a> {
     queries: &'a Vectors<'a>,
     simd: Simd,
     scale: f64,
-    row: usize,
+    at: usize,
     head: usize,
 }
 
@@ -117,8 +119,8 @@ impl Row<'_> {
     ) -> Result<TailEstimate, Error> {
         let codes = &self.index.heads[self.head];
         let mut wide = Vec::new();
-        let query = self.index.query(self.queries, self.row, self.head, self.scale, &mut wide)?;
-        self.index.distinct(self.queries, self.row, &query)?;
+        let query = self.index.query(self.queries, self.at, self.head, self.scale, &mut wide)?;
+        KeyIndex::distinct(self.queries, self.at, &query)?;
         let prepared = codes.prepare(&wide, self.scale);
         let matrix = matrix::<E>(keys, self.head);
         let mut coarse = vec![0.0; codes.len().next_multiple_of(LANES)];
@@ -156,7 +158,7 @@ impl Row<'_> {
     fn kept(&self, keep: &Keep<'_>, n: usize) -> Result<Vec<i64>, Error> {
         let shape = self.queries.shape();
         let (batch, rows) = (&shape[..shape.len() - 1], self.queries.heads() * self.queries.len());
-        let place = Place::unravel(batch, self.row);
+        let place = Place::unravel(batch, self.at);
         let remedy = "one list of positions, or one mask of all keys, per row";
         match *keep {
             Keep::Mask { kept, strides } => {
@@ -169,7 +171,7 @@ impl Row<'_> {
             }
             Keep::Indices { indptr, indices } => {
                 let at = |i: usize| indptr.get(i).and_then(|&at| usize::try_from(at).ok());
-                let ends = at(self.row).zip(at(self.row + 1)).filter(|_| indptr.len() == rows + 1);
+                let ends = at(self.at).zip(at(self.at + 1)).filter(|_| indptr.len() == rows + 1);
                 let Some(kept) = ends.and_then(|(from, to)| indices.get(from..to)) else {
                     let (got, expected) = (indptr.len().saturating_sub(1), rows);
                     return Err(Error::Length { argument: "keep", got, expected, remedy });

@@ -108,8 +108,8 @@ impl Gram {
         let fits = sums.len() == width * width && sums.iter().all(|sum| sum.is_finite());
         let squares = || (0..width).all(|i| sums[i * width + i] >= 0.0);
         let bounded = bounds.iter().all(|bound| (0.0..f64::INFINITY).contains(bound));
-        let additions =
-            (additions < 1e15 && additions.fract() == 0.0).then_some(additions as usize)?;
+        let whole = bounded && additions < 1e15 && additions.fract() == 0.0;
+        let additions = whole.then_some(additions as i64)?.unsigned_abs() as usize;
         (fits && squares() && bounded).then_some(Gram {
             width,
             sums,

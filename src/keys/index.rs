@@ -190,7 +190,9 @@ impl KeyIndex {
                 threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, print)
             })?;
             let mut all = Fingerprint::default();
-            prints.into_iter().for_each(|print| all.join(print));
+            for print in prints {
+                all.join(print);
+            }
             if all != codes.print() {
                 let place = Place::unravel(&self.batch, head);
                 let problem = "changed since they were indexed, or are others".into();

@@ -106,7 +106,9 @@ impl Query {
         let entries = queries.map(|query| &query.entries[..]);
         simd.shared_products(keys, from, entries, to.each_mut().map(|to| &mut **to));
         for (query, to) in queries.into_iter().zip(to) {
-            to.iter_mut().for_each(|score| *score *= query.scale);
+            for score in to {
+                *score *= query.scale;
+            }
         }
     }
 }
@@ -230,7 +232,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 Step::Dense { .. } => return self.dense(room),
                 Step::Score(chosen) => chosen,
             };
-            self.make_room(room, &chosen);
+            Self::make_room(room, &chosen);
             let (count, offset) = (chosen.kept.len(), self.prepared.offset);
             let picked = Picked::Listed(&chosen.kept);
             self.query.score(self.simd, keys, picked, offset, &mut room.exact[..count]);
@@ -409,7 +411,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// Makes room for the exact scores of chosen keys, which belong at its beginning.
-    pub(crate) fn make_room(&self, room: &mut Room, chosen: &Chosen) {
+    pub(crate) fn make_room(room: &mut Room, chosen: &Chosen) {
         let scored = chosen.kept.len();
         room.exact.resize(scored.next_multiple_of(LANES), 0.0);
         room.exact[scored..].fill(f64::NEG_INFINITY);
@@ -475,7 +477,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let mut closed = 0.0;
         let room_left = (odds * head * (1.0 - error) - open) / (1.0 + odds) * (1.0 - 1e-6);
         if self.trim && room_left > 0.0 {
-            closed = self.drop_scored(room, &mut kept, (room_left / head, top));
+            closed = Self::drop_scored(room, &mut kept, (room_left / head, top));
         }
         let head = if closed > 0.0 {
             let pairs = room.exact[..scored].iter();
@@ -500,7 +502,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
 
     /// Drops from the scored keys those that weigh least, a share of their mass; returns what they weigh. Their scores
     /// become -inf.
-    fn drop_scored(&self, room: &mut Room, kept: &mut Vec<u32>, (share, top): (f64, f64)) -> f64 {
+    fn drop_scored(room: &mut Room, kept: &mut Vec<u32>, (share, top): (f64, f64)) -> f64 {
         let scored = kept.len();
         let Ok(scores) = Scores::new(&room.exact[..scored], &[scored]) else { return 0.0 };
         let Ok(selection) = room.workspace.select(&scores, &[share.min(0.999)], &Options::new())

@@ -126,7 +126,7 @@ impl KeyIndex {
         result.selection.indptr.push(0);
         for (row, (found, met)) in found.into_iter().flatten().enumerate() {
             let eps = eps[if eps.len() == 1 { 0 } else { row }];
-            result.push(found, eps, met);
+            result.push(&found, eps, met);
         }
         Ok(result)
     }
@@ -175,12 +175,7 @@ impl KeyIndex {
     }
 
     /// That exact scores of a row's query say something.
-    pub(super) fn distinct(
-        &self,
-        queries: &Vectors<'_>,
-        row: usize,
-        query: &Query,
-    ) -> Result<(), Error> {
+    pub(super) fn distinct(queries: &Vectors<'_>, row: usize, query: &Query) -> Result<(), Error> {
         if query.error <= BLURRED {
             return Ok(());
         }
@@ -290,7 +285,7 @@ impl Job<'_> {
                     return Ok((search.run(room)?, true));
                 }
                 let Some(keys) = keys else { return Err(Error::KeysNeeded) };
-                self.index.distinct(self.queries, row, query)?;
+                KeyIndex::distinct(self.queries, row, query)?;
                 let most = max_scored.unwrap_or(usize::MAX);
                 let prepared = prepared.as_ref();
                 let explore =
@@ -302,7 +297,7 @@ impl Job<'_> {
 }
 
 impl SearchResult {
-    fn push(&mut self, found: Found, eps: f64, met: bool) {
+    fn push(&mut self, found: &Found, eps: f64, met: bool) {
         self.selection.indices.extend_from_slice(&found.kept);
         let status = if found.visible == 0 {
             Status::Empty

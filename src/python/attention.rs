@@ -76,7 +76,7 @@ fn precision(dtype: &str) -> Precision {
 }
 
 /// Numbers that are of a precision already, as an array of it.
-fn stored_as<'py>(py: Python<'py>, out: Vec<f64>, precision: Precision) -> Bound<'py, PyAny> {
+fn stored_as(py: Python<'_>, out: Vec<f64>, precision: Precision) -> Bound<'_, PyAny> {
     match precision {
         Precision::F64 => PyArray1::from_vec(py, out).into_any(),
         Precision::F32 => PyArray1::from_iter(py, out.into_iter().map(|v| v as f32)).into_any(),

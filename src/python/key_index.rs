@@ -60,16 +60,15 @@ impl KeyIndex {
 /// One of a few names.
 fn named<T: Copy>(argument: &str, value: &Bound<'_, PyAny>, names: &[(&str, T)]) -> PyResult<T> {
     let given = value.cast::<PyString>().ok().and_then(|name| name.to_str().ok());
-    match names.iter().find(|(name, _)| given == Some(name)) {
-        Some((_, meaning)) => Ok(*meaning),
-        None => {
-            let known: Vec<String> = names.iter().map(|(name, _)| format!("{name:?}")).collect();
-            Err(CertkError::new_err(format!(
-                "{argument} is {}; pass {}",
-                value.repr()?,
-                known.join(", ")
-            )))
-        }
+    if let Some((_, meaning)) = names.iter().find(|(name, _)| given == Some(name)) {
+        Ok(*meaning)
+    } else {
+        let known: Vec<String> = names.iter().map(|(name, _)| format!("{name:?}")).collect();
+        Err(CertkError::new_err(format!(
+            "{argument} is {}; pass {}",
+            value.repr()?,
+            known.join(", ")
+        )))
     }
 }
 

@@ -232,6 +232,7 @@ impl Searched {
 #[pymethods]
 impl Searched {
     #[getter]
+    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn scored<'py>(
         this: PyRef<'py, Self>,
         py: Python<'py>,
@@ -240,6 +241,7 @@ impl Searched {
     }
 
     #[getter]
+    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn rung<'py>(this: PyRef<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<u8>>> {
         this.rung.rows(py, &this.as_super().asked.batch)
     }

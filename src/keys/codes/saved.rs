@@ -68,7 +68,11 @@ impl Codes {
         Ok(Codes {
             dim,
             n,
-            frame: OwnFrame { mean: saved.mean, block: block as usize, signs },
+            frame: OwnFrame {
+                mean: saved.mean,
+                block: if block == 1.0 { 1 } else { whole },
+                signs,
+            },
             lines: saved.lines,
             scales: saved.scales,
             radii: saved.radii,
