@@ -33,14 +33,14 @@ the positions that at least one query of the layer sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__, keepset
+from .. import __version__, _native, keepset
 from ..cache_format import (
     Cache,
     Certificate,
@@ -56,8 +56,6 @@ _U = 2.0**-53
 _SLACK = 2.0**-31
 _TINY = 2.0**-1000
 _MOST_RADIUS = 100.0
-# Multiplications in one call of matmul: short enough (well under a second) for Ctrl-C to be heard.
-_WORK = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -122,17 +120,19 @@ def _choose(
     cache: Cache, layer: Layer, eps: float, options: Options, threads: int | None
 ) -> LayerSets:
     """The keep-sets of one layer: one per kv head, or one for all its rows."""
-    vectors = cache.heads(layer)
+    query, key = cache.read(layer, "query"), cache.read(layer, "key")
     scale, offset = cache.scales[layer.index], cache.causal_offset
     upper = np.empty((layer.heads, layer.m))
     lower, weights = np.empty_like(upper), np.empty_like(upper)
     indices, bounds = [], []
-    for heads in _groups(layer, options.granularity):
-        scores = np.empty((heads.stop - heads.start, layer.m, layer.n))
-        radius = np.empty(scores.shape[:2])
-        _score(layer, islice(vectors, len(scores)), scores, radius)
+    scores = None
+    for heads, kv_heads in _groups(layer, options.granularity):
+        # One array for all groups, as new memory takes long to come; zeros, as what no query sees is not written.
+        if scores is None:
+            scores = np.zeros((heads.stop - heads.start, layer.m, layer.n))
+        reach = score(layer, query[heads], key[kv_heads], scores, offset, threads)
         with np.errstate(over="ignore"):
-            radius = abs(scale) * radius + _SLACK
+            radius = abs(scale) * reach + _SLACK
         _check_radius(cache, layer, radius)
         found = keepset.keep_set_of_inexact(
             scores,
@@ -162,30 +162,43 @@ def _choose(
     )
 
 
-def _groups(layer: Layer, granularity: str) -> Iterator[slice]:
-    """The query heads whose rows share a set."""
-    size = layer.heads if granularity == "layer" else layer.heads // layer.kv_heads
-    for start in range(0, layer.heads, size):
-        yield slice(start, start + size)
+def _groups(layer: Layer, granularity: str) -> Iterator[tuple[slice, slice]]:
+    """The query heads whose rows share a set, and their kv heads."""
+    together = layer.kv_heads if granularity == "layer" else 1
+    size = layer.heads // layer.kv_heads
+    for first in range(0, layer.kv_heads, together):
+        end = first + together
+        yield slice(first * size, end * size), slice(first, end)
 
 
-def _score(
+def score(
     layer: Layer,
-    vectors: Iterable[tuple[int, NDArray[np.float64], NDArray[np.float64]]],
+    query: NDArray[Any],
+    key: NDArray[Any],
     scores: NDArray[np.float64],
-    radius: NDArray[np.float64],
-) -> None:
-    """Fill in dot products of some heads (heads, m, n), and their radii at scale 1 (heads, m)."""
-    longest, measured = 0.0, None
-    for out, (_, queries, keys) in enumerate(vectors):
-        if keys is not measured:
-            longest, measured = float(_norms(keys).max()), keys
-        step = max(1, _WORK // (layer.n * layer.d))
-        for start in range(0, layer.m, step):
-            rows = slice(start, start + step)
-            np.matmul(queries[rows], keys.T, out=scores[out, rows])
-        roundings = (3 * layer.d + 16) * _U * (1 + 2.0**-19)
-        radius[out] = _norms(queries) * (longest * roundings * (1 + 2.0**-40))
+    causal_offset: int | None,
+    threads: int | None,
+) -> NDArray[np.float64]:
+    """Fill in the dot products of some heads (heads, m, n) that a query sees.
+
+    `query` and `key` are as stored. Returns the radii of the scores at scale 1, (heads, m).
+    """
+    reach = _native.products(
+        *_lend(query, layer.dtypes["query"]),
+        *_lend(key, layer.dtypes["key"]),
+        causal_offset,
+        scores,
+        threads,
+    )
+    roundings = (3 * layer.d + 16) * _U * (1 + 2.0**-19)
+    radius: NDArray[np.float64] = reach.reshape(scores.shape[:2]) * (roundings * (1 + 2.0**-40))
+    return radius
+
+
+def _lend(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
+    """A stored tensor and its dtype, as `_native` takes them."""
+    bits = stored.view(np.uint16) if stored.itemsize == 2 else stored
+    return bits, {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
 
 
 def _check_radius(cache: Cache, layer: Layer, radius: NDArray[np.float64]) -> None:
@@ -196,16 +209,6 @@ def _check_radius(cache: Cache, layer: Layer, radius: NDArray[np.float64]) -> No
             f"{cache.scales[layer.index]!r}) that rounding in float64 may change them by more than "
             f"{_MOST_RADIUS:g}: check the vectors and the scale in the metadata"
         )
-
-
-def _norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Euclidean norms (rows,) of (rows, d), rounded up.
-
-    The sum of d <= 2^20 squares is off by less than a relative 2^-32, and no square of a widened
-    F16, BF16 or F32 underflows.
-    """
-    squares: NDArray[np.float64] = np.einsum("rd,rd->r", vectors, vectors)
-    return np.sqrt(squares) * (1 + 2.0**-30)
 
 
 def _copy(cache: Cache, sets: LayerSets, granularity: str, output: OutputFile) -> None:
