@@ -9,12 +9,12 @@ use crate::scores::{Data, Vectors};
 use crate::threads::{self, Hook};
 use half::{bf16, f16};
 
-/// Panels of a task: they stay in a second-level cache, beside queries that go over all of them.
+/// Panels of a task: they stay in a second-level cache.
 const PANELS: usize = 8;
 /// Keys of a task.
 const BLOCK: usize = PANELS * SIDE;
-/// Queries that go over a task's panels together.
-const TOGETHER: usize = 64;
+/// Queries that go over a task's panels together: few, so that what is written to a row lies beside what has just been.
+const TOGETHER: usize = 8;
 /// Terms that a thread adds up between two calls of the hook: well under a second.
 const PORTION: usize = 1 << 28;
 /// What a computed norm is multiplied by to be at least the real one: a sum of d <= 2^20 squares is off by less than a relative

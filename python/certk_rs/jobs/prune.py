@@ -14,7 +14,8 @@ by at most 2 x, and there are such scores for which it does.
    underflow there. So for any order of summation, with FMA or without, a computed dot product is
    off by at most gamma_d |q||k|, gamma_d = d u / (1 - d u) <= d u (1 + 2^-20) as d <= 2^20. The
    scale is left to `keep_set`, which counts its own roundings. Hence the exact scale * (computed
-   dot) is within r = d u (1 + 2^-20) R of s*.
+   dot) is within r = d u (1 + 2^-20) R of s*. The largest |k_i| is over the keys that a query of
+   the layer sees, or more.
 2. An auditor's exact ln(odds) of its own computed scores are within 2 r' of the real ones, with r'
    <= (d + 8) u (1 + 2^-20) R; its exp and sums add an error below 2^-31.9 (`_recompute`, n <=
    2^32). What it reports has all of this once as error and once more as its own widening, so it
@@ -125,14 +126,14 @@ def _choose(
     upper = np.empty((layer.heads, layer.m))
     lower, weights = np.empty_like(upper), np.empty_like(upper)
     indices, bounds = [], []
-    scores = None
-    for heads, kv_heads in _groups(layer, options.granularity):
-        # One array for all groups, as new memory takes long to come; zeros, as what no query sees is not written.
-        if scores is None:
-            scores = np.zeros((heads.stop - heads.start, layer.m, layer.n))
-        reach = score(layer, query[heads], key[kv_heads], scores, offset, threads)
+    groups = list(_groups(layer, options.granularity))
+    # One array for all groups, since fresh memory costs the system about as long as filling it. It
+    # begins with zeros: what a query does not see is not written.
+    scores = np.zeros((layer.heads // len(groups), layer.m, layer.n))
+    for heads, kv_heads in groups:
+        radius = score(layer, query[heads], key[kv_heads], scores, offset, threads)
         with np.errstate(over="ignore"):
-            radius = abs(scale) * reach + _SLACK
+            radius = abs(scale) * radius + _SLACK
         _check_radius(cache, layer, radius)
         found = keepset.keep_set_of_inexact(
             scores,
@@ -179,9 +180,19 @@ def score(
     causal_offset: int | None,
     threads: int | None,
 ) -> NDArray[np.float64]:
-    """Fill in the dot products of some heads (heads, m, n) that a query sees.
+    """Fill in dot products in float64, read from where keys are stored.
 
-    `query` and `key` are as stored. Returns the radii of the scores at scale 1, (heads, m).
+    Args:
+        layer: Whose heads these are.
+        query: Some query heads as stored, (heads, m, d).
+        key: Their kv heads as stored, (kv_heads, n, d).
+        scores: What is filled in, (heads, m, n). Places of keys that a query does not see may stay
+            as they are. The bits depend neither on `threads` nor on the instruction set.
+        causal_offset: Query i sees the keys <= i + offset; None: all.
+        threads: How many threads, None for all.
+
+    Returns:
+        What `keep_set` is told of each row at scale 1, without the slack: (heads, m).
     """
     reach = _native.products(
         *_lend(query, layer.dtypes["query"]),
