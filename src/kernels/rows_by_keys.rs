@@ -50,7 +50,8 @@ impl<E: Element> Pass for Lay<'_, E> {
                 }
                 let places = self.panel[at * SIDE..].chunks_exact_mut(SIDE).take(LANES);
                 for (i, to) in places.enumerate() {
-                    to[side..side + TURNED].copy_from_slice(&tile.map(|entries| entries[i]));
+                    let entries: [f64; TURNED] = std::array::from_fn(|key| tile[key][i]);
+                    to[side..side + TURNED].copy_from_slice(&entries);
                 }
             }
         }
