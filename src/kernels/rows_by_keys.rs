@@ -107,12 +107,11 @@ impl Multiply<'_, '_> {
                 if self.entry > 0 && !whole {
                     all[..count].copy_from_slice(to);
                 }
-                let places = if whole { &mut *to } else { &mut all[..C * LANES] };
-                for (place, mut sum) in places.chunks_exact_mut(LANES).zip(sums) {
-                    if self.entry > 0 {
-                        sum = sum.add(L::F64::load(place.as_ptr()));
-                    }
-                    sum.store(place.as_mut_ptr());
+                let places = if whole { to.as_mut_ptr() } else { all.as_mut_ptr() };
+                for (c, sum) in sums.into_iter().enumerate() {
+                    let place = places.add(c * LANES);
+                    let sum = if self.entry > 0 { sum.add(L::F64::load(place)) } else { sum };
+                    sum.store(place);
                 }
                 if !whole {
                     to.copy_from_slice(&all[..count]);

@@ -17,6 +17,8 @@ const BLOCK: usize = PANELS * SIDE;
 const TOGETHER: usize = 8;
 /// Terms that a thread adds up between two calls of the hook: well under a second.
 const PORTION: usize = 1 << 28;
+/// Terms up to which one thread is as fast as several: about half a millisecond.
+const WORTH_SHARING: usize = 1 << 23;
 /// What a computed norm is multiplied by to be at least the real one: a sum of d <= 2^20 squares is off by less than a relative
 /// 2^-32, its root by half of that.
 const NORM: f64 = 1.0 + 1.0 / 2_147_483_648.0;
@@ -55,7 +57,7 @@ pub(crate) fn products(
         return Ok(reach);
     }
     let work = rows.saturating_mul(n).saturating_mul(dim);
-    let threads = threads::count(threads, work > 1 << 20)?;
+    let threads = threads::count(threads, work > WORTH_SHARING)?;
     let _modes = threads::default_floats();
     let simd = Simd::current()?;
     let (mut wide, mut query) = (Vec::new(), Vec::new());
