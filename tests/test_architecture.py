@@ -250,7 +250,11 @@ PYTHON_ARROWS: dict[str, set[str]] = {
         *{"results", "errors", *SUBJECTS},
     },
     "_terminal": {"jobs", "audit", "results", "errors"},
-    "jobs": {"", "cache_format", "_page", "_atomic", "_arrays", "results", "errors", *SUBJECTS},
+    # A job scores keys where they are stored; there is no function for users that does.
+    "jobs": {
+        *{"", "cache_format", "_page", "_atomic", "_arrays", "_native", "results", "errors"},
+        *SUBJECTS,
+    },
     **dict.fromkeys(SUBJECTS, LENDING),
     "bounds": LENDING | {"output"},
     # An index is estimated from, and saved.

@@ -235,6 +235,17 @@ def keep_set(
     NDArray[np.float64],  # weights (rows,) of the mixture that proves the lower bound
 ]: ...
 
+# queries (heads, m, d), keys (kv_heads, n, d), float32 or half; out (heads, m, n) in C order.
+def products(
+    queries: NDArray[Any],
+    queries_dtype: str,
+    keys: NDArray[Any],
+    keys_dtype: str,
+    causal_offset: object,
+    out: NDArray[np.float64],
+    threads: object,
+) -> NDArray[np.float64]: ...  # (heads * m,): |q| times the largest |k|, rounded up
+
 # Arrays of any shape in C order; the answers are flat.
 def kl_from_tail_mass(tail_mass: NDArray[np.float64]) -> NDArray[np.float64]: ...
 def tail_mass_from_kl(kl: NDArray[np.float64]) -> NDArray[np.float64]: ...

@@ -33,6 +33,8 @@ mod panel;
 mod passes;
 mod portable;
 mod products;
+#[cfg(any(test, feature = "python"))]
+mod rows_by_keys;
 mod short;
 #[cfg(test)]
 mod tests;
@@ -55,4 +57,6 @@ pub(crate) use passes::{
     Survey, Weigh, around, ranks_between, sample, values_around,
 };
 pub(crate) use products::Picked;
+#[cfg(feature = "python")]
+pub(crate) use rows_by_keys::{DEPTH, Queries, SIDE};
 pub(crate) use short::{Aim, BATCH, Edge, LawOf, Room, ScaledBy, Settled, Unscaled};

@@ -9,7 +9,7 @@
 
 use super::codes::Keys;
 use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level};
+use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::exp;
 use crate::mass;
 
@@ -93,21 +93,21 @@ impl Rows {
 
 /// Rows of one matrix times a few columns of another, in `R x C` groups of sums, `depth` terms one after another.
 #[inline(always)]
-unsafe fn product<L: Level, const R: usize, const C: usize>(
-    (left, row, step): (*const f32, usize, usize),
-    (right, right_step): (*const f32, usize),
+pub(super) unsafe fn product<L: Level, S: Scalar, const R: usize, const C: usize>(
+    (left, row, step): (*const S, usize, usize),
+    (right, right_step): (*const S, usize),
     depth: usize,
-) -> [[L::F32; C]; R] {
+) -> [[S::Lanes<L>; C]; R] {
     // SAFETY: the caller vouches for the level and for all places.
     unsafe {
-        let mut sums = [[L::F32::splat(0.0); C]; R];
+        let mut sums = [[S::Lanes::<L>::splat(S::default()); C]; R];
         for k in 0..depth {
-            let mut columns = [L::F32::splat(0.0); C];
+            let mut columns = [S::Lanes::<L>::splat(S::default()); C];
             for (c, column) in columns.iter_mut().enumerate() {
-                *column = L::F32::load(right.add(k * right_step + c * LANES));
+                *column = S::Lanes::<L>::load(right.add(k * right_step + c * LANES));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
-                let entry = L::F32::splat(*left.add(r * row + k * step));
+                let entry = S::Lanes::<L>::splat(*left.add(r * row + k * step));
                 for (sum, column) in sums.iter_mut().zip(columns) {
                     *sum = column.mul_add(entry, *sum);
                 }
@@ -140,7 +140,7 @@ impl Attend<'_> {
         unsafe {
             let left = data.as_ptr().add(key * stride + from);
             let right = self.rows.queries.as_ptr().add(from * ROWS + at);
-            let sums = product::<L, R, C>((left, stride, 1), (right, ROWS), depth);
+            let sums = product::<L, f32, R, C>((left, stride, 1), (right, ROWS), depth);
             for (r, sums) in sums.into_iter().enumerate() {
                 let to = self.rows.weights.as_mut_ptr().add((key + r) * ROWS + at);
                 for (c, sum) in sums.into_iter().enumerate() {
@@ -220,7 +220,7 @@ impl Attend<'_> {
         unsafe {
             let left = self.rows.weights.as_ptr().add(row);
             let right = data.as_ptr().add(at);
-            let sums = product::<L, TILE, C>((left, 1, ROWS), (right, stride), self.count);
+            let sums = product::<L, f32, TILE, C>((left, 1, ROWS), (right, stride), self.count);
             for (r, sums) in sums.into_iter().enumerate() {
                 let to = self.rows.sums.as_mut_ptr().add((row + r) * self.rows.width + at);
                 for (c, sum) in sums.into_iter().enumerate() {

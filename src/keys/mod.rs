@@ -9,6 +9,8 @@ mod fingerprint;
 mod gram;
 mod index;
 mod mass;
+#[cfg(feature = "python")]
+mod products;
 mod search;
 
 pub use explore::{Over, Rule};
@@ -21,3 +23,5 @@ pub(crate) use codes::saved::Saved;
 pub(crate) use codes::{Codes, Prepared};
 pub(crate) use index::{Coded, by_type, matrix};
 pub(crate) use mass::{Chosen, Climb, Query, Room, Search, Sight, Step};
+#[cfg(feature = "python")]
+pub(crate) use products::products;

@@ -13,6 +13,7 @@ mod key_index;
 mod model;
 mod montecarlo;
 mod output;
+mod products;
 mod results;
 mod select;
 
@@ -41,6 +42,8 @@ mod _native {
     use super::montecarlo::{mean_bounds, tail_mass, tail_mass_of_drawn};
     #[pymodule_export]
     use super::output::{output_error, select_output};
+    #[pymodule_export]
+    use super::products::products;
     #[pymodule_export]
     use super::results::{Certified, Searched, Selected};
     #[pymodule_export]

@@ -14,7 +14,8 @@ by at most 2 x, and there are such scores for which it does.
    underflow there. So for any order of summation, with FMA or without, a computed dot product is
    off by at most gamma_d |q||k|, gamma_d = d u / (1 - d u) <= d u (1 + 2^-20) as d <= 2^20. The
    scale is left to `keep_set`, which counts its own roundings. Hence the exact scale * (computed
-   dot) is within r = d u (1 + 2^-20) R of s*.
+   dot) is within r = d u (1 + 2^-20) R of s*. The largest |k_i| is over the keys that a query of
+   the layer sees, or more.
 2. An auditor's exact ln(odds) of its own computed scores are within 2 r' of the real ones, with r'
    <= (d + 8) u (1 + 2^-20) R; its exp and sums add an error below 2^-31.9 (`_recompute`, n <=
    2^32). What it reports has all of this once as error and once more as its own widening, so it
@@ -33,14 +34,14 @@ the positions that at least one query of the layer sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import __version__, keepset
+from .. import __version__, _native, keepset
 from ..cache_format import (
     Cache,
     Certificate,
@@ -56,8 +57,6 @@ _U = 2.0**-53
 _SLACK = 2.0**-31
 _TINY = 2.0**-1000
 _MOST_RADIUS = 100.0
-# Multiplications in one call of matmul: short enough (well under a second) for Ctrl-C to be heard.
-_WORK = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -122,15 +121,17 @@ def _choose(
     cache: Cache, layer: Layer, eps: float, options: Options, threads: int | None
 ) -> LayerSets:
     """The keep-sets of one layer: one per kv head, or one for all its rows."""
-    vectors = cache.heads(layer)
+    query, key = cache.read(layer, "query"), cache.read(layer, "key")
     scale, offset = cache.scales[layer.index], cache.causal_offset
     upper = np.empty((layer.heads, layer.m))
     lower, weights = np.empty_like(upper), np.empty_like(upper)
     indices, bounds = [], []
-    for heads in _groups(layer, options.granularity):
-        scores = np.empty((heads.stop - heads.start, layer.m, layer.n))
-        radius = np.empty(scores.shape[:2])
-        _score(layer, islice(vectors, len(scores)), scores, radius)
+    groups = list(_groups(layer, options.granularity))
+    # One array for all groups, since fresh memory costs the system about as long as filling it. It
+    # begins with zeros: what a query does not see is not written.
+    scores = np.zeros((layer.heads // len(groups), layer.m, layer.n))
+    for heads, kv_heads in groups:
+        radius = score(layer, query[heads], key[kv_heads], scores, offset, threads)
         with np.errstate(over="ignore"):
             radius = abs(scale) * radius + _SLACK
         _check_radius(cache, layer, radius)
@@ -162,30 +163,56 @@ def _choose(
     )
 
 
-def _groups(layer: Layer, granularity: str) -> Iterator[slice]:
-    """The query heads whose rows share a set."""
-    size = layer.heads if granularity == "layer" else layer.heads // layer.kv_heads
-    for start in range(0, layer.heads, size):
-        yield slice(start, start + size)
+def _groups(layer: Layer, granularity: str) -> Iterator[tuple[slice, slice]]:
+    """The query heads whose rows share a set, and their kv heads."""
+    together = layer.kv_heads if granularity == "layer" else 1
+    size = layer.heads // layer.kv_heads
+    for first in range(0, layer.kv_heads, together):
+        end = first + together
+        yield slice(first * size, end * size), slice(first, end)
 
 
-def _score(
+def score(
     layer: Layer,
-    vectors: Iterable[tuple[int, NDArray[np.float64], NDArray[np.float64]]],
+    query: NDArray[Any],
+    key: NDArray[Any],
     scores: NDArray[np.float64],
-    radius: NDArray[np.float64],
-) -> None:
-    """Fill in dot products of some heads (heads, m, n), and their radii at scale 1 (heads, m)."""
-    longest, measured = 0.0, None
-    for out, (_, queries, keys) in enumerate(vectors):
-        if keys is not measured:
-            longest, measured = float(_norms(keys).max()), keys
-        step = max(1, _WORK // (layer.n * layer.d))
-        for start in range(0, layer.m, step):
-            rows = slice(start, start + step)
-            np.matmul(queries[rows], keys.T, out=scores[out, rows])
-        roundings = (3 * layer.d + 16) * _U * (1 + 2.0**-19)
-        radius[out] = _norms(queries) * (longest * roundings * (1 + 2.0**-40))
+    causal_offset: int | None,
+    threads: int | None,
+) -> NDArray[np.float64]:
+    """Fill in dot products in float64, read from where keys are stored.
+
+    All of them: a keep-set with a proven lower bound needs every weight of every row, so bounds on
+    scores save nothing here, and float32 would widen the recorded intervals 2^29-fold.
+
+    Args:
+        layer: Whose heads these are.
+        query: Some query heads as stored, (heads, m, d).
+        key: Their kv heads as stored, (kv_heads, n, d).
+        scores: What is filled in, (heads, m, n). Places of keys that a query does not see may stay
+            as they are. The bits depend neither on `threads` nor on the instruction set.
+        causal_offset: Query i sees the keys <= i + offset; None: all.
+        threads: How many threads, None for all.
+
+    Returns:
+        What `keep_set` is told of each row at scale 1, without the slack: (heads, m).
+    """
+    reach = _native.products(
+        *_lend(query, layer.dtypes["query"]),
+        *_lend(key, layer.dtypes["key"]),
+        causal_offset,
+        scores,
+        threads,
+    )
+    roundings = (3 * layer.d + 16) * _U * (1 + 2.0**-19)
+    radius: NDArray[np.float64] = reach.reshape(scores.shape[:2]) * (roundings * (1 + 2.0**-40))
+    return radius
+
+
+def _lend(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
+    """A stored tensor and its dtype, as `_native` takes them."""
+    bits = stored.view(np.uint16) if stored.itemsize == 2 else stored
+    return bits, {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
 
 
 def _check_radius(cache: Cache, layer: Layer, radius: NDArray[np.float64]) -> None:
@@ -196,16 +223,6 @@ def _check_radius(cache: Cache, layer: Layer, radius: NDArray[np.float64]) -> No
             f"{cache.scales[layer.index]!r}) that rounding in float64 may change them by more than "
             f"{_MOST_RADIUS:g}: check the vectors and the scale in the metadata"
         )
-
-
-def _norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Euclidean norms (rows,) of (rows, d), rounded up.
-
-    The sum of d <= 2^20 squares is off by less than a relative 2^-32, and no square of a widened
-    F16, BF16 or F32 underflows.
-    """
-    squares: NDArray[np.float64] = np.einsum("rd,rd->r", vectors, vectors)
-    return np.sqrt(squares) * (1 + 2.0**-30)
 
 
 def _copy(cache: Cache, sets: LayerSets, granularity: str, output: OutputFile) -> None:

@@ -1,0 +1,37 @@
+//! `products`.
+
+use numpy::{PyArray1, PyReadwriteArrayDyn, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use super::arguments;
+use super::arrays::{Stored, not_contiguous};
+use super::errors::detached;
+use super::key_index::vectors;
+use crate::keys as core;
+
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // two arrays with their dtypes, and how
+#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+pub(super) fn products<'py>(
+    py: Python<'py>,
+    queries: &Bound<'py, PyAny>,
+    queries_dtype: &str,
+    keys: &Bound<'py, PyAny>,
+    keys_dtype: &str,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    mut out: PyReadwriteArrayDyn<'py, f64>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let stored = [Stored::new(queries, queries_dtype)?, Stored::new(keys, keys_dtype)?];
+    let (queries, keys) = (vectors(&stored[0], "queries")?, vectors(&stored[1], "keys")?);
+    let offset = causal_offset
+        .map(|offset| arguments::integer("causal_offset", offset, -(1 << 62)))
+        .transpose()?;
+    let threads = arguments::threads(threads)?;
+    if !out.is_c_contiguous() {
+        return Err(not_contiguous("out"));
+    }
+    let to = out.as_slice_mut().map_err(|_| not_contiguous("out"))?;
+    let reach = detached(py, |hook| core::products(&queries, &keys, offset, threads, to, hook))?;
+    Ok(PyArray1::from_vec(py, reach))
+}
