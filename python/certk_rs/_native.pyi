@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import disjoint_base
 
 __all__ = [
     "Certified",
@@ -40,6 +41,7 @@ __all__ = [
     "multi_gap",
     "output_error",
     "participation",
+    "products",
     "required_gap",
     "score_gap",
     "select",
@@ -59,6 +61,7 @@ __all__ = [
 
 __version__: str
 
+@disjoint_base
 class Selected:
     """The fields of a `Selection`. Each is made when it is first asked for, and is read-only."""
 
