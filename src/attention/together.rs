@@ -19,6 +19,12 @@ const WEIGHT: f64 = 216.0 * U;
 const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
 
 impl Job<'_> {
+    /// Whether rows of this call can be answered together at all.
+    pub(super) fn fit_together(&self) -> bool {
+        let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
+        self.sights.options.mask.is_none() && !wide(&self.keys.data) && !wide(&self.values.data)
+    }
+
     /// Answers rows in f32 over all that they see; `None` if they are too few, masked one by one, or if f32 cannot hold
     /// what is stored.
     pub(super) fn together(
@@ -26,12 +32,7 @@ impl Job<'_> {
         head: usize,
         rows: &[usize],
     ) -> Result<Option<Vec<Answer>>, Error> {
-        let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
-        if rows.len() < MANY
-            || self.sights.options.mask.is_some()
-            || wide(&self.keys.data)
-            || wide(&self.values.data)
-        {
+        if rows.len() < MANY || !self.fit_together() {
             return Ok(None);
         }
         let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Vec<_>, _>>()?;

@@ -17,6 +17,8 @@ use half::{bf16, f16};
 const BLOCK: usize = 64;
 /// The same where a row uses a few of them.
 const SPARSE: usize = 1024;
+/// Many rows that keep a larger share of their keys are faster together, with all keys.
+const SPARSE_ROWS: f64 = 0.045;
 /// A row that keeps a larger share of its keys keeps all.
 const ALL: f64 = 0.5;
 /// A row whose scores are known no better than this, in nats, keeps all keys.
@@ -99,7 +101,14 @@ impl Job<'_> {
             // A few rows show whether to look at the codes at all.
             let step = unit.rows.len() / GROUP;
             let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
-            if self.thinned(unit, &shown, ask, &mut answers)? {
+            let thinned = self.thinned(unit, &shown, ask, &mut answers)?;
+            let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
+                let few = answers[at].as_ref().map_or(0, |answer| answer.kept);
+                (kept + few, seen + self.sights.sight(unit.rows[at]).visible)
+            });
+            let together = !ask.careful && self.fit_together();
+            let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
+            if thinned && (sparse || !together) {
                 let rest: Vec<usize> =
                     (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
                 for four in rest.chunks(GROUP) {
