@@ -61,6 +61,8 @@ bench: $(VENV)/.dev
 	$(CARGO) bench
 	@echo '== against every peer'
 	$(BIN)/python benches/bench_select.py --plot
+	@echo '== attention and search against torch'
+	$(BIN)/python benches/bench_attention.py --save
 
 clean:
 	rm -rf $(VENV) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd

@@ -1,4 +1,4 @@
-"""Certified attention against torch: `python benches/bench_attention.py [A1 A2 A3 A5 A6 P]`.
+"""Certified attention and search: `python benches/bench_attention.py [A1 A2 A3 A4 A5 A6 P P2]`.
 
 Everything is a ratio of medians, ours and a peer's, taken in turn in one process, on one thread
 each (P2: two). Each result is checked once against float64 before it is timed: the output may be
@@ -11,19 +11,25 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 
 import certk_rs as ck
 from harness import machine
 
 EPS = 0.01
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples/data/minilm_small.safetensors"
 DIM = 128
 LONG = 131_072
 LEAST_REPEAT = 7
@@ -32,6 +38,7 @@ SECTIONS = {
     "A1": "one query, float32, with an index / the best torch",
     "A2": "one query, bfloat16, with an index / the best torch",
     "A3": "nothing can be dropped: one query, and a group of four / the best torch",
+    "A4": "keys scored exactly / the fewest that the budget allows; searches for the mass",
     "A5": "building an index / one copy of the keys, both per key",
     "A6": "a group of four queries / the best torch, and / one query of ours",
     "P": "prefill, 512 queries over 8192 keys / torch SDPA",
@@ -56,6 +63,11 @@ class Case:
     causal: bool = False
     threads: int = 1
     target: float | None = None
+
+    @property
+    def calls(self) -> int:
+        """Calls a reading, each with its own queries: rows differ in how much they keep."""
+        return {1: 8, 4: 3}.get(self.rows, 1)
 
 
 CASES = (
@@ -124,8 +136,9 @@ class Data:
 
         self.case = case
         # Scores have the deviation that the case says in every row, not on average.
-        q = normal(case.rows)
-        self.q = (case.sigma * math.sqrt(DIM) * q / q.norm(dim=-1, keepdim=True)).to(dtype)
+        q = normal(case.calls * case.rows)
+        q *= case.sigma * math.sqrt(DIM) / q.norm(dim=-1, keepdim=True)
+        self.q = q.to(dtype).reshape(case.calls, case.rows, DIM)
         self.k, self.v = normal(case.n).to(dtype), normal(case.n).to(dtype)
         self.index = self.build() if case.index else None
         shape = (case.rows, case.n)
@@ -136,35 +149,36 @@ class Data:
         """An index of the keys."""
         return ck.KeyIndex.build(self.k, threads=1)
 
-    def ours(self, rows: int | None = None) -> ck.AttentionResult:
+    def ours(self, rows: int | None = None) -> list[ck.AttentionResult]:
         """Certified attention."""
-        case = self.case
-        return ck.attention(
-            self.q[:rows],
-            self.k,
-            self.v,
-            EPS,
-            index=self.index,
-            causal=case.causal,
-            threads=case.threads,
-        )
+        case, index = self.case, self.index
+        works = partial(ck.attention, index=index, causal=case.causal, threads=case.threads)
+        return [works(q[:rows], self.k, self.v, EPS) for q in self.q]
 
-    def sdpa(self) -> torch.Tensor:
+    def sdpa(self) -> None:
         """What torch has for it."""
-        q, k, v = (tensor[None, None] for tensor in (self.q, self.k, self.v))
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        k, v = self.k[None, None], self.v[None, None]
+        for q in self.q:
+            attend = torch.nn.functional.scaled_dot_product_attention
+            attend(q[None, None], k, v, attn_mask=self.mask)
 
-    def explicit(self) -> torch.Tensor:
+    def explicit(self) -> None:
         """Product, softmax, product."""
-        scores = (self.q @ self.k.mT) * DIM**-0.5
-        if self.mask is not None:
-            scores = scores.masked_fill(~self.mask, -math.inf)
-        return torch.softmax(scores, -1) @ self.v
+        for q in self.q:
+            scores = (q @ self.k.mT) * DIM**-0.5
+            if self.mask is not None:
+                scores = scores.masked_fill(~self.mask, -math.inf)
+            torch.softmax(scores, -1) @ self.v
 
     def check(self) -> tuple[float, float]:
-        """Our result against float64: k / n, and how many keys were scored, of all."""
-        found = self.ours()
-        scores = (self.q.double() @ self.k.double().mT) * DIM**-0.5
+        """Our results against float64: k / n, and how many keys were scored, of all."""
+        shares = [self.check_one(q, found) for q, found in zip(self.q, self.ours(), strict=True)]
+        kept, scored = zip(*shares, strict=True)
+        return statistics.fmean(kept), statistics.fmean(scored)
+
+    def check_one(self, q: torch.Tensor, found: ck.AttentionResult) -> tuple[float, float]:
+        """One result."""
+        scores = (q.double() @ self.k.double().mT) * DIM**-0.5
         if self.mask is not None:
             scores = scores.masked_fill(~self.mask, -math.inf)
         real = (torch.softmax(scores, -1) @ self.v.double()).numpy()
@@ -211,7 +225,7 @@ def compared(case: Case, repeat: int, speed: float) -> Iterator[str]:
     label = f"{case.section} {case.dtype} m {case.rows} n {case.n} sigma {case.sigma:g}"
     label += " causal" * case.causal + " no index" * (not case.index)
     least = data.bytes_needed(kept) / speed * 1e3
-    spent = statistics.median(times["ours"]) * 1e3
+    spent = statistics.median(times["ours"]) * 1e3 / case.calls
     rest = f"{spent:8.2f} ms, memory alone {least:6.2f} ms; k/n {kept:.3f}, scored {scored:.3f}"
     yield line(label, best, ratio(times, "ours", best), case.target, rest)
     if case.section == "A6":
@@ -229,11 +243,37 @@ def built(dtype: str, target: float, repeat: int) -> str:
     return line(label, "copy_", ratio(times, "ours", "copy"), target, f"{spent:8.1f} ns a key")
 
 
+def searched() -> Iterator[str]:
+    """A4, on real keys: the large ones where CERTK_DATA names their folder."""
+    folder = os.environ.get("CERTK_DATA")
+    path = Path(folder) / "minilm_n65536.safetensors" if folder else EXAMPLE
+    stored = {name: array.astype(np.float32) for name, array in load_file(path).items()}
+    for layer in range(sum(name.endswith(".key") for name in stored)):
+        ours, cells = [], []
+        queries, keys = (stored[f"layers.{layer}.{part}"] for part in ("query", "key"))
+        dim = keys.shape[-1]
+        heads = [part.reshape(-1, *part.shape[-2:]) for part in (queries, keys)]
+        for q, k in zip(*heads, strict=True):
+            index = ck.KeyIndex.build(k)
+            found = index.search(q, EPS)
+            weights = np.exp(q.astype(np.float64) @ k.T.astype(np.float64) * dim**-0.5)
+            weights = -np.sort(-weights / weights.sum(-1, keepdims=True))
+            fewest = (np.cumsum(weights, -1) < 1 - EPS).sum(-1) + 1
+            ours.append(found.scored / fewest)
+            some = slice(None, None, max(1, len(q) // 8))
+            cells.append(index.search(q[some], EPS, over="cells").scored / fewest[some])
+        scored, peer = np.concatenate(ours), np.concatenate(cells)
+        label = f"A4 layer {layer} n {keys.shape[-2]}"
+        rest = f"mean (target 1.06) and worst (1.1); over cells {peer.mean():.2f}, {peer.max():.2f}"
+        yield f"{label:34} {'fewest':10} {scored.mean():7.3f} {scored.max():7.3f} {'':11} {rest}"
+
+
 def main() -> int:
     """The table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     listed = "; ".join(f"{name}: {title}" for name, title in SECTIONS.items())
     parser.add_argument("sections", nargs="*", help=f"leave out for all ({listed})")
+    parser.add_argument("--save", action="store_true", help="also write it to benches/results")
     parser.add_argument("--repeat", type=int, default=15, help="readings of each, at least 7")
     options = parser.parse_args()
     unknown = set(options.sections) - set(SECTIONS)
@@ -242,25 +282,38 @@ def main() -> int:
     wanted = set(options.sections or SECTIONS)
     torch.set_num_threads(1)
     speed = stream()
-    print(
-        f"{machine.cpu()}, torch {torch.__version__}, load {machine.load()},"
-        f" commit {machine.commit()}"
-    )
-    print(f"reads {speed / 1e9:.1f} GB/s; ratios of medians and of minima")
-    print(f"{'':34} {'peer':10} {'ratio':>7} {'of min':>7} {'target':>6}")
+    lines: list[str] = []
+
+    def tell(text: str) -> None:
+        lines.append(text)
+        print(text, flush=True)
+
+    for name, value in machine.describe().items():
+        tell(f"{name}: {value}")
+    tell(f"memory: reads {speed / 1e9:.1f} GB/s on one thread")
+    tell("\nRatios of medians and of minima, ours / peer's; times are ours, a call\n")
+    tell(f"{'':34} {'peer':10} {'ratio':>7} {'of min':>7} {'target':>6}")
     failed = False
     for case in CASES:
         if case.section not in wanted:
             continue
         try:
             for text in compared(case, options.repeat, speed):
-                print(text, flush=True)
+                tell(text)
         except CheckFailedError as error:
             failed = True
-            print(f"CHECK FAILED: {error}", flush=True)
+            tell(f"CHECK FAILED: {error}")
+    if "A4" in wanted:
+        for text in searched():
+            tell(text)
     if "A5" in wanted:
         for dtype, target in (("float32", 4.0), ("bfloat16", 6.5)):
-            print(built(dtype, target, options.repeat), flush=True)
+            tell(built(dtype, target, options.repeat))
+    tell(f"\nload average at the end: {machine.load()}")
+    if options.save:
+        date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+        table = Path(__file__).parent / "results" / f"{date}-{machine.cpu_slug()}-attention.md"
+        table.write_text("```\n" + "\n".join(lines) + "\n```\n")
     return int(failed)
 
 

@@ -89,7 +89,7 @@ def describe() -> dict[str, str]:
     ]
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["python", "benches/bench_select.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"benches/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": commit(),
         "cpu": cpu(),
         "cores": str(cores()),
