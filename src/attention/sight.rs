@@ -25,26 +25,14 @@ impl<'a> Sights<'a> {
         keys: &Vectors<'_>,
         options: &AttentionOptions<'a>,
     ) -> Result<Self, Error> {
-        let (have, need) = (queries.batch(), keys.batch());
-        let last = need.len().wrapping_sub(1);
-        let fits = have.len() == need.len()
-            && have.iter().zip(need).enumerate().all(|(axis, (&have, &need))| {
-                have == need || axis == last && need > 0 && have % need == 0
-            });
-        if !fits {
+        let need = keys.batch();
+        let Some(heads) = queries.heads_among(need) else {
             return Err(queries.misfit(format!(
                 "the axes before the last two must be those of the keys, {need:?}, of which the last may be a multiple"
             )));
-        }
-        let m = queries.len();
-        let mut head_of = Vec::with_capacity(queries.heads() * m);
-        for matrix in 0..queries.heads() {
-            let place = Place::unravel(have, matrix).0;
-            let pairs = need.iter().enumerate();
-            let head = pairs
-                .fold(0, |head, (axis, &need)| head * need + place[axis] / (have[axis] / need));
-            head_of.extend(std::iter::repeat_n(head, m));
-        }
+        };
+        let each = |head| std::iter::repeat_n(head, queries.len());
+        let head_of = heads.into_iter().flat_map(each).collect();
         let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
         let sights = Sights { shape, keys: keys.len(), head_of, options: options.clone() };
         sights.check()?;

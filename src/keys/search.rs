@@ -140,14 +140,8 @@ impl KeyIndex {
         if queries.dim() != self.dim {
             return Err(queries.misfit(format!("the index holds keys of {} entries", self.dim)));
         }
-        let (have, need) = (queries.batch(), &self.batch);
-        let last = need.len().wrapping_sub(1);
-        let fits = need.is_empty()
-            || have.len() == need.len()
-                && have.iter().zip(need).enumerate().all(|(axis, (&have, &need))| {
-                    have == need || axis == last && need > 0 && have % need == 0
-                });
-        if !fits {
+        let need = &self.batch;
+        if self.heads_of(queries).is_none() {
             return Err(queries.misfit(format!(
                 "the axes before the last two must be those of the index, {need:?}, of which the last may be a multiple"
             )));
@@ -187,16 +181,19 @@ impl KeyIndex {
         Err(Error::Number { argument, place, value, problem })
     }
 
+    /// The head of each matrix of queries; one head of keys without axes before it serves all.
+    fn heads_of(&self, queries: &Vectors<'_>) -> Option<Vec<usize>> {
+        if self.batch.is_empty() {
+            return Some(vec![0; queries.heads()]);
+        }
+        queries.heads_among(&self.batch)
+    }
+
     /// Rows that share a head's codes, a few at a time.
     pub(super) fn units(&self, queries: &Vectors<'_>) -> Vec<(usize, Vec<usize>)> {
         let mut rows_of = vec![Vec::new(); self.heads.len()];
         let m = queries.len();
-        for matrix in 0..queries.heads() {
-            let place = Place::unravel(queries.batch(), matrix).0;
-            let mut head = 0;
-            for (axis, &have) in self.batch.iter().enumerate() {
-                head = head * have + place[axis] / (queries.batch()[axis] / have);
-            }
+        for (matrix, head) in self.heads_of(queries).into_iter().flatten().enumerate() {
             if let Some(rows) = rows_of.get_mut(head) {
                 rows.extend(matrix * m..(matrix + 1) * m);
             }

@@ -105,6 +105,23 @@ impl<'a> Vectors<'a> {
         Place(place)
     }
 
+    /// For each matrix the one of `need` that it goes with: axes are the same, but the last may be a multiple (grouped heads).
+    /// `None` if they are not.
+    pub(crate) fn heads_among(&self, need: &[usize]) -> Option<Vec<usize>> {
+        let have = self.batch();
+        let last = need.len().wrapping_sub(1);
+        let fits = have.len() == need.len()
+            && have.iter().zip(need).enumerate().all(|(axis, (&have, &need))| {
+                have == need || axis == last && need > 0 && have.is_multiple_of(need)
+            });
+        let head = |matrix| {
+            let place = Place::unravel(have, matrix).0;
+            let axes = need.iter().enumerate();
+            axes.fold(0, |head, (axis, &need)| head * need + place[axis] / (have[axis] / need))
+        };
+        fits.then(|| (0..self.heads()).map(head).collect())
+    }
+
     /// That a shape does not fit.
     pub(crate) fn misfit(&self, problem: String) -> Error {
         Error::Shape { argument: self.argument, shape: self.shape.clone(), problem }
