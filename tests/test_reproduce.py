@@ -210,7 +210,8 @@ def test_the_figures_of_key_search_are_true(tmp_path: Path, small_cache: Cache) 
         assert row["searches"] == len(least)
     # Over codes few keys more than k are scored unless all are; the gap rule keeps far more.
     codes = [row for row in rows if row["rule"] == "mass" and row["over"] == "codes"]
-    assert all(row["worst_in_part"] <= 1.1 for row in codes if (row["n"], row["eps"]) == (n, eps))
+    # In the mean: of a dozen keys, one more is a tenth.
+    assert all(row["in_part"] <= 1.06 for row in codes if (row["n"], row["eps"]) == (n, eps))
     assert all(row["gap"] > 2 for row in codes)
 
 
