@@ -327,6 +327,28 @@ def test_a_search_that_is_cut_short_says_what_is_proven() -> None:
                 assert uppers[-1] <= EPS < uppers[0]
 
 
+@pytest.mark.parametrize("over", ["codes", "both"])
+@pytest.mark.parametrize(("rule", "k"), [("mass", None), ("gap", None), ("top_k", 3)])
+def test_keys_without_codes_are_scored_up_to_the_limit_only(
+    rule: Any, k: int | None, over: Any
+) -> None:
+    """Where the limit leaves a key that nothing bounds, nothing is proven."""
+    rng = np.random.default_rng(4)
+    keys = rng.standard_normal((400, 8)).astype(np.float32)
+    keys[::80] *= 300
+    index = ck.KeyIndex.build(keys)
+    for q in rng.standard_normal((4, 8)).astype(np.float32) * np.float32(0.01):
+        row = Row(q, keys, 1.0)
+        for most in (0, 1, 4):
+            found = index.search(
+                q, 0.3, rule=rule, k=k, over=over, scale=1.0, max_scored=most
+            )
+            assert found.scored <= most
+            lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+            check_interval(row, found.row(()), lower, upper, f"{rule} {over} {most}")
+            assert found.status == ck.Status.OVER_BUDGET
+
+
 def test_nothing_is_scored_where_nothing_is_dropped() -> None:
     keys = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32)
     index = ck.KeyIndex.build(keys)
