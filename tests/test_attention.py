@@ -516,3 +516,19 @@ def test_scores_beyond_all_precision() -> None:
     assert (result.k == 100).all()
     assert (result.error_bound >= 0.1).all()
     assert np.isfinite(result.error_bound).all()
+
+
+@pytest.mark.parametrize("m", [3, 16, 40])
+def test_what_only_other_sequences_see_may_hold_anything(m: int) -> None:
+    """Sequences of a batch end at different keys, and what lies behind the end is not read."""
+    rng = np.random.default_rng(18)
+    shapes = ((2, 4, m, 8), (2, 2, 300, 8), (2, 2, 300, 5))
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    lengths = np.broadcast_to(np.array([130, 300])[:, None, None], (2, 4, m))
+    seen = visible((2, 4, m), 300, False, lengths, None)
+    exact, weights = reference(*(x.astype(np.float64) for x in (q, k, v)), None, seen)
+    k[0, :, 130:], v[0, :, 130:] = np.nan, np.inf
+    for eps in (0.0, 0.1):
+        result = ck.attention(q, k, v, eps, lengths=lengths)
+        check(result, exact, weights, eps)
+        assert np.isfinite(result.error_bound).all()

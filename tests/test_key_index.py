@@ -5,8 +5,11 @@ The oracle works from the stored queries and keys alone; it shares no code with 
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +330,26 @@ def test_a_search_that_is_cut_short_says_what_is_proven() -> None:
                 assert uppers[-1] <= EPS < uppers[0]
 
 
+@pytest.mark.parametrize("over", ["codes", "both"])
+@pytest.mark.parametrize(("rule", "k"), [("mass", None), ("gap", None), ("top_k", 3)])
+def test_keys_without_codes_are_scored_up_to_the_limit_only(
+    rule: Any, k: int | None, over: Any
+) -> None:
+    """Where the limit leaves a key that nothing bounds, nothing is proven."""
+    rng = np.random.default_rng(4)
+    keys = rng.standard_normal((400, 8)).astype(np.float32)
+    keys[::80] *= 300
+    index = ck.KeyIndex.build(keys)
+    for q in rng.standard_normal((4, 8)).astype(np.float32) * np.float32(0.01):
+        row = Row(q, keys, 1.0)
+        for most in (0, 1, 4):
+            found = index.search(q, 0.3, rule=rule, k=k, over=over, scale=1.0, max_scored=most)
+            assert found.scored <= most
+            lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+            check_interval(row, found.row(()), lower, upper, f"{rule} {over} {most}")
+            assert found.status == ck.Status.OVER_BUDGET
+
+
 def test_nothing_is_scored_where_nothing_is_dropped() -> None:
     keys = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32)
     index = ck.KeyIndex.build(keys)
@@ -495,6 +518,89 @@ def test_a_failed_append_changes_nothing() -> None:
     index.check()
 
 
+def test_an_append_without_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.random.default_rng(1).standard_normal((60, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "empty", full)
+    with pytest.raises(MemoryError):
+        index.append(keys)
+    monkeypatch.undo()
+    assert len(index) == 60
+    assert index.search(keys[0], 0.1).status == ck.Status.CERTIFIED
+    index.append(keys)
+    index.check(np.concatenate([keys, keys]))
+
+
+def test_appends_from_several_threads_keep_keys_and_codes_together() -> None:
+    rng = np.random.default_rng(2)
+    keys = rng.standard_normal((50, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    more = rng.standard_normal((4, 100, 3, 8)).astype(np.float32)
+
+    def append(parts: Array) -> None:
+        for part in parts:
+            index.append(part)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(append, more))
+    assert len(index) == 50 + 4 * 300
+    index.check()
+
+
+def test_an_index_that_grows_while_it_is_searched_tells_the_truth() -> None:
+    rng = np.random.default_rng(3)
+    keys = rng.standard_normal((1500, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys[:500])
+    q = rng.standard_normal(8).astype(np.float32) * 4
+    weights = np.exp(keys.astype(np.longdouble) @ q.astype(np.longdouble))
+
+    def grow() -> None:
+        for at in range(500, 1500, 10):
+            index.append(keys[at : at + 10])
+
+    answered = 0
+    with ThreadPoolExecutor(1) as pool:
+        growing = pool.submit(grow)
+        while not growing.done() or answered == 0:
+            try:
+                found = index.search(q, 0.05, scale=1.0, threads=1)
+            except ck.CertkError as error:
+                assert "the index was built of keys of shape" in str(error)  # noqa: PT017
+                continue
+            n = found.shape[-1]
+            dropped = np.ones(n, bool)
+            dropped[found.row(())] = False
+            tail = weights[:n][dropped].sum() / weights[:n].sum()
+            assert found.tail_mass_lower * (1 - 1e-15) <= tail
+            assert tail <= found.tail_mass_upper * (1 + 1e-15) <= 0.05 * (1 + 1e-14)
+            answered += 1
+    growing.result()
+    index.check(keys)
+
+
+def test_copies_and_pickles_grow_apart() -> None:
+    rng = np.random.default_rng(4)
+    keys = rng.standard_normal((2, 60, 8)).astype(np.float32)
+    q = rng.standard_normal((4, 3, 8)).astype(np.float32)
+    for keep in (True, False):
+        index = ck.KeyIndex.build(keys, keep_keys=keep)
+        for other in (copy.copy(index), copy.deepcopy(index), pickle.loads(pickle.dumps(index))):
+            other.append(keys[:, :5])
+            assert (len(index), len(other)) == (60, 65)
+            grown = np.concatenate([keys, keys[:, :5]], axis=1)
+            other.check(grown)
+            index.check(keys)
+            lent = None if keep else keys
+            one = index.search(q, 0.1, keys=lent)
+            again = pickle.loads(pickle.dumps(index)).search(q, 0.1, keys=lent)
+            assert np.array_equal(one.indices, again.indices)
+            assert np.array_equal(one.tail_mass_upper, again.tail_mass_upper)
+
+
 def test_saved_indexes_answer_alike(tmp_path: Path) -> None:
     rng = np.random.default_rng(17)
     path = tmp_path / "index.safetensors"
@@ -654,6 +760,7 @@ def test_bad_input_is_named() -> None:
     refuses("without k", lambda: index.search(q, 0.1, rule="top_k"))
     refuses("k is 0", lambda: index.search(q, 0.1, rule="top_k", k=0))
     refuses("finds k itself", lambda: index.search(q, 0.1, k=3))
+    refuses("rotate is 1; pass True or False", lambda: ck.KeyIndex.build(keys, rotate=1))  # type: ignore[arg-type]
     refuses("max_scored is -1", lambda: index.search(q, 0.1, max_scored=-1))
     wrong = keys[:2].copy()
     wrong[1, 4] = np.nan

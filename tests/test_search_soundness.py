@@ -102,6 +102,10 @@ class Case:
     eps: Array
     keys_dtype: str = "float32"
     queries_dtype: str = "float32"
+    rule: str = "mass"
+    k: int | None = None
+    over: str = "codes"
+    max_scored: int | None = None
 
 
 def gaussian(rng: Rng, n: int, d: int) -> Array:
@@ -279,7 +283,7 @@ def ask(case: Case, keys: Array, queries: Array, threads: int = 1, *, lend: bool
         index.append(keys[at : at + count], case.keys_dtype, threads)
         at += count
     lent = (keys, case.keys_dtype) if lend else (None, None)
-    how = (case.scale, "mass", None, "codes", None, threads)
+    how = (case.scale, case.rule, case.k, case.over, case.max_scored, threads)
     rows = (len(queries),)
     found = index.search(queries, case.queries_dtype, *lent, case.eps, rows, how)
     return tuple(np.asarray(getattr(found, name)) for name in FIELDS)
@@ -287,22 +291,41 @@ def ask(case: Case, keys: Array, queries: Array, threads: int = 1, *, lend: bool
 
 def check(case: Case, found: Found) -> None:
     """Every row of an answer against the oracle."""
-    k, indptr, indices, upper, lower, _, status, _, _ = found
+    k, indptr, indices, upper, lower, minimal, status, scored, rung = found
     _, keys = stored(case.keys, case.keys_dtype)
     _, queries = stored(case.queries, case.queries_dtype)
     scores, unit = exact_scores(queries, keys, case.scale)
     for row in range(len(queries)):
         listed = indices[indptr[row] : indptr[row + 1]]
-        assert k[row] == len(listed) > 0
+        what = (
+            f"{case.name} row {row}: [{lower[row]}, {upper[row]}] with {len(listed)} kept"
+            f" of {len(keys)}, d = {keys.shape[1]}, rung {rung[row]}, {case}"
+        )
+        assert k[row] == len(listed)
         assert (np.diff(listed) > 0).all()
         kept = np.zeros(len(keys), bool)
         kept[listed] = True
-        assert inside(scores[row], unit, kept, lower[row], upper[row]), (
-            f"{case.name} row {row}: [{lower[row]}, {upper[row]}] with {len(listed)} kept"
-            f" of {len(keys)}, d = {keys.shape[1]}, rung {found[8][row]}, {case}"
-        )
-        assert upper[row] <= case.eps[row]
-        assert status[row] == 0
+        assert inside(scores[row], unit, kept, lower[row], upper[row]), what
+        certified, limit = status[row] == 0, case.max_scored
+        assert scored[row] <= (len(keys) if limit is None else limit), what
+        if certified:
+            assert upper[row] <= case.eps[row], what
+        if case.rule != "top_k":
+            assert certified or limit is not None, what
+            if minimal[row] and certified and len(listed) > 1 and case.eps[row] > 0:
+                fewer = np.zeros(len(keys), bool)
+                fewer[best(scores[row], unit)[: len(listed) - 1]] = True
+                more = float(np.nextafter(case.eps[row], 1.0))
+                assert inside(scores[row], unit, fewer, more, 1.0), what
+        elif certified or limit is None:
+            assert listed.tolist() == sorted(best(scores[row], unit)[: case.k]), what
+
+
+def best(scores: Array, unit: Fraction) -> list[int]:
+    """Positions in decreasing order of the real scores, equal ones by position."""
+    sign = (unit > 0) - (unit < 0)
+    gaps = (-sign * scores).tolist()
+    return sorted(range(len(gaps)), key=lambda i: (gaps[i], i))
 
 
 def one(
@@ -333,6 +356,54 @@ def test_random_rows(kind: Callable[[Rng, int, int], Array]) -> None:
     for _ in range(60):
         case = make(rng, kind)
         check(case, search(case))
+
+
+def any_search(rng: Rng, case: Case) -> Case:
+    """The same keys and queries, searched by some rule over something, perhaps cut short."""
+    n, rule = len(case.keys), str(rng.choice(["mass", "gap", "top_k"]))
+    return replace(
+        case,
+        rule=rule,
+        k=int(rng.integers(1, n + 2)) if rule == "top_k" else None,
+        over=str(rng.choice(["codes", "cells", "both"])),
+        max_scored=int(rng.integers(0, n + 3)) if rng.random() < 0.4 else None,
+    )
+
+
+def answer(case: Case) -> Found | None:
+    """The answer; none if products are too large for any but a search by mass over codes."""
+    try:
+        return search(case)
+    except CertkError as error:
+        if "tell scores apart" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_all_rules_over_everything(kind: Callable[[Rng, int, int], Array]) -> None:
+    """Every rule over codes, cells and both, also where `max_scored` ends it."""
+    rng = np.random.default_rng(100 + KINDS.index(kind))
+    answered = 0
+    for _ in range(60):
+        case = any_search(rng, make(rng, kind))
+        found = answer(case)
+        if found is not None:
+            answered += 1
+            check(case, found)
+    assert answered > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_all_rules_over_everything_many_times(kind: Callable[[Rng, int, int], Array]) -> None:
+    """The same, many more, and with more dimensions."""
+    rng = np.random.default_rng(2000 + KINDS.index(kind))
+    for _ in range(4000):
+        case = any_search(rng, make(rng, kind, most=300))
+        found = answer(case)
+        if found is not None:
+            check(case, found)
 
 
 @pytest.mark.slow
@@ -370,12 +441,17 @@ def test_offset_of_many_dimensions(d: int) -> None:
 
 @pytest.mark.parametrize("power", [-290, -250, -200, -170, -160, 150, 160, 200, 250])
 def test_queries_whose_squares_are_not_normal(power: int) -> None:
-    """Squares of entries that underflow or overflow must not make the bound of the codes vanish."""
+    """Squares of entries that underflow or overflow must not make any bound vanish."""
     rng = np.random.default_rng(3)
     keys, query = rng.normal(size=(200, 16)), rng.normal(size=16)
     for eps in (0.3, 0.1, 0.01):
         case = one(keys, query * 10.0**power, 3 * 10.0**-power, eps)
-        check(case, search(case))
+        for over in ("codes", "cells", "both"):
+            for rule in ("mass", "gap"):
+                asked = replace(case, rule=rule, over=over, max_scored=150)
+                check(asked, search(asked))
+            asked = replace(case, rule="top_k", k=20, over=over)
+            check(asked, search(asked))
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +51,7 @@ class KeyIndex:
     and one d x d matrix per head. What it proves is about the keys that it was built of: a search
     that scores keys reads them again, so they must not change (`check` tells). Searches may run in
     several threads at once; appending while another thread searches may raise a `CertkError` there,
-    but never gives a wrong certificate.
+    but never gives a wrong certificate. A pickled or copied index has the kept keys with it.
     """
 
     def __init__(self, index: _native.KeyIndex, kept: NDArray[Any] | None) -> None:
@@ -59,6 +60,14 @@ class KeyIndex:
         self._kept = kept
         # Keys that were appended live in a buffer that grows by doubling.
         self._buffer: NDArray[Any] | None = None
+        # One append at a time: codes and kept keys must grow in the same order.
+        self._appending = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Codes are copied, also by `copy.copy`: an index and its copy grow apart."""
+        with self._appending:
+            parts = self._index.parts()
+            return _restored, (self.shape, self.dtype, parts, self._kept)
 
     @classmethod
     def build(
@@ -73,7 +82,7 @@ class KeyIndex:
         """Encode keys, in parallel.
 
         Args:
-            keys: (n, d) or (..., kv_heads, n, d), n >= 1; float32, float16 or bfloat16, all finite.
+            keys: (n, d) or (..., kv_heads, n, d); float32, float16 or bfloat16, all finite.
             bits: 8. Fewer were measured not to pay: more keys are scored than bytes are saved.
             rotate: Whether keys are turned by a Hadamard matrix before they are rounded, which
                 helps where few entries of each key are large; None decides by a sample.
@@ -130,19 +139,23 @@ class KeyIndex:
             CertkError: Bad input; names the place.
         """
         array, dtype = _lend_keys(keys)
-        if self._kept is None:
+        with self._appending:
+            n = len(self)
+            kept = self._kept
+            if kept is None or array.ndim < 2:
+                self._index.append(array, dtype, threads)
+                return
+            # Room first: what fails must fail before the codes grow.
+            need = n + array.shape[-2]
+            buffer = self._buffer
+            if buffer is None or buffer.shape[-2] < need:
+                buffer = np.empty(
+                    (*kept.shape[:-2], max(2 * n, need, 16), kept.shape[-1]), kept.dtype
+                )
+                buffer[..., :n, :] = kept
             self._index.append(array, dtype, threads)
-            return
-        n = len(self)
-        self._index.append(array, dtype, threads)
-        need = n + array.shape[-2]
-        if self._buffer is None or self._buffer.shape[-2] < need:
-            shape = (*self.shape[:-2], max(2 * n, need, 16), self.shape[-1])
-            buffer = np.empty(shape, self._kept.dtype)
-            buffer[..., :n, :] = self._kept
-            self._buffer = buffer
-        self._buffer[..., n:need, :] = array
-        self._kept = self._buffer[..., :need, :]
+            buffer[..., n:need, :] = array
+            self._buffer, self._kept = buffer, buffer[..., :need, :]
 
     def search(
         self,
@@ -376,6 +389,13 @@ class KeyIndex:
         if keys is None:
             return self._kept, None if self._kept is None else self.dtype
         return _lend_keys(keys)
+
+
+def _restored(
+    shape: tuple[int, ...], dtype: str, parts: list[Any], kept: NDArray[Any] | None
+) -> KeyIndex:
+    """Make an index from what `KeyIndex.__reduce__` gives."""
+    return KeyIndex(_native.KeyIndex.of_parts(shape, dtype, parts), kept)
 
 
 def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:

@@ -272,15 +272,15 @@ impl Sights<'_> {
 
     /// Where some row of a head sees keys.
     fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
-        let rows = || (0..self.rows()).filter(|&row| self.head_of[row] == head);
+        let rows = self.rows_of(head);
         if self.options.mask.is_none() {
-            let longest = rows().map(|row| self.sight(row).visible).max().unwrap_or(0);
+            let longest = rows.map(|row| self.sight(row).visible).max().unwrap_or(0);
             return std::iter::once(0..longest).collect();
         }
         let mut seen = vec![0u8; self.keys];
         // Many rows may share a mask.
         let mut known = BTreeSet::new();
-        for row in rows() {
+        for row in rows {
             let sight = self.sight(row);
             let Some(allowed) = sight.allowed else { continue };
             if known.insert((allowed.as_ptr(), sight.visible)) {

@@ -1,5 +1,7 @@
 //! Which keys each row sees, and of which head.
 
+use std::ops::Range;
+
 use super::AttentionOptions;
 use crate::error::{Error, Place};
 use crate::keys::Sight;
@@ -10,7 +12,7 @@ pub(super) struct Sights<'a> {
     /// The axes of queries but the last.
     pub(super) shape: Vec<usize>,
     pub(super) keys: usize,
-    /// The head of keys of each row.
+    /// The head of keys of each row; it never falls.
     pub(super) head_of: Vec<usize>,
     pub(super) options: AttentionOptions<'a>,
 }
@@ -41,6 +43,12 @@ impl<'a> Sights<'a> {
 
     pub(super) fn rows(&self) -> usize {
         self.head_of.len()
+    }
+
+    /// The rows of a head of keys, which lie behind those of the heads before it.
+    pub(super) fn rows_of(&self, head: usize) -> Range<usize> {
+        let start = self.head_of.partition_point(|&of| of < head);
+        start..start + self.head_of[start..].partition_point(|&of| of == head)
     }
 
     /// The place of a row; empty if one number is for all.

@@ -49,7 +49,8 @@ impl Job<'_> {
                 return Ok(None);
             }
             // A run of fused terms, the sums of runs, the scale's rounding and the product's.
-            let roundings = (PANEL_RUN + query.len() / PANEL_RUN + 4) as f64 * U * 1.001;
+            let roundings = (PANEL_RUN + query.len() / PANEL_RUN + 4) as f64 * U;
+            let roundings = roundings / (1.0 - roundings).max(0.0) * 1.001;
             // Terms that are subnormal.
             let flushed = query.len() as f64 * 2f64.powi(-148) * scale + 2f64.powi(-148);
             errors.push(scale * most * roundings + flushed);
@@ -117,17 +118,13 @@ impl Job<'_> {
         }
     }
 
-    /// The largest norm of a head's keys that some row sees.
+    /// The largest norm of a head's keys that some row of the head sees.
     fn norm(&self, head: usize) -> Result<f64, Error> {
         if let Some(&norm) = self.norms[head].get() {
             return Ok(norm);
         }
-        let m = self.queries.len();
-        let mut longest = self.keys.len();
-        if self.sights.options.lengths.is_some() {
-            let sees = (0..self.queries.heads() * m).map(|row| self.sights.sight(row).visible);
-            longest = sees.max().unwrap_or(0);
-        }
+        let rows = self.sights.rows_of(head);
+        let longest = rows.map(|row| self.sights.sight(row).visible).max().unwrap_or(0);
         let norm = by_type!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             let centre = vec![0.0; keys.dim().next_multiple_of(LANES)];

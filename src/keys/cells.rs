@@ -72,10 +72,12 @@ impl Cells {
     pub(crate) fn bounds(&self, cell: usize, query: &Query, offset: f64, largest: f64) -> Bounds {
         let entries = &query.entries[..self.dim];
         let [centre, low, high] = &self.edges[cell];
-        let norm = entries.iter().map(|q| q * q).sum::<f64>().sqrt() * (1.0 + TINY);
-        let size = entries.iter().map(|q| q.abs()).sum::<f64>() * largest * query.scale.abs();
-        // Sums of `dim` terms, a scale, an offset; centres may exceed the largest entry by a rounding.
-        let error = size * (self.dim as f64 + 16.0) * f64::EPSILON * 1.01 + f64::MIN_POSITIVE;
+        let norm = norm(entries);
+        let size = entries.iter().map(|q| q.abs()).sum::<f64>() * largest;
+        // Sums of `dim` terms, a scale, an offset; centres may exceed the largest entry by a rounding. Each may also underflow.
+        let roundings = (self.dim as f64 + 16.0) * 1.01;
+        let error = (size * f64::EPSILON + f64::from_bits(1)) * roundings * query.scale.abs()
+            + f64::MIN_POSITIVE;
         let (mut middle, mut below, mut above) = (0.0, 0.0, 0.0);
         for (j, &q) in entries.iter().enumerate() {
             let q = q * query.scale.signum();
@@ -93,6 +95,16 @@ impl Cells {
             upper: or((middle + reach).min(above + error) - offset, f64::INFINITY),
         }
     }
+}
+
+/// At least the norm of some entries, whose squares may underflow or overflow.
+fn norm(entries: &[f64]) -> f64 {
+    let top = entries.iter().fold(0.0, |top: f64, q| top.max(q.abs()));
+    if top == 0.0 {
+        return 0.0;
+    }
+    let square: f64 = entries.iter().map(|q| (q / top).powi(2)).sum();
+    (top * square.sqrt() * (1.0 + TINY + entries.len() as f64 * f64::EPSILON)).next_up()
 }
 
 #[cfg(test)]

@@ -156,7 +156,15 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
         }
         let mut known = Known::default();
         let (units, certain) = self.units(scores);
-        self.score(&certain, scores, &mut known);
+        let affordable = certain.len().min(self.most);
+        self.score(&certain[..affordable], scores, &mut known);
+        if affordable < certain.len() {
+            // Nothing bounds the others.
+            let open = Open { upper: f64::INFINITY, lower: 0.0, bound: f64::INFINITY };
+            let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let k = if let Rule::TopK(k) = self.rule { k.min(affordable) } else { affordable };
+            return (self.found(&ranked(&known), k, &known, top, &open), false);
+        }
         match self.rule {
             Rule::Mass => (self.by_mass(units, scores, known), true),
             Rule::Gap => (self.by_gap(units, scores, known), true),

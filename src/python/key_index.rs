@@ -118,9 +118,10 @@ impl KeyIndex {
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         dtype: &str,
-        rotate: Option<bool>,
+        rotate: Option<&Bound<'_, PyAny>>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let rotate = rotate.map(|rotate| arguments::flag("rotate", rotate)).transpose()?;
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let options = IndexOptions { rotate, threads: arguments::threads(threads)? };
