@@ -277,6 +277,8 @@ def test_same_bits_for_all_threads_and_levels() -> None:
         for s, f in (((4, 9, 40), 3), ((2, 3000, 40), 1), ((2, 3000, 33), 1))
     )
     index = ck.KeyIndex.build(k)
+    mask = rng.random((4, 9, 3000)) < 0.5
+    mask[..., :640] = False
     answers = []
     try:
         for level in ("portable", "avx2", "avx512"):
@@ -286,16 +288,22 @@ def test_same_bits_for_all_threads_and_levels() -> None:
                 continue
             for threads in (1, 2, 3):
                 for lent in (None, index):
-                    for budget in ({"eps": 0.02}, {"eps": 0.0}, {"out_tol": 0.05}):
+                    options = (
+                        {"eps": 0.02},
+                        {"eps": 0.0},
+                        {"out_tol": 0.05},
+                        {"eps": 0.0, "mask": mask},
+                    )
+                    for option in options:
                         r = ck.attention(
-                            q, k, v, index=lent, threads=threads, causal=True, **budget
+                            q, k, v, index=lent, threads=threads, causal=True, **option
                         )
                         fields = (r.out, r.tail_mass_upper, r.error_bound, r.k, r.scored, r.rung)
                         answers.append(b"".join(field.tobytes() for field in fields))
     finally:
         _native.set_simd_level(None)
-    assert len(answers) >= 18
-    assert all(answer == answers[at % 6] for at, answer in enumerate(answers))
+    assert len(answers) >= 24
+    assert all(answer == answers[at % 8] for at, answer in enumerate(answers))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

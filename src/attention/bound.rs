@@ -271,7 +271,7 @@ impl Sights<'_> {
     }
 
     /// Where some row of a head sees keys.
-    fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
+    pub(super) fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
         let rows = self.rows_of(head);
         if self.options.mask.is_none() {
             let longest = rows.map(|row| self.sight(row).visible).max().unwrap_or(0);

@@ -5,8 +5,10 @@ use half::{bf16, f16};
 use super::work::Answer;
 use super::{Job, MANY};
 use crate::error::Error;
-use crate::kernels::{Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
-use crate::keys::{Rung, by_type, matrix};
+use crate::kernels::{
+    Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows, PanelSees,
+};
+use crate::keys::{Rung, Sight, by_type, matrix};
 use crate::scores::Data;
 
 /// One rounding of f32.
@@ -22,11 +24,10 @@ impl Job<'_> {
     /// Whether rows of this call can be answered together at all.
     pub(super) fn fit_together(&self) -> bool {
         let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
-        self.sights.options.mask.is_none() && !wide(&self.keys.data) && !wide(&self.values.data)
+        !wide(&self.keys.data) && !wide(&self.values.data)
     }
 
-    /// Answers rows in f32 over all that they see; `None` if they are too few, masked one by one, or if f32 cannot hold
-    /// what is stored.
+    /// Answers rows in f32 over all that they see; `None` if they are too few, or if f32 cannot hold what is stored.
     pub(super) fn together(
         &self,
         head: usize,
@@ -59,11 +60,11 @@ impl Job<'_> {
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
         let entries = queries.iter().map(Vec::as_slice);
         let mut panel = PanelRows::new(entries, shape, self.scale as f32);
-        let visible: Vec<usize> = rows.iter().map(|&row| self.sights.sight(row).visible).collect();
+        let sights: Vec<Sight<'_>> = rows.iter().map(|&row| self.sights.sight(row)).collect();
         by_type!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             by_type!(self.values, V => {
-                self.over(keys, matrix::<V>(self.values, head), &visible, &mut panel);
+                self.over(keys, matrix::<V>(self.values, head), &sights, &mut panel);
                 Ok(())
             })
         })?;
@@ -79,7 +80,7 @@ impl Job<'_> {
             if out[..dim].iter().any(|entry| !entry.is_finite()) {
                 return None;
             }
-            let seen = visible[at];
+            let seen = sights[at].count();
             let (grown, rung) = (error.exp_m1(), Rung::Dense);
             let (weight_error, sum_error) = (grown + WEIGHT * (1.0 + grown), SUMS);
             Some(Answer {
@@ -100,21 +101,30 @@ impl Job<'_> {
         &self,
         keys: Keys<'_, K>,
         values: Keys<'_, V>,
-        visible: &[usize],
+        sights: &[Sight<'_>],
         panel: &mut PanelRows,
     ) {
-        let longest = visible.iter().copied().max().unwrap_or(0);
+        let longest = sights.iter().map(|sight| sight.visible).max().unwrap_or(0);
         let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
         let mut limits = [0.0f32; PANEL_ROWS];
+        let mut each = Vec::new();
         for from in (0..longest).step_by(PANEL_KEYS) {
             let block = (from, PANEL_KEYS.min(longest - from));
-            for (limit, &visible) in limits.iter_mut().zip(visible) {
-                *limit = visible.saturating_sub(from).min(PANEL_KEYS) as f32;
-            }
+            let sees = match masked(sights, block, &mut each) {
+                // What nobody sees is not touched.
+                Masked::All => continue,
+                Masked::Some => PanelSees::Each(&each),
+                Masked::None => {
+                    for (limit, sight) in limits.iter_mut().zip(sights) {
+                        *limit = sight.visible.saturating_sub(from).min(PANEL_KEYS) as f32;
+                    }
+                    PanelSees::First(&limits)
+                }
+            };
             let width = |dim: usize| dim.next_multiple_of(LANES);
             let keys = self.simd.lend(keys, block, width(keys.dim()), &mut of_keys);
             let values = self.simd.lend(values, block, width(values.dim()), &mut of_values);
-            self.simd.attend(panel, keys, values, block.1, &limits);
+            self.simd.attend(panel, keys, values, block.1, sees);
         }
     }
 
@@ -123,21 +133,55 @@ impl Job<'_> {
         if let Some(&norm) = self.norms[head].get() {
             return Ok(norm);
         }
-        let rows = self.sights.rows_of(head);
-        let longest = rows.map(|row| self.sights.sight(row).visible).max().unwrap_or(0);
         let norm = by_type!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             let centre = vec![0.0; keys.dim().next_multiple_of(LANES)];
-            let square = self.simd.farthest(keys, longest, &centre);
-            if square.is_finite() {
-                Ok(square.sqrt() * (1.0 + 1e-12))
-            } else {
-                let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
-                let bad = |&key: &usize| !keys.row(key).iter().all(finite);
-                let key = (0..longest).find(bad).unwrap_or(0);
-                Err(self.bad_key(head, key, square))
+            let mut most = 0.0f64;
+            for seen in self.sights.seen_by_any(head) {
+                let square = self.simd.farthest(keys.behind(seen.start), seen.len(), &centre);
+                if !square.is_finite() {
+                    let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
+                    let bad = |&key: &usize| !keys.row(key).iter().all(finite);
+                    let key = seen.clone().find(bad).unwrap_or(seen.start);
+                    return Err(self.bad_key(head, key, square));
+                }
+                most = most.max(square);
             }
+            Ok(most.sqrt() * (1.0 + 1e-12))
         })?;
         Ok(*self.norms[head].get_or_init(|| norm))
     }
+}
+
+/// How much of a block of keys is masked, for rows that see so much of it but for the mask.
+enum Masked {
+    None,
+    Some,
+    All,
+}
+
+/// Judges the masks of rows over a block; where it is `Some`, writes for each key a number for each row, above zero if it sees it.
+fn masked(sights: &[Sight<'_>], (from, count): (usize, usize), each: &mut Vec<f32>) -> Masked {
+    let part = |sight: &Sight<'_>| -> (usize, usize) {
+        let Some(allowed) = sight.allowed else { return (1, 0) };
+        let of = allowed.get(from..sight.visible.min(from + count)).unwrap_or(&[]);
+        (of.iter().map(|&byte| usize::from(byte != 0)).sum(), of.len())
+    };
+    let parts: Vec<(usize, usize)> = sights.iter().map(part).collect();
+    if parts.iter().all(|&(seen, _)| seen == 0) {
+        return Masked::All;
+    }
+    if parts.iter().all(|&(seen, of)| seen >= of) {
+        return Masked::None;
+    }
+    each.clear();
+    each.resize(count * PANEL_ROWS, 0.0);
+    for (row, sight) in sights.iter().enumerate() {
+        let end = sight.visible.min(from + count);
+        let allowed = sight.allowed.and_then(|allowed| allowed.get(from..end)).unwrap_or(&[]);
+        for (to, &byte) in each.iter_mut().skip(row).step_by(PANEL_ROWS).zip(allowed) {
+            *to = f32::from(u8::from(byte != 0));
+        }
+    }
+    Masked::Some
 }

@@ -104,7 +104,7 @@ impl Job<'_> {
             let thinned = self.thinned(unit, &shown, ask, &mut answers)?;
             let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
                 let few = answers[at].as_ref().map_or(0, |answer| answer.kept);
-                (kept + few, seen + self.sights.sight(unit.rows[at]).visible)
+                (kept + few, seen + self.sights.sight(unit.rows[at]).count())
             });
             let together = !ask.careful && self.fit_together();
             let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;

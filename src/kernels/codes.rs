@@ -67,6 +67,11 @@ impl<'a, E: Element> Keys<'a, E> {
         &self.data[at * self.stride..][..self.dim]
     }
 
+    /// The rows from one on.
+    pub(crate) fn behind(self, at: usize) -> Self {
+        Keys { data: self.data.get(at * self.stride..).unwrap_or(&[]), ..self }
+    }
+
     /// Asks for all lines of a row, wherever in a line it begins.
     #[inline(always)]
     pub(super) unsafe fn fetch<L: Level>(&self, at: usize) {

@@ -50,7 +50,7 @@ pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use panel::{
-    BLOCK as PANEL_KEYS, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows,
+    BLOCK as PANEL_KEYS, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows, Sees as PanelSees,
 };
 pub(crate) use passes::{
     Given, NEAR, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored,

@@ -122,8 +122,16 @@ struct Attend<'a> {
     keys: Lent<'a>,
     values: Lent<'a>,
     count: usize,
-    /// How many of the keys each row sees.
-    limits: &'a [f32; ROWS],
+    sees: Sees<'a>,
+}
+
+/// Which keys of a block each row sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sees<'a> {
+    /// So many, from the first.
+    First(&'a [f32; ROWS]),
+    /// Key after key, a number for each row: those above zero.
+    Each(&'a [f32]),
 }
 
 impl Attend<'_> {
@@ -177,7 +185,10 @@ impl Attend<'_> {
         // SAFETY: the caller vouches for the level; the weights of a block and the limits are whole groups of rows.
         unsafe {
             let hidden = L::F32::splat(f32::NEG_INFINITY);
-            let limit = L::F32::load(self.limits[at..].as_ptr());
+            let (limit, each) = match self.sees {
+                Sees::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
+                Sees::Each(each) => (hidden, Some(each)),
+            };
             let all = limit.smallest() >= count as f32;
             let scale = L::F32::splat(self.rows.scale);
             let mut top = L::F32::load(self.rows.tops[at..].as_ptr());
@@ -185,7 +196,10 @@ impl Attend<'_> {
             for key in 0..count {
                 let to = scores.add(key * ROWS);
                 let mut score = L::F32::load(to).mul(scale);
-                if !all {
+                if let Some(each) = each {
+                    let seen = L::F32::load(each[key * ROWS + at..].as_ptr());
+                    score = score.select(seen.gt(L::F32::splat(0.0)), hidden);
+                } else if !all {
                     score = score.select(limit.gt(L::F32::splat(key as f32)), hidden);
                 }
                 score.store(to);
@@ -287,20 +301,23 @@ impl<E: Element<Scalar = f32>> Pass for Widen<'_, E> {
 }
 
 impl Simd {
-    /// Takes rows over at most [`BLOCK`] keys, of which row i sees the first `limits[i]`. Keys and values are finite, and no
-    /// product overflows.
+    /// Takes rows over at most [`BLOCK`] keys. Keys that a row sees are finite, and no product with them overflows.
     pub(crate) fn attend(
         self,
         rows: &mut Rows,
         keys: Lent<'_>,
         values: Lent<'_>,
         count: usize,
-        limits: &[f32; ROWS],
+        sees: Sees<'_>,
     ) {
         let reach = |lent: Lent<'_>, width| (count - 1) * lent.stride + width <= lent.data.len();
         assert!(count > 0 && count <= BLOCK);
         assert!(reach(keys, rows.dim) && reach(values, rows.width));
-        self.run(Attend { rows, keys, values, count, limits });
+        assert!(
+            matches!(sees, Sees::First(_))
+                || matches!(sees, Sees::Each(each) if each.len() >= count * ROWS)
+        );
+        self.run(Attend { rows, keys, values, count, sees });
     }
 
     /// Consecutive rows in f32, as they are if they can be read `width` entries wide where they lie.

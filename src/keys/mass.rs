@@ -47,6 +47,13 @@ pub(crate) struct Sight<'a> {
 }
 
 impl Sight<'_> {
+    /// How many keys it sees.
+    pub(crate) fn count(&self) -> usize {
+        let seen =
+            |allowed: &[u8]| allowed[..self.visible].iter().filter(|byte| **byte != 0).count();
+        self.allowed.map_or(self.visible, seen)
+    }
+
     pub(crate) fn sees(&self, key: usize) -> bool {
         key < self.visible && self.allowed.is_none_or(|allowed| allowed[key] != 0)
     }
