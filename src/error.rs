@@ -109,7 +109,7 @@ pub enum Error {
     },
     /// A budget on the output error that rounding alone exceeds.
     #[error(
-        "out_tol{place} is {value:e}, but the output in full is proven to {bound:e} only (rounding); \
+        "out_tol{place} is {value:?}, but the output in full is proven to {bound:?} only (rounding); \
          raise out_tol, or pass q, k and v in a wider precision"
     )]
     Unreachable {

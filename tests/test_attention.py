@@ -540,3 +540,18 @@ def test_what_only_other_sequences_see_may_hold_anything(m: int) -> None:
         result = ck.attention(q, k, v, eps, lengths=lengths)
         check(result, exact, weights, eps)
         assert np.isfinite(result.error_bound).all()
+
+
+@pytest.mark.parametrize("m", [1, 3, 40])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_that_overflow_are_errors(m: int, sign: float) -> None:
+    """A product of finite vectors that is -inf, inf or NaN is no mask."""
+    q, k, v = np.full((m, 2), 1e200), np.ones((5, 2)), np.ones((5, 3))
+    k[3] = sign * 1e200
+    message = r"^a score of k\[3\] is .*q\.k times scale overflows float64"
+    for budget in ({"eps": 0.1}, {"eps": 0.0}, {"out_tol": 0.1}):
+        with pytest.raises(ck.CertkError, match=message):
+            ck.attention(q, k, v, **budget)
+    k[3, 1] = -k[3, 0]
+    with pytest.raises(ck.CertkError, match=message):
+        ck.attention(q, k, v, 0.1)

@@ -1,6 +1,30 @@
 """`KeyIndex` against exact arithmetic (Arb, integers) and brute force in float64.
 
 The oracle works from the stored queries and keys alone; it shares no code with the library.
+
+Traps that are tests by name, here unless another file is given:
+
+- outliers lost to a comparison: `test_outliers_are_scored_and_never_dropped`
+- flat by a sample, but for a spike: `test_a_spike_among_equal_keys_is_found`
+- a gap that forgets what was scored: `test_a_gap_is_one_between_the_kept_and_all_others`
+- the true top k taken for a mass: `test_a_proven_top_k_says_nothing_of_masses`
+- a box under a negative scale: `test_cells_under_a_scale_of_either_sign`
+- a remainder outside the lanes: `test_remainders_of_odd_dimensions_are_in_the_bounds`
+- -inf or NaN of finite vectors taken for a mask: `test_scores_that_overflow_are_not_masks` in
+  test_search_soundness.py, `test_scores_that_overflow_are_errors` in test_attention.py
+- 16-bit queries that overflow 32 bits: `test_long_queries_of_one_sign_do_not_overflow`
+- the residual of a quantised query: `test_what_a_quantised_query_leaves_out_is_in_the_bounds`
+- radii and sums rounded down: `test_losses_of_codes_are_within_their_radii_and_their_sums`
+- centring on one side: `test_centring_is_on_both_sides`
+- squares of weights that underflow: `test_squares_of_weights_below_float32_are_in_the_bounds`
+- norms of queries that underflow: `test_queries_whose_squares_are_not_normal` in
+  test_search_soundness.py
+- exp(x) - 1 - x of a small x: `growth_is_above_its_series` in src/keys/gram.rs
+- roundings of a long sum: `a_long_sum_is_bounded_with_its_roundings` in src/keys/gram.rs
+- a key outside the Gram matrix:
+  `test_appended_keys_are_in_the_certificate_before_they_can_go_unscored`
+- equal scores that rounding orders:
+  `test_equal_scores_rank_by_position_even_where_rounding_hides_it`
 """
 
 from __future__ import annotations
@@ -294,6 +318,153 @@ def test_appended_keys_are_in_the_certificate_before_they_can_go_unscored() -> N
     index.check(keys)
 
 
+def test_a_spike_among_equal_keys_is_found() -> None:
+    # Trap: a sample of the keys says that the row is flat, and everything is scored.
+    rng = np.random.default_rng(11)
+    keys = (rng.standard_normal((20000, 16)) * 0.01).astype(np.float32)
+    q = rng.standard_normal(16).astype(np.float32)
+    for at in (0, 7777, 19999):
+        spiked = keys.copy()
+        spiked[at] = q * np.float32(20 / float(q @ q))
+        found = ck.KeyIndex.build(spiked).search(q, 0.01, scale=1.0)
+        assert found.row(()).tolist() == [at]
+        assert found.scored < 300
+        assert found.rung != ck.Rung.DENSE
+        few = spiked[[*range(0, at, 500), at, *range(at + 1, 20000, 500)]]
+        place = len(range(0, at, 500))
+        found = ck.KeyIndex.build(few).search(q, 0.01, scale=1.0)
+        lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+        check_interval(Row(q, few, 1.0), np.array([place]), lower, upper, "spike")
+
+
+@pytest.mark.parametrize("over", COVERS)
+def test_a_proven_top_k_says_nothing_of_masses(over: Any) -> None:
+    # Trap: the true top k may carry next to nothing.
+    rng = np.random.default_rng(12)
+    keys = (rng.standard_normal((200, 8)) * 0.05).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    q = rng.standard_normal(8).astype(np.float32)
+    row = Row(q, keys, 1.0)
+    for eps, status in ((None, ck.Status.CERTIFIED), (0.5, ck.Status.OVER_BUDGET)):
+        found = index.search(q, eps, rule="top_k", k=5, over=over, scale=1.0)
+        assert found.row(()).tolist() == row.top(5)
+        assert found.status == status
+        lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+        check_interval(row, found.row(()), lower, upper, over)
+        assert upper > 0.9
+
+
+def test_cells_under_a_scale_of_either_sign() -> None:
+    # Trap: under a negative scale the lower edge of a box bounds from above.
+    rng = np.random.default_rng(13)
+    keys = np.repeat(rng.uniform(1.0, 9.0, (20, 6)), 16, axis=0)
+    keys = (keys + rng.standard_normal(keys.shape) * 0.01).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    q = rng.uniform(0.5, 1.0, 6).astype(np.float32)
+    for scale in (1.0, -1.0):
+        row = Row(q, keys, scale)
+        for rule in ("mass", "top_k"):
+            found = ask(index, q, rule, "cells", scale=scale)
+            lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+            check_interval(row, found.row(()), lower, upper, f"{rule} {scale}")
+            turned = ask(index, -q, rule, "cells", scale=-scale)
+            assert np.array_equal(turned.indices, found.indices)
+            assert turned.scored == found.scored < 320
+
+
+def test_what_a_quantised_query_leaves_out_is_in_the_bounds() -> None:
+    # Trap: beside a huge entry the others vanish from a 16-bit query, and with them all scores.
+    rng = np.random.default_rng(14)
+    keys = rng.standard_normal((300, 12)).astype(np.float32)
+    keys[:, 3] = 0.0
+    for size in (1e3, 1e5, 1e7):
+        q = rng.standard_normal(12)
+        q[3] = size
+        for rotate in (True, False):
+            index = ck.KeyIndex.build(keys, rotate=rotate)
+            row = Row(q, keys, 1.0)
+            for rule in RULES:
+                for over in ("codes", "both"):
+                    found = ask(index, q, rule, over, scale=1.0)
+                    lower, upper = float(found.tail_mass_lower), float(found.tail_mass_upper)
+                    check_interval(row, found.row(()), lower, upper, f"{rule} {over} {size}")
+                    if rule == "top_k":
+                        assert found.row(()).tolist() == row.top(75)
+
+
+def decoded(index: ck.KeyIndex) -> tuple[Array, tuple[Array, ...]]:
+    """What the codes of an index of (n, d), not turned, stand for, and its parts."""
+    n, d = index.shape
+    parts = tuple(np.asarray(part) for part in index._index.parts()[0])
+    steps = -(-d // 4)
+    # A line of four dimensions of sixteen keys, line by line.
+    lines = parts[0].reshape(-1, steps, 16, 4).transpose(0, 2, 1, 3).reshape(-1, 4 * steps)
+    scales = (parts[1].astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return (lines[:n, :d].astype(np.float64) - 128) * scales[:n, None], parts
+
+
+@pytest.mark.parametrize("d", [1, 7, 16, 33, 64])
+def test_losses_of_codes_are_within_their_radii_and_their_sums(d: int) -> None:
+    # Trap: radii, and the sum of outer products, must be rounded up where they are stored.
+    rng = np.random.default_rng(d)
+    keys = rng.standard_normal((700, d)) * 10.0 ** rng.uniform(-2, 1, (700, 1))
+    keys = keys.astype(np.float32)
+    index = ck.KeyIndex.build(keys, rotate=False)
+    codes, (_, _, radii, bare, mean, gram, numbers, _) = decoded(index)
+    coded = np.setdiff1d(np.arange(700), bare)
+    losses = ((keys - mean[:d]).astype(np.float64) - codes)[coded]
+    norms = np.sqrt((losses.astype(np.longdouble) ** 2).sum(1))
+    stored = (radii.astype(np.uint32) << 16).view(np.float32)[coded]
+    assert (stored >= norms).all()
+    assert (stored <= norms * 1.01 + 1e-18).all()
+    assert numbers[1] >= norms.max()
+    width = -(-d // 16) * 16
+    upper = np.triu(gram.reshape(width, width))[:d, :d]
+    whole = upper + np.triu(upper, 1).T
+    rounded = (numbers[3] + 2 * width) * 2.0**-52 * np.trace(whole)
+    for y in [*rng.standard_normal((50, d)), *np.linalg.svd(losses)[2][:3]]:
+        form, length = float(y @ whole @ y), float(np.linalg.norm(y))
+        bound = np.sqrt(form + rounded * length**2) + length * np.sqrt(numbers[0])
+        real = np.sqrt(((losses @ y) ** 2).sum())
+        assert bound >= real * (1 - 1e-12)
+        assert bound <= real * 1.5 + 1e-6 * length * norms.max()
+
+
+def test_squares_of_weights_below_float32_are_in_the_bounds() -> None:
+    # Trap: 60 nats below the top, squares of weights are nothing in float32, but their root counts.
+    rng = np.random.default_rng(15)
+    near, far = rng.standard_normal((2, 16))
+    far[0] = near[0] + 4.0
+    keys = np.concatenate([np.tile(near, (4000, 1)), np.tile(far, (300, 1))])
+    keys[:, 0] += rng.standard_normal(4300) * 1e-3
+    keys = keys.astype(np.float32)
+    index = ck.KeyIndex.build(keys, rotate=False)
+    codes, (_, _, _, bare, mean, _, _, _) = decoded(index)
+    assert len(bare) < 300
+    low = np.arange(4000)
+    losses = (keys - mean[:16]).astype(np.float64) - codes
+    # What codes lose is all for the many that are far below the top.
+    loss, code = losses[low].mean(0), codes[low].mean(0)
+    loss[0] = code[0] = 0.0
+    q = loss - code * (loss @ code) / (code @ code)
+    q *= 1.5 / (q @ loss)
+    q[0] = (60 - q @ (far - near)) / 4
+    scores = keys.astype(np.longdouble) @ q.astype(np.longdouble)
+    weights = np.exp(scores - scores.max())
+    by_codes = np.exp(scores - losses @ q - scores.max())
+    share = float(weights[low].sum() / weights.sum())
+    # Codes alone would promise much less than there is.
+    assert by_codes[low].sum() < 0.8 * weights[low].sum()
+    assert 1e-40 < share < 1e-18
+    found = index.search(q, 50 * share, scale=1.0)
+    kept = found.row(())
+    assert not np.isin(kept, low).any()
+    dropped = np.ones(4300, bool)
+    dropped[kept] = False
+    tail = weights[dropped].sum() / weights.sum()
+    assert found.tail_mass_lower <= tail <= found.tail_mass_upper <= 50 * share
+
+
 def test_equal_scores_rank_by_position_even_where_rounding_hides_it() -> None:
     keys = np.zeros((300, 8), np.float32)
     keys[::3, 0] = 1.0
@@ -480,6 +651,24 @@ def test_draws_bound_what_a_kept_set_loses() -> None:
         index.montecarlo(q, mask, 0.01, 7)
     with pytest.raises(ck.CertkError, match=re.escape("row [2]")):
         index.montecarlo(q, [[0], [1], [2000], [0], [0], [0]], 0.01, 7, keys=keys)
+
+
+def test_draws_where_codes_say_nothing() -> None:
+    """Codes of subnormal keys bound nothing: such keys are scored, all of them if need be."""
+    rng = np.random.default_rng(31)
+    keys = (rng.standard_normal((50, 8)) * 1e-41).astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    q = rng.standard_normal((3, 8)) * 1e41
+    scores = q.astype(np.longdouble) @ keys.T.astype(np.longdouble)
+    weights = np.exp(scores)
+    real = 1 - weights[:, :5].sum(1) / weights.sum(1)
+    found = index.montecarlo(q, [[0, 1, 2, 3, 4]] * 3, 0.01, 7, scale=1.0)
+    assert (found.lower <= real).all()
+    assert (real <= found.upper).all()
+    assert (found.upper - found.lower < 0.2).all()
+    # Scores without digits for their differences are the query's matter: no bound was passed.
+    with pytest.raises(ck.CertkError, match=r"^q\[0\] is .*f64 cannot tell scores apart"):
+        index.montecarlo(q, [[0]] * 3, 0.01, 7, scale=1e12)
 
 
 def test_keys_are_kept_and_grow_by_doubling() -> None:

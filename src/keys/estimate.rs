@@ -142,7 +142,11 @@ impl Row<'_> {
             let listed: Vec<u32> = positions.iter().map(|&position| position as u32).collect();
             Ok(score(&query, &listed))
         };
-        let mut found = tail_mass_of_drawn(&rows, &keep, fetch, options)?;
+        let mut found = tail_mass_of_drawn(&rows, &keep, fetch, options).map_err(|error| {
+            // The bounds are not the caller's.
+            let Error::Option { argument: "upper_bounds", .. } = error else { return error };
+            KeyIndex::blurred(self.queries, self.at, &query)
+        })?;
         // Scores were taken for exact; each may be off by the query's error, so that odds may be off by twice that.
         let factor = (2.0 * query.error).exp() * (1.0 + 1e-12);
         for upper in found.upper.iter_mut().filter(|upper| **upper > 0.0) {
@@ -186,6 +190,9 @@ impl Row<'_> {
     }
 }
 
+/// A bound that is off by more nats is none: its key would be drawn again and again, for nothing.
+const USELESS: f64 = 40.0;
+
 /// Upper bounds of all exact scores as they are computed, and the keys that have none.
 fn bounds(
     codes: &Codes,
@@ -195,8 +202,9 @@ fn bounds(
 ) -> (Vec<f64>, Vec<u32>) {
     let mut certain = Vec::new();
     let bound = |(key, score): (usize, &f32)| {
-        let bound = f64::from(*score) + spread.reach_of(codes.radius(key)) + 2.5 * query.error;
-        if !score.is_finite() || !bound.is_finite() {
+        let reach = spread.reach_of(codes.radius(key));
+        let bound = f64::from(*score) + reach + 2.5 * query.error;
+        if !(score.is_finite() && reach <= USELESS) {
             certain.push(key as u32);
         }
         bound.next_up()

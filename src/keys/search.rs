@@ -173,12 +173,17 @@ impl KeyIndex {
         if query.error <= BLURRED {
             return Ok(());
         }
+        Err(Self::blurred(queries, row, query))
+    }
+
+    /// That they do not.
+    pub(super) fn blurred(queries: &Vectors<'_>, row: usize, query: &Query) -> Error {
         let (argument, m) = (queries.argument(), queries.len());
         let mut place = queries.place(row / m, row % m, 0);
         place.0.pop();
         let value = query.entries.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
         let problem = "so large in size, with these keys and this scale, that f64 cannot tell scores apart; make them smaller";
-        Err(Error::Number { argument, place, value, problem })
+        Error::Number { argument, place, value, problem }
     }
 
     /// The head of each matrix of queries; one head of keys without axes before it serves all.
