@@ -493,6 +493,20 @@ def test_an_index_of_other_keys(shape: tuple[int, ...]) -> None:
         ck.attention(q, k, v, 0.1, index=index)
 
 
+def test_an_index_of_the_same_keys_in_another_dtype() -> None:
+    """Keys that were rounded since they were indexed are other keys."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(19)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in (Q, K, V))
+    for one, other in (
+        (k, k.astype(np.float16)),
+        (k.astype(np.float16), k),
+        (k, torch.from_numpy(k).bfloat16()),
+    ):
+        with pytest.raises(ck.CertkError, match=r"^k are .* when they were indexed"):
+            ck.attention(q, other, v, 0.1, index=ck.KeyIndex.build(one))
+
+
 def test_no_index_for_float64() -> None:
     index = ck.KeyIndex.build(np.ones(K, np.float32))
     with pytest.raises(ck.CertkError, match=r"^k has shape .*float64 cannot be indexed"):

@@ -23,6 +23,7 @@ Traps that are tests by name, here unless another file is given:
 - roundings of a long sum: `a_long_sum_is_bounded_with_its_roundings` in src/keys/gram.rs
 - a key outside the Gram matrix:
   `test_appended_keys_are_in_the_certificate_before_they_can_go_unscored`
+- a lock that is held while a search waits: `test_no_thread_waits_for_another_forever`
 - equal scores that rounding orders:
   `test_equal_scores_rank_by_position_even_where_rounding_hides_it`
 """
@@ -32,9 +33,12 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -691,6 +695,24 @@ def test_keys_are_kept_and_grow_by_doubling() -> None:
     assert np.array_equal(*top)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_failed_append_leaves_all_heads_alike(value: float) -> None:
+    keys = np.random.default_rng(1).standard_normal((3, 40, 8)).astype(np.float32)
+    for n in (0, 17, 40):
+        index = ck.KeyIndex.build(keys[:, :n])
+        bad = keys[:, :3].copy()
+        bad[2, 1, 7] = value
+        with pytest.raises(ck.CertkError, match=re.escape("keys[2, 1, 7] is not finite")):
+            index.append(bad)
+        assert len(index) == n
+        index.append(keys[:, n:])
+        index.check(keys)
+        found = index.search(keys[:, :1], 0.1)
+        again = pickle.loads(pickle.dumps(index)).search(keys[:, :1], 0.1)
+        assert (found.status == ck.Status.CERTIFIED).all()
+        assert np.array_equal(found.tail_mass_upper, again.tail_mass_upper)
+
+
 def test_a_failed_append_changes_nothing() -> None:
     keys = np.random.default_rng(1).standard_normal((2, 40, 8)).astype(np.float32)
     index = ck.KeyIndex.build(keys)
@@ -769,6 +791,67 @@ def test_an_index_that_grows_while_it_is_searched_tells_the_truth() -> None:
             answered += 1
     growing.result()
     index.check(keys)
+
+
+def test_appending_takes_no_longer_for_a_longer_index() -> None:
+    def least(n: int) -> float:
+        keys = np.zeros((2, n, 16), np.float32)
+        keys[..., ::7, :] = 1.0
+        index = ck.KeyIndex.build(keys, keep_keys=False)
+        times = []
+        for _ in range(30):
+            start = perf_counter()
+            index.append(keys[:, :1], threads=1)
+            times.append(perf_counter() - start)
+        return min(times)
+
+    assert least(500_000) < 20 * least(1000)
+
+
+def test_heads_that_are_none_have_keys_all_the_same() -> None:
+    index = ck.KeyIndex.build(np.empty((0, 5, 8), np.float32))
+    assert index.shape == (0, 5, 8)
+    assert index.search(np.empty((0, 3, 8), np.float32), 0.1).shape == (0, 3, 5)
+    index.append(np.empty((0, 2, 8), np.float32))
+    assert len(index) == 7
+    index.check()
+
+
+# Searches of several portions, appends and looks at the length, all at once.
+THREE = """
+import threading, time
+import numpy as np
+import certk_rs as ck
+
+keys = np.random.default_rng(0).standard_normal((4000, 64)).astype(np.float32)
+index, end = ck.KeyIndex.build(keys, keep_keys=False), time.monotonic() + 4
+
+def repeat(work):
+    while time.monotonic() < end:
+        work()
+
+def search():
+    try:
+        index.search(keys[:600], 1e-9, threads=1)
+    except ck.CertkError as error:
+        assert "keys" in str(error)
+
+def append():
+    index.append(keys[:1], threads=1)
+    time.sleep(0.0005)
+
+works = (search, append, lambda: len(index), lambda: index.dtype)
+threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_no_thread_waits_for_another_forever() -> None:
+    # Trap: a search waits for the interpreter, an append for the search, the interpreter for that.
+    subprocess.run([sys.executable, "-c", THREE], check=True, timeout=60)
 
 
 def test_copies_and_pickles_grow_apart() -> None:

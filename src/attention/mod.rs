@@ -201,17 +201,8 @@ impl<'a> Job<'a> {
         if let Some(ball) = sights.options.ball {
             ball.check(values)?;
         }
-        if let Some(index) = index
-            && (index.batch_shape() != keys.batch()
-                || index.len() != keys.len()
-                || index.dim() != keys.dim())
-        {
-            return Err(keys.misfit(format!(
-                "the index was built of {} keys of {} entries for axes {:?}; build it of these, or append what is new",
-                index.len(),
-                index.dim(),
-                index.batch_shape()
-            )));
+        if let Some(index) = index {
+            index.fits(keys)?;
         }
         let simd = Simd::current()?;
         let norms = vec![OnceLock::new(); keys.heads()];

@@ -10,7 +10,7 @@ use super::codes::Codes;
 use super::codes::saved::Saved;
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Place};
-use crate::kernels::{Element, Keys, Simd};
+use crate::kernels::{Element, Keys, LANES, Simd};
 use crate::scores::{Data, Vectors};
 use crate::threads;
 
@@ -23,6 +23,8 @@ use crate::threads;
 pub struct KeyIndex {
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
+    /// Keys of a head, also where there are no heads.
+    n: usize,
     pub(crate) dim: usize,
     pub(crate) heads: Vec<Codes>,
     /// What the keys are stored in.
@@ -98,6 +100,23 @@ pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, 
     Keys::new(data, stride, keys.dim())
 }
 
+/// That all entries of a head's keys are finite.
+fn finite<E: Coded>(
+    simd: Simd,
+    keys: &Vectors<'_>,
+    matrix: Keys<'_, E>,
+    head: usize,
+) -> Result<(), Error> {
+    let origin = vec![0.0; keys.dim().next_multiple_of(LANES)];
+    if simd.farthest(matrix, keys.len(), &origin).is_finite() {
+        return Ok(());
+    }
+    let bad = |entry: &E| !Into::<f64>::into(entry.widen()).is_finite();
+    let entry = |row: usize| Some((row, matrix.row(row).iter().position(bad)?));
+    let (row, entry) = (0..keys.len()).find_map(entry).unwrap_or((0, 0));
+    Err(Error::KeyNotFinite { argument: keys.argument(), place: keys.place(head, row, entry) })
+}
+
 impl KeyIndex {
     /// Builds an index of keys of shape `(..., n, d)`, float32, float16 or bfloat16.
     ///
@@ -113,8 +132,8 @@ impl KeyIndex {
             Ok(((0..keys.heads()).map(head).collect(), E::NAME))
         })?;
         let cells = OnceLock::new();
-        let mut index = KeyIndex { batch: keys.batch().to_vec(), dim, heads, stored, cells };
-        index.append(keys, options.threads)?;
+        let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored, cells };
+        index.grow(keys, options.threads)?;
         Ok(index)
     }
 
@@ -139,6 +158,19 @@ impl KeyIndex {
                 keys.misfit(format!("they are {stored}, the index holds {have}: convert them"))
             );
         }
+        // What can fail must fail before the first of several heads has grown.
+        if self.heads.len() > 1 {
+            let _modes = threads::default_floats();
+            let simd = Simd::current()?;
+            for head in 0..self.heads.len() {
+                by_type!(keys, E => finite(simd, keys, matrix::<E>(keys, head), head))?;
+            }
+        }
+        self.grow(keys, threads)
+    }
+
+    /// Appends keys that fit; on an error of one head those before may have grown.
+    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
         let (n, count) = (self.len(), keys.len());
         if n + count >= u32::MAX as usize {
             return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));
@@ -147,22 +179,21 @@ impl KeyIndex {
         // What is not given to a pool runs here.
         let _modes = threads::default_floats();
         let threads = threads::count(threads, count * self.dim * self.heads.len() > 1 << 20)?;
-        // Some heads may have grown before one fails.
-        let before: Vec<Codes> = if self.heads.len() > 1 { self.heads.clone() } else { Vec::new() };
         for head in 0..self.heads.len() {
-            let done = by_type!(keys, E => {
-                self.heads[head].append(simd, matrix::<E>(keys, head), count, threads)
-            })?;
+            let grow = |codes: &mut Codes, threads| by_type!(keys, E => codes.append(simd, matrix::<E>(keys, head), count, threads));
+            let done = match grow(&mut self.heads[head], threads) {
+                // Here no other thread is needed.
+                Err(_) if head > 0 => grow(&mut self.heads[head], 1)?,
+                done => done?,
+            };
             if let Err(bad) = done {
-                if !before.is_empty() {
-                    self.heads = before;
-                }
                 return Err(Error::KeyNotFinite {
                     argument: keys.argument(),
                     place: keys.place(head, bad.row, bad.entry),
                 });
             }
         }
+        self.n += count;
         self.cells = OnceLock::new();
         Ok(())
     }
@@ -210,7 +241,9 @@ impl KeyIndex {
         if keys.batch() != self.batch || keys.len() != self.len() || keys.dim() != self.dim {
             let mut shape = self.batch.clone();
             shape.extend([self.len(), self.dim]);
-            return Err(keys.misfit(format!("the index was built of keys of shape {shape:?}")));
+            return Err(keys.misfit(format!(
+                "the index was built of keys of shape {shape:?}; pass those, build it of these, or append what is new"
+            )));
         }
         let stored = by_type!(keys, E => Ok(E::NAME))?;
         if stored != self.stored {
@@ -258,7 +291,8 @@ impl KeyIndex {
         }
         let load = |(head, saved)| Codes::load(n, dim, saved).map_err(|part| damaged(part, head));
         let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
-        Ok(KeyIndex { batch: batch.to_vec(), dim, heads, stored, cells: OnceLock::new() })
+        let cells = OnceLock::new();
+        Ok(KeyIndex { batch: batch.to_vec(), n, dim, heads, stored, cells })
     }
 
     /// What the keys are stored in: float32, float16 or bfloat16.
@@ -273,7 +307,7 @@ impl KeyIndex {
 
     /// Keys of a head.
     pub fn len(&self) -> usize {
-        self.heads.first().map_or(0, Codes::len)
+        self.n
     }
 
     /// Whether there are no keys.

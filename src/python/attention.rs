@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{PoisonError, RwLock};
 
 use super::arguments;
 use super::arrays::{Budgets, Bytes, Stored, contiguous};
@@ -29,8 +29,9 @@ type Answers<'py> = (
 pub(super) struct ValueBall(RwLock<core::ValueBall>);
 
 impl ValueBall {
-    fn read(&self) -> RwLockReadGuard<'_, core::ValueBall> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    /// A copy of the ball as it is: no call holds it while it waits for the interpreter.
+    fn now(&self, py: Python<'_>) -> core::ValueBall {
+        py.detach(|| self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 }
 
@@ -57,12 +58,12 @@ impl ValueBall {
     }
 
     fn radii<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        PyArray1::from_vec(py, self.read().radii())
+        PyArray1::from_vec(py, self.now(py).radii())
     }
 
     #[getter]
-    fn len(&self) -> usize {
-        self.read().len()
+    fn len(&self, py: Python<'_>) -> usize {
+        self.now(py).len()
     }
 }
 
@@ -134,14 +135,14 @@ pub(super) fn attention<'py>(
     let precision = precision(queries_dtype);
     let mask = mask.map(Bytes::new).transpose()?;
     let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
-    let ball = ball.map(|ball| ball.get().read());
+    let ball = ball.map(|ball| ball.get().now(py));
     let options = AttentionOptions {
         scale: scale.map(|scale| arguments::real("scale", scale)).transpose()?,
         causal: arguments::flag("causal", causal)?,
         lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
         mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
         precision,
-        ball: ball.as_deref(),
+        ball: ball.as_ref(),
         threads: arguments::threads(threads)?,
     };
     let index = index.map(Bound::get);
@@ -189,12 +190,12 @@ pub(super) fn attention_error<'py>(
     let values = vectors(&stored[1], "v")?;
     let mask = mask.map(Bytes::new).transpose()?;
     let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
-    let ball = ball.map(|ball| ball.get().read());
+    let ball = ball.map(|ball| ball.get().now(py));
     let options = AttentionOptions {
         causal: arguments::flag("causal", causal)?,
         lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
         mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
-        ball: ball.as_deref(),
+        ball: ball.as_ref(),
         threads: arguments::threads(threads)?,
         ..AttentionOptions::default()
     };

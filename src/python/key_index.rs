@@ -48,12 +48,19 @@ type Lent<'py> = (
 );
 
 impl KeyIndex {
+    /// Only where the interpreter is released: a search that holds the index waits for the interpreter between portions.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// As [`KeyIndex::read`].
     fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the index, the interpreter released.
+    fn look<R: Send>(&self, py: Python<'_>, what: impl FnOnce(&core::KeyIndex) -> R + Send) -> R {
+        py.detach(|| what(&self.read()))
     }
 }
 
@@ -168,12 +175,15 @@ impl KeyIndex {
             return Err(CertkError::new_err(problem));
         }
         let budgets = eps.as_ref().map(Budgets::slice).transpose()?.unwrap_or(&[]);
-        let found = detached(py, |hook| {
-            self.read().search_with(&queries, keys.as_ref(), budgets, &options, hook)
+        let (found, n) = detached(py, |hook| {
+            let index = self.read();
+            let found = index.search_with(&queries, keys.as_ref(), budgets, &options, hook)?;
+            // Afterwards there may be more.
+            Ok((found, index.len()))
         })?;
         // A tail mass is at most 1: no budget at all.
         let eps = eps.unwrap_or(Budgets::All([1.0]));
-        Bound::new(py, Searched::new(found, &batch, self.read().len(), eps))
+        Bound::new(py, Searched::new(found, &batch, n, eps))
     }
 
     #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -232,7 +242,8 @@ impl KeyIndex {
                 PyArray1::from_slice(py, &saved.print),
             )
         };
-        self.read().save().map(one).collect()
+        let saved: Vec<Saved> = self.look(py, |index| index.save().collect());
+        saved.into_iter().map(one).collect()
     }
 
     #[staticmethod]
@@ -263,18 +274,20 @@ impl KeyIndex {
 
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
-        let index = self.read();
-        let shape = index.batch_shape().iter().copied().chain([index.len(), index.dim()]);
-        pyo3::types::PyTuple::new(py, shape.collect::<Vec<_>>())
+        let shape = self.look(py, |index| {
+            let last = [index.len(), index.dim()];
+            index.batch_shape().iter().copied().chain(last).collect::<Vec<_>>()
+        });
+        pyo3::types::PyTuple::new(py, shape)
     }
 
     #[getter]
-    fn dtype(&self) -> &'static str {
-        self.read().dtype()
+    fn dtype(&self, py: Python<'_>) -> &'static str {
+        self.look(py, core::KeyIndex::dtype)
     }
 
     #[getter]
-    fn bytes(&self) -> usize {
-        self.read().bytes()
+    fn bytes(&self, py: Python<'_>) -> usize {
+        self.look(py, core::KeyIndex::bytes)
     }
 }
