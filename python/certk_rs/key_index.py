@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,8 @@ Rule = Literal["mass", "gap", "top_k"]
 Over = Literal["codes", "cells", "both"]
 _FORMAT = "certk-key-index"
 _VERSION = 1
+# Behind the last key without a code, where arrays of several heads are of one length.
+_NO_KEY = 2**32 - 1
 # Of each head, in the order of `_native.KeyIndex.parts`: its name, dtypes in the file and here.
 _PARTS = (
     ("codes", "U8", "<u1"),
@@ -371,11 +374,45 @@ class KeyIndex:
             index._kept = array
         return index
 
+    def arrays(self) -> list[NDArray[Any]]:
+        """Copy the index into one array for each kind of part, (..., length) over the heads.
+
+        Codes, scales and radii (bits of bfloat16), keys without a code (padded with 2**32 - 1),
+        mean, Gram matrix, numbers, fingerprint: what `IndexArrays` takes.
+        """
+        heads = self._index.parts()
+        stacked = []
+        for at, (_, _, here) in enumerate(_PARTS):
+            most = max((head[at].size for head in heads), default=0)
+            rows = np.full((len(heads), most), _NO_KEY if here == "<u4" else 0, here)
+            for row, head in zip(rows, heads, strict=True):
+                row[: head[at].size] = head[at]
+            stacked.append(rows.reshape(*self.shape[:-2], most))
+        return stacked
+
     def _lent(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
         """The keys of a call, or else the kept ones."""
         if keys is None:
             return self._kept, None if self._kept is None else self.dtype
         return _lend_keys(keys)
+
+
+class IndexArrays:
+    """An index as arrays that somebody else holds; `attention` reads them where they are.
+
+    They are trusted to be those of an index of exactly the keys of the call. Others make a
+    certificate about nothing, or a `CertkError`.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Take arrays (..., length) as `KeyIndex.arrays` gives them, in their order and dtypes.
+
+        Nothing is copied where the last axis is contiguous and the others can be seen as one.
+        """
+        self._index = tuple(
+            _arrays.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
+            for array in arrays
+        )
 
 
 def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::cells::Cells;
 use super::codes::Codes;
 #[cfg(feature = "python")]
-use super::codes::saved::Saved;
+use super::codes::saved::{Saved, Trust};
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Place};
 use crate::kernels::{Element, Keys, Simd};
@@ -16,15 +16,17 @@ use crate::threads;
 
 /// Keys as one byte an entry, with what is needed to bound what the bytes leave out.
 ///
+/// An index that is built, or appended to, owns its codes: `KeyIndex<'static>`.
+///
 /// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
 /// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
 /// own algorithms; they take another `3 d / 4` bytes a key from the first search over them on.
 #[derive(Debug, Clone, PartialEq)]
-pub struct KeyIndex {
+pub struct KeyIndex<'a> {
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
     pub(crate) dim: usize,
-    pub(crate) heads: Vec<Codes>,
+    pub(crate) heads: Vec<Codes<'a>>,
     /// What the keys are stored in.
     stored: &'static str,
     /// Cells of each head, made when a search first asks for them.
@@ -98,7 +100,7 @@ pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, 
     Keys::new(data, stride, keys.dim())
 }
 
-impl KeyIndex {
+impl<'a> KeyIndex<'a> {
     /// Builds an index of keys of shape `(..., n, d)`, float32, float16 or bfloat16.
     ///
     /// # Errors
@@ -148,7 +150,8 @@ impl KeyIndex {
         let _modes = threads::default_floats();
         let threads = threads::count(threads, count * self.dim * self.heads.len() > 1 << 20)?;
         // Some heads may have grown before one fails.
-        let before: Vec<Codes> = if self.heads.len() > 1 { self.heads.clone() } else { Vec::new() };
+        let before: Vec<Codes<'_>> =
+            if self.heads.len() > 1 { self.heads.clone() } else { Vec::new() };
         for head in 0..self.heads.len() {
             let done = by_type!(keys, E => {
                 self.heads[head].append(simd, matrix::<E>(keys, head), count, threads)
@@ -235,7 +238,7 @@ impl KeyIndex {
 
     /// Each head as it is written to a file.
     #[cfg(feature = "python")]
-    pub(crate) fn save(&self) -> impl Iterator<Item = Saved> {
+    pub(crate) fn save(&self) -> impl Iterator<Item = Saved<'_>> {
         self.heads.iter().map(Codes::save)
     }
 
@@ -244,7 +247,12 @@ impl KeyIndex {
     /// # Errors
     /// [`Error::Damaged`] if that cannot have been an index; [`Error::Option`] for an unknown type of keys.
     #[cfg(feature = "python")]
-    pub(crate) fn load(shape: &[usize], stored: &str, heads: Vec<Saved>) -> Result<Self, Error> {
+    pub(crate) fn load(
+        shape: &[usize],
+        stored: &str,
+        heads: Vec<Saved<'a>>,
+        trust: Trust,
+    ) -> Result<Self, Error> {
         let damaged = |problem, head| Error::Damaged { problem, head };
         let &[ref batch @ .., n, dim] = shape else { return Err(damaged("the shape", 0)) };
         let known = [f32::NAME, f16::NAME, bf16::NAME];
@@ -256,7 +264,8 @@ impl KeyIndex {
         if !fits || dim == 0 || dim > 1 << 20 || n >= u32::MAX as usize {
             return Err(damaged("the shape", 0));
         }
-        let load = |(head, saved)| Codes::load(n, dim, saved).map_err(|part| damaged(part, head));
+        let load =
+            |(head, saved)| Codes::load(n, dim, saved, trust).map_err(|part| damaged(part, head));
         let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
         Ok(KeyIndex { batch: batch.to_vec(), dim, heads, stored, cells: OnceLock::new() })
     }
@@ -267,7 +276,7 @@ impl KeyIndex {
     }
 
     /// The codes of a head.
-    pub(crate) fn head(&self, head: usize) -> &Codes {
+    pub(crate) fn head(&self, head: usize) -> &Codes<'a> {
         &self.heads[head]
     }
 

@@ -3,7 +3,8 @@
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::bf16;
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::ndarray::Axis;
+use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -12,7 +13,7 @@ use super::arrays::{Budgets, KeepArray, Stored, contiguous};
 use super::errors::{CertkError, detached};
 use super::montecarlo::{self, Estimate};
 use super::results::Searched;
-use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions};
+use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
 use crate::scores::Vectors;
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
@@ -21,7 +22,7 @@ pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyR
 }
 
 #[pyclass(frozen, module = "certk_rs._native")]
-pub(super) struct KeyIndex(RwLock<core::KeyIndex>);
+pub(super) struct KeyIndex(RwLock<core::KeyIndex<'static>>);
 
 /// Of a head: codes, scales, radii, keys without a code, mean, Gram matrix, numbers, fingerprint; as `keys::Saved` has them.
 type Parts<'py> = (
@@ -48,12 +49,59 @@ type Lent<'py> = (
 );
 
 impl KeyIndex {
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex<'static>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex> {
+    fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex<'static>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An index as arrays that are lent to a call: each with a row for each head, in the order of [`Parts`]. Keys without a code end
+/// at the first that is no `u32` key, 2^32 - 1.
+#[derive(FromPyObject)]
+pub(super) struct Tables<'py>(
+    PyReadonlyArray2<'py, u8>,
+    PyReadonlyArray2<'py, u16>,
+    PyReadonlyArray2<'py, u16>,
+    PyReadonlyArray2<'py, u32>,
+    PyReadonlyArray2<'py, f32>,
+    PyReadonlyArray2<'py, f64>,
+    PyReadonlyArray2<'py, f64>,
+    PyReadonlyArray2<'py, u64>,
+);
+
+/// A row of an array.
+fn row<'a, T: Element>(array: &'a PyReadonlyArray2<'_, T>, row: usize) -> PyResult<&'a [T]> {
+    let wrong = || CertkError::new_err("an index has a part whose rows are missing or apart");
+    if row >= array.shape()[0] {
+        return Err(wrong());
+    }
+    array.as_array().index_axis_move(Axis(0), row).to_slice().ok_or_else(wrong)
+}
+
+impl Tables<'_> {
+    /// The index of keys of that shape, in no more time than a query takes for each head: nothing is copied, and scales are
+    /// taken at their word.
+    pub(super) fn index(&self, shape: &[usize], dtype: &str) -> PyResult<core::KeyIndex<'_>> {
+        let wrong = |_| CertkError::new_err("an index has a part of another length");
+        let head = |head| -> PyResult<Saved<'_>> {
+            let bare = row(&self.3, head)?;
+            let listed = bare.iter().position(|key| *key == u32::MAX).unwrap_or(bare.len());
+            Ok(Saved {
+                lines: row(&self.0, head)?.into(),
+                scales: bytemuck::cast_slice(row(&self.1, head)?).into(),
+                radii: bytemuck::cast_slice(row(&self.2, head)?).into(),
+                bare: bare[..listed].into(),
+                mean: row(&self.4, head)?.into(),
+                gram: row(&self.5, head)?.into(),
+                numbers: row(&self.6, head)?.try_into().map_err(wrong)?,
+                print: row(&self.7, head)?.try_into().map_err(wrong)?,
+            })
+        };
+        let heads = (0..self.0.shape()[0]).map(head).collect::<PyResult<Vec<_>>>()?;
+        Ok(core::KeyIndex::load(shape, dtype, heads, Trust::Scales)?)
     }
 }
 
@@ -216,17 +264,16 @@ impl KeyIndex {
     }
 
     fn parts<'py>(&self, py: Python<'py>) -> Vec<Parts<'py>> {
-        let bits = |numbers: Vec<bf16>| {
-            PyArray1::from_vec(py, bytemuck::allocation::cast_vec::<bf16, u16>(numbers))
-        };
-        let one = |saved: Saved| {
+        let bits =
+            |numbers: &[bf16]| PyArray1::from_slice(py, bytemuck::cast_slice::<bf16, u16>(numbers));
+        let one = |saved: Saved<'_>| {
             (
-                PyArray1::from_vec(py, saved.lines),
-                bits(saved.scales),
-                bits(saved.radii),
-                PyArray1::from_vec(py, saved.bare),
-                PyArray1::from_vec(py, saved.mean),
-                PyArray1::from_vec(py, saved.gram),
+                PyArray1::from_slice(py, &saved.lines),
+                bits(&saved.scales),
+                bits(&saved.radii),
+                PyArray1::from_slice(py, &saved.bare),
+                PyArray1::from_slice(py, &saved.mean),
+                PyArray1::from_slice(py, &saved.gram),
                 PyArray1::from_slice(py, &saved.numbers),
                 PyArray1::from_slice(py, &saved.print),
             )
@@ -247,17 +294,18 @@ impl KeyIndex {
             };
             let wrong = |_| CertkError::new_err("an index has a part of another length");
             saved.push(Saved {
-                lines: contiguous(lines, "an index")?.to_vec(),
-                scales: bits(scales)?,
-                radii: bits(radii)?,
-                bare: contiguous(bare, "an index")?.to_vec(),
-                mean: contiguous(mean, "an index")?.to_vec(),
-                gram: contiguous(gram, "an index")?.to_vec(),
+                lines: contiguous(lines, "an index")?.to_vec().into(),
+                scales: bits(scales)?.into(),
+                radii: bits(radii)?.into(),
+                bare: contiguous(bare, "an index")?.to_vec().into(),
+                mean: contiguous(mean, "an index")?.to_vec().into(),
+                gram: contiguous(gram, "an index")?.to_vec().into(),
                 numbers: contiguous(numbers, "an index")?.try_into().map_err(wrong)?,
                 print: contiguous(print, "an index")?.try_into().map_err(wrong)?,
             });
         }
-        Ok(KeyIndex(RwLock::new(core::KeyIndex::load(&shape, dtype, saved)?)))
+        let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing)?;
+        Ok(KeyIndex(RwLock::new(index)))
     }
 
     #[getter]
