@@ -31,8 +31,6 @@ Rule = Literal["mass", "gap", "top_k"]
 Over = Literal["codes", "cells", "both"]
 _FORMAT = "certk-key-index"
 _VERSION = 1
-# Behind the last key without a code, where arrays of several heads are of one length.
-_NO_KEY = 2**32 - 1
 # Of each head, in the order of `_native.KeyIndex.parts`: its name, dtypes in the file and here.
 _PARTS = (
     ("codes", "U8", "<u1"),
@@ -377,16 +375,18 @@ class KeyIndex:
     def arrays(self) -> list[NDArray[Any]]:
         """Copy the index into one array for each kind of part, (..., length) over the heads.
 
-        Codes, scales and radii (bits of bfloat16), keys without a code (padded with 2**32 - 1),
-        mean, Gram matrix, numbers, fingerprint: what `IndexArrays` takes.
+        Codes (uint8), scales and radii (int16, bits of bfloat16), keys without a code (int32, bits
+        of uint32, padded with -1), mean (float32), Gram matrix (float64), numbers (float64) and
+        fingerprint (int64, bits of uint64): what `IndexArrays` takes.
         """
         heads = self._index.parts()
         stacked = []
         for at, (_, _, here) in enumerate(_PARTS):
             most = max((head[at].size for head in heads), default=0)
-            rows = np.full((len(heads), most), _NO_KEY if here == "<u4" else 0, here)
+            bits = here.replace("u", "i") if here != "<u1" else here
+            rows = np.full((len(heads), most), -1 if bits == "<i4" else 0, bits)
             for row, head in zip(rows, heads, strict=True):
-                row[: head[at].size] = head[at]
+                row[: head[at].size] = head[at].view(bits)
             stacked.append(rows.reshape(*self.shape[:-2], most))
         return stacked
 
@@ -409,10 +409,14 @@ class IndexArrays:
 
         Nothing is copied where the last axis is contiguous and the others can be seen as one.
         """
-        self._index = tuple(
-            _arrays.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
-            for array in arrays
-        )
+        self._index = tuple(map(_rows_lent, arrays))
+
+
+def _rows_lent(array: NDArray[Any]) -> NDArray[Any]:
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array
+    return _arrays.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
 
 
 def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:

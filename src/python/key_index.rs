@@ -4,7 +4,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::bf16;
 use numpy::ndarray::Axis;
-use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
+use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -58,27 +58,39 @@ impl KeyIndex {
     }
 }
 
-/// An index as arrays that are lent to a call: each with a row for each head, in the order of [`Parts`]. Keys without a code end
-/// at the first that is no `u32` key, 2^32 - 1.
+/// An index as arrays that are lent to a call: each with a row for each head, in the order of [`Parts`]; what is unsigned there,
+/// or `bf16`, as signed integers of the same bits. Keys without a code end at the first -1, which is no `u32` key.
 #[derive(FromPyObject)]
 pub(super) struct Tables<'py>(
-    PyReadonlyArray2<'py, u8>,
-    PyReadonlyArray2<'py, u16>,
-    PyReadonlyArray2<'py, u16>,
-    PyReadonlyArray2<'py, u32>,
-    PyReadonlyArray2<'py, f32>,
-    PyReadonlyArray2<'py, f64>,
-    PyReadonlyArray2<'py, f64>,
-    PyReadonlyArray2<'py, u64>,
+    PyReadonlyArrayDyn<'py, u8>,
+    PyReadonlyArrayDyn<'py, i16>,
+    PyReadonlyArrayDyn<'py, i16>,
+    PyReadonlyArrayDyn<'py, i32>,
+    PyReadonlyArrayDyn<'py, f32>,
+    PyReadonlyArrayDyn<'py, f64>,
+    PyReadonlyArrayDyn<'py, f64>,
+    PyReadonlyArrayDyn<'py, i64>,
 );
 
-/// A row of an array.
-fn row<'a, T: Element>(array: &'a PyReadonlyArray2<'_, T>, row: usize) -> PyResult<&'a [T]> {
-    let wrong = || CertkError::new_err("an index has a part whose rows are missing or apart");
-    if row >= array.shape()[0] {
+/// The rows of an array: of one in C order along its last axis, else of a matrix whose rows are apart.
+fn rows<'a, T: Element>(
+    array: &'a PyReadonlyArrayDyn<'_, T>,
+    heads: usize,
+) -> PyResult<Vec<&'a [T]>> {
+    let wrong = || CertkError::new_err("an index has a part whose rows are not those of its heads");
+    let (&length, axes) = array.shape().split_last().ok_or_else(wrong)?;
+    if axes.iter().product::<usize>() != heads {
         return Err(wrong());
     }
-    array.as_array().index_axis_move(Axis(0), row).to_slice().ok_or_else(wrong)
+    if length == 0 {
+        return Ok(vec![&[]; heads]);
+    }
+    if let Ok(all) = array.as_slice() {
+        return Ok(all.chunks_exact(length).collect());
+    }
+    let [_] = axes else { return Err(wrong()) };
+    let row = |row| array.as_array().index_axis_move(Axis(0), row).to_slice().ok_or_else(wrong);
+    (0..heads).map(row).collect()
 }
 
 impl Tables<'_> {
@@ -86,21 +98,26 @@ impl Tables<'_> {
     /// taken at their word.
     pub(super) fn index(&self, shape: &[usize], dtype: &str) -> PyResult<core::KeyIndex<'_>> {
         let wrong = |_| CertkError::new_err("an index has a part of another length");
-        let head = |head| -> PyResult<Saved<'_>> {
-            let bare = row(&self.3, head)?;
+        let count = shape.iter().rev().skip(2).product();
+        let (lines, bare) = (rows(&self.0, count)?, rows(&self.3, count)?);
+        let (scales, radii) = (rows(&self.1, count)?, rows(&self.2, count)?);
+        let (mean, gram) = (rows(&self.4, count)?, rows(&self.5, count)?);
+        let (numbers, print) = (rows(&self.6, count)?, rows(&self.7, count)?);
+        let head = |head: usize| -> PyResult<Saved<'_>> {
+            let bare = bytemuck::cast_slice(bare[head]);
             let listed = bare.iter().position(|key| *key == u32::MAX).unwrap_or(bare.len());
             Ok(Saved {
-                lines: row(&self.0, head)?.into(),
-                scales: bytemuck::cast_slice(row(&self.1, head)?).into(),
-                radii: bytemuck::cast_slice(row(&self.2, head)?).into(),
+                lines: lines[head].into(),
+                scales: bytemuck::cast_slice(scales[head]).into(),
+                radii: bytemuck::cast_slice(radii[head]).into(),
                 bare: bare[..listed].into(),
-                mean: row(&self.4, head)?.into(),
-                gram: row(&self.5, head)?.into(),
-                numbers: row(&self.6, head)?.try_into().map_err(wrong)?,
-                print: row(&self.7, head)?.try_into().map_err(wrong)?,
+                mean: mean[head].into(),
+                gram: gram[head].into(),
+                numbers: numbers[head].try_into().map_err(wrong)?,
+                print: bytemuck::cast_slice(print[head]).try_into().map_err(wrong)?,
             })
         };
-        let heads = (0..self.0.shape()[0]).map(head).collect::<PyResult<Vec<_>>>()?;
+        let heads = (0..count).map(head).collect::<PyResult<Vec<_>>>()?;
         Ok(core::KeyIndex::load(shape, dtype, heads, Trust::Scales)?)
     }
 }
