@@ -135,12 +135,13 @@ def borrow(name: str, value: object) -> tuple[NDArray[Any], str]:
 
 def _borrow_torch(name: str, tensor: Any, torch: Any) -> tuple[NDArray[Any], str]:
     """View a torch CPU tensor's memory, detached: gradients do not flow through a selection."""
-    if not tensor.is_cpu:
-        if tensor.device.type == "meta":
-            raise CertkError(
-                f"{name} is a tensor on device meta, which holds no data; pass a CPU tensor"
-            )
-        raise CertkError(f"{name} is a tensor on device {tensor.device}; pass {name}.cpu()")
+    device = tensor.device
+    if device.type == "meta":
+        raise CertkError(
+            f"{name} is a tensor on device meta, which holds no data; pass a CPU tensor"
+        )
+    if device.type != "cpu":
+        raise CertkError(f"{name} is a tensor on device {device}; pass {name}.cpu()")
     if tensor.layout is not torch.strided:
         raise CertkError(f"{name} is a sparse tensor ({tensor.layout}); pass {name}.to_dense()")
     try:
