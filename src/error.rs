@@ -465,7 +465,7 @@ pub enum Error {
     },
     /// The parts of an index are not what any index would have written.
     #[error(
-        "{problem} of head {head} cannot be those of an index: the file is damaged; build and save the index again"
+        "{problem} of head {head} cannot be those of an index of such keys: it is damaged, or of other keys; build the index again"
     )]
     Damaged {
         /// Which part.

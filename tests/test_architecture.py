@@ -264,6 +264,9 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # A fit sets the rule beside what selection finds.
     "gaussian": LENDING | {"selection"},
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},
+    "torch": {"_torch_operators", "key_index", "errors"},
+    "_torch_operators": {"_torch_gradient", "_arrays", "errors", *SUBJECTS},
+    "_torch_gradient": set(),
     "reproduce": {"", "cache_format", "_page", "_atomic", "results", "errors", *SUBJECTS},
     "_page": {"errors"},
     "_kept": {"_arrays", "_rows", "results", "errors"},
@@ -282,7 +285,13 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_atomic": {"errors"},
 }
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
-THIRD_PARTY = {"cli": {"typer"}, "_plan_command": {"typer"}}
+THIRD_PARTY = {
+    "cli": {"typer"},
+    "_plan_command": {"typer"},
+    "torch": {"torch"},
+    "_torch_operators": {"torch"},
+    "_torch_gradient": {"torch"},
+}
 # Imported inside functions only, and only in these rooms.
 LAZY = {
     "_page": {"matplotlib"},

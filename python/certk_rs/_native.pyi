@@ -480,7 +480,7 @@ def attention(
     values: NDArray[Any],
     values_dtype: str,
     eps: float | NDArray[np.float64] | None,
-    index: object,
+    index: KeyIndex | tuple[NDArray[Any], ...] | None,
     scale: object,
     causal: object,
     lengths: NDArray[np.int64] | None,

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -384,6 +385,24 @@ class KeyIndex:
             index._kept = array
         return index
 
+    def arrays(self) -> list[NDArray[Any]]:
+        """Copy the index into one array for each kind of part, (..., length) over the heads.
+
+        Codes (uint8), scales and radii (int16, bits of bfloat16), keys without a code (int32, bits
+        of uint32, padded with -1), mean (float32), Gram matrix (float64), numbers (float64) and
+        fingerprint (int64, bits of uint64): what `IndexArrays` takes.
+        """
+        heads = self._index.parts()
+        stacked = []
+        for at, (_, _, here) in enumerate(_PARTS):
+            most = max((head[at].size for head in heads), default=0)
+            bits = here.replace("u", "i") if here != "<u1" else here
+            rows = np.full((len(heads), most), -1 if bits == "<i4" else 0, bits)
+            for row, head in zip(rows, heads, strict=True):
+                row[: head[at].size] = head[at].view(bits)
+            stacked.append(rows.reshape(*self.shape[:-2], most))
+        return stacked
+
     def _lent(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
         """The keys of a call, or else the kept ones."""
         if keys is None:
@@ -396,6 +415,28 @@ def _restored(
 ) -> KeyIndex:
     """Make an index from what `KeyIndex.__reduce__` gives."""
     return KeyIndex(_native.KeyIndex.of_parts(shape, dtype, parts), kept)
+
+
+class IndexArrays:
+    """An index as arrays that somebody else holds; `attention` reads them where they are.
+
+    They are trusted to be those of an index of exactly the keys of the call. Others make a
+    certificate about nothing, or a `CertkError`.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Take arrays (..., length) as `KeyIndex.arrays` gives them, in their order and dtypes.
+
+        Nothing is copied where the last axis is contiguous and the others can be seen as one.
+        """
+        self._index = tuple(map(_rows_lent, arrays))
+
+
+def _rows_lent(array: NDArray[Any]) -> NDArray[Any]:
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array
+    return _arrays.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
 
 
 def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:

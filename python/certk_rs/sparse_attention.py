@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _arrays, _native
 from .errors import CertkError
-from .key_index import KeyIndex
+from .key_index import IndexArrays, KeyIndex
 from .results import AttentionResult
 
 _Shape = tuple[int, ...]
@@ -70,7 +70,7 @@ def attention(
     v: ArrayLike,
     eps: ArrayLike | None = None,
     *,
-    index: KeyIndex | None = None,
+    index: KeyIndex | IndexArrays | None = None,
     scale: float | None = None,
     causal: bool = False,
     lengths: ArrayLike | None = None,
@@ -94,8 +94,9 @@ def attention(
         v: Values (..., kv_heads, n, d_v), or (n, d_v).
         eps: Budget of dropped softmax mass, 0 <= eps < 1: a number, or one per row, of shape
             q.shape[:-1]. 0 is plain attention. Exactly one of eps and out_tol is given.
-        index: A `KeyIndex` of exactly these keys; most keys are then judged by their codes. An
-            index of other keys gives certificates of no particular row. Not for float64 keys.
+        index: A `KeyIndex` of exactly these keys, or its `IndexArrays`; most keys are then judged
+            by their codes. An index of other keys gives certificates of no particular row. Not for
+            float64 keys.
         scale: Multiplies q.k; None for the float64 nearest d**-0.5.
         causal: Query i of m sees keys up to i + n - m.
         lengths: How many keys a row sees, from the first; integers of shape q.shape[:-1], or one
@@ -127,7 +128,7 @@ def attention(
         )
     if ball is not None and not isinstance(ball, ValueBall):
         raise CertkError(f"ball is a {type(ball).__name__}; pass a certk_rs.ValueBall of v")
-    if index is not None and not isinstance(index, KeyIndex):
+    if index is not None and not isinstance(index, KeyIndex | IndexArrays):
         raise CertkError(f"index is a {type(index).__name__}; pass a certk_rs.KeyIndex of k")
     seen = None
     if mask is not None:

@@ -151,7 +151,7 @@ struct Job<'a> {
     queries: &'a Vectors<'a>,
     keys: &'a Vectors<'a>,
     values: &'a Vectors<'a>,
-    index: Option<&'a KeyIndex>,
+    index: Option<&'a KeyIndex<'a>>,
     sights: &'a Sights<'a>,
     scale: f64,
     simd: Simd,

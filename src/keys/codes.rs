@@ -3,6 +3,8 @@
 #[cfg(feature = "python")]
 pub(crate) mod saved;
 
+use std::borrow::Cow;
+
 use half::bf16;
 use rayon::prelude::*;
 
@@ -34,22 +36,22 @@ const TOP: f64 = 32_639.0;
 /// Squares of a query's entries, and of what their numbers leave out, are normal in f64 if the largest is in this range.
 const SQUARED: std::ops::Range<f64> = 1e-100..1e100;
 
-/// One head's keys in codes.
+/// One head's keys in codes. What grows with them is owned, or lent by somebody who keeps the index as arrays.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Codes {
+pub(crate) struct Codes<'a> {
     dim: usize,
     /// Keys.
     n: usize,
-    frame: OwnFrame,
+    frame: OwnFrame<'a>,
     /// Bytes, sixteen keys to a block; a block is one line of 64 bytes for every four dimensions.
-    lines: Vec<u8>,
+    lines: Cow<'a, [u8]>,
     /// What each key's codes are to be multiplied by, in whole groups.
-    scales: Vec<bf16>,
+    scales: Cow<'a, [bf16]>,
     /// An upper bound of the norm of what each code loses.
-    radii: Vec<bf16>,
+    radii: Cow<'a, [bf16]>,
     /// Keys without a code, in ascending order: they must be scored.
-    bare: Vec<u32>,
-    gram: Gram,
+    bare: Cow<'a, [u32]>,
+    gram: Gram<'a>,
     /// The largest loss that still gets a code.
     spared: f64,
     /// The largest absolute entry of any key.
@@ -59,13 +61,13 @@ pub(crate) struct Codes {
 
 /// How keys are moved before they are rounded, and queries with them.
 #[derive(Debug, Clone, PartialEq)]
-struct OwnFrame {
-    mean: Vec<f32>,
+struct OwnFrame<'a> {
+    mean: Cow<'a, [f32]>,
     block: usize,
     signs: Vec<f32>,
 }
 
-impl OwnFrame {
+impl OwnFrame<'_> {
     /// How many roundings of f32 an entry goes through.
     fn moves(&self) -> usize {
         1 + self.block.trailing_zeros() as usize
@@ -121,7 +123,7 @@ impl Prepared {
 
 /// A part of the keys, encoded by one task.
 struct Part {
-    gram: Gram,
+    gram: Gram<'static>,
     bare: Vec<u32>,
     largest: f32,
     print: Fingerprint,
@@ -144,7 +146,7 @@ impl Part {
     }
 }
 
-impl Codes {
+impl Codes<'_> {
     /// Codes of no keys, in a frame chosen by looking at some.
     pub(crate) fn new<E: Coded>(
         dim: usize,
@@ -166,11 +168,11 @@ impl Codes {
         }
         let block = 1 << dim.trailing_zeros();
         let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
-        let mut frame = OwnFrame { mean, block, signs };
+        let mut frame = OwnFrame { mean: mean.into(), block, signs };
         let norm_of_loss = |frame: &OwnFrame| -> Vec<f64> {
             let loss = |key: &Vec<f64>| {
                 let centred: Vec<f64> =
-                    key.iter().zip(&frame.mean).map(|(k, m)| k - f64::from(*m)).collect();
+                    key.iter().zip(&*frame.mean).map(|(k, m)| k - f64::from(*m)).collect();
                 let (moved, size) = frame.query(&centred);
                 let reach = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
                 // The norm of rounding errors spread evenly over the step between codes, in the frame of the keys.
@@ -196,10 +198,10 @@ impl Codes {
             dim,
             n: 0,
             frame,
-            lines: Vec::new(),
-            scales: Vec::new(),
-            radii: Vec::new(),
-            bare: Vec::new(),
+            lines: Cow::default(),
+            scales: Cow::default(),
+            radii: Cow::default(),
+            bare: Cow::default(),
             gram: Gram::new(width),
             spared: if spared > 0.0 { spared } else { f64::INFINITY },
             largest: 0.0,
@@ -221,9 +223,9 @@ impl Codes {
         let (first, end) = (self.n, self.n + count);
         let block = self.dim.div_ceil(STEP) * LINE;
         let blocks = end.div_ceil(LANES);
-        let mut lines = std::mem::take(&mut self.lines);
-        let mut scales = std::mem::take(&mut self.scales);
-        let mut radii = std::mem::take(&mut self.radii);
+        let mut lines = std::mem::take(&mut self.lines).into_owned();
+        let mut scales = std::mem::take(&mut self.scales).into_owned();
+        let mut radii = std::mem::take(&mut self.radii).into_owned();
         lines.reserve(blocks * block - lines.len());
         ask_for_huge_pages(&mut lines);
         lines.resize(blocks * block, BIAS);
@@ -284,7 +286,7 @@ impl Codes {
             radii.truncate(first.div_ceil(LANES) * LANES);
             // What was written behind the last key of a block that had begun is not looked at, and written over.
         }
-        (self.lines, self.scales, self.radii) = (lines, scales, radii);
+        (self.lines, self.scales, self.radii) = (lines.into(), scales.into(), radii.into());
         if let Some(error) = failed {
             return Err(error);
         }
@@ -294,7 +296,7 @@ impl Codes {
             return Ok(Err(NotFinite { row, entry }));
         }
         self.gram.join(&part.gram);
-        self.bare.extend(part.bare);
+        self.bare.to_mut().extend(part.bare);
         self.largest = self.largest.max(part.largest);
         self.print.join(part.print);
         self.n = end;
@@ -421,7 +423,7 @@ impl Codes {
         let mut padded = numbers;
         padded.resize(self.dim.next_multiple_of(STEP), 0);
         // A plain sum of many terms would lose more than `Query` allows for.
-        let products = query.iter().zip(&self.frame.mean).map(|(q, m)| q * f64::from(*m));
+        let products = query.iter().zip(&*self.frame.mean).map(|(q, m)| q * f64::from(*m));
         let offset = products.collect::<Compensated>().value();
         let computed = (factor * unit) as f32;
         let slip = (f64::from(computed) - factor * unit).abs() / unit + factor.abs() * 1e-15;
@@ -450,7 +452,7 @@ impl Codes {
         let borrowed = to.each_mut().map(|to| &mut **to);
         simd.scan(&self.lines, &self.scales, queries.map(Prepared::coarse), borrowed);
         for to in to {
-            for &bare in &self.bare {
+            for &bare in &*self.bare {
                 to[bare as usize] = f32::NEG_INFINITY;
             }
             to[self.n..].fill(f32::NEG_INFINITY);

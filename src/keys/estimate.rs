@@ -10,7 +10,7 @@ use crate::scores::{Data, Keep, Scores, Vectors};
 use crate::threads::{self, Hook};
 use half::{bf16, f16};
 
-impl KeyIndex {
+impl KeyIndex<'_> {
     /// Bounds the tail mass that a kept set drops from each row, scoring only kept keys and a few drawn ones.
     ///
     /// This is no certificate of the deterministic kind: each end of a row's interval is wrong with probability at most
@@ -102,7 +102,7 @@ fn seed_of(seed: u64, row: usize) -> u64 {
 
 /// One row.
 struct Row<'a> {
-    index: &'a KeyIndex,
+    index: &'a KeyIndex<'a>,
     queries: &'a Vectors<'a>,
     simd: Simd,
     scale: f64,

@@ -119,7 +119,7 @@ struct Open {
 /// One row of a search.
 pub(crate) struct Explore<'a, E> {
     pub(crate) simd: Simd,
-    pub(crate) codes: &'a Codes,
+    pub(crate) codes: &'a Codes<'a>,
     /// Unless codes alone are asked for.
     pub(crate) cells: Option<&'a Cells>,
     pub(crate) keys: Keys<'a, E>,

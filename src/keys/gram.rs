@@ -13,15 +13,17 @@
 //! R is added up in f64, and each of m additions may round, as may the 2 d steps of the form: as `R_ij^2 <= R_ii R_jj` for the
 //! sums of absolute products too, that is at most `(m + 2 d) 2^-53 tr(R) |q|^2`, taken twice here.
 
+use std::borrow::Cow;
+
 /// Relative error of sums and products of few terms in f64, generously.
 const TINY: f64 = 1e-12;
 
 /// Sums of outer products of what codes lose.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Gram {
+pub(crate) struct Gram<'a> {
     width: usize,
     /// Row-major; the entries left of the diagonal's groups of sixteen are not used.
-    sums: Vec<f64>,
+    sums: Cow<'a, [f64]>,
     /// Sum of squares of what the sums leave out, rounded up.
     lost: f64,
     /// The largest norm of a residual, rounded up.
@@ -78,12 +80,12 @@ fn product(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
-impl Gram {
+impl<'a> Gram<'a> {
     /// Sums over vectors of `width` entries, none so far.
     pub(crate) fn new(width: usize) -> Self {
         Gram {
             width,
-            sums: vec![0.0; width * width],
+            sums: vec![0.0; width * width].into(),
             lost: 0.0,
             largest: 0.0,
             norm: 0.0,
@@ -92,7 +94,7 @@ impl Gram {
     }
 
     pub(crate) fn sums_mut(&mut self) -> &mut [f64] {
-        &mut self.sums
+        self.sums.to_mut()
     }
 
     /// Takes note of rows whose products were added: how many, the computed sum of squares that rounding them lost, and the
@@ -117,7 +119,7 @@ impl Gram {
 
     /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
     #[cfg(feature = "python")]
-    pub(crate) fn of_parts(width: usize, sums: Vec<f64>, bounds: [f64; 4]) -> Option<Self> {
+    pub(crate) fn of_parts(width: usize, sums: Cow<'a, [f64]>, bounds: [f64; 4]) -> Option<Self> {
         let [lost, largest, norm, additions] = bounds;
         let fits = sums.len() == width * width && sums.iter().all(|sum| sum.is_finite());
         let squares = || (0..width).all(|i| sums[i * width + i] >= 0.0);
@@ -135,8 +137,8 @@ impl Gram {
     }
 
     /// Adds the sums of other vectors.
-    pub(crate) fn join(&mut self, other: &Gram) {
-        for (sum, more) in self.sums.iter_mut().zip(&other.sums) {
+    pub(crate) fn join(&mut self, other: &Gram<'_>) {
+        for (sum, more) in self.sums.to_mut().iter_mut().zip(&*other.sums) {
             *sum += more;
         }
         self.lost = (self.lost + other.lost).next_up();

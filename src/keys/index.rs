@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::cells::Cells;
 use super::codes::Codes;
 #[cfg(feature = "python")]
-use super::codes::saved::Saved;
+use super::codes::saved::{Saved, Trust};
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Place};
 use crate::kernels::{Element, Keys, LANES, Simd};
@@ -16,17 +16,19 @@ use crate::threads;
 
 /// Keys as one byte an entry, with what is needed to bound what the bytes leave out.
 ///
+/// An index that is built, or appended to, owns its codes: `KeyIndex<'static>`.
+///
 /// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
 /// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
 /// own algorithms; they take another `3 d / 4` bytes a key from the first search over them on.
 #[derive(Debug, Clone, PartialEq)]
-pub struct KeyIndex {
+pub struct KeyIndex<'a> {
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
     /// Keys of a head, also where there are no heads.
     n: usize,
     pub(crate) dim: usize,
-    pub(crate) heads: Vec<Codes>,
+    pub(crate) heads: Vec<Codes<'a>>,
     /// What the keys are stored in.
     stored: &'static str,
     /// Cells of each head, made when a search first asks for them.
@@ -117,7 +119,7 @@ fn finite<E: Coded>(
     Err(Error::KeyNotFinite { argument: keys.argument(), place: keys.place(head, row, entry) })
 }
 
-impl KeyIndex {
+impl<'a> KeyIndex<'a> {
     /// Builds an index of keys of shape `(..., n, d)`, float32, float16 or bfloat16.
     ///
     /// # Errors
@@ -268,7 +270,7 @@ impl KeyIndex {
 
     /// Each head as it is written to a file.
     #[cfg(feature = "python")]
-    pub(crate) fn save(&self) -> impl Iterator<Item = Saved> {
+    pub(crate) fn save(&self) -> impl Iterator<Item = Saved<'_>> {
         self.heads.iter().map(Codes::save)
     }
 
@@ -277,7 +279,12 @@ impl KeyIndex {
     /// # Errors
     /// [`Error::Damaged`] if that cannot have been an index; [`Error::Option`] for an unknown type of keys.
     #[cfg(feature = "python")]
-    pub(crate) fn load(shape: &[usize], stored: &str, heads: Vec<Saved>) -> Result<Self, Error> {
+    pub(crate) fn load(
+        shape: &[usize],
+        stored: &str,
+        heads: Vec<Saved<'a>>,
+        trust: Trust,
+    ) -> Result<Self, Error> {
         let damaged = |problem, head| Error::Damaged { problem, head };
         let &[ref batch @ .., n, dim] = shape else { return Err(damaged("the shape", 0)) };
         let known = [f32::NAME, f16::NAME, bf16::NAME];
@@ -289,7 +296,8 @@ impl KeyIndex {
         if !fits || dim == 0 || dim > 1 << 20 || n >= u32::MAX as usize {
             return Err(damaged("the shape", 0));
         }
-        let load = |(head, saved)| Codes::load(n, dim, saved).map_err(|part| damaged(part, head));
+        let load =
+            |(head, saved)| Codes::load(n, dim, saved, trust).map_err(|part| damaged(part, head));
         let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
         let cells = OnceLock::new();
         Ok(KeyIndex { batch: batch.to_vec(), n, dim, heads, stored, cells })
@@ -301,7 +309,7 @@ impl KeyIndex {
     }
 
     /// The codes of a head.
-    pub(crate) fn head(&self, head: usize) -> &Codes {
+    pub(crate) fn head(&self, head: usize) -> &Codes<'a> {
         &self.heads[head]
     }
 

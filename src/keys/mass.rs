@@ -161,7 +161,7 @@ impl Room {
 #[derive(Clone, Copy)]
 pub(crate) struct Search<'a, E> {
     pub(crate) simd: Simd,
-    pub(crate) codes: &'a Codes,
+    pub(crate) codes: &'a Codes<'a>,
     pub(crate) keys: Option<Keys<'a, E>>,
     pub(crate) query: &'a Query,
     pub(crate) prepared: &'a Prepared,

@@ -19,7 +19,7 @@ pub use mass::Rung;
 pub use search::{SearchOptions, SearchResult};
 
 #[cfg(feature = "python")]
-pub(crate) use codes::saved::Saved;
+pub(crate) use codes::saved::{Saved, Trust};
 pub(crate) use codes::{Codes, Prepared};
 pub(crate) use index::{Coded, by_type, matrix};
 pub(crate) use mass::{Chosen, Climb, Query, Room, Search, Sight, Step};

@@ -43,7 +43,7 @@ pub struct SearchResult {
 /// Queries that share a scan.
 const GROUP: usize = 4;
 
-impl KeyIndex {
+impl KeyIndex<'_> {
     /// Searches, for each query, the fewest keys whose dropped softmax mass is proven to be at most `eps`, scoring few of
     /// them (arXiv 2512.07647, "MC-Search", with codes in place of cells and the Gram certificate over them).
     ///
@@ -227,7 +227,7 @@ fn check_eps(queries: &Vectors<'_>, eps: &[f64]) -> Result<(), Error> {
 }
 
 struct Job<'a> {
-    index: &'a KeyIndex,
+    index: &'a KeyIndex<'a>,
     queries: &'a Vectors<'a>,
     eps: &'a [f64],
     scale: f64,

@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock};
 use super::arguments;
 use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, detached};
-use super::key_index::{KeyIndex, vectors};
+use super::key_index::{KeyIndex, Tables, vectors};
 use crate::attention::{self as core, Attention, AttentionOptions, Budget, Precision};
 
 /// Output in the precision of the queries (half precisions as their bits), upper ends, k, scored, rung, errors of the weights and
@@ -92,6 +92,23 @@ fn stored_as(py: Python<'_>, out: Vec<f64>, precision: Precision) -> Bound<'_, P
     }
 }
 
+/// An index that was built here, or its arrays.
+pub(super) enum Index<'py> {
+    Built(Bound<'py, KeyIndex>),
+    Tables(Tables<'py>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Index<'py> {
+    type Error = PyErr;
+
+    fn extract(index: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(match index.cast::<KeyIndex>() {
+            Ok(index) => Index::Built(index.to_owned()),
+            Err(_) => Index::Tables(index.extract()?),
+        })
+    }
+}
+
 #[pyfunction]
 #[pyo3(signature = (queries, queries_dtype, keys, keys_dtype, values, values_dtype, eps, index, scale, causal, lengths, threads,
     mask=None, out_tol=None, ball=None))]
@@ -106,7 +123,7 @@ pub(super) fn attention<'py>(
     values: &Bound<'py, PyAny>,
     values_dtype: &str,
     eps: Option<Budgets<'py>>,
-    index: Option<&Bound<'py, KeyIndex>>,
+    index: Option<Index<'py>>,
     scale: Option<&Bound<'py, PyAny>>,
     causal: &Bound<'py, PyAny>,
     lengths: Option<PyReadonlyArray1<'py, i64>>,
@@ -145,10 +162,15 @@ pub(super) fn attention<'py>(
         ball: ball.as_ref(),
         threads: arguments::threads(threads)?,
     };
-    let index = index.map(Bound::get);
+    let (built, tables) = match &index {
+        Some(Index::Built(index)) => (Some(index.get()), None),
+        Some(Index::Tables(tables)) => (None, Some(tables.index(stored[1].shape(), keys_dtype)?)),
+        None => (None, None),
+    };
     let (found, bounds) = detached(py, |hook| {
-        let index = index.map(KeyIndex::read);
-        core::attention_with(&queries, &keys, &values, budget, index.as_deref(), &options, hook)
+        let read = built.map(KeyIndex::read);
+        let index = read.as_deref().or(tables.as_ref());
+        core::attention_with(&queries, &keys, &values, budget, index, &options, hook)
     })?;
     Ok((
         stored_as(py, found.out, precision),

@@ -3,7 +3,8 @@
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::bf16;
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::ndarray::Axis;
+use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -12,7 +13,7 @@ use super::arrays::{Budgets, KeepArray, Stored, contiguous};
 use super::errors::{CertkError, detached};
 use super::montecarlo::{self, Estimate};
 use super::results::Searched;
-use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions};
+use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
 use crate::scores::Vectors;
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
@@ -21,7 +22,7 @@ pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyR
 }
 
 #[pyclass(frozen, module = "certk_rs._native")]
-pub(super) struct KeyIndex(RwLock<core::KeyIndex>);
+pub(super) struct KeyIndex(RwLock<core::KeyIndex<'static>>);
 
 /// Of a head: codes, scales, radii, keys without a code, mean, Gram matrix, numbers, fingerprint; as `keys::Saved` has them.
 type Parts<'py> = (
@@ -49,18 +50,86 @@ type Lent<'py> = (
 
 impl KeyIndex {
     /// Only where the interpreter is released: a search that holds the index waits for the interpreter between portions.
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex<'static>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// As [`KeyIndex::read`].
-    fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex> {
+    fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex<'static>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at the index, the interpreter released.
-    fn look<R: Send>(&self, py: Python<'_>, what: impl FnOnce(&core::KeyIndex) -> R + Send) -> R {
+    fn look<R: Send>(
+        &self,
+        py: Python<'_>,
+        what: impl FnOnce(&core::KeyIndex<'static>) -> R + Send,
+    ) -> R {
         py.detach(|| what(&self.read()))
+    }
+}
+
+/// An index as arrays that are lent to a call: each with a row for each head, in the order of [`Parts`]; what is unsigned there,
+/// or `bf16`, as signed integers of the same bits. Keys without a code end at the first -1, which is no `u32` key.
+#[derive(FromPyObject)]
+pub(super) struct Tables<'py>(
+    PyReadonlyArrayDyn<'py, u8>,
+    PyReadonlyArrayDyn<'py, i16>,
+    PyReadonlyArrayDyn<'py, i16>,
+    PyReadonlyArrayDyn<'py, i32>,
+    PyReadonlyArrayDyn<'py, f32>,
+    PyReadonlyArrayDyn<'py, f64>,
+    PyReadonlyArrayDyn<'py, f64>,
+    PyReadonlyArrayDyn<'py, i64>,
+);
+
+/// The rows of an array: of one in C order along its last axis, else of a matrix whose rows are apart.
+fn rows<'a, T: Element>(
+    array: &'a PyReadonlyArrayDyn<'_, T>,
+    heads: usize,
+) -> PyResult<Vec<&'a [T]>> {
+    let wrong = || CertkError::new_err("an index has a part whose rows are not those of its heads");
+    let (&length, axes) = array.shape().split_last().ok_or_else(wrong)?;
+    if axes.iter().product::<usize>() != heads {
+        return Err(wrong());
+    }
+    if length == 0 {
+        return Ok(vec![&[]; heads]);
+    }
+    if let Ok(all) = array.as_slice() {
+        return Ok(all.chunks_exact(length).collect());
+    }
+    let [_] = axes else { return Err(wrong()) };
+    let row = |row| array.as_array().index_axis_move(Axis(0), row).to_slice().ok_or_else(wrong);
+    (0..heads).map(row).collect()
+}
+
+impl Tables<'_> {
+    /// The index of keys of that shape, in no more time than a query takes for each head: nothing is copied, and scales are
+    /// taken at their word.
+    pub(super) fn index(&self, shape: &[usize], dtype: &str) -> PyResult<core::KeyIndex<'_>> {
+        let wrong = |_| CertkError::new_err("an index has a part of another length");
+        let count = shape.iter().rev().skip(2).product();
+        let (lines, bare) = (rows(&self.0, count)?, rows(&self.3, count)?);
+        let (scales, radii) = (rows(&self.1, count)?, rows(&self.2, count)?);
+        let (mean, gram) = (rows(&self.4, count)?, rows(&self.5, count)?);
+        let (numbers, print) = (rows(&self.6, count)?, rows(&self.7, count)?);
+        let head = |head: usize| -> PyResult<Saved<'_>> {
+            let bare = bytemuck::cast_slice(bare[head]);
+            let listed = bare.iter().position(|key| *key == u32::MAX).unwrap_or(bare.len());
+            Ok(Saved {
+                lines: lines[head].into(),
+                scales: bytemuck::cast_slice(scales[head]).into(),
+                radii: bytemuck::cast_slice(radii[head]).into(),
+                bare: bare[..listed].into(),
+                mean: mean[head].into(),
+                gram: gram[head].into(),
+                numbers: numbers[head].try_into().map_err(wrong)?,
+                print: bytemuck::cast_slice(print[head]).try_into().map_err(wrong)?,
+            })
+        };
+        let heads = (0..count).map(head).collect::<PyResult<Vec<_>>>()?;
+        Ok(core::KeyIndex::load(shape, dtype, heads, Trust::Scales)?)
     }
 }
 
@@ -227,22 +296,22 @@ impl KeyIndex {
     }
 
     fn parts<'py>(&self, py: Python<'py>) -> Vec<Parts<'py>> {
-        let bits = |numbers: Vec<bf16>| {
-            PyArray1::from_vec(py, bytemuck::allocation::cast_vec::<bf16, u16>(numbers))
-        };
-        let one = |saved: Saved| {
+        let bits =
+            |numbers: &[bf16]| PyArray1::from_slice(py, bytemuck::cast_slice::<bf16, u16>(numbers));
+        let one = |saved: Saved<'_>| {
             (
-                PyArray1::from_vec(py, saved.lines),
-                bits(saved.scales),
-                bits(saved.radii),
-                PyArray1::from_vec(py, saved.bare),
-                PyArray1::from_vec(py, saved.mean),
-                PyArray1::from_vec(py, saved.gram),
+                PyArray1::from_slice(py, &saved.lines),
+                bits(&saved.scales),
+                bits(&saved.radii),
+                PyArray1::from_slice(py, &saved.bare),
+                PyArray1::from_slice(py, &saved.mean),
+                PyArray1::from_slice(py, &saved.gram),
                 PyArray1::from_slice(py, &saved.numbers),
                 PyArray1::from_slice(py, &saved.print),
             )
         };
-        let saved: Vec<Saved> = self.look(py, |index| index.save().collect());
+        let saved: Vec<Saved<'static>> =
+            self.look(py, |index| index.save().map(Saved::owned).collect());
         saved.into_iter().map(one).collect()
     }
 
@@ -259,17 +328,18 @@ impl KeyIndex {
             };
             let wrong = |_| CertkError::new_err("an index has a part of another length");
             saved.push(Saved {
-                lines: contiguous(lines, "an index")?.to_vec(),
-                scales: bits(scales)?,
-                radii: bits(radii)?,
-                bare: contiguous(bare, "an index")?.to_vec(),
-                mean: contiguous(mean, "an index")?.to_vec(),
-                gram: contiguous(gram, "an index")?.to_vec(),
+                lines: contiguous(lines, "an index")?.to_vec().into(),
+                scales: bits(scales)?.into(),
+                radii: bits(radii)?.into(),
+                bare: contiguous(bare, "an index")?.to_vec().into(),
+                mean: contiguous(mean, "an index")?.to_vec().into(),
+                gram: contiguous(gram, "an index")?.to_vec().into(),
                 numbers: contiguous(numbers, "an index")?.try_into().map_err(wrong)?,
                 print: contiguous(print, "an index")?.try_into().map_err(wrong)?,
             });
         }
-        Ok(KeyIndex(RwLock::new(core::KeyIndex::load(&shape, dtype, saved)?)))
+        let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing)?;
+        Ok(KeyIndex(RwLock::new(index)))
     }
 
     #[getter]
