@@ -65,6 +65,16 @@ def build(name: str, seed: int = 0) -> Any:
     return (DECODERS | ENCODERS)[name]().eval()
 
 
+def sharpened(model: Any, factor: float = 6.0) -> Any:
+    """The model with longer queries, so that most rows need few keys."""
+    for name, parameter in model.named_parameters():
+        if "c_attn" in name:
+            parameter.data[..., : parameter.shape[-1] // 3] *= factor
+        elif any(part in name for part in ("q_proj", "q_norm", "self.query")):
+            parameter.data *= factor
+    return model
+
+
 def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
     """The same model three times: to be switched over, under sdpa, and under sdpa in float64."""
     model = build(name, seed)

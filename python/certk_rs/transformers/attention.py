@@ -106,6 +106,10 @@ def _compute(
     ball: ValueBall | None,
 ) -> AttentionResult:
     """The one place where attention is computed."""
+    said = rows.arguments()
+    if budget.even_if_slower and query.shape[2] > 1:
+        # Rows with a mask are answered one by one, never together.
+        said = {"mask": np.broadcast_to(rows.full_mask(), rows.shape)}
     return attention_of(
         query,
         key,
@@ -116,7 +120,7 @@ def _compute(
         index=index,
         ball=ball,
         threads=budget.threads,
-        **rows.arguments(),
+        **said,
     )
 
 

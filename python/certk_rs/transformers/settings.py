@@ -24,6 +24,8 @@ class Budget:
     eps: float | None
     out_tol: float | None = None
     threads: int | None = None
+    even_if_slower: bool = False
+    """Drop keys also where computing all of them is faster."""
 
     def __post_init__(self) -> None:
         if (self.eps is None) == (self.out_tol is None):

@@ -40,6 +40,7 @@ def use(
     eps: float | None = None,
     *,
     out_tol: float | None = None,
+    even_if_slower: bool = False,
     threads: int | None = None,
 ) -> _Model:
     """Switch a model over to certified attention.
@@ -49,6 +50,8 @@ def use(
         eps: Budget of dropped softmax mass for every row, 0 <= eps < 1; 0 is plain attention.
             Exactly one of eps and out_tol is given.
         out_tol: Budget on the error of each attention output instead (see `certk_rs.attention`).
+        even_if_slower: Drop what may be dropped also where computing everything is faster, which is
+            so in prefill unless nearly all keys can be dropped; to see how many are needed.
         threads: Number of threads; None for all available.
 
     Returns:
@@ -58,7 +61,7 @@ def use(
         CertkError: A budget that is none, or a model (or a part of it) that does not take its
             attention from the registry: it would have gone on with its own.
     """
-    budget = Budget(eps, out_tol, threads)
+    budget = Budget(eps, out_tol, threads, even_if_slower)
     if not isinstance(model, transformers.PreTrainedModel):
         raise CertkError(
             f"model is a {type(model).__name__}; pass a transformers.PreTrainedModel (of a "
@@ -95,7 +98,11 @@ def _asks_the_registry(part: Any) -> bool:
 
 @contextmanager
 def budget(
-    eps: float | None = None, *, out_tol: float | None = None, threads: int | None = None
+    eps: float | None = None,
+    *,
+    out_tol: float | None = None,
+    even_if_slower: bool = False,
+    threads: int | None = None,
 ) -> Iterator[None]:
     """Set the budget of all certified attention inside, over that of `use` and outer contexts.
 
@@ -104,13 +111,14 @@ def budget(
     Args:
         eps: As in `use`.
         out_tol: As in `use`.
+        even_if_slower: As in `use`.
         threads: As in `use`.
 
     Raises:
         CertkError: A budget that is none; on leaving, that no certified attention ran inside, so
             that nothing has been certified.
     """
-    running = Running(Budget(eps, out_tol, threads))
+    running = Running(Budget(eps, out_tol, threads, even_if_slower))
     token = RUNNING.set((*RUNNING.get(), running))
     try:
         yield
