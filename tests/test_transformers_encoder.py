@@ -56,7 +56,7 @@ def encoder() -> tuple[Any, Any]:
 
 def embed(model: Any, tokenizer: Any, batch: list[str]) -> np.ndarray:
     """Sentence embeddings: the mean of what is not padding, of length one."""
-    inputs = tokenizer(batch, padding=True, truncation=True, max_length=512, return_tensors="pt")
+    inputs = tokenizer(batch, padding=True, truncation=True, max_length=256, return_tensors="pt")
     with torch.inference_mode():
         states = model(**inputs).last_hidden_state
     mask = inputs["attention_mask"][..., None]
@@ -64,9 +64,7 @@ def embed(model: Any, tokenizer: Any, batch: list[str]) -> np.ndarray:
     return mean / np.linalg.norm(mean, axis=-1, keepdims=True)
 
 
-def test_sentence_embeddings_are_those_of_dense_attention(
-    encoder: tuple[Any, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sentence_embeddings_are_those_of_dense_attention(encoder: tuple[Any, Any]) -> None:
     model, tokenizer = encoder
     found = texts()
     assert len(found) >= 20
@@ -74,14 +72,11 @@ def test_sentence_embeddings_are_those_of_dense_attention(
     model.set_attn_implementation("sdpa")
     dense = np.concatenate([embed(model, tokenizer, batch) for batch in batches])
     ct.use(model, eps=EPS, even_if_slower=True)
-    with ct.Recorder() as recorder:
+    with ct.Recorder(rows=False, error_bounds=False) as recorder:
         sparse = np.concatenate([embed(model, tokenizer, batch) for batch in batches])
     cosine = (dense * sparse).sum(-1)
     layers = recorder.layers
-    with capsys.disabled():
-        print(f"\ncosine similarity mean {cosine.mean():.6f}, least {cosine.min():.6f}")
-        print(recorder)
     assert cosine.mean() >= 0.999
     assert len(layers) == 6
     assert all(layer.holds and layer.tail_mass_upper <= EPS for layer in layers)
-    assert all(layer.kept < 0.95 for layer in layers)
+    assert min(layer.kept for layer in layers) < 0.7, "hardly anything was dropped"
