@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def test_capture_and_prune_from_the_command_line(
     capsys.readouterr()
     assert main(command) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main([*command[:2], str(tmp_path / "none"), *command[3:]]) == 2
+    command[2], command[-1] = str(tmp_path / "none"), str(tmp_path / "new.safetensors")
+    assert main(command) == 2
     assert "is no directory" in capsys.readouterr().err
 
 
@@ -199,7 +201,7 @@ def positions_kept(path: Path) -> list[list[np.ndarray]]:
     found = []
     for i in range(3):
         flat, ptr = held[f"layers.{i}.indices"].numpy(), held[f"layers.{i}.indptr"].numpy()
-        found.append([flat[a:b].astype(np.int64) for a, b in zip(ptr, ptr[1:], strict=False)])
+        found.append([flat[a:b].astype(np.int64) for a, b in itertools.pairwise(ptr)])
     return found
 
 

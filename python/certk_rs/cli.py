@@ -336,7 +336,9 @@ def verify(
 def capture(
     model: Annotated[
         Path,
-        typer.Option("--model", metavar="DIR", help="A saved model of transformers, with tokenizer."),
+        typer.Option(
+            "--model", metavar="DIR", help="A saved model of transformers, with tokenizer."
+        ),
     ],
     text: Annotated[
         Path, typer.Option("--text", metavar="FILE", help="A text file in UTF-8, one sequence.")

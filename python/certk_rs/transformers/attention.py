@@ -119,7 +119,7 @@ def _compute(
         scale=scale,
         index=index,
         ball=ball,
-        threads=budget.threads,
+        threads=torch.get_num_threads() if budget.threads is None else budget.threads,
         **said,
     )
 

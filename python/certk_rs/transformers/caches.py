@@ -53,7 +53,7 @@ class PrunedLayer:
     """What each query loses at most, (heads, m); less if slots were filled with further keys."""
 
 
-class PrunedCache(Cache):
+class PrunedCache(Cache):  # type: ignore[misc]
     """A cache of one text of which keys were dropped; see this module and docs/transformers.md.
 
     It grows like a `DynamicCache`, and what is appended is kept. It goes with models of full
@@ -90,7 +90,7 @@ class _First:
             self._cache.unused = None
 
 
-class _PrunedLayer(DynamicLayer):
+class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
     """One layer: keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
 
     def __init__(
@@ -402,7 +402,7 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
 
     def read(name: str) -> NDArray[Any]:
         facts, array = certificate.outputs.get(name), file.read(name)
-        if facts is None or facts.sha256 != hashlib.sha256(np.ascontiguousarray(array)).hexdigest():
+        if facts is None or facts.sha256 != _sha256(array):
             raise CertkError(f"{file.path}: tensor {name!r} is not the one that was certified")
         return array
 
@@ -413,7 +413,7 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
         both = [_tensor(read(stem + role), layer.dtypes[role]) for role in ("key", "value")]
         if certificate.options.granularity == "head":
             kept = np.diff(read(stem + "indptr"))
-            keys, values = (list(flat.split(kept.tolist())) for flat in both)
+            keys, values = (list(torch.split(flat, kept.tolist())) for flat in both)
         else:
             keys, values = (list(heads) for heads in both)
         rows.append((keys, values))
@@ -444,6 +444,10 @@ def _need_all_layers(path: Path, layers: Sequence[Layer]) -> None:
         )
     if len({layer.n for layer in layers}) > 1:
         raise CertkError(f"{path}: its layers stand for texts of different lengths")
+
+
+def _sha256(array: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def _tensor(raw: NDArray[Any], dtype: str) -> torch.Tensor:

@@ -47,7 +47,9 @@ def capture(
     """
     if queries is not None and (isinstance(queries, bool) or queries < 1):
         raise CertkError(f"queries is {queries!r}; pass a whole number >= 1, or None for all")
-    given = {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else dict(inputs)
+    given: dict[str, Any] = (
+        {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else dict(inputs)
+    )
     if not isinstance(model, transformers.PreTrainedModel):
         raise CertkError(f"model is a {type(model).__name__}; pass a transformers.PreTrainedModel")
     base = model.base_model
@@ -93,11 +95,18 @@ def capture_text(
         raise CertkError(f"{folder} is no directory: give that of a saved model with its tokenizer")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        loaded = transformers.AutoModel.from_pretrained(
-            folder, local_files_only=True, dtype="auto"
-        ).eval()
+        with _quiet():
+            loaded, told = transformers.AutoModel.from_pretrained(
+                folder, local_files_only=True, dtype="auto", output_loading_info=True
+            )
     except (OSError, ValueError, KeyError) as error:
         raise CertkError(f"{folder} cannot be loaded: {error}") from error
+    # What lies above the layers may be missing; attention does not depend on it.
+    if missing := sorted(name for name in told["missing_keys"] if "pooler" not in name):
+        raise CertkError(
+            f"{folder} lacks {len(missing)} weights (first: {missing[0]}), which would be random: "
+            "give the directory of a whole model"
+        )
     encoded = tokenizer(
         text, return_tensors="pt", verbose=False,
         truncation=max_tokens is not None, max_length=max_tokens,
@@ -114,6 +123,21 @@ def capture_text(
     given = {name: value for name, value in encoded.items() if name in accepted}
     layers = capture(loaded, given, path, queries=queries)
     return {"tokens": tokens, "layers": layers, "dtype": str(loaded.dtype).removeprefix("torch.")}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bar and the loading report of transformers, which say nothing new."""
+    logging = transformers.utils.logging
+    bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
 
 
 @contextmanager

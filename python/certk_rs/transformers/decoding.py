@@ -21,7 +21,7 @@ _FEWEST = 256
 _INDEXED = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class CertkCache(Cache):
+class CertkCache(Cache):  # type: ignore[misc]
     """A cache that grows like a `DynamicCache`, with an index of each layer's keys.
 
     Its keys carry their index to certified attention, which then scores few of them in decoding
@@ -39,7 +39,7 @@ class CertkCache(Cache):
         Raises:
             CertkError: A reserve below 1.
         """
-        if isinstance(reserve, bool) or not isinstance(reserve, int) or reserve < 1:
+        if type(reserve) is not int or reserve < 1:
             raise CertkError(f"reserve is {reserve!r}; pass a whole number >= 1")
         super().__init__(layer_class_to_replicate=lambda: _IndexedLayer(reserve, threads))
 
@@ -49,11 +49,13 @@ class CertkCache(Cache):
         return sum(layer.index_bytes for layer in self.layers)
 
 
-class _IndexedLayer(DynamicLayer):
+class _IndexedLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values in buffers (batch, kv_heads, room, d), the index of the keys, and a ball."""
 
     def __init__(self, reserve: int, threads: int | None) -> None:
         super().__init__()
+        self.keys: Any = None
+        self.values: Any = None
         self._reserve = reserve
         self._threads = threads
         self._room: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -83,8 +85,8 @@ class _IndexedLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self._extend(key_states, value_states, need)
         if self._index is not None:
-            self.keys.certk_index = self._index
-            self.keys.certk_ball = self._ball
+            shown: Any = self.keys
+            shown.certk_index, shown.certk_ball = self._index, self._ball
         return self.keys, self.values
 
     def reset(self) -> None:

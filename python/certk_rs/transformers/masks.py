@@ -103,7 +103,7 @@ def _visible(mask: torch.Tensor) -> NDArray[np.bool_]:
     if mask.device.type != "cpu":
         raise CertkError(f"attention_mask is on device {mask.device}; move the model to the CPU")
     if mask.dtype is torch.bool:
-        return mask.numpy()  # type: ignore[no-any-return]
+        return mask.numpy()
     if not mask.dtype.is_floating_point:
         raise CertkError(
             f"attention_mask has dtype {mask.dtype}; certk takes bool (True = seen) or an additive "
@@ -116,7 +116,7 @@ def _visible(mask: torch.Tensor) -> NDArray[np.bool_]:
             f"attention_mask{place} is {float(mask[tuple(place)]):g}: certk takes no attention "
             "bias (ALiBi, relative positions): use this model with another attn_implementation"
         )
-    return (~hidden).numpy()  # type: ignore[no-any-return]
+    return (~hidden).numpy()
 
 
 def _of_mask(mask: NDArray[np.bool_], shape: Shape) -> Seen:

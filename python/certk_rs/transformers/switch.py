@@ -52,7 +52,7 @@ def use(
         out_tol: Budget on the error of each attention output instead (see `certk_rs.attention`).
         even_if_slower: Drop what may be dropped also where computing everything is faster, which is
             so in prefill unless nearly all keys can be dropped; to see how many are needed.
-        threads: Number of threads; None for all available.
+        threads: Number of threads; None for as many as torch uses.
 
     Returns:
         The model. `model.set_attn_implementation("sdpa")` switches it back.
