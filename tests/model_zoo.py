@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -59,10 +59,60 @@ ENCODERS: dict[str, Callable[[], Any]] = {
 }
 
 
+# Tried more briefly: other families, some of which cannot be switched over.
+OTHERS: dict[str, Callable[[], Any]] = {
+    "phi3": lambda: _decoder("Phi3"),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=6,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=12, sliding_window=6,
+        )
+    ),
+    "gpt_neox": lambda: _decoder("GPTNeoX"),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(
+            vocab_size=VOCABULARY, hidden_size=48, ffn_dim=64, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=128, word_embed_proj_dim=48,
+        )
+    ),
+    "albert": lambda: hf.AlbertForMaskedLM(
+        hf.AlbertConfig(
+            vocab_size=VOCABULARY, hidden_size=48, embedding_size=24, intermediate_size=64,
+            num_attention_heads=4, num_hidden_layers=2, initializer_range=SPREAD,
+        )
+    ),
+    "distilbert": lambda: hf.DistilBertForMaskedLM(
+        hf.DistilBertConfig(vocab_size=VOCABULARY, dim=48, n_layers=2, n_heads=4, hidden_dim=64)
+    ),
+    "modernbert": lambda: hf.ModernBertForMaskedLM(
+        hf.ModernBertConfig(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, global_attn_every_n_layers=2, local_attention=6, pad_token_id=0,
+            cls_token_id=1, sep_token_id=2,
+        )
+    ),
+    "bart": lambda: hf.BartForConditionalGeneration(
+        hf.BartConfig(
+            vocab_size=VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+            decoder_ffn_dim=64, pad_token_id=0, init_std=SPREAD, forced_eos_token_id=None,
+        )
+    ),
+    "bloom": lambda: hf.BloomForCausalLM(
+        hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=2, n_head=4)
+    ),
+    "falcon": lambda: hf.FalconForCausalLM(
+        hf.FalconConfig(
+            vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=4
+        )
+    ),
+}  # fmt: skip
+
+
 def build(name: str, seed: int = 0) -> Any:
     """A random model in evaluation mode."""
     torch.manual_seed(seed)
-    return (DECODERS | ENCODERS)[name]().eval()
+    return (DECODERS | ENCODERS | OTHERS)[name]().eval()
 
 
 def sharpened(model: Any, factor: float = 6.0) -> Any:
@@ -79,7 +129,8 @@ def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
     """The same model three times: to be switched over, under sdpa, and under sdpa in float64."""
     model = build(name, seed)
     plain = copy.deepcopy(model)
-    plain.set_attn_implementation("sdpa")
+    with contextlib.suppress(ValueError):  # some have no choice
+        plain.set_attn_implementation("sdpa")
     return model, plain, copy.deepcopy(plain).double()
 
 
@@ -109,7 +160,7 @@ def as_close_as(ours: Any, theirs: Any, truth: Any) -> None:
     assert own <= 4 * other + 1e-7 * scale, (float(own), float(other), float(scale))
 
 
-@contextmanager
+@contextlib.contextmanager
 def spied() -> Iterator[list[dict[str, Any]]]:
     """Note what every certified attention call got and gave; enter it after `use`."""
     from certk_rs.transformers import attention

@@ -77,6 +77,22 @@ def test_generation_at_eps_zero_is_that_of_sdpa(name: str) -> None:
     assert torch.equal(ours.generate(ids, **options), theirs.generate(ids, **options))
 
 
+@pytest.mark.parametrize("name", sorted(zoo.OTHERS))
+def test_other_architectures_are_sdpa_or_refused(name: str) -> None:
+    models = zoo.twins(name)
+    ids, mask = zoo.tokens(2, 24), zoo.padding(2, 24, "left")
+    if name in ("bloom", "falcon"):
+        with pytest.raises(ck.CertkError, match="does not take its attention"):
+            ct.use(models[0], eps=0)
+        return
+    ct.use(models[0], eps=0)
+    with ct.Recorder() as recorder:
+        found = [run(model, ids, attention_mask=mask).logits for model in models]
+    # Bart's decoder is not told of the padding.
+    zoo.as_close_as(*(logits if name == "bart" else logits[mask == 1] for logits in found))
+    assert len(recorder.calls) == {"gemma3": 6, "phi3": 3, "gpt_neox": 3, "bart": 6}.get(name, 2)
+
+
 def test_a_static_cache_is_read_up_to_where_it_is_written() -> None:
     ours, theirs, _ = zoo.twins("llama")
     ct.use(ours, eps=0)

@@ -297,6 +297,8 @@ def test_a_pruned_cache_is_cropped_only_where_it_grew() -> None:
     queries = [call["query"] for call in seen_by(model, ids)]
     pruned = ct.prune_cache(prefilled(model, ids), queries, 0.3)
     prefilled(ct.use(model, eps=0), zoo.tokens(1, 3), past_key_values=pruned)
+    pruned.crop(0)
+    assert pruned.get_seq_length() == N + 3
     pruned.crop(-2)
     assert pruned.get_seq_length() == N + 1
     with pytest.raises(ck.CertkError, match="only the 1 tokens"):

@@ -142,7 +142,9 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
                 f"crop({tokens_to_remove}): only the {self.keys.shape[-2] - self._least} tokens "
                 "that were appended to a pruned cache can be removed; give their number, negative"
             )
-        super().crop(tokens_to_remove)
+        if tokens_to_remove:
+            self.keys = self.keys[..., :tokens_to_remove, :]
+            self.values = self.values[..., :tokens_to_remove, :]
 
     def reset(self) -> None:
         """Refuse: a pruned cache without its keys is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextvars import ContextVar
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import nn
 
@@ -37,7 +38,7 @@ class Budget:
         for name, value, most in (("eps", self.eps, 1.0), ("out_tol", self.out_tol, math.inf)):
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise CertkError(f"{name} is a {type(value).__name__}; pass one number")
             if not 0 <= value < most:
                 raise CertkError(f"{name} is {value!r}; pass a number with 0 <= {name} < {most:g}")
