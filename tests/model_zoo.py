@@ -17,6 +17,15 @@ VOCABULARY = 97
 SPREAD = 0.25
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small take longer with several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _decoder(kind: str, **more: Any) -> Any:
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,

@@ -16,6 +16,7 @@ zoo = pytest.importorskip("model_zoo")
 from certk_rs import transformers as ct  # noqa: E402
 
 DECODERS, ENCODERS = sorted(zoo.DECODERS), sorted(zoo.ENCODERS)
+one_thread = zoo.one_thread
 N = 40
 
 

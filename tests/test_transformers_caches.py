@@ -21,6 +21,7 @@ from certk_rs.cache_format import Cache as CacheFile  # noqa: E402
 from certk_rs.cli import main  # noqa: E402
 
 N = 48
+one_thread = zoo.one_thread
 FULL = ["llama", "qwen2", "qwen3", "gpt2"]
 
 

@@ -10,6 +10,7 @@ import math
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from torch import nn
 
@@ -35,12 +36,17 @@ class Budget:
                 f"eps and out_tol: {given} given; pass eps, a budget on the dropped mass, or "
                 "out_tol, one on the output's error"
             )
-        for name, value, most in (("eps", self.eps, 1.0), ("out_tol", self.out_tol, math.inf)):
+        # Whatever the annotations say: these come from users.
+        values: list[tuple[str, Any, float]] = [
+            ("eps", self.eps, 1.0),
+            ("out_tol", self.out_tol, math.inf),
+        ]
+        for name, value, most in values:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise CertkError(f"{name} is a {type(value).__name__}; pass one number")
-            if not 0 <= value < most:
+            if not 0 <= float(value) < most:
                 raise CertkError(f"{name} is {value!r}; pass a number with 0 <= {name} < {most:g}")
 
 
