@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
+# Before 5 encoders do not ask for their attention; one test says so, and the others are skipped.
+MODERN = int(hf.__version__.partition(".")[0]) >= 5
 VOCABULARY = 97
 # So large that attention is peaked and keys can be dropped.
 SPREAD = 0.25
@@ -120,6 +122,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
 
 def build(name: str, seed: int = 0) -> Any:
     """A random model in evaluation mode."""
+    if not MODERN and name in {*ENCODERS, "albert", "distilbert", "modernbert"}:
+        pytest.skip(f"{name} cannot be switched over in transformers {hf.__version__}")
     torch.manual_seed(seed)
     return (DECODERS | ENCODERS | OTHERS)[name]().eval()
 

@@ -247,6 +247,13 @@ def test_switching_back() -> None:
     assert torch.equal(run(model, ids).logits, run(plain, ids).logits)
 
 
+@pytest.mark.skipif(zoo.MODERN, reason="from transformers 5 on BERT asks the registry")
+def test_bert_before_transformers_5_is_an_error() -> None:
+    with pytest.raises(ck.CertkError, match="the BERT family needs 5"):
+        ct.use(zoo.ENCODERS["bert"](), eps=0.1)
+
+
+@pytest.mark.skipif(not zoo.MODERN, reason="the flag is from transformers 5")
 def test_a_model_that_does_not_ask_the_registry_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -320,11 +327,9 @@ def refuses(model: Any, says: str, **more: Any) -> None:
 
 
 def test_dropout_in_training_is_refused_and_none_is_fine() -> None:
-    model = zoo.build("bert").train()
-    refuses(model, "dropout is 0.1 in BertSelfAttention")
-    model = zoo.build("llama").train()
-    ct.use(model, eps=0.1)
+    model = ct.use(zoo.build("llama").train(), eps=0.1)
     run(model, zoo.tokens(1, 12))
+    refuses(zoo.build("gpt2").train(), "dropout is 0.1 in GPT2Attention")
 
 
 def test_gradients_are_refused() -> None:
@@ -335,6 +340,8 @@ def test_gradients_are_refused() -> None:
 
 def test_output_attentions_is_refused() -> None:
     refuses(zoo.build("llama"), "output_attentions", output_attentions=True)
+    if zoo.MODERN:  # before 5, GPT-2 keeps the wish to itself, and returns no weights
+        refuses(zoo.build("gpt2"), "output_attentions", output_attentions=True)
     refuses(zoo.build("bert"), "output_attentions", output_attentions=True)
 
 
@@ -355,6 +362,7 @@ def test_sinks_are_refused() -> None:
     refuses(hf.GptOssForCausalLM(config).eval(), "asks for s_aux")
 
 
+@pytest.mark.skipif(not zoo.MODERN, reason="T5 asks the registry from transformers 5 on")
 def test_position_bias_is_refused() -> None:
     config = hf.T5Config(
         vocab_size=zoo.VOCABULARY, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4

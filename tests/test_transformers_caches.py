@@ -404,3 +404,22 @@ def test_an_index_follows_beams_copies_and_crops() -> None:
     assert cache.get_seq_length() == 0
     with pytest.raises(ck.CertkError, match="reserve is 0"):
         ct.CertkCache(0)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_pruning_in_memory_is_pruning_on_disk(name: str, tmp_path: Path) -> None:
+    model, ids = zoo.sharpened(zoo.build(name), 4.0), zoo.tokens(1, N)
+    cache = prefilled(model, ids)
+    queries = [call["query"][:, :, -9:] for call in seen_by(model, ids)]
+    source = tmp_path / "cache.safetensors"
+    ct.to_cache(cache, queries, source)
+    command = ["prune", str(source), "-o", str(tmp_path / "out"), "--eps", "0.15", "-q"]
+    assert main([*command, "--keep-first", "2", "--keep-last", "3"]) == 0
+    disk = ct.from_cache(tmp_path / "out" / source.name)
+    memory = ct.prune_cache(cache, queries, 0.15, keep_first=2, keep_last=3)
+    for one, other in zip(disk.certificates, memory.certificates, strict=True):
+        assert one.kept == other.kept
+        assert np.allclose(one.tail_mass_upper, other.tail_mass_upper, rtol=1e-6, atol=0)
+    for one, other in zip(disk.layers, memory.layers, strict=True):
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.values, other.values)

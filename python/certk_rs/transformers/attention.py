@@ -131,7 +131,9 @@ def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:
             f"dropout is {dropout:g} in {who}: certified attention drops no weights at random; "
             "call model.eval(), or set the attention dropout of the config to 0"
         )
-    for name, value in kwargs.items():
+    # Not every model passes output_attentions on to its attention modules.
+    asked = {"output_attentions": True} if _weights_are_collected() else {}
+    for name, value in (kwargs | asked).items():
         if name in _HARMLESS or value is None or value is False:
             continue
         what = _REFUSED.get(name, "an argument that certified attention does not know")
@@ -139,6 +141,15 @@ def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:
             f"{who} asks for {name}, {what}: not supported; use another attn_implementation for "
             "this model"
         )
+
+
+def _weights_are_collected() -> bool:
+    """Whether transformers 5 is collecting attention weights of this forward pass."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return False
+    return "attentions" in (_active_collector.get() or {})
 
 
 def _refuse_gradients(*tensors: torch.Tensor) -> None:
