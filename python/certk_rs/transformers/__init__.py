@@ -1,0 +1,43 @@
+"""Certified attention inside Hugging Face models, on the CPU.
+
+`use(model, eps=...)` switches a model over to certified attention; `budget(eps=...)` sets another
+budget for a while; a `Recorder` keeps what each layer has proven. `capture` writes the queries,
+keys and values of a forward pass to a file that `certk prune` takes; `to_cache`, `from_cache` and
+`prune_cache` go between such files, pruned files and caches that `generate` goes on from; a
+`CertkCache` holds a `certk_rs.KeyIndex` per layer for long decoding. See docs/transformers.md.
+
+Importing this needs torch and transformers (5; decoders also with 4.57).
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec as _find_spec
+
+for _needed in ("torch", "transformers"):
+    if _find_spec(_needed) is None:
+        raise ImportError(
+            f"certk_rs.transformers needs {_needed}, which is not installed: "
+            "pip install 'certk-rs[transformers]'"
+        )
+
+from .caches import PrunedCache, from_cache, prune_cache, to_cache  # noqa: E402
+from .capture import capture, capture_text  # noqa: E402
+from .decoding import CertkCache  # noqa: E402
+from .recorder import LayerCertificate, Recorder  # noqa: E402
+from .switch import NAME, budget, register, use  # noqa: E402
+
+__all__ = [
+    "NAME",
+    "CertkCache",
+    "LayerCertificate",
+    "PrunedCache",
+    "Recorder",
+    "budget",
+    "capture",
+    "capture_text",
+    "from_cache",
+    "prune_cache",
+    "register",
+    "to_cache",
+    "use",
+]

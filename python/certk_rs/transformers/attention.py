@@ -1,0 +1,192 @@
+"""The attention function that transformers calls under the name "certk".
+
+Its signature is that of `AttentionInterface`: query (batch, heads, m, d), key and value (batch,
+kv_heads, n, d), not repeated; the output is (batch, m, heads, d_v). Whatever a model asks for
+beside the mask is either understood, known not to matter, or refused: an argument that is silently
+ignored would make another model of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import CertkError
+from ..key_index import KeyIndex
+from ..results import AttentionResult
+from ..sparse_attention import ValueBall
+from ..sparse_attention import attention as attention_of
+from . import recorder, settings
+from .capture_file import WRITING
+from .masks import Seen, seen
+
+# What models pass along that does not change what attention computes.
+_HARMLESS = frozenset(
+    {
+        *{"position_ids", "cache_position", "position_embeddings", "token_type_ids", "layer_idx"},
+        *{"past_key_values", "past_key_value", "use_cache", "return_dict", "logits_to_keep"},
+        *{"output_hidden_states", "output_router_logits", "num_items_in_batch", "deterministic"},
+        *{"encoder_hidden_states", "encoder_attention_mask"},
+    }
+)
+_REFUSED = {
+    "softcap": "soft-capped scores, as in Gemma 2",
+    "s_aux": "attention sinks, as in gpt-oss",
+    "sinks": "attention sinks",
+    "position_bias": "a bias on the scores",
+    "output_attentions": "attention weights as an output (use attn_implementation='eager')",
+    "cache": "paged caches",
+    "head_mask": "head masks",
+}
+# Rows of prefill are better answered together, without an index.
+_MOST_INDEXED_ROWS = 16
+
+
+def certified_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Answer one call of a model's attention module; see `AttentionInterface`.
+
+    Raises:
+        CertkError: No budget, or something that certified attention cannot do.
+    """
+    _refuse(module, dropout, kwargs)
+    writer = WRITING.get()
+    if writer is None:
+        _refuse_gradients(query, key, value)
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    rows = seen(attention_mask, bool(causal), shape)
+    if sliding_window is not None:
+        _need_window(rows, int(sliding_window), attention_mask, key)
+    if (first := getattr(key, "certk_first", None)) is not None:
+        # A pruned cache: each kv head has its keys at the end.
+        first.used()
+        rows = rows.only_from(np.repeat(first.slots, shape[1] // key.shape[1]))
+    scale = None if scaling is None else float(scaling)
+    if writer is not None:
+        writer.add(module, query, key, value, rows, scale)
+        return _dense(module, query, key, value, attention_mask, scale, causal), None
+    budget = settings.budget_for(module)
+    few = shape[2] <= _MOST_INDEXED_ROWS
+    result = _compute(
+        query,
+        key,
+        value,
+        rows,
+        scale,
+        budget,
+        getattr(key, "certk_index", None) if few else None,
+        getattr(key, "certk_ball", None),
+    )
+    recorder.record(module, result, rows, budget)
+    return result.out.transpose(1, 2).contiguous(), None
+
+
+def _compute(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: Seen,
+    scale: float | None,
+    budget: settings.Budget,
+    index: KeyIndex | None,
+    ball: ValueBall | None,
+) -> AttentionResult:
+    """The one place where attention is computed."""
+    said = rows.arguments()
+    if budget.even_if_slower and query.shape[2] > 1:
+        # Rows with a mask are answered one by one, never together.
+        said = {"mask": np.broadcast_to(rows.full_mask(), rows.shape)}
+    return attention_of(
+        query,
+        key,
+        value,
+        budget.eps,
+        out_tol=budget.out_tol,
+        scale=scale,
+        index=index,
+        ball=ball,
+        threads=torch.get_num_threads() if budget.threads is None else budget.threads,
+        **said,
+    )
+
+
+def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:
+    who = type(module).__name__
+    if dropout:
+        raise CertkError(
+            f"dropout is {dropout:g} in {who}: certified attention drops no weights at random; "
+            "call model.eval(), or set the attention dropout of the config to 0"
+        )
+    # Not every model passes output_attentions on to its attention modules.
+    asked = {"output_attentions": True} if _weights_are_collected() else {}
+    for name, value in (kwargs | asked).items():
+        if name in _HARMLESS or value is None or value is False:
+            continue
+        what = _REFUSED.get(name, "an argument that certified attention does not know")
+        raise CertkError(
+            f"{who} asks for {name}, {what}: not supported; use another attn_implementation for "
+            "this model"
+        )
+
+
+def _weights_are_collected() -> bool:
+    """Whether transformers 5 is collecting attention weights of this forward pass."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return False
+    return "attentions" in (_active_collector.get() or {})
+
+
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise CertkError(
+            "gradients do not flow through certified attention: run the model under "
+            "torch.no_grad() or torch.inference_mode()"
+        )
+
+
+def _need_window(rows: Seen, window: int, mask: torch.Tensor | None, key: torch.Tensor) -> None:
+    """Make sure that a window which matters is in the mask: it is the mask that is obeyed."""
+    if hasattr(key, "certk_first"):
+        raise CertkError(
+            f"sliding_window is {window}, but the keys of a pruned cache have lost their "
+            "positions: prune models with full attention only"
+        )
+    if mask is None and rows.shape[3] > window:
+        raise CertkError(
+            f"sliding_window is {window}, but no mask came with {rows.shape[3]} keys: register the "
+            "mask function too, by certk_rs.transformers.register()"
+        )
+
+
+def _dense(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+    causal: Any,
+) -> torch.Tensor:
+    """Plain attention, for capturing what a model attends to."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    out, _ = sdpa_attention_forward(
+        module, query, key, value, mask, scaling=scale, is_causal=bool(causal)
+    )
+    return out  # type: ignore[no-any-return]

@@ -1,0 +1,460 @@
+"""Between cache files, pruned files and the caches of transformers.
+
+A pruned cache keeps another number of keys in every head and layer, and has two lengths. Its
+logical length, which it reports, is that of the text it stands for: positions go on from there. Its
+physical length is the same in all layers and heads, since a model makes one mask for all of them:
+heads that keep less have empty slots in front of their keys. Certified attention leaves these out
+by itself. No other implementation does, so that it is refused; with `compact=True` slots are filled
+with further keys of the text instead, and any implementation will do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from .._safetensors import STORAGE
+from ..cache_format import Cache as CacheFile
+from ..cache_format import (
+    Layer,
+    Names,
+    SafetensorsFile,
+    layout,
+    nearest_rsqrt,
+    read_certificate,
+)
+from ..errors import CertkError
+from ..keepset import keep_set_of_inexact
+from .capture_file import CacheWriter
+
+_U = 2.0**-53
+
+
+@dataclass(frozen=True, eq=False)
+class PrunedLayer:
+    """What is proven of one pruned layer."""
+
+    layer: int
+    n: int
+    """Keys before."""
+    kept: tuple[int, ...]
+    """Keys that each kv head keeps."""
+    tail_mass_upper: NDArray[np.float64]
+    """What each query loses at most, (heads, m); less if slots were filled with further keys."""
+
+
+class PrunedCache(Cache):  # type: ignore[misc]
+    """A cache of one text of which keys were dropped; see this module and docs/transformers.md.
+
+    It grows like a `DynamicCache`, and what is appended is kept. It goes with models of full
+    attention: the keys have lost their positions, which sliding windows would need.
+    """
+
+    def __init__(self, layers: list[_PrunedLayer], certificates: Sequence[PrunedLayer]) -> None:
+        """Take over layers; users call `from_cache` or `prune_cache`."""
+        super().__init__(layers=layers)
+        for layer in layers:
+            layer.of = self
+        self.certificates = tuple(certificates)
+        """One per layer, for the queries that were pruned for."""
+        self.unused: int | None = None
+        """The layer whose empty slots nobody has left out yet."""
+
+    @property
+    def kept_fraction(self) -> float:
+        """Share of the keys that were kept, over layers and heads, slots not counted."""
+        kept = sum(sum(certificate.kept) for certificate in self.certificates)
+        return kept / sum(c.n * len(c.kept) for c in self.certificates)
+
+
+class _First:
+    """Goes with keys that have empty slots: the first slot that each kv head fills."""
+
+    def __init__(self, slots: NDArray[np.int64], cache: PrunedCache | None) -> None:
+        self.slots = slots
+        self._cache = cache
+
+    def used(self) -> None:
+        """Say that the slots are being left out."""
+        if self._cache is not None:
+            self._cache.unused = None
+
+
+class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer: keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
+
+    def __init__(
+        self, keys: torch.Tensor, values: torch.Tensor, slots: NDArray[np.int64], n: int, index: int
+    ) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.of: PrunedCache | None = None
+        self._slots = slots
+        self._gone = n - keys.shape[-2]
+        self._least = keys.shape[-2]
+        self._index = index
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append; the keys that come back carry where they begin."""
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        cache = self.of
+        if cache is not None and cache.unused is not None:
+            unused, cache.unused = cache.unused, None
+            raise CertkError(
+                f"the empty slots of layer {unused} were attended to: this cache needs certified "
+                "attention (certk_rs.transformers.use), or compact=True when it is made"
+            )
+        if self._slots.any() and cache is not None:
+            cache.unused = self._index
+        keys.certk_first = _First(self._slots, cache)
+        return keys, values
+
+    def get_seq_length(self, *_: Any) -> int:
+        """The logical length, from which positions go on."""
+        return int(self.keys.shape[-2]) + self._gone
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """Physical length, and the position that its first slot passes for.
+
+        Everything that is kept passes for the last keys before what is appended, so that a causal
+        mask shows all of it.
+        """
+        m = query_length if isinstance(query_length, int) else query_length.shape[0]
+        return int(self.keys.shape[-2]) + m, self._gone
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove appended tokens, given as a negative number; what was pruned stays."""
+        if tokens_to_remove > 0 or self.keys.shape[-2] + tokens_to_remove < self._least:
+            raise CertkError(
+                f"crop({tokens_to_remove}): only the {self.keys.shape[-2] - self._least} tokens "
+                "that were appended to a pruned cache can be removed; give their number, negative"
+            )
+        if tokens_to_remove:
+            self.keys = self.keys[..., :tokens_to_remove, :]
+            self.values = self.values[..., :tokens_to_remove, :]
+
+    def reset(self) -> None:
+        """Refuse: a pruned cache without its keys is none."""
+        raise CertkError("a pruned cache cannot be reset; make another by from_cache")
+
+
+def to_cache(
+    cache: Cache,
+    queries: Sequence[torch.Tensor],
+    path: str | os.PathLike[str],
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+) -> None:
+    """Write a cache of one sequence, with queries to prune it for, to a cache file.
+
+    Args:
+        cache: A `DynamicCache` or the like: layers with keys and values (1, kv_heads, n, d).
+        queries: For each layer (1, heads, m, d), after rotary positions, as `capture` gets them.
+        path: The file to write; it must not exist.
+        scale: What products are multiplied by; None for the float64 nearest d^-1/2.
+        causal: Whether query i sees the keys up to i + n - m only.
+
+    Raises:
+        CertkError: Something that the format cannot say; the message names the layer.
+    """
+    layers = _full_layers(cache, queries)
+    with CacheWriter(path, len(layers)) as writer:
+        for index, (query, keys, values) in enumerate(layers):
+            offset = keys.shape[2] - query.shape[2] if causal else None
+            writer.write(index, query, keys, values, scale, offset)
+        writer.commit()
+
+
+def from_cache(path: str | os.PathLike[str], *, compact: bool = False) -> Cache:
+    """Read a cache file, or what `certk prune` has made of one, as a cache to go on from.
+
+    Args:
+        path: A cache file (docs/files.md), which gives a `DynamicCache`, or an output of
+            `certk prune`, which gives a `PrunedCache`.
+        compact: Refuse a pruned file unless all heads and layers keep equally many, so that no slot
+            is empty and any attention implementation can be used. (What a file has dropped is
+            gone; `prune_cache` can fill slots with it.)
+
+    Raises:
+        CertkError: A file that is damaged or of another kind.
+    """
+    path = Path(path)
+    with SafetensorsFile(path) as file:
+        text = file.header.metadata.get("certk")
+        if text is not None:
+            return _read_pruned(file, text, compact)
+    return _read_full(path)
+
+
+def prune_cache(
+    cache: Cache,
+    queries: Sequence[torch.Tensor],
+    eps: float,
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    keep_first: int = 0,
+    keep_last: int = 0,
+    compact: bool = False,
+    threads: int | None = None,
+) -> PrunedCache:
+    """Prune a cache in memory: one keep-set per layer and kv head, for all queries of its group.
+
+    Every query given loses at most eps of its attention mass in every head, by the real scores of
+    the stored vectors. Nothing is promised of queries that were not given.
+
+    Args:
+        cache: As in `to_cache`; it is not changed.
+        queries: As in `to_cache`.
+        eps: Budget of dropped mass, 0 <= eps < 1.
+        scale: As in `to_cache`.
+        causal: As in `to_cache`.
+        keep_first: Positions at the start that are always kept.
+        keep_last: Positions at the end that are always kept.
+        compact: Fill the slots of heads that keep less with their latest dropped keys, so that all
+            keep equally many, no slot is empty, and any attention implementation can be used.
+        threads: Number of threads; None for all available.
+
+    Raises:
+        CertkError: Bad input; the message names the layer.
+    """
+    chosen: list[list[NDArray[np.int64]]] = []
+    certificates = []
+    layers = _full_layers(cache, queries)
+    for index, (query, keys, _) in enumerate(layers):
+        kept, upper = _choose(
+            index, query, keys, eps, scale, causal, keep_first, keep_last, threads
+        )
+        chosen.append(kept)
+        certificates.append(
+            PrunedLayer(index, keys.shape[2], tuple(len(indices) for indices in kept), upper)
+        )
+    most = max(len(indices) for kept in chosen for indices in kept)
+    pruned = []
+    for index, (_, keys, values) in enumerate(layers):
+        kept = [
+            _filled(indices, most, keys.shape[2]) if compact else indices
+            for indices in chosen[index]
+        ]
+        heads = [torch.from_numpy(indices) for indices in kept]
+        pruned.append(
+            _layer(
+                [keys[0, g, rows] for g, rows in enumerate(heads)],
+                [values[0, g, rows] for g, rows in enumerate(heads)],
+                most,
+                keys.shape[2],
+                index,
+            )
+        )
+    return PrunedCache(pruned, certificates)
+
+
+def _full_layers(
+    cache: Cache, queries: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Queries, keys and values of every layer, checked against each other."""
+    if isinstance(cache, PrunedCache):
+        raise CertkError(
+            "cache is a PrunedCache: its keys have lost their places; give the full one"
+        )
+    if not isinstance(cache, Cache) or not cache.layers:
+        raise CertkError(f"cache is a {type(cache).__name__} without layers; pass a filled cache")
+    if len(queries) != len(cache.layers):
+        raise CertkError(
+            f"queries has {len(queries)} entries, the cache {len(cache.layers)} layers; give one "
+            "tensor (1, heads, m, d) for each"
+        )
+    found = []
+    for index, (layer, query) in enumerate(zip(cache.layers, queries, strict=True)):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
+            raise CertkError(f"layer {index} of the cache holds no keys; run the model first")
+        n = layer.get_seq_length()
+        if getattr(layer, "is_sliding", False) or int(n) > keys.shape[-2]:
+            raise CertkError(
+                f"layer {index} of the cache has a sliding window: it cannot be pruned, since its "
+                "keys would lose their positions"
+            )
+        keys, values = keys[:, :, : int(n)], values[:, :, : int(n)]
+        shape = tuple(keys.shape)
+        if (
+            query.ndim != 4
+            or query.shape[0] != 1
+            or keys.shape[0] != 1
+            or query.shape[3] != keys.shape[3]
+            or query.shape[1] % keys.shape[1]
+            or 0 in query.shape
+            or 0 in shape
+        ):
+            raise CertkError(
+                f"layer {index}: queries {tuple(query.shape)} do not go with keys {shape}; pass "
+                "(1, heads, m, d) for keys (1, kv_heads, n, d), heads a multiple of kv_heads"
+            )
+        if query.shape[2] > keys.shape[2]:
+            raise CertkError(f"layer {index}: {query.shape[2]} queries, but {keys.shape[2]} keys")
+        found.append((query.detach(), keys.detach(), values.detach()))
+    return found
+
+
+def _choose(
+    index: int,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    eps: float,
+    scale: float | None,
+    causal: bool,
+    keep_first: int,
+    keep_last: int,
+    threads: int | None,
+) -> tuple[list[NDArray[np.int64]], NDArray[np.float64]]:
+    """The kept positions of each kv head, and what each query loses at most, (heads, m)."""
+    heads, m, d = query.shape[1:]
+    kv_heads, n = keys.shape[1:3]
+    group = heads // kv_heads
+    factor = nearest_rsqrt(d) if scale is None else float(scale)
+    if d > 1 << 20:
+        raise CertkError(f"layer {index}: vectors longer than {1 << 20}")
+    if torch.float64 in (query.dtype, keys.dtype):
+        raise CertkError(
+            f"layer {index} is in float64, whose products round in ways that are not bounded here; "
+            "convert it to float32"
+        )
+    kept, upper = [], np.empty((heads, m))
+    for g in range(kv_heads):
+        k = keys[0, g].double().numpy()
+        q = query[0, g * group : (g + 1) * group].double().numpy()
+        if not (np.isfinite(k).all() and np.isfinite(q).all()):
+            raise CertkError(f"layer {index}, kv head {g}: a NaN or infinite query or key")
+        # Products of two float32 are exact in float64, so a sum of d of them is off by at most
+        # gamma_d |q||k|; the scale's own rounding is counted by the selection.
+        norms = np.sqrt(np.einsum("...i,...i", q, q)) * np.sqrt(np.einsum("ij,ij->i", k, k)).max()
+        radius = abs(factor) * norms * ((d + 3) * _U * (1 + 2.0**-10)) + 2.0**-1000
+        found = keep_set_of_inexact(
+            q @ k.T,
+            eps,
+            radius=radius,
+            scale=factor,
+            causal_offset=n - m if causal else None,
+            keep_first=keep_first,
+            keep_last=keep_last,
+            threads=threads,
+        )
+        kept.append(np.array(found.indices, dtype=np.int64))
+        upper[g * group : (g + 1) * group] = found.tail_mass_upper
+    return kept, upper
+
+
+def _filled(indices: NDArray[np.int64], most: int, n: int) -> NDArray[np.int64]:
+    """The kept positions and the latest others, `most` in all."""
+    others = np.setdiff1d(np.arange(n), indices)
+    return np.sort(np.concatenate([indices, others[len(others) - (most - len(indices)) :]]))
+
+
+def _layer(
+    keys: list[torch.Tensor], values: list[torch.Tensor], most: int, n: int, index: int
+) -> _PrunedLayer:
+    """A layer of kv heads that keep different numbers of rows (kept, d), behind empty slots."""
+    slots = np.array([most - len(rows) for rows in keys], dtype=np.int64)
+    together = []
+    for heads in (keys, values):
+        full = heads[0].new_zeros((1, len(heads), most, heads[0].shape[-1]))
+        for g, rows in enumerate(heads):
+            full[0, g, most - len(rows) :] = rows
+        together.append(full)
+    return _PrunedLayer(together[0], together[1], slots, n, index)
+
+
+def _read_full(path: Path) -> DynamicCache:
+    with CacheFile(path) as file:
+        _need_all_layers(path, file.layers)
+        cache = DynamicCache()
+        for layer in file.layers:
+            keys, values = (
+                _tensor(file.read(layer, role), layer.dtypes[role])[None]
+                for role in ("key", "value")
+            )
+            cache.update(keys, values, layer.index)
+    return cache
+
+
+def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache:
+    try:
+        certificate, problem = read_certificate(text)
+    except ValueError as error:
+        raise CertkError(f"{file.path}: its certificate cannot be read: {error}") from None
+    if problem is not None:
+        raise CertkError(f"{file.path}: its certificate does not hold: {problem}")
+    inputs = {name: (facts.dtype, facts.shape) for name, facts in certificate.inputs.items()}
+    layers = layout(str(file.path), inputs, Names(certificate.names))
+    _need_all_layers(file.path, layers)
+
+    def read(name: str) -> NDArray[Any]:
+        facts, array = certificate.outputs.get(name), file.read(name)
+        if facts is None or facts.sha256 != _sha256(array):
+            raise CertkError(f"{file.path}: tensor {name!r} is not the one that was certified")
+        return array
+
+    rows: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    certificates = []
+    for layer in layers:
+        stem = f"layers.{layer.index}."
+        both = [_tensor(read(stem + role), layer.dtypes[role]) for role in ("key", "value")]
+        if certificate.options.granularity == "head":
+            kept = np.diff(read(stem + "indptr"))
+            keys, values = (list(torch.split(flat, kept.tolist())) for flat in both)
+        else:
+            keys, values = (list(heads) for heads in both)
+        rows.append((keys, values))
+        counts = tuple(len(head) for head in keys)
+        upper = read(stem + "tail_mass_upper")
+        certificates.append(PrunedLayer(layer.index, layer.n, counts, upper))
+    most = max(max(each.kept) for each in certificates)
+    least = min(min(each.kept) for each in certificates)
+    if compact and least < most:
+        raise CertkError(
+            f"{file.path}: its heads keep from {least} to {most} keys, and a file cannot fill them "
+            "up; prune with prune_cache(..., compact=True), or leave compact out"
+        )
+    return PrunedCache(
+        [
+            _layer(keys, values, most, layer.n, layer.index)
+            for layer, (keys, values) in zip(layers, rows, strict=True)
+        ],
+        certificates,
+    )
+
+
+def _need_all_layers(path: Path, layers: Sequence[Layer]) -> None:
+    if [layer.index for layer in layers] != list(range(len(layers))):
+        raise CertkError(
+            f"{path} holds the layers {[layer.index for layer in layers]}: a cache of transformers "
+            "needs all from 0 on"
+        )
+    if len({layer.n for layer in layers}) > 1:
+        raise CertkError(f"{path}: its layers stand for texts of different lengths")
+
+
+def _sha256(array: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def _tensor(raw: NDArray[Any], dtype: str) -> torch.Tensor:
+    """Stored bits as a tensor of the same dtype."""
+    if dtype == "BF16":
+        return torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16)
+    assert raw.dtype == np.dtype(STORAGE[dtype])
+    return torch.from_numpy(raw)

@@ -1,0 +1,158 @@
+"""Capturing the queries, keys and values of a forward pass in a cache file."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ..errors import CertkError
+from .capture_file import WRITING, CacheWriter
+from .switch import NAME, switch
+
+
+def capture(
+    model: Any,
+    inputs: Mapping[str, Any] | torch.Tensor,
+    path: str | os.PathLike[str],
+    *,
+    queries: int | None = None,
+) -> list[int]:
+    """Run a model densely, and write what its attention layers see to a cache file (docs/files.md).
+
+    Keys and queries are as attention gets them, after rotary positions. Layers are written as they
+    run, so that memory holds one. The model's attention implementation is as before afterwards.
+
+    Args:
+        model: A `transformers.PreTrainedModel` on the CPU. What lies above its base model (a
+            language model's head) does not run.
+        inputs: What the model is called with, as from a tokenizer, or the input ids: one sequence,
+            without padding.
+        path: The file to write; it must not exist.
+        queries: Write only the last so many queries of each layer, at least 1; None for all.
+            Pruning certifies what is written.
+
+    Returns:
+        The numbers of the layers written.
+
+    Raises:
+        CertkError: A model that cannot be switched over, more than one sequence, padding, sliding
+            windows shorter than the text, layers of different scales.
+    """
+    if queries is not None and (isinstance(queries, bool) or queries < 1):
+        raise CertkError(f"queries is {queries!r}; pass a whole number >= 1, or None for all")
+    given: dict[str, Any] = (
+        {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else dict(inputs)
+    )
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise CertkError(f"model is a {type(model).__name__}; pass a transformers.PreTrainedModel")
+    base = model.base_model
+    if "use_cache" in inspect.signature(base.forward).parameters:
+        given.setdefault("use_cache", False)
+    most = max(sum(1 for _ in model.modules()), getattr(model.config, "num_hidden_layers", 0))
+    with CacheWriter(path, most, queries) as writer:
+        token = WRITING.set(writer)
+        try:
+            with _switched(model), torch.inference_mode():
+                base(**given)
+        finally:
+            WRITING.reset(token)
+        writer.commit()
+        return writer.layers
+
+
+def capture_text(
+    model: str | os.PathLike[str],
+    text: str,
+    path: str | os.PathLike[str],
+    *,
+    max_tokens: int | None = None,
+    queries: int | None = None,
+) -> dict[str, Any]:
+    """Load a model and its tokenizer from a directory, and capture a text; nothing is downloaded.
+
+    Args:
+        model: Directory of a saved model with its tokenizer. It runs in the dtype it is stored in.
+        text: The text.
+        path: As in `capture`.
+        max_tokens: Cut the text after so many tokens.
+        queries: As in `capture`.
+
+    Returns:
+        "tokens": how many there were; "layers": the numbers of the layers written; "dtype".
+
+    Raises:
+        CertkError: No model there, a text without tokens, or longer than the model's positions.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        raise CertkError(f"{folder} is no directory: give that of a saved model with its tokenizer")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with _quiet():
+            loaded, told = transformers.AutoModel.from_pretrained(
+                folder, local_files_only=True, dtype="auto", output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise CertkError(f"{folder} cannot be loaded: {error}") from error
+    # What lies above the layers may be missing; attention does not depend on it.
+    if missing := sorted(name for name in told["missing_keys"] if "pooler" not in name):
+        raise CertkError(
+            f"{folder} lacks {len(missing)} weights (first: {missing[0]}), which would be random: "
+            "give the directory of a whole model"
+        )
+    encoded = tokenizer(
+        text, return_tensors="pt", verbose=False,
+        truncation=max_tokens is not None, max_length=max_tokens,
+    )  # fmt: skip
+    tokens = int(encoded["input_ids"].shape[-1])
+    most = getattr(loaded.config, "max_position_embeddings", None)
+    if tokens == 0:
+        raise CertkError("the text has no tokens: give one that has")
+    if isinstance(most, int) and 0 < most < tokens:
+        raise CertkError(
+            f"the text has {tokens} tokens, the model {most} positions: give --max-tokens {most}"
+        )
+    accepted = inspect.signature(loaded.forward).parameters
+    given = {name: value for name, value in encoded.items() if name in accepted}
+    layers = capture(loaded, given, path, queries=queries)
+    return {"tokens": tokens, "layers": layers, "dtype": str(loaded.dtype).removeprefix("torch.")}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bar and the loading report of transformers, which say nothing new."""
+    logging = transformers.utils.logging
+    bar, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _switched(model: Any) -> Iterator[None]:
+    """The model under certified attention's name, in evaluation mode; then as it was."""
+    before = {"": model.config._attn_implementation}
+    for name in getattr(model.config, "sub_configs", {}):
+        if (part := getattr(model.config, name, None)) is not None:
+            before[name] = part._attn_implementation
+    training = model.training
+    model.eval()
+    try:
+        switch(model)
+        yield
+    finally:
+        if before != dict.fromkeys(before, NAME):
+            model.set_attn_implementation(before if len(before) > 1 else before[""])
+        model.train(training)

@@ -1,0 +1,187 @@
+"""Writing what attention sees to a cache file, one layer at a time, while the model runs.
+
+Shapes are not known before the last layer has run, and the header of a safetensors file comes
+first. So room for it is left at the beginning (a header may end in spaces), and memory holds the
+tensors of one layer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import nn
+
+from .._atomic import NewFile
+from ..cache_format import nearest_rsqrt
+from ..errors import CertkError
+from .masks import Seen
+
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+# Bytes of one entry of the header, with the longest numbers there may be.
+_ENTRY = 192
+
+WRITING: ContextVar[CacheWriter | None] = ContextVar("certk_writing", default=None)
+
+
+class CacheWriter:
+    """A cache file in the making; context manager, leaves nothing behind without `commit`."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], most_layers: int, queries: int | None = None
+    ) -> None:
+        """Prepare to write `path`, which must not exist.
+
+        Args:
+            path: The file.
+            most_layers: How many layers there may be.
+            queries: How many of the last queries of each layer to write; None for all.
+        """
+        self._file = NewFile(Path(path))
+        self._room = 256 + _ENTRY * 3 * most_layers
+        self._queries = queries
+        self._entries: dict[str, dict[str, object]] = {}
+        self._stop = 0
+        self._calls = 0
+        self._layers: set[int] = set()
+        self._about: tuple[str | None, int | None] | None = None
+        self.bytes = 0
+
+    def __enter__(self) -> CacheWriter:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers written so far, by number."""
+        return sorted(self._layers)
+
+    def add(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: Seen,
+        scale: float | None,
+    ) -> None:
+        """Write one attention call as the layer that the module says it is, or as the next."""
+        own = getattr(module, "layer_idx", None)
+        layer = own if isinstance(own, int) else self._calls
+        self._calls += 1
+        self.write(layer, query, key, value, scale, _offset(layer, rows))
+
+    def write(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+        offset: int | None,
+    ) -> None:
+        """Write queries (1, heads, m, d), keys and values (1, kv_heads, n, d) of one layer.
+
+        Query i sees the keys <= i + `offset`, or all of them if that is None.
+
+        Raises:
+            CertkError: Something that the format cannot say; it names the layer.
+        """
+        if layer in self._layers:
+            raise CertkError(
+                f"layer {layer} attends twice: a cache file has one attention per layer; capture "
+                "the encoder or the decoder alone, and one forward pass"
+            )
+        if key.shape != value.shape:
+            raise CertkError(
+                f"layer {layer}: keys {tuple(key.shape)} and values {tuple(value.shape)} differ in "
+                "shape; a cache file holds those of one shape"
+            )
+        if query.shape[0] != 1:
+            raise CertkError(
+                f"layer {layer}: a batch of {query.shape[0]}; a cache file holds one sequence: "
+                "capture one at a time"
+            )
+        heads, m, d = query.shape[1:]
+        if self._queries is not None and self._queries < m:
+            query = query[:, :, m - self._queries :]
+            offset = None if offset is None else offset + m - self._queries
+        told = None if scale is None or scale == nearest_rsqrt(d) else repr(scale)
+        if self._about is None:
+            self._about = (told, offset)
+        elif self._about != (told, offset):
+            raise CertkError(
+                f"layer {layer} has (scale, causal offset) {(told, offset)}, the layers before "
+                f"{self._about}: a cache file has one for all"
+            )
+        del heads
+        self._layers.add(layer)
+        for role, tensor in (("key", key), ("value", value), ("query", query)):
+            self._put(f"layers.{layer}.{role}", tensor)
+
+    def commit(self) -> None:
+        """Write the header, and give the file its name."""
+        if self._about is None:
+            raise CertkError(
+                "no attention call was captured: the model does not take its attention from "
+                "transformers' AttentionInterface"
+            )
+        scale, offset = self._about
+        about = {} if scale is None else {"scale": scale}
+        if offset is not None:
+            about["causal_offset"] = str(offset)
+        body = {"__metadata__": about, **self._entries}
+        text = json.dumps(body, separators=(",", ":")).encode()
+        if len(text) > self._room:
+            raise CertkError(
+                f"the header needs {len(text)} bytes and {self._room} were left for it: the model "
+                "has attended more often than it has modules"
+            )
+        text += b" " * (self._room - len(text))
+        self._file.write_at(0, len(text).to_bytes(8, "little") + text)
+        self._file.commit()
+        self.bytes = 8 + self._room + self._stop
+
+    def _put(self, name: str, tensor: torch.Tensor) -> None:
+        dtype = _DTYPES.get(tensor.dtype)
+        if dtype is None:
+            raise CertkError(
+                f"{name} has dtype {tensor.dtype}; a cache file holds float32, float16 or "
+                "bfloat16: convert the model"
+            )
+        bits = tensor.detach().contiguous().view(torch.uint8).numpy()
+        data = np.ascontiguousarray(bits).reshape(-1).data
+        start, self._stop = self._stop, self._stop + len(data)
+        self._entries[name] = {
+            "dtype": dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [start, self._stop],
+        }
+        self._file.write_at(8 + self._room + start, data)
+
+
+def _offset(layer: int, rows: Seen) -> int | None:
+    """The causal offset of what the rows see; None if they see everything."""
+    said = rows.arguments()
+    if not said:
+        return None
+    if said == {"causal": True}:
+        return rows.shape[3] - rows.shape[2]
+    raise CertkError(
+        f"layer {layer} sees less than all keys or all earlier ones (padding, or a sliding window "
+        "shorter than the text): a cache file cannot say that; leave padding out, or shorten the "
+        "text"
+    )

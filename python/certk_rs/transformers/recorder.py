@@ -1,0 +1,212 @@
+"""What each layer has proven while a model ran."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from ..errors import CertkError
+from ..results import AttentionResult
+from .masks import Seen
+from .settings import Budget
+
+_OPEN: ContextVar[tuple[Recorder, ...]] = ContextVar("certk_recorders", default=())
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of one layer; the arrays have shape (batch, heads, m)."""
+
+    layer: int
+    budget: Budget
+    tail_mass_upper: NDArray[np.float64]
+    """Proven upper end of the dropped mass."""
+    k: NDArray[np.int64]
+    """Keys that went into each average."""
+    n: NDArray[np.int64]
+    """Keys that each row sees."""
+    error_bound: NDArray[np.float64] | None
+    """Bound on the Euclidean distance of the output from real attention; None if not asked for."""
+
+
+@dataclass(frozen=True)
+class LayerCertificate:
+    """What is proven of all calls of one layer; rows that see no key are counted in none of it."""
+
+    layer: int
+    name: str
+    """Class of the module that asked."""
+    calls: int
+    rows: int
+    budget: float
+    """The largest eps, or out_tol, of its calls."""
+    tail_mass_upper: float
+    """The most that any row has lost, proven."""
+    kept: float
+    """Mean of k/n over rows."""
+    error_bound: float | None
+    """The largest bound on the error of a row's output."""
+    holds: bool
+    """Whether every row is within its budget."""
+
+
+class Recorder:
+    """Context manager that keeps what every certified attention call inside has proven.
+
+    At its end `layers` is a certificate per layer, and `str(recorder)` a table of them. Like
+    `budget` it sees the calls of this thread.
+    """
+
+    def __init__(self, *, error_bounds: bool = True, rows: bool = True) -> None:
+        """Make one; it may be entered once.
+
+        Args:
+            error_bounds: Compute the bound on each output's error, which takes a pass over the
+                values in every call.
+            rows: Keep the figures of every row in `calls`, about 32 bytes a row; without, only
+                the summary of each layer.
+        """
+        self.calls: list[Call] = []
+        """Every call in its order, if `rows`."""
+        self._error_bounds = error_bounds
+        self._rows = rows
+        self._sums: dict[int, _Sum] = {}
+        self._modules: dict[nn.Module, int] = {}
+        self._token: Token[tuple[Recorder, ...]] | None = None
+
+    def __enter__(self) -> Recorder:
+        if self._token is not None:
+            raise CertkError("this Recorder has been entered before; make a new one")
+        self._token = _OPEN.set((*_OPEN.get(), self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._token is not None
+        _OPEN.reset(self._token)
+        # Models must not live on because someone kept the figures.
+        self._modules.clear()
+
+    @property
+    def layers(self) -> list[LayerCertificate]:
+        """A certificate per layer, by its number."""
+        return [self._sums[layer].certificate(layer) for layer in sorted(self._sums)]
+
+    def table(self) -> str:
+        """The certificates as a table of text."""
+        heads = (
+            "layer",
+            "calls",
+            "rows",
+            "kept k/n",
+            "tail mass <=",
+            "budget",
+            "error <=",
+            "holds",
+        )
+        body = [
+            (
+                str(c.layer),
+                str(c.calls),
+                str(c.rows),
+                f"{c.kept:.4f}",
+                _up(c.tail_mass_upper),
+                f"{c.budget:g}",
+                "-" if c.error_bound is None else _up(c.error_bound),
+                "yes" if c.holds else "NO",
+            )
+            for c in self.layers
+        ]
+        widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            for line in (heads, *body)
+        )
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _add(self, module: nn.Module, call: _Found) -> None:
+        layer = self._number(module)
+        self._sums.setdefault(layer, _Sum(type(module).__name__)).add(call, self._error_bounds)
+        if self._rows:
+            bound = call.result.error_bound if self._error_bounds else None
+            result = call.result
+            self.calls.append(
+                Call(layer, call.budget, result.tail_mass_upper, result.k, call.n, bound)
+            )
+
+    def _number(self, module: nn.Module) -> int:
+        """The layer's own number if it has one and it is free, else the next."""
+        if module not in self._modules:
+            taken = set(self._modules.values())
+            own = getattr(module, "layer_idx", None)
+            free = next(i for i in range(len(taken) + 1) if i not in taken)
+            self._modules[module] = own if isinstance(own, int) and own not in taken else free
+        return self._modules[module]
+
+
+@dataclass(frozen=True)
+class _Found:
+    result: AttentionResult
+    n: NDArray[np.int64]
+    budget: Budget
+
+
+class _Sum:
+    """All calls of a layer so far."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = self.rows = 0
+        self.budget = self.upper = self.kept = 0.0
+        self.bound: float | None = None
+        self.holds = True
+
+    def add(self, call: _Found, with_bounds: bool) -> None:
+        some = call.n > 0
+        upper = call.result.tail_mass_upper[some]
+        self.calls += 1
+        self.rows += int(np.count_nonzero(some))
+        self.upper = max(self.upper, float(upper.max(initial=0.0)))
+        self.kept += float((call.result.k[some] / call.n[some]).sum())
+        limit = call.budget.out_tol if call.budget.eps is None else call.budget.eps
+        assert limit is not None
+        self.budget = max(self.budget, float(limit))
+        within = upper
+        if with_bounds or call.budget.eps is None:
+            bounds = call.result.error_bound[some]
+            self.bound = max(self.bound or 0.0, float(bounds.max(initial=0.0)))
+            within = upper if call.budget.eps is not None else bounds
+        self.holds &= bool((within <= limit).all())
+
+    def certificate(self, layer: int) -> LayerCertificate:
+        kept = self.kept / self.rows if self.rows else 0.0
+        return LayerCertificate(
+            layer,
+            self.name,
+            self.calls,
+            self.rows,
+            self.budget,
+            self.upper,
+            kept,
+            self.bound,
+            self.holds,
+        )
+
+
+def record(module: nn.Module, result: AttentionResult, rows: Seen, budget: Budget) -> None:
+    """Tell every open recorder of a call, before the values it was about can change."""
+    if recorders := _OPEN.get():
+        call = _Found(result, rows.counts, budget)
+        for each in recorders:
+            each._add(module, call)
+
+
+def _up(value: float) -> str:
+    """Three digits, rounded up: what is shown is still a bound."""
+    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(value).normalize():g}"

@@ -1,0 +1,83 @@
+"""Which budget holds for a call: that of the innermost `budget`, else that of `use`.
+
+Budgets of contexts live in a context variable, those of `use` on the model's modules, where copies
+of a model and pickles take them along and `config.json` does not.
+"""
+
+from __future__ import annotations
+
+import math
+from contextvars import ContextVar
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from torch import nn
+
+from ..errors import CertkError
+
+_ON_MODULE = "_certk_budget"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a row may lose: a share `eps` of its mass, or `out_tol` of its output."""
+
+    eps: float | None
+    out_tol: float | None = None
+    threads: int | None = None
+    even_if_slower: bool = False
+    """Drop keys also where computing all of them is faster."""
+
+    def __post_init__(self) -> None:
+        if (self.eps is None) == (self.out_tol is None):
+            given = "neither" if self.eps is None else "both"
+            raise CertkError(
+                f"eps and out_tol: {given} given; pass eps, a budget on the dropped mass, or "
+                "out_tol, one on the output's error"
+            )
+        # Whatever the annotations say: these come from users.
+        values: list[tuple[str, Any, float]] = [
+            ("eps", self.eps, 1.0),
+            ("out_tol", self.out_tol, math.inf),
+        ]
+        for name, value, most in values:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise CertkError(f"{name} is a {type(value).__name__}; pass one number")
+            if not 0 <= float(value) < most:
+                raise CertkError(f"{name} is {value!r}; pass a number with 0 <= {name} < {most:g}")
+
+
+class Running:
+    """A `budget` context that is open: its budget, and how many calls it has covered."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.calls = 0
+
+
+RUNNING: ContextVar[tuple[Running, ...]] = ContextVar("certk_budgets", default=())
+
+
+def put_on(model: nn.Module, budget: Budget) -> None:
+    """Let `budget` hold for every attention call of the model's modules."""
+    for module in model.modules():
+        setattr(module, _ON_MODULE, budget)
+
+
+def budget_for(module: nn.Module) -> Budget:
+    """Return the budget that holds for a call of `module`, and count the call."""
+    running = RUNNING.get()
+    for context in running:
+        context.calls += 1
+    if running:
+        return running[-1].budget
+    found = getattr(module, _ON_MODULE, None)
+    if not isinstance(found, Budget):
+        raise CertkError(
+            f"no budget for {type(module).__name__}: call certk_rs.transformers.use(model, "
+            "eps=...), or run the model inside certk_rs.transformers.budget(eps=...)"
+        )
+    return found

@@ -1,0 +1,216 @@
+"""Small random models of each architecture that certified attention is tried on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+# Before 5 encoders do not ask for their attention; one test says so, and the others are skipped.
+MODERN = int(hf.__version__.partition(".")[0]) >= 5
+VOCABULARY = 97
+# So large that attention is peaked and keys can be dropped.
+SPREAD = 0.25
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small take longer with several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _decoder(kind: str, **more: Any) -> Any:
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
+        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "max_position_embeddings": 512, "initializer_range": SPREAD,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+    }  # fmt: skip
+    config = getattr(hf, kind + "Config")(**(sizes | more))
+    return getattr(hf, kind + "ForCausalLM")(config)
+
+
+def _gpt2() -> Any:
+    config = hf.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=48, n_layer=3, n_head=4, n_positions=512,
+        initializer_range=SPREAD, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return hf.GPT2LMHeadModel(config)
+
+
+def _encoder(kind: str) -> Any:
+    config = getattr(hf, kind + "Config")(
+        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, max_position_embeddings=512, initializer_range=SPREAD,
+        pad_token_id=0,
+    )  # fmt: skip
+    return getattr(hf, kind + "ForMaskedLM")(config)
+
+
+DECODERS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: _decoder("Llama"),
+    "qwen2": lambda: _decoder("Qwen2"),
+    "qwen3": lambda: _decoder("Qwen3", head_dim=16),
+    "mistral": lambda: _decoder("Mistral", sliding_window=None),
+    "mistral-window": lambda: _decoder("Mistral", sliding_window=7),
+    "gpt2": _gpt2,
+}
+ENCODERS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: _encoder("Bert"),
+    "roberta": lambda: _encoder("Roberta"),
+}
+
+
+# Tried more briefly: other families, some of which cannot be switched over.
+OTHERS: dict[str, Callable[[], Any]] = {
+    "phi3": lambda: _decoder("Phi3"),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=6,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=12, sliding_window=6,
+        )
+    ),
+    "gpt_neox": lambda: _decoder("GPTNeoX"),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(
+            vocab_size=VOCABULARY, hidden_size=48, ffn_dim=64, num_hidden_layers=2,
+            num_attention_heads=4, max_position_embeddings=128, word_embed_proj_dim=48,
+        )
+    ),
+    "albert": lambda: hf.AlbertForMaskedLM(
+        hf.AlbertConfig(
+            vocab_size=VOCABULARY, hidden_size=48, embedding_size=24, intermediate_size=64,
+            num_attention_heads=4, num_hidden_layers=2, initializer_range=SPREAD,
+        )
+    ),
+    "distilbert": lambda: hf.DistilBertForMaskedLM(
+        hf.DistilBertConfig(vocab_size=VOCABULARY, dim=48, n_layers=2, n_heads=4, hidden_dim=64)
+    ),
+    "modernbert": lambda: hf.ModernBertForMaskedLM(
+        hf.ModernBertConfig(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, global_attn_every_n_layers=2, local_attention=6, pad_token_id=0,
+            cls_token_id=1, sep_token_id=2,
+        )
+    ),
+    "bart": lambda: hf.BartForConditionalGeneration(
+        hf.BartConfig(
+            vocab_size=VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+            decoder_ffn_dim=64, pad_token_id=0, init_std=SPREAD, forced_eos_token_id=None,
+        )
+    ),
+    "bloom": lambda: hf.BloomForCausalLM(
+        hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=2, n_head=4)
+    ),
+    "falcon": lambda: hf.FalconForCausalLM(
+        hf.FalconConfig(
+            vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=4
+        )
+    ),
+}  # fmt: skip
+
+
+def build(name: str, seed: int = 0) -> Any:
+    """A random model in evaluation mode."""
+    if not MODERN and name in {*ENCODERS, "albert", "distilbert", "modernbert"}:
+        pytest.skip(f"{name} cannot be switched over in transformers {hf.__version__}")
+    torch.manual_seed(seed)
+    return (DECODERS | ENCODERS | OTHERS)[name]().eval()
+
+
+def sharpened(model: Any, factor: float = 6.0) -> Any:
+    """The model with longer queries, so that most rows need few keys."""
+    for name, parameter in model.named_parameters():
+        if "c_attn" in name:
+            parameter.data[..., : parameter.shape[-1] // 3] *= factor
+        elif any(part in name for part in ("q_proj", "q_norm", "self.query")):
+            parameter.data *= factor
+    return model
+
+
+def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
+    """The same model three times: to be switched over, under sdpa, and under sdpa in float64."""
+    model = build(name, seed)
+    plain = copy.deepcopy(model)
+    with contextlib.suppress(ValueError):  # some have no choice
+        plain.set_attn_implementation("sdpa")
+    return model, plain, copy.deepcopy(plain).double()
+
+
+def tokens(batch: int, n: int, seed: int = 1) -> Any:
+    """Random token ids (batch, n), none of them padding."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, VOCABULARY, (batch, n), generator=generator)
+
+
+def padding(batch: int, n: int, side: str) -> Any:
+    """A mask (batch, n) in which each sequence but the first lacks more tokens on one side."""
+    mask = torch.ones(batch, n, dtype=torch.long)
+    for row in range(1, batch):
+        gone = min(3 * row + 1, n - 1)
+        if side == "left":
+            mask[row, :gone] = 0
+        else:
+            mask[row, n - gone :] = 0
+    return mask
+
+
+def as_close_as(ours: Any, theirs: Any, truth: Any) -> None:
+    """Assert that float32 results of ours are as near the float64 truth as those of theirs."""
+    scale = truth.abs().max()
+    own, other = (ours.double() - truth).abs().max(), (theirs.double() - truth).abs().max()
+    assert torch.isfinite(own)
+    assert own <= 4 * other + 1e-7 * scale, (float(own), float(other), float(scale))
+
+
+@contextlib.contextmanager
+def spied() -> Iterator[list[dict[str, Any]]]:
+    """Note what every certified attention call got and gave; enter it after `use`."""
+    from certk_rs.transformers import attention
+
+    calls: list[dict[str, Any]] = []
+
+    def spy(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        out, weights = attention.certified_attention(module, query, key, value, mask, **kwargs)
+        calls.append(
+            {
+                "module": module, "query": query.clone(), "key": key.clone(),
+                "value": value.clone(), "mask": mask, "out": out.clone(),
+                "scaling": kwargs.get("scaling"), "is_causal": kwargs.get("is_causal"),
+            }
+        )  # fmt: skip
+        return out, weights
+
+    hf.AttentionInterface.register("certk", spy)
+    try:
+        yield calls
+    finally:
+        hf.AttentionInterface.register("certk", attention.certified_attention)
+
+
+def dense(call: dict[str, Any]) -> tuple[Any, Any]:
+    """Weights (batch, heads, m, n) and output (batch, m, heads, d_v) of a call in float64."""
+    q, k, v = (call[name].double() for name in ("query", "key", "value"))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scale = q.shape[-1] ** -0.5 if call["scaling"] is None else call["scaling"]
+    scores = (q @ k.transpose(-1, -2)) * scale
+    m, n = scores.shape[-2:]
+    if call["mask"] is not None:
+        seen = call["mask"].expand_as(scores)
+    elif m > 1 and getattr(call["module"], "is_causal", True):
+        seen = torch.ones(m, n, dtype=torch.bool).tril().expand_as(scores)
+    else:
+        seen = torch.ones_like(scores, dtype=torch.bool)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+    return weights, (weights @ v).transpose(1, 2)

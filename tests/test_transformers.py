@@ -1,0 +1,405 @@
+"""Models under certified attention: the same as sdpa at eps = 0, and as certified at eps > 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+zoo = pytest.importorskip("model_zoo")
+
+from certk_rs import transformers as ct  # noqa: E402
+
+DECODERS, ENCODERS = sorted(zoo.DECODERS), sorted(zoo.ENCODERS)
+one_thread = zoo.one_thread
+N = 40
+
+
+def run(model: Any, ids: Any, **more: Any) -> Any:
+    with torch.inference_mode():
+        return model(input_ids=ids, **more)
+
+
+def positions(mask: Any) -> Any:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+# ----------------------------------------------------------------------------------- eps = 0
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_at_eps_zero_is_sdpa(name: str, batch: int, side: str) -> None:
+    """Prefill, a second chunk of several tokens, and single steps."""
+    ours, theirs, truth = zoo.twins(name)
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(batch, N)
+    mask = zoo.padding(batch, N, side)
+    caches: list[Any] = [hf.DynamicCache(config=model.config) for model in (ours, theirs, truth)]
+    start = 0
+    for stop in (N - 8, N - 3, N - 2, N - 1, N):
+        if side == "right" and start:
+            break  # nothing is appended behind padding
+        if side == "right":
+            stop = N
+        chunk, logits = slice(start, stop), []
+        for model, cache in zip((ours, theirs, truth), caches, strict=True):
+            more = {} if side == "none" else {"attention_mask": mask[:, :stop]}
+            where = positions(mask)[:, chunk]
+            found = run(model, ids[:, chunk], past_key_values=cache, position_ids=where, **more)
+            logits.append(found.logits[mask[:, chunk] == 1])
+        zoo.as_close_as(*logits)
+        start = stop
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_at_eps_zero_is_sdpa(name: str, batch: int, side: str) -> None:
+    ours, theirs, truth = zoo.twins(name)
+    ct.use(ours, eps=0)
+    ids, mask = zoo.tokens(batch, N), zoo.padding(batch, N, side)
+    found = [run(model, ids, attention_mask=mask).logits for model in (ours, theirs, truth)]
+    zoo.as_close_as(*(logits[mask == 1] for logits in found))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_generation_at_eps_zero_is_that_of_sdpa(name: str) -> None:
+    ours, theirs, _ = zoo.twins(name)
+    ct.use(ours, eps=0)
+    ids, mask = zoo.tokens(3, 12), zoo.padding(3, 12, "left")
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    assert torch.equal(ours.generate(ids, **options), theirs.generate(ids, **options))
+
+
+@pytest.mark.parametrize("name", sorted(zoo.OTHERS))
+def test_other_architectures_are_sdpa_or_refused(name: str) -> None:
+    models = zoo.twins(name)
+    ids, mask = zoo.tokens(2, 24), zoo.padding(2, 24, "left")
+    if name in ("bloom", "falcon"):
+        with pytest.raises(ck.CertkError, match="does not take its attention"):
+            ct.use(models[0], eps=0)
+        return
+    ct.use(models[0], eps=0)
+    with ct.Recorder() as recorder:
+        found = [run(model, ids, attention_mask=mask).logits for model in models]
+    # Bart's decoder is not told of the padding.
+    zoo.as_close_as(*(logits if name == "bart" else logits[mask == 1] for logits in found))
+    assert len(recorder.calls) == {"gemma3": 6, "phi3": 3, "gpt_neox": 3, "bart": 6}.get(name, 2)
+
+
+def test_a_static_cache_is_read_up_to_where_it_is_written() -> None:
+    ours, theirs, _ = zoo.twins("llama")
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(2, 12)
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
+    options["disable_compile"] = True
+    assert torch.equal(ours.generate(ids, **options), theirs.generate(ids, **options))
+
+
+def test_beams_are_those_of_sdpa() -> None:
+    ours, theirs, _ = zoo.twins("qwen2")
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(2, 12)
+    options = {"max_new_tokens": 8, "do_sample": False, "num_beams": 3}
+    assert torch.equal(ours.generate(ids, **options), theirs.generate(ids, **options))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_other_dtypes_stay_what_they_are(dtype: str) -> None:
+    model, _, truth = zoo.twins("llama")
+    kind = getattr(torch, dtype)
+    model = model.to(kind)
+    plain = zoo.twins("llama")[1].to(kind)
+    ct.use(model, eps=0)
+    ids = zoo.tokens(2, N)
+    ours, theirs = run(model, ids).logits, run(plain, ids).logits
+    assert ours.dtype is kind
+    zoo.as_close_as(ours, theirs, run(truth, ids).logits)
+
+
+# ----------------------------------------------------------------------------------- eps > 0
+
+
+def check(calls: list[dict[str, Any]], recorder: ct.Recorder, eps: float) -> float:
+    """Hold every recorded row against float64; the mean of k/n."""
+    assert len(calls) == len(recorder.calls)
+    fractions = []
+    for call, told in zip(calls, recorder.calls, strict=True):
+        weights, out = zoo.dense(call)
+        seen = (weights > 0).sum(-1).numpy()
+        assert (told.n >= seen).all()
+        k = told.k
+        # No k keys lose less than all but the k heaviest.
+        heaviest = weights.sort(-1, descending=True).values.cumsum(-1).numpy()
+        heaviest = np.concatenate([np.zeros((*k.shape, 1)), heaviest], axis=-1)
+        least = np.where(told.n > 0, 1 - np.take_along_axis(heaviest, k[..., None], -1)[..., 0], 0)
+        assert (told.tail_mass_upper >= least - 1e-12).all()
+        assert (told.tail_mass_upper <= eps).all()
+        moved = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
+        assert told.error_bound is not None
+        assert (moved <= told.error_bound + 1e-13 * float(call["value"].abs().max())).all()
+        fractions.append((k[told.n > 0] / told.n[told.n > 0]).mean())
+    return float(np.mean(fractions))
+
+
+@pytest.mark.parametrize("eps", [0.01, 0.2])
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("name", DECODERS + ENCODERS)
+def test_every_certificate_of_every_layer_is_true(name: str, side: str, eps: float) -> None:
+    model = ct.use(zoo.sharpened(zoo.build(name)), eps=eps, even_if_slower=eps == 0.2)
+    ids, mask = zoo.tokens(2, N), zoo.padding(2, N, side)
+    more: dict[str, Any] = {} if side == "none" else {"attention_mask": mask}
+    with zoo.spied() as calls, ct.Recorder() as recorder:
+        if name in ENCODERS:
+            run(model, ids, **more)
+        else:
+            cache = run(model, ids, use_cache=True, **more).past_key_values
+            if side != "right":
+                if more:
+                    more["attention_mask"] = torch.cat([mask, mask[:, -1:]], -1)
+                run(model, ids[:, :1], past_key_values=cache, **more)
+    kept = check(calls, recorder, eps)
+    if eps == 0.2:
+        assert kept < 0.8, "nothing was dropped, so nothing was tried"
+    layers = recorder.layers
+    assert [layer.layer for layer in layers] == [0, 1, 2]
+    assert all(layer.holds and layer.tail_mass_upper <= eps for layer in layers)
+    assert all(layer.calls == len(calls) // 3 for layer in layers)
+
+
+def test_a_budget_on_the_output_is_kept() -> None:
+    model = ct.use(zoo.build("llama"), out_tol=0.05)
+    with zoo.spied() as calls, ct.Recorder() as recorder:
+        run(model, zoo.tokens(2, N))
+    for call, told in zip(calls, recorder.calls, strict=True):
+        moved = (call["out"].double() - zoo.dense(call)[1]).norm(dim=-1)
+        assert told.error_bound is not None
+        assert (told.error_bound <= 0.05).all()
+        assert (moved.transpose(1, 2).numpy() <= told.error_bound + 1e-13).all()
+    assert all(layer.holds and layer.budget == 0.05 for layer in recorder.layers)
+
+
+# -------------------------------------------------------------------------------- the switch
+
+
+def test_the_budget_of_a_context_goes_before_that_of_the_model() -> None:
+    model = ct.use(zoo.build("llama"), eps=0.3)
+    ids = zoo.tokens(1, N)
+    with ct.Recorder() as recorder:
+        run(model, ids)
+        with ct.budget(eps=0):
+            run(model, ids)
+            with ct.budget(eps=0.1):
+                run(model, ids)
+        run(model, ids)
+    told = [call.budget.eps for call in recorder.calls]
+    assert told == [0.3] * 3 + [0] * 3 + [0.1] * 3 + [0.3] * 3
+    assert all((c.tail_mass_upper <= c.budget.eps).all() for c in recorder.calls)
+
+
+def test_a_budget_that_nobody_spent_is_an_error() -> None:
+    model = zoo.build("llama")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ck.CertkError, match="no certified attention ran"), ct.budget(eps=0.1):
+        run(model, zoo.tokens(1, 8))
+
+
+def test_an_error_inside_a_budget_is_not_covered_up() -> None:
+    with pytest.raises(KeyError, match="mine"), ct.budget(eps=0.1):
+        raise KeyError("mine")
+
+
+def test_a_model_loaded_under_the_name_needs_a_budget(tmp_path: Any) -> None:
+    zoo.build("llama").save_pretrained(tmp_path)
+    ct.register()
+    model = hf.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="certk").eval()
+    with pytest.raises(ck.CertkError, match="no budget for LlamaAttention"):
+        run(model, zoo.tokens(1, 8))
+    with ct.budget(eps=0.1):
+        run(model, zoo.tokens(1, 8))
+
+
+def test_the_budget_is_not_saved_and_goes_along_with_copies(tmp_path: Any) -> None:
+    import copy
+
+    model = ct.use(zoo.build("llama"), eps=0.1)
+    model.save_pretrained(tmp_path)
+    saved = (tmp_path / "config.json").read_text()
+    assert "certk" not in saved
+    with ct.Recorder() as recorder:
+        run(copy.deepcopy(model), zoo.tokens(1, 8))
+    assert [layer.budget for layer in recorder.layers] == [0.1] * 3
+
+
+def test_switching_back() -> None:
+    model, plain, _ = zoo.twins("llama")
+    ct.use(model, eps=0.3)
+    assert model.config._attn_implementation == "certk"
+    model.set_attn_implementation("sdpa")
+    ids = zoo.tokens(1, N)
+    assert torch.equal(run(model, ids).logits, run(plain, ids).logits)
+
+
+@pytest.mark.skipif(zoo.MODERN, reason="from transformers 5 on BERT asks the registry")
+def test_bert_before_transformers_5_is_an_error() -> None:
+    with pytest.raises(ck.CertkError, match="the BERT family needs 5"):
+        ct.use(zoo.ENCODERS["bert"](), eps=0.1)
+
+
+@pytest.mark.skipif(not zoo.MODERN, reason="the flag is from transformers 5")
+def test_a_model_that_does_not_ask_the_registry_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = zoo.build("llama")
+    cached = "_can_set_attn_implementation_cached_value"
+    for kind in (type(model), type(model.model)):
+        monkeypatch.setattr(kind, cached, False, raising=False)
+    with pytest.raises(ck.CertkError, match="does not take its attention from"):
+        ct.use(model, eps=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "neither given"),
+        ({"eps": 0.1, "out_tol": 0.1}, "both given"),
+        ({"eps": 1.0}, "eps is 1.0"),
+        ({"eps": -0.1}, "eps is -0.1"),
+        ({"eps": float("nan")}, "eps is nan"),
+        ({"eps": "much"}, "eps is a str"),
+        ({"out_tol": float("inf")}, "out_tol is inf"),
+    ],
+)
+def test_bad_budgets(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ck.CertkError, match=says):
+        ct.use(zoo.build("llama"), **options)
+    with pytest.raises(ck.CertkError, match=says), ct.budget(**options):
+        pass
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ck.CertkError, match="model is a Linear"):
+        ct.use(torch.nn.Linear(2, 2), eps=0.1)
+
+
+# ---------------------------------------------------------------------------------- recorder
+
+
+def test_the_table_has_a_line_per_layer() -> None:
+    model = ct.use(zoo.build("bert"), eps=0.1)
+    with ct.Recorder() as recorder:
+        run(model, zoo.tokens(2, N))
+    lines = str(recorder).splitlines()
+    assert len(lines) == 4
+    assert lines[0].split()[:3] == ["layer", "calls", "rows"]
+    assert lines[1].split()[:3] == ["0", "1", str(2 * 4 * N)]
+    assert lines[1].split()[-1] == "yes"
+    assert float(lines[1].split()[4]) >= recorder.layers[0].tail_mass_upper
+
+
+def test_a_recorder_without_rows_keeps_the_summary_only() -> None:
+    model = ct.use(zoo.build("bert"), eps=0.1)
+    ids = zoo.tokens(2, N)
+    with ct.Recorder() as full, ct.Recorder(rows=False, error_bounds=False) as brief:
+        run(model, ids)
+    assert brief.calls == []
+    assert [layer.error_bound for layer in brief.layers] == [None] * 3
+    for one, other in zip(full.layers, brief.layers, strict=True):
+        assert (one.tail_mass_upper, one.kept) == (other.tail_mass_upper, other.kept)
+    with pytest.raises(ck.CertkError, match="entered before"), full:
+        pass
+
+
+# --------------------------------------------------------------------- what is not supported
+
+
+def refuses(model: Any, says: str, **more: Any) -> None:
+    ct.use(model, eps=0.1)
+    with pytest.raises(ck.CertkError, match=says):
+        run(model, zoo.tokens(1, 12), **more)
+
+
+def test_dropout_in_training_is_refused_and_none_is_fine() -> None:
+    model = ct.use(zoo.build("llama").train(), eps=0.1)
+    run(model, zoo.tokens(1, 12))
+    refuses(zoo.build("gpt2").train(), "dropout is 0.1 in GPT2Attention")
+
+
+def test_gradients_are_refused() -> None:
+    model = ct.use(zoo.build("llama"), eps=0.1)
+    with pytest.raises(ck.CertkError, match="gradients do not flow"):
+        model(input_ids=zoo.tokens(1, 12))
+
+
+def test_output_attentions_is_refused() -> None:
+    refuses(zoo.build("llama"), "output_attentions", output_attentions=True)
+    if zoo.MODERN:  # before 5, GPT-2 keeps the wish to itself, and returns no weights
+        refuses(zoo.build("gpt2"), "output_attentions", output_attentions=True)
+    refuses(zoo.build("bert"), "output_attentions", output_attentions=True)
+
+
+def test_softcap_is_refused() -> None:
+    config = hf.Gemma2Config(
+        vocab_size=zoo.VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+    )  # fmt: skip
+    refuses(hf.Gemma2ForCausalLM(config).eval(), "asks for softcap")
+
+
+def test_sinks_are_refused() -> None:
+    config = hf.GptOssConfig(
+        vocab_size=zoo.VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=12, num_local_experts=2,
+        num_experts_per_tok=1,
+    )  # fmt: skip
+    refuses(hf.GptOssForCausalLM(config).eval(), "asks for s_aux")
+
+
+@pytest.mark.skipif(not zoo.MODERN, reason="T5 asks the registry from transformers 5 on")
+def test_position_bias_is_refused() -> None:
+    config = hf.T5Config(
+        vocab_size=zoo.VOCABULARY, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4
+    )
+    refuses(hf.T5EncoderModel(config).eval(), "asks for position_bias")
+
+
+def test_unknown_arguments_are_refused() -> None:
+    refuses(zoo.build("llama"), "asks for tilt", tilt=0.5)
+
+
+def test_an_additive_bias_as_mask_is_refused_and_zeros_and_minima_are_read() -> None:
+    ours, theirs, truth = zoo.twins("llama")
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(2, 12)
+    # Row i sees the keys of its own parity up to i: no run of keys.
+    seen = torch.ones(12, 12, dtype=torch.bool).tril()
+    seen &= (torch.arange(12)[:, None] - torch.arange(12)) % 2 == 0
+    seen = seen.expand(2, 1, 12, 12)
+    for mask in (seen, torch.zeros(2, 1, 12, 12).masked_fill(~seen, torch.finfo().min)):
+        as_double = mask.double() if mask.is_floating_point() else mask
+        logits = [run(model, ids, attention_mask=mask).logits for model in (ours, theirs)]
+        zoo.as_close_as(*logits, run(truth, ids, attention_mask=as_double).logits)
+    bias = -0.5 * torch.arange(12.0).expand(2, 1, 12, 12)
+    with pytest.raises(ck.CertkError, match="takes no attention bias"):
+        run(ours, ids, attention_mask=bias)
+    with pytest.raises(ck.CertkError, match="does not broadcast"):
+        run(ours, ids, attention_mask=seen[..., :-1])
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    ours, theirs, truth = zoo.twins("llama")
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(1, 20)
+    where = torch.cat([torch.arange(8), torch.arange(12)])[None]
+    logits = [
+        run(model, ids, position_ids=where, use_cache=False).logits
+        for model in (ours, theirs, truth)
+    ]
+    zoo.as_close_as(*logits)
