@@ -384,7 +384,12 @@ def _lend_index(tensors: tuple[Tensor, ...]) -> IndexArrays:
                 f"an index has {dtype} and an axis for the parts of a head: pass what "
                 "index_tensors returned"
             )
-        arrays.append(_arrays.borrow(f"index.{name}", tensor)[0])
+        try:
+            bits = tensor.view(torch.int16) if dtype is torch.bfloat16 else tensor
+            arrays.append(bits.numpy())
+        except (TypeError, RuntimeError):
+            # Not on the CPU, not strided, or part of a graph of gradients: the long way says which.
+            arrays.append(_arrays.borrow(f"index.{name}", tensor)[0])
     return IndexArrays(arrays)
 
 

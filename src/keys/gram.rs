@@ -80,7 +80,30 @@ fn product(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
+#[cfg(feature = "python")]
 impl<'a> Gram<'a> {
+    /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
+    pub(crate) fn of_parts(width: usize, sums: Cow<'a, [f64]>, bounds: [f64; 4]) -> Option<Self> {
+        let [lost, largest, norm, additions] = bounds;
+        // Looked at to the end in any case, which takes a quarter of the time: this may be done for every query.
+        let finite = !sums.iter().fold(false, |bad, sum| bad | !sum.is_finite());
+        let fits = finite && sums.len() == width * width;
+        let squares = || (0..width).all(|i| sums[i * width + i] >= 0.0);
+        let bounded = bounds.iter().all(|bound| (0.0..f64::INFINITY).contains(bound));
+        let whole = bounded && additions < 1e15 && additions.fract() == 0.0;
+        let additions = whole.then_some(additions as i64)?.unsigned_abs() as usize;
+        (fits && squares() && bounded).then_some(Gram {
+            width,
+            sums,
+            lost,
+            largest,
+            norm,
+            additions,
+        })
+    }
+}
+
+impl Gram<'_> {
     /// Sums over vectors of `width` entries, none so far.
     pub(crate) fn new(width: usize) -> Self {
         Gram {
@@ -115,25 +138,6 @@ impl<'a> Gram<'a> {
     #[cfg(feature = "python")]
     pub(crate) fn parts(&self) -> (&[f64], [f64; 4]) {
         (&self.sums, [self.lost, self.largest, self.norm, self.additions as f64])
-    }
-
-    /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
-    #[cfg(feature = "python")]
-    pub(crate) fn of_parts(width: usize, sums: Cow<'a, [f64]>, bounds: [f64; 4]) -> Option<Self> {
-        let [lost, largest, norm, additions] = bounds;
-        let fits = sums.len() == width * width && sums.iter().all(|sum| sum.is_finite());
-        let squares = || (0..width).all(|i| sums[i * width + i] >= 0.0);
-        let bounded = bounds.iter().all(|bound| (0.0..f64::INFINITY).contains(bound));
-        let whole = bounded && additions < 1e15 && additions.fract() == 0.0;
-        let additions = whole.then_some(additions as i64)?.unsigned_abs() as usize;
-        (fits && squares() && bounded).then_some(Gram {
-            width,
-            sums,
-            lost,
-            largest,
-            norm,
-            additions,
-        })
     }
 
     /// Adds the sums of other vectors.
