@@ -569,3 +569,20 @@ def test_scores_that_overflow_are_errors(m: int, sign: float) -> None:
     k[3, 1] = -k[3, 0]
     with pytest.raises(ck.CertkError, match=message):
         ck.attention(q, k, v, 0.1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_keys_are_dropped_even_if_that_is_slower(masked: bool) -> None:
+    """Many rows, each of which needs most of its keys."""
+    rng = np.random.default_rng(19)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((40, 16), (300, 16), (300, 8)))
+    mask = rng.random((40, 300)) < 0.9 if masked else None
+    seen = visible((40,), 300, False, None, mask)
+    exact, weights = reference(*(x.astype(np.float64) for x in (q, k, v)), None, seen)
+    for index in (None, ck.KeyIndex.build(k)):
+        plain = ck.attention(q, k, v, 0.05, mask=mask, index=index)
+        slow = ck.attention(q, k, v, 0.05, mask=mask, index=index, even_if_slower=True)
+        check(slow, exact, weights, 0.05)
+        assert (plain.k == seen.sum(axis=-1)).all()
+        assert (slow.k < seen.sum(axis=-1)).all()
+        assert (slow.tail_mass_upper > 0).all()

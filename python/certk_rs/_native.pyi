@@ -488,6 +488,7 @@ def attention(
     mask: NDArray[np.bool_] | None = None,
     out_tol: float | NDArray[np.float64] | None = None,
     ball: ValueBall | None = None,
+    even_if_slower: object = None,
 ) -> tuple[
     NDArray[Any],  # out (rows * d_v,), of the queries' dtype, half precisions as uint16
     NDArray[np.float64],  # tail_mass_upper (rows,)

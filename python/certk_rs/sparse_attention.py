@@ -77,6 +77,7 @@ def attention(
     mask: ArrayLike | None = None,
     out_tol: ArrayLike | None = None,
     ball: ValueBall | None = None,
+    even_if_slower: bool = False,
     threads: int | None = None,
 ) -> AttentionResult:
     """Softmax attention that drops what it can prove to be small, and says what was lost.
@@ -106,6 +107,8 @@ def attention(
         out_tol: Budget on the output's error instead of eps, in the units of v (Euclidean norm over
             d_v), finite, >= 0: a number, or one per row. `error_bound` is then at most that.
         ball: A `ValueBall` around exactly these values, so that the error bound reads none.
+        even_if_slower: Drop what may be dropped also where computing everything is faster, to see
+            how many keys a row needs.
         threads: Number of threads; None for all available (RAYON_NUM_THREADS and CPU quotas count).
 
     Returns:
@@ -153,6 +156,7 @@ def attention(
         seen,
         _budget("out_tol", out_tol, batch),
         inside,
+        even_if_slower,
     )
 
     def computed() -> NDArray[np.float64]:

@@ -34,6 +34,8 @@ pub struct AttentionOptions<'a> {
     pub precision: Precision,
     /// A ball around the values, so that they need not be read for a bound of the output's error.
     pub ball: Option<&'a ValueBall>,
+    /// Drop what may be dropped also where computing everything is faster: to see how many keys are needed.
+    pub even_if_slower: bool,
     /// How many threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }

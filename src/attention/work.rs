@@ -106,7 +106,8 @@ impl Job<'_> {
                 let few = answers[at].as_ref().map_or(0, |answer| answer.kept);
                 (kept + few, seen + self.sights.sight(unit.rows[at]).count())
             });
-            let together = !ask.careful && self.fit_together();
+            let together =
+                !ask.careful && !self.sights.options.even_if_slower && self.fit_together();
             let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
             if thinned && (sparse || !together) {
                 let rest: Vec<usize> =
@@ -119,7 +120,9 @@ impl Job<'_> {
         let open: Vec<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
         let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
-            let together = if ask.careful { None } else { self.together(unit.head, rows)? };
+            // Rows that may drop nothing lose nothing by it.
+            let each = self.sights.options.even_if_slower && ask.eps.iter().any(|&eps| eps > 0.0);
+            let together = if ask.careful || each { None } else { self.together(unit.head, rows)? };
             let found = if let Some(found) = together {
                 found
             } else {
@@ -347,12 +350,15 @@ impl Job<'_> {
                 let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
                 return Err(self.bad_key(head, bad, score));
             }
-            if row.eps > 0.0 && !row.flat && row.scored > 0 && row.query.error < VAGUE {
+            let always = self.sights.options.even_if_slower;
+            let tried = always || !row.flat;
+            if row.eps > 0.0 && tried && row.scored > 0 && row.query.error < VAGUE {
                 let error = [row.query.error];
                 let scores = Scores::new(&exact[..], &[row.scored])?.radius(&error)?;
                 let options = Options::new();
                 let mut found = row.scratch.room.workspace.select(&scores, &[row.eps], &options)?;
-                if (found.indices.len() as f64) < ALL * row.scored as f64 {
+                let most = if always { 1.0 } else { ALL };
+                if (found.indices.len() as f64) < most * row.scored as f64 {
                     for (at, &key) in found.indices.iter().enumerate() {
                         exact[at] = exact[key as usize];
                     }

@@ -111,7 +111,7 @@ impl<'py> FromPyObject<'_, 'py> for Index<'py> {
 
 #[pyfunction]
 #[pyo3(signature = (queries, queries_dtype, keys, keys_dtype, values, values_dtype, eps, index, scale, causal, lengths, threads,
-    mask=None, out_tol=None, ball=None))]
+    mask=None, out_tol=None, ball=None, even_if_slower=None))]
 #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn attention<'py>(
@@ -131,6 +131,7 @@ pub(super) fn attention<'py>(
     mask: Option<&Bound<'py, PyAny>>,
     out_tol: Option<Budgets<'py>>,
     ball: Option<&Bound<'py, ValueBall>>,
+    even_if_slower: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Answers<'py>> {
     let stored = [
         Stored::new(queries, queries_dtype)?,
@@ -160,6 +161,10 @@ pub(super) fn attention<'py>(
         mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
         precision,
         ball: ball.as_ref(),
+        even_if_slower: match even_if_slower {
+            Some(flag) => arguments::flag("even_if_slower", flag)?,
+            None => false,
+        },
         threads: arguments::threads(threads)?,
     };
     let (built, tables) = match &index {

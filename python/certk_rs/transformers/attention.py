@@ -106,10 +106,6 @@ def _compute(
     ball: ValueBall | None,
 ) -> AttentionResult:
     """The one place where attention is computed."""
-    said = rows.arguments()
-    if budget.even_if_slower and query.shape[2] > 1:
-        # Rows with a mask are answered one by one, never together.
-        said = {"mask": np.broadcast_to(rows.full_mask(), rows.shape)}
     return attention_of(
         query,
         key,
@@ -120,7 +116,8 @@ def _compute(
         index=index,
         ball=ball,
         threads=torch.get_num_threads() if budget.threads is None else budget.threads,
-        **said,
+        even_if_slower=budget.even_if_slower,
+        **rows.arguments(),
     )
 
 
