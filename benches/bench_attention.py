@@ -14,7 +14,6 @@ import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -27,12 +26,12 @@ from safetensors.numpy import load_file
 
 import certk_rs as ck
 from harness import machine
+from harness.clock import LEAST_REPEAT, seconds
 
 EPS = 0.01
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/data/minilm_small.safetensors"
 DIM = 128
 LONG = 131_072
-LEAST_REPEAT = 7
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SECTIONS = {
     "A1": "one query, float32, with an index / the best torch",
@@ -93,13 +92,6 @@ CASES = (
 )
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def contest(works: dict[str, Callable[[], object]], repeat: int) -> dict[str, list[float]]:
     """Seconds of each work, in an order drawn anew each time; the first time is not counted."""
     rng = np.random.default_rng(0)
@@ -109,7 +101,7 @@ def contest(works: dict[str, Callable[[], object]], repeat: int) -> dict[str, li
     try:
         for repetition in range(-1, max(repeat, LEAST_REPEAT)):
             for at in rng.permutation(len(names)):
-                spent = seconds(works[names[at]])
+                spent = seconds(works[names[at]], 1)
                 if repetition >= 0:
                     times[names[at]].append(spent)
     finally:
@@ -199,7 +191,7 @@ class Data:
 def stream() -> float:
     """Bytes a second that torch reads when it sums a long row, the best of some."""
     row = torch.ones(1 << 26)
-    return 4 * row.numel() / min(seconds(row.sum) for _ in range(7))
+    return 4 * row.numel() / min(seconds(row.sum, 1) for _ in range(7))
 
 
 def line(label: str, name: str, found: tuple[float, float], target: float | None, rest: str) -> str:

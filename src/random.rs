@@ -7,6 +7,16 @@
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+/// An odd number whose multiples are spread evenly.
+pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Each bit of the answer depends on all bits: the last step of `SplitMix64`, for what needs no more than that.
+pub(crate) fn stirred(mut bits: u64) -> u64 {
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ bits >> 31
+}
+
 /// The random numbers of one row.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(ChaCha12Rng);

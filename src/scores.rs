@@ -32,6 +32,19 @@ pub enum Data<'a> {
     Bf16(&'a [bf16]),
 }
 
+/// Runs generic code for what a buffer stores.
+macro_rules! stored {
+    ($data:expr, $slice:ident => $work:expr) => {
+        match $data {
+            $crate::scores::Data::F32($slice) => $work,
+            $crate::scores::Data::F64($slice) => $work,
+            $crate::scores::Data::F16($slice) => $work,
+            $crate::scores::Data::Bf16($slice) => $work,
+        }
+    };
+}
+pub(crate) use stored;
+
 macro_rules! data_from {
     ($($type:ty => $variant:ident),*) => {$(
         impl<'a> From<&'a [$type]> for Data<'a> {

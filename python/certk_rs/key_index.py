@@ -25,7 +25,7 @@ from ._kept import Keep, lend_kept
 from ._rows import budgets
 from ._safetensors import Entry, SafetensorsFile, canonical, parse_json
 from .errors import CertkError
-from .montecarlo import Family, Method, TailEstimate
+from .montecarlo import Family, Method, TailEstimate, estimate_of
 from .results import SearchResult
 
 Rule = Literal["mass", "gap", "top_k"]
@@ -272,7 +272,7 @@ class KeyIndex:
             indptr = np.concatenate([[0], np.cumsum(rows.sum(axis=1))]).astype(np.int64)
             indices = np.nonzero(rows)[1].astype(np.int64)
         budget = None if eps is None else budgets(eps, array, None)
-        lower, upper, point, used = self._index.tail_mass(
+        found = self._index.tail_mass(
             array.reshape(1, -1) if array.ndim == 1 else array,
             dtype,
             lent,
@@ -282,16 +282,7 @@ class KeyIndex:
             scale,
             (delta, draws, method, seed, budget, family == "all", threads),
         )
-        return TailEstimate(
-            lower.reshape(batch),
-            upper.reshape(batch),
-            point.reshape(batch),
-            float(delta),
-            used.reshape(batch),
-            method,
-            int(seed),
-            family,
-        )
+        return estimate_of(found, batch, delta, method, seed, family)
 
     def check(self, keys: ArrayLike | None = None, *, threads: int | None = None) -> None:
         """Compare keys, all of them, with those that the index was built of, bit for bit.

@@ -167,6 +167,18 @@ def tail_mass(
             bounds_dtype,
             (delta, draws, method, seed, budget, family == "all", threads),
         )
+    return estimate_of(found, batch, delta, method, seed, family)
+
+
+def estimate_of(
+    found: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]],
+    batch: tuple[int, ...],
+    delta: float,
+    method: Method,
+    seed: int,
+    family: Family,
+) -> TailEstimate:
+    """Make an estimate of what `_native` found: lower, upper, point and draws, all flat."""
     lower, upper, point, used = found
     return TailEstimate(
         lower.reshape(batch),

@@ -4,26 +4,13 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::kernels::{Keys, LANES, Simd};
-use crate::scores::{Data, Vectors};
+use crate::scores::{Vectors, stored};
 use crate::threads::{self, Hook};
 
 /// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.
 const SAMPLES: usize = 1024;
 /// Of a square that underflows: its root is below this.
 const TINY: f64 = 1.5e-154;
-
-/// Runs generic code for the stored type of some vectors.
-macro_rules! stored {
-    ($data:expr, $slice:ident => $work:expr) => {
-        match $data {
-            Data::F32($slice) => $work,
-            Data::F64($slice) => $work,
-            Data::F16($slice) => $work,
-            Data::Bf16($slice) => $work,
-        }
-    };
-}
-pub(super) use stored;
 
 /// A ball around some vectors.
 #[derive(Debug, Clone, PartialEq)]

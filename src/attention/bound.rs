@@ -89,9 +89,9 @@ impl<'a> Balls<'a> {
     pub(super) fn new(
         sights: &'a Sights<'a>,
         values: &Vectors<'_>,
-        options: &AttentionOptions<'a>,
         hook: Hook<'_>,
     ) -> Result<Self, Error> {
+        let options = &sights.options;
         let head_of = &sights.head_of[..];
         if let Some(ball) = options.ball {
             ball.check(values)?;
@@ -209,7 +209,7 @@ impl Attention {
         {
             return Err(queries.misfit("this is not what the attention was computed of".into()));
         }
-        let balls = Balls::new(&sights, values, options, hook)?;
+        let balls = Balls::new(&sights, values, hook)?;
         let _modes = threads::default_floats();
         Ok(self.bounds(&balls, values))
     }

@@ -271,7 +271,7 @@ impl<'a> Job<'a> {
         all: &mut Attention,
         hook: Hook<'_>,
     ) -> Result<Vec<f64>, Error> {
-        let balls = Balls::new(self.sights, self.values, &self.sights.options, hook)?;
+        let balls = Balls::new(self.sights, self.values, hook)?;
         let rows = self.sights.rows();
         let of = |row: usize| tolerance[if tolerance.len() == 1 { 0 } else { row }];
         let (mut eps, mut open) = (vec![0.0; rows], vec![true; rows]);

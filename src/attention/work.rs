@@ -2,14 +2,13 @@
 
 use std::cell::RefCell;
 
-use super::ball::stored;
 use super::{Ask, GROUP, Job, MANY, Unit};
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, PANEL_ROWS, Picked, Shifted};
 use crate::keys::{
     Chosen, Climb, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, Step, by_type, matrix,
 };
-use crate::scores::{Data, Scores};
+use crate::scores::{Data, Scores, stored};
 use crate::select::Options;
 use half::{bf16, f16};
 
@@ -182,13 +181,7 @@ impl Job<'_> {
     pub(super) fn query(&self, row: usize) -> Result<Vec<f64>, Error> {
         let m = self.queries.len();
         let mut wide = Vec::new();
-        self.queries.widen(row / m, row % m, &mut wide);
-        if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
-            return Err(Error::KeyNotFinite {
-                argument: self.queries.argument(),
-                place: self.queries.place(row / m, row % m, entry),
-            });
-        }
+        self.queries.finite(row / m, row % m, &mut wide)?;
         Ok(wide)
     }
 
@@ -376,11 +369,8 @@ impl Job<'_> {
 
     /// That a key, or its score, is not finite.
     pub(super) fn bad_key(&self, head: usize, key: usize, score: f64) -> Error {
-        let mut wide = Vec::new();
-        self.keys.widen(head, key, &mut wide);
-        if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
-            let place = self.keys.place(head, key, entry);
-            return Error::KeyNotFinite { argument: self.keys.argument(), place };
+        if let Err(error) = self.keys.finite(head, key, &mut Vec::new()) {
+            return error;
         }
         let mut place = self.keys.place(head, key, 0);
         place.0.pop();
@@ -478,11 +468,7 @@ impl Job<'_> {
             for (at, weight) in weights.iter().enumerate() {
                 let at = block * BLOCK + at;
                 let key = row.kept.as_ref().map_or(at, |kept| kept[at] as usize);
-                self.values.widen(head, key, &mut wide);
-                if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
-                    let place = self.values.place(head, key, entry);
-                    return Err(Error::KeyNotFinite { argument: self.values.argument(), place });
-                }
+                self.values.finite(head, key, &mut wide)?;
                 let weight = weight / total;
                 sums.iter_mut().zip(&wide).for_each(|(sum, value)| *sum += weight * value);
             }

@@ -6,6 +6,7 @@ use super::mass::Query;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
+use crate::random::{GOLDEN, stirred};
 use crate::scores::{Data, Keep, Scores, Vectors};
 use crate::threads::{self, Hook};
 use half::{bf16, f16};
@@ -58,12 +59,7 @@ impl KeyIndex<'_> {
         } else {
             options.delta
         };
-        let mut head_of = vec![0; rows];
-        for (head, rows) in self.units(queries) {
-            for row in rows {
-                head_of[row] = head;
-            }
-        }
+        let heads = self.heads_of(queries).unwrap_or_default();
         let simd = Simd::current()?;
         let one = |row: usize| {
             let eps =
@@ -76,7 +72,14 @@ impl KeyIndex<'_> {
                 threads: Some(1),
                 ..options.clone()
             };
-            let job = Row { index: self, queries, simd, scale, at: row, head: head_of[row] };
+            let job = Row {
+                index: self,
+                queries,
+                simd,
+                scale,
+                at: row,
+                head: heads[row / queries.len()],
+            };
             by_type!(keys, E => job.estimate::<E>(keys, keep, &options))
         };
         let mut result = TailEstimate::default();
@@ -92,12 +95,7 @@ impl KeyIndex<'_> {
 
 /// A seed for each row: the given one for the first.
 fn seed_of(seed: u64, row: usize) -> u64 {
-    (0..u32::from(row > 0)).fold(seed, |seed, _| {
-        let mut bits = seed ^ (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ bits >> 31
-    })
+    if row == 0 { seed } else { stirred(seed ^ (row as u64).wrapping_mul(GOLDEN)) }
 }
 
 /// One row.

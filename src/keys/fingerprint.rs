@@ -5,7 +5,13 @@
 //! against somebody who wants two sets of keys to look alike.
 
 use super::index::Coded;
+use crate::random::{GOLDEN, stirred};
 use xxhash_rust::xxh3::xxh3_128;
+
+/// As `SplitMix64` has it: zero is stirred, too.
+fn spread(bits: u64) -> u64 {
+    stirred(bits.wrapping_add(GOLDEN))
+}
 
 const SALTS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 
@@ -19,7 +25,7 @@ impl Fingerprint {
         let bits = xxh3_128(bytemuck::cast_slice(key));
         let halves = [bits as u64, (bits >> 64) as u64];
         for ((sum, half), salt) in self.0.iter_mut().zip(halves).zip(SALTS) {
-            *sum = sum.wrapping_add(stirred(half ^ stirred(position as u64 ^ salt)));
+            *sum = sum.wrapping_add(spread(half ^ spread(position as u64 ^ salt)));
         }
     }
 
@@ -29,14 +35,6 @@ impl Fingerprint {
             *sum = sum.wrapping_add(more);
         }
     }
-}
-
-/// Every bit depends on all (the last step of `SplitMix64`).
-fn stirred(mut bits: u64) -> u64 {
-    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ bits >> 31
 }
 
 #[cfg(test)]

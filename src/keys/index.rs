@@ -113,10 +113,8 @@ fn finite<E: Coded>(
     if simd.farthest(matrix, keys.len(), &origin).is_finite() {
         return Ok(());
     }
-    let bad = |entry: &E| !Into::<f64>::into(entry.widen()).is_finite();
-    let entry = |row: usize| Some((row, matrix.row(row).iter().position(bad)?));
-    let (row, entry) = (0..keys.len()).find_map(entry).unwrap_or((0, 0));
-    Err(Error::KeyNotFinite { argument: keys.argument(), place: keys.place(head, row, entry) })
+    let mut wide = Vec::new();
+    (0..keys.len()).try_for_each(|row| keys.finite(head, row, &mut wide))
 }
 
 impl<'a> KeyIndex<'a> {

@@ -98,9 +98,7 @@ impl Query {
             *score = *score * self.scale - offset;
         }
     }
-}
 
-impl Query {
     /// The exact scores of consecutive keys for four queries, which are read once for all.
     pub(crate) fn score_shared<E: Element>(
         simd: Simd,

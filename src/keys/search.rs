@@ -160,11 +160,7 @@ impl KeyIndex<'_> {
         wide: &mut Vec<f64>,
     ) -> Result<Query, Error> {
         let m = queries.len();
-        let (argument, matrix, at) = (queries.argument(), row / m, row % m);
-        queries.widen(matrix, at, wide);
-        if let Some(entry) = wide.iter().position(|entry| !entry.is_finite()) {
-            return Err(Error::KeyNotFinite { argument, place: queries.place(matrix, at, entry) });
-        }
+        queries.finite(row / m, row % m, wide)?;
         Ok(Query::new(wide, scale, f64::from(self.heads[head].largest())))
     }
 
@@ -187,7 +183,7 @@ impl KeyIndex<'_> {
     }
 
     /// The head of each matrix of queries; one head of keys without axes before it serves all.
-    fn heads_of(&self, queries: &Vectors<'_>) -> Option<Vec<usize>> {
+    pub(super) fn heads_of(&self, queries: &Vectors<'_>) -> Option<Vec<usize>> {
         if self.batch.is_empty() {
             return Some(vec![0; queries.heads()]);
         }

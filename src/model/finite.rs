@@ -8,6 +8,7 @@
 
 use crate::error::{Error, Place};
 use crate::mass;
+use crate::random::{GOLDEN, stirred};
 use crate::threads::{self, Hook};
 
 use super::gaussian::{check_eps, check_sigma};
@@ -156,23 +157,15 @@ struct Draws {
     state: u64,
 }
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 impl Draws {
     fn new(seed: u64, row: u64) -> Self {
-        Draws { state: mix(mix(seed.wrapping_add(GOLDEN)) ^ row.wrapping_mul(GOLDEN)) }
+        Draws { state: stirred(stirred(seed.wrapping_add(GOLDEN)) ^ row.wrapping_mul(GOLDEN)) }
     }
 
     /// Uniform on the odd multiples of 2^-54 in (0, 1).
     fn uniform(&mut self) -> f64 {
         self.state = self.state.wrapping_add(GOLDEN);
-        let bits = mix(self.state) >> 11;
+        let bits = stirred(self.state) >> 11;
         (bits as f64 + 0.5) * (1.0 / 9_007_199_254_740_992.0)
     }
 

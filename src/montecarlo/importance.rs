@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::kernels::{Element, LANES, Scalar, Shifted, Simd};
 use crate::mass::{self, Compensated, Slack};
 use crate::random::Random;
-use crate::scores::{Data, Keep, Scores};
+use crate::scores::{Keep, Scores, stored};
 use crate::threads;
 
 /// Positions that a draw has to look at.
@@ -38,18 +38,6 @@ const SPARE: u64 = 2 * BLOCK as u64;
 const MOST_ERROR: f64 = 1.0 / 131_072.0;
 /// Draws whose tickets are held at a time.
 const HELD: usize = 1 << 16;
-
-/// Works on what a buffer stores, whatever that is.
-macro_rules! stored {
-    ($data:expr, $stored:ident => $work:expr) => {
-        match $data {
-            Data::F32($stored) => $work,
-            Data::F64($stored) => $work,
-            Data::F16($stored) => $work,
-            Data::Bf16($stored) => $work,
-        }
-    };
-}
 
 /// What is kept of a block.
 struct Block {

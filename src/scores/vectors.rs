@@ -98,6 +98,21 @@ impl<'a> Vectors<'a> {
         self.data.widen(start + row * stride, self.dim(), to);
     }
 
+    /// The same, of a vector that must be finite.
+    ///
+    /// # Errors
+    /// [`Error::KeyNotFinite`] at its first entry that is not.
+    pub(crate) fn finite(&self, head: usize, row: usize, to: &mut Vec<f64>) -> Result<(), Error> {
+        self.widen(head, row, to);
+        match to.iter().position(|entry| !entry.is_finite()) {
+            None => Ok(()),
+            Some(entry) => {
+                let (argument, place) = (self.argument, self.place(head, row, entry));
+                Err(Error::KeyNotFinite { argument, place })
+            }
+        }
+    }
+
     /// The place of an entry.
     pub(crate) fn place(&self, head: usize, row: usize, entry: usize) -> Place {
         let mut place = Place::unravel(self.batch(), head).0;
