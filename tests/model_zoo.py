@@ -47,6 +47,19 @@ def _gpt2() -> Any:
     return hf.GPT2LMHeadModel(config)
 
 
+def _gpt_oss() -> Any:
+    # A sliding window in every second layer, and sinks in all of them, heavy and light.
+    model = _decoder(
+        "GptOss", head_dim=12, sliding_window=7, num_local_experts=2, num_experts_per_tok=1,
+        max_position_embeddings=131072, hidden_act="silu",
+    )  # fmt: skip
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the others know no float64
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.uniform_(-2.0, 6.0)
+    return model
+
+
 def _encoder(kind: str) -> Any:
     config = getattr(hf, kind + "Config")(
         vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
@@ -63,6 +76,7 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "mistral": lambda: _decoder("Mistral", sliding_window=None),
     "mistral-window": lambda: _decoder("Mistral", sliding_window=7),
     "gpt2": _gpt2,
+    "gpt-oss": _gpt_oss,
 }
 ENCODERS: dict[str, Callable[[], Any]] = {
     "bert": lambda: _encoder("Bert"),
@@ -139,7 +153,10 @@ def sharpened(model: Any, factor: float = 6.0) -> Any:
 
 
 def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
-    """The same model three times: to be switched over, under sdpa, and under sdpa in float64."""
+    """The same model three times: to be switched over, under sdpa, and under sdpa in float64.
+
+    Those that sdpa cannot run are under "eager" instead.
+    """
     model = build(name, seed)
     plain = copy.deepcopy(model)
     with contextlib.suppress(ValueError):  # some have no choice
@@ -187,6 +204,7 @@ def spied() -> Iterator[list[dict[str, Any]]]:
                 "module": module, "query": query.clone(), "key": key.clone(),
                 "value": value.clone(), "mask": mask, "out": out.clone(),
                 "scaling": kwargs.get("scaling"), "is_causal": kwargs.get("is_causal"),
+                "sinks": kwargs.get("s_aux"),
             }
         )  # fmt: skip
         return out, weights
@@ -212,5 +230,9 @@ def dense(call: dict[str, Any]) -> tuple[Any, Any]:
         seen = torch.ones(m, n, dtype=torch.bool).tril().expand_as(scores)
     else:
         seen = torch.ones_like(scores, dtype=torch.bool)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if call["sinks"] is not None:
+        sinks = call["sinks"].detach().double()[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1).nan_to_num(0.0)[..., :n]
     return weights, (weights @ v).transpose(1, 2)

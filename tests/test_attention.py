@@ -49,9 +49,14 @@ def visible(shape: tuple[int, ...], n: int, causal: bool, lengths: Any, mask: An
 
 
 def reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None, seen: np.ndarray
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float | None,
+    seen: np.ndarray,
+    sinks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Real attention in 80-bit floats, and its weights; q, k, v in float64."""
+    """Real attention in 80-bit floats, and its weights; q, k, v in float64, sinks one per row."""
     if q.ndim > 2:
         group = q.shape[-3] // max(k.shape[-3], 1)
         k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
@@ -61,8 +66,12 @@ def reference(
     k, v = (np.where(used[:, None], np.nan_to_num(x), 0.0).astype(LD) for x in (k, v))
     scores = np.where(seen, q.astype(LD) @ np.swapaxes(k, -1, -2) * LD(scale), LD(-np.inf))
     top = scores.max(axis=-1, keepdims=True, initial=LD(-1e300))
+    if sinks is not None:
+        top = np.maximum(top, sinks.astype(LD)[..., None])
     weights = np.where(seen, np.exp(np.where(seen, scores, top) - top), LD(0))
     total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks.astype(LD)[..., None] - top)
     weights = weights / np.where(total == 0, LD(1), total)
     return weights @ v, weights
 
@@ -88,7 +97,7 @@ def check(result: ck.AttentionResult, exact: np.ndarray, weights: np.ndarray, ep
             assert result.error_bound[row] == 0
         else:
             assert k > 0
-            least = 1 - mass[(*row, min(k, weights.shape[-1]) - 1)]
+            least = weights[row].sum() - mass[(*row, min(k, weights.shape[-1]) - 1)]
             assert least <= result.tail_mass_upper[row] + 1e-17
 
 
@@ -586,3 +595,70 @@ def test_keys_are_dropped_even_if_that_is_slower(masked: bool) -> None:
         assert (plain.k == seen.sum(axis=-1)).all()
         assert (slow.k < seen.sum(axis=-1)).all()
         assert (slow.tail_mass_upper > 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(12))
+def test_sinks(dtype: str, seed: int) -> None:
+    rng = np.random.default_rng(700 * DTYPES.index(dtype) + seed)
+    heads, m = [(6, 1), (4, 5), (2, 70)][seed % 3]
+    n, d = int(rng.choice([1, 40, 700])), 32
+    (q, q64), (k, k64), (v, v64) = made(rng, dtype, (2, heads, m, d), n, d, 24, 2)
+    scores = float(np.abs(q64).sum(-1).mean()) / d**0.5
+    sinks = rng.choice([-np.inf, -800.0, 0.0, 1.0, scores, 40.0, 900.0], size=(2, heads))
+    sinks = sinks + rng.random((2, heads))
+    mask = rng.random((2, heads, m, n)) < 0.8 if seed % 2 else None
+    seen = visible((2, heads, m), n, seed % 4 > 1, None, mask)
+    per_row = np.broadcast_to(sinks[..., None], (2, heads, m))
+    exact, weights = reference(q64, k64, v64, None, seen, per_row)
+    ball = ck.ValueBall(v)
+    for index in (None, None if dtype == "float64" else ck.KeyIndex.build(k)):
+        for eps in (0.0, 0.05, 0.4):
+            for kind in ({}, {"ball": ball}, {"even_if_slower": True}):
+                result = ck.attention(
+                    q, k, v, eps, sinks=sinks, index=index, causal=seed % 4 > 1, mask=mask, **kind
+                )
+                check(result, exact, weights, eps)
+                if eps == 0.0:
+                    assert (result.tail_mass_upper == 0).all()
+                    # Nothing but rounding is in the bound: sums in float32, and that of the output.
+                    most = np.abs(v64).max() * 24**0.5
+                    sums = 1e-11 if dtype == "float64" else 3e-4
+                    assert result.error_bound.max() < most * (2 * UNIT[dtype] + sums)
+
+
+def test_a_sink_shrinks_the_output_and_the_tail_by_its_share() -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal(shape) for shape in ((1, 3, 16), (1, 500, 16), (1, 500, 8)))
+    scores = q[0] @ k[0].T / 4
+    # The sink is the heavier by a factor of three.
+    sink = np.log(3 * np.exp(scores).sum(-1).mean())
+    share = 1 / (1 + np.exp(sink) / np.exp(scores).sum(-1))
+    bare, sunk = ck.attention(q, k, v, 0.2), ck.attention(q, k, v, 0.2, sinks=sink)
+    assert (bare.k == sunk.k).all()
+    assert np.allclose(sunk.tail_mass_upper, bare.tail_mass_upper * share, rtol=1e-2)
+    assert (sunk.tail_mass_upper >= bare.tail_mass_upper * share).all()
+    none = ck.attention(q, k, v, 0.2, sinks=[-np.inf])
+    assert np.array_equal(none.out, bare.out)
+    assert np.array_equal(none.tail_mass_upper, bare.tail_mass_upper)
+    # A budget on the output.
+    exact, _ = reference(q, k, v, None, np.ones((1, 3, 500), bool), np.full((1, 3), sink))
+    close = ck.attention(q, k, v, out_tol=0.01, sinks=sink)
+    assert (length(close.out - exact) <= 0.01).all()
+    assert (close.error_bound <= 0.01).all()
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        ([0.0, np.nan], r"sinks\[1\] is NaN.*negative infinity for none"),
+        (np.inf, r"sinks\[0\] is inf.*negative infinity for none"),
+        ([0.0, 0.0, 0.0], r"sinks has shape \(3,\), .*number per query head"),
+        (["a", "b"], r"sinks has dtype"),
+        ([True, False], r"sinks has dtype bool"),
+    ],
+)
+def test_bad_sinks(sinks: Any, message: str) -> None:
+    q, k, v = np.ones((2, 1, 4)), np.ones((1, 9, 4)), np.ones((1, 9, 4))
+    with pytest.raises(ck.CertkError, match=message):
+        ck.attention(q, k, v, 0.1, sinks=sinks)

@@ -139,7 +139,8 @@ def check(calls: list[dict[str, Any]], recorder: ct.Recorder, eps: float) -> flo
         # No k keys lose less than all but the k heaviest.
         heaviest = weights.sort(-1, descending=True).values.cumsum(-1).numpy()
         heaviest = np.concatenate([np.zeros((*k.shape, 1)), heaviest], axis=-1)
-        least = np.where(told.n > 0, 1 - np.take_along_axis(heaviest, k[..., None], -1)[..., 0], 0)
+        dropped = weights.sum(-1).numpy() - np.take_along_axis(heaviest, k[..., None], -1)[..., 0]
+        least = np.where(told.n > 0, dropped, 0)
         assert (told.tail_mass_upper >= least - 1e-12).all()
         assert (told.tail_mass_upper <= eps).all()
         moved = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
@@ -353,13 +354,32 @@ def test_softcap_is_refused() -> None:
     refuses(hf.Gemma2ForCausalLM(config).eval(), "asks for softcap")
 
 
-def test_sinks_are_refused() -> None:
-    config = hf.GptOssConfig(
-        vocab_size=zoo.VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=12, num_local_experts=2,
-        num_experts_per_tok=1,
-    )  # fmt: skip
-    refuses(hf.GptOssForCausalLM(config).eval(), "asks for s_aux")
+def test_a_model_with_sinks_can_be_captured(tmp_path: Any) -> None:
+    model, _, truth = zoo.twins("gpt-oss")
+    ids = zoo.tokens(1, 6)
+    ct.capture(model, ids, tmp_path / "cache.safetensors")
+    # Capturing computed what the model computes.
+    ct.use(model, eps=0)
+    zoo.as_close_as(
+        run(model, ids).logits, run(zoo.twins("gpt-oss")[1], ids).logits, run(truth, ids).logits
+    )
+
+
+def test_a_compiled_model_is_that_of_eager_mode() -> None:
+    """Certified attention runs between the graphs of a compiled model, and is recorded."""
+    model = ct.use(zoo.sharpened(zoo.build("llama")), eps=0.1, even_if_slower=True)
+    ids = zoo.tokens(2, N)
+    compiled = torch.compile(model, backend="aot_eager")
+    with ct.Recorder() as eager:
+        wanted = run(model, ids).logits
+    with ct.Recorder() as recorder:
+        found = run(compiled, ids).logits
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert [layer.kept for layer in recorder.layers] == [layer.kept for layer in eager.layers]
+    assert [layer.layer for layer in recorder.layers] == [0, 1, 2]
+    with pytest.raises(ck.CertkError, match="dropout"):
+        compiled.model.layers[0].self_attn.attention_dropout = 0.5
+        run(compiled.train(), ids)
 
 
 @pytest.mark.skipif(not zoo.MODERN, reason="T5 asks the registry from transformers 5 on")

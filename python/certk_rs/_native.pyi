@@ -489,6 +489,7 @@ def attention(
     out_tol: float | NDArray[np.float64] | None = None,
     ball: ValueBall | None = None,
     even_if_slower: object = None,
+    sinks: NDArray[np.float64] | None = None,
 ) -> tuple[
     NDArray[Any],  # out (rows * d_v,), of the queries' dtype, half precisions as uint16
     NDArray[np.float64],  # tail_mass_upper (rows,)
@@ -510,6 +511,7 @@ def attention_error(
     threads: object,
     mask: NDArray[np.bool_] | None,
     ball: ValueBall | None,
+    sinks: NDArray[np.float64] | None,
     out: NDArray[np.float64],
     tail_mass_upper: NDArray[np.float64],
     k: NDArray[np.int64],

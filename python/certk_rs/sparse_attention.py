@@ -76,6 +76,7 @@ def attention(
     lengths: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     out_tol: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
     ball: ValueBall | None = None,
     even_if_slower: bool = False,
     threads: int | None = None,
@@ -106,6 +107,9 @@ def attention(
             it holds only 0 and entries <= finfo.min / 2.
         out_tol: Budget on the output's error instead of eps, in the units of v (Euclidean norm over
             d_v), finite, >= 0: a number, or one per row. `error_bound` is then at most that.
+        sinks: Scores that join the softmax without a value, as the attention sinks of gpt-oss do: a
+            number per query head, broadcasts to q.shape[:-2]; -inf for none. Tail masses are then
+            shares of the whole softmax, that of the sink included.
         ball: A `ValueBall` around exactly these values, so that the error bound reads none.
         even_if_slower: Drop what may be dropped also where computing everything is faster, to see
             how many keys a row needs.
@@ -140,6 +144,7 @@ def attention(
         seen = _seen(mask, (*batch, keys.shape[-2]))
     valid = None if lengths is None else _arrays.per_row_integers("lengths", lengths, batch)
     inside = None if ball is None else ball._native
+    heads = None if sinks is None else _sinks(sinks, batch[:-1])
     flat, upper, kept, scored, rung, weight_error, sum_error, rounding, proven = _native.attention(
         queries,
         dtype,
@@ -157,6 +162,7 @@ def attention(
         _budget("out_tol", out_tol, batch),
         inside,
         even_if_slower,
+        heads,
     )
 
     def computed() -> NDArray[np.float64]:
@@ -170,6 +176,7 @@ def attention(
             threads,
             seen,
             inside,
+            heads,
             _arrays.widen(_half(flat, dtype), dtype),
             upper,
             kept,
@@ -244,6 +251,18 @@ def _like(q: object, out: NDArray[Any], dtype: str) -> Any:
 
 def _budget(name: str, value: ArrayLike | None, batch: _Shape) -> NDArray[np.float64] | None:
     return None if value is None else _arrays.per_row_floats(name, value, batch)
+
+
+def _sinks(sinks: ArrayLike, shape: _Shape) -> NDArray[np.float64]:
+    """Return the sinks' scores, one per query head; whatever floats they are stored as."""
+    values = _arrays.floats("sinks", sinks)
+    try:
+        return np.ascontiguousarray(np.broadcast_to(values, shape)).reshape(-1)
+    except ValueError:
+        raise CertkError(
+            f"sinks has shape {values.shape}, which does not broadcast to q.shape[:-2] = {shape}: "
+            "pass a number per query head"
+        ) from None
 
 
 def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:

@@ -73,6 +73,12 @@ impl Ball {
         ball
     }
 
+    /// The ball about the same centre that holds zero, too.
+    pub(super) fn with_origin(mut self) -> Self {
+        self.radius = self.radius.max(norm(self.centre.iter().copied()));
+        self
+    }
+
     /// Grows until it holds more vectors.
     fn extend(&mut self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &[Range<usize>]) {
         for places in places {

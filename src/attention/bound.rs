@@ -10,8 +10,10 @@
 //! `delta / (1 - delta)` times the mean distance from `o_S`, which is at most R (the mean square of the distance from the average
 //! is the smallest about any point); sums, the division and the rounding of weights move it by a multiple of the mean length of
 //! a value, at most `|c| + R`; what rounding to the returned precision did is measured.
+//!
+//! A sink is one more kept key, whose value is zero: the ball is then one that holds zero, too.
 
-use super::ball::{Ball, UP, ValueBall, norm};
+use super::ball::{Ball, UP, norm};
 use super::sight::Sights;
 use super::work::sum_error;
 use super::{Attention, AttentionOptions};
@@ -80,7 +82,7 @@ pub(super) struct Balls<'a> {
 }
 
 enum Shared<'a> {
-    Given(&'a ValueBall),
+    Given(&'a [Ball]),
     Made(Vec<Ball>),
 }
 
@@ -95,14 +97,25 @@ impl<'a> Balls<'a> {
         let head_of = &sights.head_of[..];
         if let Some(ball) = options.ball {
             ball.check(values)?;
-            return Ok(Balls { shared: Shared::Given(ball), own: Vec::new(), head_of });
+            let balls = &ball.balls[..];
+            let shared = if options.sinks.is_some() {
+                Shared::Made(balls.iter().cloned().map(Ball::with_origin).collect())
+            } else {
+                Shared::Given(balls)
+            };
+            return Ok(Balls { shared, own: Vec::new(), head_of });
         }
         let simd = Simd::current()?;
         let heads = values.heads();
         let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
         let threads = threads::count(options.threads, work > 1 << 20)?;
         let mut made = Vec::with_capacity(heads);
-        let one = |head| Ok(Ball::around(simd, values, head, &sights.seen_by_any(head)));
+        // A sink counts as a value of zeros.
+        let around = |head: usize, places: &[Range<usize>]| {
+            let ball = Ball::around(simd, values, head, places);
+            if options.sinks.is_some() { ball.with_origin() } else { ball }
+        };
+        let one = |head| Ok(around(head, &sights.seen_by_any(head)));
         threads::in_portions(threads, heads, (threads, 1), hook, one, |ball| made.push(ball))?;
         let mut own = Vec::new();
         if made.iter().any(|ball| ball.radius == f64::INFINITY) {
@@ -110,7 +123,7 @@ impl<'a> Balls<'a> {
             let one = |row: usize| {
                 let head = head_of[row];
                 let needed = made[head].radius == f64::INFINITY;
-                Ok(needed.then(|| Ball::around(simd, values, head, &sights.seen(row))))
+                Ok(needed.then(|| around(head, &sights.seen(row))))
             };
             threads::in_portions(threads, rows, (64, 1), hook, one, |ball| own.push(ball))?;
         }
@@ -119,7 +132,7 @@ impl<'a> Balls<'a> {
 
     fn of(&self, row: usize) -> &Ball {
         let shared = match &self.shared {
-            Shared::Given(given) => &given.balls[self.head_of[row]],
+            Shared::Given(given) => &given[self.head_of[row]],
             Shared::Made(made) => &made[self.head_of[row]],
         };
         self.own.get(row).and_then(Option::as_ref).unwrap_or(shared)

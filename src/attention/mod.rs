@@ -3,6 +3,7 @@
 mod ball;
 mod bound;
 mod sight;
+mod sink;
 mod together;
 mod work;
 
@@ -30,6 +31,9 @@ pub struct AttentionOptions<'a> {
     pub lengths: Option<&'a [i64]>,
     /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
     pub mask: Option<(&'a [u8], &'a [usize])>,
+    /// A score per query head, or one for all, that joins the softmax of each of its rows with no value (an attention sink, as
+    /// learned by gpt-oss); negative infinity for none.
+    pub sinks: Option<&'a [f64]>,
     /// What the output is rounded to.
     pub precision: Precision,
     /// A ball around the values, so that they need not be read for a bound of the output's error.
@@ -83,10 +87,13 @@ const ATTEMPTS: usize = 2;
 /// With an index of the keys, most keys are judged by their codes. A row that cannot be thinned is computed in full. A row that
 /// sees no key gives zeros. Keys and values that no row sees may hold anything.
 ///
+/// With sinks, tail masses are shares of the whole softmax, that of the sink included. Which keys are dropped is decided without
+/// it, which keeps some more than the budget asks for.
+///
 /// # Errors
 /// [`Error::Shape`] where arguments do not fit each other, [`Error::Eps`], [`Error::Tolerance`] also where rounding alone exceeds
 /// the budget, [`Error::Scale`], [`Error::Length`], [`Error::RowLength`], [`Error::KeyNotFinite`] for a query, or a key or value
-/// that is used, [`Error::Number`] where a score or an output overflows.
+/// that is used, [`Error::Number`] where a score or an output overflows, or a sink is NaN or positive infinity.
 pub fn attention(
     queries: &Vectors<'_>,
     keys: &Vectors<'_>,

@@ -45,6 +45,11 @@ impl<'a> Sights<'a> {
         self.head_of.len()
     }
 
+    /// Heads of queries.
+    fn heads(&self) -> usize {
+        self.shape[..self.shape.len() - 1].iter().product()
+    }
+
     /// The rows of a head of keys, which lie behind those of the heads before it.
     pub(super) fn rows_of(&self, head: usize) -> Range<usize> {
         let start = self.head_of.partition_point(|&of| of < head);
@@ -80,6 +85,26 @@ impl<'a> Sights<'a> {
                         n,
                     });
                 }
+            }
+        }
+        if let Some(sinks) = self.options.sinks {
+            let (axes, expected) = (self.shape.len() - 1, self.heads());
+            let got = sinks.len();
+            if got != 1 && got != expected {
+                let remedy = "pass one, or one per query head";
+                return Err(Error::Length { argument: "sinks", expected, got, remedy });
+            }
+            if let Some(head) = sinks.iter().position(|sink| !(*sink < f64::INFINITY)) {
+                let all = got == 1 && expected != 1;
+                let place =
+                    if all { Place(vec![]) } else { Place::unravel(&self.shape[..axes], head) };
+                let problem = "a sink is a score, or negative infinity for none";
+                return Err(Error::Number {
+                    argument: "sinks",
+                    place,
+                    value: sinks[head],
+                    problem,
+                });
             }
         }
         if let Some((mask, strides)) = self.options.mask {

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::sink::Sunk;
 use super::work::Answer;
 use super::{Job, MANY};
 use crate::error::Error;
@@ -69,7 +70,9 @@ impl Job<'_> {
             })
         })?;
         let answer = |(at, error): (usize, f64)| {
-            let (total, sums) = panel.row(at);
+            let (top, total, sums) = panel.row(at);
+            let Sunk { total, slip, .. } = self.sunk(rows[at], total, (top, 0.0), (error, 0.0));
+            let error = error + slip;
             let mut out = sums.to_vec();
             if total > 0.0 {
                 for entry in &mut out {

@@ -42,6 +42,7 @@ pub(super) struct Answer {
 
 /// One row on its way.
 struct Row<'a> {
+    number: usize,
     wide: Vec<f64>,
     query: Query,
     prepared: Option<Prepared>,
@@ -194,6 +195,7 @@ impl Job<'_> {
             let wide = self.query(row)?;
             let eps = ask.eps[if ask.eps.len() == 1 { 0 } else { row }];
             Ok(Row {
+                number: row,
                 query: Query::new(&wide, self.scale, largest),
                 prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
                 wide,
@@ -403,11 +405,17 @@ impl Job<'_> {
             let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             exact.resize(count.next_multiple_of(LANES), f64::NEG_INFINITY);
             weights.resize(exact.len(), 0.0);
-            totals.push(if top > f64::NEG_INFINITY {
+            let total = if top > f64::NEG_INFINITY {
                 self.simd.weights(&exact[..], Shifted(top), weights)
             } else {
                 0.0
-            });
+            };
+            // Rows that codes have not answered were scored with no offset.
+            let offset = row.prepared.as_ref().filter(|_| !row.open).map_or(0.0, |p| p.offset);
+            let sunk = self.sunk(row.number, total, (top, offset), (row.query.error, row.upper));
+            row.upper *= sunk.share;
+            row.query.error += sunk.slip;
+            totals.push(sunk.total);
             weights.truncate(count);
             sums.push(vec![0.0; width]);
         }

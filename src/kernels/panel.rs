@@ -75,9 +75,9 @@ impl Rows {
         rows
     }
 
-    /// A row's weights together, and its weighted sum of values.
-    pub(crate) fn row(&self, at: usize) -> (f64, &[f64]) {
-        (self.totals[at], &self.sums[at * self.width..][..self.width])
+    /// The score that weighs 1, a row's weights together, and its weighted sum of values.
+    pub(crate) fn row(&self, at: usize) -> (f64, f64, &[f64]) {
+        (f64::from(self.tops[at]), self.totals[at], &self.sums[at * self.width..][..self.width])
     }
 
     /// What has been summed for a row, relative to a larger score.

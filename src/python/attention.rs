@@ -111,7 +111,7 @@ impl<'py> FromPyObject<'_, 'py> for Index<'py> {
 
 #[pyfunction]
 #[pyo3(signature = (queries, queries_dtype, keys, keys_dtype, values, values_dtype, eps, index, scale, causal, lengths, threads,
-    mask=None, out_tol=None, ball=None, even_if_slower=None))]
+    mask=None, out_tol=None, ball=None, even_if_slower=None, sinks=None))]
 #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn attention<'py>(
@@ -132,6 +132,7 @@ pub(super) fn attention<'py>(
     out_tol: Option<Budgets<'py>>,
     ball: Option<&Bound<'py, ValueBall>>,
     even_if_slower: Option<&Bound<'py, PyAny>>,
+    sinks: Option<PyReadonlyArray1<'py, f64>>,
 ) -> PyResult<Answers<'py>> {
     let stored = [
         Stored::new(queries, queries_dtype)?,
@@ -159,6 +160,7 @@ pub(super) fn attention<'py>(
         causal: arguments::flag("causal", causal)?,
         lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
         mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
+        sinks: sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?,
         precision,
         ball: ball.as_ref(),
         even_if_slower: match even_if_slower {
@@ -205,6 +207,7 @@ pub(super) fn attention_error<'py>(
     threads: Option<&Bound<'py, PyAny>>,
     mask: Option<&Bound<'py, PyAny>>,
     ball: Option<&Bound<'py, ValueBall>>,
+    sinks: Option<PyReadonlyArray1<'py, f64>>,
     out: PyReadonlyArray1<'py, f64>,
     tail_mass_upper: PyReadonlyArray1<'py, f64>,
     k: PyReadonlyArray1<'py, i64>,
@@ -222,6 +225,7 @@ pub(super) fn attention_error<'py>(
         causal: arguments::flag("causal", causal)?,
         lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
         mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
+        sinks: sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?,
         ball: ball.as_ref(),
         threads: arguments::threads(threads)?,
         ..AttentionOptions::default()

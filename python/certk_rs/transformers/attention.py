@@ -15,9 +15,6 @@ import torch
 from torch import nn
 
 from ..errors import CertkError
-from ..key_index import KeyIndex
-from ..results import AttentionResult
-from ..sparse_attention import ValueBall
 from ..sparse_attention import attention as attention_of
 from . import recorder, settings
 from .capture_file import WRITING
@@ -34,8 +31,6 @@ _HARMLESS = frozenset(
 )
 _REFUSED = {
     "softcap": "soft-capped scores, as in Gemma 2",
-    "s_aux": "attention sinks, as in gpt-oss",
-    "sinks": "attention sinks",
     "position_bias": "a bias on the scores",
     "output_attentions": "attention weights as an output (use attn_implementation='eager')",
     "cache": "paged caches",
@@ -45,6 +40,7 @@ _REFUSED = {
 _MOST_INDEXED_ROWS = 16
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def certified_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -55,9 +51,13 @@ def certified_attention(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Answer one call of a model's attention module; see `AttentionInterface`.
+
+    `s_aux` are attention sinks, a score per head that joins the softmax without a value. Compilers
+    leave this function as it is: it runs between the graphs of a compiled model.
 
     Raises:
         CertkError: No budget, or something that certified attention cannot do.
@@ -65,7 +65,7 @@ def certified_attention(
     _refuse(module, dropout, kwargs)
     writer = WRITING.get()
     if writer is None:
-        _refuse_gradients(query, key, value)
+        _refuse_gradients(query, key, value, s_aux)
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     rows = seen(attention_mask, bool(causal), shape)
@@ -78,47 +78,29 @@ def certified_attention(
     scale = None if scaling is None else float(scaling)
     if writer is not None:
         writer.add(module, query, key, value, rows, scale)
-        return _dense(module, query, key, value, attention_mask, scale, causal), None
-    budget = settings.budget_for(module)
+        if s_aux is None:
+            return _dense(module, query, key, value, attention_mask, scale, causal), None
+        budget = settings.Budget(eps=0.0)
+    else:
+        budget = settings.budget_for(module)
     few = shape[2] <= _MOST_INDEXED_ROWS
-    result = _compute(
-        query,
-        key,
-        value,
-        rows,
-        scale,
-        budget,
-        getattr(key, "certk_index", None) if few else None,
-        getattr(key, "certk_ball", None),
-    )
-    recorder.record(module, result, rows, budget)
-    return result.out.transpose(1, 2).contiguous(), None
-
-
-def _compute(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    rows: Seen,
-    scale: float | None,
-    budget: settings.Budget,
-    index: KeyIndex | None,
-    ball: ValueBall | None,
-) -> AttentionResult:
-    """The one place where attention is computed."""
-    return attention_of(
+    result = attention_of(
         query,
         key,
         value,
         budget.eps,
         out_tol=budget.out_tol,
         scale=scale,
-        index=index,
-        ball=ball,
+        index=getattr(key, "certk_index", None) if few else None,
+        sinks=None if s_aux is None else s_aux.detach(),
+        ball=getattr(key, "certk_ball", None),
         threads=torch.get_num_threads() if budget.threads is None else budget.threads,
         even_if_slower=budget.even_if_slower,
         **rows.arguments(),
     )
+    if writer is None:
+        recorder.record(module, result, rows, budget)
+    return result.out.transpose(1, 2).contiguous(), None
 
 
 def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:
@@ -149,8 +131,8 @@ def _weights_are_collected() -> bool:
     return "attentions" in (_active_collector.get() or {})
 
 
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+def _refuse_gradients(*tensors: torch.Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         raise CertkError(
             "gradients do not flow through certified attention: run the model under "
             "torch.no_grad() or torch.inference_mode()"

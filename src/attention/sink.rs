@@ -1,0 +1,48 @@
+//! Attention sinks: a score that takes its share of the softmax and has no value.
+
+use super::Job;
+use super::ball::UP;
+
+/// The most that a sink is taken to weigh, so that what it leaves to others is not rounded to nothing.
+const MOST: f64 = 1e200;
+
+/// What a row's sink does to its weights.
+pub(super) struct Sunk {
+    /// All weights together, that of the sink included.
+    pub(super) total: f64,
+    /// How far the sink may be from its place among the scores, in nats.
+    pub(super) slip: f64,
+    /// The row's own weights have at most this share of the real softmax, given the errors that it was asked with.
+    pub(super) share: f64,
+}
+
+impl Job<'_> {
+    /// The score of a row's sink, if it has one.
+    fn sink(&self, row: usize) -> Option<f64> {
+        let sinks = self.sights.options.sinks?;
+        let head = row / self.queries.len().max(1);
+        let sink = sinks[if sinks.len() == 1 { 0 } else { head }];
+        (sink > f64::NEG_INFINITY).then_some(sink)
+    }
+
+    /// Lets a row's sink join weights that sum to `total`, where a score of `top + offset` weighs 1. Of the scores that the
+    /// real softmax has, these may be off by `error` nats, and lack `upper` of the mass.
+    pub(super) fn sunk(
+        &self,
+        row: usize,
+        total: f64,
+        (top, offset): (f64, f64),
+        (error, upper): (f64, f64),
+    ) -> Sunk {
+        let Some(sink) = self.sink(row).filter(|_| total > 0.0) else {
+            return Sunk { total, slip: 0.0, share: 1.0 };
+        };
+        let slip = 2.0 * f64::EPSILON * (sink.abs() + top.abs() + offset.abs());
+        let weight = (sink - offset - top).exp();
+        // What the real keys weigh at most, and the real sink at least.
+        let most = total * (error + slip).exp() * (1.0 + 1e-9) / (1.0 - upper);
+        let least = weight.min(MOST) * (1.0 - 1e-9);
+        let share = (1.0 / (1.0 + least / most) * UP).min(1.0);
+        Sunk { total: total + weight, slip, share }
+    }
+}
