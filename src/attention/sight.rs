@@ -94,7 +94,9 @@ impl<'a> Sights<'a> {
                 let remedy = "pass one, or one per query head";
                 return Err(Error::Length { argument: "sinks", expected, got, remedy });
             }
-            if let Some(head) = sinks.iter().position(|sink| !(*sink < f64::INFINITY)) {
+            if let Some(head) =
+                sinks.iter().position(|&sink| sink.is_nan() || sink == f64::INFINITY)
+            {
                 let all = got == 1 && expected != 1;
                 let place =
                     if all { Place(vec![]) } else { Place::unravel(&self.shape[..axes], head) };
