@@ -92,9 +92,8 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.installed
 $(OLDER)/.dev: tests/older-requirements.txt pyproject.toml | $(VENV)/.dev
 	@echo '== making $(OLDER): an older transformers, and kvpress'
 	$(BIN)/python -m venv --clear --without-pip $(OLDER)
-	packages='import sysconfig; print(sysconfig.get_path("purelib"), end="")'; \
-	own=$$($(OLDER)/bin/python -c "$$packages"); shared=$$($(BIN)/python -c "$$packages"); \
-	echo "import site; site.addsitedir('$$shared')" > "$$own/shared.pth"
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 	$(BIN)/python -m pip --python $(OLDER)/bin/python install --quiet --no-warn-conflicts \
 		-r tests/older-requirements.txt
 	@touch $@

@@ -166,7 +166,8 @@ class CertkPress(BasePress):  # type: ignore[misc]
                 f"{type(model).__name__} alone, which would stay longer than the others; leave "
                 "compact out"
             )
-        name = next(iter(run.modules)).config._attn_implementation
+        first: Any = next(iter(run.modules))
+        name = first.config._attn_implementation
         self.certificates = []
         self._run = run
         run.active = True
