@@ -1,31 +1,34 @@
 # Everything runs inside .venv, which is made here; needed beforehand: Python >= 3.10, Rust, make.
+# .venv-older has an older transformers and kvpress, and takes all else (torch is large) from .venv.
 # Stamp files in .venv say what is already done, so that a second run starts at once.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDER := .venv-older
 SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find src -name '*.rs')
 MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python lint fmt bench clean
+.PHONY: help demo test test-rust test-python test-older lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
 	@echo 'make test         all Rust and Python tests (installs torch and other test dependencies)'
 	@echo 'make test-rust    the Rust tests only'
 	@echo 'make test-python  the Python tests only'
+	@echo 'make test-older   the tests that concern transformers, under transformers 4.57, and those of kvpress'
 	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
-	@echo 'make clean        remove .venv, target and caches'
+	@echo 'make clean        remove .venv, .venv-older, target and caches'
 
 demo: $(VENV)/.installed
 	@echo '== certk demo'
 	$(BIN)/certk demo
 
-test: test-rust test-python
+test: test-rust test-python test-older
 
 test-rust: $(VENV)/.tools
 	@echo '== Rust tests'
@@ -34,6 +37,10 @@ test-rust: $(VENV)/.tools
 test-python: $(VENV)/.dev
 	@echo '== Python tests'
 	$(BIN)/python -m pytest
+
+test-older: $(OLDER)/.dev
+	@echo '== Python tests with an older transformers, and with kvpress'
+	$(OLDER)/bin/python -m pytest tests/test_kvpress.py $(wildcard tests/test_transformers*.py)
 
 lint: $(VENV)/.dev
 	@echo '== rustfmt'
@@ -65,7 +72,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_attention.py --save
 
 clean:
-	rm -rf $(VENV) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
+	rm -rf $(VENV) $(OLDER) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -81,11 +88,21 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.installed
 	$(MATURIN) develop --release --extras dev
 	@touch $@
 
+# Its own site-packages come first on the path, then those of .venv, with what their .pth files add.
+$(OLDER)/.dev: tests/older-requirements.txt pyproject.toml | $(VENV)/.dev
+	@echo '== making $(OLDER): an older transformers, and kvpress'
+	$(BIN)/python -m venv --clear --without-pip $(OLDER)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	$(BIN)/python -m pip --python $(OLDER)/bin/python install --quiet --no-warn-conflicts \
+		-r tests/older-requirements.txt
+	@touch $@
+
 $(VENV)/.tools:
 	@command -v cargo > /dev/null || { echo 'Rust is needed: cargo is not on the PATH'; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'Python >= 3.10 is needed; name one: make PYTHON=python3.12 ...'; exit 1; }
 	@echo '== making $(VENV)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet 'maturin>=1.9.4,<2'
+	$(BIN)/python -m pip install --quiet 'pip>=22.3' 'maturin>=1.9.4,<2'
 	@touch $@

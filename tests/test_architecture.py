@@ -251,6 +251,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
         *{"results", "errors", *SUBJECTS},
     },
     "transformers": {"", "cache_format", *FILES, "results", "errors", *SUBJECTS},
+    "kvpress": {"transformers", "keepset", "errors"},
     "_terminal": {"jobs", "audit", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "jobs": {
@@ -295,6 +296,7 @@ THIRD_PARTY = {
     "_torch_gradient": {"torch"},
     # Who imports this room has asked for them.
     "transformers": {"torch", "transformers"},
+    "kvpress": {"torch", "transformers", "kvpress"},
 }
 # Imported inside functions only, and only in these rooms.
 LAZY = {
@@ -380,7 +382,7 @@ def test_python_arrows() -> None:
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:
     for file in python_files():
         package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
-        if room_of(file) != "transformers":
+        if room_of(file) not in ("transformers", "kvpress"):
             names = {
                 name for name, at_import in python_imports(file.read_text(), package) if at_import
             }

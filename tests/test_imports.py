@@ -11,6 +11,7 @@ import pytest
 HEAVY = (
     "torch",
     "transformers",
+    "kvpress",
     "ray",
     "matplotlib",
     "typer",
@@ -95,3 +96,11 @@ def test_the_public_names() -> None:
 
 def test_the_public_names_are_all_there() -> None:
     run("import certk_rs; assert all(hasattr(certk_rs, name) for name in certk_rs.__all__)")
+
+
+def test_without_kvpress_it_says_what_to_install() -> None:
+    pytest.importorskip("transformers")
+    code = "import sys; sys.modules['kvpress'] = None; import certk_rs.kvpress"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: certk_rs.kvpress needs kvpress" in done.stderr
+    assert "pip install 'certk-rs[kvpress]'" in done.stderr

@@ -249,19 +249,19 @@ def test_switching_back() -> None:
 
 
 @pytest.mark.skipif(zoo.MODERN, reason="from transformers 5 on BERT asks the registry")
-def test_bert_before_transformers_5_is_an_error() -> None:
+@pytest.mark.parametrize("name", [*ENCODERS, "albert", "distilbert", "modernbert"])
+def test_the_bert_family_before_transformers_5_is_an_error(name: str) -> None:
+    """What `model_zoo.build` skips there."""
     with pytest.raises(ck.CertkError, match="the BERT family needs 5"):
-        ct.use(zoo.ENCODERS["bert"](), eps=0.1)
+        ct.use((zoo.ENCODERS | zoo.OTHERS)[name](), eps=0.1)
 
 
-@pytest.mark.skipif(not zoo.MODERN, reason="the flag is from transformers 5")
 def test_a_model_that_does_not_ask_the_registry_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = zoo.build("llama")
-    cached = "_can_set_attn_implementation_cached_value"
     for kind in (type(model), type(model.model)):
-        monkeypatch.setattr(kind, cached, False, raising=False)
+        monkeypatch.setattr(kind, "_can_set_attn_implementation", classmethod(lambda _: False))
     with pytest.raises(ck.CertkError, match="does not take its attention from"):
         ct.use(model, eps=0.1)
 
@@ -383,12 +383,16 @@ def test_a_compiled_model_is_that_of_eager_mode() -> None:
         run(compiled, ids)
 
 
-@pytest.mark.skipif(not zoo.MODERN, reason="T5 asks the registry from transformers 5 on")
 def test_position_bias_is_refused() -> None:
     config = hf.T5Config(
         vocab_size=zoo.VOCABULARY, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4
     )
-    refuses(hf.T5EncoderModel(config).eval(), "asks for position_bias")
+    model = hf.T5EncoderModel(config).eval()
+    if zoo.MODERN:
+        refuses(model, "asks for position_bias")
+        return
+    with pytest.raises(ck.CertkError, match="does not take its attention"):
+        ct.use(model, eps=0.1)
 
 
 def test_unknown_arguments_are_refused() -> None:

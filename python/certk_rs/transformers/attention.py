@@ -18,6 +18,7 @@ from ..errors import CertkError
 from ..sparse_attention import attention as attention_of
 from . import recorder, settings
 from .capture_file import WRITING
+from .masked_layer import hidden
 from .masks import Seen, seen
 
 # What models pass along that does not change what attention computes.
@@ -66,6 +67,7 @@ def certified_attention(
     writer = WRITING.get()
     if writer is None:
         _refuse_gradients(query, key, value, s_aux)
+    attention_mask = hidden(query, key, attention_mask)
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     rows = seen(attention_mask, bool(causal), shape)
@@ -112,14 +114,19 @@ def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:
         )
     # Not every model passes output_attentions on to its attention modules.
     asked = {"output_attentions": True} if _weights_are_collected() else {}
-    for name, value in (kwargs | asked).items():
-        if name in _HARMLESS or value is None or value is False:
-            continue
-        what = _REFUSED.get(name, "an argument that certified attention does not know")
+    if (other := foreign(kwargs | asked)) is not None:
         raise CertkError(
-            f"{who} asks for {name}, {what}: not supported; use another attn_implementation for "
-            "this model"
+            f"{who} asks for {other[0]}, {other[1]}: not supported; use another "
+            "attn_implementation for this model"
         )
+
+
+def foreign(kwargs: dict[str, Any]) -> tuple[str, str] | None:
+    """Name an argument that makes attention another one, and say what it is; None if none does."""
+    for name, value in kwargs.items():
+        if name not in _HARMLESS and value is not None and value is not False:
+            return name, _REFUSED.get(name, "an argument that certified attention does not know")
+    return None
 
 
 def _weights_are_collected() -> bool:

@@ -30,14 +30,11 @@ from ..cache_format import (
     Names,
     SafetensorsFile,
     layout,
-    nearest_rsqrt,
     read_certificate,
 )
 from ..errors import CertkError
-from ..keepset import keep_set_of_inexact
 from .capture_file import CacheWriter
-
-_U = 2.0**-53
+from .head_sets import filled, head_sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,8 +233,16 @@ def prune_cache(
     certificates = []
     layers = _full_layers(cache, queries)
     for index, (query, keys, _) in enumerate(layers):
-        kept, upper = _choose(
-            index, query, keys, eps, scale, causal, keep_first, keep_last, threads
+        kept, upper = head_sets(
+            f"layer {index}",
+            query[0],
+            keys[0],
+            eps,
+            scale=scale,
+            causal=causal,
+            keep_first=keep_first,
+            keep_last=keep_last,
+            threads=threads,
         )
         chosen.append(kept)
         certificates.append(
@@ -247,7 +252,7 @@ def prune_cache(
     pruned = []
     for index, (_, keys, values) in enumerate(layers):
         kept = [
-            _filled(indices, most, keys.shape[2]) if compact else indices
+            filled(indices, most, keys.shape[2]) if compact else indices
             for indices in chosen[index]
         ]
         heads = [torch.from_numpy(indices) for indices in kept]
@@ -308,60 +313,6 @@ def _full_layers(
             raise CertkError(f"layer {index}: {query.shape[2]} queries, but {keys.shape[2]} keys")
         found.append((query.detach(), keys.detach(), values.detach()))
     return found
-
-
-def _choose(
-    index: int,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    eps: float,
-    scale: float | None,
-    causal: bool,
-    keep_first: int,
-    keep_last: int,
-    threads: int | None,
-) -> tuple[list[NDArray[np.int64]], NDArray[np.float64]]:
-    """The kept positions of each kv head, and what each query loses at most, (heads, m)."""
-    heads, m, d = query.shape[1:]
-    kv_heads, n = keys.shape[1:3]
-    group = heads // kv_heads
-    factor = nearest_rsqrt(d) if scale is None else float(scale)
-    if d > 1 << 20:
-        raise CertkError(f"layer {index}: vectors longer than {1 << 20}")
-    if torch.float64 in (query.dtype, keys.dtype):
-        raise CertkError(
-            f"layer {index} is in float64, whose products round in ways that are not bounded here; "
-            "convert it to float32"
-        )
-    kept, upper = [], np.empty((heads, m))
-    for g in range(kv_heads):
-        k = keys[0, g].double().numpy()
-        q = query[0, g * group : (g + 1) * group].double().numpy()
-        if not (np.isfinite(k).all() and np.isfinite(q).all()):
-            raise CertkError(f"layer {index}, kv head {g}: a NaN or infinite query or key")
-        # Products of two float32 are exact in float64, so a sum of d of them is off by at most
-        # gamma_d |q||k|; the scale's own rounding is counted by the selection.
-        norms = np.sqrt(np.einsum("...i,...i", q, q)) * np.sqrt(np.einsum("ij,ij->i", k, k)).max()
-        radius = abs(factor) * norms * ((d + 3) * _U * (1 + 2.0**-10)) + 2.0**-1000
-        found = keep_set_of_inexact(
-            q @ k.T,
-            eps,
-            radius=radius,
-            scale=factor,
-            causal_offset=n - m if causal else None,
-            keep_first=keep_first,
-            keep_last=keep_last,
-            threads=threads,
-        )
-        kept.append(np.array(found.indices, dtype=np.int64))
-        upper[g * group : (g + 1) * group] = found.tail_mass_upper
-    return kept, upper
-
-
-def _filled(indices: NDArray[np.int64], most: int, n: int) -> NDArray[np.int64]:
-    """The kept positions and the latest others, `most` in all."""
-    others = np.setdiff1d(np.arange(n), indices)
-    return np.sort(np.concatenate([indices, others[len(others) - (most - len(indices)) :]]))
 
 
 def _layer(
