@@ -466,3 +466,25 @@ def test_a_masked_cache_is_cropped_selected_and_repeated() -> None:
     short.crop(N - 10)
     step(short, ids[:, -10:])
     assert all(not layer._dropped[..., N - 10 :].any() for layer in short.layers)
+
+
+def test_dropped_keys_are_hidden_whatever_the_mask() -> None:
+    model, ids = peaked("llama"), zoo.tokens(2, N)
+    cache, m = pressed(CertkPress(0.2, window=8), model, ids), 3
+    layer, total = cache.layers[0], N + m
+    heads, groups = 6, layer.keys.shape[1]
+    layer.update(torch.zeros(2, groups, m, 8), torch.zeros(2, groups, m, 8))
+    seen = torch.ones(2, heads, m, total, dtype=torch.bool)
+    for b, h in itertools.product(range(2), range(heads)):
+        seen[b, h, :, :N] = ~layer._dropped[b, h // (heads // groups)]
+    causal = torch.tensor([[j <= N + i for j in range(total)] for i in range(m)])
+    query = torch.zeros(2, heads, m, 8)
+    assert torch.equal(layer.hide(query, None), seen & causal)
+    assert torch.equal(layer.hide(query, causal.expand(2, 1, m, total)), seen & causal)
+    least = torch.finfo(torch.float32).min
+    additive = torch.zeros(2, 1, m, total).masked_fill(~causal, least)
+    found = layer.hide(query, additive)
+    assert torch.equal(found == 0, seen & causal)
+    assert torch.equal(found == least, ~(seen & causal))
+    with pytest.raises(ck.CertkError, match="has no room"):
+        layer.hide(query, torch.ones(2, total))

@@ -69,7 +69,7 @@ class PressedLayer:
 class CertkPress(BasePress):  # type: ignore[misc]
     """Keep, per kv head, the keys that the last queries of the prompt need.
 
-    For each kv head the smallest set is sought such that every one of the last `window` queries, in
+    For each kv head a small set is chosen such that every one of the last `window` queries, in
     every query head of the group, loses at most eps of its causal attention mass in that layer.
     This is proven, rounding included, of the queries and keys that attention was given in this
     forward pass: they are noted on their way there, not computed again. Nothing is promised of
