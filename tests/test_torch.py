@@ -447,6 +447,17 @@ def test_where_there_is_no_gradient_nobody_is_surprised() -> None:
             result.tail_mass_upper.sum().backward()
 
 
+def test_tangents_of_forward_mode_are_refused() -> None:
+    q, k, v = attended(torch.float64)
+    with pytest.raises(ck.CertkError, match="q has a tangent"):
+        torch.func.jvp(lambda q: ct.attention(q, k, v, 0.05).out, (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v, v)
+        with pytest.raises(ck.CertkError, match="v has a tangent"):
+            ct.attention(q, k, dual, 0.05)
+        ct.attention(q, k, v, 0.05)
+
+
 # ------------------------------------------------------------------------------- bad input
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import functools
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,7 @@ hf = pytest.importorskip("transformers")
 zoo = pytest.importorskip("model_zoo")
 
 from certk_rs import transformers as ct  # noqa: E402
+from certk_rs.transformers.attention import certified_attention  # noqa: E402
 
 DECODERS, ENCODERS = sorted(zoo.DECODERS), sorted(zoo.ENCODERS)
 one_thread = zoo.one_thread
@@ -228,8 +233,6 @@ def test_a_model_loaded_under_the_name_needs_a_budget(tmp_path: Any) -> None:
 
 
 def test_the_budget_is_not_saved_and_goes_along_with_copies(tmp_path: Any) -> None:
-    import copy
-
     model = ct.use(zoo.build("llama"), eps=0.1)
     model.save_pretrained(tmp_path)
     saved = (tmp_path / "config.json").read_text()
@@ -264,6 +267,105 @@ def test_a_model_that_does_not_ask_the_registry_is_an_error(
         monkeypatch.setattr(kind, "_can_set_attn_implementation", classmethod(lambda _: False))
     with pytest.raises(ck.CertkError, match="does not take its attention from"):
         ct.use(model, eps=0.1)
+
+
+def _git() -> Any:
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4}
+    picture = hf.GitVisionConfig(image_size=32, patch_size=8, **sizes)
+    config = hf.GitConfig(vocab_size=zoo.VOCABULARY, **sizes)
+    config.vision_config = picture
+    return hf.GitForCausalLM(config)
+
+
+def _informer() -> Any:
+    config = hf.InformerConfig(prediction_length=5, context_length=20, d_model=32)
+    return hf.InformerModel(config)
+
+
+@pytest.mark.parametrize("build", [_git, _informer], ids=["git", "informer"])
+def test_a_model_of_which_a_part_computes_attention_by_itself_is_an_error(build: Any) -> None:
+    model = build()
+    parts = [part for part in model.modules() if isinstance(part, hf.PreTrainedModel)]
+    before = [part.config._attn_implementation for part in parts]
+    with pytest.raises(ck.CertkError, match=r"computes attention by itself|does not take its"):
+        ct.use(model, eps=0)
+    assert [part.config._attn_implementation for part in parts] == before
+
+
+def test_a_model_that_is_refused_late_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = zoo.build("bart")
+    model.set_attn_implementation("sdpa")
+    encoder = model.get_encoder()
+    encoder.config = copy.deepcopy(encoder.config)
+    monkeypatch.setattr(type(model), "set_attn_implementation", _all_but_the_encoder)
+    with pytest.raises(ck.CertkError, match=r"BartEncoder|cannot be switched"):
+        ct.use(model, eps=0)
+    for part in (model, encoder, model.get_decoder()):
+        assert part.config._attn_implementation == "sdpa"
+
+
+def _all_but_the_encoder(model: Any, name: str) -> None:
+    model.config._attn_implementation = name
+    model.get_encoder().config._attn_implementation = "eager"
+
+
+@pytest.mark.skipif(not hasattr(hf, "Gemma4TextConfig"), reason="too old for Gemma 4")
+def test_layers_that_run_on_the_last_queries_only_stay_causal() -> None:
+    torch.manual_seed(0)
+    config = hf.Gemma4TextConfig(
+        vocab_size=zoo.VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=12, global_head_dim=12,
+        num_kv_shared_layers=2, layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=64, hidden_size_per_layer_input=8, vocab_size_per_layer_input=97,
+        initializer_range=zoo.SPREAD,
+    )  # fmt: skip
+    ours = hf.Gemma4ForCausalLM(config).eval()
+    theirs, truth = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(1, 24)
+    for last in (1, 3):
+        models = (ours, theirs, truth)
+        zoo.as_close_as(*(run(model, ids, logits_to_keep=last).logits for model in models))
+
+
+def test_contexts_may_end_in_any_order() -> None:
+    model, ids = ct.use(zoo.build("llama"), eps=0), zoo.tokens(1, 8)
+
+    def steps(eps: float) -> Iterator[ct.Recorder]:
+        with ct.budget(eps=eps), ct.Recorder() as recorder:
+            run(model, ids)
+            yield recorder
+
+    first, second = steps(0.5), steps(0.4)
+    early, late = next(first), next(second)
+    first.close()
+    run(model, ids)
+    assert [len(each.calls) for each in (early, late)] == [6, 6]
+    second.close()
+    with ct.Recorder() as recorder:
+        run(model, ids)
+    assert [layer.budget for layer in recorder.layers] == [0] * 3
+    assert len(late.calls) == 6
+
+
+def test_a_context_may_end_in_another_task() -> None:
+    model, ids = ct.use(zoo.build("llama"), eps=0), zoo.tokens(1, 8)
+
+    async def steps() -> AsyncIterator[None]:
+        with ct.budget(eps=0.5), ct.Recorder():
+            run(model, ids)
+            yield
+
+    async def main() -> list[float]:
+        begun = steps()
+        await anext(begun)
+        await asyncio.create_task(begun.aclose())
+        with ct.Recorder() as recorder:
+            run(model, ids)
+        return [layer.budget for layer in recorder.layers]
+
+    assert asyncio.run(main()) == [0] * 3
 
 
 @pytest.mark.parametrize(
@@ -337,6 +439,24 @@ def test_gradients_are_refused() -> None:
     model = ct.use(zoo.build("llama"), eps=0.1)
     with pytest.raises(ck.CertkError, match="gradients do not flow"):
         model(input_ids=zoo.tokens(1, 12))
+
+
+def test_tangents_and_traces_are_refused() -> None:
+    from torch.autograd import forward_ad
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model, ids = ct.use(zoo.build("llama"), eps=0), zoo.tokens(1, 12)
+    embedded = model.get_input_embeddings()(ids).detach()
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(embedded, embedded)
+        with pytest.raises(ck.CertkError, match="tangents"):
+            model(inputs_embeds=dual, use_cache=False)
+    # Either would take the outputs of the first run for constants.
+    attend = functools.partial(certified_attention, model.model.layers[0].self_attn)
+    vectors = torch.randn(1, 6, 4, 8)
+    for trace in (lambda call: make_fx(call)(vectors), lambda call: torch.jit.trace(call, vectors)):
+        with torch.no_grad(), pytest.raises(ck.CertkError, match="cannot be traced"):
+            trace(lambda x: attend(x, x, x, None)[0])
 
 
 def test_output_attentions_is_refused() -> None:

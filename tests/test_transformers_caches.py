@@ -292,6 +292,20 @@ def test_empty_slots_are_refused_to_other_attention() -> None:
         prefilled(model, zoo.tokens(1, 1), past_key_values=pruned)
 
 
+def test_empty_slots_of_the_last_layer_do_not_go_unnoticed_either() -> None:
+    model = zoo.sharpened(zoo.build("llama"), 4.0)
+    ids = zoo.tokens(1, N)
+    queries = [call["query"][:, :, -9:] for call in seen_by(model, ids)]
+    pruned = ct.prune_cache(prefilled(model, ids), queries, 0.3)
+    last = pruned.layers[-1]
+    assert len(set(pruned.certificates[-1].kept)) > 1
+    # No layer follows that could refuse.
+    keys, values = last.update(last.keys[:, :, -1:], last.values[:, :, -1:])
+    attend = torch.nn.functional.scaled_dot_product_attention
+    out = attend(queries[-1][:, :, -1:], keys, values, enable_gqa=True)
+    assert bool(out.isnan().any())
+
+
 def test_a_pruned_cache_is_cropped_only_where_it_grew() -> None:
     model = zoo.sharpened(zoo.build("llama"), 4.0)
     ids = zoo.tokens(1, N)
@@ -404,6 +418,16 @@ def test_an_index_follows_beams_copies_and_crops() -> None:
     assert cache.get_seq_length() == 0
     with pytest.raises(ck.CertkError, match="reserve is 0"):
         ct.CertkCache(0)
+
+
+def test_an_indexed_cache_filled_in_inference_mode_goes_on_outside_of_it() -> None:
+    ours, theirs, _ = zoo.twins("llama")
+    ct.use(ours, eps=0)
+    ids, cache = zoo.tokens(1, 301), ct.CertkCache(reserve=512)
+    prefilled(ours, ids[:, :300], past_key_values=cache)
+    options = {"max_new_tokens": 5, "do_sample": False}
+    own = ours.generate(ids, past_key_values=cache, **options)
+    assert torch.equal(own, theirs.generate(ids, **options))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])

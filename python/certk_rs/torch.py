@@ -22,6 +22,7 @@ from .key_index import KeyIndex
 try:
     import torch
     from torch import Tensor
+    from torch.autograd import forward_ad
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -153,6 +154,18 @@ def _need_tensors(**tensors: object) -> None:
             )
         if tensor.device.type != "cpu":
             raise CertkError(f"{name} is a tensor on device {tensor.device}; pass {name}.cpu()")
+
+
+def _need_no_tangents(**tensors: Tensor) -> None:
+    """Refuse forward-mode differentiation: an operator would drop the tangents silently."""
+    if torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            raise CertkError(
+                f"{name} has a tangent, and attention has no forward-mode derivative: use "
+                "reverse mode (torch.autograd.grad), or detach it"
+            )
 
 
 def _budget(eps: object) -> tuple[float, Tensor | None]:
@@ -439,7 +452,7 @@ def attention(
     Its gradient with respect to q, k and v is that of attention truncated to the keys that were
     kept, with that set held fixed. The backward pass computes all scores again in float64 and
     ranks them, which takes the time and the memory (rows x keys) of dense attention. With `index`
-    there is no gradient, and tensors that require one are refused.
+    there is no gradient, and tensors that require one are refused; so are tangents of forward mode.
 
     Args:
         q: Queries (..., heads, m, d), or (m, d); float16, bfloat16, float32 or float64.
@@ -459,6 +472,7 @@ def attention(
         CertkError: Bad input; the message names the argument and the place.
     """
     _need_tensors(q=q, k=k, v=v, lengths=lengths, mask=mask)
+    _need_no_tangents(q=q, k=k, v=v)
     number, per_row = _budget(eps)
     how = (number, scale, causal, per_row, lengths, mask, threads)
     if index is None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..errors import CertkError
 from ..sparse_attention import attention as attention_of
@@ -143,6 +145,16 @@ def _refuse_gradients(*tensors: torch.Tensor | None) -> None:
         raise CertkError(
             "gradients do not flow through certified attention: run the model under "
             "torch.no_grad() or torch.inference_mode()"
+        )
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise CertkError(
+            "tangents of forward-mode differentiation do not flow through certified attention"
+        )
+    # A tracer would take the answer for these inputs for a constant.
+    if torch.jit.is_tracing() or get_proxy_mode() is not None:
+        raise CertkError(
+            "certified attention in a model cannot be traced: trace the model under another "
+            "attn_implementation, or export certk_rs.torch.attention"
         )
 
 

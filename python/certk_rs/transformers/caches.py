@@ -322,7 +322,8 @@ def _layer(
     slots = np.array([most - len(rows) for rows in keys], dtype=np.int64)
     together = []
     for heads in (keys, values):
-        full = heads[0].new_zeros((1, len(heads), most, heads[0].shape[-1]))
+        # Not zeros: attention that does not leave the slots out must not go unnoticed.
+        full = heads[0].new_full((1, len(heads), most, heads[0].shape[-1]), torch.nan)
         for g, rows in enumerate(heads):
             full[0, g, most - len(rows) :] = rows
         together.append(full)

@@ -105,7 +105,10 @@ class _IndexedLayer(DynamicLayer):  # type: ignore[misc]
     def _make_room(
         self, key_states: torch.Tensor, value_states: torch.Tensor, had: int, need: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._room is not None and need <= self._room[0].shape[2]:
+        # What was made in inference mode cannot be written to outside of it.
+        closed = self._room is not None and self._room[0].is_inference()
+        closed = closed and not torch.is_inference_mode_enabled()
+        if self._room is not None and need <= self._room[0].shape[2] and not closed:
             return self._room
         room = max(self._reserve, 2 * had, need)
         grown = []

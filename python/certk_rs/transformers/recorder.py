@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 
@@ -77,17 +77,19 @@ class Recorder:
         self._rows = rows
         self._sums: dict[int, _Sum] = {}
         self._modules: dict[nn.Module, int] = {}
-        self._token: Token[tuple[Recorder, ...]] | None = None
+        self._entered = self._over = False
 
     def __enter__(self) -> Recorder:
-        if self._token is not None:
+        if self._entered:
             raise CertkError("this Recorder has been entered before; make a new one")
-        self._token = _OPEN.set((*_OPEN.get(), self))
+        self._entered = True
+        _OPEN.set((*_OPEN.get(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._token is not None
-        _OPEN.reset(self._token)
+        # Not by a token: contexts in generators end in any order, and even in another task.
+        self._over = True
+        _OPEN.set(tuple(each for each in _OPEN.get() if not each._over))
         # Models must not live on because someone kept the figures.
         self._modules.clear()
 
@@ -201,7 +203,7 @@ class _Sum:
 
 def record(module: nn.Module, result: AttentionResult, rows: Seen, budget: Budget) -> None:
     """Tell every open recorder of a call, before the values it was about can change."""
-    if recorders := _OPEN.get():
+    if recorders := [each for each in _OPEN.get() if not each._over]:
         call = _Found(result, rows.counts, budget)
         for each in recorders:
             each._add(module, call)

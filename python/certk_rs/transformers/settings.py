@@ -51,11 +51,12 @@ class Budget:
 
 
 class Running:
-    """A `budget` context that is open: its budget, and how many calls it has covered."""
+    """A `budget` context: its budget, how many calls it has covered, and whether it is over."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.calls = 0
+        self.over = False
 
 
 RUNNING: ContextVar[tuple[Running, ...]] = ContextVar("certk_budgets", default=())
@@ -69,7 +70,7 @@ def put_on(model: nn.Module, budget: Budget) -> None:
 
 def budget_for(module: nn.Module) -> Budget:
     """Return the budget that holds for a call of `module`, and count the call."""
-    running = RUNNING.get()
+    running = [context for context in RUNNING.get() if not context.over]
     for context in running:
         context.calls += 1
     if running:

@@ -6,8 +6,10 @@ mask at all for the name, and causality would silently be lost.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import transformers
@@ -31,8 +33,16 @@ def register() -> None:
     Models that are loaded under this name run inside `budget(eps=...)`, or after `use`.
     """
     AttentionInterface.register(NAME, certified_attention)
-    # Boolean masks (batch, 1, m, n), or None where a causal or an open one would say no more.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _mask(*args: Any, **kwargs: Any) -> Any:
+    """Boolean masks (batch, 1, m, n), or None where a causal or an open one would say no more."""
+    # Gemma 4 runs its last layers on the last queries only, for which a causal mask that was left
+    # out would mean the first ones; of "sdpa" it knows this, by name.
+    if getattr(kwargs.get("config"), "num_kv_shared_layers", 0):
+        kwargs["allow_is_causal_skip"] = False
+    return sdpa_mask(*args, **kwargs)
 
 
 def use(
@@ -73,27 +83,69 @@ def use(
 
 
 def switch(model: Any) -> None:
-    """Set the attention implementation of a model and all its parts, and see that it took."""
+    """Set the attention implementation of a model and all its parts, and see that it took.
+
+    A model that is refused is as it was.
+    """
     register()
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    for part in parts:
+        if not _asks_the_registry(part):
+            raise _keeps(part, part.config._attn_implementation)
+    for module in model.modules():
+        if _computes_by_itself(type(module)):
+            raise CertkError(
+                f"{type(module).__name__}, a part of {type(model).__name__}, computes attention by "
+                "itself, not by transformers' AttentionInterface: certified attention would not "
+                "run there; use another attn_implementation for this model"
+            )
+    before = [(part.config, part.config._attn_implementation) for part in parts]
     try:
         model.set_attn_implementation(NAME)
-    except ValueError as error:
+        for part in parts:
+            if part.config._attn_implementation != NAME:
+                raise _keeps(part, part.config._attn_implementation)
+    except (ValueError, CertkError) as error:
+        # Setting one sets those of its parts, which come later here.
+        for config, implementation in before:
+            config._attn_implementation = implementation
+        if isinstance(error, CertkError):
+            raise
         raise CertkError(f"{type(model).__name__} cannot be switched: {error}") from error
-    for part in model.modules():
-        if isinstance(part, transformers.PreTrainedModel):
-            took = part.config._attn_implementation
-            if took != NAME or not _asks_the_registry(part):
-                raise CertkError(
-                    f"{type(part).__name__} does not take its attention from transformers' "
-                    f"AttentionInterface (it keeps {took!r}): certified attention would not run; "
-                    f"this is transformers {transformers.__version__}, and the BERT family needs 5"
-                )
+
+
+def _keeps(part: Any, took: str) -> CertkError:
+    return CertkError(
+        f"{type(part).__name__} does not take its attention from transformers' "
+        f"AttentionInterface (it keeps {took!r}): certified attention would not run; "
+        f"this is transformers {transformers.__version__}, and the BERT family needs 5"
+    )
 
 
 def _asks_the_registry(part: Any) -> bool:
     # What transformers itself asks before it switches; a model loaded under the name skipped it.
     ask = getattr(type(part), "_can_set_attn_implementation", None)
     return ask is None or bool(ask())
+
+
+@cache
+def _computes_by_itself(kind: type) -> bool:
+    """Whether a class of transformers is an attention of its own, beside others that ask.
+
+    transformers judges a model by the file it is defined in. Such a class would also take the masks
+    that are made for certified attention for its own, which are other ones.
+    """
+    if "Attention" not in kind.__name__:
+        return False
+    owner = next((each for each in kind.__mro__ if "forward" in vars(each)), kind)
+    if not owner.__module__.startswith("transformers."):
+        return False
+    try:
+        code = inspect.getsource(owner)
+    except (OSError, TypeError):
+        return False
+    own = "softmax(" in code or "scaled_dot_product_attention(" in code
+    return own and "ALL_ATTENTION_FUNCTIONS" not in code
 
 
 @contextmanager
@@ -119,11 +171,13 @@ def budget(
             that nothing has been certified.
     """
     running = Running(Budget(eps, out_tol, threads, even_if_slower))
-    token = RUNNING.set((*RUNNING.get(), running))
+    RUNNING.set((*RUNNING.get(), running))
     try:
         yield
     finally:
-        RUNNING.reset(token)
+        # Not by a token: contexts in generators end in any order, and even in another task.
+        running.over = True
+        RUNNING.set(tuple(each for each in RUNNING.get() if not each.over))
     if not running.calls:
         raise CertkError(
             "no certified attention ran inside budget(): switch the model over by "
