@@ -140,8 +140,9 @@ def _weights_are_collected() -> bool:
     return "attentions" in (_active_collector.get() or {})
 
 
-def _refuse_gradients(*tensors: torch.Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+def _refuse_gradients(*optional: torch.Tensor | None) -> None:
+    tensors = [tensor for tensor in optional if tensor is not None]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise CertkError(
             "gradients do not flow through certified attention: run the model under "
             "torch.no_grad() or torch.inference_mode()"
