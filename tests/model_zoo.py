@@ -231,7 +231,7 @@ def dense(call: dict[str, Any]) -> tuple[Any, Any]:
     else:
         seen = torch.ones_like(scores, dtype=torch.bool)
     scores = scores.masked_fill(~seen, -torch.inf)
-    if call["sinks"] is not None:
+    if call.get("sinks") is not None:
         sinks = call["sinks"].detach().double()[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1).nan_to_num(0.0)[..., :n]
