@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,11 @@ from .errors import CertkError
 
 # File systems without hard links answer with one of these.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+# Names that this process is writing under: nothing that was left behind.
+_WRITTEN: set[Path] = set()
+_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -40,6 +46,7 @@ class NewFile:
     def __init__(self, path: Path, *, replace: bool = False) -> None:
         self.path = path
         self._replace = replace
+        self._mine = False
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         self._fd = -1
 
@@ -47,10 +54,17 @@ class NewFile:
         if not self._replace and os.path.lexists(self.path):
             raise already_exists(self.path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        with names_the_file(self.path):
-            # Left behind by a killed process that had the same number.
-            self._partial.unlink(missing_ok=True)
-            self._fd = os.open(self._partial, flags, 0o666)
+        with _LOCK:
+            if self._partial in _WRITTEN:
+                raise CertkError(
+                    f"{self.path} is being written by another thread: give each its own file"
+                )
+            with names_the_file(self.path):
+                # Left behind by a killed process that had the same number.
+                self._partial.unlink(missing_ok=True)
+                self._fd = os.open(self._partial, flags, 0o666)
+            _WRITTEN.add(self._partial)
+            self._mine = True
         return self
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
@@ -108,7 +122,10 @@ class NewFile:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = -1
-        self._partial.unlink(missing_ok=True)
+        with _LOCK:
+            self._partial.unlink(missing_ok=True)
+            if self._mine:
+                _WRITTEN.discard(self._partial)
 
 
 def already_exists(path: Path) -> CertkError:

@@ -14,7 +14,7 @@ that number. See docs/torch.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import CertkError
 from .key_index import KeyIndex
@@ -160,8 +160,9 @@ def _need_no_tangents(**tensors: Tensor) -> None:
     """Refuse forward-mode differentiation: an operator would drop the tangents silently."""
     if torch.compiler.is_compiling():
         return
+    unpack: Any = forward_ad.unpack_dual
     for name, tensor in tensors.items():
-        if forward_ad.unpack_dual(tensor).tangent is not None:
+        if unpack(tensor).tangent is not None:
             raise CertkError(
                 f"{name} has a tangent, and attention has no forward-mode derivative: use "
                 "reverse mode (torch.autograd.grad), or detach it"

@@ -147,12 +147,14 @@ def _refuse_gradients(*optional: torch.Tensor | None) -> None:
             "gradients do not flow through certified attention: run the model under "
             "torch.no_grad() or torch.inference_mode()"
         )
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    unpack: Any = forward_ad.unpack_dual
+    if any(unpack(tensor).tangent is not None for tensor in tensors):
         raise CertkError(
             "tangents of forward-mode differentiation do not flow through certified attention"
         )
     # A tracer would take the answer for these inputs for a constant.
-    if torch.jit.is_tracing() or get_proxy_mode() is not None:
+    tracing: Any = torch.jit
+    if tracing.is_tracing() or get_proxy_mode() is not None:
         raise CertkError(
             "certified attention in a model cannot be traced: trace the model under another "
             "attn_implementation, or export certk_rs.torch.attention"

@@ -11,9 +11,11 @@ with further keys of the text instead, and any implementation will do.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,7 @@ def to_cache(
         CertkError: Something that the format cannot say; the message names the layer.
     """
     layers = _full_layers(cache, queries)
+    scale = _scale(scale)
     with CacheWriter(path, len(layers)) as writer:
         for index, (query, keys, values) in enumerate(layers):
             offset = keys.shape[2] - query.shape[2] if causal else None
@@ -232,6 +235,7 @@ def prune_cache(
     chosen: list[list[NDArray[np.int64]]] = []
     certificates = []
     layers = _full_layers(cache, queries)
+    scale = _scale(scale)
     for index, (query, keys, _) in enumerate(layers):
         kept, upper = head_sets(
             f"layer {index}",
@@ -315,15 +319,25 @@ def _full_layers(
     return found
 
 
+def _scale(scale: Any) -> float | None:
+    """A finite number as a float, whose text a file can hold."""
+    if scale is None:
+        return None
+    if isinstance(scale, bool) or not isinstance(scale, Real) or not math.isfinite(scale):
+        raise CertkError(f"scale is {scale!r}; pass a finite number, or None for d^-1/2")
+    return float(scale)
+
+
 def _layer(
     keys: list[torch.Tensor], values: list[torch.Tensor], most: int, n: int, index: int
 ) -> _PrunedLayer:
     """A layer of kv heads that keep different numbers of rows (kept, d), behind empty slots."""
     slots = np.array([most - len(rows) for rows in keys], dtype=np.int64)
     together = []
-    for heads in (keys, values):
-        # Not zeros: attention that does not leave the slots out must not go unnoticed.
-        full = heads[0].new_full((1, len(heads), most, heads[0].shape[-1]), torch.nan)
+    # Keys that are NaN: attention that does not leave the slots out must not go unnoticed. Values
+    # that are would do no more, and take certified attention several times as long.
+    for heads, empty in ((keys, torch.nan), (values, 0.0)):
+        full = heads[0].new_full((1, len(heads), most, heads[0].shape[-1]), empty)
         for g, rows in enumerate(heads):
             full[0, g, most - len(rows) :] = rows
         together.append(full)
@@ -346,7 +360,7 @@ def _read_full(path: Path) -> DynamicCache:
 def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache:
     try:
         certificate, problem = read_certificate(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CertkError(f"{file.path}: its certificate cannot be read: {error}") from None
     if problem is not None:
         raise CertkError(f"{file.path}: its certificate does not hold: {problem}")
@@ -355,8 +369,9 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
     _need_all_layers(file.path, layers)
 
     def read(name: str) -> NDArray[Any]:
-        facts, array = certificate.outputs.get(name), file.read(name)
-        if facts is None or facts.sha256 != _sha256(array):
+        facts = certificate.outputs.get(name)
+        array = file.read(name) if name in file.header.entries else None
+        if facts is None or array is None or facts.sha256 != _sha256(array):
             raise CertkError(f"{file.path}: tensor {name!r} is not the one that was certified")
         return array
 

@@ -147,7 +147,7 @@ def _switched(model: Any) -> Iterator[None]:
     for name in getattr(model.config, "sub_configs", {}):
         if (part := getattr(model.config, name, None)) is not None:
             before[name] = part._attn_implementation
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         switch(model)
@@ -155,4 +155,6 @@ def _switched(model: Any) -> Iterator[None]:
     finally:
         if before != dict.fromkeys(before, NAME):
             model.set_attn_implementation(before if len(before) > 1 else before[""])
-        model.train(training)
+        # Not by train(), which would reach into parts that somebody has frozen.
+        for module in training:
+            module.training = True

@@ -93,7 +93,8 @@ def switch(model: Any) -> None:
         if not _asks_the_registry(part):
             raise _keeps(part, part.config._attn_implementation)
     for module in model.modules():
-        if _computes_by_itself(type(module)):
+        kind: Any = type(module)
+        if _computes_by_itself(kind):
             raise CertkError(
                 f"{type(module).__name__}, a part of {type(model).__name__}, computes attention by "
                 "itself, not by transformers' AttentionInterface: certified attention would not "
@@ -129,7 +130,7 @@ def _asks_the_registry(part: Any) -> bool:
 
 
 @cache
-def _computes_by_itself(kind: type) -> bool:
+def _computes_by_itself(kind: type[Any]) -> bool:
     """Whether a class of transformers is an attention of its own, beside others that ask.
 
     transformers judges a model by the file it is defined in. Such a class would also take the masks
