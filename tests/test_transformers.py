@@ -293,6 +293,20 @@ def test_a_model_of_which_a_part_computes_attention_by_itself_is_an_error(build:
     assert [part.config._attn_implementation for part in parts] == before
 
 
+def test_a_model_loaded_under_the_name_is_judged_too(tmp_path: Any) -> None:
+    config = hf.BigBirdPegasusConfig(
+        vocab_size=zoo.VOCABULARY, d_model=48, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, attention_type="original_full",
+    )  # fmt: skip
+    hf.BigBirdPegasusForConditionalGeneration(config).save_pretrained(tmp_path)
+    ct.register()
+    load = hf.AutoModelForSeq2SeqLM.from_pretrained
+    model = load(tmp_path, attn_implementation="certk").eval()
+    with pytest.raises(ck.CertkError, match="compute attention by themselves"), ct.budget(eps=0):
+        run(model, zoo.tokens(1, 8))
+
+
 def test_a_model_that_is_refused_late_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.build("bart")
     model.set_attn_implementation("sdpa")

@@ -109,13 +109,19 @@ def _found(
         indptr=indptr,
         causal_offset=causal_offset,
         min_keep=min_keep,
-        max_keep=max_keep if max_fraction is None else max_fraction,
+        max_keep=_most(max_keep, max_fraction),
         keep_first=keep_first,
         keep_last=keep_last,
         block_size=block_size,
         prove_minimal=prove_minimal,
         threads=_threads(threads),
     )
+
+
+def _most(max_keep: int | None, max_fraction: float | None) -> int | float | None:
+    if max_keep is not None and max_fraction is not None:
+        raise CertkError("max_keep and max_fraction exclude each other; pass one of them")
+    return max_keep if max_fraction is None else max_fraction
 
 
 def _threads(threads: int | None) -> int:
@@ -346,7 +352,7 @@ def keep_set(
         mask=mask,
         lengths=lengths,
         causal_offset=causal_offset,
-        max_keep=max_keep if max_fraction is None else max_fraction,
+        max_keep=_most(max_keep, max_fraction),
         keep_first=keep_first,
         keep_last=keep_last,
         threads=_threads(threads),

@@ -182,6 +182,8 @@ def _budget(eps: object) -> tuple[float, Tensor | None]:
 
 def _most(max_keep: int | float | None) -> tuple[int | None, float | None]:
     """A count, or a fraction, as the operators take them."""
+    if isinstance(max_keep, bool):
+        raise CertkError(f"max_keep is {max_keep}; pass an integer, or a fraction as a float")
     return (None, max_keep) if isinstance(max_keep, float) else (max_keep, None)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import CertkError
+from .own_attention import beside_another
 
 _ON_MODULE = "_certk_budget"
 
@@ -71,6 +72,12 @@ def put_on(model: nn.Module, budget: Budget) -> None:
 def budget_for(module: nn.Module) -> Budget:
     """Return the budget that holds for a call of `module`, and count the call."""
     running = [context for context in RUNNING.get() if not context.over]
+    kind: Any = type(module)
+    if not hasattr(module, _ON_MODULE) and beside_another(kind):
+        raise CertkError(
+            f"{kind.__name__} comes from a family of which some parts compute attention by "
+            "themselves: call certk_rs.transformers.use(model, eps=...) once, which judges it"
+        )
     for context in running:
         context.calls += 1
     if running:

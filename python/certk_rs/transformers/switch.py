@@ -6,10 +6,8 @@ mask at all for the name, and causality would silently be lost.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, TypeVar
 
 import transformers
@@ -19,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ..errors import CertkError
 from .attention import certified_attention
+from .own_attention import computes_by_itself
 from .settings import RUNNING, Budget, Running, put_on
 
 NAME = "certk"
@@ -94,7 +93,7 @@ def switch(model: Any) -> None:
             raise _keeps(part, part.config._attn_implementation)
     for module in model.modules():
         kind: Any = type(module)
-        if _computes_by_itself(kind):
+        if computes_by_itself(kind):
             raise CertkError(
                 f"{type(module).__name__}, a part of {type(model).__name__}, computes attention by "
                 "itself, not by transformers' AttentionInterface: certified attention would not "
@@ -127,26 +126,6 @@ def _asks_the_registry(part: Any) -> bool:
     # What transformers itself asks before it switches; a model loaded under the name skipped it.
     ask = getattr(type(part), "_can_set_attn_implementation", None)
     return ask is None or bool(ask())
-
-
-@cache
-def _computes_by_itself(kind: type[Any]) -> bool:
-    """Whether a class of transformers is an attention of its own, beside others that ask.
-
-    transformers judges a model by the file it is defined in. Such a class would also take the masks
-    that are made for certified attention for its own, which are other ones.
-    """
-    if "Attention" not in kind.__name__:
-        return False
-    owner = next((each for each in kind.__mro__ if "forward" in vars(each)), kind)
-    if not owner.__module__.startswith("transformers."):
-        return False
-    try:
-        code = inspect.getsource(owner)
-    except (OSError, TypeError):
-        return False
-    own = "softmax(" in code or "scaled_dot_product_attention(" in code
-    return own and "ALL_ATTENTION_FUNCTIONS" not in code
 
 
 @contextmanager
