@@ -212,6 +212,16 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// What a call must hold at once is more than the system gives.
+    #[error(
+        "what is made of {argument} takes {bytes} bytes at once, more than there is; pass fewer rows at a time"
+    )]
+    NoMemory {
+        /// The argument's name.
+        argument: &'static str,
+        /// How many bytes.
+        bytes: usize,
+    },
     /// A valid prefix length is negative or longer than the row.
     #[error("lengths{place} is {value}; it must lie between 0 and n = {n}")]
     RowLength {
@@ -381,16 +391,6 @@ pub enum Error {
     #[error("scores has rows of {n} entries; at most 4294967295 are supported: split the row")]
     RowTooLong {
         /// The row's length.
-        n: usize,
-    },
-    /// The weights of all rows do not fit into memory.
-    #[error(
-        "scores has {rows} rows of {n} keys: there is no memory for their weights (4 bytes each); take fewer rows at a time"
-    )]
-    NoMemory {
-        /// Rows.
-        rows: usize,
-        /// Keys per row.
         n: usize,
     },
     /// A SIMD level that is not known, or that this CPU cannot run.

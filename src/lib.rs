@@ -31,6 +31,7 @@ mod keepset;
 mod kernels;
 mod keys;
 mod mass;
+mod memory;
 pub mod model;
 pub mod montecarlo;
 mod order;

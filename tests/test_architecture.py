@@ -24,7 +24,7 @@ PYTHON = ROOT / "python" / "certk_rs"
 # ---------------------------------------------------------------------------------------- Rust
 
 # What everything may use. Among themselves they only must not form a cycle.
-COMMON = {"mass", "scores", "order", "error", "threads", "random", "twofold"}
+COMMON = {"mass", "scores", "order", "error", "threads", "random", "twofold", "memory"}
 ANYTHING = None
 RUST_ARROWS: dict[str, set[str] | None] = {
     "lib": ANYTHING,
@@ -47,6 +47,7 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     # A worker thread is given the floating-point modes that the kernels count on.
     "threads": COMMON | {"kernels"},
     "random": COMMON,
+    "memory": COMMON,
     "twofold": set(),
 }
 # Each instruction set is reached through the dispatcher alone.

@@ -662,3 +662,17 @@ def test_bad_sinks(sinks: Any, message: str) -> None:
     q, k, v = np.ones((2, 1, 4)), np.ones((1, 9, 4)), np.ones((1, 9, 4))
     with pytest.raises(ck.CertkError, match=message):
         ck.attention(q, k, v, 0.1, sinks=sinks)
+
+
+def test_what_memory_does_not_hold_is_an_error() -> None:
+    """Rust ends the process where memory is refused; it is asked for beforehand."""
+    nothing = np.empty((2**40, 1, 0, 16), np.float32)
+    with pytest.raises(ck.CertkError, match="what is made of k takes 35184372088832 bytes"):
+        ck.attention(nothing, nothing, nothing, 0.1)
+    with pytest.raises(ck.CertkError, match="what is made of keys takes"):
+        ck.KeyIndex.build(nothing)
+    with pytest.raises(ck.CertkError, match="what is made of v takes"):
+        ck.ValueBall(nothing)
+    many = np.empty((2**40, 1, 0), np.float32)
+    with pytest.raises(ck.CertkError, match="what is made of scores takes"):
+        ck.keep_set(many, 0.1)

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::kernels::{Keys, LANES, Simd};
+use crate::memory::afford;
 use crate::scores::{Vectors, stored};
 use crate::threads::{self, Hook};
 
@@ -138,7 +139,9 @@ impl ValueBall {
     ) -> Result<Self, Error> {
         let simd = Simd::current()?;
         let (heads, all) = (values.heads(), 0..values.len());
-        let threads = threads::count(threads, heads * values.len() * values.dim() > 1 << 20)?;
+        afford("v", heads, size_of::<Ball>() + 8 * values.dim())?;
+        let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
+        let threads = threads::count(threads, work > 1 << 20)?;
         let mut balls = Vec::with_capacity(heads);
         let one = |head| Ok(Ball::around(simd, values, head, std::slice::from_ref(&all)));
         threads::in_portions(threads, heads, (threads, 1), hook, one, |ball| balls.push(ball))?;

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use crate::error::Error;
 use crate::kernels::{PANEL_ROWS, Simd};
 use crate::keys::{KeyIndex, Rung};
+use crate::memory::afford;
 use crate::scores::Vectors;
 use crate::threads::{self, Hook};
 
@@ -116,6 +117,10 @@ pub(crate) fn attention_with(
     options: &AttentionOptions<'_>,
     hook: Hook<'_>,
 ) -> Result<(Attention, Option<Vec<f64>>), Error> {
+    // Of each row its head, its output and seven numbers, of each head a norm.
+    let rows = queries.heads().saturating_mul(queries.len());
+    afford("q", rows, 8 * (values.dim() + 8))?;
+    afford("k", keys.heads(), 32)?;
     let sights = Sights::new(queries, keys, options)?;
     let job = Job::new(queries, keys, values, index, &sights)?;
     let mut all = Attention::empty(sights.rows(), values.dim());

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use crate::error::{Error, Place};
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
+use crate::memory::afford;
 use crate::scores::Scores;
 use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
 use crate::threads::{self, Hook};
@@ -71,8 +72,10 @@ impl<'a> Problem<'a> {
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let stride = padded_stride(n);
+        // Of each row its weights, and some numbers of 8 bytes.
+        afford("scores", rows, stride.saturating_mul(4).saturating_add(128))?;
         let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
-        let mut weights = zeros(rows, n, stride)?;
+        let mut weights = vec![0.0; rows * stride];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
         let portion = (PORTION / stride).max(1);
         for (p, slots) in weights.chunks_mut(portion * stride).enumerate() {
@@ -248,13 +251,4 @@ impl<'a> Problem<'a> {
         }
         Ok(losses)
     }
-}
-
-/// A zeroed matrix, or an error where there is no room for it.
-fn zeros(rows: usize, n: usize, stride: usize) -> Result<Vec<f32>, Error> {
-    let too_large = || Error::NoMemory { rows, n };
-    let size = rows.checked_mul(stride).ok_or_else(too_large)?;
-    // Asks first: the allocation itself, which leaves it to the system to zero pages on their first use, would abort.
-    Vec::<f32>::new().try_reserve_exact(size).map_err(|_| too_large())?;
-    Ok(vec![0.0; size])
 }

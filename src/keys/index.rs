@@ -11,6 +11,7 @@ use super::codes::saved::{Saved, Trust};
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Place};
 use crate::kernels::{Element, Keys, LANES, Simd};
+use crate::memory::afford;
 use crate::scores::{Data, Vectors};
 use crate::threads;
 
@@ -126,6 +127,7 @@ impl<'a> KeyIndex<'a> {
     pub fn build(keys: &Vectors<'_>, options: &IndexOptions) -> Result<Self, Error> {
         let _modes = threads::default_floats();
         let (n, dim) = (keys.len(), keys.dim());
+        afford("keys", keys.heads(), size_of::<Codes>().saturating_add(n.saturating_mul(dim)))?;
         let rotate = options.rotate;
         let (heads, stored) = by_type!(keys, E => {
             let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);

@@ -8,6 +8,7 @@ use super::mass::{BLURRED, Found, Query, Room, Rung, Search, Sight};
 use crate::certificate::Status;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Simd};
+use crate::memory::afford;
 use crate::scores::{Data, Vectors};
 use crate::select::{Decision, Selection};
 use crate::threads::{self, Hook};
@@ -78,7 +79,8 @@ impl KeyIndex<'_> {
         options: &SearchOptions,
         hook: Hook<'_>,
     ) -> Result<SearchResult, Error> {
-        let rows = queries.heads() * queries.len();
+        let rows = queries.heads().saturating_mul(queries.len());
+        afford("q", rows, 64)?;
         self.suits(queries, keys)?;
         let unbounded = [1.0];
         let eps = if eps.is_empty() && matches!(options.rule, Rule::TopK(_)) {
