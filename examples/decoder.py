@@ -1,0 +1,312 @@
+"""A small decoder whose cache is pruned: generation goes on, and what that costs in perplexity.
+
+`python examples/decoder.py` trains a model of 2.8 million weights on the text of this repository
+for some minutes (examples/decoder_training.py), so that its attention is learned, and then, on
+files that were held out:
+
+1. captures queries, keys and values of a prompt, prunes them and goes on generating, by the
+   command line (`certk capture`, `certk prune`) and `from_cache`;
+2. measures the perplexity of the text that follows, for several eps, beside the presses of kvpress
+   with caches of the same size, and draws it.
+
+kvpress needs transformers < 5.3; without it only certified pruning is measured. Nothing is
+downloaded. Everything goes to `--out`, where a second run finds the trained model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import decoder_training as training
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache
+
+from certk_rs import transformers as ct
+
+EPS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+# Pruning certifies the attention of the last so many queries; SnapKV votes with as many.
+WINDOW = 64
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The beginning of a held-out file: a prompt, and the text that follows it."""
+
+    file: Path
+    prompt: torch.Tensor
+    """(1, P) bytes."""
+    rest: torch.Tensor
+    """(1, C) bytes."""
+
+
+def passages(most: int, prompt: int, rest: int) -> list[Passage]:
+    """Up to `most` held-out files that are long enough, evenly spread over the list of them."""
+    files = [file for file in training.texts()[1] if file.stat().st_size >= prompt + rest]
+    found = []
+    for i in range(min(most, len(files))):
+        file = files[i * len(files) // min(most, len(files))]
+        ids = torch.tensor([list(file.read_bytes()[: prompt + rest])])
+        found.append(Passage(file, ids[:, :prompt], ids[:, prompt:]))
+    return found
+
+
+def nats(model: Any, cache: Any, passage: Passage) -> float:
+    """Mean loss in nats of the bytes after the first one of the rest, given a cache of the prompt.
+
+    The first byte follows from the prompt's own forward pass, of which nothing is pruned.
+    """
+    n, given = passage.prompt.shape[1], passage.rest[:, :-1]
+    positions = torch.arange(n, n + given.shape[1])[None]
+    with torch.inference_mode():
+        logits = model(given, past_key_values=cache, position_ids=positions).logits
+    return cross_entropy(logits[0], passage.rest[0, 1:]).item()
+
+
+def certk(*arguments: str | Path) -> None:
+    """Run the command line as a user would."""
+    console.print("$ " + shlex.join(["certk", *map(_short, arguments)]))
+    environment = {**os.environ, "COLUMNS": "100"}
+    subprocess.run(
+        [sys.executable, "-m", "certk_rs", *map(str, arguments)], env=environment, check=True
+    )
+
+
+def _short(argument: str | Path) -> str:
+    path = Path(argument)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(argument)
+
+
+def go_on(model: Any, folder: Path, out: Path, passage: Passage, eps: float, new: int) -> int:
+    """Capture, prune and generate; how many bytes come out as they do from the whole cache."""
+    captured, n = out / "prompt.safetensors", passage.prompt.shape[1]
+    certk(
+        "capture", "--model", folder, "--text", passage.file, "-o", captured,
+        "--max-tokens", str(n), "--queries", str(WINDOW),
+    )  # fmt: skip
+    certk("prune", captured, "-o", out / "pruned", "--eps", f"{eps:g}", "-q")
+    # Attention over what was kept drops nothing more.
+    ct.use(model, eps=0)
+    given = torch.cat([passage.prompt, passage.rest[:, :1]], dim=1)
+    written = []
+    for cache in (ct.from_cache(captured), ct.from_cache(out / "pruned" / captured.name)):
+        ids = model.generate(
+            given, attention_mask=torch.ones_like(given), past_key_values=cache,
+            max_new_tokens=new, do_sample=False,
+        )  # fmt: skip
+        written.append(bytes(ids[0, n:].tolist()))
+    for name, text in zip(("whole cache", "pruned cache"), written, strict=True):
+        console.print(f"\n{name}: {text.decode(errors='replace')!r}", markup=False)
+    pairs = list(zip(*written, strict=True))
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    console.print(f"\nThe first {same} of {len(written[0])} bytes are the same.\n")
+    return same
+
+
+def worst_tail_mass(captured: Path, pruned: Path) -> tuple[float, float]:
+    """The most that a captured query loses: proven, and by dense attention in float64."""
+    whole, kept = load_file(captured), load_file(pruned)
+    proven = truth = 0.0
+    for layer in range(sum(name.endswith(".key") for name in whole)):
+        query = whole[f"layers.{layer}.query"][0].double()
+        keys = whole[f"layers.{layer}.key"][0].double()
+        (heads, m, d), (kv_heads, n, _) = query.shape, keys.shape
+        scores = query @ keys.repeat_interleave(heads // kv_heads, 0).mT / math.sqrt(d)
+        later = torch.arange(n) > torch.arange(n - m, n)[:, None]
+        mass = scores.masked_fill(later, -math.inf).softmax(-1)
+        starts = kept[f"layers.{layer}.indptr"].tolist()
+        dropped = torch.ones(kv_heads, n, dtype=torch.bool)
+        for head in range(kv_heads):
+            indices = kept[f"layers.{layer}.indices"][starts[head] : starts[head + 1]]
+            dropped[head, indices.long()] = False
+        lost = (mass * dropped.repeat_interleave(heads // kv_heads, 0)[:, None]).sum(-1)
+        proven = max(proven, kept[f"layers.{layer}.tail_mass_upper"].max().item())
+        truth = max(truth, lost.max().item())
+    return proven, truth
+
+
+def presses() -> dict[str, Callable[[float], Any]]:
+    """What kvpress prunes by, for a share of keys to drop; empty if it is not installed."""
+    if find_spec("kvpress") is None:
+        return {}
+    import kvpress
+
+    return {
+        "SnapKV": lambda drop: kvpress.SnapKVPress(drop, window_size=WINDOW),
+        "ExpectedAttention": kvpress.ExpectedAttentionPress,
+        "Knorm": kvpress.KnormPress,
+        "StreamingLLM": kvpress.StreamingLLMPress,
+        "Random": lambda drop: kvpress.RandomPress(drop, seed=0),
+    }
+
+
+def pressed(model: Any, press: Callable[[float], Any], passage: Passage, kept: float) -> float:
+    """As `nats`, of a cache that a press has cut to the share `kept` in every head."""
+    n = passage.prompt.shape[1]
+    # Presses keep int(n * (1 - drop)) keys of each head; in the middle nothing hangs on rounding.
+    drop = 1 - (max(1, round(kept * n)) + 0.5) / n
+    cache = DynamicCache()
+    with torch.inference_mode(), press(max(0.0, drop))(model):
+        model.model(passage.prompt, past_key_values=cache)
+    return nats(model, cache, passage)
+
+
+def measure(model: Any, out: Path, chosen: list[Passage], budgets: list[float]) -> dict[str, Any]:
+    """Perplexity of every budget, and of every press at the same sizes."""
+    folder = out / "captured"
+    folder.mkdir()
+    for i, passage in enumerate(chosen):
+        ct.capture(model, passage.prompt, folder / f"{i:02}.safetensors", queries=WINDOW)
+    files = sorted(folder.iterdir())
+    ct.use(model, eps=0)
+    dense = _perplexity(
+        [nats(model, ct.from_cache(f), p) for f, p in zip(files, chosen, strict=True)]
+    )
+    found: dict[str, Any] = {
+        "texts": len(chosen), "prompt": chosen[0].prompt.shape[1],
+        "rest": chosen[0].rest.shape[1], "window": WINDOW, "dense": dense, "rows": [],
+    }  # fmt: skip
+    shares = []
+    for eps in budgets:
+        certk("prune", folder, "-o", out / f"eps-{eps:g}", "--eps", f"{eps:g}", "-q", "--json")
+        pruned = [out / f"eps-{eps:g}" / file.name for file in files]
+        caches = [ct.from_cache(file) for file in pruned]
+        shares.append([cache.kept_fraction for cache in caches])
+        losses = [nats(model, c, p) for c, p in zip(caches, chosen, strict=True)]
+        masses = [worst_tail_mass(*pair) for pair in zip(files, pruned, strict=True)]
+        found["rows"].append(
+            {
+                "eps": eps,
+                "kept": sum(shares[-1]) / len(shares[-1]),
+                "bytes_before": sum(file.stat().st_size for file in files),
+                "bytes_after": sum(file.stat().st_size for file in pruned),
+                "proven": max(proven for proven, _ in masses),
+                "truth": max(truth for _, truth in masses),
+                "perplexity": {"certk": _perplexity(losses)},
+            }
+        )
+    model.set_attn_implementation("sdpa")
+    for name, press in presses().items():
+        for row, share in zip(found["rows"], shares, strict=True):
+            losses = [pressed(model, press, p, s) for p, s in zip(chosen, share, strict=True)]
+            row["perplexity"][name] = _perplexity(losses)
+    return found
+
+
+def _perplexity(losses: list[float]) -> float:
+    return math.exp(sum(losses) / len(losses))
+
+
+def show(found: dict[str, Any]) -> None:
+    """Two tables: what is proven, and what the text costs."""
+    table = Table(box=box.SIMPLE_HEAD, title="Certified pruning", title_justify="left")
+    names = list(found["rows"][0]["perplexity"])
+    for heading in (
+        "eps",
+        "keys kept",
+        "file size",
+        "worst tail mass: proven",
+        "true",
+        "perplexity",
+    ):
+        table.add_column(heading, justify="right")
+    for row in found["rows"]:
+        table.add_row(
+            f"{row['eps']:g}", f"{row['kept']:.1%}", f"{row['bytes_after'] / row['bytes_before']:.1%}",
+            f"{row['proven']:.6f}", f"{row['truth']:.6f}", f"{row['perplexity']['certk']:.4f}",
+        )  # fmt: skip
+    table.add_row("nothing pruned", "100.0%", "100.0%", "", "", f"{found['dense']:.4f}")
+    console.print(table)
+    if len(names) == 1:
+        console.print(
+            "kvpress is not installed here (it needs transformers < 5.3), so that there is nothing "
+            "to compare with."
+        )
+        return
+    table = Table(box=box.SIMPLE_HEAD, title="Perplexity at equal size", title_justify="left")
+    for heading in ("keys kept", *names):
+        table.add_column(heading, justify="right")
+    for row in found["rows"]:
+        best = min(row["perplexity"].values())
+        cells = [
+            f"[bold]{value:.3f}[/]" if value == best else f"{value:.3f}"
+            for value in row["perplexity"].values()
+        ]
+        table.add_row(f"{row['kept']:.1%}", *cells)
+    console.print(table)
+
+
+def main() -> None:
+    """Train or load, go on generating, measure, draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=training.ROOT / "build" / "decoder")
+    parser.add_argument("--steps", type=int, help="of training (default: minutes)")
+    parser.add_argument("--texts", type=int, help="how many held-out texts (default: 12)")
+    parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
+    options = parser.parse_args()
+    recipe = training.QUICK if options.quick else training.Recipe()
+    if options.steps is not None:
+        recipe = replace(recipe, steps=options.steps)
+    budgets = [0.3, 0.1, 0.01] if options.quick else list(EPS)
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+
+    model = train(out / "model", recipe)
+    n = 3 * recipe.positions // 4
+    chosen = passages(options.texts or (2 if options.quick else 12), n, n // 6)
+    caches = out / "caches"
+    shutil.rmtree(caches, ignore_errors=True)
+    caches.mkdir()
+    console.print("\n[bold]Prefill, prune, go on[/]\n")
+    go_on(model, out / "model", caches, chosen[0], 0.05, 20 if options.quick else 100)
+    console.print(
+        f"[bold]{len(chosen)} held-out texts[/]: prompts of {n} bytes, the {n // 6} after them\n"
+    )
+    found = measure(model, caches, chosen, budgets)
+    show(found)
+    (out / "results.json").write_text(json.dumps(found, indent=1))
+    console.print(f"[dim]results: {_short(out / 'results.json')}[/]")
+    if find_spec("matplotlib") is None:
+        console.print("[dim]no figure: matplotlib is not installed[/]")
+        return
+    from decoder_figure import draw
+
+    draw(found, out / "decoder.svg")
+    console.print(f"[dim]figure: {_short(out / 'decoder.svg')}[/]")
+
+
+def train(folder: Path, recipe: training.Recipe) -> Any:
+    """The model, with a progress bar if it has to be trained."""
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("training", total=recipe.steps)
+
+        def tell(done: int, total: int, bits: float) -> None:
+            bar.update(task, completed=done, description=f"training, {bits:.2f} bits per byte")
+
+        return training.trained(folder, recipe, tell)
+
+
+if __name__ == "__main__":
+    main()
