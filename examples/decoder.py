@@ -40,14 +40,18 @@ from rich.table import Table
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
+from transformers.utils.logging import disable_progress_bar
 
 from certk_rs import transformers as ct
 
 EPS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 # Pruning certifies the attention of the last so many queries; SnapKV votes with as many.
 WINDOW = 64
+CERTIFIED = "certified"
 
 console = Console(highlight=False, soft_wrap=True)
+if not console.is_terminal:
+    console = Console(highlight=False, soft_wrap=True, width=100)
 
 
 @dataclass(frozen=True)
@@ -72,25 +76,29 @@ def passages(most: int, prompt: int, rest: int) -> list[Passage]:
     return found
 
 
-def nats(model: Any, cache: Any, passage: Passage) -> float:
-    """Mean loss in nats of the bytes after the first one of the rest, given a cache of the prompt.
+def mean_perplexity(model: Any, caches: list[Any], chosen: list[Passage]) -> float:
+    """Perplexity of the rest of all passages, given caches of their prompts.
 
-    The first byte follows from the prompt's own forward pass, of which nothing is pruned.
+    The first byte is left out: it follows from the prompt's own forward pass, which has all keys.
     """
-    n, given = passage.prompt.shape[1], passage.rest[:, :-1]
-    positions = torch.arange(n, n + given.shape[1])[None]
-    with torch.inference_mode():
-        logits = model(given, past_key_values=cache, position_ids=positions).logits
-    return cross_entropy(logits[0], passage.rest[0, 1:]).item()
+    losses = []
+    for cache, passage in zip(caches, chosen, strict=True):
+        n, given = passage.prompt.shape[1], passage.rest[:, :-1]
+        # A cache that a press has cut is shorter than the text, and would have positions go on
+        # from its own length.
+        positions = torch.arange(n, n + given.shape[1])[None]
+        with torch.inference_mode():
+            logits = model(given, past_key_values=cache, position_ids=positions).logits
+        losses.append(cross_entropy(logits[0], passage.rest[0, 1:]).item())
+    return math.exp(sum(losses) / len(losses))
 
 
-def certk(*arguments: str | Path) -> None:
+def certk(*arguments: str | Path, show: bool = True) -> None:
     """Run the command line as a user would."""
-    console.print("$ " + shlex.join(["certk", *map(_short, arguments)]))
-    environment = {**os.environ, "COLUMNS": "100"}
-    subprocess.run(
-        [sys.executable, "-m", "certk_rs", *map(str, arguments)], env=environment, check=True
-    )
+    command = [sys.executable, "-m", "certk_rs", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    if show:
+        console.print(f"$ {shlex.join(['certk', *map(_short, arguments)])}\n{done.stdout}", end="")
 
 
 def _short(argument: str | Path) -> str:
@@ -116,12 +124,12 @@ def go_on(model: Any, folder: Path, out: Path, passage: Passage, eps: float, new
             given, attention_mask=torch.ones_like(given), past_key_values=cache,
             max_new_tokens=new, do_sample=False,
         )  # fmt: skip
-        written.append(bytes(ids[0, n:].tolist()))
+        written.append(bytes(ids[0, given.shape[1] :].tolist()))
     for name, text in zip(("whole cache", "pruned cache"), written, strict=True):
         console.print(f"\n{name}: {text.decode(errors='replace')!r}", markup=False)
     pairs = list(zip(*written, strict=True))
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    console.print(f"\nThe first {same} of {len(written[0])} bytes are the same.\n")
+    console.print(f"\nThe first {same} of {len(pairs)} bytes are the same.\n")
     return same
 
 
@@ -162,41 +170,34 @@ def presses() -> dict[str, Callable[[float], Any]]:
     }
 
 
-def pressed(model: Any, press: Callable[[float], Any], passage: Passage, kept: float) -> float:
-    """As `nats`, of a cache that a press has cut to the share `kept` in every head."""
+def pressed(model: Any, press: Callable[[float], Any], passage: Passage, kept: float) -> Any:
+    """The cache of a prompt after a press has cut it to the share `kept` in every head."""
     n = passage.prompt.shape[1]
     # Presses keep int(n * (1 - drop)) keys of each head; in the middle nothing hangs on rounding.
     drop = 1 - (max(1, round(kept * n)) + 0.5) / n
     cache = DynamicCache()
     with torch.inference_mode(), press(max(0.0, drop))(model):
         model.model(passage.prompt, past_key_values=cache)
-    return nats(model, cache, passage)
+    return cache
 
 
 def measure(model: Any, out: Path, chosen: list[Passage], budgets: list[float]) -> dict[str, Any]:
-    """Perplexity of every budget, and of every press at the same sizes."""
+    """Perplexity at every budget, and of every press at the same sizes."""
     folder = out / "captured"
     folder.mkdir()
     for i, passage in enumerate(chosen):
         ct.capture(model, passage.prompt, folder / f"{i:02}.safetensors", queries=WINDOW)
     files = sorted(folder.iterdir())
+    rows, shares = [], []
     ct.use(model, eps=0)
-    dense = _perplexity(
-        [nats(model, ct.from_cache(f), p) for f, p in zip(files, chosen, strict=True)]
-    )
-    found: dict[str, Any] = {
-        "texts": len(chosen), "prompt": chosen[0].prompt.shape[1],
-        "rest": chosen[0].rest.shape[1], "window": WINDOW, "dense": dense, "rows": [],
-    }  # fmt: skip
-    shares = []
+    dense = mean_perplexity(model, [ct.from_cache(file) for file in files], chosen)
     for eps in budgets:
-        certk("prune", folder, "-o", out / f"eps-{eps:g}", "--eps", f"{eps:g}", "-q", "--json")
+        certk("prune", folder, "-o", out / f"eps-{eps:g}", "--eps", f"{eps:g}", "-q", show=False)
         pruned = [out / f"eps-{eps:g}" / file.name for file in files]
         caches = [ct.from_cache(file) for file in pruned]
-        shares.append([cache.kept_fraction for cache in caches])
-        losses = [nats(model, c, p) for c, p in zip(caches, chosen, strict=True)]
         masses = [worst_tail_mass(*pair) for pair in zip(files, pruned, strict=True)]
-        found["rows"].append(
+        shares.append([cache.kept_fraction for cache in caches])
+        rows.append(
             {
                 "eps": eps,
                 "kept": sum(shares[-1]) / len(shares[-1]),
@@ -204,45 +205,41 @@ def measure(model: Any, out: Path, chosen: list[Passage], budgets: list[float]) 
                 "bytes_after": sum(file.stat().st_size for file in pruned),
                 "proven": max(proven for proven, _ in masses),
                 "truth": max(truth for _, truth in masses),
-                "perplexity": {"certk": _perplexity(losses)},
+                "perplexity": {CERTIFIED: mean_perplexity(model, caches, chosen)},
             }
         )
     model.set_attn_implementation("sdpa")
     for name, press in presses().items():
-        for row, share in zip(found["rows"], shares, strict=True):
-            losses = [pressed(model, press, p, s) for p, s in zip(chosen, share, strict=True)]
-            row["perplexity"][name] = _perplexity(losses)
-    return found
-
-
-def _perplexity(losses: list[float]) -> float:
-    return math.exp(sum(losses) / len(losses))
+        for row, share in zip(rows, shares, strict=True):
+            caches = [pressed(model, press, p, s) for p, s in zip(chosen, share, strict=True)]
+            row["perplexity"][name] = mean_perplexity(model, caches, chosen)
+    return {
+        "texts": [str(passage.file.relative_to(training.ROOT)) for passage in chosen],
+        "prompt": chosen[0].prompt.shape[1], "rest": chosen[0].rest.shape[1],
+        "window": WINDOW, "dense": dense, "rows": rows,
+    }  # fmt: skip
 
 
 def show(found: dict[str, Any]) -> None:
-    """Two tables: what is proven, and what the text costs."""
+    """Two tables: what is proven, and what it costs at each size."""
     table = Table(box=box.SIMPLE_HEAD, title="Certified pruning", title_justify="left")
-    names = list(found["rows"][0]["perplexity"])
-    for heading in (
-        "eps",
-        "keys kept",
-        "file size",
-        "worst tail mass: proven",
-        "true",
-        "perplexity",
-    ):
+    for heading in ("eps", "keys kept", "files", "worst mass lost", "proven", "perplexity"):
         table.add_column(heading, justify="right")
     for row in found["rows"]:
         table.add_row(
-            f"{row['eps']:g}", f"{row['kept']:.1%}", f"{row['bytes_after'] / row['bytes_before']:.1%}",
-            f"{row['proven']:.6f}", f"{row['truth']:.6f}", f"{row['perplexity']['certk']:.4f}",
-        )  # fmt: skip
-    table.add_row("nothing pruned", "100.0%", "100.0%", "", "", f"{found['dense']:.4f}")
+            f"{row['eps']:g}",
+            f"{row['kept']:.1%}",
+            f"{row['bytes_after'] / 1e6:.1f} of {row['bytes_before'] / 1e6:.1f} MB",
+            f"{row['truth']:.6f}",
+            f"{row['proven']:.6f}",
+            f"{row['perplexity'][CERTIFIED]:.3f}",
+        )
+    table.add_row("all keys", "100.0%", "", "", "", f"{found['dense']:.3f}")
     console.print(table)
+    names = list(found["rows"][0]["perplexity"])
     if len(names) == 1:
         console.print(
-            "kvpress is not installed here (it needs transformers < 5.3), so that there is nothing "
-            "to compare with."
+            "No baselines: kvpress is not installed here (it needs transformers < 5.3).\n"
         )
         return
     table = Table(box=box.SIMPLE_HEAD, title="Perplexity at equal size", title_justify="left")
@@ -255,6 +252,7 @@ def show(found: dict[str, Any]) -> None:
             for value in row["perplexity"].values()
         ]
         table.add_row(f"{row['kept']:.1%}", *cells)
+    table.add_row("100.0%", *[f"{found['dense']:.3f}"] * len(names))
     console.print(table)
 
 
@@ -272,6 +270,7 @@ def main() -> None:
     budgets = [0.3, 0.1, 0.01] if options.quick else list(EPS)
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    disable_progress_bar()
 
     model = train(out / "model", recipe)
     n = 3 * recipe.positions // 4

@@ -12,10 +12,10 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 # Text stays text, and the same data gives the same bytes.
-mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "certk", "font.size": 10})
+mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "certified", "font.size": 10})
 
 COLOURS = {
-    "certk": "#084594",
+    "certified": "#084594",
     "SnapKV": "#d94801",
     "ExpectedAttention": "#238b45",
     "Knorm": "#8c6bb1",
@@ -32,10 +32,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axis.axhline(found["dense"], color="#444", lw=1, ls=(0, (4, 3)), zorder=1)
     lines = {name: [row["perplexity"][name] for row in rows] for name in rows[0]["perplexity"]}
     for name, values in lines.items():
-        main = name == "certk"
+        main = name == "certified"
         axis.plot(
             kept, values, "o-", color=COLOURS[name], ms=5 if main else 3, lw=2.4 if main else 1.3,
-            zorder=3 if main else 2, label="certified" if main else name,
+            zorder=3 if main else 2, label=name,
         )  # fmt: skip
     axis.set(
         xscale="log", yscale="log", xlabel="share of the keys kept", ylabel="perplexity per byte"
