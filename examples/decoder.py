@@ -65,9 +65,11 @@ class Passage:
     """(1, C) bytes."""
 
 
-def passages(most: int, prompt: int, rest: int) -> list[Passage]:
-    """Up to `most` held-out files that are long enough, evenly spread over the list of them."""
-    files = [file for file in training.texts()[1] if file.stat().st_size >= prompt + rest]
+def passages(held: list[Path], most: int, prompt: int, rest: int) -> list[Passage]:
+    """Up to `most` files that are long enough, evenly spread over the list of them."""
+    files = [file for file in held if file.exists() and file.stat().st_size >= prompt + rest]
+    if not files:
+        raise SystemExit("no held-out file is long enough: train anew, with another --out")
     found = []
     for i in range(min(most, len(files))):
         file = files[i * len(files) // min(most, len(files))]
@@ -272,9 +274,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()
 
-    model = train(out / "model", recipe)
+    model, held = train(out / "model", recipe)
     n = 3 * recipe.positions // 4
-    chosen = passages(options.texts or (2 if options.quick else 12), n, n // 6)
+    chosen = passages(held, options.texts or (2 if options.quick else 12), n, n // 6)
     caches = out / "caches"
     shutil.rmtree(caches, ignore_errors=True)
     caches.mkdir()
@@ -296,8 +298,8 @@ def main() -> None:
     console.print(f"[dim]figure: {_short(out / 'decoder.svg')}[/]")
 
 
-def train(folder: Path, recipe: training.Recipe) -> Any:
-    """The model, with a progress bar if it has to be trained."""
+def train(folder: Path, recipe: training.Recipe) -> tuple[Any, list[Path]]:
+    """As `training.trained`, with a progress bar."""
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("training", total=recipe.steps)
 

@@ -71,21 +71,27 @@ def untrained(recipe: Recipe) -> LlamaForCausalLM:
     )  # fmt: skip
 
 
-def trained(folder: Path, recipe: Recipe, tell: Tell) -> LlamaForCausalLM:
-    """The model saved in `folder`, if this recipe made it; else train it and save it there.
+def trained(folder: Path, recipe: Recipe, tell: Tell) -> tuple[LlamaForCausalLM, list[Path]]:
+    """The model saved in `folder`, if this recipe made it, or a new one that is saved there.
 
-    `tell` is called with the steps done, their number, and the loss in bits per byte.
+    `tell` is called with the steps done, their number, and the loss in bits per byte. Beside the
+    model come the files that it was not trained on.
     """
-    note = folder / "recipe.json"
-    if note.exists() and json.loads(note.read_text()) == asdict(recipe):
-        return LlamaForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    note = folder / "training.json"
+    if note.exists():
+        told = json.loads(note.read_text())
+        if told["recipe"] == asdict(recipe):
+            model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True)
+            return model.eval(), [ROOT / name for name in told["held_out"]]
+    files, held = texts()
     torch.manual_seed(recipe.seed)
     model = untrained(recipe)
-    _train(model, recipe, tell)
+    _train(model, b"".join(file.read_bytes() for file in files), recipe, tell)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    note.write_text(json.dumps(asdict(recipe)))
-    return model.eval()
+    names = [str(file.relative_to(ROOT)) for file in held]
+    note.write_text(json.dumps({"recipe": asdict(recipe), "held_out": names}, indent=1))
+    return model.eval(), held
 
 
 def _rows(data: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
@@ -103,9 +109,8 @@ def _has_bfloat16() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def _train(model: LlamaForCausalLM, recipe: Recipe, tell: Tell) -> None:
+def _train(model: LlamaForCausalLM, text: bytes, recipe: Recipe, tell: Tell) -> None:
     """Muon for the matrices, which needs half of AdamW's steps; AdamW for the rest."""
-    text = b"".join(path.read_bytes() for path in texts()[0])
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     inner = {n: p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n}
     outer = [p for n, p in model.named_parameters() if n not in inner]
