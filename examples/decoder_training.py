@@ -78,6 +78,8 @@ def trained(folder: Path, recipe: Recipe, tell: Tell) -> tuple[LlamaForCausalLM,
     model come the files that it was not trained on.
     """
     note = folder / "training.json"
+    # Anew in every run, since transformers 4 does not read the tokenizers that 5 writes.
+    tokenizer().save_pretrained(folder)
     if note.exists():
         told = json.loads(note.read_text())
         if told["recipe"] == asdict(recipe):
@@ -88,7 +90,6 @@ def trained(folder: Path, recipe: Recipe, tell: Tell) -> tuple[LlamaForCausalLM,
     model = untrained(recipe)
     _train(model, b"".join(file.read_bytes() for file in files), recipe, tell)
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
     names = [str(file.relative_to(ROOT)) for file in held]
     note.write_text(json.dumps({"recipe": asdict(recipe), "held_out": names}, indent=1))
     return model.eval(), held
