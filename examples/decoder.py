@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from safetensors.torch import load_file
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import log_softmax, nll_loss
 from transformers import DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
@@ -47,7 +47,9 @@ from certk_rs import transformers as ct
 EPS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 # Pruning certifies the attention of the last so many queries; SnapKV votes with as many.
 WINDOW = 64
-CERTIFIED = "certified"
+CERTIFIED, BARE = "certified", "certified, without the window's keys"
+
+Cost = dict[str, float]
 
 console = Console(highlight=False, soft_wrap=True)
 if not console.is_terminal:
@@ -78,21 +80,31 @@ def passages(held: list[Path], most: int, prompt: int, rest: int) -> list[Passag
     return found
 
 
-def mean_perplexity(model: Any, caches: list[Any], chosen: list[Passage]) -> float:
-    """Perplexity of the rest of all passages, given caches of their prompts.
+def following(model: Any, cache: Any, passage: Passage) -> torch.Tensor:
+    """Log-probabilities of all bytes after each byte of the rest, given a cache of the prompt."""
+    n, given = passage.prompt.shape[1], passage.rest[:, :-1]
+    # A cache that a press has cut is shorter than the text, and would have positions go on from
+    # its own length.
+    positions = torch.arange(n, n + given.shape[1])[None]
+    with torch.inference_mode():
+        logits = model(given, past_key_values=cache, position_ids=positions).logits
+    return log_softmax(logits[0].double(), -1)
+
+
+def cost(model: Any, caches: list[Any], chosen: list[Passage], dense: list[torch.Tensor]) -> Cost:
+    """What the rest of the passages costs, beside what whole caches say of it.
 
     The first byte is left out: it follows from the prompt's own forward pass, which has all keys.
     """
-    losses = []
-    for cache, passage in zip(caches, chosen, strict=True):
-        n, given = passage.prompt.shape[1], passage.rest[:, :-1]
-        # A cache that a press has cut is shorter than the text, and would have positions go on
-        # from its own length.
-        positions = torch.arange(n, n + given.shape[1])[None]
-        with torch.inference_mode():
-            logits = model(given, past_key_values=cache, position_ids=positions).logits
-        losses.append(cross_entropy(logits[0], passage.rest[0, 1:]).item())
-    return math.exp(sum(losses) / len(losses))
+    losses, changes = [], []
+    for cache, passage, whole in zip(caches, chosen, dense, strict=True):
+        found = following(model, cache, passage)
+        losses.append(nll_loss(found, passage.rest[0, 1:]).item())
+        changes.append((whole.exp() * (whole - found)).sum(-1).mean().item())
+    return {
+        "perplexity": math.exp(sum(losses) / len(losses)),
+        "divergence": sum(changes) / len(changes),
+    }
 
 
 def certk(*arguments: str | Path, show: bool = True) -> None:
@@ -116,7 +128,17 @@ def go_on(model: Any, folder: Path, out: Path, passage: Passage, eps: float, new
         "capture", "--model", folder, "--text", passage.file, "-o", captured,
         "--max-tokens", str(n), "--queries", str(WINDOW),
     )  # fmt: skip
-    certk("prune", captured, "-o", out / "pruned", "--eps", f"{eps:g}", "-q")
+    certk(
+        "prune",
+        captured,
+        "-o",
+        out / "pruned",
+        "--eps",
+        f"{eps:g}",
+        "--keep-last",
+        str(WINDOW),
+        "-q",
+    )
     # Attention over what was kept drops nothing more.
     ct.use(model, eps=0)
     given = torch.cat([passage.prompt, passage.rest[:, :1]], dim=1)
@@ -184,78 +206,93 @@ def pressed(model: Any, press: Callable[[float], Any], passage: Passage, kept: f
 
 
 def measure(model: Any, out: Path, chosen: list[Passage], budgets: list[float]) -> dict[str, Any]:
-    """Perplexity at every budget, and of every press at the same sizes."""
+    """What certified pruning costs at every budget, and every press at the same sizes."""
     folder = out / "captured"
     folder.mkdir()
     for i, passage in enumerate(chosen):
         ct.capture(model, passage.prompt, folder / f"{i:02}.safetensors", queries=WINDOW)
     files = sorted(folder.iterdir())
-    rows, shares = [], []
     ct.use(model, eps=0)
-    dense = mean_perplexity(model, [ct.from_cache(file) for file in files], chosen)
-    for eps in budgets:
-        certk("prune", folder, "-o", out / f"eps-{eps:g}", "--eps", f"{eps:g}", "-q", show=False)
-        pruned = [out / f"eps-{eps:g}" / file.name for file in files]
-        caches = [ct.from_cache(file) for file in pruned]
-        masses = [worst_tail_mass(*pair) for pair in zip(files, pruned, strict=True)]
-        shares.append([cache.kept_fraction for cache in caches])
-        rows.append(
-            {
-                "eps": eps,
-                "kept": sum(shares[-1]) / len(shares[-1]),
-                "bytes_before": sum(file.stat().st_size for file in files),
-                "bytes_after": sum(file.stat().st_size for file in pruned),
-                "proven": max(proven for proven, _ in masses),
-                "truth": max(truth for _, truth in masses),
-                "perplexity": {CERTIFIED: mean_perplexity(model, caches, chosen)},
-            }
-        )
+    dense = [following(model, ct.from_cache(f), p) for f, p in zip(files, chosen, strict=True)]
+    rows, shares = [], []
+    # SnapKV keeps the keys of its window as well; what is kept without is the third of the lines.
+    for keep_last in (WINDOW, 0):
+        for eps in budgets:
+            target = out / f"eps-{eps:g}-last-{keep_last}"
+            certk(
+                "prune", folder, "-o", target, "--eps", f"{eps:g}",
+                "--keep-last", str(keep_last), "-q", show=False,
+            )  # fmt: skip
+            pruned = [target / file.name for file in files]
+            caches = [ct.from_cache(file) for file in pruned]
+            masses = [worst_tail_mass(*pair) for pair in zip(files, pruned, strict=True)]
+            share = [cache.kept_fraction for cache in caches]
+            name = CERTIFIED if keep_last else BARE
+            rows.append(
+                {
+                    "eps": eps,
+                    "keep_last": keep_last,
+                    "kept": sum(share) / len(share),
+                    "bytes_before": sum(file.stat().st_size for file in files),
+                    "bytes_after": sum(file.stat().st_size for file in pruned),
+                    "proven": max(proven for proven, _ in masses),
+                    "truth": max(truth for _, truth in masses),
+                    "costs": {name: cost(model, caches, chosen, dense)},
+                }
+            )
+            shares.append(share)
     model.set_attn_implementation("sdpa")
     for name, press in presses().items():
         for row, share in zip(rows, shares, strict=True):
-            caches = [pressed(model, press, p, s) for p, s in zip(chosen, share, strict=True)]
-            row["perplexity"][name] = mean_perplexity(model, caches, chosen)
+            if row["keep_last"]:
+                caches = [pressed(model, press, p, s) for p, s in zip(chosen, share, strict=True)]
+                row["costs"][name] = cost(model, caches, chosen, dense)
+    losses = [nll_loss(d, p.rest[0, 1:]).item() for d, p in zip(dense, chosen, strict=True)]
     return {
         "texts": [str(passage.file.relative_to(training.ROOT)) for passage in chosen],
         "prompt": chosen[0].prompt.shape[1], "rest": chosen[0].rest.shape[1],
-        "window": WINDOW, "dense": dense, "rows": rows,
+        "window": WINDOW, "dense": math.exp(sum(losses) / len(losses)), "rows": rows,
     }  # fmt: skip
 
 
 def show(found: dict[str, Any]) -> None:
-    """Two tables: what is proven, and what it costs at each size."""
+    """Tables of what is proven, and of what each way of pruning costs at each size."""
     table = Table(box=box.SIMPLE_HEAD, title="Certified pruning", title_justify="left")
-    for heading in ("eps", "keys kept", "files", "worst mass lost", "proven", "perplexity"):
+    for heading in (
+        "eps", "last kept", "keys kept", "files", "worst mass lost", "proven", "perplexity"
+    ):  # fmt: skip
         table.add_column(heading, justify="right")
     for row in found["rows"]:
         table.add_row(
             f"{row['eps']:g}",
+            f"{row['keep_last']}",
             f"{row['kept']:.1%}",
             f"{row['bytes_after'] / 1e6:.1f} of {row['bytes_before'] / 1e6:.1f} MB",
             f"{row['truth']:.6f}",
             f"{row['proven']:.6f}",
-            f"{row['perplexity'][CERTIFIED]:.3f}",
+            f"{next(iter(row['costs'].values()))['perplexity']:.3f}",
         )
-    table.add_row("all keys", "100.0%", "", "", "", f"{found['dense']:.3f}")
+    table.add_row("all keys", "", "100.0%", "", "", "", f"{found['dense']:.3f}")
     console.print(table)
-    names = list(found["rows"][0]["perplexity"])
+    rows = [row for row in found["rows"] if row["keep_last"]]
+    names = list(rows[0]["costs"])
     if len(names) == 1:
         console.print(
             "No baselines: kvpress is not installed here (it needs transformers < 5.3).\n"
         )
-        return
-    table = Table(box=box.SIMPLE_HEAD, title="Perplexity at equal size", title_justify="left")
-    for heading in ("keys kept", *names):
-        table.add_column(heading, justify="right")
-    for row in found["rows"]:
-        best = min(row["perplexity"].values())
-        cells = [
-            f"[bold]{value:.3f}[/]" if value == best else f"{value:.3f}"
-            for value in row["perplexity"].values()
-        ]
-        table.add_row(f"{row['kept']:.1%}", *cells)
-    table.add_row("100.0%", *[f"{found['dense']:.3f}"] * len(names))
-    console.print(table)
+    for what, title in (
+        ("perplexity", f"Perplexity at equal size (all keys: {found['dense']:.3f})"),
+        ("divergence", "Kullback-Leibler divergence from what all keys say, nats per byte"),
+    ):
+        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+        for heading in ("keys kept", *names):
+            table.add_column(heading, justify="right")
+        for row in rows:
+            values = [row["costs"][name][what] for name in names]
+            form = ".3f" if what == "perplexity" else ".5f"
+            cells = [f"[bold]{v:{form}}[/]" if v == min(values) else f"{v:{form}}" for v in values]
+            table.add_row(f"{row['kept']:.1%}", *cells)
+        console.print(table)
 
 
 def main() -> None:
@@ -263,7 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=training.ROOT / "build" / "decoder")
     parser.add_argument("--steps", type=int, help="of training (default: minutes)")
-    parser.add_argument("--texts", type=int, help="how many held-out texts (default: 12)")
+    parser.add_argument("--texts", type=int, help="how many held-out texts (default: 16)")
     parser.add_argument("--quick", action="store_true", help="a model that knows next to nothing")
     options = parser.parse_args()
     recipe = training.QUICK if options.quick else training.Recipe()
@@ -276,14 +313,14 @@ def main() -> None:
 
     model, held = train(out / "model", recipe)
     n = 3 * recipe.positions // 4
-    chosen = passages(held, options.texts or (2 if options.quick else 12), n, n // 6)
+    chosen = passages(held, options.texts or (2 if options.quick else 16), n, n // 12)
     caches = out / "caches"
     shutil.rmtree(caches, ignore_errors=True)
     caches.mkdir()
     console.print("\n[bold]Prefill, prune, go on[/]\n")
     go_on(model, out / "model", caches, chosen[0], 0.05, 20 if options.quick else 100)
     console.print(
-        f"[bold]{len(chosen)} held-out texts[/]: prompts of {n} bytes, the {n // 6} after them\n"
+        f"[bold]{len(chosen)} held-out texts[/]: prompts of {n} bytes, the {n // 12} after them\n"
     )
     found = measure(model, caches, chosen, budgets)
     show(found)

@@ -63,20 +63,23 @@ def test_decoder(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "results.json").read_text())
     dense, rows = found["dense"], found["rows"]
     assert 1 < dense < 256
-    assert [row["eps"] for row in rows] == [0.3, 0.1, 0.01]
-    kept = [row["kept"] for row in rows]
-    assert 0 < kept[0] < kept[1] < kept[2] < 1
-    for row in rows:
-        # The dense masses are sums of float64, rounded.
-        assert 0 < row["truth"] <= row["proven"] + 1e-12
-        assert row["proven"] <= row["eps"]
-        assert row["bytes_after"] < row["bytes_before"]
-        assert all(math.isfinite(each) for each in row["perplexity"].values())
-        assert f"{row['perplexity']['certified']:.3f}" in told
-    assert rows[-1]["perplexity"]["certified"] == pytest.approx(dense, rel=0.01)
-    if "kvpress" in told:
-        assert "not installed" in told
-    else:
-        assert {"SnapKV", "Knorm", "Random"} < rows[0]["perplexity"].keys()
+    assert [(row["eps"], row["keep_last"]) for row in rows] == [
+        (eps, last) for last in (64, 0) for eps in (0.3, 0.1, 0.01)
+    ]
+    for part in (rows[:3], rows[3:]):
+        kept = [row["kept"] for row in part]
+        assert 0 < kept[0] < kept[1] < kept[2] < 1
+        costs = [next(iter(row["costs"].values())) for row in part]
+        assert costs[2]["perplexity"] == pytest.approx(dense, rel=0.01)
+        assert 0 <= costs[2]["divergence"] < 0.01
+        for row, own in zip(part, costs, strict=True):
+            # The dense masses are sums of float64, rounded.
+            assert 0 < row["truth"] <= row["proven"] + 1e-12
+            assert row["proven"] <= row["eps"]
+            assert row["bytes_after"] < row["bytes_before"]
+            assert all(math.isfinite(v) for each in row["costs"].values() for v in each.values())
+            assert f"{own['perplexity']:.3f}" in told
+    if "No baselines" not in told:
+        assert {"SnapKV", "Knorm", "Random"} < rows[0]["costs"].keys()
     if (tmp_path / "decoder.svg").exists():
         assert "share of the keys" in (tmp_path / "decoder.svg").read_text()
