@@ -23,6 +23,11 @@ COLOURS = {
     "StreamingLLM": "#b8860b",
     "Random": "#888888",
 }
+LABELS = {
+    "perplexity": "perplexity per byte",
+    "divergence": "divergence from what all keys say (nats per byte)",
+}
+SCALES = {"perplexity": "linear", "divergence": "log"}
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
@@ -33,9 +38,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
         (row for row in found["rows"] if not row["keep_last"]), key=lambda row: row["kept"]
     )
     figure, panels = plt.subplots(1, 2, figsize=(10.5, 5), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.06)
     # The legend lists lines from the highest at the left end.
     names = sorted(rows[0]["costs"], key=lambda name: -rows[0]["costs"][name]["divergence"])
-    for axis, what in zip(panels, ("perplexity", "divergence"), strict=True):
+    for axis, what in zip(panels, LABELS, strict=True):
         for name in names:
             main = name == "certified"
             axis.plot(
@@ -49,16 +55,30 @@ def draw(found: dict[str, Any], path: Path) -> None:
             label=name, color=COLOURS["certified"], ms=3.5, lw=1.4, mfc="white", zorder=3,
         )  # fmt: skip
         least = min(rows[0]["kept"], bare[0]["kept"])
-        axis.set(xscale="log", xlim=(0.85 * least, 1.12), xlabel="share of the keys kept")
+        axis.set(
+            xscale="log",
+            yscale=SCALES[what],
+            xlim=(0.85 * least, 1.12),
+            xlabel="share of the keys kept",
+        )
         axis.xaxis.set_major_locator(FixedLocator([s for s in SHARES if s > 0.85 * least]))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.grid(axis="y", color="#e4e4e4", lw=0.7)
         axis.spines[["top", "right"]].set_visible(False)
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.set_ylabel(LABELS[what])
+        above = axis.secondary_xaxis("top")
+        above.xaxis.set_major_locator(FixedLocator([row["kept"] for row in rows]))
+        above.xaxis.set_minor_locator(NullLocator())
+        above.xaxis.set_major_formatter(
+            FuncFormatter(lambda _, at: f"{rows[at]['eps']:g}".lstrip("0"))
+        )
+        above.tick_params(labelsize=8.5, labelcolor=COLOURS["certified"])
+        above.set_xlabel("eps of the thick line", fontsize=9, color=COLOURS["certified"])
+        above.spines["top"].set_visible(False)
     panels[0].axhline(found["dense"], color="#555", lw=1, ls=(0, (5, 4)), label="all keys")
-    panels[0].set_title("perplexity per byte", fontsize=10, loc="left")
-    panels[1].set_yscale("log")
-    panels[1].set_title("divergence from what all keys say, nats per byte", fontsize=10, loc="left")
+    panels[1].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, fontsize=9.5, loc="outside lower center", ncols=4)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
