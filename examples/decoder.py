@@ -10,8 +10,8 @@ files that were held out:
    with all keys, for several eps, beside the presses of kvpress with caches of the same size, and
    draws both.
 
-kvpress needs transformers < 5.3; without it only certified pruning is measured. Nothing is
-downloaded. Everything goes to `--out`, where a later run finds the trained model.
+Training needs torch >= 2.9. kvpress needs transformers < 5.3; without it only certified pruning is
+measured. Nothing is downloaded. Everything goes to `--out`, where a later run finds the model.
 """
 
 from __future__ import annotations
@@ -270,7 +270,8 @@ def show(found: dict[str, Any]) -> None:
             f"{row['kept']:.1%}",
             f"{row['bytes_after'] / 1e6:.1f} of {row['bytes_before'] / 1e6:.1f} MB",
             f"{row['truth']:.6f}",
-            f"{row['proven']:.6f}",
+            # An upper bound, so rounded up.
+            f"{math.ceil(row['proven'] * 1e6) / 1e6:.6f}",
             f"{next(iter(row['costs'].values()))['perplexity']:.3f}",
         )
     table.add_row("all keys", "", "100.0%", "", "", "", f"{found['dense']:.3f}")
@@ -285,6 +286,8 @@ def show(found: dict[str, Any]) -> None:
         ("perplexity", f"Perplexity at equal size (all keys: {found['dense']:.3f})"),
         ("divergence", "Kullback-Leibler divergence from what all keys say, nats per byte"),
     ):
+        if what == "perplexity" and len(names) == 1:
+            continue
         table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
         for heading in ("keys kept", *names):
             table.add_column(heading, justify="right")
