@@ -484,7 +484,9 @@ def attention(
         raise CertkError(
             f"index is a {type(index).__name__}; pass index_tensors(index) of a certk_rs.KeyIndex"
         )
-    if not all(isinstance(tensor, Tensor) and tensor.is_cpu for tensor in index):
+    # Whatever the annotations say: anybody can make one of these.
+    parts: tuple[object, ...] = index
+    if not all(isinstance(part, Tensor) and part.is_cpu for part in parts):
         _need_tensors(**{f"index.{name}": tensor for name, tensor in index._asdict().items()})
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise CertkError(
