@@ -158,10 +158,14 @@ def go_on(model: Any, folder: Path, out: Path, passage: Passage, eps: float, new
     return same
 
 
-def worst_tail_mass(captured: Path, pruned: Path) -> tuple[float, float]:
-    """The most that a captured query loses: proven, and by dense attention in float64."""
+def tail_masses(captured: Path, pruned: Path) -> tuple[float, float, float]:
+    """What captured queries lose: the most that is proven, the most by dense attention in float64.
+
+    And the most by which a query loses more than is proven of it, which rounding of the dense
+    masses alone can make positive.
+    """
     whole, kept = load_file(captured), load_file(pruned)
-    proven = truth = 0.0
+    proven, truth, excess = 0.0, 0.0, -math.inf
     for layer in range(sum(name.endswith(".key") for name in whole)):
         query = whole[f"layers.{layer}.query"][0].double()
         keys = whole[f"layers.{layer}.key"][0].double()
@@ -175,9 +179,11 @@ def worst_tail_mass(captured: Path, pruned: Path) -> tuple[float, float]:
             indices = kept[f"layers.{layer}.indices"][starts[head] : starts[head + 1]]
             dropped[head, indices.long()] = False
         lost = (mass * dropped.repeat_interleave(heads // kv_heads, 0)[:, None]).sum(-1)
-        proven = max(proven, kept[f"layers.{layer}.tail_mass_upper"].max().item())
+        upper = kept[f"layers.{layer}.tail_mass_upper"]
+        proven = max(proven, upper.max().item())
         truth = max(truth, lost.max().item())
-    return proven, truth
+        excess = max(excess, (lost - upper).max().item())
+    return proven, truth, excess
 
 
 def presses() -> dict[str, Callable[[float], Any]]:
@@ -226,7 +232,7 @@ def measure(model: Any, out: Path, chosen: list[Passage], budgets: list[float]) 
             )  # fmt: skip
             pruned = [target / file.name for file in files]
             caches = [ct.from_cache(file) for file in pruned]
-            masses = [worst_tail_mass(*pair) for pair in zip(files, pruned, strict=True)]
+            masses = [tail_masses(*pair) for pair in zip(files, pruned, strict=True)]
             share = [cache.kept_fraction for cache in caches]
             name = CERTIFIED if keep_last else BARE
             rows.append(
@@ -236,8 +242,9 @@ def measure(model: Any, out: Path, chosen: list[Passage], budgets: list[float]) 
                     "kept": sum(share) / len(share),
                     "bytes_before": sum(file.stat().st_size for file in files),
                     "bytes_after": sum(file.stat().st_size for file in pruned),
-                    "proven": max(proven for proven, _ in masses),
-                    "truth": max(truth for _, truth in masses),
+                    "proven": max(proven for proven, _, _ in masses),
+                    "truth": max(truth for _, truth, _ in masses),
+                    "excess": max(excess for _, _, excess in masses),
                     "costs": {name: cost(model, caches, chosen, dense)},
                 }
             )

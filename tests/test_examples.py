@@ -74,6 +74,7 @@ def test_decoder(tmp_path: Path) -> None:
         assert 0 <= costs[2]["divergence"] < 0.01
         for row, own in zip(part, costs, strict=True):
             # The dense masses are sums of float64, rounded.
+            assert row["excess"] <= 1e-12
             assert 0 < row["truth"] <= row["proven"] + 1e-12
             assert row["proven"] <= row["eps"]
             assert row["bytes_after"] < row["bytes_before"]
