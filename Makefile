@@ -70,6 +70,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_select.py --plot
 	@echo '== attention and search against torch'
 	$(BIN)/python benches/bench_attention.py --save
+	@echo '== operators and models against torch'
+	$(BIN)/python benches/bench_models.py --save
 
 clean:
 	rm -rf $(VENV) $(OLDER) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
