@@ -8,7 +8,6 @@ at which torch reads memory here. Exit code 1 when a check fails; a missed targe
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 import os
@@ -16,7 +15,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +23,9 @@ import torch
 from safetensors.numpy import load_file
 
 import certk_rs as ck
-from harness import machine
+from harness import table
 from harness.clock import LEAST_REPEAT, seconds
+from harness.table import Tell
 
 EPS = 0.01
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples/data/minilm_small.safetensors"
@@ -260,54 +259,31 @@ def searched() -> Iterator[str]:
         yield f"{label:34} {'fewest':10} {scored.mean():7.3f} {scored.max():7.3f} {'':11} {rest}"
 
 
-def main() -> int:
-    """The table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    listed = "; ".join(f"{name}: {title}" for name, title in SECTIONS.items())
-    parser.add_argument("sections", nargs="*", help=f"leave out for all ({listed})")
-    parser.add_argument("--save", action="store_true", help="also write it to benches/results")
-    parser.add_argument("--repeat", type=int, default=15, help="readings of each, at least 7")
-    options = parser.parse_args()
-    unknown = set(options.sections) - set(SECTIONS)
-    if unknown:
-        parser.error(f"no section {', '.join(sorted(unknown))}")
-    wanted = set(options.sections or SECTIONS)
+def measure(wanted: set[str], repeat: int, tell: Tell) -> bool:
+    """The table; whether all checks held."""
     torch.set_num_threads(1)
     speed = stream()
-    lines: list[str] = []
-
-    def tell(text: str) -> None:
-        lines.append(text)
-        print(text, flush=True)
-
-    for name, value in machine.describe().items():
-        tell(f"{name}: {value}")
     tell(f"memory: reads {speed / 1e9:.1f} GB/s on one thread")
     tell("\nRatios of medians and of minima, ours / peer's; times are ours, a call\n")
     tell(f"{'':34} {'peer':10} {'ratio':>7} {'of min':>7} {'target':>6}")
-    failed = False
+    sound = True
     for case in CASES:
         if case.section not in wanted:
             continue
         try:
-            for text in compared(case, options.repeat, speed):
+            for text in compared(case, repeat, speed):
                 tell(text)
         except CheckFailedError as error:
-            failed = True
+            sound = False
             tell(f"CHECK FAILED: {error}")
     if "A4" in wanted:
         for text in searched():
             tell(text)
     if "A5" in wanted:
         for dtype, target in (("float32", 4.0), ("bfloat16", 6.5)):
-            tell(built(dtype, target, options.repeat))
-    tell(f"\nload average at the end: {machine.load()}")
-    if options.save:
-        date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-        table = Path(__file__).parent / "results" / f"{date}-{machine.cpu_slug()}-attention.md"
-        table.write_text("```\n" + "\n".join(lines) + "\n```\n")
-    return int(failed)
+            tell(built(dtype, target, repeat))
+    return sound
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(table.run(__doc__, SECTIONS, "attention", 15, measure))

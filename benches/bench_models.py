@@ -7,14 +7,12 @@ marked.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ import torch
 import certk_rs as ck
 import certk_rs.torch as operators
 from bench_attention import DIM, EPS, Case, CheckFailedError, Data, contest, line, ratio
-from harness import machine
+from harness import table
+from harness.table import Tell
 
 SECTIONS = {
     "O": "one query through torch.ops.certk.attention_indexed / ck.attention with a KeyIndex",
@@ -154,29 +153,10 @@ def decoding(sigma: float, group: int, threads: int, target: float, repeat: int)
     return line(label, f"sdpa {peer}", ratio(times, "ours", peer), target, spent)
 
 
-def main() -> int:
-    """The table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    listed = "; ".join(f"{name}: {title}" for name, title in SECTIONS.items())
-    parser.add_argument("sections", nargs="*", help=f"leave out for all ({listed})")
-    parser.add_argument("--save", action="store_true", help="also write it to benches/results")
-    parser.add_argument("--repeat", type=int, default=21, help="readings of each, at least 7")
-    options = parser.parse_args()
-    unknown = set(options.sections) - set(SECTIONS)
-    if unknown:
-        parser.error(f"no section {', '.join(sorted(unknown))}")
-    wanted = set(options.sections or SECTIONS)
-    lines: list[str] = []
-
-    def tell(text: str) -> None:
-        lines.append(text)
-        print(text, flush=True)
-
-    for name, value in machine.describe().items():
-        tell(f"{name}: {value}")
+def measure(wanted: set[str], repeat: int, tell: Tell) -> bool:
+    """The table; whether all checks held."""
     tell("\nRatios of medians and of minima, ours / peer's; times are ours\n")
     tell(f"{'':34} {'peer':12} {'ratio':>7} {'of min':>7} {'target':>6}")
-    repeat, failed = options.repeat, False
     try:
         if "O" in wanted:
             for n, heads, target in ((4096, 1, None), (LONG, 1, 1.1), (2 * LONG, 1, 1.1)):
@@ -193,15 +173,10 @@ def main() -> int:
                 tell(decoding(sigma, 4, 1, target, repeat))
             tell(decoding(4.0, 4, 2, 1 / 3, repeat))
     except CheckFailedError as error:
-        failed = True
         tell(f"CHECK FAILED: {error}")
-    tell(f"\nload average at the end: {machine.load()}")
-    if options.save:
-        date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-        table = Path(__file__).parent / "results" / f"{date}-{machine.cpu_slug()}-models.md"
-        table.write_text("```\n" + "\n".join(lines) + "\n```\n")
-    return int(failed)
+        return False
+    return True
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(table.run(__doc__, SECTIONS, "models", 21, measure))
