@@ -40,7 +40,7 @@ _Kernel = Callable[..., tuple[Tensor, ...]]
 
 
 # As light as torch has them: `torch.library.custom_op` takes 30 us a call more.
-_LIBRARY = torch.library.Library("certk", "DEF")
+_LIBRARY: Any = torch.library.Library("certk", "DEF")
 
 
 def _operator(
