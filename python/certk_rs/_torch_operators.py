@@ -40,7 +40,7 @@ _Kernel = Callable[..., tuple[Tensor, ...]]
 
 
 # As light as torch has them: `torch.library.custom_op` takes 30 us a call more.
-_LIBRARY: Any = torch.library.Library("certk", "DEF")
+_LIBRARY: Any = torch.library.Library("certk", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _operator(
