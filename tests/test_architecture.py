@@ -251,7 +251,11 @@ PYTHON_ARROWS: dict[str, set[str]] = {
         },
         *{"results", "errors", *SUBJECTS},
     },
-    "transformers": {"", "cache_format", *FILES, "results", "errors", *SUBJECTS},
+    # Pruning scores keys where they are, as jobs do.
+    "transformers": {
+        *{"", "cache_format", "_arrays", "_native", *FILES, "results", "errors"},
+        *SUBJECTS,
+    },
     "kvpress": {"transformers", "keepset", "errors"},
     "_terminal": {"jobs", "audit", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import _arrays, _native
 from ..cache_format import nearest_rsqrt
 from ..errors import CertkError
 from ..keepset import keep_set_of_inexact
@@ -56,22 +57,25 @@ def head_sets(
             f"{place} is in float64, whose products round in ways that are not bounded here; "
             "convert it to float32"
         )
+    offset = n - m if causal else None
     kept, upper = [], np.empty((heads, m))
+    # One array for all groups; what a query does not see is not written.
+    scores = np.zeros((group, m, n))
     for g in range(kv_heads):
-        k = keys[g].double().numpy()
-        q = query[g * group : (g + 1) * group].double().numpy()
-        if not (np.isfinite(k).all() and np.isfinite(q).all()):
+        queries, key = query[g * group : (g + 1) * group].detach(), keys[g : g + 1].detach()
+        if not (torch.isfinite(key).all() and torch.isfinite(queries).all()):
             raise CertkError(f"{place}, kv head {g}: a NaN or infinite query or key")
+        lent = (*_arrays.lend_floats("queries", queries), *_arrays.lend_floats("keys", key))
+        reach = _native.products(*lent, offset, scores, threads).reshape(group, m)
         # Products of two float32 are exact in float64, so a sum of d of them is off by at most
         # gamma_d |q||k|; the scale's own rounding is counted by the selection.
-        norms = np.sqrt(np.einsum("...i,...i", q, q)) * np.sqrt(np.einsum("ij,ij->i", k, k)).max()
-        radius = abs(factor) * norms * ((d + 3) * _U * (1 + 2.0**-10)) + 2.0**-1000
+        radius = abs(factor) * reach * ((d + 3) * _U * (1 + 2.0**-10)) + 2.0**-1000
         found = keep_set_of_inexact(
-            q @ k.T,
+            scores,
             eps,
             radius=radius,
             scale=factor,
-            causal_offset=n - m if causal else None,
+            causal_offset=offset,
             keep_first=keep_first,
             keep_last=keep_last,
             threads=threads,
