@@ -36,8 +36,9 @@ TOKENS = 512
 def operator(n: int, heads: int, target: float | None, repeat: int) -> str:
     """O: what the operator adds to a call."""
     torch.set_num_threads(1)
-    data = Data(Case("O", 4.0, n=n * heads), 1)
-    q = data.q[:, : heads or 1].expand(-1, heads, -1)[:, :, None]
+    # One index for each head is made below.
+    data = Data(Case("O", 4.0, n=n * heads, index=False), 1)
+    q = data.q.expand(-1, heads, -1)[:, :, None]
     k, v = (x.reshape(heads, n, DIM) for x in (data.k, data.v))
     index = ck.KeyIndex.build(k, threads=1, keep_keys=False)
     tensors = operators.index_tensors(index)

@@ -150,13 +150,21 @@ def canonical(
         dtype, shape = tensors[name]
         start, stop = stop, stop + math.prod(shape) * ITEMSIZE[dtype]
         entries[name] = Entry(name, dtype, shape, start, stop)
+    return Header(entries, dict(metadata), written(entries.values(), metadata))
+
+
+def written(entries: Iterable[Entry], metadata: Mapping[str, str], room: int = 0) -> bytes:
+    """A header as it precedes the data: its length, its text, and spaces up to whole eights.
+
+    With `room`, a multiple of 8, there are at least so many bytes behind the length.
+    """
     body: dict[str, Any] = {"__metadata__": dict(metadata)}
-    for entry in entries.values():
+    for entry in entries:
         offsets = [entry.start, entry.stop]
         body[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": offsets}
     text = json.dumps(body, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return Header(entries, dict(metadata), len(text).to_bytes(8, "little") + text)
+    text += b" " * max(-len(text) % 8, room - len(text))
+    return len(text).to_bytes(8, "little") + text
 
 
 def parse_json(text: str) -> Any:

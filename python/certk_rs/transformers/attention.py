@@ -8,6 +8,7 @@ ignored would make another model of it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ from . import recorder, settings
 from .capture_file import WRITING
 from .masked_layer import hidden
 from .masks import Seen, seen
+
+# Who collects the weights of a forward pass; before transformers 5 there is none.
+_COLLECTOR: Any = None
+with suppress(ImportError):
+    from transformers.utils import output_capturing
+
+    _COLLECTOR = output_capturing._active_collector
 
 # What models pass along that does not change what attention computes.
 _HARMLESS = frozenset(
@@ -133,11 +141,7 @@ def foreign(kwargs: dict[str, Any]) -> tuple[str, str] | None:
 
 def _weights_are_collected() -> bool:
     """Whether transformers 5 is collecting attention weights of this forward pass."""
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
-        return False
-    return "attentions" in (_active_collector.get() or {})
+    return _COLLECTOR is not None and "attentions" in (_COLLECTOR.get() or {})
 
 
 def _refuse_gradients(*optional: torch.Tensor | None) -> None:

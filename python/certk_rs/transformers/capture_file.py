@@ -7,7 +7,6 @@ tensors of one layer.
 
 from __future__ import annotations
 
-import json
 import os
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from .._atomic import NewFile
+from .._safetensors import Entry, written
 from ..cache_format import nearest_rsqrt
 from ..errors import CertkError
 from .masks import Seen
@@ -45,12 +45,11 @@ class CacheWriter:
         self._file = NewFile(Path(path))
         self._room = 256 + _ENTRY * 3 * most_layers
         self._queries = queries
-        self._entries: dict[str, dict[str, object]] = {}
+        self._entries: list[Entry] = []
         self._stop = 0
         self._calls = 0
         self._layers: set[int] = set()
         self._about: tuple[str | None, int | None] | None = None
-        self.bytes = 0
 
     def __enter__(self) -> CacheWriter:
         self._file.__enter__()
@@ -115,7 +114,7 @@ class CacheWriter:
                 f"layer {layer}: a batch of {query.shape[0]}; a cache file holds one sequence: "
                 "capture one at a time"
             )
-        heads, m, d = query.shape[1:]
+        m, d = query.shape[2:]
         if self._queries is not None and self._queries < m:
             query = query[:, :, m - self._queries :]
             offset = None if offset is None else offset + m - self._queries
@@ -127,7 +126,6 @@ class CacheWriter:
                 f"layer {layer} has (scale, causal offset) {(told, offset)}, the layers before "
                 f"{self._about}: a cache file has one for all"
             )
-        del heads
         self._layers.add(layer)
         for role, tensor in (("key", key), ("value", value), ("query", query)):
             self._put(f"layers.{layer}.{role}", tensor)
@@ -143,17 +141,14 @@ class CacheWriter:
         about = {} if scale is None else {"scale": scale}
         if offset is not None:
             about["causal_offset"] = str(offset)
-        body = {"__metadata__": about, **self._entries}
-        text = json.dumps(body, separators=(",", ":")).encode()
-        if len(text) > self._room:
+        header = written(self._entries, about, self._room)
+        if len(header) > 8 + self._room:
             raise CertkError(
-                f"the header needs {len(text)} bytes and {self._room} were left for it: the model "
-                "has attended more often than it has modules"
+                f"the header needs {len(header) - 8} bytes and {self._room} were left for it: the "
+                "model has attended more often than it has modules"
             )
-        text += b" " * (self._room - len(text))
-        self._file.write_at(0, len(text).to_bytes(8, "little") + text)
+        self._file.write_at(0, header)
         self._file.commit()
-        self.bytes = 8 + self._room + self._stop
 
     def _put(self, name: str, tensor: torch.Tensor) -> None:
         dtype = _DTYPES.get(tensor.dtype)
@@ -165,11 +160,7 @@ class CacheWriter:
         bits = tensor.detach().contiguous().view(torch.uint8).numpy()
         data = np.ascontiguousarray(bits).reshape(-1).data
         start, self._stop = self._stop, self._stop + len(data)
-        self._entries[name] = {
-            "dtype": dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [start, self._stop],
-        }
+        self._entries.append(Entry(name, dtype, tuple(tensor.shape), start, self._stop))
         self._file.write_at(8 + self._room + start, data)
 
 
