@@ -139,7 +139,7 @@ impl ValueBall {
     ) -> Result<Self, Error> {
         let simd = Simd::current()?;
         let (heads, all) = (values.heads(), 0..values.len());
-        afford("v", heads, size_of::<Ball>() + 8 * values.dim())?;
+        afford("v", heads, values.dim().saturating_mul(8).saturating_add(size_of::<Ball>()))?;
         let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
         let threads = threads::count(threads, work > 1 << 20)?;
         let mut balls = Vec::with_capacity(heads);

@@ -119,7 +119,7 @@ pub(crate) fn attention_with(
 ) -> Result<(Attention, Option<Vec<f64>>), Error> {
     // Of each row its head, its output and seven numbers, of each head a norm.
     let rows = queries.heads().saturating_mul(queries.len());
-    afford("q", rows, 8 * (values.dim() + 8))?;
+    afford("q", rows, values.dim().saturating_add(8).saturating_mul(8))?;
     afford("k", keys.heads(), 32)?;
     let sights = Sights::new(queries, keys, options)?;
     let job = Job::new(queries, keys, values, index, &sights)?;
