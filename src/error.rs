@@ -478,14 +478,6 @@ pub enum Error {
         "keys are needed: the index holds codes only, and they do not decide this query; pass the keys that it was built of"
     )]
     KeysNeeded,
-    /// The operating system refused to start worker threads.
-    #[error("threads: could not start a pool of {threads} threads ({reason}); ask for fewer")]
-    Pool {
-        /// How many were asked for.
-        threads: usize,
-        /// What the system said.
-        reason: String,
-    },
     /// The caller's interrupt hook asked to stop; nothing was returned.
     #[error("interrupted")]
     Interrupted,

@@ -1,34 +1,34 @@
-//! Thread pools: how many threads, and which pool.
+//! Threads: how many a call uses, and where they come from.
 //!
-//! The process-wide rayon pool is never used: a library must not resize what its host shares. Pools are made once
-//! per (process id, size) and live as long as the process, because a forked child inherits the memory of its
-//! parent's pools but none of their threads, and must make its own. Finding a pool takes no lock: a lock could be
-//! held by another thread at the moment of the fork and would never be released in the child.
+//! The process-wide rayon pool is never used: a library must not resize what its host shares. There is one pool of our own
+//! in a process, of as many threads as the machine lends, less one: the caller works too. A call takes as many of its
+//! workers as are free, at most as many as it was allowed, and never queues behind another call; if none is free it does
+//! everything itself. The bits do not depend on it.
+//!
+//! Nothing here waits on a thread that could be given other work meanwhile. A worker of a rayon pool that waits for another
+//! pool runs tasks of its own pool in that time, on top of the call that waits: a host that holds a lock around the call
+//! would meet that lock again in the same thread, and stacks would grow without end. So on a worker of any pool the default
+//! is one thread, and where more were asked for a thread of its own does the waiting.
+//!
+//! A forked child inherits the memory of its parent's pool but none of its threads, and makes its own. Finding a pool takes
+//! no lock: a lock could be held by another thread at the moment of the fork and would never be released in the child.
 
 use std::num::NonZero;
-use std::ops::Range;
-use std::sync::OnceLock;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Error;
 use crate::kernels;
 
-struct Entry {
-    process: u32,
-    threads: usize,
-    pool: ThreadPool,
-}
-
-/// More than the sizes and generations of forks that a process plausibly uses; beyond it pools are not shared.
-static POOLS: [OnceLock<Entry>; 64] = [const { OnceLock::new() }; 64];
-
 /// More threads than any machine has cores is a mistake, and starting them could exhaust the system.
 const MOST_THREADS: usize = 4096;
 
-/// How many threads a call uses: the argument, else `RAYON_NUM_THREADS`, else what the operating system lets this
-/// process use (affinity and CPU quota included); one for work that is not worth sharing. Asking the system takes longer
+/// How many threads a call may use: the argument, else `RAYON_NUM_THREADS`, else what the operating system lets this
+/// process use (affinity and CPU quota included); one for work that is not worth sharing, and, unless the argument says
+/// more, on a worker of a rayon pool, whose other workers are busy with calls like this one. Asking the system takes longer
 /// than a short row does.
 ///
 /// # Errors
@@ -44,14 +44,21 @@ pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usiz
             problem: "it must lie between 1 and 4096, or be left out for all available",
         });
     }
-    if !worth_sharing {
-        return Ok(1);
-    }
+    Ok(if worth_sharing && !on_a_worker() { available() } else { 1 })
+}
+
+/// What the host set aside for work like ours, else what the system lets this process use.
+fn available() -> usize {
     let wanted = std::env::var("RAYON_NUM_THREADS").ok().and_then(|v| v.trim().parse().ok());
-    Ok(match wanted {
+    match wanted {
         Some(threads) if (1..=MOST_THREADS).contains(&threads) => threads,
         _ => std::thread::available_parallelism().map_or(1, NonZero::get),
-    })
+    }
+}
+
+/// Whether this thread belongs to a rayon pool, ours or a host's.
+fn on_a_worker() -> bool {
+    rayon::current_thread_index().is_some()
 }
 
 /// Default floating-point modes on the calling thread while the guard lives.
@@ -59,38 +66,99 @@ pub(crate) fn default_floats() -> kernels::DefaultFloats {
     kernels::DefaultFloats::set()
 }
 
-/// Runs `work` on the pool of `threads` threads, or right here for a single thread.
-///
-/// # Errors
-/// [`Error::Pool`] if the system refuses to start the threads.
-pub(crate) fn run<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> Result<R, Error> {
-    if threads == 1 {
-        let _environment = default_floats();
-        return Ok(work());
+/// Maps items, in order; those that are left are handed out a share at a time, at least `least`. The caller takes part.
+pub(crate) fn map<T: Send, R: Send>(
+    threads: usize,
+    items: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator + Send>,
+    least: usize,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    let items = items.into_iter();
+    let (all, least) = (items.len(), least.max(1));
+    let lanes = threads.min(all.div_ceil(least));
+    if lanes <= 1 {
+        let _modes = default_floats();
+        return items.map(work).collect();
     }
-    match pool(threads)? {
-        Pool::Shared(pool) => Ok(pool.install(work)),
-        Pool::Own(pool) => Ok(pool.install(work)),
+    let left = Mutex::new(items);
+    let done: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::new());
+    beside_each_other(lanes, &|| {
+        loop {
+            let (first, share): (usize, Vec<T>) = {
+                let mut left = unpoisoned(&left);
+                let first = all - left.len();
+                let share = (left.len() / (2 * lanes)).max(least);
+                (first, left.by_ref().take(share).collect())
+            };
+            if share.is_empty() {
+                return;
+            }
+            let answers = share.into_iter().map(&work).collect();
+            unpoisoned(&done).push((first, answers));
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by_key(|&(first, _)| first);
+    let mut answers = Vec::with_capacity(all);
+    answers.extend(done.into_iter().flat_map(|(_, part)| part));
+    answers
+}
+
+/// A panic of `work` reaches the caller anyway; what the lock holds is whole.
+fn unpoisoned<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `work` here, and at the same time on as many free workers as make `lanes` of them at most.
+fn beside_each_other(lanes: usize, work: &(dyn Fn() + Sync)) {
+    if !on_a_worker() {
+        return with_helpers(lanes, work);
+    }
+    let on_its_own = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("certk-call".into());
+        // Where the system refuses a thread, nothing has been begun.
+        let begun = thread.spawn_scoped(scope, || with_helpers(lanes, work));
+        begun.ok().map(std::thread::ScopedJoinHandle::join)
+    });
+    match on_its_own {
+        Some(Ok(())) => {}
+        Some(Err(panic)) => resume_unwind(panic),
+        None => {
+            let _modes = default_floats();
+            work();
+        }
     }
 }
 
-/// Maps a range on `threads` threads, in order; in portions of at least `least`.
-///
-/// # Errors
-/// As [`run`].
-pub(crate) fn map<R: Send>(
-    threads: usize,
-    range: Range<usize>,
-    least: usize,
-    work: impl Fn(usize) -> R + Sync + Send,
-) -> Result<Vec<R>, Error> {
-    run(threads, || {
-        if threads == 1 {
-            range.map(work).collect()
-        } else {
-            range.into_par_iter().with_min_len(least).map(work).collect()
+fn with_helpers(lanes: usize, work: &(dyn Fn() + Sync)) {
+    let _modes = default_floats();
+    let Some(pool) = pool() else { return work() };
+    let free = &pool.free;
+    let take = |free: usize| Some(free - free.min(lanes - 1));
+    let before = free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    let helpers = before.map_or(0, |free| free.min(lanes - 1));
+    if helpers == 0 {
+        return work();
+    }
+    // Waits, when its own share is done, for those who are at work and for no one else.
+    pool.workers.in_place_scope(|scope| {
+        for _ in 0..helpers {
+            scope.spawn(|_| {
+                let _free_again = Freed(free);
+                work();
+            });
         }
-    })
+        work();
+    });
+}
+
+/// A worker that is free again when this is dropped, whatever became of its work.
+struct Freed<'a>(&'a AtomicUsize);
+
+impl Drop for Freed<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Called between portions of the work, on the calling thread; an error stops the call.
@@ -100,7 +168,7 @@ pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
 /// What comes out is taken in order, up to the first error.
 ///
 /// # Errors
-/// As [`run`]; whatever the work or the hook returns.
+/// Whatever the work or the hook returns.
 pub(crate) fn in_portions<R: Send>(
     threads: usize,
     count: usize,
@@ -111,7 +179,7 @@ pub(crate) fn in_portions<R: Send>(
 ) -> Result<(), Error> {
     for start in (0..count).step_by(portion) {
         let end = (start + portion).min(count);
-        for found in map(threads, start..end, least, &work)? {
+        for found in map(threads, start..end, least, &work) {
             take(found?);
         }
         hook()?;
@@ -119,85 +187,146 @@ pub(crate) fn in_portions<R: Send>(
     Ok(())
 }
 
-/// How many of `len` entries, in whole chunks, go to one task of the pool that this runs on.
-pub(crate) fn share(len: usize, chunk: usize) -> usize {
-    let tasks = 2 * rayon::current_num_threads();
-    len.div_ceil(chunk).div_ceil(tasks).max(1) * chunk
+/// How many of `len` entries, in whole chunks, go to one task of `threads` threads.
+pub(crate) fn share(len: usize, chunk: usize, threads: usize) -> usize {
+    len.div_ceil(chunk).div_ceil(2 * threads).max(1) * chunk
 }
 
-enum Pool {
-    Shared(&'static ThreadPool),
-    Own(ThreadPool),
+/// The workers of a process.
+struct Pool {
+    process: (u32, usize),
+    workers: ThreadPool,
+    /// Workers that no call has taken.
+    free: AtomicUsize,
+    /// That of a forked child, or of a child of that one.
+    next: OnceLock<Box<Pool>>,
 }
 
-fn pool(threads: usize) -> Result<Pool, Error> {
-    let process = std::process::id();
-    let mut fresh = None;
-    for slot in &POOLS {
+/// The pool of this process, made when it is first asked for. `None` where there is nobody but the caller: on a machine of
+/// one thread, or where the system refuses threads.
+fn pool() -> Option<&'static Pool> {
+    static FIRST: OnceLock<Box<Pool>> = OnceLock::new();
+    // The number of a process may be that of its parent again, in another namespace.
+    let process = (std::process::id(), kernels::forks());
+    let mut slot = &FIRST;
+    loop {
         if slot.get().is_none() {
-            let pool = match fresh.take() {
-                Some(pool) => pool,
-                None => build(threads)?,
-            };
-            // Another thread may be faster; keep ours for the next free slot, unless theirs fits.
-            if let Err(entry) = slot.set(Entry { process, threads, pool }) {
-                fresh = Some(entry.pool);
-            }
+            // Another thread may be faster; then this one's workers end.
+            slot.set(Box::new(build(process)?)).ok();
         }
-        if let Some(entry) = slot.get()
-            && entry.process == process
-            && entry.threads == threads
-        {
-            return Ok(Pool::Shared(&entry.pool));
+        let pool = slot.get()?;
+        if pool.process == process {
+            return Some(pool);
         }
+        slot = &pool.next;
     }
-    Ok(Pool::Own(match fresh {
-        Some(pool) => pool,
-        None => build(threads)?,
-    }))
 }
 
-fn build(threads: usize) -> Result<ThreadPool, Error> {
-    ThreadPoolBuilder::new()
-        .num_threads(threads)
+fn build(process: (u32, usize)) -> Option<Pool> {
+    let helpers = NonZero::new(available() - 1)?.get();
+    let workers = ThreadPoolBuilder::new()
+        .num_threads(helpers)
         .thread_name(|i| format!("certk-{i}"))
         // A thread inherits the floating-point modes of its creator, and torch may have set flush-to-zero there.
         .start_handler(|_| std::mem::forget(kernels::DefaultFloats::set()))
         .build()
-        .map_err(|e| Error::Pool { threads, reason: e.to_string() })
+        .ok()?;
+    Some(Pool { process, workers, free: AtomicUsize::new(helpers), next: OnceLock::new() })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Barrier;
+    use std::time::Duration;
 
-    #[test]
-    fn pools_are_shared_by_size() {
-        let address = |threads| match pool(threads).unwrap() {
-            Pool::Shared(pool) => std::ptr::from_ref(pool),
-            Pool::Own(_) => panic!("there are free slots"),
-        };
-        let (a, b, c) = (address(3), address(3), address(2));
-        assert_eq!(a, b);
-        assert_ne!(a, c);
-        assert_eq!(run(3, rayon::current_num_threads).unwrap(), 3);
-    }
+    use rayon::prelude::*;
+
+    use super::*;
 
     #[test]
     fn one_thread_is_the_callers() {
         let caller = std::thread::current().id();
-        let ids = map(1, 0..5, 1, |_| std::thread::current().id()).unwrap();
+        let ids = map(1, 0..5, 1, |_| std::thread::current().id());
         assert!(ids.iter().all(|id| *id == caller));
-        assert_eq!(
-            map(3, 0..100, 7, |i| i * i).unwrap(),
-            (0..100).map(|i| i * i).collect::<Vec<_>>()
-        );
+    }
+
+    #[test]
+    fn answers_come_in_order() {
+        for (threads, len, least) in [(1, 100, 1), (3, 100, 7), (2, 1, 1), (5, 0, 1), (64, 65, 0)] {
+            let squares: Vec<usize> = (0..len).map(|i| i * i).collect();
+            assert_eq!(map(threads, 0..len, least, |i| i * i), squares);
+        }
+        let mut places = vec![0; 1000];
+        let parts = places.chunks_mut(7).enumerate();
+        let sizes = map(4, parts, 3, |(i, part)| {
+            part.fill(i);
+            part.len()
+        });
+        assert_eq!(sizes.iter().sum::<usize>(), 1000);
+        assert!(places.iter().enumerate().all(|(at, i)| at / 7 == *i));
+    }
+
+    #[test]
+    fn a_call_that_finds_no_worker_free_does_not_wait() {
+        // Holds all workers there are while another call comes and goes.
+        let (begun, ended) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let first = AtomicUsize::new(0);
+                map(MOST_THREADS, 0..MOST_THREADS, 1, |_| {
+                    if first.fetch_add(1, Ordering::Relaxed) == 0 {
+                        begun.wait();
+                        ended.wait();
+                    } else {
+                        std::thread::sleep(Duration::from_micros(10));
+                    }
+                });
+            });
+            begun.wait();
+            assert_eq!(map(2, 0..9, 1, |i| i).len(), 9);
+            ended.wait();
+        });
+    }
+
+    #[test]
+    fn workers_are_free_again_after_a_panic() {
+        for _ in 0..20 {
+            let work = |i: usize| assert_ne!(i, 50, "as it should be");
+            let panic = std::panic::catch_unwind(|| map(8, 0..100, 1, work));
+            assert!(panic.is_err());
+        }
+        if let Some(pool) = pool() {
+            let all = pool.workers.current_num_threads();
+            let mut waited = 0;
+            while pool.free.load(Ordering::Relaxed) < all && waited < 10_000 {
+                std::thread::sleep(Duration::from_millis(1));
+                waited += 1;
+            }
+            assert!(waited < 10_000, "workers are lost");
+        }
+    }
+
+    #[test]
+    fn a_worker_of_a_host_gets_no_other_task_while_it_waits() {
+        let host = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let lock = Mutex::new(0);
+        host.install(|| {
+            (0..64).into_par_iter().for_each(|_| {
+                assert_eq!(count(None, true).unwrap(), 1);
+                let mut calls = lock.lock().unwrap();
+                // With a task of the host on top of it, this thread would wait here for itself.
+                let sum: usize = map(2, 0..64, 1, |i| i).into_iter().sum();
+                assert_eq!(sum, 64 * 63 / 2);
+                *calls += 1;
+            });
+        });
+        assert_eq!(lock.into_inner().unwrap(), 64);
     }
 
     #[test]
     fn zero_threads_is_an_error() {
         assert!(count(Some(0), false).is_err());
-        assert!(count(Some(1 << 40), true).is_err());
+        assert!(count(Some(5000), true).is_err());
         assert_eq!(count(Some(7), true).unwrap(), 7);
         assert_eq!(count(None, false).unwrap(), 1);
     }

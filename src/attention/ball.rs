@@ -127,7 +127,7 @@ impl ValueBall {
     /// Reads all values `(..., n, d_v)`.
     ///
     /// # Errors
-    /// [`Error::Pool`], [`Error::Option`] for threads.
+    /// [`Error::Option`] for threads.
     pub fn new(values: &Vectors<'_>, threads: Option<usize>) -> Result<Self, Error> {
         Self::new_with(values, threads, &mut || Ok(()))
     }

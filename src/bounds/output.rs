@@ -218,7 +218,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
                 return Ok(None);
             }
             cloud(scores, values, head, &served[head]).map(|cloud| Some(prepare(cloud)))
-        })?;
+        });
         hook()?;
         let clouds = clouds.into_iter().collect::<Result<Vec<_>, Error>>()?;
         let tasks: Vec<(&P, usize)> = (clouds.iter().zip(&served[start..end]))
@@ -228,7 +228,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
         for portion in tasks.chunks((PORTION / size).max(1)) {
             let one = |i: usize| work(portion[i].0, portion[i].1);
             let least = (SERIAL / size).max(1);
-            let found = threads::map(threads, 0..portion.len(), least, one)?;
+            let found = threads::map(threads, 0..portion.len(), least, one);
             for (&(_, row), found) in portion.iter().zip(found) {
                 results[row] = found?;
             }

@@ -1,7 +1,5 @@
 //! The covering program: the weights of all keys in all rows, and the passes over them.
 
-use rayon::prelude::*;
-
 use crate::error::{Error, Place};
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
 use crate::memory::afford;
@@ -81,14 +79,8 @@ impl<'a> Problem<'a> {
         for (p, slots) in weights.chunks_mut(portion * stride).enumerate() {
             let work =
                 |(i, slot): (_, &mut [f32])| select::weigh_row(scores, p * portion + i, slot);
-            let parts: Vec<Result<RowWeights, Error>> = threads::run(threads, || {
-                if threads == 1 {
-                    slots.chunks_mut(stride).enumerate().map(work).collect()
-                } else {
-                    slots.par_chunks_mut(stride).enumerate().map(work).collect()
-                }
-            })?;
-            for part in parts {
+            let slots = slots.chunks_mut(stride).enumerate();
+            for part in threads::map(threads, slots, 1, work) {
                 all.push(part?);
             }
             hook()?;
@@ -236,15 +228,9 @@ impl<'a> Problem<'a> {
             }
             losses
         };
-        let parts: Vec<Vec<f64>> = threads::run(self.threads, || {
-            if self.threads == 1 {
-                mixed.chunks_mut(width).enumerate().map(work).collect()
-            } else {
-                mixed.par_chunks_mut(width).enumerate().map(work).collect()
-            }
-        })?;
+        let columns = mixed.chunks_mut(width).enumerate();
         let mut losses = vec![0.0; self.rows];
-        for part in parts {
+        for part in threads::map(self.threads, columns, 1, work) {
             for (sum, loss) in losses.iter_mut().zip(part) {
                 *sum += loss;
             }

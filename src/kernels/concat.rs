@@ -1,30 +1,42 @@
 //! Lists of positions put one behind another.
 
-use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 use super::huge_pages;
 
 /// From so many positions on, several threads copy faster than one.
 const SHARED: usize = 1 << 15;
 
-/// An address that threads may share because each writes its own part.
-#[derive(Clone, Copy)]
-struct Start(*mut u32);
+/// A part of a list, and the place that it goes to.
+#[derive(Debug)]
+pub(crate) struct Piece<'a> {
+    from: &'a [u32],
+    to: &'a mut [MaybeUninit<u32>],
+}
 
-// SAFETY: the only use is in `append_all`, where every thread writes another range.
-unsafe impl Send for Start {}
-// SAFETY: as above.
-unsafe impl Sync for Start {}
+/// A piece of so many positions that is in its place.
+#[derive(Debug)]
+pub(crate) struct Copied(usize);
 
-impl Start {
-    fn at(self, offset: usize) -> *mut u32 {
-        self.0.wrapping_add(offset)
+impl Piece<'_> {
+    pub(crate) fn copy(self) -> Copied {
+        for (to, from) in self.to.iter_mut().zip(self.from) {
+            to.write(*from);
+        }
+        Copied(self.from.len())
     }
 }
 
-/// Appends all parts in order, long ones by the threads of the pool that this runs on: touching new memory for the
-/// first time costs more than filling it.
-pub(crate) fn append_all(to: &mut Vec<u32>, parts: &[&[u32]]) {
+/// Appends all parts in order. Long ones are copied by `share_out`, which has threads: touching new memory for the first
+/// time costs more than filling it.
+///
+/// # Panics
+/// If `share_out` leaves a piece out.
+pub(crate) fn append_all(
+    to: &mut Vec<u32>,
+    parts: &[&[u32]],
+    share_out: impl FnOnce(Vec<Piece<'_>>) -> Vec<Copied>,
+) {
     let total = parts.iter().map(|part| part.len()).sum();
     to.reserve(total);
     huge_pages::ask_for(to);
@@ -34,19 +46,17 @@ pub(crate) fn append_all(to: &mut Vec<u32>, parts: &[&[u32]]) {
         }
         return;
     }
-    let offsets = parts.iter().scan(0, |offset, part| {
-        let here = *offset;
-        *offset += part.len();
-        Some(here)
-    });
-    let jobs: Vec<(usize, &[u32])> = offsets.zip(parts.iter().copied()).collect();
-    let start = Start(to.spare_capacity_mut().as_mut_ptr().cast());
-    jobs.par_iter().for_each(|&(offset, part)| {
-        // SAFETY: the ranges `offset..offset + part.len()` are disjoint and end at `total`, which fits in the capacity
-        // reserved; the parts are borrowed, so they do not overlap a list that is borrowed mutably.
-        unsafe { start.at(offset).copy_from_nonoverlapping(part.as_ptr(), part.len()) };
-    });
-    // SAFETY: all `total` places behind the old end were written.
+    let mut room = &mut to.spare_capacity_mut()[..total];
+    let mut pieces = Vec::with_capacity(parts.len());
+    for &from in parts {
+        let (place, behind) = room.split_at_mut(from.len());
+        pieces.push(Piece { from, to: place });
+        room = behind;
+    }
+    let copied: usize = share_out(pieces).into_iter().map(|Copied(len)| len).sum();
+    assert_eq!(copied, total, "every piece is copied");
+    // SAFETY: the pieces are the first `total` places behind the old end, cut in order. Only `copy` makes a `Copied`, which
+    // consumes its piece and writes all of it, so lengths that sum to `total` are those of all pieces.
     unsafe { to.set_len(to.len() + total) };
 }
 
@@ -61,8 +71,19 @@ mod tests {
                 (0..9).map(|i| (0..i * scale).map(|j| 1000 * i + j).collect()).collect();
             let lent: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
             let mut all = vec![5];
-            append_all(&mut all, &lent);
+            append_all(&mut all, &lent, |pieces| {
+                pieces.into_iter().rev().map(Piece::copy).collect()
+            });
             assert_eq!(all, [vec![5], parts.concat()].concat());
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "every piece is copied")]
+    fn no_piece_is_left_out() {
+        let part = vec![1; SHARED];
+        append_all(&mut vec![], &[&part, &part], |pieces| {
+            pieces.into_iter().skip(1).map(Piece::copy).collect()
+        });
     }
 }

@@ -86,7 +86,7 @@ impl Simd {
     pub(crate) fn all() -> &'static [(&'static str, Simd)] {
         static LEVELS: OnceLock<Vec<(&'static str, Simd)>> = OnceLock::new();
         LEVELS.get_or_init(|| {
-            let mut levels = Vec::new();
+            let mut levels: Vec<(&str, Simd)> = Vec::new();
             #[cfg(target_arch = "x86_64")]
             {
                 let basic = is_x86_feature_detected!("avx2")

@@ -26,6 +26,7 @@ mod dispatch;
 mod float_modes;
 #[cfg(feature = "python")]
 mod foreign;
+mod forks;
 mod huge_pages;
 mod lanes;
 mod mixture;
@@ -41,11 +42,12 @@ mod tests;
 
 pub(crate) use bytes::{LINE, STEP, Step};
 pub(crate) use codes::{BIAS, Coarse, Encoded, Frame, Keys, PANEL, Packed};
-pub(crate) use concat::append_all;
+pub(crate) use concat::{Piece, append_all};
 pub(crate) use dispatch::{Bracket, Simd};
 pub(crate) use float_modes::DefaultFloats;
 #[cfg(feature = "python")]
 pub(crate) use foreign::extent;
+pub(crate) use forks::forks;
 pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};

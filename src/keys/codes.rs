@@ -5,9 +5,6 @@ pub(crate) mod saved;
 
 use std::borrow::Cow;
 
-use half::bf16;
-use rayon::prelude::*;
-
 use super::fingerprint::Fingerprint;
 use super::gram::{Gram, Spread};
 use super::index::Coded;
@@ -18,6 +15,7 @@ use crate::kernels::{
 };
 use crate::mass::Compensated;
 use crate::threads;
+use half::bf16;
 
 /// Chunks per thread that are encoded before their sums are added up.
 const WAVE: usize = 4;
@@ -212,7 +210,7 @@ impl Codes<'_> {
     /// Appends the codes of keys. On an error nothing has changed.
     ///
     /// # Errors
-    /// [`NotFinite`] at the first entry that is not finite; [`Error::Pool`].
+    /// [`NotFinite`] at the first entry that is not finite.
     pub(crate) fn append<E: Coded>(
         &mut self,
         simd: Simd,
@@ -235,7 +233,6 @@ impl Codes<'_> {
         let begun = (first.next_multiple_of(LANES) - first).min(count);
         let whole = first / LANES;
         let mut part = Part::new(self.frame.mean.len());
-        let mut failed = None;
         {
             let skip = usize::from(begun > 0);
             let (old, new) = lines[whole * block..].split_at_mut(skip * block);
@@ -263,33 +260,20 @@ impl Codes<'_> {
                     let span = Span { from, count: CHUNK.min(count - from), at: 0 };
                     self.encode(simd, keys, span, out, allowed(span.count))
                 };
-                // Outside a pool, parallel iterators would use the global one.
-                let parts: Result<Vec<Part>, Error> = threads::run(threads, || {
-                    if threads == 1 {
-                        outs.iter_mut().enumerate().map(one).collect()
-                    } else {
-                        outs.par_iter_mut().enumerate().map(one).collect()
-                    }
-                });
-                match parts {
-                    Ok(parts) => parts.into_iter().for_each(|other| part.join(other)),
-                    Err(error) => failed = Some(error),
-                }
-                if part.bad.is_some() || failed.is_some() {
+                let parts = threads::map(threads, outs.iter_mut().enumerate(), 1, one);
+                parts.into_iter().for_each(|other| part.join(other));
+                if part.bad.is_some() {
                     break;
                 }
             }
         }
-        if part.bad.is_some() || failed.is_some() {
+        if part.bad.is_some() {
             lines.truncate(first.div_ceil(LANES) * block);
             scales.truncate(first.div_ceil(LANES) * LANES);
             radii.truncate(first.div_ceil(LANES) * LANES);
             // What was written behind the last key of a block that had begun is not looked at, and written over.
         }
         (self.lines, self.scales, self.radii) = (lines.into(), scales.into(), radii.into());
-        if let Some(error) = failed {
-            return Err(error);
-        }
         if let Some(row) = part.bad {
             let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
             let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);

@@ -122,7 +122,7 @@ impl<'a> KeyIndex<'a> {
     /// Builds an index of keys of shape `(..., n, d)`, float32, float16 or bfloat16.
     ///
     /// # Errors
-    /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::KeyNotFinite`], [`Error::Pool`],
+    /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::KeyNotFinite`],
     /// [`Error::Option`] for threads.
     pub fn build(keys: &Vectors<'_>, options: &IndexOptions) -> Result<Self, Error> {
         let _modes = threads::default_floats();
@@ -205,7 +205,7 @@ impl<'a> KeyIndex<'a> {
     /// it.
     ///
     /// # Errors
-    /// [`Error::OtherKeys`] if they are not; [`Error::Shape`], [`Error::Pool`], [`Error::Option`].
+    /// [`Error::OtherKeys`] if they are not; [`Error::Shape`], [`Error::Option`].
     pub fn check(&self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
         self.fits(keys)?;
         let threads = threads::count(threads, keys.len() * self.dim * self.heads.len() > 1 << 20)?;
@@ -220,7 +220,7 @@ impl<'a> KeyIndex<'a> {
                     }
                     print
                 };
-                threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, print)
+                Ok(threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, print))
             })?;
             let mut all = Fingerprint::default();
             for print in prints {
@@ -263,7 +263,7 @@ impl<'a> KeyIndex<'a> {
         }
         let made = by_type!(keys, E => {
             let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
-            threads::map(threads, 0..self.heads.len(), 1, one)
+            Ok(threads::map(threads, 0..self.heads.len(), 1, one))
         })?;
         Ok(self.cells.get_or_init(|| made))
     }

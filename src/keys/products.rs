@@ -1,7 +1,5 @@
 //! Products of all queries with all keys, in f64.
 
-use rayon::prelude::*;
-
 use super::index::{Coded, by_type, matrix};
 use crate::error::Error;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
@@ -32,7 +30,7 @@ const NORM: f64 = 1.0 + 1.0 / 2_147_483_648.0;
 /// and less neither overflow nor underflow). It has the same bits for any number of threads and on every level.
 ///
 /// # Errors
-/// [`Error::Shape`] where shapes do not fit or keys are float64, [`Error::Pool`], [`Error::Option`] for threads, what the hook
+/// [`Error::Shape`] where shapes do not fit or keys are float64, [`Error::Option`] for threads, what the hook
 /// returns.
 pub(crate) fn products(
     queries: &Vectors<'_>,
@@ -108,13 +106,7 @@ impl All<'_> {
         let portion = (PORTION / (self.queries.len() * BLOCK)).max(1) * self.threads;
         let mut largest = 0f64;
         for blocks in blocks.chunks_mut(portion) {
-            let squares: Vec<f64> = threads::run(self.threads, || {
-                if self.threads == 1 {
-                    blocks.iter_mut().map(work).collect()
-                } else {
-                    blocks.par_iter_mut().map(work).collect()
-                }
-            })?;
+            let squares = threads::map(self.threads, blocks, 1, work);
             largest = squares.into_iter().fold(largest, f64::max);
             hook()?;
         }

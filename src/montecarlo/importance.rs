@@ -184,7 +184,7 @@ impl<'a> Importance<'a> {
         let bounds =
             Bounds { all: bounds, row, start: span.start, outside, simd: Simd::current()? };
         let blocks: Vec<Block> = stored!(bounds.all.data, stored => {
-            threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))?
+            threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))
         });
         if let Some(bad) = blocks.iter().position(|block| block.bad) {
             return Err(bounds.complain(bad));

@@ -19,6 +19,11 @@ mod select;
 
 use pyo3::prelude::*;
 
+/// The system's allocator hands back what a worker thread allocated after every call, so that the next one touches new pages
+/// again: with two threads that took longer than the work. A Rust service that depends on this crate brings its own.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[pymodule]
 mod _native {
     #[pymodule_export]

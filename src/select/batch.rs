@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::block;
 use super::options::{Options, allowed_keys};
 use super::prepared::{Prepared, Source, Visitor};
@@ -13,7 +11,7 @@ use super::workspace::{Buffers, Forced, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{
-    DefaultFloats, Element, LANES, Positions, Simd, Soon, append_all, ask_for_huge_pages,
+    DefaultFloats, Element, LANES, Piece, Positions, Simd, Soon, append_all, ask_for_huge_pages,
 };
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
 use crate::order;
@@ -60,10 +58,12 @@ impl Selection {
     }
 
     /// Appends the answers for later rows.
-    fn append(&mut self, parts: &[Selection]) {
+    fn append(&mut self, parts: &[Selection], threads: usize) {
         let indices: Vec<&[u32]> = parts.iter().map(|part| &part.indices[..]).collect();
         let mut base = self.indices.len() as i64;
-        append_all(&mut self.indices, &indices);
+        append_all(&mut self.indices, &indices, |pieces| {
+            threads::map(threads, pieces, 1, Piece::copy)
+        });
         for part in parts {
             self.indptr.extend(part.indptr.iter().map(|end| base + end));
             base += part.indices.len() as i64;
@@ -146,6 +146,7 @@ pub(crate) fn select_with(
     hook: Hook<'_>,
 ) -> Result<Selection, Error> {
     judge(scores, eps, options)?;
+    let _modes = threads::default_floats();
     let simd = Simd::current()?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
@@ -154,9 +155,8 @@ pub(crate) fn select_with(
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             // A row's way, and so its bits, depends on itself alone.
-            let shared = scores.span(row).visible >= SHARED;
-            let part = threads::run(threads, || job.rows(row..row + 1, shared))??;
-            join(&mut selection, vec![part], threads)?;
+            let threads = if scores.span(row).visible >= SHARED { threads } else { 1 };
+            join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads);
             hook()?;
         }
         return Ok(selection);
@@ -165,20 +165,15 @@ pub(crate) fn select_with(
     for start in (0..rows).step_by(portion) {
         let end = (start + portion).min(rows);
         if threads == 1 {
-            let part = threads::run(1, || job.rows(start..end, false))??;
-            join(&mut selection, vec![part], 1)?;
+            join(&mut selection, vec![job.rows(start..end, 1)?], 1);
         } else {
             let task = (TASK / n).max(1).min((end - start).div_ceil(threads));
-            let parts: Vec<Result<Selection, Error>> = threads::run(threads, || {
-                (start..end)
-                    .into_par_iter()
-                    .step_by(task)
-                    .map(|first| job.rows(first..(first + task).min(end), false))
-                    .collect()
-            })?;
+            let parts = threads::map(threads, (start..end).step_by(task), 1, |first| {
+                job.rows(first..(first + task).min(end), 1)
+            });
             // The first error in the order of rows, whoever found one first.
             let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
-            join(&mut selection, parts?, threads)?;
+            join(&mut selection, parts?, threads);
         }
         hook()?;
     }
@@ -186,13 +181,13 @@ pub(crate) fn select_with(
 }
 
 /// Appends the answers for later rows; the first ones are taken as they are.
-fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) -> Result<(), Error> {
+fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) {
     if selection.k.is_empty() && parts.len() == 1 {
         *selection = parts.remove(0);
         selection.indptr.insert(0, 0);
-        return Ok(());
+        return;
     }
-    threads::run(threads, || selection.append(&parts))
+    selection.append(&parts, threads);
 }
 
 pub(crate) fn select_in(
@@ -205,7 +200,7 @@ pub(crate) fn select_in(
     let job = Job { scores, eps, options, simd: Simd::current()? };
     let _environment = DefaultFloats::set();
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
-    job.append(0..scores.rows(), false, workspace, &mut selection)?;
+    job.append(0..scores.rows(), 1, workspace, &mut selection)?;
     Ok(selection)
 }
 
@@ -233,10 +228,10 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn rows(&self, rows: Range<usize>, shared: bool) -> Result<Selection, Error> {
+    fn rows(&self, rows: Range<usize>, threads: usize) -> Result<Selection, Error> {
         with_workspace(|workspace| {
             let mut part = Selection::default();
-            self.append(rows, shared, workspace, &mut part)?;
+            self.append(rows, threads, workspace, &mut part)?;
             Ok(part)
         })
     }
@@ -259,16 +254,16 @@ impl Job<'_> {
     fn append(
         &self,
         rows: Range<usize>,
-        shared: bool,
+        threads: usize,
         workspace: &mut Workspace,
         part: &mut Selection,
     ) -> Result<(), Error> {
-        if !shared && short::applies(self) {
+        if threads == 1 && short::applies(self) {
             return short::rows(self, rows, workspace, part);
         }
         for row in rows.clone() {
             self.make_room(&rows, row, &mut part.indices);
-            let decision = self.row(row, shared, workspace, &mut part.indices)?;
+            let decision = self.row(row, threads, workspace, &mut part.indices)?;
             part.push(&decision);
         }
         Ok(())
@@ -311,19 +306,19 @@ impl Job<'_> {
         }
     }
 
-    pub(crate) fn source(&self, row: usize, shared: bool, soon: Option<Soon>) -> Source<'_> {
-        Source { scores: self.scores, row, simd: self.simd, shared, copied: false, soon }
+    pub(crate) fn source(&self, row: usize, threads: usize, soon: Option<Soon>) -> Source<'_> {
+        Source { scores: self.scores, row, simd: self.simd, threads, copied: false, soon }
     }
 
     pub(crate) fn row(
         &self,
         row: usize,
-        shared: bool,
+        threads: usize,
         workspace: &mut Workspace,
         out: &mut Vec<u32>,
     ) -> Result<Decision, Error> {
         let soon = self.soon(row, out);
-        let mut source = self.source(row, shared, soon);
+        let mut source = self.source(row, threads, soon);
         let mark = out.len();
         if source.is_plain(workspace) {
             let mut decision = source.native(workspace, Decide { job: self, source, out });
@@ -382,7 +377,7 @@ impl Visitor for Decide<'_> {
             exact_ties,
             weights,
         } = row;
-        let Source { row: number, simd, shared, .. } = self.source;
+        let Source { row: number, simd, threads, .. } = self.source;
         if live == 0 {
             return Ok(Decision::EMPTY);
         }
@@ -411,7 +406,7 @@ impl Visitor for Decide<'_> {
                 smallest,
                 soon,
                 forced: (0.0, 0),
-                shared,
+                threads,
             };
             let positions = forced.first.iter().chain(&forced.last).copied();
             let found = block::search(
@@ -447,9 +442,9 @@ impl Visitor for Decide<'_> {
                 *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
             }
             let forced = (0.0, 0);
-            let (own, live, shared) = (&own[..], count, false);
+            let (own, live, threads) = (&own[..], count, 1);
             let of =
-                Field { simd, keys: own, live, largest, rough, smallest, soon, forced, shared };
+                Field { simd, keys: own, live, largest, rough, smallest, soon, forced, threads };
             fixed = of.mass(law);
             keys
         };
@@ -463,7 +458,7 @@ impl Visitor for Decide<'_> {
             smallest,
             soon,
             forced: (fixed, count),
-            shared,
+            threads,
         };
         let mut found = field.search(law, &rule, E::scratch(workspace));
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
@@ -475,7 +470,7 @@ impl Visitor for Decide<'_> {
         let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
         self.out.extend(forced.first.iter().map(at));
         if let Some(boundary) = found.boundary {
-            emit((simd, shared), keys, positions, boundary, self.out);
+            emit((simd, threads), keys, positions, boundary, self.out);
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
@@ -489,7 +484,7 @@ impl Visitor for Decide<'_> {
 
 /// Lists the positions kept down to a boundary.
 pub(crate) fn emit<E: Element>(
-    (simd, shared): (Simd, bool),
+    (simd, threads): (Simd, usize),
     keys: &[E],
     positions: Option<&[u32]>,
     boundary: (E::Scalar, u32),
@@ -505,21 +500,17 @@ pub(crate) fn emit<E: Element>(
     // Up to the boundary ties are kept, behind it they are not.
     let edge = (boundary.1 as usize).min(keys.len());
     let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
-    if shared {
-        let share = threads::share(before, CHUNK);
-        let parts: Vec<Vec<u32>> = (0..before)
-            .into_par_iter()
-            .step_by(share)
-            .map(|start| {
-                let mut part = Vec::new();
-                list(start..(start + share).min(before), true, &mut part);
-                part
-            })
-            .collect();
-        let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
-        append_all(out, &parts);
-    } else {
+    if threads == 1 {
         list(0..before, true, out);
+    } else {
+        let share = threads::share(before, CHUNK, threads);
+        let parts = threads::map(threads, (0..before).step_by(share), 1, |start| {
+            let mut part = Vec::new();
+            list(start..(start + share).min(before), true, &mut part);
+            part
+        });
+        let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
+        append_all(out, &parts, |pieces| threads::map(threads, pieces, 1, Piece::copy));
     }
     if before < keys.len() {
         for j in before..behind {

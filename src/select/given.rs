@@ -107,7 +107,7 @@ impl Judge<'_> {
 
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
-        let source = Source { scores, row, simd, shared: false, copied: false, soon: None };
+        let source = Source { scores, row, simd, threads: 1, copied: false, soon: None };
         if source.is_plain(workspace) {
             let opinion =
                 source.native(workspace, Form { judge: self, row, single: source.is_single() })?;
@@ -238,9 +238,9 @@ impl Visitor for Form<'_> {
             return Ok(Opinion { verdict, open });
         }
         let forced = (0.0, 0);
-        let (simd, shared) = (judge.simd, false);
+        let (simd, threads) = (judge.simd, 1);
         let field =
-            Field { simd, keys, live, largest, rough: None, smallest, soon: None, forced, shared };
+            Field { simd, keys, live, largest, rough: None, smallest, soon: None, forced, threads };
         let rule = Rule {
             eps,
             slack,

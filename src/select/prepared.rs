@@ -1,14 +1,13 @@
 //! A row made ready for the passes: copied, masked, judged, with the law of its weights and the slack of its sums.
 
-use half::{bf16, f16};
-use rayon::prelude::*;
-
 use super::row::{self, Law};
 use super::workspace::{Buffers, Workspace, padded, padded_for};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Scalar, Scaled, Shifted, Simd, Soon, Stored, Survey};
 use crate::mass::{CHUNK, Slack};
 use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores};
+use crate::threads;
+use half::{bf16, f16};
 
 /// One row, prepared.
 pub(crate) struct Prepared<'a, E: Element> {
@@ -83,8 +82,8 @@ pub(crate) struct Source<'a> {
     pub(crate) scores: &'a Scores<'a>,
     pub(crate) row: usize,
     pub(crate) simd: Simd,
-    /// Whether its chunks are shared out over the pool that this runs on.
-    pub(crate) shared: bool,
+    /// How many threads its chunks are shared out over.
+    pub(crate) threads: usize,
     /// Whether it is copied before anything else, and so seen at one moment, whoever writes to it meanwhile.
     pub(crate) copied: bool,
     /// What is worth fetching while this row is worked on.
@@ -329,14 +328,15 @@ impl Source<'_> {
             keys.iter_mut().zip(from).for_each(|(key, value)| *key = value.negated());
             return self.simd.survey(None, from.len(), keys);
         }
-        if !self.shared {
+        if self.threads == 1 {
             return self.simd.survey(Some(from), from.len(), keys);
         }
-        keys.par_chunks_mut(CHUNK)
-            .zip(from.par_chunks(CHUNK))
-            .map(|(keys, from)| self.simd.survey(Some(from), from.len(), keys))
-            .reduce_with(Survey::join)
-            .unwrap_or_else(|| self.simd.survey(None, 0, keys))
+        let chunks = keys.chunks_mut(CHUNK).zip(from.chunks(CHUNK));
+        let survey =
+            |(keys, from): (&mut [E], &[E])| self.simd.survey(Some(from), from.len(), keys);
+        let parts = threads::map(self.threads, chunks, 1, survey);
+        let joined = parts.into_iter().reduce(Survey::join);
+        joined.unwrap_or_else(|| self.simd.survey(None, 0, keys))
     }
 
     /// Looks over the visible part of a row, whole groups, where it is. If that is worth it, the row is weighed roughly at
@@ -360,18 +360,18 @@ impl Source<'_> {
         let near =
             row::is_near(shift.into(), scale) && (shift.into() - least.into()) * scale > FLAT;
         let rough = near.then_some((shift, scale));
-        let parts: Vec<_>;
         let mut seen: Option<Survey<E::Scalar>> = None;
         let mut mass = 0.0;
         let mut join = |(part, weight): (Survey<E::Scalar>, f64)| {
             seen = Some(seen.map_or(part, |seen| seen.join(part)));
             mass += weight;
         };
-        if self.shared {
-            parts = from.par_chunks(CHUNK).map(|from| self.simd.look(from, rough)).collect();
-            parts.into_iter().for_each(&mut join);
+        let look = |from: &[E]| self.simd.look(from, rough);
+        if self.threads == 1 {
+            from.chunks(CHUNK).map(look).for_each(&mut join);
         } else {
-            from.chunks(CHUNK).map(|from| self.simd.look(from, rough)).for_each(&mut join);
+            let parts = threads::map(self.threads, from.chunks(CHUNK), 1, look);
+            parts.into_iter().for_each(&mut join);
         }
         let seen = seen.unwrap_or_else(|| self.simd.look(from, None).0);
         let above = (seen.largest.into() - shift.into()) * scale;

@@ -9,8 +9,6 @@
 //! The passes see a row in chunks with fixed edges whose sums meet in f64 in order, so it makes no difference to the
 //! bits whether one thread walks the chunks or many share them.
 
-use rayon::prelude::*;
-
 use super::workspace::padded;
 use crate::kernels::{
     Bracket, Element, LANES, NEAR, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd,
@@ -151,8 +149,8 @@ pub(crate) struct Field<'a, E: Element> {
     pub(crate) soon: Option<Soon>,
     /// Weight and number of the keys that are kept in any case.
     pub(crate) forced: (f64, usize),
-    /// Whether chunks are shared out over the pool that this runs on.
-    pub(crate) shared: bool,
+    /// How many threads chunks are shared out over.
+    pub(crate) threads: usize,
 }
 
 /// A set found, described by its worst member.
@@ -236,11 +234,11 @@ pub(crate) struct Scratch<S> {
 
 impl<E: Element> Field<'_, E> {
     fn fold<R: Send>(&self, pass: impl Fn(&[E]) -> R + Sync + Send, mut combine: impl FnMut(R)) {
-        if self.shared {
-            let parts: Vec<R> = self.keys.par_chunks(CHUNK).map(pass).collect();
-            parts.into_iter().for_each(combine);
-        } else {
+        if self.threads == 1 {
             self.keys.chunks(CHUNK).for_each(|chunk| combine(pass(chunk)));
+        } else {
+            let parts = threads::map(self.threads, self.keys.chunks(CHUNK), 1, pass);
+            parts.into_iter().for_each(combine);
         }
     }
 
@@ -278,7 +276,7 @@ impl<E: Element> Field<'_, E> {
             total.count_above += part.count_above;
             total.inside += part.inside;
         };
-        if !self.shared {
+        if self.threads == 1 {
             for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
                 bracket.reserve(chunk.len());
                 let soon = self.soon.map(|soon| soon.from::<E>(c * CHUNK));
@@ -286,21 +284,20 @@ impl<E: Element> Field<'_, E> {
             }
             return total;
         }
-        let share = threads::share(self.keys.len(), CHUNK);
+        let share = threads::share(self.keys.len(), CHUNK, self.threads);
         let number = self.keys.len().div_ceil(share);
         if parts.len() < number {
             parts.resize_with(number, Bracket::default);
         }
-        let found: Vec<Vec<Sides>> = (self.keys.par_chunks(share).zip(parts.par_iter_mut()))
-            .map(|(keys, part)| {
-                part.clear();
-                let pass = |chunk: &[E]| {
-                    part.reserve(chunk.len());
-                    self.simd.split(chunk, law, range, None, part)
-                };
-                keys.chunks(CHUNK).map(pass).collect()
-            })
-            .collect();
+        let shares = self.keys.chunks(share).zip(parts.iter_mut());
+        let found: Vec<Vec<Sides>> = threads::map(self.threads, shares, 1, |(keys, part)| {
+            part.clear();
+            let pass = |chunk: &[E]| {
+                part.reserve(chunk.len());
+                self.simd.split(chunk, law, range, None, part)
+            };
+            keys.chunks(CHUNK).map(pass).collect()
+        });
         for (sides, part) in found.iter().zip(parts.iter()) {
             bracket.append(part);
             sides.iter().for_each(&mut add);

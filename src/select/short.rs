@@ -104,7 +104,7 @@ where
             }
             let mut n = span.visible;
             if masked && n > RANKED {
-                let source = job.source(row, false, None);
+                let source = job.source(row, 1, None);
                 let from = &data[span.start..span.start + n];
                 if !source.admit(from, workspace, &mut dense[count], &mut listed[count]) {
                     break;
@@ -123,7 +123,7 @@ where
             count += 1;
         }
         if count == 0 {
-            result = job.row(next, false, workspace, &mut part.indices).map(|one| part.push(&one));
+            result = job.row(next, 1, workspace, &mut part.indices).map(|one| part.push(&one));
             next += 1;
             continue;
         }
@@ -191,7 +191,7 @@ where
             part.push(&decision);
         } else {
             part.indices.truncate(mark);
-            match job.row(number, false, workspace, &mut part.indices) {
+            match job.row(number, 1, workspace, &mut part.indices) {
                 Ok(decision) => part.push(&decision),
                 Err(error) => {
                     result = Err(error);
@@ -273,7 +273,7 @@ fn decide_ties<E: Element>(
         Positions::Listed(list) => Some(list),
     };
     let mark = out.len();
-    batch::emit((simd, false), keys, list, (edge.key, last), out);
+    batch::emit((simd, 1), keys, list, (edge.key, last), out);
     // The general search knows what to do with a row that another thread writes to.
     (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, rule))
 }

@@ -33,7 +33,7 @@ pub(crate) fn weigh_row(
     out: &mut [f32],
 ) -> Result<RowWeights, Error> {
     let source =
-        Source { scores, row, simd: Simd::current()?, shared: false, copied: false, soon: None };
+        Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, soon: None };
     let visitor = Write { simd: source.simd, n: scores.longest(), out };
     with_workspace(|workspace| {
         if source.is_plain(workspace) {
