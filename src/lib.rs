@@ -22,6 +22,12 @@
 //! rows, with a proven lower bound on the size of any such set. [`bounds`] and [`output_error`] bound what truncation loses from
 //! less than a whole row, [`montecarlo`] from some of its keys, and [`model`] says how many keys Gaussian scores need. Results have
 //! the same bits on every instruction set and for any number of threads.
+//!
+//! # Threads
+//! A call works on the thread that calls, and on workers of one pool of the crate's own that are free: as many as
+//! `RAYON_NUM_THREADS` or else the system lends, less one, started when a call first needs them. Calls at the same time share
+//! them and never wait for one another. On a worker of a rayon pool, the host's or the global one, a call uses no other thread
+//! unless it was told a number; either way it never runs tasks of that pool while it waits, so it may be made under a lock.
 
 mod attention;
 pub mod bounds;

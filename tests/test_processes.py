@@ -49,6 +49,27 @@ ok = all(run(t) == w for t, w in want.items())
 sys.exit(status if status else 0 if ok else 5)
 """
 
+# The first process of a namespace, and in it the first of another: both have the number 1.
+NAMESPACES = """
+import ctypes, os, signal, sys, time
+
+def unshare():
+    if ctypes.CDLL(None).unshare(0x20000000):  # CLONE_NEWPID, for children
+        os._exit(77)
+
+unshare()
+first = os.fork()
+if first:
+    until, ended = time.monotonic() + 120, (0, 0)
+    while ended[0] == 0:
+        if time.monotonic() > until:
+            os.kill(first, signal.SIGKILL)
+        time.sleep(0.1)
+        ended = os.waitpid(first, os.WNOHANG)
+    os._exit(os.waitstatus_to_exitcode(ended[1]) & 127)
+assert os.getpid() == 1
+"""
+
 COUNT_THREADS = """
 import os
 import numpy as np
@@ -68,7 +89,24 @@ def work(threads):
 
 rows = np.random.default_rng(1).standard_normal((4, 300000)).astype(np.float32)
 before = tasks()
-print(work(1), work(3))
+print(work(1), work(3), work(64))
+"""
+
+FAULTS = """
+import resource
+import numpy as np
+import certk_rs as ck
+
+rows = (3 * np.random.default_rng(0).standard_normal((64, 131072))).astype(np.float32)
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    ck.select(rows, 0.01, threads=2)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for _ in range(5):
+    faults()
+print(sorted(faults() for _ in range(21))[10])
 """
 
 LONG_CALL = """
@@ -100,15 +138,42 @@ def test_select_fork_select_fork_select() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="needs namespaces")
+def test_a_child_with_the_number_of_its_parent() -> None:
+    """Containers and sandboxes do this; the number does not tell whose pool it is."""
+    code = NAMESPACES + FORK.replace("pid = os.fork()", "unshare()\npid = os.fork()", 1)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("this system allows no namespaces")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
-def test_a_call_starts_no_more_threads_than_asked_for() -> None:
-    """One thread is the caller's own; three are three, and no pool of the host's is used."""
+@pytest.mark.parametrize(("lent", "started"), [("3", "2"), ("1", "0")])
+def test_a_process_starts_no_more_threads_than_it_was_lent(lent: str, started: str) -> None:
+    """The caller is one of them; one pool serves every number; no pool of the host's is used."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=180,
-        check=False,
+        check=False, env={**os.environ, "RAYON_NUM_THREADS": lent},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["0", "3"]
+    assert done.stdout.split() == ["0", started, started]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+def test_a_warm_call_touches_no_new_page() -> None:
+    """What worker threads allocate for results stays with the process between calls."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=180, check=False,
+        env={**os.environ, "RAYON_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # The allocator gives pages back about once a second, so a call now and then finds fewer.
+    assert int(done.stdout) <= 20
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -58,7 +58,9 @@ def select(
             last block may be short, and `minimal` then speaks of the number of blocks.
         prove_minimal: Decide rows again in float64 where the fast arithmetic leaves it open
             whether k is minimal.
-        threads: Number of threads; None for all available (RAYON_NUM_THREADS and CPU quotas count).
+        threads: The most threads that the call uses, itself included; None for all available
+            (RAYON_NUM_THREADS, else what affinity and CPU quotas lend). No more than that are ever
+            started, and calls at the same time share them.
 
     Returns:
         A `Selection`; every row is CERTIFIED, or says that it is OVER_BUDGET or EMPTY.

@@ -92,7 +92,8 @@ impl Options {
         self
     }
 
-    /// How many threads to use; `None` means all that are available. Results do not depend on it.
+    /// The most threads that a call uses, the caller included; `None` means all that are available, and the caller alone if it
+    /// is a worker of a rayon pool. Results do not depend on it.
     #[must_use]
     pub fn threads(mut self, threads: impl Into<Option<usize>>) -> Self {
         self.threads = threads.into();

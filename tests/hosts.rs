@@ -1,0 +1,136 @@
+//! Calls from the workers of a host's own rayon pool. A worker that waits for another pool runs tasks of its own in that time;
+//! nothing here may wait like that.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use certk_rs::{
+    AttentionOptions, IndexOptions, KeyIndex, Options, Scores, SearchOptions, Vectors, keep_set,
+    select,
+};
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+fn host() -> ThreadPool {
+    ThreadPoolBuilder::new().num_threads(2).build().unwrap()
+}
+
+/// What does not end within two minutes does not end: the calls below take a second or two.
+fn in_time(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        done.send(()).unwrap();
+    });
+    match ended.recv_timeout(Duration::from_secs(120)) {
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("a host waits for itself"),
+        _ => thread.join().unwrap(),
+    }
+}
+
+/// Numbers that look Gaussian enough, the same each time.
+fn numbers(count: usize, size: f32) -> Vec<f32> {
+    let mut state = 1u64;
+    let mut uniform = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..count).map(|_| size * (0..4).map(|_| uniform()).sum::<f32>()).collect()
+}
+
+#[test]
+fn a_search_may_run_under_a_lock_of_the_host() {
+    in_time(|| {
+        let (heads, n, d) = (4, 4096, 64);
+        let (keys, queries) = (numbers(heads * n * d, 2.0), numbers(heads * d, 8.0));
+        let keys = Vectors::new("k", &keys[..], &[heads, n, d]).unwrap();
+        let queries = Vectors::new("q", &queries[..], &[heads, 1, d]).unwrap();
+        let options = SearchOptions::default();
+        let alone = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+        let want = alone.search(&queries, Some(&keys), &[0.01], &options).unwrap();
+        for threads in [None, Some(2), Some(7)] {
+            let index = Mutex::new(alone.clone());
+            let options = SearchOptions { threads, ..options };
+            let calls = AtomicUsize::new(0);
+            host().install(|| {
+                (0..200).into_par_iter().for_each(|_| {
+                    let index = index.lock().unwrap();
+                    let found = index.search(&queries, Some(&keys), &[0.01], &options).unwrap();
+                    assert_eq!(found.selection, want.selection);
+                    calls.fetch_add(1, Ordering::Relaxed);
+                });
+            });
+            assert_eq!(calls.into_inner(), 200);
+        }
+    });
+}
+
+#[test]
+fn many_calls_at_once_do_not_pile_up() {
+    /// An emulated processor takes its time.
+    const CALLS: usize = if cfg!(target_arch = "x86_64") { 20_000 } else { 2000 };
+    in_time(|| {
+        let row = numbers(17 * 4096, 4.0);
+        let scores = Scores::new(&row[..], &[17, 4096]).unwrap();
+        let want = select(&scores, &[0.5], &Options::new()).unwrap().k;
+        host().install(|| {
+            (0..CALLS).into_par_iter().for_each(|_| {
+                assert_eq!(select(&scores, &[0.5], &Options::new()).unwrap().k, want);
+            });
+        });
+    });
+}
+
+#[test]
+fn an_explicit_number_of_threads_does_not_pile_up_either() {
+    in_time(|| {
+        let row = numbers(17 * 8192, 4.0);
+        let scores = Scores::new(&row[..], &[17, 8192]).unwrap();
+        let long = Scores::new(&row[..], &[1, 17 * 8192]).unwrap();
+        let options = Options::new().threads(3);
+        let want = select(&scores, &[0.1], &options).unwrap();
+        let whole = select(&long, &[0.1], &options).unwrap();
+        let lock = Mutex::new(());
+        host().install(|| {
+            (0..500).into_par_iter().for_each(|_| {
+                assert_eq!(select(&scores, &[0.1], &options).unwrap(), want);
+                let _held = lock.lock().unwrap();
+                assert_eq!(select(&long, &[0.1], &options).unwrap(), whole);
+            });
+        });
+    });
+}
+
+#[test]
+fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
+    in_time(|| {
+        let (n, d) = (70_000, 32);
+        let (keys, query) = (numbers(n * d, 2.0), numbers(32 * d, 8.0));
+        let keys = Vectors::new("k", &keys[..], &[n, d]).unwrap();
+        let queries = Vectors::new("q", &query[..], &[32, d]).unwrap();
+        let rows = numbers(4 * n, 8.0);
+        let scores = Scores::new(&rows[..], &[4, n]).unwrap();
+        for threads in [None, Some(2)] {
+            let lock = Mutex::new(());
+            host().install(|| {
+                (0..8).into_par_iter().for_each(|call| {
+                    let _held = lock.lock().unwrap();
+                    if call % 2 == 0 {
+                        let options = Options::new().threads(threads);
+                        keep_set(&scores, &[0.1], &options).unwrap();
+                    } else {
+                        let build = IndexOptions { threads, ..IndexOptions::default() };
+                        KeyIndex::build(&keys, &build).unwrap().check(&keys, threads).unwrap();
+                        let options = AttentionOptions { threads, ..AttentionOptions::default() };
+                        let budget = certk_rs::Budget::TailMass(&[0.1]);
+                        certk_rs::attention(&queries, &keys, &keys, budget, None, &options)
+                            .unwrap();
+                    }
+                });
+            });
+        }
+    });
+}
