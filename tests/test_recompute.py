@@ -52,24 +52,24 @@ def total(weights: list[flint.arb], which: np.ndarray) -> flint.arb:
 def nearly_cancelling(
     rng: np.random.Generator, rows: int, n: int, d: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Float32 vectors whose products are near 1e8 each and almost cancel in every sum."""
-    half = rng.uniform(8192, 16384, (rows, d // 2))
-    q = np.concatenate([half, half], axis=1)
-    other = rng.uniform(8192, 16384, (n, d // 2)) * rng.choice([-1, 1], (n, d // 2))
-    k = np.concatenate([other, -other], axis=1)
+    """Float32 vectors: pairs of products near 1e8 that cancel, and a few small ones that stay."""
+    pairs = d // 3
+    half, few = rng.uniform(8e3, 16e3, (rows, pairs)), rng.standard_normal((rows, d - 2 * pairs))
+    q = np.concatenate([half, half, few], axis=1)
+    other = rng.uniform(8e3, 16e3, (n, pairs)) * rng.choice([-1, 1], (n, pairs))
+    k = np.concatenate([other, -other, rng.standard_normal((n, d - 2 * pairs))], axis=1)
     order = rng.permutation(d)
-    q, k = (a[:, order].astype(np.float32) for a in (q, k))
-    k += rng.integers(-1, 2, k.shape).astype(np.float32) * np.float32(2.0**-10)
-    return q.astype(np.float64), k.astype(np.float64)
+    q, k = (a[:, order].astype(np.float32).astype(np.float64) for a in (q, k))
+    return q, k
 
 
-@pytest.mark.parametrize("scale", [0.2, -0.2, 1.0])
-@pytest.mark.parametrize("d", [2, 64, 256])
+@pytest.mark.parametrize("scale", [1.0, -0.3])
+@pytest.mark.parametrize("d", [6, 64, 256])
 def test_products_that_nearly_cancel(d: int, scale: float) -> None:
     """The rounding of what cancels is far above that of the rest, and inside the interval."""
     rng = np.random.default_rng(d)
     q, k = nearly_cancelling(rng, 6, 24, d)
-    assert 5e7 < abs(q[:, None] * k).min() < abs(q[:, None] * k).max() < 3e8
+    assert 1e8 < abs(q[:, None] * k).max() < 3e8
     kept = rng.random(24) < 0.4
     found, off = rows_of(q, k, scale, kept), 0.0
     for j, weights in enumerate(exact_weights(q, k, scale)):
@@ -87,7 +87,7 @@ def test_products_that_nearly_cancel(d: int, scale: float) -> None:
             share = real / everything
             least = flint.arb(float(ours)) * (-flint.arb(float(found.spread[j]))).exp()
             assert least <= share + flint.arb(2.0**-1000)
-    assert d == 2 or off > 2.0**-39  # without the radius the masses would be outside
+    assert off > 2.0**-32  # without the radius the masses would be outside
 
 
 def weights_by_side(weights: list[flint.arb], kept: np.ndarray) -> list[flint.arb]:
