@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import tracemalloc
@@ -887,3 +888,22 @@ def test_rows_of_one_head_given_to_another(job: Job) -> None:
         rf"^layers.0.key\[{start}\]: is not position \d+ of kv head 2 of the input$",
         alone=False,
     )
+
+
+@pytest.mark.parametrize("which", ["output", "source"])
+@pytest.mark.parametrize("when", ["checking", "recomputing"])
+def test_a_file_that_changes_meanwhile(job: Job, which: str, when: str) -> None:
+    """What was hashed is what was judged."""
+    path = getattr(job, which)
+
+    def tell(label: str, done: int, _total: int) -> None:
+        if label.startswith(when) and done == 1:
+            with path.open("r+b") as file:
+                file.write(path.read_bytes()[:9])
+            os.utime(path, ns=(1, 1))
+
+    assert audit([job.output], [job.source]).holds
+    [output] = audit([job.output], [job.source], tell).outputs
+    [finding] = output.findings
+    assert finding.where == "file"
+    assert "was changed while it was being used" in finding.what

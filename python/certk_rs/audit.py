@@ -219,6 +219,7 @@ def _audit_output(
         result.add(name, "no output has such a tensor")
     if source is not None:
         _check_against(source, file, complete, certificate, result, tell)
+    file.check_unchanged(file.identity)
 
 
 def _certificate(file: SafetensorsFile, result: OutputAudit) -> Certificate | None:
@@ -351,4 +352,5 @@ def _check_against(
             rows, bounds = check_truth(sets, given, file, certificate, result.add)
             result.confirmed_rows += rows
             result.confirmed_lower_bounds += bounds
+        given.check_unchanged(source.identity)
         result.unchecked = ()
