@@ -377,8 +377,7 @@ def test_other_sizes_claimed(tmp_path: Path, role: str, axis: int, size: int) ->
     forge(job.output, say=say)
     found, most = peak(job.output)
     assert most < 2_000_000
-    # Of keys there may be more; all other sizes are those of what the file holds.
-    assert found.holds == (role == "key" and axis == 2 and size == 1 << 31 and False)
+    assert not found.holds
     assert not job.check(against=True).holds
 
 
@@ -551,9 +550,8 @@ NONSENSE = [
     *[0.5, 1.0, -0.0, 5e-324, 1e308, True, None, "", "1", "nan", [], {}, [1], {"1": 1}],
     *["\ud800", "\0", "layers.{i}.{key|value|query}", "@" + "[" * 900 + "]" * 900],
 ]
-# Whoever says these is right too, or says what nobody can know.
-HARMLESS = {("library",), ("eps",), ("options", "max_keep"), ("options", "keep_first")}
-HARMLESS |= {("options", "keep_last"), ("causal_offset",), ("scales", "0")}
+# Nobody can know who wrote it; and a set may keep to other options by chance.
+HARMLESS = {("library",), ("options", "max_keep"), ("options", "keep_last")}
 
 
 def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path) -> None:
@@ -561,9 +559,10 @@ def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path) -> None:
     job = Job(tmp_path, cache={"layers": 1, "kv_heads": 1, "heads": 2}, keep_last=1)
     good, body = job.output.read_bytes(), body_of(job.output)
     passed = set()
-    for place, value in leaves(body):
-        for other in NONSENSE:
-            if other == value and type(other) is type(value):
+    for number, (place, value) in enumerate(leaves(body)):
+        # Tensors have many like fields, of which each is given some of the values.
+        for other in NONSENSE[number % 4 :: 4] if place[0] in ("inputs", "outputs") else NONSENSE:
+            if place == ("sha256",) or (other == value and type(other) is type(value)):
                 continue
 
             def say(body: Body, place: Any = place, other: Any = other) -> None:
@@ -571,18 +570,13 @@ def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path) -> None:
                     body = body[key]
                 body[place[-1]] = other
 
-            if place == ("sha256",):
-                continue
             job.output.write_bytes(good)
             forge(job.output, say=say)
             alone, with_input = job.check(), job.check(against=True)
             assert alone.holds or not with_input.holds
             if with_input.holds:
-                passed.add((place, str(other)))
-    assert {place for place, _ in passed} <= HARMLESS
-    told = {place: sorted(o for p, o in passed if p == place) for place, _ in passed}
-    assert told.get(("causal_offset",), []) == []
-    assert told.get(("scales", "0"), []) == []
+                passed.add(place)
+    assert passed == HARMLESS
 
 
 @pytest.mark.parametrize("eps", ["@NaN", "@1e999", "@-1e999", "nan", "inf", None, [], "@1e400"])
