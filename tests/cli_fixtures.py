@@ -5,7 +5,9 @@ The safetensors writer here is its own: it writes what it is told to, sense or n
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from certk_rs.cache_format import SafetensorsFile, TensorFacts, output_header, read_certificate
+from certk_rs.audit import OutputAudit, audit
+from certk_rs.cache_format import (
+    Options,
+    SafetensorsFile,
+    TensorFacts,
+    output_header,
+    read_certificate,
+)
 from certk_rs.cli import main
+from certk_rs.jobs.plan import make_plan
+from certk_rs.jobs.run import run
 
 Tensor = tuple[str, tuple[int, ...], bytes]
 
+FORGED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32}
 
 
@@ -100,8 +112,6 @@ def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certifi
 
     `edit` changes the arrays in place or replaces them; keywords replace fields of the certificate.
     """
-    import hashlib
-
     with SafetensorsFile(path) as file:
         arrays = {name: file.read(name) for name in file.header.entries}
         dtypes = {name: entry.dtype for name, entry in file.header.entries.items()}
@@ -114,6 +124,72 @@ def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certifi
     }
     header = output_header(replace(said, outputs=outputs, **certificate))
     path.write_bytes(header.raw + b"".join(arrays[name].tobytes() for name in header.entries))
+
+
+def forge(
+    path: Path,
+    edit: Callable[[dict[str, np.ndarray]], None] = lambda _: None,
+    say: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> None:
+    """Forge an output with none of the library's code: all of it fits together, whatever it says.
+
+    `edit` changes the tensors, whose types may change too. Then `say` changes the certificate as
+    JSON, shapes and hashes included; a string "@text" stands in it for bare text, such as 1e999.
+    """
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    body = json.loads(header.pop("__metadata__")["certk"])
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
+        arrays[name] = flat.reshape(entry["shape"])
+    edit(arrays)
+    called = {np.dtype(kind): name for name, kind in FORGED.items()}
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    entries, position = {}, 0
+    for name in order:
+        kind, shape = called[arrays[name].dtype], list(arrays[name].shape)
+        offsets = [position, position := position + arrays[name].nbytes]
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": offsets}
+    body["outputs"] = {
+        name: {
+            "dtype": entries[name]["dtype"],
+            "shape": entries[name]["shape"],
+            "sha256": hashlib.sha256(arrays[name].tobytes()).hexdigest(),
+        }
+        for name in order
+    }
+    say(body)
+
+    def text(sha256: str) -> str:
+        said = json.dumps(body | {"sha256": sha256}, sort_keys=True, separators=(",", ":"))
+        return re.sub(r'"@([^"]*)"', r"\1", said)
+
+    sealed = text(hashlib.sha256(text("").encode()).hexdigest())
+    written = json.dumps({"__metadata__": {"certk": sealed}} | entries, separators=(",", ":"))
+    written += " " * (-len(written) % 8)
+    path.write_bytes(raw_file(written, b"".join(arrays[name].tobytes() for name in order)))
+
+
+class Job:
+    """A pruned cache: `source` and `output`, to be damaged and audited."""
+
+    def __init__(self, folder: Path, *, eps: float = 0.1, **options: Any) -> None:
+        cache, names = options.pop("cache", {}), options.pop("names", None)
+        self.source = folder / "in" / "x.safetensors"
+        self.output = folder / "out" / "x.safetensors"
+        write_cache(self.source, **cache)
+        run(make_plan([self.source], self.output.parent, eps, Options(**options), names))
+
+    def check(self, *, against: bool = False, names: str | None = None) -> OutputAudit:
+        given = [self.source] if against else []
+        [output] = audit([self.output], given, names=names).outputs
+        return output
+
+    def lines(self, *, against: bool = False) -> str:
+        return "\n".join(map(str, self.check(against=against).findings))
 
 
 def certk(*arguments: object) -> int:

@@ -14,31 +14,13 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, _recompute
-from certk_rs.audit import WITHOUT_INPUT, OutputAudit, audit
+from certk_rs.audit import WITHOUT_INPUT, audit
 from certk_rs.cache_format import Options, SafetensorsFile
 from certk_rs.jobs.plan import make_plan
 from certk_rs.jobs.run import run
-from cli_fixtures import rewrite, write_cache
+from cli_fixtures import Job, rewrite, write_cache
 
 Arrays = dict[str, np.ndarray]
-
-
-class Job:
-    """A pruned cache: `source` and `output`, to be damaged and audited."""
-
-    def __init__(self, folder: Path, *, eps: float = 0.1, **options: Any) -> None:
-        cache = options.pop("cache", {})
-        self.source = folder / "in" / "x.safetensors"
-        self.output = folder / "out" / "x.safetensors"
-        write_cache(self.source, **cache)
-        run(make_plan([self.source], self.output.parent, eps, Options(**options)))
-
-    def check(self, *, against: bool = False) -> OutputAudit:
-        [output] = audit([self.output], [self.source] if against else []).outputs
-        return output
-
-    def lines(self, *, against: bool = False) -> str:
-        return "\n".join(map(str, self.check(against=against).findings))
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,15 @@ def test_options_of_prune_reach_the_job(tmp_path: Path, capsys: Captured) -> Non
     out, err = capsys.readouterr()
     assert "kept 14 of 48 keys" in out
     assert re.fullmatch(r"certk: warning: .*: \d+ of 24 rows are over eps because of [^\n]+\n", err)
-    assert certk("verify", tmp_path / "out", "--against", cache) == 0
+    verify = ["verify", tmp_path / "out", "--against", cache]
+    assert certk(*verify) == 1  # whose names these are, only the caller can know
+    capsys.readouterr()
+    assert certk(*verify, "--names", pattern) == 0
+    [covered, verdict] = capsys.readouterr().out.splitlines()
+    assert covered.endswith(f"covers 6 of the 6 tensors of its input (names {pattern!r})")
+    asked = "eps = 1e-06, granularity = layer, max_keep = 7, keep_first = 1, keep_last = 2"
+    assert f"{asked}: kept 14 of 48 keys, " in verdict
+    assert re.search(r", \d+ of 24 rows over eps, worst tail mass 0\.\d+$", verdict)
 
 
 @pytest.mark.parametrize(("text", "kept"), [("12", 48), ("0.5", 48), ("1", 4), ("1.0", 96)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,21 @@ class Sets:
     lower: Floats
     lower_bound: NDArray[np.int64]
     weights: Floats
+
+    @property
+    def kept(self) -> int:
+        """How many keys are kept, in all groups together."""
+        return sum(map(len, self.indices))
+
+    @property
+    def total(self) -> int:
+        """Of how many keys."""
+        return self.layer.n * len(self.indices)
+
+    def heads(self, kv_heads: range) -> slice:
+        """The query heads of some kv heads."""
+        size = self.layer.heads // self.layer.kv_heads
+        return slice(kv_heads.start * size, kv_heads.stop * size)
 
     def groups(self) -> Iterator[tuple[int, str, range]]:
         """Number, name and kv heads of every group."""
@@ -69,15 +85,17 @@ def read_sets(
     if not fine:
         return None
     indices = file.read(stem + "indices").astype(np.int64)
-    indptr = file.read(stem + "indptr") if by_head else np.array([0, len(indices)])
-    if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+    # In Python's integers, whose differences do not wrap.
+    indptr = file.read(stem + "indptr").tolist() if by_head else [0, len(indices)]
+    ends = indptr[0] == 0 and indptr[-1] == len(indices)
+    if not ends or any(start > stop for start, stop in pairwise(indptr)):
         note(stem + "indptr", f"does not rise from 0 to the {len(indices)} kept positions")
         return None
     return Sets(
         layer,
         stem,
         by_head,
-        np.split(indices, indptr[1:-1]),
+        [indices[start:stop] for start, stop in pairwise(indptr)],
         file.read(stem + "tail_mass_upper"),
         file.read(stem + "tail_mass_lower"),
         file.read(stem + "lower_bound"),
@@ -86,8 +104,12 @@ def read_sets(
 
 
 def check_sense(sets: Sets, certificate: Certificate, note: Note) -> bool:
-    """Check what must hold whatever the input was; tell whether it does."""
-    stem, eps, found = sets.stem, certificate.eps, 0
+    """Check what must hold whatever the input was; tell whether it does.
+
+    The sizes of the input are only claimed here: nothing may be made in proportion to them.
+    """
+    stem, eps, limit = sets.stem, certificate.eps, certificate.options.max_keep
+    found = 0
 
     def wrong(where: str, what: str) -> None:
         nonlocal found
@@ -95,25 +117,29 @@ def check_sense(sets: Sets, certificate: Certificate, note: Note) -> bool:
         note(where, what)
 
     visible = sets.layer.visible(certificate.causal_offset)
-    most, forced = _most(certificate, visible), _forced(certificate, visible)
-    for group, name, _ in sets.groups():
+    most, over = _most(certificate, visible), sets.upper > eps
+    for group, name, kv_heads in sets.groups():
         kept, bound = sets.indices[group], int(sets.lower_bound[group])
-        if len(kept) and (kept[0] < 0 or kept[-1] >= visible or (np.diff(kept) <= 0).any()):
+        # Compared, not subtracted: differences may wrap.
+        if len(kept) and (kept[0] < 0 or kept[-1] >= visible or (kept[1:] <= kept[:-1]).any()):
             wrong(stem + "indices", f"{name}: not ascending positions from 0 to {visible - 1}")
             continue
-        absent = np.setdiff1d(np.flatnonzero(forced), kept)
-        if len(absent):
-            wrong(stem + "indices", f"{name}: position {absent[0]} must be kept and is not")
+        absent = _first_absent(kept, certificate, visible)
+        if absent is not None:
+            wrong(stem + "indices", f"{name}: position {absent} must be kept and is not")
         if len(kept) > most:
             wrong(stem + "indices", f"{name}: {len(kept)} kept, max_keep allows {most}")
+        if len(kept) < most and limit is not None and over[sets.heads(kv_heads)].any():
+            what = f"{name}: over eps with {len(kept)} kept, though max_keep allows {most}"
+            wrong(stem + "indices", what)
         if not 0 <= bound <= len(kept):
             wrong(stem + "lower_bound", f"{name}: {bound} is not from 0 to the {len(kept)} kept")
     fine = (sets.lower >= 0) & (sets.lower <= sets.upper) & (sets.upper <= 1)
     for head, query in np.argwhere(~fine):
         interval = f"[{sets.lower[head, query]}, {sets.upper[head, query]}]"
         wrong(f"{stem}tail_mass_upper[{head}, {query}]", f"{interval} is no interval of masses")
-    if certificate.options.max_keep is None:
-        for head, query in np.argwhere(fine & ~(sets.upper <= eps)):
+    if limit is None:
+        for head, query in np.argwhere(fine & over):
             mass = float(sets.upper[head, query])
             where = f"{stem}tail_mass_upper[{head}, {query}]"
             wrong(where, f"{mass!r} is over eps = {eps!r} without a max_keep to excuse it")
@@ -176,8 +202,9 @@ def _recompute_group(
     visible, size = layer.visible(certificate.causal_offset), layer.heads // layer.kv_heads
     kept = sets.indices[group]
     dropped = np.setdiff1d(np.arange(visible), kept, assume_unique=True)
-    proof = Proof(_forced(certificate, visible)[np.concatenate([kept, dropped])])
-    heads = slice(kv_heads.start * size, kv_heads.stop * size)
+    order = np.concatenate([kept, dropped])
+    proof = Proof(np.logical_or.reduce([_inside(order, r) for r in _forced(certificate, visible)]))
+    heads = sets.heads(kv_heads)
     largest = float(sets.weights[heads].max()) or 1.0
     step = max(1, _BLOCK // max(visible, 1))
     confirmed = 0
@@ -224,11 +251,26 @@ def _most(certificate: Certificate, visible: int) -> int:
     return visible if limit is None else min(limit, visible)
 
 
-def _forced(certificate: Certificate, visible: int) -> NDArray[np.bool_]:
-    """Which of the visible positions `keep_first` and `keep_last` force."""
-    position, options = np.arange(visible), certificate.options
-    forced: NDArray[np.bool_] = position < options.keep_first
-    return forced | (position >= visible - options.keep_last)
+def _forced(certificate: Certificate, visible: int) -> tuple[range, range]:
+    """The visible positions that `keep_first` and those that `keep_last` forces."""
+    options = certificate.options
+    first, last = min(options.keep_first, visible), min(options.keep_last, visible)
+    return range(first), range(visible - last, visible)
+
+
+def _inside(positions: NDArray[np.int64], forced: range) -> NDArray[np.bool_]:
+    return (positions >= forced.start) & (positions < forced.stop)
+
+
+def _first_absent(kept: NDArray[np.int64], certificate: Certificate, visible: int) -> int | None:
+    """The first position that is forced and not among the ascending `kept`, if there is one."""
+    for forced in _forced(certificate, visible):
+        here = kept[_inside(kept, forced)]
+        gaps = np.flatnonzero(here != forced.start + np.arange(len(here)))
+        run = int(gaps[0]) if len(gaps) else len(here)
+        if run < len(forced):
+            return forced.start + run
+    return None
 
 
 def _seen(part: slice, visible: int, causal_offset: int | None) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._safetensors import ITEMSIZE, parse_json
+from ._safetensors import ITEMSIZE, are_sizes, parse_json
 
 FORMAT = 1
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -89,10 +89,10 @@ def read_certificate(text: str) -> tuple[Certificate, str | None]:
 
     Raises `ValueError` if it cannot be read at all.
     """
-    body = parse_json(text)
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError(f"it is not a certificate of format {FORMAT}")
     try:
+        body = parse_json(text)
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise ValueError(f"it is not a certificate of format {FORMAT}")
         options = dict(body["options"])
         offset = body["causal_offset"]
         certificate = Certificate(
@@ -108,6 +108,8 @@ def read_certificate(text: str) -> tuple[Certificate, str | None]:
         )
         said = str(body["sha256"])
         canonical = certificate._text(said)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     except (AttributeError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a field is missing or of the wrong kind: {error!r}") from None
     if text != canonical:
@@ -141,8 +143,7 @@ def _facts(body: dict[str, Any]) -> dict[str, TensorFacts]:
     facts = {}
     for name, item in body.items():
         entry = TensorFacts(item["dtype"], tuple(item["shape"]), item["sha256"])
-        sizes_fit = all(type(size) is int and size >= 0 for size in entry.shape)
-        if len(item) != 3 or entry.dtype not in ITEMSIZE or not sizes_fit:
+        if len(item) != 3 or entry.dtype not in ITEMSIZE or not are_sizes(item["shape"]):
             raise ValueError(
                 f"what it says of tensor {name!r} is not a dtype, a shape and a SHA-256"
             )

@@ -17,7 +17,8 @@ mass).
 - Sums of non-negative terms are made 4096 terms at a time and then over the parts, each in any
   order: gamma_{4096 + n/4096}.
 
-Together: ln(odds) within 2 r + 2 delta + 2^-40, delta = (4096 + n/4096 + 256) u.
+Together: ln(odds) within 2 r + 2 delta + 2^-40, delta = (4096 + n/4096 + 256) u. Where r is above
+100 (or no number) nothing is known: scores may overflow, and -inf would look like a key not seen.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ Floats = NDArray[np.float64]
 _U = 2.0**-53
 _TINY = 2.0**-1000  # below this no mass is told apart from it (upper end) or from 0 (lower end)
 _CHUNK = 4096
+_MOST_RADIUS = 100.0
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,11 @@ def recompute(q: Floats, kept: Keys, dropped: Keys, scale: float, seen: NDArray[
     Row j sees the keys at positions below seen[j]; a row that sees none loses nothing.
     """
     n, d = len(kept.positions) + len(dropped.positions), q.shape[1]
-    # Vectors and scale may be anything finite: what overflows becomes NaN, which confirms nothing.
+    # Vectors and scale may be anything: a row whose scores overflow is NaN, which confirms nothing.
     with np.errstate(all="ignore"):
         longest = max(kept.longest, dropped.longest)
         radius = (d + 8) * _U * (1 + 2.0**-20) * abs(scale) * _norms(q) * longest
+        radius = np.where(radius <= _MOST_RADIUS, radius, np.nan)
         spread = 2 * radius + 2 * (_CHUNK + n / _CHUNK + 256) * _U + 2.0**-40
         shift_s, head, kept_terms = _exp_sum(q, kept, scale, seen)
         shift_t, tail, dropped_terms = _exp_sum(q, dropped, scale, seen)
@@ -143,7 +146,8 @@ class Proof:
     A set S whose tail masses are within the limits b_j loses, of the mixture c = sum_j y_j P_j, at
     most sum_j y_j b_j; a set of L - 1 keys that has the forced ones loses at least what its best
     choice leaves of c. If that is more, no set of L - 1 keys will do. P_j enters with its lower
-    ends, and the sums over fewer than 2^22 rows with a margin of 2^-30.
+    ends. Sums over m rows are off by less than 2 m u and a few u more, for which each side has a
+    margin of 2^-30 + 4 m u; products that underflow by at most 2^-1070 for each row and key.
     """
 
     # `forced` says which keys are, in the order of the softmax of the rows.
@@ -152,11 +156,13 @@ class Proof:
         self._mixture = np.zeros(len(forced))
         self._budget = 0.0
         self._at_least = int(forced.sum())
+        self._rows = 0
 
     def add(self, rows: Rows, weights: Floats, limits: Floats, seen: NDArray[np.int64]) -> None:
         """Take in some rows, each with its weight, its limit b_j, and how many keys it sees."""
         self._mixture += (weights * np.exp(-rows.spread)) @ rows.softmax
         self._budget += float(np.sum(weights * limits))
+        self._rows += len(weights)
         # Without weights: a row needs one of the keys it sees, and all if it may lose nothing.
         needs = np.where(limits == 0, seen, np.minimum(seen, 1) * (limits < 1))
         self._at_least = max(self._at_least, int(needs.max(initial=0)))
@@ -167,4 +173,6 @@ class Proof:
             return True
         left = len(self._forced) - (bound - 1)
         lost = math.fsum(np.sort(self._mixture[~self._forced])[:left])
-        return lost * (1 - 2.0**-30) > self._budget * (1 + 2.0**-30)
+        margin = 2.0**-30 + 4 * self._rows * _U
+        vanished = self._rows * left * 2.0**-1070
+        return lost * (1 - margin) > self._budget * (1 + margin) + vanished

@@ -43,6 +43,8 @@ ITEMSIZE = {
 STORAGE = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
+# NumPy has no more axes. With it a product of sizes is a number that can be computed and printed.
+_MAX_AXES = 64
 _CHUNK = 1 << 24
 
 
@@ -204,12 +206,14 @@ def _read_header(path: Path, file: FileIO, size: int) -> Header:
             raise ValueError("it does not begin with '{'")
         body = parse_json(text.decode())
         metadata = _metadata(body.pop("__metadata__", {}))
+        entries = [_entry(path, name, value) for name, value in body.items()]
+    except CertkError:
+        raise
     except (ValueError, RecursionError) as error:
         raise CertkError(
             f"{path}: the header is not valid JSON for safetensors ({_one_line(error)}): "
             "the file is damaged or not safetensors"
         ) from None
-    entries = [_entry(path, name, value) for name, value in body.items()]
     _check_contiguous(path, entries, size - 8 - length)
     return Header({entry.name: entry for entry in entries}, metadata, bytes(prefix + text))
 
@@ -229,9 +233,9 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
         wrong(f"unknown dtype {dtype!r}")
-    if not _naturals(shape):
+    if not are_sizes(shape):
         wrong(f"shape {shape!r} is not a list of sizes")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         wrong(f"data_offsets {offsets!r} are not [begin, end]")
     need = math.prod(shape) * ITEMSIZE[dtype]
     if offsets[1] - offsets[0] != need:
@@ -239,8 +243,13 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+def are_sizes(value: Any) -> bool:
+    """Whether this is a list of integers that can be sizes: from 0 to below 2^63, and not many."""
+    return (
+        isinstance(value, list)
+        and len(value) <= _MAX_AXES
+        and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
+    )
 
 
 def _check_contiguous(path: Path, entries: Iterable[Entry], size: int) -> None:

@@ -143,22 +143,43 @@ def show_audit(report: Audit) -> None:
     for output in report.outputs:
         for finding in output.findings[:_SHOWN_FINDINGS]:
             print(f"{output.path}: {finding}")
-        if len(output.findings) > _SHOWN_FINDINGS:
-            print(f"{output.path}: ... and {len(output.findings) - _SHOWN_FINDINGS} more")
+        if output.found > _SHOWN_FINDINGS:
+            print(f"{output.path}: ... and {output.found - _SHOWN_FINDINGS} more")
         if not output.holds:
             print(f"{output.path}: DOES NOT HOLD")
-        elif output.unchecked:
+            continue
+        print(f"{output.path}: {_covered(output)}")
+        if output.unchecked:
             print(
                 f"{output.path}: is what its certificate says, byte for byte; not known without "
-                f"--against: {'; '.join(output.unchecked)}"
+                f"--against: {'; '.join(output.unchecked)}; it says: {_asked_and_kept(output)}"
             )
         else:
             print(
                 f"{output.path}: holds: {output.confirmed_rows} tail masses and "
-                f"{output.confirmed_lower_bounds} lower bounds recomputed from {output.source}"
+                f"{output.confirmed_lower_bounds} lower bounds recomputed from {output.source}; "
+                f"{_asked_and_kept(output)}"
             )
     for path in report.unmatched:
         print(f"{path}: given with --against, but it is the input of no output here")
+
+
+def _covered(output: OutputAudit) -> str:
+    some, all_of_them = len(output.covered), len(output.covered) + len(output.not_covered)
+    text = f"covers {some} of the {all_of_them} tensors of its input (names {output.names!r})"
+    if not output.not_covered:
+        return text
+    shown = ", ".join(map(repr, output.not_covered[:3])) + ", ..." * (len(output.not_covered) > 3)
+    return f"{text}, not covered: {shown}"
+
+
+def _asked_and_kept(output: OutputAudit) -> str:
+    options = vars(output.options) if output.options is not None else {}
+    asked = [f"eps = {output.eps!r}", *(f"{name} = {value}" for name, value in options.items())]
+    return (
+        f"{', '.join(asked)}: kept {output.kept} of {output.total} keys, {output.rows_over_budget} "
+        f"of {output.rows} rows over eps, worst tail mass {round_up(output.worst_tail_mass)}"
+    )
 
 
 def audit_json(report: Audit) -> dict[str, Any]:
@@ -176,6 +197,16 @@ def _output_json(output: OutputAudit) -> dict[str, Any]:
         "input": None if output.source is None else str(output.source),
         "holds": output.holds,
         "findings": [{"where": item.where, "what": item.what} for item in output.findings],
+        "more_findings": output.more_findings,
+        "eps": output.eps,
+        "options": None if output.options is None else vars(output.options),
+        "names": output.names,
+        "covered": list(output.covered),
+        "not_covered": list(output.not_covered),
+        "kept": output.kept,
+        "total": output.total,
+        "rows_over_budget": output.rows_over_budget,
+        "worst_tail_mass": output.worst_tail_mass,
         "not_checked": list(output.unchecked),
         "tail_masses": output.rows,
         "tail_masses_confirmed": output.confirmed_rows,

@@ -15,8 +15,10 @@ from ._audit_layer import Sets, check_sense, check_truth, read_sets, tensors_of
 from .cache_format import (
     Certificate,
     Names,
+    Options,
     SafetensorsFile,
     TensorFacts,
+    detect,
     layout,
     output_header,
     read_certificate,
@@ -25,6 +27,9 @@ from .cache_format import (
 from .errors import CertkError
 
 Progress = Callable[[str, int, int], None]
+
+# Findings beyond these are only counted, or an output of nonsense would fill the memory with them.
+MOST_FINDINGS = 10_000
 
 WITHOUT_INPUT = (
     "whether the kept rows are those of the input",
@@ -35,7 +40,10 @@ WITHOUT_INPUT = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that does not hold, and where: a tensor or a part of the file, with the place."""
+    """One thing that does not hold, and where: a tensor or a part of the file, with the place.
+
+    Both may hold foreign text, such as names of tensors, as it stands in the file.
+    """
 
     where: str
     what: str
@@ -46,11 +54,28 @@ class Finding:
 
 @dataclass
 class OutputAudit:
-    """What is known of one output. Every row is one query of one query head."""
+    """What is known of one output. Every row is one query of one query head.
+
+    `eps`, `options` and `names` are what it says was asked for (None if it cannot be read), and
+    `covered` the tensors of its input that these names take for the cache. `kept` of `total` keys,
+    `rows_over_budget` and `worst_tail_mass` (the largest upper end) are of the layers that make
+    sense; without an input they are what it says, with it and without a finding they are true.
+    `more_findings` are counted only.
+    """
 
     path: Path
     source: Path | None = None
     findings: list[Finding] = field(default_factory=list)
+    more_findings: int = 0
+    eps: float | None = None
+    options: Options | None = None
+    names: str | None = None
+    covered: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    kept: int = 0
+    total: int = 0
+    rows_over_budget: int = 0
+    worst_tail_mass: float = 0.0
     rows: int = 0
     confirmed_rows: int = 0
     lower_bounds: int = 0
@@ -62,9 +87,17 @@ class OutputAudit:
         """Whether nothing was found."""
         return not self.findings
 
+    @property
+    def found(self) -> int:
+        """How many things do not hold."""
+        return len(self.findings) + self.more_findings
+
     def add(self, where: str, what: str) -> None:
         """Note something that does not hold."""
-        self.findings.append(Finding(where, what))
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(Finding(where, what))
+        else:
+            self.more_findings += 1
 
 
 @dataclass(frozen=True)
@@ -91,7 +124,10 @@ class Audit:
 
 
 def audit(
-    outputs: Iterable[Path], against: Iterable[Path] = (), progress: Progress | None = None
+    outputs: Iterable[Path],
+    against: Iterable[Path] = (),
+    progress: Progress | None = None,
+    names: str | None = None,
 ) -> Audit:
     """Check outputs, and what they say against their inputs if these are given.
 
@@ -99,13 +135,16 @@ def audit(
         outputs: Files; one that is not exactly what a prune job wrote is a finding, no exception.
         against: Inputs, matched to outputs by the recorded hashes.
         progress: Told (what is being done, done, total).
+        names: The pattern of the inputs' tensor names, None for the one that is found in them. An
+            output that goes by others has its layers or roles from elsewhere: a finding.
 
     Raises:
-        CertkError: An input cannot be read as safetensors.
+        CertkError: An input cannot be read as safetensors, or `names` is no pattern.
         OSError: A file is missing, or the system refuses it.
     """
     tell = progress or (lambda _label, _done, _total: None)
     paths, inputs = list(outputs), list(against)
+    expected = None if names is None else Names(names)
     sources = []
     for number, path in enumerate(inputs):
         tell(f"hashing {path.name}", number, len(inputs))
@@ -117,7 +156,7 @@ def audit(
         results.append(result)
         try:
             with SafetensorsFile(path) as file:
-                _audit_output(file, sources, result, matched, tell)
+                _audit_output(file, sources, expected, result, matched, tell)
         except CertkError as error:
             result.add("file", str(error).removeprefix(str(path)).lstrip(": "))
     unmatched = tuple(source.path for source in sources if source.path not in matched)
@@ -136,6 +175,7 @@ def _read_source(path: Path) -> Source:
 def _audit_output(
     file: SafetensorsFile,
     sources: Sequence[Source],
+    expected: Names | None,
     result: OutputAudit,
     matched: set[Path],
     tell: Progress,
@@ -156,6 +196,8 @@ def _audit_output(
     if set(certificate.scales) != {layer.index for layer in layers}:
         result.add("metadata certk", "its scales are not one for each layer")
         return
+    _check_names(certificate, expected, result)
+    result.eps, result.options = certificate.eps, certificate.options
     source = _match(certificate, sources, result)
     matched.update(s.path for s in sources if s.tensors == certificate.inputs)
     wanted: set[str] = set()
@@ -169,10 +211,15 @@ def _audit_output(
             result.lower_bounds += sets.lower_bound.size
             if check_sense(sets, certificate, result.add):
                 complete.append(sets)
+                result.kept += sets.kept
+                result.total += sets.total
+                result.rows_over_budget += int((sets.upper > certificate.eps).sum())
+                result.worst_tail_mass = max(result.worst_tail_mass, float(sets.upper.max()))
     for name in sorted(set(file.header.entries) - wanted):
         result.add(name, "no output has such a tensor")
     if source is not None:
         _check_against(source, file, complete, certificate, result, tell)
+    file.check_unchanged(file.identity)
 
 
 def _certificate(file: SafetensorsFile, result: OutputAudit) -> Certificate | None:
@@ -194,7 +241,7 @@ def _certificate(file: SafetensorsFile, result: OutputAudit) -> Certificate | No
 
 def _check_bytes(file: SafetensorsFile, certificate: Certificate, result: OutputAudit) -> None:
     """The file is what the writer makes of this certificate and of tensors with these hashes."""
-    before = len(result.findings)
+    before = result.found
     entries, said = file.header.entries, certificate.outputs
     for name in sorted(entries.keys() | said.keys()):
         if name not in entries:
@@ -209,11 +256,43 @@ def _check_bytes(file: SafetensorsFile, certificate: Certificate, result: Output
             )
         elif file.sha256(name) != said[name].sha256:
             result.add(name, "its bytes were changed: their SHA-256 is not that in the certificate")
+    if result.found > before:
+        return
     raw, canonical = file.header.raw, output_header(certificate).raw
-    if raw != canonical and len(result.findings) == before:
+    if raw != canonical:
         pairs = enumerate(zip(raw, canonical, strict=False))
         place = next((i for i, (a, b) in pairs if a != b), min(len(raw), len(canonical)))
         result.add("header", f"is not in canonical form from byte {place} on")
+
+
+def _check_names(certificate: Certificate, expected: Names | None, result: OutputAudit) -> None:
+    """Layers and roles are those of the input's own names, not what the output takes for them."""
+    said, inputs = Names(certificate.names), sorted(certificate.inputs)
+    result.names = certificate.names
+    result.covered = tuple(name for name in inputs if said.match(name) is not None)
+    result.not_covered = tuple(name for name in inputs if said.match(name) is None)
+    where, remedy = "metadata certk", f"give --names {certificate.names!r} if they are"
+    if expected is None:
+        try:
+            expected = detect("its input", inputs)
+        except CertkError as error:
+            result.add(where, str(error))
+            return
+    else:
+        remedy = f"--names {expected.pattern!r} says so"
+    for name in inputs:
+        meant, taken = expected.match(name), said.match(name)
+        if meant != taken:
+            result.add(
+                where,
+                f"its names {certificate.names!r} are not those of its input: they take {name!r} "
+                f"for {_part(taken)}, not {_part(meant)}; {remedy}",
+            )
+            return
+
+
+def _part(match: tuple[int, str] | None) -> str:
+    return "no part of the cache" if match is None else f"the {match[1]} of layer {match[0]}"
 
 
 def _match(
@@ -273,4 +352,5 @@ def _check_against(
             rows, bounds = check_truth(sets, given, file, certificate, result.add)
             result.confirmed_rows += rows
             result.confirmed_lower_bounds += bounds
+        given.check_unchanged(source.identity)
         result.unchecked = ()

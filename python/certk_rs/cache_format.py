@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -51,6 +51,7 @@ __all__ = [
     "OutputFile",
     "SafetensorsFile",
     "TensorFacts",
+    "detect",
     "layout",
     "nearest_rsqrt",
     "output_header",
@@ -62,6 +63,7 @@ __all__ = [
 
 ROLES = ("key", "value", "query")
 MAX_D = 1 << 20
+MAX_N = (1 << 32) - 1
 DEFAULT_NAMES = "layers.{i}.{key|value|query}"
 KNOWN_NAMES = tuple(
     stem + words
@@ -141,7 +143,7 @@ class Cache:
         self.file = SafetensorsFile(path)
         try:
             entries = self.file.header.entries
-            self.names = Names(pattern) if pattern is not None else _detect(path, list(entries))
+            self.names = Names(pattern) if pattern is not None else detect(str(path), entries)
             tensors = {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
             self.layers = layout(str(path), tensors, self.names)
             self.scales, self.causal_offset = read_metadata(
@@ -355,16 +357,20 @@ class OutputFile:
         self._file.commit()
 
 
-def _detect(path: Path, tensors: Sequence[str]) -> Names:
-    """The one known spelling that occurs among the tensor names."""
+def detect(where: str, tensors: Iterable[str]) -> Names:
+    """The one known spelling that occurs among the tensor names, the default if none does.
+
+    Raises `CertkError` (beginning with `where`) if several do.
+    """
+    held = list(tensors)
     candidates = [
         names
         for names in map(Names, KNOWN_NAMES)
-        if any((match := names.match(name)) and match[1] == "key" for name in tensors)
+        if any((match := names.match(name)) and match[1] == "key" for name in held)
     ]
     if len(candidates) > 1:
         both = " and ".join(names.pattern for names in candidates)
-        raise CertkError(f"{path}: its tensors fit {both}: say which with --names")
+        raise CertkError(f"{where}: its tensors fit {both}: say which with --names")
     return candidates[0] if candidates else Names(DEFAULT_NAMES)
 
 
@@ -417,5 +423,7 @@ def _layer(
         )
     if d > MAX_D:
         raise wrong("key", f"has vectors longer than {MAX_D}, beyond what the error bounds cover")
+    if n > MAX_N:
+        raise wrong("key", f"has more than {MAX_N} keys, the most that are counted")
     dtypes = {role: tensors[found[role]][0] for role in ROLES}
     return Layer(index, dict(found), dtypes, kv_heads, heads, m, n, d)

@@ -305,13 +305,15 @@ def verify(
         list[Path] | None,
         typer.Option(metavar="CACHE", help="An input, or a directory of them; may be repeated."),
     ] = None,
+    names: Names = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
     """Check what prune has written.
 
     Without inputs: that every byte is what the certificate says. With --against, also that what the
-    certificate says is true: everything is recomputed. Exit code 1 if anything does not hold.
+    certificate says is true: everything is recomputed. Exit code 1 if anything does not hold. An
+    output that was pruned with --names needs the same here, if its spelling is not a known one.
     """
 
     def job() -> int:
@@ -322,7 +324,7 @@ def verify(
         if against and not inputs:
             raise CertkError("--against names no .safetensors file: give the inputs of the outputs")
         with progress_bar(quiet) as progress:
-            report = audit(files, inputs, progress)
+            report = audit(files, inputs, progress, names)
         if as_json:
             print_json({"command": "verify", **audit_json(report)})
         else:
