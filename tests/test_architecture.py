@@ -280,8 +280,9 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},
     "_arrays": {"errors"},
+    # A selection is saved.
+    "results": {"_atomic", "errors"},
     # Everything stands on these, so they stand on nothing.
-    "results": {"errors"},
     "errors": set(),
     # The auditor must not share code with the selector.
     "audit": {"_audit_layer", "cache_format", "_recompute", "errors"},

@@ -230,7 +230,7 @@ def select(
             threads=threads,
         )
         if out is not None:
-            selection.save(out)
+            selection._write(out, replace=False)
         over = int((selection.status == Status.OVER_BUDGET).sum())
         if over:
             warn(f"{over} of {selection.k.size} rows are over eps because of --max-keep")

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ._atomic import NewFile
 from .errors import CertkError
 
 RowIndex = int | tuple[int, ...]
@@ -178,21 +179,17 @@ class Selection(_Frozen):
         Raises:
             OSError: The file cannot be written; an old file of that name is left as it was.
         """
+        self._write(path, replace=True)
+
+    def _write(self, path: str | os.PathLike[str], *, replace: bool) -> None:
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         arrays["shape"] = np.array([-1 if axis is None else axis for axis in self.shape], np.int64)
         if self.score_indptr is None:
             del arrays["score_indptr"]
-        target = Path(path)
-        aside = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
-        try:
-            with aside.open("xb") as file:
-                np.savez(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(target)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        with NewFile(Path(path), replace=replace) as file:
+            with file.stream() as stream:
+                np.savez(stream, **arrays)
+            file.commit()
 
     @classmethod
     def load(cls: type[_Result], path: str | os.PathLike[str]) -> _Result:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .._atomic import replace_text
+from .._atomic import write_text
 from .._page import Section, page
 from ..errors import CertkError
 from . import (
@@ -110,9 +110,10 @@ def run_experiments(
             "seconds": round(time.monotonic() - start, 1),
             "data": data,
         }
-        replace_text(out / f"{experiment.NAME}.json", json.dumps(body, indent=1) + "\n")
+        table = json.dumps(body, indent=1) + "\n"
+        write_text(out / f"{experiment.NAME}.json", table, replace=True)
         done.append({"name": experiment.NAME, "seen": _seen(data), "seconds": body["seconds"]})
-        replace_text(index, _page(out))
+        write_text(index, _page(out), replace=True)
     return done
 
 
