@@ -277,6 +277,36 @@ def test_a_partial_file_that_was_taken_away_is_an_error(
     assert len(left) == (meddling != "removed")  # that one is somebody else's
 
 
+def test_a_partial_file_that_changes_hands_before_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swapped(partial: Path, _: Path) -> None:
+        partial.unlink()
+        partial.write_text("half")
+        without_links()
+
+    monkeypatch.setattr(os, "link", swapped)
+    with pytest.raises(CertkError, match="removed or replaced meanwhile"):
+        write_text(tmp_path / "out", "whole")
+    assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+
+
+def test_a_name_that_is_taken_meanwhile_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+
+    def taken(*_: object) -> None:
+        path.write_text("faster")
+        without_links()
+
+    monkeypatch.setattr(os, "link", taken)
+    with pytest.raises(CertkError, match="exists already"):
+        write_text(path, "slower")
+    assert path.read_text() == "faster"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @linux
 def test_what_is_linked_is_the_file_and_not_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
+import reprlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,7 +43,12 @@ ITEMSIZE = {
 STORAGE = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
+_MAX_AXES = 32  # of NumPy 1
+_MAX_BYTES = 2**63 - 1
 _CHUNK = 1 << 24
+# What a header holds may be as long as the header, and is quoted in one line.
+_QUOTE = reprlib.Repr()
+_QUOTE.maxstring = _QUOTE.maxother = 200
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,10 @@ def canonical(
     stop = 0
     for name in sorted(tensors, key=lambda name: (-ITEMSIZE[tensors[name][0]], name)):
         dtype, shape = tensors[name]
-        start, stop = stop, stop + math.prod(shape) * ITEMSIZE[dtype]
+        size = byte_size(dtype, shape)
+        if size is None:
+            raise CertkError(f"tensor {quote(name)}: there is no {dtype} {quote(list(shape))}")
+        start, stop = stop, stop + size
         entries[name] = Entry(name, dtype, shape, start, stop)
     return Header(entries, dict(metadata), written(entries.values(), metadata))
 
@@ -165,6 +173,23 @@ def written(entries: Iterable[Entry], metadata: Mapping[str, str], room: int = 0
     text = json.dumps(body, separators=(",", ":")).encode()
     text += b" " * max(-len(text) % 8, room - len(text))
     return len(text).to_bytes(8, "little") + text
+
+
+def byte_size(dtype: str, shape: Iterable[int]) -> int | None:
+    """Bytes of a tensor of sizes >= 0; None where no array may have that shape, empty or not."""
+    most, empty = ITEMSIZE[dtype], False
+    for axis in shape:
+        most *= axis or 1
+        empty = empty or axis == 0
+        # Here and not at the end: a product of a header full of long numbers takes for ever.
+        if most > _MAX_BYTES:
+            return None
+    return 0 if empty else most
+
+
+def quote(value: object) -> str:
+    """A value of a header as one short line."""
+    return _QUOTE.repr(value)
 
 
 def parse_json(text: str) -> Any:
@@ -222,20 +247,25 @@ def _metadata(value: Any) -> dict[str, str]:
 
 def _entry(path: Path, name: str, value: Any) -> Entry:
     def wrong(what: str) -> NoReturn:
-        raise CertkError(f"{path}: tensor {name!r}: {what}: the file is damaged; write it again")
+        raise CertkError(
+            f"{path}: tensor {quote(name)}: {what}: the file is damaged; write it again"
+        )
 
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         wrong("its entry must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
-        wrong(f"unknown dtype {dtype!r}")
-    if not _naturals(shape):
-        wrong(f"shape {shape!r} is not a list of sizes")
+        wrong(f"unknown dtype {quote(dtype)}")
+    if not _naturals(shape) or len(shape) > _MAX_AXES:
+        wrong(f"shape {quote(shape)} is not a list of at most {_MAX_AXES} sizes")
+    need = byte_size(dtype, shape)
+    if need is None:
+        wrong(f"shape {quote(shape)} has more entries than any memory holds")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        wrong(f"data_offsets {offsets!r} are not [begin, end]")
-    need = math.prod(shape) * ITEMSIZE[dtype]
+        wrong(f"data_offsets {quote(offsets)} are not [begin, end]")
     if offsets[1] - offsets[0] != need:
-        wrong(f"{dtype} {shape} needs {need} bytes, data_offsets span {offsets[1] - offsets[0]}")
+        span = quote(offsets[1] - offsets[0])
+        wrong(f"{dtype} {quote(shape)} needs {need} bytes, data_offsets span {span}")
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
@@ -249,7 +279,7 @@ def _check_contiguous(path: Path, entries: Iterable[Entry], size: int) -> None:
         if entry.start != position:
             kind = "overlaps another" if entry.start < position else "leaves a hole before it"
             raise CertkError(
-                f"{path}: tensor {entry.name!r} {kind}: the file is damaged; write it again"
+                f"{path}: tensor {quote(entry.name)} {kind}: the file is damaged; write it again"
             )
         position = entry.stop
     if position != size:
@@ -263,7 +293,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"key {key!r} twice")
+            raise ValueError(f"key {quote(key)} twice")
         result[key] = value
     return result
 
