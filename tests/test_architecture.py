@@ -242,6 +242,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
             "_terminal",
             "_page",
             "_atomic",
+            "_npy",
             "_plan_command",
             "jobs",
             "reproduce",
@@ -290,6 +291,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_recompute": {"errors"},
     "cache_format": FILES,
     "_certificate": {"_safetensors", "errors"},
+    "_npy": {"_safetensors", "errors"},
     "_safetensors": {"_atomic", "errors"},
     "_atomic": {"errors"},
 }

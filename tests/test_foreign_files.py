@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import random
+import re
 import time
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +19,9 @@ import numpy as np
 import pytest
 
 import certk_rs as ck
-from certk_rs._safetensors import SafetensorsFile, byte_size, canonical
-from cli_fixtures import raw_file, safetensors_bytes, tensor
+from certk_rs._npy import read_array
+from certk_rs._safetensors import ITEMSIZE, SafetensorsFile, byte_size, canonical
+from cli_fixtures import certk, raw_file, safetensors_bytes, tensor
 
 LONG = 10**4200  # Python reads and writes numbers of up to 4300 digits
 SIZES = [
@@ -101,7 +106,7 @@ def test_mutated_headers_are_refused_or_read_as_they_are(tmp_path: Path) -> None
                 for name, entry in file.header.entries.items():
                     raw = b"".join(chunk.tobytes() for chunk in file.chunks(name))
                     assert raw == data[entry.start : entry.stop]
-                    assert len(raw) == byte_size(entry.dtype, entry.shape)
+                    assert len(raw) == byte_size(ITEMSIZE[entry.dtype], entry.shape)
                     if entry.dtype in ("F32", "F64", "F16"):
                         assert file.read(name).shape == entry.shape
                 assert sum(e.stop - e.start for e in file.header.entries.values()) == len(data)
@@ -252,3 +257,177 @@ def test_a_product_of_long_numbers_is_never_made(tmp_path: Path) -> None:
         assert time.monotonic() - start < 5
     with pytest.raises(ck.CertkError, match="there is no F32"):
         canonical({"a": ("F32", (LONG,) * 3)}, {})
+
+
+# ------------------------------------------------------------------------------- .npy and .npz
+
+
+def npy(header: str, data: bytes = b"", version: int = 1) -> bytes:
+    """A file of any header, padded as NumPy pads it."""
+    size = 2 if version == 1 else 4
+    text = header.encode() + b" " * (-(len(header) + 9 + size) % 64) + b"\n"
+    return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(size, "little") + text + data
+
+
+def claims(descr: str = "'<f4'", shape: object = (3, 4), fortran: bool = False) -> str:
+    return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
+
+
+DATA = np.arange(12, dtype="<f4").tobytes()
+BAD_NPY = {
+    "more entries than there are": npy(claims(shape=(2**30,)), DATA),
+    "in Fortran order": npy(claims(shape=(2**28, 4), fortran=True), DATA),
+    "2^62 entries": npy(claims(shape=(2**62,)), DATA),
+    "2^62 entries of float16": npy(claims("'<f2'", (2**62,)), DATA),
+    "sizes whose product wraps": npy(claims(shape=(2**32, 2**32)), DATA),
+    "sizes whose product wraps to 12": npy(claims("'|i1'", (2**62 + 3, 4)), DATA),
+    "a size beyond int64": npy(claims(shape=(2**70,)), DATA),
+    "a long size": npy(claims(shape=(10**4200, 3)), DATA),
+    "rows of nothing": npy(claims(shape=(2**40, 0))),
+    "2^62 rows of nothing": npy(claims(shape=(2**31, 2**29, 0))),
+    "2^70 rows of nothing": npy(claims(shape=(2**70, 0))),
+    "nothing of 2^62": npy(claims(shape=(0, 2**62))),
+    "a negative size": npy(claims(shape=(-1,)), DATA),
+    "two negative sizes": npy(claims(shape=(-3, -4)), DATA),
+    "a truth value": npy(claims(shape=(True, 12)), DATA),
+    "a fraction": npy(claims(shape=(3.0, 4)), DATA),
+    "a list": npy(claims(shape=[3, 4]), DATA),
+    "too many axes": npy(claims(shape=(1,) * 70), DATA),
+    "a long shape": npy(claims(shape=(1,) * 5000), DATA),
+    "objects": npy(claims("'|O'", (1,)), DATA),
+    "objects in a record": npy(claims("[('a', '|O')]", (1,)), DATA),
+    "no objects": npy(claims("'|O'", (0,))),
+    "items without bytes": npy(claims("'|V0'", (2**62,)), DATA),
+    "texts without bytes": npy(claims("'<U0'", (2**40,)), DATA),
+    "a wide item": npy(claims(f"('<f4', ({2**40},))", (1,)), DATA),
+    "a wide item that is not there": npy(claims(f"('<f4', ({2**40},))", (0,))),
+    "another version": npy(claims(), DATA, version=3),
+    "no such version": npy(claims(), DATA, version=9),
+    "cut off in its data": npy(claims(), DATA)[:-1],
+    "cut off in its header": npy(claims())[:40],
+    "nothing but magic": b"\x93NUMPY",
+    "half of the magic": b"\x93N",
+    "no dictionary": npy("[1, 2]", DATA),
+    "a deep header": npy("(" * 5000 + ")" * 5000, DATA),
+    "code": npy("__import__('os').abort()", DATA),
+    "another key": npy(claims()[:-2] + "'x': 1}", DATA),
+}  # fmt: skip
+
+
+def refused_by_select(path: Path, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The line that `certk select` ends with, soon and without having asked for memory."""
+    capsys.readouterr()
+    tracemalloc.start()
+    start = time.monotonic()
+    try:
+        code = certk("select", path, "--eps", "0.1", *arguments)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert re.fullmatch(r"certk: error: [^\n]{1,1000}\n", err), err
+    assert "unexpected" not in err
+    assert "not enough memory" not in err
+    assert peak < 50_000_000
+    assert time.monotonic() - start < 10
+    return err
+
+
+@pytest.mark.parametrize("case", BAD_NPY)
+def test_scores_whose_header_lies(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scores.npy"
+    path.write_bytes(BAD_NPY[case])
+    assert str(path) in refused_by_select(path, capsys)
+
+
+@pytest.mark.parametrize("case", BAD_NPY)
+def test_members_whose_header_lies(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scores.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", BAD_NPY[case])
+    assert str(path) in refused_by_select(path, capsys)
+
+
+@pytest.mark.parametrize("option", ["--mask", "--lengths", "--indptr"])
+def test_other_arrays_whose_header_lies(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores, path = tmp_path / "scores.npy", tmp_path / "other.npy"
+    np.save(scores, np.zeros(12, np.float32))
+    for case in ("more entries than there are", "rows of nothing", "objects"):
+        path.write_bytes(BAD_NPY[case])
+        assert str(path) in refused_by_select(scores, capsys, option, path)
+
+
+def test_archives_that_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scores.npz"
+
+    def refuse(words: str) -> None:
+        assert words in refused_by_select(path, capsys)
+
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("a.npy", npy(claims(), DATA))
+    refuse("compressed in a way")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", npy(claims(shape=(2**28,)), DATA))
+    content = path.read_bytes()
+    at = content.rindex(b"PK\x01\x02") + 24  # what the directory says of its size
+    path.write_bytes(content[:at] + (2**30 + 128).to_bytes(4, "little") + content[at + 4 :])
+    refuse("claims 1073741952 bytes in a file of")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", b"not an array")
+    refuse("cannot be read")
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(30):
+            archive.writestr(f"a{i}.npy", b"")
+    refuse("holds the arrays a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, ...: name one with")
+    with zipfile.ZipFile(path, "w"):
+        pass
+    refuse("holds the arrays none")
+
+
+def test_scores_from_no_regular_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        assert "is not a regular file" in refused_by_select(path, capsys)
+
+
+def test_what_numpy_writes_is_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "x.npy"
+    dtypes = ("f2", "<f4", ">f4", "f8", "?", "i1", "u8", "c16", "S3", "U2", "M8[s]")
+    for dtype in (*dtypes, [("a", "f4"), ("b", "i2", 3)]):
+        whole = rng.integers(0, 2, (3, 4, 5)).astype("f8")
+        array = np.zeros((3, 4, 5), dtype) if isinstance(dtype, list) else whole.astype(dtype)
+        for stored in (array, np.asfortranarray(array), array[..., :0], array[:0], array[0, 0, 0]):
+            np.save(path, stored)
+            assert same_array(read_array(path), stored)
+            for save in (np.savez, np.savez_compressed):
+                save(tmp_path / "x.npz", stored, b=array)
+                assert same_array(read_array(tmp_path / "x.npz", "arr_0"), stored)
+                assert same_array(read_array(tmp_path / "x.npz", "b"), array)
+    np.savez_compressed(tmp_path / "zeros.npz", np.zeros((300, 4000), np.float32))
+    assert same_array(read_array(tmp_path / "zeros.npz"), np.zeros((300, 4000), np.float32))
+    path.write_bytes(npy(claims(), DATA, version=2) + b"more")
+    assert same_array(read_array(path), np.arange(12, dtype="<f4").reshape(3, 4))
+
+
+def same_array(one: np.ndarray, other: np.ndarray) -> bool:
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and one.tobytes() == other.tobytes()
+
+
+def test_scores_without_entries_are_few_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shape, rows in (((3, 0), 3), ((0, 5), 0), ((0, 2**20, 4), 0)):
+        np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
+        assert certk("select", tmp_path / "x.npy", "--eps", "0.1", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == rows

@@ -153,7 +153,7 @@ def canonical(
     stop = 0
     for name in sorted(tensors, key=lambda name: (-ITEMSIZE[tensors[name][0]], name)):
         dtype, shape = tensors[name]
-        size = byte_size(dtype, shape)
+        size = byte_size(ITEMSIZE[dtype], shape)
         if size is None:
             raise CertkError(f"tensor {quote(name)}: there is no {dtype} {quote(list(shape))}")
         start, stop = stop, stop + size
@@ -175,9 +175,9 @@ def written(entries: Iterable[Entry], metadata: Mapping[str, str], room: int = 0
     return len(text).to_bytes(8, "little") + text
 
 
-def byte_size(dtype: str, shape: Iterable[int]) -> int | None:
+def byte_size(itemsize: int, shape: Iterable[int]) -> int | None:
     """Bytes of a tensor of sizes >= 0; None where no array may have that shape, empty or not."""
-    most, empty = ITEMSIZE[dtype], False
+    most, empty = itemsize, False
     for axis in shape:
         most *= axis or 1
         empty = empty or axis == 0
@@ -258,7 +258,7 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
         wrong(f"unknown dtype {quote(dtype)}")
     if not _naturals(shape) or len(shape) > _MAX_AXES:
         wrong(f"shape {quote(shape)} is not a list of at most {_MAX_AXES} sizes")
-    need = byte_size(dtype, shape)
+    need = byte_size(ITEMSIZE[dtype], shape)
     if need is None:
         wrong(f"shape {quote(shape)} has more entries than any memory holds")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

@@ -16,12 +16,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from . import __version__
 from ._atomic import write_text
+from ._npy import read_array
 from ._page import pyplot
 from ._plan_command import plan as plan_command
 from ._terminal import (
@@ -213,13 +212,13 @@ def select(
         if out is not None:
             _check_new(out)
         selection = select_rows(
-            _load(scores, array),
+            read_array(scores, array),
             eps,
             kind=kind.value,
             scale=scale,
-            mask=None if mask is None else _load(mask),
-            lengths=None if lengths is None else _load(lengths),
-            indptr=None if indptr is None else _load(indptr),
+            mask=None if mask is None else read_array(mask),
+            lengths=None if lengths is None else read_array(lengths),
+            indptr=None if indptr is None else read_array(indptr),
             causal_offset=causal_offset,
             min_keep=min_keep,
             max_keep=_max_keep(max_keep),
@@ -521,28 +520,6 @@ def _check_new(path: Path) -> None:
         raise CertkError(f"{path}: there is no directory {path.parent}: make it first")
     if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
         raise CertkError(f"{path}: {path.parent} cannot be written to: choose another directory")
-
-
-def _load(path: Path, name: str | None = None) -> NDArray[Any]:
-    """One array of a .npy or .npz file; nothing is unpickled."""
-    with path.open("rb") as file:
-        if file.read(2) not in (b"\x93N", b"PK"):
-            raise CertkError(f"{path} is not a .npy or .npz file: write it with numpy.save")
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded as archive:
-            held = list(archive.files)
-            if name is None and len(held) == 1:
-                [name] = held
-            if name in held:
-                return np.asarray(archive[name])
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # whatever NumPy, zipfile and zlib make of damaged bytes
-        raise CertkError(f"{path} cannot be read ({error}): write it again") from None
-    raise CertkError(f"{path} holds the arrays {', '.join(held) or 'none'}: name one with --array")
 
 
 def _example() -> Path:

@@ -493,7 +493,7 @@ def _about(file: SafetensorsFile) -> tuple[tuple[int, ...], str, str]:
         not isinstance(shape, list)
         or len(shape) < 2
         or not all(type(axis) is int and axis >= 0 for axis in shape)
-        or byte_size("F32", shape) is None
+        or byte_size(4, shape) is None
         or dtype not in ("float32", "float16", "bfloat16")
         or not isinstance(sha256, str)
     ):
