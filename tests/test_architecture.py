@@ -258,7 +258,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
         *SUBJECTS,
     },
     "kvpress": {"transformers", "keepset", "errors"},
-    "_terminal": {"jobs", "audit", "results", "errors"},
+    "_terminal": {"_plain", "jobs", "audit", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "jobs": {
         *{"", "cache_format", "_page", "_atomic", "_arrays", "_native", "results", "errors"},
@@ -277,7 +277,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_torch_operators": {"_torch_gradient", "_arrays", "errors", *SUBJECTS},
     "_torch_gradient": set(),
     "reproduce": {"", "cache_format", "_page", "_atomic", "results", "errors", *SUBJECTS},
-    "_page": {"errors"},
+    "_page": {"_plain", "errors"},
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},
     "_arrays": {"errors"},
@@ -285,6 +285,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "results": {"_atomic", "errors"},
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
+    "_plain": set(),
     # The auditor must not share code with the selector.
     "audit": {"_audit_layer", "cache_format", "_recompute", "errors"},
     "_audit_layer": {"cache_format", "_recompute", "errors"},

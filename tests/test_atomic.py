@@ -252,20 +252,24 @@ def without_links(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("links", ["by descriptor", "by name", "none", "not even a function"])
 @pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("meddling", ["removed", "replaced", "replaced by a symlink"])
+@pytest.mark.parametrize(
+    "meddling", ["removed", "replaced", "replaced by a symlink", "moved behind a symlink"]
+)
 def test_a_partial_file_that_was_taken_away_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: str, replace: bool, meddling: str
 ) -> None:
     set_links(monkeypatch, links)
-    path, half = tmp_path / "out", tmp_path / "half"
+    path, half, moved = (tmp_path / name for name in ("out", "half", "moved"))
     half.write_text("half")
 
     def write() -> None:
         with NewFile(path, replace=replace) as file:
             file.write_at(0, b"whole")
-            file._partial.unlink()
+            file._partial.replace(moved)
             if meddling == "replaced":
                 file._partial.write_text("half")
+            elif meddling == "moved behind a symlink":
+                file._partial.symlink_to(moved)
             elif meddling != "removed":
                 file._partial.symlink_to(half)
             file.commit()
@@ -273,7 +277,7 @@ def test_a_partial_file_that_was_taken_away_is_an_error(
     with pytest.raises(CertkError, match=r"out was not written: its partial file was removed or"):
         write()
     assert not os.path.lexists(path)
-    left = [child for child in tmp_path.iterdir() if child != half]
+    left = set(tmp_path.iterdir()) - {half, moved}
     assert len(left) == (meddling != "removed")  # that one is somebody else's
 
 
@@ -305,6 +309,15 @@ def test_a_name_that_is_taken_meanwhile_where_there_are_no_links(
         write_text(path, "slower")
     assert path.read_text() == "faster"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_file_behind_the_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where links go by name, somebody may still be faster than the last look."""
+    monkeypatch.setattr(os, "link", lambda _, target: Path(target).write_text("half"))
+    with pytest.raises(CertkError, match="is not the file that was written"):
+        write_text(tmp_path / "out", "whole")
 
 
 @linux
@@ -632,7 +645,12 @@ def test_a_selection_that_somebody_else_wrote_meanwhile_is_kept(
     assert out.read_text() == "faster"
 
 
-READERS = {"path.open('rb')", "path.open('rb', buffering=0)", "text.read_text(encoding='utf-8')"}
+READERS = {
+    "archive.open(info)",
+    "path.open('rb')",
+    "path.open('rb', buffering=0)",
+    "text.read_text(encoding='utf-8')",
+}
 
 
 def test_nothing_in_the_package_writes_files_in_another_way() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import reprlib
 import stat
@@ -153,10 +154,7 @@ def canonical(
     stop = 0
     for name in sorted(tensors, key=lambda name: (-ITEMSIZE[tensors[name][0]], name)):
         dtype, shape = tensors[name]
-        size = byte_size(ITEMSIZE[dtype], shape)
-        if size is None:
-            raise CertkError(f"tensor {quote(name)}: there is no {dtype} {quote(list(shape))}")
-        start, stop = stop, stop + size
+        start, stop = stop, stop + math.prod(shape) * ITEMSIZE[dtype]
         entries[name] = Entry(name, dtype, shape, start, stop)
     return Header(entries, dict(metadata), written(entries.values(), metadata))
 
@@ -181,7 +179,7 @@ def byte_size(itemsize: int, shape: Iterable[int]) -> int | None:
     for axis in shape:
         most *= axis or 1
         empty = empty or axis == 0
-        # Here and not at the end: a product of a header full of long numbers takes for ever.
+        # Here and not at the end: a product of many long numbers takes for ever.
         if most > _MAX_BYTES:
             return None
     return 0 if empty else most
@@ -256,12 +254,12 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
         wrong(f"unknown dtype {quote(dtype)}")
-    if not _naturals(shape) or len(shape) > _MAX_AXES:
-        wrong(f"shape {quote(shape)} is not a list of at most {_MAX_AXES} sizes")
+    if not are_sizes(shape):
+        wrong(f"shape {quote(shape)} is not a list of sizes, {_MAX_AXES} at most")
     need = byte_size(ITEMSIZE[dtype], shape)
     if need is None:
         wrong(f"shape {quote(shape)} has more entries than any memory holds")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         wrong(f"data_offsets {quote(offsets)} are not [begin, end]")
     if offsets[1] - offsets[0] != need:
         span = quote(offsets[1] - offsets[0])
@@ -269,8 +267,13 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+def are_sizes(value: Any) -> bool:
+    """Whether this is a list of integers that can be sizes: from 0 to below 2^63, and not many."""
+    return (
+        isinstance(value, list)
+        and len(value) <= _MAX_AXES
+        and all(type(item) is int and 0 <= item <= _MAX_BYTES for item in value)
+    )
 
 
 def _check_contiguous(path: Path, entries: Iterable[Entry], size: int) -> None:

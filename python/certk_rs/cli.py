@@ -25,9 +25,11 @@ from ._page import pyplot
 from ._plan_command import plan as plan_command
 from ._terminal import (
     audit_json,
+    complain,
     print_json,
     progress_bar,
     round_up,
+    say,
     show_analysis,
     show_audit,
     show_layers,
@@ -110,10 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         code = _fail("error: not enough memory: give fewer queries or keys in one file", 2)
     except Exception as error:
+        # Others' messages may be of several lines.
         if hasattr(error, "format_message"):  # usage; its class has moved between versions of typer
-            code = _fail(f"error: {error.format_message()} (see certk --help)", 2)
+            code = _fail(f"error: {_joined(error.format_message())} (see certk --help)", 2)
         else:
-            code = _fail(f"error: unexpected {type(error).__name__}: {error}; please report it", 2)
+            what = f"unexpected {type(error).__name__}: {_joined(str(error))}"
+            code = _fail(f"error: {what}; please report it", 2)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
@@ -143,8 +147,12 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _fail(message: str, code: int) -> int:
     with contextlib.suppress(OSError):
-        print(f"certk: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        complain(message)
     return code
+
+
+def _joined(message: str) -> str:
+    return " ".join(message.split())
 
 
 def _terminated(_number: int, _frame: object) -> None:
@@ -154,7 +162,7 @@ def _terminated(_number: int, _frame: object) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"certk {__version__}")
+        say(f"certk {__version__}")
         raise typer.Exit
 
 
@@ -236,9 +244,10 @@ def select(
         if as_json:
             print_json(_selection_json(selection, scores, eps, out))
         else:
-            print(selection.summary())
+            for line in selection.summary().splitlines():
+                say(line)
             if out is not None:
-                print(f"written to {out}")
+                say(f"written to {out}")
         return 0
 
     return job
@@ -285,7 +294,7 @@ def prune(
             return 0
         for output in outputs:
             kept, total = output["kept"], output["total"]
-            print(
+            say(
                 f"{output['output']}: kept {kept} of {total} keys ({100 * kept / total:.1f} %; at "
                 f"least {output['lower_bound']} are needed), worst tail mass "
                 f"{round_up(output['worst_tail_mass'])} of {output['rows']} rows"
@@ -371,7 +380,7 @@ def capture(
             print_json({"command": "capture", "output": str(out), **found})
         else:
             layers = len(found["layers"])
-            print(f"{out}: {layers} layers of {found['tokens']} tokens, {found['dtype']}")
+            say(f"{out}: {layers} layers of {found['tokens']} tokens, {found['dtype']}")
         return 0
 
     return job
@@ -409,7 +418,7 @@ def analyze(
         else:
             show_analysis(found)
             if html is not None:
-                print(f"written to {html}")
+                say(f"written to {html}")
         return 0
 
     return job
@@ -447,8 +456,8 @@ def reproduce(
             print_json({"command": "reproduce", "out": str(out), "experiments": done})
         else:
             for entry in done:
-                print(f"{entry['name']}: {entry['seen']}")
-            print(f"written to {out / 'index.html'}")
+                say(f"{entry['name']}: {entry['seen']}")
+            say(f"written to {out / 'index.html'}")
         return 0
 
     return job
@@ -487,11 +496,12 @@ def demo(
             pruned = report_json(result)
             print_json({"command": "demo", "eps": eps, **pruned, "verify": audit_json(report)})
             return _verdict(report)
-        print(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity.value}")
+        say(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity.value}")
         if out is None:
-            print("(a temporary folder, removed at the end; keep the output with -o DIR)")
+            say("(a temporary folder, removed at the end; keep the output with -o DIR)")
         show_layers(result.layers, eps)
-        print(f"\ncertk verify {result.task.target} --against {cache}")
+        say("")
+        say(f"certk verify {result.task.target} --against {cache}")
         show_audit(report)
         return _verdict(report)
 

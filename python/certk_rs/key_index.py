@@ -27,6 +27,7 @@ from ._safetensors import (
     Entry,
     Header,
     SafetensorsFile,
+    are_sizes,
     byte_size,
     canonical,
     parse_json,
@@ -488,11 +489,11 @@ def _about(file: SafetensorsFile) -> tuple[tuple[int, ...], str, str]:
         raise _damaged(
             file.path, f"it has format version {quote(version)}, and {_VERSION} is what this reads"
         )
-    shape, dtype, sha256 = about.get("shape"), about.get("dtype"), about.get("sha256")
+    shape: Any = about.get("shape")
+    dtype, sha256 = about.get("dtype"), about.get("sha256")
     if (
-        not isinstance(shape, list)
+        not are_sizes(shape)
         or len(shape) < 2
-        or not all(type(axis) is int and axis >= 0 for axis in shape)
         or byte_size(4, shape) is None
         or dtype not in ("float32", "float16", "bfloat16")
         or not isinstance(sha256, str)
