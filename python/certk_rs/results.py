@@ -467,6 +467,9 @@ def _need(condition: object, problem: str) -> None:
         raise ValueError(problem)
 
 
+_MOST = 2**63 - 1
+
+
 def _fields_of_saved(
     stored: dict[str, NDArray[Any]], more: dict[str, tuple[str, ...]]
 ) -> dict[str, Any]:
@@ -489,13 +492,15 @@ def _fields_of_saved(
     _need(eps.shape in ((), batch), "eps has not the batch shape")
     starts = stored.get("score_indptr")
     if starts is None:
-        _need(n >= 0, "shape is negative")
+        _need(0 <= n <= _MOST // max(rows, 1), "shape is negative or too large")
         starts = np.arange(rows + 1, dtype=np.int64) * n
     else:
         _need(len(batch) == 1 and n == -1, "shape is not that of ragged rows")
         _need(
             starts.shape == (rows + 1,) and starts[0] == 0, "score_indptr has not rows + 1 entries"
         )
+    # Where nothing is negative no difference wraps; and counts that wrap would end in a crash.
+    _need((starts >= 0).all() and (indptr >= 0).all(), "a row begins before the first")
     sizes = np.diff(starts)
     _need((sizes >= 0).all() and (k >= 0).all(), "a row has a negative length")
     _need(indptr.shape == (rows + 1,) and indptr[0] == 0, "indptr has not rows + 1 entries from 0")
