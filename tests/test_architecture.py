@@ -242,6 +242,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
             "_terminal",
             "_page",
             "_atomic",
+            "_npy",
             "_plan_command",
             "jobs",
             "reproduce",
@@ -257,7 +258,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
         *SUBJECTS,
     },
     "kvpress": {"transformers", "keepset", "errors"},
-    "_terminal": {"jobs", "audit", "results", "errors"},
+    "_terminal": {"_plain", "jobs", "audit", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "jobs": {
         *{"", "cache_format", "_page", "_atomic", "_arrays", "_native", "results", "errors"},
@@ -276,19 +277,22 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_torch_operators": {"_torch_gradient", "_arrays", "errors", *SUBJECTS},
     "_torch_gradient": set(),
     "reproduce": {"", "cache_format", "_page", "_atomic", "results", "errors", *SUBJECTS},
-    "_page": {"errors"},
+    "_page": {"_plain", "errors"},
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},
     "_arrays": {"errors"},
+    # A selection is saved.
+    "results": {"_atomic", "errors"},
     # Everything stands on these, so they stand on nothing.
-    "results": {"errors"},
     "errors": set(),
+    "_plain": set(),
     # The auditor must not share code with the selector.
     "audit": {"_audit_layer", "cache_format", "_recompute", "errors"},
     "_audit_layer": {"cache_format", "_recompute", "errors"},
     "_recompute": {"errors"},
     "cache_format": FILES,
     "_certificate": {"_safetensors", "errors"},
+    "_npy": {"_safetensors", "errors"},
     "_safetensors": {"_atomic", "errors"},
     "_atomic": {"errors"},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs._atomic import NewFile
 from certk_rs.cache_format import (
     KNOWN_NAMES,
     Cache,
@@ -417,90 +415,3 @@ def test_certificate_that_cannot_be_read(old: str, new: str) -> None:
     assert old in text
     with pytest.raises(ValueError, match=r"\w"):
         read_certificate(text.replace(old, new, 1))
-
-
-def test_a_new_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "new"
-    with NewFile(path) as file:
-        file.write_at(2, b"cd")
-        file.write_at(0, b"ab")
-        assert [child.suffix for child in tmp_path.iterdir()] == [".partial"]
-        file.commit()
-    assert path.read_bytes() == b"abcd"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_new_file_that_is_given_up(tmp_path: Path, error: type[BaseException]) -> None:
-    def give_up() -> None:
-        with NewFile(tmp_path / "new") as file:
-            file.write_at(0, b"ab")
-            raise error
-
-    with pytest.raises(error):
-        give_up()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_new_file_replaces_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "new"
-
-    def race(content: str | None) -> None:
-        with NewFile(path) as file:
-            if content is not None:
-                path.write_text(content)
-            file.commit()
-
-    with pytest.raises(CertkError, match="exists already"):
-        race("somebody was faster")
-    with pytest.raises(CertkError, match="exists already"):
-        race(None)
-    assert path.read_text() == "somebody was faster"
-    assert list(tmp_path.iterdir()) == [path]
-    path.unlink()
-    path.symlink_to("nowhere")
-    with pytest.raises(CertkError, match="exists already"):
-        race(None)
-
-
-def test_a_new_file_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(*_: object) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", no_links)
-    path = tmp_path / "new"
-    with NewFile(path) as file:
-        file.write_at(0, b"ab")
-        file.commit()
-    assert path.read_bytes() == b"ab"
-    with pytest.raises(CertkError, match="exists already"), NewFile(path):
-        pass
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_new_file_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-
-    def full(fd: int, data: memoryview) -> int:
-        if len(data) > 10:
-            return real(fd, data[:10])  # a short write first, as the kernel does it
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with (
-        pytest.raises(OSError, match="No space left") as refused,
-        NewFile(tmp_path / "new") as file,
-    ):
-        file.write_at(0, bytes(100))
-    assert refused.value.filename == str(tmp_path / "new")
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
-    path = tmp_path / "new"
-    path.with_name(f".new.{os.getpid()}.partial").write_text("left behind")
-    with NewFile(path) as file:
-        file.write_at(0, b"ab")
-        file.commit()
-    assert path.read_bytes() == b"ab"
-    assert list(tmp_path.iterdir()) == [path]

@@ -402,3 +402,32 @@ def test_errors_survive_pickle() -> None:
     assert type(again) is ck.CertkError
     assert isinstance(again, ValueError)
     assert str(again) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ragged", "changes"),
+    [
+        (False, {"k": [2**63 - 1, 2**63 - 1, 3], "indptr": [0, 2**63 - 1, -2, 1], "indices": [0]}),
+        (False, {"k": [1, 0, 0], "indptr": [0, 1, 1, 1], "indices": [0], "shape": [3, 2**62]}),
+        (False, {"shape": [3, -(2**63)]}),
+        (True, {"score_indptr": [0, 2**63 - 1, -2, 12]}),
+    ],
+)
+def test_counts_that_wrap_are_refused(
+    tmp_path: Path, ragged: bool, changes: dict[str, list[int]]
+) -> None:
+    """Differences of int64 may all be positive where the numbers fall, and repeating so often ends
+    in a crash."""
+    rows = np.zeros((3, 4), np.float32)
+    indptr = np.array([0, 4, 8, 12])
+    found = ck.select(rows.reshape(-1), 0.5, indptr=indptr) if ragged else ck.select(rows, 0.5)
+    path = tmp_path / "keep.npz"
+    found.save(path)
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    for name, values in changes.items():
+        arrays[name] = np.array(values, arrays[name].dtype)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(ck.CertkError, match="is not a saved Selection"):
+        ck.Selection.load(path)

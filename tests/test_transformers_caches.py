@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,17 @@ hf = pytest.importorskip("transformers")
 zoo = pytest.importorskip("model_zoo")
 
 from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.cache_format import Cache as CacheFile  # noqa: E402
+from certk_rs.cache_format import (  # noqa: E402
+    Cache as CacheFile,
+)
+from certk_rs.cache_format import (  # noqa: E402
+    SafetensorsFile,
+    TensorFacts,
+    output_header,
+    read_certificate,
+)
 from certk_rs.cli import main  # noqa: E402
+from cli_fixtures import write_cache  # noqa: E402
 
 N = 48
 one_thread = zoo.one_thread
@@ -400,6 +412,47 @@ def test_a_damaged_pruned_file_is_refused(tmp_path: Path) -> None:
     header = json.dumps(deep).encode()
     out.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ck.CertkError, match="cannot be read"):
+        ct.from_cache(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("indptr", lambda starts: np.array([0, 2**63 - 1, -2, *starts[3:]], np.int64)),
+        ("indptr", lambda starts: np.concatenate([starts[:-2], starts[-1:], starts[-2:-1]])),
+        ("indptr", lambda starts: starts + 1),
+        ("indptr", lambda starts: starts[1:]),
+        ("indptr", lambda starts: starts.astype(np.int32)),
+        ("key", lambda rows: rows[1:]),
+        ("value", lambda rows: rows.reshape(-1)),
+        ("value", lambda rows: rows.astype(np.float64)),
+        ("tail_mass_upper", lambda upper: upper[..., :1]),
+        ("indices", lambda indices: indices[:-1]),
+    ],
+)
+def test_a_consistently_forged_pruned_file_is_refused(
+    tmp_path: Path, name: str, change: Any
+) -> None:
+    """Hashes that are right, of tensors that do not fit together."""
+    source = tmp_path / "x.safetensors"
+    write_cache(source, kv_heads=4, heads=4)
+    assert main(["prune", str(source), "-o", str(tmp_path / "out"), "--eps", "0.3", "-q"]) == 0
+    out = tmp_path / "out" / source.name
+    assert len(ct.from_cache(out).layers) == 2
+    with SafetensorsFile(out) as file:
+        arrays = {tensor: file.read(tensor) for tensor in file.header.entries}
+        said, _ = read_certificate(file.header.metadata["certk"])
+    arrays[f"layers.1.{name}"] = change(arrays[f"layers.1.{name}"])
+    kinds = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64"}
+    facts = {
+        tensor: TensorFacts(
+            kinds[array.dtype.str], array.shape, hashlib.sha256(array.tobytes()).hexdigest()
+        )
+        for tensor, array in arrays.items()
+    }
+    header = output_header(replace(said, outputs=facts))
+    out.write_bytes(header.raw + b"".join(arrays[tensor].tobytes() for tensor in header.entries))
+    with pytest.raises(ck.CertkError, match=rf"{re.escape(str(out))}: tensor '?layers\.1\."):
         ct.from_cache(out)
 
 

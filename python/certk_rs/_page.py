@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from ._plain import escaped, plain
 from .errors import CertkError
 
 _STYLE = """
@@ -70,7 +71,8 @@ def svg(figure: Any) -> str:
     figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
     pyplot().close(figure)
     drawing = text.getvalue()
-    return drawing[drawing.index("<svg") :]
+    # Matplotlib minds what is markup in a label, but not what cannot be seen.
+    return "\n".join(map(escaped, drawing[drawing.index("<svg") :].split("\n")))
 
 
 def legend_beside(axis: Any, **options: Any) -> None:
@@ -91,18 +93,18 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
     """The whole page."""
-    body = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(lead)}</p>"]
+    body = [f"<h1>{_text(title)}</h1>", f"<p>{_text(lead)}</p>"]
     if len(sections) > 2:
         links = (
-            f'<li><a href="#{html.escape(part.anchor)}">{html.escape(part.title)}</a></li>'
+            f'<li><a href="#{_text(part.anchor)}">{_text(part.title)}</a></li>'
             for part in sections
             if part.anchor
         )
         body.append(f"<ol>{''.join(links)}</ol>")
     drawings = 0
     for part in sections:
-        body.append(f'<h2 id="{html.escape(part.anchor)}">{html.escape(part.title)}</h2>')
-        body += [f"<p>{html.escape(sentence)}</p>" for sentence in part.text]
+        body.append(f'<h2 id="{_text(part.anchor)}">{_text(part.title)}</h2>')
+        body += [f"<p>{_text(sentence)}</p>" for sentence in part.text]
         for plot in part.plots:
             body.append(f"<figure>{_own_names(plot, f'plot{drawings}-')}</figure>")
             drawings += 1
@@ -110,10 +112,15 @@ def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"<title>{_text(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
-        + f"\n<footer>{html.escape(foot)}</footer>\n</body></html>\n"
+        + f"\n<footer>{_text(foot)}</footer>\n</body></html>\n"
     )
+
+
+def _text(text: str) -> str:
+    """As text of an element or in the quotes of an attribute, whatever it is."""
+    return html.escape(plain(text))
 
 
 def _own_names(drawing: str, prefix: str) -> str:
@@ -122,14 +129,13 @@ def _own_names(drawing: str, prefix: str) -> str:
 
 
 def _table(table: Table) -> str:
-    heads = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.heads)
+    heads = "".join(f"<th>{_text(cell)}</th>" for cell in table.heads)
     rows = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in table.rows
+        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
     )
-    caption = f"<caption>{html.escape(table.caption)}</caption>" if table.caption else ""
+    caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
     whole = f"<table>{caption}<thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>"
     if len(table.rows) <= 24:
         return whole
-    summary = html.escape(table.caption or "table")
+    summary = _text(table.caption or "table")
     return f"<details><summary>{summary} ({len(table.rows)} rows)</summary>{whole}</details>"

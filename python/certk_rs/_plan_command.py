@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ._terminal import print_json, print_table, print_text
+from ._terminal import print_json, print_table, print_text, say
 from .gaussian import Plan
 from .gaussian import plan as plan_rows
 
@@ -62,7 +62,7 @@ def _show(plan: Plan) -> None:
     )
     how = f"simulated, standard error {plan.k_standard_error:.2g}" if plan.rows else "exact"
     mean = ("expected for this n", f"{plan.k:.6g}", f"{plan.scored_ratio:.4g}", how)
-    print(f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps}")
+    say(f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps}")
     print_table(("", "k", "k / n", "how"), [rule, mean], left=(0, 3))
     if plan.frozen:
         print_text(

@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import reprlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,9 +44,12 @@ ITEMSIZE = {
 STORAGE = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
-# NumPy has no more axes. With it a product of sizes is a number that can be computed and printed.
-_MAX_AXES = 64
+_MAX_AXES = 32  # of NumPy 1
+_MAX_BYTES = 2**63 - 1
 _CHUNK = 1 << 24
+# What a header holds may be as long as the header, and is quoted in one line.
+_QUOTE = reprlib.Repr()
+_QUOTE.maxstring = _QUOTE.maxother = 200
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,23 @@ def written(entries: Iterable[Entry], metadata: Mapping[str, str], room: int = 0
     return len(text).to_bytes(8, "little") + text
 
 
+def byte_size(itemsize: int, shape: Iterable[int]) -> int | None:
+    """Bytes of a tensor of sizes >= 0; None where no array may have that shape, empty or not."""
+    most, empty = itemsize, False
+    for axis in shape:
+        most *= axis or 1
+        empty = empty or axis == 0
+        # Here and not at the end: a product of many long numbers takes for ever.
+        if most > _MAX_BYTES:
+            return None
+    return 0 if empty else most
+
+
+def quote(value: object) -> str:
+    """A value of a header as one short line."""
+    return _QUOTE.repr(value)
+
+
 def parse_json(text: str) -> Any:
     """JSON with duplicate keys, NaN and infinities refused (`ValueError`)."""
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_not_json)
@@ -206,14 +227,12 @@ def _read_header(path: Path, file: FileIO, size: int) -> Header:
             raise ValueError("it does not begin with '{'")
         body = parse_json(text.decode())
         metadata = _metadata(body.pop("__metadata__", {}))
-        entries = [_entry(path, name, value) for name, value in body.items()]
-    except CertkError:
-        raise
     except (ValueError, RecursionError) as error:
         raise CertkError(
             f"{path}: the header is not valid JSON for safetensors ({_one_line(error)}): "
             "the file is damaged or not safetensors"
         ) from None
+    entries = [_entry(path, name, value) for name, value in body.items()]
     _check_contiguous(path, entries, size - 8 - length)
     return Header({entry.name: entry for entry in entries}, metadata, bytes(prefix + text))
 
@@ -226,20 +245,25 @@ def _metadata(value: Any) -> dict[str, str]:
 
 def _entry(path: Path, name: str, value: Any) -> Entry:
     def wrong(what: str) -> NoReturn:
-        raise CertkError(f"{path}: tensor {name!r}: {what}: the file is damaged; write it again")
+        raise CertkError(
+            f"{path}: tensor {quote(name)}: {what}: the file is damaged; write it again"
+        )
 
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         wrong("its entry must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
-        wrong(f"unknown dtype {dtype!r}")
+        wrong(f"unknown dtype {quote(dtype)}")
     if not are_sizes(shape):
-        wrong(f"shape {shape!r} is not a list of sizes")
+        wrong(f"shape {quote(shape)} is not a list of sizes, {_MAX_AXES} at most")
+    need = byte_size(ITEMSIZE[dtype], shape)
+    if need is None:
+        wrong(f"shape {quote(shape)} has more entries than any memory holds")
     if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        wrong(f"data_offsets {offsets!r} are not [begin, end]")
-    need = math.prod(shape) * ITEMSIZE[dtype]
+        wrong(f"data_offsets {quote(offsets)} are not [begin, end]")
     if offsets[1] - offsets[0] != need:
-        wrong(f"{dtype} {shape} needs {need} bytes, data_offsets span {offsets[1] - offsets[0]}")
+        span = quote(offsets[1] - offsets[0])
+        wrong(f"{dtype} {quote(shape)} needs {need} bytes, data_offsets span {span}")
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
@@ -248,7 +272,7 @@ def are_sizes(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= _MAX_AXES
-        and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
+        and all(type(item) is int and 0 <= item <= _MAX_BYTES for item in value)
     )
 
 
@@ -258,7 +282,7 @@ def _check_contiguous(path: Path, entries: Iterable[Entry], size: int) -> None:
         if entry.start != position:
             kind = "overlaps another" if entry.start < position else "leaves a hole before it"
             raise CertkError(
-                f"{path}: tensor {entry.name!r} {kind}: the file is damaged; write it again"
+                f"{path}: tensor {quote(entry.name)} {kind}: the file is damaged; write it again"
             )
         position = entry.stop
     if position != size:
@@ -272,7 +296,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"key {key!r} twice")
+            raise ValueError(f"key {quote(key)} twice")
         result[key] = value
     return result
 

@@ -1,4 +1,8 @@
-"""What the command line shows: progress on stderr, results on stdout as text or one JSON object."""
+"""What the command line shows: progress on stderr, results on stdout as text or one JSON object.
+
+Only here is anything printed, and everything passes through `plain`: `say` and `complain` take one
+line each, tables and bars take cells and labels without markup.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,29 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING, Context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ._plain import plain
 from .audit import Audit, OutputAudit
 from .jobs.analyze import CacheAnalysis
 from .jobs.analyze_page import ADVISED, HEADS, LAYERS, NARROW, cells, layer_cells, layer_heads
 from .jobs.plan import Progress
 from .jobs.report import LayerReport, bars
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 _SHOWN_FINDINGS = 20
+
+
+def say(line: str) -> None:
+    """Print one line of results."""
+    print(plain(line))
+
+
+def complain(line: str) -> None:
+    """Print one line on stderr, at once."""
+    print(f"certk: {plain(line)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -26,12 +44,15 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
+    from rich.progress import TextColumn
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    label_column = TextColumn("{task.description}", markup=False)
+    columns = (label_column, *Bar.get_default_columns()[1:])
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def tell(label: str, done: int, total: int) -> None:
-            bar.update(task, description=label, completed=done, total=total)
+            bar.update(task, description=plain(label), completed=done, total=total)
 
         yield tell
 
@@ -45,10 +66,10 @@ def show_layers(reports: Sequence[LayerReport], eps: float) -> None:
     console = Console(highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("layer", "kept / total", "share", "lower bound", "gap", "worst tail mass"):
-        table.add_column(heading, justify="right")
+        table.add_column(_cell(heading), justify="right")
     for report in reports:
         count = report.count
-        table.add_row(
+        cells = (
             str(report.layer),
             f"{count.kept} / {count.total}",
             f"{100 * count.kept / count.total:.1f} %",
@@ -56,37 +77,38 @@ def show_layers(reports: Sequence[LayerReport], eps: float) -> None:
             str(count.gap),
             round_up(report.worst_tail_mass),
         )
+        table.add_row(*map(_cell, cells))
     console.print(table)
     symbols = "█▒·" if _can_print("█▒·") else "#+."
-    print(
+    say(
         f"{symbols[0]} least possible number (proven)   "
         f"{symbols[1]} kept beyond it   {symbols[2]} dropped"
     )
     for line in bars(reports, max(20, min(console.width, 100) - 28), symbols):
-        print(line)
+        say(line)
     worst = round_up(max(report.worst_tail_mass for report in reports))
-    print(f"No query in the file loses more than {worst} of its attention (eps = {eps:g}).")
-    print("Queries that are not in the file are not covered.")
+    say(f"No query in the file loses more than {worst} of its attention (eps = {eps:g}).")
+    say("Queries that are not in the file are not covered.")
 
 
 def show_analysis(found: Sequence[CacheAnalysis]) -> None:
     """Show caches as tables, a row per head and a row per layer."""
     for cache in found:
-        print(f"{cache.path}: at eps = {cache.eps[cache.main]:g}, shares of the visible keys")
-        print("By layer.head:")
+        say(f"{cache.path}: at eps = {cache.eps[cache.main]:g}, shares of the visible keys")
+        say("By layer.head:")
         rows = cells(cache)
         if not print_table(HEADS, rows, must=False):
             # What is left out, to fit the terminal, is in --json and --html.
             print_table(HEADS[:NARROW], [row[:NARROW] for row in rows])
-        print(LAYERS)
+        say(LAYERS)
         print_table(layer_heads(cache), layer_cells(cache))
-        print(f"Advice: {cache.advice()}.")
+        say(f"Advice: {cache.advice()}.")
     print_text(
         "k/n: the keys that each row needs on its own; rule: by its sigma; 1 gap, 8 cuts: these "
         "bounds on it; one set: what all rows of a head need together."
     )
     print_text(f"Advice, {ADVISED}")
-    print("Queries that are not in the file are not covered.")
+    say("Queries that are not in the file are not covered.")
 
 
 def print_table(
@@ -106,9 +128,9 @@ def print_table(
 
     table = Table(box=box.SIMPLE_HEAD)
     for i, heading in enumerate(heads):
-        table.add_column(heading, justify="left" if i in left else "right", no_wrap=True)
+        table.add_column(_cell(heading), justify="left" if i in left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_cell, row))
     console = Console(highlight=False, soft_wrap=True)
     width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     if width > console.width and not must:
@@ -122,7 +144,14 @@ def print_text(text: str) -> None:
     import shutil
     import textwrap
 
-    print(textwrap.fill(text, min(100, max(40, shutil.get_terminal_size().columns))))
+    for line in textwrap.wrap(text, min(100, max(40, shutil.get_terminal_size().columns))):
+        say(line)
+
+
+def _cell(text: str) -> Text:
+    from rich.text import Text
+
+    return Text(plain(text))
 
 
 def round_up(mass: float) -> str:
@@ -142,26 +171,26 @@ def show_audit(report: Audit) -> None:
     """One line for everything that does not hold, and one for the verdict on each output."""
     for output in report.outputs:
         for finding in output.findings[:_SHOWN_FINDINGS]:
-            print(f"{output.path}: {finding}")
+            say(f"{output.path}: {finding}")
         if output.found > _SHOWN_FINDINGS:
-            print(f"{output.path}: ... and {output.found - _SHOWN_FINDINGS} more")
+            say(f"{output.path}: ... and {output.found - _SHOWN_FINDINGS} more")
         if not output.holds:
-            print(f"{output.path}: DOES NOT HOLD")
+            say(f"{output.path}: DOES NOT HOLD")
             continue
-        print(f"{output.path}: {_covered(output)}")
+        say(f"{output.path}: {_covered(output)}")
         if output.unchecked:
-            print(
+            say(
                 f"{output.path}: is what its certificate says, byte for byte; not known without "
                 f"--against: {'; '.join(output.unchecked)}; it says: {_asked_and_kept(output)}"
             )
         else:
-            print(
+            say(
                 f"{output.path}: holds: {output.confirmed_rows} tail masses and "
                 f"{output.confirmed_lower_bounds} lower bounds recomputed from {output.source}; "
                 f"{_asked_and_kept(output)}"
             )
     for path in report.unmatched:
-        print(f"{path}: given with --against, but it is the input of no output here")
+        say(f"{path}: given with --against, but it is the input of no output here")
 
 
 def _covered(output: OutputAudit) -> str:
@@ -217,9 +246,10 @@ def _output_json(output: OutputAudit) -> dict[str, Any]:
 
 def print_json(body: dict[str, Any]) -> None:
     """Print the one object that `--json` promises."""
-    print(json.dumps(body))
+    # In ASCII without control characters, but for the one that JSON leaves as it is.
+    print(json.dumps(body).replace("\x7f", "\\u007f"))
 
 
 def warn(message: str) -> None:
     """Say on stderr what is not an error."""
-    print(f"certk: warning: {message}", file=sys.stderr)
+    complain(f"warning: {message}")

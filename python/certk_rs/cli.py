@@ -16,19 +16,20 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from . import __version__
 from ._atomic import write_text
+from ._npy import read_array
 from ._page import pyplot
 from ._plan_command import plan as plan_command
 from ._terminal import (
     audit_json,
+    complain,
     print_json,
     progress_bar,
     round_up,
+    say,
     show_analysis,
     show_audit,
     show_layers,
@@ -111,10 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         code = _fail("error: not enough memory: give fewer queries or keys in one file", 2)
     except Exception as error:
+        # Others' messages may be of several lines.
         if hasattr(error, "format_message"):  # usage; its class has moved between versions of typer
-            code = _fail(f"error: {error.format_message()} (see certk --help)", 2)
+            code = _fail(f"error: {_joined(error.format_message())} (see certk --help)", 2)
         else:
-            code = _fail(f"error: unexpected {type(error).__name__}: {error}; please report it", 2)
+            what = f"unexpected {type(error).__name__}: {_joined(str(error))}"
+            code = _fail(f"error: {what}; please report it", 2)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
@@ -144,8 +147,12 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _fail(message: str, code: int) -> int:
     with contextlib.suppress(OSError):
-        print(f"certk: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        complain(message)
     return code
+
+
+def _joined(message: str) -> str:
+    return " ".join(message.split())
 
 
 def _terminated(_number: int, _frame: object) -> None:
@@ -155,7 +162,7 @@ def _terminated(_number: int, _frame: object) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"certk {__version__}")
+        say(f"certk {__version__}")
         raise typer.Exit
 
 
@@ -213,13 +220,13 @@ def select(
         if out is not None:
             _check_new(out)
         selection = select_rows(
-            _load(scores, array),
+            read_array(scores, array),
             eps,
             kind=kind.value,
             scale=scale,
-            mask=None if mask is None else _load(mask),
-            lengths=None if lengths is None else _load(lengths),
-            indptr=None if indptr is None else _load(indptr),
+            mask=None if mask is None else read_array(mask),
+            lengths=None if lengths is None else read_array(lengths),
+            indptr=None if indptr is None else read_array(indptr),
             causal_offset=causal_offset,
             min_keep=min_keep,
             max_keep=_max_keep(max_keep),
@@ -230,16 +237,17 @@ def select(
             threads=threads,
         )
         if out is not None:
-            selection.save(out)
+            selection._write(out, replace=False)
         over = int((selection.status == Status.OVER_BUDGET).sum())
         if over:
             warn(f"{over} of {selection.k.size} rows are over eps because of --max-keep")
         if as_json:
             print_json(_selection_json(selection, scores, eps, out))
         else:
-            print(selection.summary())
+            for line in selection.summary().splitlines():
+                say(line)
             if out is not None:
-                print(f"written to {out}")
+                say(f"written to {out}")
         return 0
 
     return job
@@ -286,7 +294,7 @@ def prune(
             return 0
         for output in outputs:
             kept, total = output["kept"], output["total"]
-            print(
+            say(
                 f"{output['output']}: kept {kept} of {total} keys ({100 * kept / total:.1f} %; at "
                 f"least {output['lower_bound']} are needed), worst tail mass "
                 f"{round_up(output['worst_tail_mass'])} of {output['rows']} rows"
@@ -374,7 +382,7 @@ def capture(
             print_json({"command": "capture", "output": str(out), **found})
         else:
             layers = len(found["layers"])
-            print(f"{out}: {layers} layers of {found['tokens']} tokens, {found['dtype']}")
+            say(f"{out}: {layers} layers of {found['tokens']} tokens, {found['dtype']}")
         return 0
 
     return job
@@ -412,7 +420,7 @@ def analyze(
         else:
             show_analysis(found)
             if html is not None:
-                print(f"written to {html}")
+                say(f"written to {html}")
         return 0
 
     return job
@@ -450,8 +458,8 @@ def reproduce(
             print_json({"command": "reproduce", "out": str(out), "experiments": done})
         else:
             for entry in done:
-                print(f"{entry['name']}: {entry['seen']}")
-            print(f"written to {out / 'index.html'}")
+                say(f"{entry['name']}: {entry['seen']}")
+            say(f"written to {out / 'index.html'}")
         return 0
 
     return job
@@ -490,11 +498,12 @@ def demo(
             pruned = report_json(result)
             print_json({"command": "demo", "eps": eps, **pruned, "verify": audit_json(report)})
             return _verdict(report)
-        print(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity.value}")
+        say(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity.value}")
         if out is None:
-            print("(a temporary folder, removed at the end; keep the output with -o DIR)")
+            say("(a temporary folder, removed at the end; keep the output with -o DIR)")
         show_layers(result.layers, eps)
-        print(f"\ncertk verify {result.task.target} --against {cache}")
+        say("")
+        say(f"certk verify {result.task.target} --against {cache}")
         show_audit(report)
         return _verdict(report)
 
@@ -523,28 +532,6 @@ def _check_new(path: Path) -> None:
         raise CertkError(f"{path}: there is no directory {path.parent}: make it first")
     if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
         raise CertkError(f"{path}: {path.parent} cannot be written to: choose another directory")
-
-
-def _load(path: Path, name: str | None = None) -> NDArray[Any]:
-    """One array of a .npy or .npz file; nothing is unpickled."""
-    with path.open("rb") as file:
-        if file.read(2) not in (b"\x93N", b"PK"):
-            raise CertkError(f"{path} is not a .npy or .npz file: write it with numpy.save")
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded as archive:
-            held = list(archive.files)
-            if name is None and len(held) == 1:
-                [name] = held
-            if name in held:
-                return np.asarray(archive[name])
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # whatever NumPy, zipfile and zlib make of damaged bytes
-        raise CertkError(f"{path} cannot be read ({error}): write it again") from None
-    raise CertkError(f"{path} holds the arrays {', '.join(held) or 'none'}: name one with --array")
 
 
 def _example() -> Path:

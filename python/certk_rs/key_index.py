@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,16 @@ from . import _arrays, _native
 from ._atomic import NewFile
 from ._kept import Keep, lend_kept
 from ._rows import budgets
-from ._safetensors import Entry, SafetensorsFile, canonical, parse_json
+from ._safetensors import (
+    Entry,
+    Header,
+    SafetensorsFile,
+    are_sizes,
+    byte_size,
+    canonical,
+    parse_json,
+    quote,
+)
 from .errors import CertkError
 from .montecarlo import Family, Method, TailEstimate, estimate_of
 from .results import SearchResult
@@ -31,7 +40,8 @@ from .results import SearchResult
 Rule = Literal["mass", "gap", "top_k"]
 Over = Literal["codes", "cells", "both"]
 _FORMAT = "certk-key-index"
-_VERSION = 1
+_VERSION = 2
+_NO_SHA256 = "0" * 64
 # Of each head, in the order of `_native.KeyIndex.parts`: its name, dtypes in the file and here.
 _PARTS = (
     ("codes", "U8", "<u1"),
@@ -303,7 +313,7 @@ class KeyIndex:
         """Write the index, not the keys, to a safetensors file at exactly `path`.
 
         Written aside, then renamed over what was there. The file has the fingerprint of the keys
-        and the SHA-256 of its own tensors.
+        and its own SHA-256.
 
         Raises:
             OSError: The file cannot be written; an old file of that name is left as it was.
@@ -316,18 +326,10 @@ class KeyIndex:
                 array = np.asarray(part).astype(here, copy=False)
                 tensors[f"{head}.{name}"] = array
                 dtypes[f"{head}.{name}"] = (stored, array.shape)
-        order = canonical(dtypes, {}).entries
-        digest = hashlib.sha256()
-        for name in order:
+        digest = hashlib.sha256(_header(dtypes, shape, dtype, _NO_SHA256).raw)
+        for name in _header(dtypes, shape, dtype, _NO_SHA256).entries:
             digest.update(_bytes(tensors[name]))
-        about = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "shape": shape,
-            "dtype": dtype,
-            "sha256": digest.hexdigest(),
-        }
-        header = canonical(dtypes, {"certk": json.dumps(about)})
+        header = _header(dtypes, shape, dtype, digest.hexdigest())
         with NewFile(Path(path), replace=True) as file:
             file.write_at(0, header.raw)
             for name, entry in header.entries.items():
@@ -348,14 +350,17 @@ class KeyIndex:
         """
         with SafetensorsFile(Path(path)) as file:
             shape, dtype, sha256 = _about(file)
-            heads = []
-            digest = hashlib.sha256()
+            dtypes = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
+            if file.header.raw != _header(dtypes, shape, dtype, sha256).raw:
+                raise _damaged(file.path, "its header is not one that save writes")
+            digest = hashlib.sha256(_header(dtypes, shape, dtype, _NO_SHA256).raw)
             read: dict[str, NDArray[Any]] = {}
-            for entry in sorted(file.header.entries.values(), key=lambda entry: entry.start):
+            for entry in file.header.entries.values():
                 read[entry.name] = _read(file, entry)
                 digest.update(_bytes(read[entry.name]))
             if digest.hexdigest() != sha256:
-                raise _damaged(file.path, "its tensors do not have the SHA-256 that it states")
+                raise _damaged(file.path, "it does not have the SHA-256 that it states")
+            heads = []
             for head in range(prod(shape[:-2])):
                 parts: list[NDArray[Any]] = []
                 for name, stored, here in _PARTS:
@@ -365,7 +370,7 @@ class KeyIndex:
                     parts.append(read.pop(part.name).view(here))
                 heads.append(tuple(parts))
             if read:
-                raise _damaged(file.path, f"tensor {min(read)!r} is not part of an index")
+                raise _damaged(file.path, f"tensor {quote(min(read))} is not part of an index")
         try:
             index = cls(_native.KeyIndex.of_parts(shape, dtype, heads), None)  # type: ignore[arg-type]
         except CertkError as error:
@@ -447,6 +452,23 @@ def _read(file: SafetensorsFile, entry: Entry) -> NDArray[np.uint8]:
     return data
 
 
+def _header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    shape: tuple[int, ...],
+    dtype: str,
+    sha256: str,
+) -> Header:
+    """The one header of an index; the SHA-256 is that of the whole file with 64 zeros for it."""
+    about = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "shape": shape,
+        "dtype": dtype,
+        "sha256": sha256,
+    }
+    return canonical(tensors, {"certk": json.dumps(about)})
+
+
 def _damaged(path: Path, problem: str) -> CertkError:
     return CertkError(
         f"{path} is no index that can be used: {problem}; build the index again and save it"
@@ -463,17 +485,18 @@ def _about(file: SafetensorsFile) -> tuple[tuple[int, ...], str, str]:
     except (ValueError, RecursionError):
         raise _damaged(file.path, "its metadata do not say that it is one") from None
     version = about.get("version")
-    if version != _VERSION:
+    if type(version) is not int or version != _VERSION:
         raise _damaged(
-            file.path, f"it has format version {version!r}, and {_VERSION} is what this reads"
+            file.path, f"it has format version {quote(version)}, and {_VERSION} is what this reads"
         )
-    shape, dtype, sha256 = about.get("shape"), about.get("dtype"), about.get("sha256")
+    shape: Any = about.get("shape")
+    dtype, sha256 = about.get("dtype"), about.get("sha256")
     if (
-        not isinstance(shape, list)
+        not are_sizes(shape)
         or len(shape) < 2
-        or not all(type(axis) is int and axis >= 0 for axis in shape)
-        or not isinstance(dtype, str)
+        or byte_size(4, shape) is None
+        or dtype not in ("float32", "float16", "bfloat16")
         or not isinstance(sha256, str)
     ):
-        raise _damaged(file.path, "its metadata are incomplete")
+        raise _damaged(file.path, "its metadata are incomplete or of no keys")
     return tuple(shape), dtype, sha256

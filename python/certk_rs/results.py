@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ._atomic import NewFile
 from .errors import CertkError
 
 RowIndex = int | tuple[int, ...]
@@ -178,21 +179,17 @@ class Selection(_Frozen):
         Raises:
             OSError: The file cannot be written; an old file of that name is left as it was.
         """
+        self._write(path, replace=True)
+
+    def _write(self, path: str | os.PathLike[str], *, replace: bool) -> None:
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         arrays["shape"] = np.array([-1 if axis is None else axis for axis in self.shape], np.int64)
         if self.score_indptr is None:
             del arrays["score_indptr"]
-        target = Path(path)
-        aside = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
-        try:
-            with aside.open("xb") as file:
-                np.savez(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(target)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        with NewFile(Path(path), replace=replace) as file:
+            with file.stream() as stream:
+                np.savez(stream, **arrays)
+            file.commit()
 
     @classmethod
     def load(cls: type[_Result], path: str | os.PathLike[str]) -> _Result:
@@ -470,6 +467,9 @@ def _need(condition: object, problem: str) -> None:
         raise ValueError(problem)
 
 
+_MOST = 2**63 - 1
+
+
 def _fields_of_saved(
     stored: dict[str, NDArray[Any]], more: dict[str, tuple[str, ...]]
 ) -> dict[str, Any]:
@@ -492,13 +492,15 @@ def _fields_of_saved(
     _need(eps.shape in ((), batch), "eps has not the batch shape")
     starts = stored.get("score_indptr")
     if starts is None:
-        _need(n >= 0, "shape is negative")
+        _need(0 <= n <= _MOST // max(rows, 1), "shape is negative or too large")
         starts = np.arange(rows + 1, dtype=np.int64) * n
     else:
         _need(len(batch) == 1 and n == -1, "shape is not that of ragged rows")
         _need(
             starts.shape == (rows + 1,) and starts[0] == 0, "score_indptr has not rows + 1 entries"
         )
+    # Where nothing is negative no difference wraps; and counts that wrap would end in a crash.
+    _need((starts >= 0).all() and (indptr >= 0).all(), "a row begins before the first")
     sizes = np.diff(starts)
     _need((sizes >= 0).all() and (k >= 0).all(), "a row has a negative length")
     _need(indptr.shape == (rows + 1,) and indptr[0] == 0, "indptr has not rows + 1 entries from 0")

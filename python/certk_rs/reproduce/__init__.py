@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .._atomic import replace_text
+from .._atomic import write_text
 from .._page import Section, page
 from ..errors import CertkError
 from . import (
@@ -110,9 +110,10 @@ def run_experiments(
             "seconds": round(time.monotonic() - start, 1),
             "data": data,
         }
-        replace_text(out / f"{experiment.NAME}.json", json.dumps(body, indent=1) + "\n")
+        table = json.dumps(body, indent=1) + "\n"
+        write_text(out / f"{experiment.NAME}.json", table, replace=True)
         done.append({"name": experiment.NAME, "seen": _seen(data), "seconds": body["seconds"]})
-        replace_text(index, _page(out))
+        write_text(index, _page(out), replace=True)
     return done
 
 
@@ -143,11 +144,17 @@ def _page(out: Path) -> str:
         body = _table(out, experiment)
         if body is None:
             continue
-        data = body["data"]
-        brief = " Brief run: small sizes." if body["brief"] else ""
-        text = [experiment.ABOUT, _seen(data) + brief]
-        plots, tables = experiment.plots(data), experiment.tables(data)
-        sections.append(Section(experiment.TITLE, text, plots, tables, experiment.NAME))
+        try:
+            data = body["data"]
+            brief = " Brief run: small sizes." if body["brief"] else ""
+            text = [experiment.ABOUT, _seen(data) + brief]
+            plots, tables = experiment.plots(data), experiment.tables(data)
+            section = Section(experiment.TITLE, text, plots, tables, experiment.NAME)
+        except Exception as error:  # whatever drawing makes of the tables of an earlier run
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            path = out / f"{experiment.NAME}.json"
+            raise CertkError(f"{path} cannot be shown ({what}): remove it") from error
+        sections.append(section)
     lead = (
         "Top-k sparse attention keeps the keys of largest weight. Two papers say how many are "
         "needed and what is lost (arXiv 2512.07647 and 2404.02690); here their experiments are run "

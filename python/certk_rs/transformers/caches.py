@@ -11,6 +11,7 @@ with further keys of the text instead, and any implementation will do.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from ..cache_format import (
     Names,
     SafetensorsFile,
     layout,
+    output_tensors,
     read_certificate,
 )
 from ..errors import CertkError
@@ -377,12 +379,27 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
 
     rows: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     certificates = []
+    granularity = certificate.options.granularity
     for layer in layers:
         stem = f"layers.{layer.index}."
+        indices = file.header.entries.get(stem + "indices")
+        total = 0 if indices is None else math.prod(indices.shape)
+        for name, form in output_tensors(layer, granularity, [total]).items():
+            entry = file.header.entries.get(name)
+            if entry is None or (entry.dtype, entry.shape) != form:
+                raise CertkError(
+                    f"{file.path}: tensor {name!r} is not the one that was certified: it is "
+                    "missing, or of another dtype or shape"
+                )
         both = [_tensor(read(stem + role), layer.dtypes[role]) for role in ("key", "value")]
-        if certificate.options.granularity == "head":
-            kept = np.diff(read(stem + "indptr"))
-            keys, values = (list(torch.split(flat, kept.tolist())) for flat in both)
+        if granularity == "head":
+            starts = read(stem + "indptr").tolist()  # as integers that do not wrap
+            if [*starts[:1], *starts[-1:]] != [0, total] or starts != sorted(starts):
+                raise CertkError(
+                    f"{file.path}: tensor {stem}indptr does not rise from 0 to the {total} kept"
+                )
+            kept = [end - start for start, end in itertools.pairwise(starts)]
+            keys, values = (list(torch.split(flat, kept)) for flat in both)
         else:
             keys, values = (list(heads) for heads in both)
         rows.append((keys, values))
