@@ -36,6 +36,7 @@ pub mod model;
 pub mod montecarlo;
 mod order;
 mod random;
+mod scale;
 mod scores;
 mod select;
 mod threads;
