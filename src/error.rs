@@ -276,6 +276,19 @@ pub enum Error {
         /// How many keys may be kept.
         max_keep: usize,
     },
+    /// `max_keep`, as a fraction or in whole blocks, allows fewer keys of a row than `min_keep` asks for.
+    #[error(
+        "min_keep is {min_keep}, but max_keep allows {most} keys of {row}; raise max_keep or lower min_keep",
+        row = .place.row()
+    )]
+    MinOverMax {
+        /// The row.
+        place: Place,
+        /// How many keys are asked for, at most as many as are visible.
+        min_keep: usize,
+        /// How many keys may be kept.
+        most: usize,
+    },
     /// The best block alone holds more keys than `max_keep` allows.
     #[error(
         "block_size is {block_size}, but max_keep = {max_keep} keys cannot hold one whole block of {row}; \

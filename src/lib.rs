@@ -42,6 +42,7 @@ pub mod model;
 pub mod montecarlo;
 mod order;
 mod random;
+mod scale;
 mod scores;
 mod select;
 mod threads;

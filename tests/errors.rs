@@ -137,6 +137,26 @@ fn options() {
     assert!(matches!(keep_set(&scores, &[0.1], &forced), Err(Error::ForcedOverMax { .. })));
     let blocks = Options::new().block_size(2).max_keep(MaxKeep::Count(1));
     assert!(matches!(refuse(blocks), Error::BlockOverMax { block_size: 2, max_keep: 1, .. }));
+    // A fraction is judged row by row, as far as a row has keys.
+    let half = |least| Options::new().min_keep(least).max_keep(MaxKeep::Fraction(0.5));
+    let lengths = [2, 1];
+    let ragged = rows(&data).lengths(&lengths).unwrap();
+    assert!(matches!(
+        refused(&ragged, &[0.1], &half(2)),
+        Error::MinOverMax { place, min_keep: 2, most: 1 } if place == at(&[0])
+    ));
+    let lengths = [1, 2];
+    let ragged = rows(&data).lengths(&lengths).unwrap();
+    assert!(matches!(
+        refused(&ragged, &[0.1], &half(9)),
+        Error::MinOverMax { place, min_keep: 2, most: 1 } if place == at(&[1])
+    ));
+    let blocks = Options::new().block_size(2).min_keep(3).max_keep(MaxKeep::Count(3));
+    let four = Scores::new(&data[..], &[4]).unwrap();
+    assert!(matches!(
+        refused(&four, &[0.1], &blocks),
+        Error::MinOverMax { min_keep: 3, most: 2, .. }
+    ));
     for bad in [Options::new().block_size(2), Options::new().min_keep(2)] {
         assert!(matches!(keep_set(&scores, &[0.1], &bad), Err(Error::Conflict { .. })));
     }

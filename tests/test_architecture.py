@@ -24,7 +24,7 @@ PYTHON = ROOT / "python" / "certk_rs"
 # ---------------------------------------------------------------------------------------- Rust
 
 # What everything may use. Among themselves they only must not form a cycle.
-COMMON = {"mass", "scores", "order", "error", "threads", "random", "twofold", "memory"}
+COMMON = {"mass", "scores", "order", "error", "threads", "random", "twofold", "memory", "scale"}
 ANYTHING = None
 RUST_ARROWS: dict[str, set[str] | None] = {
     "lib": ANYTHING,
@@ -49,6 +49,7 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     "random": COMMON,
     "memory": COMMON,
     "twofold": set(),
+    "scale": set(),
 }
 # Each instruction set is reached through the dispatcher alone.
 LEVELS = {"portable", "avx2", "avx512", "neon"}
@@ -205,6 +206,49 @@ def test_unsafe_lives_in_the_kernels_and_is_explained() -> None:
     assert re.search(r'^unsafe_code = "(deny|forbid)"', manifest, re.M)
 
 
+_DOOR = re.compile(
+    r"#\[(?:pyfunction|staticmethod|pymethods)\]|#\[getter\]|"
+    r"^(\s*)(?:pub\(super\) )?fn (\w+)[^{;]*?\{\s*(let _modes = default_floats\(\);)?",
+    re.M,
+)
+# What has nothing to do with floats, or copies them.
+_NO_FLOATS = {"len", "radii", "freezing_sigma", "nearest_rsqrt", "simd_level", "set_simd_level"}
+
+
+def unguarded_doors(text: str) -> set[str]:
+    """Functions for Python that do not begin with default floating-point modes."""
+    found, function, methods, getter = set(), False, False, False
+    for match in _DOOR.finditer(code_of(text)):
+        mark = match.group().strip()
+        if mark.startswith("#"):
+            function |= mark == "#[pyfunction]"
+            methods |= mark == "#[pymethods]"
+            getter |= mark == "#[getter]"
+            continue
+        indent, name, guarded = match.groups()
+        inside = methods and indent.strip("\n") == "    "
+        methods &= inside or function
+        if (function or (inside and not getter)) and not guarded:
+            found.add(name)
+        function = getter = False
+    return found - _NO_FLOATS
+
+
+def test_doors_set_the_float_modes_first() -> None:
+    """A host may flush subnormal numbers; what is read, computed and handed back must not know."""
+    doors = {}
+    for file in sorted((RUST / "python").glob("*.rs")):
+        # Results only hand out what they hold, and modes are set by what sets them.
+        if file.stem not in ("results", "floats"):
+            doors[file.stem] = unguarded_doors(file.read_text())
+    assert not any(doors.values()), doors
+    source = "#[pyfunction]\nfn f(\n    x: f64,\n) -> f64 {\n    x\n}\nfn g() {\n}\n"
+    assert unguarded_doors(source) == {"f"}
+    guarded = source.replace("    x\n", "    let _modes = default_floats();\n    x\n")
+    assert unguarded_doors(guarded) == set()
+    assert unguarded_doors("#[pymethods]\nimpl A {\n    fn f(&self) {\n    }\n}\n") == {"f"}
+
+
 def test_the_rust_reader_sees_what_it_should() -> None:
     source = """
         //! use crate::keys;
@@ -275,14 +319,15 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},
     "torch": {"_torch_operators", "key_index", "errors"},
     "_torch_operators": {"_torch_gradient", "_arrays", "errors", *SUBJECTS},
-    "_torch_gradient": set(),
+    "_torch_gradient": {"_native"},
     "reproduce": {"", "cache_format", "_page", "_atomic", "results", "errors", *SUBJECTS},
     "_page": {"_plain", "errors"},
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},
-    "_arrays": {"errors"},
+    # In what modes they compute, `_native` says; it knows neither.
+    "_arrays": {"_native", "errors"},
     # A selection is saved.
-    "results": {"_atomic", "errors"},
+    "results": {"_native", "_atomic", "errors"},
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
     "_plain": set(),

@@ -13,6 +13,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+from flint import arb
 
 import certk_rs as ck
 from certk_rs import _native
@@ -595,6 +596,36 @@ def test_keys_are_dropped_even_if_that_is_slower(masked: bool) -> None:
         assert (plain.k == seen.sum(axis=-1)).all()
         assert (slow.k < seen.sum(axis=-1)).all()
         assert (slow.tail_mass_upper > 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_sink_that_outweighs_its_row_leaves_something_lost(dtype: str, indexed: bool) -> None:
+    """The upper end is 0 only where nothing was dropped, and never below the least possible loss.
+
+    What is dropped is not told, but keys that score less weigh less: k kept keys lose no less than
+    all others but the k best. In exact arithmetic (Arb).
+    """
+    rng = np.random.default_rng(5)
+    query, _ = stored(np.ones((1, 1)), dtype)
+    dropped = 0
+    for sink in (-1e300, -800.0, 0.0, 100.0, 400.0, 700.0, 1e4, 1e10):
+        for depth in (1.0, 100.0, 600.0, 1e4):
+            scores = np.concatenate([[0.0], -depth * (1 + rng.random(30) / 8)])
+            lent, exact = stored(scores[:, None], dtype)
+            index = ck.KeyIndex.build(lent) if indexed else None
+            found = ck.attention(
+                query, lent, lent, 0.3, scale=1.0, sinks=sink, index=index, even_if_slower=True
+            )
+            k, upper = int(found.k[0]), float(found.tail_mass_upper[0])
+            assert (upper > 0.0) == (k < 31)
+            assert upper <= 0.3
+            dropped += k < 31
+            ranked = sorted(exact[:, 0].tolist(), reverse=True)
+            weights = [arb(score).exp() for score in ranked]
+            lost = sum(weights[k:], arb(0)) / (sum(weights, arb(0)) + arb(sink).exp())
+            assert arb(upper) >= lost
+    assert dropped >= 20
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -222,6 +222,45 @@ def test_values_out_of_range() -> None:
     refuse("prove_minimal", prove_minimal="yes")
 
 
+def test_min_keep_above_max_keep_in_every_form() -> None:
+    """What cannot be kept to is an error, whichever way the limit is given; the row is named."""
+    torch = pytest.importorskip("torch")
+    import certk_rs.torch as ct
+
+    scores = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    options: dict[str, Any]
+    for options in (
+        {"max_keep": 3},
+        {"max_keep": 0.15},
+        {"max_keep": 0.15, "lengths": np.array([20, 4, 20])},
+        {"max_keep": 0.15, "keep_first": 1, "keep_last": 2},
+        {"max_keep": 0.15, "scale": -1.0},
+        {"max_keep": 0.15, "prove_minimal": True, "mask": np.arange(20) > 2},
+        {"max_keep": 6, "block_size": 4},
+    ):
+        words = ("min_keep", "max_keep")
+        refuse(*words, scores=scores, min_keep=5, **options)
+        tensors = {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in options.items()
+        }
+        for function in (ct.select, ct.select_mask):
+            with pytest.raises(ck.CertkError, match="min_keep"):
+                function(torch.from_numpy(scores), 0.1, min_keep=5, **tensors)
+    # A row with fewer keys than min_keep is to keep them all; one without keys is to keep none.
+    refuse("min_keep is 4", "allows 2 keys of row [1]", scores=scores, min_keep=5,
+           max_keep=0.5, lengths=np.array([20, 4, 20]))  # fmt: skip
+    starts = np.array([0, 0, 3, 23])
+    flat = np.zeros(23, np.float32)
+    refuse("row [1]", scores=flat, indptr=starts, min_keep=2, max_keep=0.4)
+    kept = ck.select(flat[:0].reshape(2, 0), 0.1, min_keep=2, max_keep=0.1)
+    assert (kept.status == ck.Status.EMPTY).all()
+    fits = ck.select(scores, 0.999, min_keep=5, max_keep=0.25)
+    assert (fits.k == 5).all()
+    fits = ck.select(scores, 0.999, min_keep=5, max_keep=8, block_size=4)
+    assert (fits.k == 8).all()
+
+
 def test_kept_indices_out_of_range_or_twice_name_the_row() -> None:
     scores = np.zeros((2, 5), dtype=np.float32)
 

@@ -729,6 +729,51 @@ def test_a_failed_append_changes_nothing() -> None:
     index.check()
 
 
+@pytest.mark.parametrize("heads", [(), (2,)])
+@pytest.mark.parametrize("n", [0, 16, 39])
+def test_a_failed_append_leaves_no_trace_in_what_is_saved(heads: tuple[int, ...], n: int) -> None:
+    """Not even behind the last key, in a group of keys that has begun."""
+    keys = np.random.default_rng(4).standard_normal((*heads, 60, 8)).astype(np.float32)
+    index = ck.KeyIndex.build(keys[..., :n, :])
+    before = [array.tobytes() for array in index.arrays()]
+    for size, place in ((1, 0), (7, 6), (21, 20)):
+        bad = keys[..., :size, :].copy()
+        bad[..., place, 3] = np.inf
+        with pytest.raises(ck.CertkError, match="is not finite"):
+            index.append(bad)
+        assert [array.tobytes() for array in index.arrays()] == before
+    index.append(keys[..., n:, :])
+    index.check(keys)
+
+
+_REFUSED = """
+import resource
+import numpy as np
+import certk_rs as ck
+
+keys = np.random.default_rng(1).standard_normal((2, 39, 64)).astype(np.float32)
+index = ck.KeyIndex.build(keys, keep_keys=False)
+before = [array.tobytes() for array in index.arrays()]
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+# One key again and again: it takes no memory, its codes do.
+many = np.broadcast_to(keys[:, :1], (2, 1 << 27, 64))
+try:
+    index.append(many, threads=1)
+except ck.CertkError as error:
+    assert "keys" in str(error) and "memory" in str(error), error
+else:
+    raise AssertionError("there was memory")
+assert [array.tobytes() for array in index.arrays()] == before
+index.append(keys)
+index.check(np.concatenate([keys, keys], axis=1))
+"""
+
+
+def test_an_append_that_the_system_refuses_changes_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", _REFUSED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_append_without_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = np.random.default_rng(1).standard_normal((60, 8)).astype(np.float32)
     index = ck.KeyIndex.build(keys)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _native
 from .errors import CertkError
 
 _FLOATS = {np.dtype(c): np.dtype(c).name for c in "efd"}
@@ -162,7 +163,9 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[np.float64]:
     """Widen real numbers of any dtype that `borrow` names to a new float64 array."""
     if dtype == "bfloat16":
         array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return np.array(array, dtype=np.float64, order="C")
+    # A host that flushes subnormal numbers would make zeros of those.
+    with _native.DefaultFloats():
+        return np.array(array, dtype=np.float64, order="C")
 
 
 def floats(name: str, value: object) -> NDArray[np.float64]:

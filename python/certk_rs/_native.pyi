@@ -17,6 +17,7 @@ from typing_extensions import disjoint_base
 
 __all__ = [
     "Certified",
+    "DefaultFloats",
     "KeyIndex",
     "Searched",
     "Selected",
@@ -39,6 +40,7 @@ __all__ = [
     "log_log_slope",
     "mean_bounds",
     "multi_gap",
+    "nearest_rsqrt",
     "output_error",
     "participation",
     "products",
@@ -520,6 +522,20 @@ def attention_error(
     rounding: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Bound the error of what `attention` returned for these arguments, `out` widened, (rows,)."""
+
+@final
+class DefaultFloats:
+    """Default floating-point modes of the calling thread in a `with` block, whatever its host set.
+
+    torch.set_flush_denormal makes also NumPy, and Python itself, take subnormal numbers for zero.
+    """
+
+    def __new__(cls) -> DefaultFloats: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_raised: object) -> None: ...
+
+def nearest_rsqrt(d: object) -> float:
+    """The float64 nearest d^-1/2, d >= 1: the scale of attention where none is given."""
 
 def simd_level() -> str:
     """Name of the instruction-set level in use: portable, avx2, avx512 or neon."""

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _native
+
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Keep what the backward pass needs; masses and counts have no gradient."""
@@ -35,7 +37,7 @@ def truncated(ctx: Any, gradient: Tensor, *_others: Tensor) -> tuple[Tensor | No
     queries, keys, values = wide
     if groups > 1:
         keys, values = (x.repeat_interleave(groups, dim=-3) for x in (keys, values))
-    scale = 1.0 / float(k.shape[-1]) ** 0.5 if ctx.scale is None else ctx.scale
+    scale = _native.nearest_rsqrt(k.shape[-1]) if ctx.scale is None else ctx.scale
     scores = scale * (queries @ keys.transpose(-1, -2))
     position = torch.arange(n)
     seen = torch.ones((), dtype=torch.bool)

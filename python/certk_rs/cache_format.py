@@ -272,10 +272,21 @@ def nearest_rsqrt(d: int) -> float:
 
 
 def widen(raw: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    """Stored F32, F16 or BF16 (its 16 bits) as float64, exactly."""
-    if dtype == "BF16":
-        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return raw.astype(np.float64)
+    """Stored F32, F16 or BF16 (its 16 bits) as float64, exactly.
+
+    Also where the processor was told to take subnormal numbers for zero (torch.set_flush_denormal):
+    those are made of integers.
+    """
+    if dtype == "F16":
+        return raw.astype(np.float64)
+    bits = raw.astype(np.uint32) << 16 if dtype == "BF16" else raw.view(np.uint32)
+    wide = bits.view(np.float32).astype(np.float64)
+    size = bits & np.uint32(0x7FFFFFFF)
+    small = (size > 0) & (size < 1 << 23)
+    if small.any():
+        signs = np.where(bits[small] >> 31 == 1, -(2.0**-149), 2.0**-149)
+        wide[small] = signs * size[small]
+    return wide
 
 
 def output_tensors(

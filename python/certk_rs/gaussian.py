@@ -268,19 +268,21 @@ def plan(n: int, sigma: float, eps: float, *, seed: int = 0, threads: int | None
     n, sigma, eps = int(n), float(sigma), float(eps)
     fraction = float(keep_fraction(sigma, eps))
     freezing = _native.freezing_sigma(n)
+    with _native.DefaultFloats():
+        asymptotic_k, frozen = n * fraction, sigma > freezing
     return Plan(
         n=n,
         sigma=sigma,
         eps=eps,
         threshold=float(threshold(sigma, eps)),
         asymptotic_fraction=fraction,
-        asymptotic_k=n * fraction,
+        asymptotic_k=asymptotic_k,
         k=k,
         k_standard_error=error,
         rows=rows,
         seed=int(seed),
         freezing_sigma=freezing,
-        frozen=sigma > freezing,
+        frozen=frozen,
     )
 
 

@@ -313,9 +313,10 @@ def clt_interval(
     if population is not None and population < array.size:
         raise CertkError(f"population is {population}, but there are {array.size} values")
     left = 1.0 if population is None else 1.0 - array.size / population
-    width = -NormalDist().inv_cdf(delta) * float(array.std(ddof=1)) * (left / array.size) ** 0.5
-    mean = float(array.mean())
-    return mean - width, mean + width
+    with _native.DefaultFloats():
+        width = -NormalDist().inv_cdf(delta) * float(array.std(ddof=1)) * (left / array.size) ** 0.5
+        mean = float(array.mean())
+        return mean - width, mean + width
 
 
 def _values(values: ArrayLike) -> NDArray[np.float64]:

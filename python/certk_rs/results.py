@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _native
 from ._atomic import NewFile
 from .errors import CertkError
 
@@ -133,10 +134,10 @@ class Selection(_Frozen):
         It is -ln(1 - tail_mass_upper), rounded outward; inf where the upper end is 1.
         """
         upper = self.tail_mass_upper
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore"), _native.DefaultFloats():
             kl = -np.log1p(-upper)
-        # Raised by more than log1p can be off; where nothing is dropped it is exactly 0.
-        return np.where(upper == 0.0, 0.0, np.nextafter(kl * (1.0 + 2.0**-48), np.inf))
+            # Raised by more than log1p can be off; where nothing is dropped it is exactly 0.
+            return np.where(upper == 0.0, 0.0, np.nextafter(kl * (1.0 + 2.0**-48), np.inf))
 
     def row(self, i: RowIndex) -> Indices:
         """Return the kept positions of one row, ascending.
@@ -530,25 +531,29 @@ def _percent(part: int, whole: int) -> str:
 
 def _rounded(value: float, rounding: str) -> str:
     """Six digits, rounded to the given side: a bound that is shown is still a bound."""
-    return f"{Context(prec=6, rounding=rounding).create_decimal(float(value)).normalize():g}"
+    with _native.DefaultFloats():
+        return f"{Context(prec=6, rounding=rounding).create_decimal(float(value)).normalize():g}"
 
 
 def _range(values: NDArray[Any]) -> str:
     if values.size == 0:
         return "none"
-    low, high = f"{values.min():g}", f"{values.max():g}"
+    with _native.DefaultFloats():
+        low, high = f"{values.min():g}", f"{values.max():g}"
     return low if low == high else f"{low}..{high}"
 
 
 def _worst(upper: NDArray[np.float64]) -> str:
-    return _rounded(upper.max(initial=0.0), ROUND_CEILING)
+    with _native.DefaultFloats():
+        return _rounded(upper.max(initial=0.0), ROUND_CEILING)
 
 
 def _masses(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
     if upper.size == 0:
         return "none"
-    mean = _rounded(upper.mean(), ROUND_CEILING)
-    return f"{_rounded(lower.min(), ROUND_FLOOR)} to {_worst(upper)}, at most {mean} in the mean"
+    with _native.DefaultFloats():
+        least, mean = _rounded(lower.min(), ROUND_FLOOR), _rounded(upper.mean(), ROUND_CEILING)
+    return f"{least} to {_worst(upper)}, at most {mean} in the mean"
 
 
 def _rows(n: int) -> str:

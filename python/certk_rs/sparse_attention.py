@@ -276,8 +276,9 @@ def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
         )
     bias = _arrays.widen(array, dtype)
     lowest = -(2.0 - 2.0**-7) * 2.0**126 if dtype == "bfloat16" else np.finfo(array.dtype).min / 2
-    hidden = bias <= lowest
-    wrong = np.argwhere(~(hidden | (bias == 0.0)))
+    with _native.DefaultFloats():
+        hidden = bias <= lowest
+        wrong = np.argwhere(~(hidden | (bias == 0.0)))
     if wrong.size:
         place = [int(i) for i in wrong[0]]
         raise CertkError(

@@ -302,14 +302,14 @@ def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  #
             f"w_k has shape {k.shape}, whose leading axes do not broadcast with those of w_q, "
             f"{q.shape}"
         ) from None
-    # Powers of two keep squares of large or small weights in range and change no digit.
-    (q, q_size), (k, k_size) = _scaled(q), _scaled(k)
     squares = np.zeros(lead)
-    # A slice of W_Q at a time: the product of a wide model's weights is not held at once.
-    for start in range(0, q.shape[-2], 512):
-        part = q[..., start : start + 512, :] @ np.swapaxes(k, -1, -2)
-        squares += np.square(part).sum(axis=(-2, -1))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"), _native.DefaultFloats():
+        # Powers of two keep squares of large or small weights in range and change no digit.
+        (q, q_size), (k, k_size) = _scaled(q), _scaled(k)
+        # A slice of W_Q at a time: the product of a wide model's weights is not held at once.
+        for start in range(0, q.shape[-2], 512):
+            part = q[..., start : start + 512, :] @ np.swapaxes(k, -1, -2)
+            squares += np.square(part).sum(axis=(-2, -1))
         r = np.asarray(np.ldexp(entries * np.sqrt(squares) * entries, q_size + k_size))
     r.setflags(write=False)
     return r

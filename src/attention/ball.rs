@@ -137,6 +137,7 @@ impl ValueBall {
         threads: Option<usize>,
         hook: Hook<'_>,
     ) -> Result<Self, Error> {
+        let _modes = threads::default_floats();
         let simd = Simd::current()?;
         let (heads, all) = (values.heads(), 0..values.len());
         afford("v", heads, values.dim().saturating_mul(8).saturating_add(size_of::<Ball>()))?;

@@ -213,6 +213,7 @@ impl Attention {
         options: &AttentionOptions<'_>,
         hook: Hook<'_>,
     ) -> Result<Vec<f64>, Error> {
+        let _modes = threads::default_floats();
         let sights = Sights::new(queries, values, options)?;
         let rows = sights.rows();
         let parts = [&self.tail_mass_upper, &self.weight_error, &self.sum_error, &self.rounding];
@@ -223,7 +224,6 @@ impl Attention {
             return Err(queries.misfit("this is not what the attention was computed of".into()));
         }
         let balls = Balls::new(&sights, values, hook)?;
-        let _modes = threads::default_floats();
         Ok(self.bounds(&balls, values))
     }
 

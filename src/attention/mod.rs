@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::kernels::{PANEL_ROWS, Simd};
 use crate::keys::{KeyIndex, Rung};
 use crate::memory::afford;
+use crate::scale::nearest_rsqrt;
 use crate::scores::Vectors;
 use crate::threads::{self, Hook};
 
@@ -24,7 +25,7 @@ use sight::Sights;
 /// How attention is to be computed.
 #[derive(Debug, Clone, Default)]
 pub struct AttentionOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for `1 / sqrt(d)`.
+    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     pub scale: Option<f64>,
     /// Query i of m sees keys up to i + n - m.
     pub causal: bool,
@@ -117,6 +118,7 @@ pub(crate) fn attention_with(
     options: &AttentionOptions<'_>,
     hook: Hook<'_>,
 ) -> Result<(Attention, Option<Vec<f64>>), Error> {
+    let _modes = threads::default_floats();
     // Of each row its head, its output and seven numbers, of each head a norm.
     let rows = queries.heads().saturating_mul(queries.len());
     afford("q", rows, values.dim().saturating_add(8).saturating_mul(8))?;
@@ -196,7 +198,7 @@ impl<'a> Job<'a> {
         index: Option<&'a KeyIndex>,
         sights: &'a Sights<'a>,
     ) -> Result<Self, Error> {
-        let scale = sights.options.scale.unwrap_or(1.0 / (keys.dim() as f64).sqrt());
+        let scale = sights.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }
@@ -366,7 +368,7 @@ mod tests {
     ) -> (Vec<f64>, f64) {
         let product = |key: &[f32]| {
             let terms = key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q));
-            terms.sum::<f64>() / (dim as f64).sqrt()
+            terms.sum::<f64>() * nearest_rsqrt(dim)
         };
         let scores: Vec<f64> = keys.chunks_exact(dim).map(product).collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -446,6 +448,33 @@ mod tests {
                 let slack = found.tail_mass_upper[row] + 2.0 * found.weight_error[row];
                 assert!(off <= 1.001 * slack * most + 1e-5, "{m} {n} {dim} {row}: {off} {slack}");
                 assert!(found.tail_mass_upper[row] <= eps[0]);
+            }
+        }
+    }
+
+    /// A sink that outweighs its row by hundreds of nats leaves something of what was dropped.
+    #[test]
+    fn a_sink_makes_no_loss_nothing() {
+        let queries = [1.0f32];
+        let (keys, values) = ([0.0f32, -600.0, -600.0, -600.0], [1.0f32; 4]);
+        let q = Vectors::new("q", &queries[..], &[1, 1]).unwrap();
+        let k = Vectors::new("k", &keys[..], &[4, 1]).unwrap();
+        let v = Vectors::new("v", &values[..], &[4, 1]).unwrap();
+        let index = KeyIndex::build(&k, &IndexOptions::default()).unwrap();
+        for sink in [-900.0, 0.0, 200.0, 400.0, 700.0, 1e300] {
+            for index in [None, Some(&index)] {
+                let sinks = [sink];
+                let options = AttentionOptions {
+                    sinks: Some(&sinks),
+                    even_if_slower: true,
+                    ..AttentionOptions::default()
+                };
+                let budget = Budget::TailMass(&[0.1]);
+                let found = attention(&q, &k, &v, budget, index, &options).unwrap();
+                let real = 3.0 * (-600.0 - f64::max(sink, 0.0)).exp();
+                assert_eq!(found.tail_mass_upper[0] > 0.0, found.k[0] < 4, "{sink}");
+                assert!(found.k[0] == 4 || found.tail_mass_upper[0] >= real * 0.5);
+                assert!(found.tail_mass_upper[0] <= 1e-250);
             }
         }
     }

@@ -13,7 +13,18 @@ pub(super) struct Sunk {
     /// How far the sink may be from its place among the scores, in nats.
     pub(super) slip: f64,
     /// The row's own weights have at most this share of the real softmax, given the errors that it was asked with.
-    pub(super) share: f64,
+    share: f64,
+}
+
+impl Sunk {
+    /// What a row's own softmax loses at most, as a share of the whole one.
+    pub(super) fn of_whole(&self, upper: f64) -> f64 {
+        if upper == 0.0 {
+            return 0.0;
+        }
+        // A sink that outweighs the row by hundreds of nats makes the product underflow, but something was dropped.
+        (upper * self.share).next_up().min(upper)
+    }
 }
 
 impl Job<'_> {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::{Ask, GROUP, Job, MANY, Unit};
+use super::{Ask, AttentionOptions, GROUP, Job, MANY, Unit};
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, PANEL_ROWS, Picked, Shifted};
 use crate::keys::{
@@ -93,6 +93,21 @@ impl Scratch {
 
 impl Job<'_> {
     pub(super) fn unit(&self, unit: &Unit, ask: Ask<'_>) -> Result<Vec<Answer>, Error> {
+        // One by one, so that an option that is added does not compile before all ways of answering rows (by codes, a few at
+        // a time, many together) have decided what they do about it.
+        let &AttentionOptions {
+            even_if_slower,
+            // What a row sees: `Sights`. Its scores: `Job::scale`. All ways ask for its sink where its weights are summed.
+            scale: _,
+            causal: _,
+            lengths: _,
+            mask: _,
+            sinks: _,
+            // Of outputs, whichever way they were computed.
+            precision: _,
+            ball: _,
+            threads: _,
+        } = &self.sights.options;
         if unit.rows.len() < MANY {
             return self.few(unit.head, &unit.rows, ask);
         }
@@ -106,8 +121,7 @@ impl Job<'_> {
                 let few = answers[at].as_ref().map_or(0, |answer| answer.kept);
                 (kept + few, seen + self.sights.sight(unit.rows[at]).count())
             });
-            let together =
-                !ask.careful && !self.sights.options.even_if_slower && self.fit_together();
+            let together = !ask.careful && !even_if_slower && self.fit_together();
             let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
             if thinned && (sparse || !together) {
                 let rest: Vec<usize> =
@@ -121,7 +135,7 @@ impl Job<'_> {
         let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
             // Rows that may drop nothing lose nothing by it.
-            let each = self.sights.options.even_if_slower && ask.eps.iter().any(|&eps| eps > 0.0);
+            let each = even_if_slower && ask.eps.iter().any(|&eps| eps > 0.0);
             let together = if ask.careful || each { None } else { self.together(unit.head, rows)? };
             let found = if let Some(found) = together {
                 found
@@ -413,7 +427,7 @@ impl Job<'_> {
             // Rows that codes have not answered were scored with no offset.
             let offset = row.prepared.as_ref().filter(|_| !row.open).map_or(0.0, |p| p.offset);
             let sunk = self.sunk(row.number, total, (top, offset), (row.query.error, row.upper));
-            row.upper *= sunk.share;
+            row.upper = sunk.of_whole(row.upper);
             row.query.error += sunk.slip;
             totals.push(sunk.total);
             weights.truncate(count);

@@ -33,6 +33,7 @@ impl<'a> Blocks<'a> {
         lower: &'a [f64],
         kept: &'a [u8],
     ) -> Result<Self, Error> {
+        let _modes = threads::default_floats();
         if shape.is_empty() {
             let problem = "at least one axis (the blocks) is needed".into();
             return Err(Error::Shape { argument: "sizes", shape: vec![], problem });

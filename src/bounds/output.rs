@@ -176,6 +176,7 @@ pub(crate) fn select_output_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<OutputSelection, Error> {
+    let _modes = threads::default_floats();
     scores.check_out_tol(out_tol)?;
     let choose = |cloud: &Cloud, row: usize| {
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;

@@ -7,7 +7,7 @@ use super::multi_gap::{self, Cuts};
 use super::rows::map_rows;
 use crate::error::Error;
 use crate::scores::Scores;
-use crate::threads::Hook;
+use crate::threads::{self, Hook};
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +54,7 @@ pub(crate) fn smallest_k_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Vec<i64>, Error> {
+    let _modes = threads::default_floats();
     scores.check_eps(eps)?;
     if let Rule::MultiGap { cuts } = rule {
         multi_gap::judge(scores, Cuts::Best(cuts))?;

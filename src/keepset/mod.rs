@@ -67,12 +67,12 @@ pub(crate) fn keep_set_with(
     options: &Options,
     hook: Hook<'_>,
 ) -> Result<KeepSet, Error> {
+    let _environment = threads::default_floats();
     scores.check_eps(eps)?;
     options.check()?;
     judge_options(scores, options)?;
     let size = scores.rows().saturating_mul(scores.longest());
     let threads = threads::count(options.threads, size > SERIAL)?;
-    let _environment = threads::default_floats();
     Problem::new(scores, eps, options, threads, hook)?.solve(hook)
 }
 
@@ -81,10 +81,20 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
     if scores.is_ragged() {
         return conflict("indptr", "rows of one set share their positions; pad them and mask");
     }
-    if options.block_size != 1 {
+    // One by one, so that an option that is added does not compile before somebody has decided here.
+    let &Options {
+        min_keep,
+        block_size,
+        max_keep: _,
+        keep_first: _,
+        keep_last: _,
+        prove_minimal: _, // of a set there is a lower bound instead
+        threads: _,
+    } = options;
+    if block_size != 1 {
         return conflict("block_size", "a set of whole blocks is not supported; leave it at 1");
     }
-    if options.min_keep > 1 {
+    if min_keep > 1 {
         return conflict("min_keep", "use keep_first or keep_last, or leave it at 1");
     }
     Ok(())

@@ -113,7 +113,7 @@ impl<'a> Problem<'a> {
             forced[i] = true;
         }
         let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
-        let max_keep = allowed_keys(options.max_keep, positions.len(), 0, scores, 0)?;
+        let max_keep = allowed_keys(options, positions.len(), 0, scores, 0)?;
         if count(&forced) > max_keep {
             let place = Place(vec![]);
             return Err(Error::ForcedOverMax { place, forced: count(&forced), max_keep });

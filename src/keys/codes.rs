@@ -207,6 +207,20 @@ impl Codes<'_> {
         }
     }
 
+    /// Makes room for that many more keys; whether the system gives it. An append then takes no more memory that grows with
+    /// them.
+    pub(crate) fn make_room(&mut self, count: usize) -> bool {
+        fn grow<T: Clone>(array: &mut Cow<'_, [T]>, len: usize) -> bool {
+            let array = array.to_mut();
+            array.try_reserve(len.saturating_sub(array.len())).is_ok()
+        }
+        let blocks = (self.n + count).div_ceil(LANES);
+        let block = self.dim.div_ceil(STEP) * LINE;
+        grow(&mut self.lines, blocks.saturating_mul(block))
+            && grow(&mut self.scales, blocks * LANES)
+            && grow(&mut self.radii, blocks * LANES)
+    }
+
     /// Appends the codes of keys. On an error nothing has changed.
     ///
     /// # Errors
@@ -221,6 +235,13 @@ impl Codes<'_> {
         let (first, end) = (self.n, self.n + count);
         let block = self.dim.div_ceil(STEP) * LINE;
         let blocks = end.div_ceil(LANES);
+        // The last block may have begun: what is behind its last key is put back on an error.
+        let (begins, ends) = (first / LANES, first.div_ceil(LANES));
+        let before = (
+            self.lines[begins * block..ends * block].to_vec(),
+            self.scales[begins * LANES..ends * LANES].to_vec(),
+            self.radii[begins * LANES..ends * LANES].to_vec(),
+        );
         let mut lines = std::mem::take(&mut self.lines).into_owned();
         let mut scales = std::mem::take(&mut self.scales).into_owned();
         let mut radii = std::mem::take(&mut self.radii).into_owned();
@@ -268,10 +289,12 @@ impl Codes<'_> {
             }
         }
         if part.bad.is_some() {
-            lines.truncate(first.div_ceil(LANES) * block);
-            scales.truncate(first.div_ceil(LANES) * LANES);
-            radii.truncate(first.div_ceil(LANES) * LANES);
-            // What was written behind the last key of a block that had begun is not looked at, and written over.
+            lines.truncate(begins * block);
+            scales.truncate(begins * LANES);
+            radii.truncate(begins * LANES);
+            lines.extend(before.0);
+            scales.extend(before.1);
+            radii.extend(before.2);
         }
         (self.lines, self.scales, self.radii) = (lines.into(), scales.into(), radii.into());
         if let Some(row) = part.bad {

@@ -7,6 +7,7 @@ use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
+use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Keep, Scores, Vectors};
 use crate::threads::{self, Hook};
 use half::{bf16, f16};
@@ -41,9 +42,10 @@ impl KeyIndex<'_> {
         options: &TailOptions,
         hook: Hook<'_>,
     ) -> Result<TailEstimate, Error> {
+        let _modes = threads::default_floats();
         self.suits(queries, Some(keys))?;
         let rows = queries.heads() * queries.len();
-        let scale = scale.unwrap_or(1.0 / (self.dim as f64).sqrt());
+        let scale = scale.unwrap_or_else(|| nearest_rsqrt(self.dim));
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }

@@ -22,7 +22,7 @@ use crate::threads;
 /// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
 /// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
 /// own algorithms; they take another `3 d / 4` bytes a key from the first search over them on.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct KeyIndex<'a> {
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
@@ -34,6 +34,15 @@ pub struct KeyIndex<'a> {
     stored: &'static str,
     /// Cells of each head, made when a search first asks for them.
     cells: OnceLock<Vec<Cells>>,
+}
+
+impl PartialEq for KeyIndex<'_> {
+    /// Cells do not count: they follow from the keys, and are there only once a search has asked for them.
+    fn eq(&self, other: &Self) -> bool {
+        let KeyIndex { batch, n, dim, heads, stored, cells: _ } = self;
+        (batch, n, dim, stored) == (&other.batch, &other.n, &other.dim, &other.stored)
+            && *heads == other.heads
+    }
 }
 
 /// Keys whose fingerprint is taken by one task.
@@ -122,7 +131,7 @@ impl<'a> KeyIndex<'a> {
     /// Builds an index of keys of shape `(..., n, d)`, float32, float16 or bfloat16.
     ///
     /// # Errors
-    /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::KeyNotFinite`],
+    /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::NoMemory`], [`Error::KeyNotFinite`],
     /// [`Error::Option`] for threads.
     pub fn build(keys: &Vectors<'_>, options: &IndexOptions) -> Result<Self, Error> {
         let _modes = threads::default_floats();
@@ -135,6 +144,7 @@ impl<'a> KeyIndex<'a> {
         })?;
         let cells = OnceLock::new();
         let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored, cells };
+        index.make_room(keys)?;
         index.grow(keys, options.threads)?;
         Ok(index)
     }
@@ -161,6 +171,7 @@ impl<'a> KeyIndex<'a> {
             );
         }
         // What can fail must fail before the first of several heads has grown.
+        self.make_room(keys)?;
         if self.heads.len() > 1 {
             let _modes = threads::default_floats();
             let simd = Simd::current()?;
@@ -171,12 +182,23 @@ impl<'a> KeyIndex<'a> {
         self.grow(keys, threads)
     }
 
-    /// Appends keys that fit; on an error of one head those before may have grown.
-    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
-        let (n, count) = (self.len(), keys.len());
-        if n + count >= u32::MAX as usize {
+    /// Makes room for keys that fit.
+    fn make_room(&mut self, keys: &Vectors<'_>) -> Result<(), Error> {
+        let all = self.len().saturating_add(keys.len());
+        if all >= u32::MAX as usize {
             return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));
         }
+        if self.heads.iter_mut().all(|codes| codes.make_room(keys.len())) {
+            return Ok(());
+        }
+        let each = self.dim.next_multiple_of(LANES) + 4;
+        let bytes = all.saturating_mul(each).saturating_mul(self.heads.len());
+        Err(Error::NoMemory { argument: keys.argument(), bytes })
+    }
+
+    /// Appends keys that fit, and for which there is room; on an error of one head those before may have grown.
+    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+        let count = keys.len();
         let simd = Simd::current()?;
         // What is not given to a pool runs here.
         let _modes = threads::default_floats();
@@ -285,6 +307,7 @@ impl<'a> KeyIndex<'a> {
         heads: Vec<Saved<'a>>,
         trust: Trust,
     ) -> Result<Self, Error> {
+        let _modes = threads::default_floats();
         let damaged = |problem, head| Error::Damaged { problem, head };
         let &[ref batch @ .., n, dim] = shape else { return Err(damaged("the shape", 0)) };
         let known = [f32::NAME, f16::NAME, bf16::NAME];
@@ -336,5 +359,60 @@ impl<'a> KeyIndex<'a> {
     /// Bytes that grow with the number of keys.
     pub fn bytes(&self) -> usize {
         self.heads.iter().map(Codes::bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::{Over, SearchOptions};
+
+    /// Keys that look random, (heads, n, d).
+    fn entries(heads: usize, n: usize, dim: usize) -> Vec<f32> {
+        (0..heads * n * dim).map(|i| ((i * 2_654_435_761) % 1013) as f32 / 506.0 - 1.0).collect()
+    }
+
+    #[test]
+    fn a_failed_append_leaves_an_index_equal_to_its_copy() {
+        for (heads, n, more) in [(1, 37, 3), (1, 0, 5), (1, 32, 40), (1, 5, 5000), (3, 21, 30)] {
+            let dim = 20;
+            let data = entries(heads, n, dim);
+            let shape = [heads, n, dim];
+            let keys = Vectors::new("keys", &data[..], &shape).unwrap();
+            let mut index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+            let before = index.clone();
+            let good = entries(heads, more, dim);
+            let mut bad = good.clone();
+            *bad.last_mut().unwrap() = f32::NAN;
+            let refused = |index: &mut KeyIndex<'_>, data: &[f32], shape: &[usize]| {
+                let keys = Vectors::new("keys", data, shape).unwrap();
+                index.append(&keys, Some(2)).unwrap_err()
+            };
+            let error = refused(&mut index, &bad, &[heads, more, dim]);
+            assert!(matches!(error, Error::KeyNotFinite { .. }), "{error}");
+            assert_eq!(index, before);
+            let error = refused(&mut index, &good, &[heads, more * 2, dim / 2]);
+            assert!(matches!(error, Error::Shape { .. }), "{error}");
+            assert_eq!(index, before);
+            let keys = Vectors::new("keys", &good[..], &[heads, more, dim]).unwrap();
+            assert!(index.append(&keys, Some(0)).is_err());
+            assert_eq!(index, before);
+            let mut fresh = before.clone();
+            fresh.append(&keys, None).unwrap();
+            index.append(&keys, None).unwrap();
+            assert_eq!(index, fresh);
+        }
+    }
+
+    #[test]
+    fn cells_that_a_search_made_are_no_difference() {
+        let data = entries(1, 40, 8);
+        let keys = Vectors::new("keys", &data[..], &[40, 8]).unwrap();
+        let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+        let before = index.clone();
+        let query = Vectors::new("q", &data[..8], &[1, 8]).unwrap();
+        let options = SearchOptions { over: Over::Cells, ..SearchOptions::default() };
+        index.search(&query, Some(&keys), &[0.1], &options).unwrap();
+        assert_eq!(index, before);
     }
 }

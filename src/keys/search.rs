@@ -9,6 +9,7 @@ use crate::certificate::Status;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Simd};
 use crate::memory::afford;
+use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Vectors};
 use crate::select::{Decision, Selection};
 use crate::threads::{self, Hook};
@@ -17,7 +18,7 @@ use half::{bf16, f16};
 /// What is asked of a search.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SearchOptions {
-    /// What products are multiplied by to be scores; `None` for `1 / sqrt(d)`.
+    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     pub scale: Option<f64>,
     /// What ends a search.
     pub rule: Rule,
@@ -79,6 +80,7 @@ impl KeyIndex<'_> {
         options: &SearchOptions,
         hook: Hook<'_>,
     ) -> Result<SearchResult, Error> {
+        let _modes = threads::default_floats();
         let rows = queries.heads().saturating_mul(queries.len());
         afford("q", rows, 64)?;
         self.suits(queries, keys)?;
@@ -93,7 +95,7 @@ impl KeyIndex<'_> {
             let problem = "the top k of a row has at least one key";
             return Err(Error::Option { argument: "k", value: "0".into(), problem });
         }
-        let scale = options.scale.unwrap_or(1.0 / (self.dim as f64).sqrt());
+        let scale = options.scale.unwrap_or_else(|| nearest_rsqrt(self.dim));
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }
@@ -270,7 +272,9 @@ impl Job<'_> {
                 }
             }
         }
-        let SearchOptions { rule, max_scored, .. } = *self.options;
+        // One by one, so that an option that is added does not compile before both ways below have decided: the fast one, and
+        // the search that every other option takes. Scale, what bounds scores and threads were seen to before.
+        let SearchOptions { scale: _, rule, over: _, max_scored, threads: _ } = *self.options;
         let sight = Sight { visible: codes.len(), allowed: None };
         rows.iter()
             .zip(queries.iter().zip(&mut rooms))

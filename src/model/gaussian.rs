@@ -93,6 +93,7 @@ fn check_long(n: u64) -> Result<(), Error> {
 /// # Errors
 /// As [`keep_fraction`], and [`Error::Number`] for `n < 2`.
 pub fn effective_exponent(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
     check_long(n)?;
     Ok(1.0 + log_survival(threshold(sigma, eps)?) / libm::log(n as f64))
 }
@@ -103,6 +104,7 @@ pub fn effective_exponent(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
 /// # Errors
 /// As [`effective_exponent`].
 pub fn log_log_slope(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
     check_long(n)?;
     Ok(1.0 - hazard(threshold(sigma, eps)?) * sigma / (2.0 * libm::log(n as f64)))
 }
@@ -165,6 +167,7 @@ pub(crate) fn fit_with(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Vec<RowFit>, Error> {
+    let _modes = threads::default_floats();
     if let Some(eps) = eps {
         scores.check_eps(eps)?;
     }

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Place};
 use crate::mass::Compensated;
+use crate::threads;
 
 use super::student;
 
@@ -26,6 +27,7 @@ impl WindowPolicy {
     /// # Errors
     /// [`Error::Number`] if either is outside its range.
     pub fn new(alpha: f64, exponent: f64) -> Result<Self, Error> {
+        let _modes = threads::default_floats();
         if !(alpha > 0.0 && alpha < f64::INFINITY) {
             return Err(refuse("alpha", &[], alpha, "pass a finite factor > 0"));
         }
@@ -44,6 +46,7 @@ impl WindowPolicy {
     /// [`Error::Number`] for `n = 0`.
     #[allow(clippy::cast_sign_loss)] // the size is that of a positive number
     pub fn size(&self, n: u64) -> Result<u64, Error> {
+        let _modes = threads::default_floats();
         if n == 0 {
             return Err(refuse("n", &[], 0.0, "pass a number of keys of at least 1"));
         }
@@ -85,6 +88,7 @@ pub struct Line {
 /// [`Error::Length`] if `n` and `k` differ in length; [`Error::Option`] for fewer than three pairs or a single n;
 /// [`Error::Number`] for an entry that is not a finite number >= 1 (`n`) or > 0 (`k`), or a `level` outside (0, 1).
 pub fn fit_window(n: &[f64], k: &[f64], level: f64) -> Result<Line, Error> {
+    let _modes = threads::default_floats();
     if n.len() != k.len() {
         let remedy = "pass one k for each n";
         return Err(Error::Length { argument: "k", got: k.len(), expected: n.len(), remedy });

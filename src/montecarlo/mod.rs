@@ -14,6 +14,7 @@ mod uniform;
 
 use crate::error::Error;
 use crate::mass::Compensated;
+use crate::threads;
 
 #[cfg(feature = "python")]
 pub(crate) use tail::tail_mass_with;
@@ -114,6 +115,7 @@ impl Sample<'_> {
 /// # Errors
 /// [`Error::Option`] if delta is outside (0, 1), a value outside [0, 1], or there are more values than the population has.
 pub fn mean_bounds(values: &[f64], confidence: &Confidence) -> Result<(f64, f64), Error> {
+    let _modes = threads::default_floats();
     let Confidence { method, delta, population, horizon } = *confidence;
     check_delta(delta)?;
     if population.is_some_and(|population| population < values.len()) {

@@ -116,6 +116,7 @@ pub(crate) fn tail_mass_with(
     options: &TailOptions,
     hook: Hook<'_>,
 ) -> Result<TailEstimate, Error> {
+    let _modes = threads::default_floats();
     let rows = scores.rows();
     let delta = check(options, scores)?;
     keep.check(scores)?;
@@ -166,6 +167,8 @@ pub fn tail_mass_of_drawn(
     fetch: &mut Fetch<'_>,
     options: &TailOptions,
 ) -> Result<TailEstimate, Error> {
+    // The numbers of the kernel must not depend on modes that the caller has set.
+    let _modes = threads::default_floats();
     let delta = check(options, upper_bounds)?;
     let threads = threads::count(options.threads, upper_bounds.longest() > 2 * TASK)?;
     if upper_bounds.rows() != 1 {
@@ -198,8 +201,6 @@ pub fn tail_mass_of_drawn(
     };
     let eps = options.eps.as_ref().map(|eps| eps[0]);
     let plan = Plan { options, delta, eps };
-    // The numbers of the kernel must not depend on modes that the caller has set.
-    let _environment = threads::default_floats();
     let random = Random::new(options.seed, 0);
     let (mut draws, urn) = Importance::new(upper_bounds, None, keep, 0, fetch, random, threads)?;
     let mut result = TailEstimate::default();

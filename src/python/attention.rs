@@ -10,6 +10,7 @@ use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, detached};
 use super::key_index::{KeyIndex, Tables, vectors};
 use crate::attention::{self as core, Attention, AttentionOptions, Budget, Precision};
+use crate::threads::default_floats;
 
 /// Output in the precision of the queries (half precisions as their bits), upper ends, k, scored, rung, errors of the weights and
 /// of the sums, rounding of the output, bounds of its error.
@@ -44,6 +45,7 @@ impl ValueBall {
         dtype: &str,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let _modes = default_floats();
         let stored = Stored::new(values, dtype)?;
         let values = vectors(&stored, "v")?;
         let threads = arguments::threads(threads)?;
@@ -52,6 +54,7 @@ impl ValueBall {
     }
 
     fn append(&self, py: Python<'_>, values: &Bound<'_, PyAny>, dtype: &str) -> PyResult<()> {
+        let _modes = default_floats();
         let stored = Stored::new(values, dtype)?;
         let values = vectors(&stored, "v")?;
         detached(py, |_| self.0.write().unwrap_or_else(PoisonError::into_inner).append(&values))
@@ -134,6 +137,7 @@ pub(super) fn attention<'py>(
     even_if_slower: Option<&Bound<'py, PyAny>>,
     sinks: Option<PyReadonlyArray1<'py, f64>>,
 ) -> PyResult<Answers<'py>> {
+    let _modes = default_floats();
     let stored = [
         Stored::new(queries, queries_dtype)?,
         Stored::new(keys, keys_dtype)?,
@@ -215,6 +219,7 @@ pub(super) fn attention_error<'py>(
     sum_error: PyReadonlyArray1<'py, f64>,
     rounding: PyReadonlyArray1<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let _modes = default_floats();
     let stored = [Stored::new(queries, queries_dtype)?, Stored::new(values, values_dtype)?];
     let queries = vectors(&stored[0], "q")?;
     let values = vectors(&stored[1], "v")?;

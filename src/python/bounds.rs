@@ -11,7 +11,7 @@ use crate::bounds::{self as core, Blocks, Cuts, Rule};
 use crate::error::Error;
 use crate::scores::Scores;
 use crate::select::{self, Options};
-use crate::threads::Hook;
+use crate::threads::{Hook, default_floats};
 
 type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
 type Ranks<'py> = Bound<'py, PyArray1<i64>>;
@@ -22,6 +22,7 @@ pub(super) fn kl_from_tail_mass<'py>(
     py: Python<'py>,
     tail_mass: PyReadonlyArrayDyn<'py, f64>,
 ) -> Floats<'py> {
+    let _modes = default_floats();
     let (values, shape) = (flat(&tail_mass, "tail_mass")?, tail_mass.shape());
     let found = detached(py, |_| core::kl_from_tail_masses(values, shape))?;
     Ok(PyArray1::from_vec(py, found))
@@ -33,6 +34,7 @@ pub(super) fn tail_mass_from_kl<'py>(
     py: Python<'py>,
     kl: PyReadonlyArrayDyn<'py, f64>,
 ) -> Floats<'py> {
+    let _modes = default_floats();
     let (values, shape) = (flat(&kl, "kl")?, kl.shape());
     let found = detached(py, |_| core::tail_masses_from_kl(values, shape))?;
     Ok(PyArray1::from_vec(py, found))
@@ -46,6 +48,7 @@ pub(super) fn required_gap<'py>(
     k: PyReadonlyArrayDyn<'py, i64>,
     eps: PyReadonlyArrayDyn<'py, f64>,
 ) -> Floats<'py> {
+    let _modes = default_floats();
     if k.shape() != n.shape() || eps.shape() != n.shape() {
         return Err(CertkError::new_err("n, k and eps must have one shape; broadcast them"));
     }
@@ -80,6 +83,7 @@ pub(super) fn score_gap<'py>(
     k: PyReadonlyArray1<'py, i64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
+    let _modes = default_floats();
     with_k(py, (scores, dtype), &k, threads, core::score_gap_with)
 }
 
@@ -92,6 +96,7 @@ pub(super) fn single_gap<'py>(
     k: PyReadonlyArray1<'py, i64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
+    let _modes = default_floats();
     with_k(py, (scores, dtype), &k, threads, core::single_gap_with)
 }
 
@@ -106,6 +111,7 @@ pub(super) fn multi_gap<'py>(
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
+    let _modes = default_floats();
     let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
@@ -127,6 +133,7 @@ pub(super) fn best_cuts<'py>(
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Ranks<'py>, Ranks<'py>)> {
+    let _modes = default_floats();
     let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
@@ -146,6 +153,7 @@ pub(super) fn blockwise<'py>(
     kept: PyReadonlyArrayDyn<'py, u8>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
+    let _modes = default_floats();
     let threads = thread_count(threads)?;
     let blocks = Blocks::new(
         sizes.shape(),
@@ -169,6 +177,7 @@ pub(super) fn smallest_k<'py>(
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Ranks<'py>> {
+    let _modes = default_floats();
     let rows = Rows::plain(scores, dtype, None)?;
     let (scores, eps, threads) = (rows.scores()?, eps.slice()?, thread_count(threads)?);
     let cuts = count("n_cuts", n_cuts, 0)?;

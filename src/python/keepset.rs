@@ -8,6 +8,7 @@ use super::arrays::{Budgets, Rows};
 use super::errors::detached;
 use crate::keepset as core;
 use crate::select::Options;
+use crate::threads::default_floats;
 
 type Kept<'py> = (
     Bound<'py, PyArray1<i64>>,
@@ -39,6 +40,7 @@ pub(super) fn keep_set<'py>(
     keep_last: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Kept<'py>> {
+    let _modes = default_floats();
     let rows = Rows::new(
         scores,
         dtype,

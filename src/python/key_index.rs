@@ -15,6 +15,7 @@ use super::montecarlo::{self, Estimate};
 use super::results::Searched;
 use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
 use crate::scores::Vectors;
+use crate::threads::default_floats;
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
     let (data, strides) = stored.data(argument)?;
@@ -197,6 +198,7 @@ impl KeyIndex {
         rotate: Option<&Bound<'_, PyAny>>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let _modes = default_floats();
         let rotate = rotate.map(|rotate| arguments::flag("rotate", rotate)).transpose()?;
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
@@ -212,6 +214,7 @@ impl KeyIndex {
         dtype: &str,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
+        let _modes = default_floats();
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let threads = arguments::threads(threads)?;
@@ -231,6 +234,7 @@ impl KeyIndex {
         batch: Vec<usize>,
         how: How<'py>,
     ) -> PyResult<Bound<'py, Searched>> {
+        let _modes = default_floats();
         let stored = Stored::new(q, dtype)?;
         let queries = vectors(&stored, "q")?;
         let lent = match (keys, keys_dtype) {
@@ -269,6 +273,7 @@ impl KeyIndex {
         scale: Option<&Bound<'py, PyAny>>,
         options: montecarlo::Options<'py>,
     ) -> PyResult<Estimate<'py>> {
+        let _modes = default_floats();
         let (stored, lent) = (Stored::new(q, dtype)?, Stored::new(keys, keys_dtype)?);
         let (queries, keys) = (vectors(&stored, "q")?, vectors(&lent, "keys")?);
         let keep = KeepArray::new(None, Some(keep_indptr), Some(keep_indices))?;
@@ -289,6 +294,7 @@ impl KeyIndex {
         dtype: &str,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
+        let _modes = default_floats();
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let threads = arguments::threads(threads)?;
@@ -296,6 +302,7 @@ impl KeyIndex {
     }
 
     fn parts<'py>(&self, py: Python<'py>) -> Vec<Parts<'py>> {
+        let _modes = default_floats();
         let bits =
             |numbers: &[bf16]| PyArray1::from_slice(py, bytemuck::cast_slice::<bf16, u16>(numbers));
         let one = |saved: Saved<'_>| {
@@ -318,6 +325,7 @@ impl KeyIndex {
     #[staticmethod]
     #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn of_parts(shape: Vec<usize>, dtype: &str, heads: Vec<Lent<'_>>) -> PyResult<Self> {
+        let _modes = default_floats();
         let mut saved = Vec::with_capacity(heads.len());
         for (lines, scales, radii, bare, mean, gram, numbers, print) in &heads {
             let bits = |array| -> PyResult<Vec<bf16>> {

@@ -8,6 +8,7 @@ mod arrays;
 mod attention;
 mod bounds;
 mod errors;
+mod floats;
 mod keepset;
 mod key_index;
 mod model;
@@ -33,6 +34,8 @@ mod _native {
         best_cuts, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap, single_gap,
         smallest_k, tail_mass_from_kl,
     };
+    #[pymodule_export]
+    use super::floats::{DefaultFloats, nearest_rsqrt};
     #[pymodule_export]
     use super::keepset::keep_set;
     #[pymodule_export]

@@ -8,6 +8,7 @@ use super::arrays::{Budgets, Rows, contiguous, flat};
 use super::errors::{CertkError, detached, run};
 use crate::error::{Error, Place};
 use crate::model as core;
+use crate::threads::default_floats;
 
 /// Applies a function of sigma and of another array of its shape; an error names the place.
 fn broadcast<'py>(
@@ -47,6 +48,7 @@ pub(super) fn keep_fraction<'py>(
     sigma: PyReadonlyArrayDyn<'py, f64>,
     eps: PyReadonlyArrayDyn<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let _modes = default_floats();
     broadcast(py, &sigma, ("eps", &eps), core::keep_fraction)
 }
 
@@ -57,6 +59,7 @@ pub(super) fn threshold<'py>(
     sigma: PyReadonlyArrayDyn<'py, f64>,
     eps: PyReadonlyArrayDyn<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let _modes = default_floats();
     broadcast(py, &sigma, ("eps", &eps), core::threshold)
 }
 
@@ -67,6 +70,7 @@ pub(super) fn tail_mass_of_fraction<'py>(
     sigma: PyReadonlyArrayDyn<'py, f64>,
     fraction: PyReadonlyArrayDyn<'py, f64>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let _modes = default_floats();
     broadcast(py, &sigma, ("fraction", &fraction), core::tail_mass)
 }
 
@@ -90,6 +94,7 @@ pub(super) fn fit_gaussian<'py>(
     causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Fits<'py>> {
+    let _modes = default_floats();
     let rows = Rows::new(
         scores,
         dtype,
@@ -130,6 +135,7 @@ pub(super) fn expected_k(
     seed: &Bound<'_, PyAny>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<(f64, f64, usize)> {
+    let _modes = default_floats();
     let (n, sigma, eps) = (count("n", n, 1)? as u64, real("sigma", sigma)?, real("eps", eps)?);
     let (seed, threads) = (count("seed", seed, 0)? as u64, thread_count(threads)?);
     let found = detached(py, |hook| core::expected_k_with(n, sigma, eps, seed, threads, hook))?;
@@ -147,6 +153,7 @@ pub(super) fn effective_exponent(
     sigma: &Bound<'_, PyAny>,
     eps: &Bound<'_, PyAny>,
 ) -> PyResult<f64> {
+    let _modes = default_floats();
     let n = count("n", n, 1)? as u64;
     Ok(core::effective_exponent(n, real("sigma", sigma)?, real("eps", eps)?)?)
 }
@@ -157,6 +164,7 @@ pub(super) fn log_log_slope(
     sigma: &Bound<'_, PyAny>,
     eps: &Bound<'_, PyAny>,
 ) -> PyResult<f64> {
+    let _modes = default_floats();
     let n = count("n", n, 1)? as u64;
     Ok(core::log_log_slope(n, real("sigma", sigma)?, real("eps", eps)?)?)
 }
@@ -167,6 +175,7 @@ pub(super) fn window_policy(
     alpha: &Bound<'_, PyAny>,
     exponent: &Bound<'_, PyAny>,
 ) -> PyResult<(f64, f64)> {
+    let _modes = default_floats();
     let (alpha, exponent) = (real("alpha", alpha)?, real("C", exponent)?);
     core::WindowPolicy::new(alpha, exponent)?;
     Ok((alpha, exponent))
@@ -180,6 +189,7 @@ pub(super) fn window_sizes<'py>(
     exponent: f64,
     n: PyReadonlyArrayDyn<'py, i64>,
 ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+    let _modes = default_floats();
     let policy = core::WindowPolicy::new(alpha, exponent)?;
     let shape = n.shape();
     let n = flat(&n, "n")?;
@@ -207,6 +217,7 @@ pub(super) fn fit_window<'py>(
     k: PyReadonlyArray1<'py, f64>,
     level: &Bound<'py, PyAny>,
 ) -> PyResult<LineParts> {
+    let _modes = default_floats();
     let level = real("level", level)?;
     let line = core::fit_window(contiguous(&n, "n")?, contiguous(&k, "k")?, level)?;
     Ok(((line.alpha, line.exponent), line.alpha_interval, line.exponent_interval, line.residual))
@@ -232,6 +243,7 @@ pub(super) fn effective_entries<'py>(
     causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Counts<'py>> {
+    let _modes = default_floats();
     let rows = Rows::new(
         scores,
         dtype,
@@ -269,6 +281,7 @@ pub(super) fn participation<'py>(
     causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let _modes = default_floats();
     let rows = Rows::new(
         scores,
         dtype,

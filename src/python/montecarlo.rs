@@ -9,6 +9,7 @@ use super::arrays::{Budgets, KeepArray, Rows};
 use super::errors::{CertkError, detached};
 use crate::error::Error;
 use crate::montecarlo::{self as core, Confidence, Method, TailEstimate, TailOptions};
+use crate::threads::default_floats;
 
 pub(super) type Estimate<'py> = (
     Bound<'py, PyArray1<f64>>,
@@ -84,6 +85,7 @@ pub(super) fn tail_mass<'py>(
     bounds_dtype: Option<&str>,
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
+    let _modes = default_floats();
     let bounds = match (bounds, bounds_dtype) {
         (Some(bounds), Some(dtype)) => Some(Rows::plain(bounds, dtype, indptr.clone())?),
         _ => None,
@@ -124,6 +126,7 @@ pub(super) fn tail_mass_of_drawn<'py>(
     score: &Bound<'py, PyAny>,
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
+    let _modes = default_floats();
     let rows = Rows::plain(bounds, dtype, None)?;
     let bounds = rows.scores()?;
     let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
@@ -165,6 +168,7 @@ pub(super) fn mean_bounds<'py>(
     method_name: &Bound<'py, PyAny>,
     horizon: &Bound<'py, PyAny>,
 ) -> PyResult<Ends<'py>> {
+    let _modes = default_floats();
     let population = population.map(|value| count("population", value, 1)).transpose()?;
     let confidence = Confidence {
         method: method(method_name)?,

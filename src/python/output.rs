@@ -8,6 +8,7 @@ use super::arrays::{Budgets, KeepArray, Rows, Stored};
 use super::errors::detached;
 use crate::bounds::output as core;
 use crate::scores::Values;
+use crate::threads::default_floats;
 
 type Floats<'py> = Bound<'py, PyArray1<f64>>;
 type Errors<'py> = (
@@ -54,6 +55,7 @@ pub(super) fn output_error<'py>(
     keep_indices: Option<PyReadonlyArray1<'py, i64>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Errors<'py>> {
+    let _modes = default_floats();
     let offset = causal_offset;
     let rows =
         Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;
@@ -96,6 +98,7 @@ pub(super) fn select_output<'py>(
     causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Chosen<'py>> {
+    let _modes = default_floats();
     let offset = causal_offset;
     let rows =
         Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;

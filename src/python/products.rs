@@ -8,6 +8,7 @@ use super::arrays::{Stored, not_contiguous};
 use super::errors::detached;
 use super::key_index::vectors;
 use crate::keys as core;
+use crate::threads::default_floats;
 
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // two arrays with their dtypes, and how
@@ -22,6 +23,7 @@ pub(super) fn products<'py>(
     mut out: PyReadwriteArrayDyn<'py, f64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
+    let _modes = default_floats();
     let stored = [Stored::new(queries, queries_dtype)?, Stored::new(keys, keys_dtype)?];
     let (queries, keys) = (vectors(&stored[0], "queries")?, vectors(&stored[1], "keys")?);
     let offset = causal_offset

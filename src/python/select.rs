@@ -8,6 +8,7 @@ use super::arrays::{Budgets, KeepArray, Rows};
 use super::errors::run;
 use super::results::{Certified, Selected};
 use crate::select::{self as core, Options};
+use crate::threads::default_floats;
 
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -32,6 +33,7 @@ pub(super) fn select<'py>(
     prove_minimal: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Selected> {
+    let _modes = default_floats();
     let rows = Rows::new(
         scores,
         dtype,
@@ -79,6 +81,7 @@ pub(super) fn certify<'py>(
     independent: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Certified> {
+    let _modes = default_floats();
     let rows = Rows::new(
         scores,
         dtype,

@@ -145,6 +145,7 @@ pub(crate) fn select_with(
     options: &Options,
     hook: Hook<'_>,
 ) -> Result<Selection, Error> {
+    let _modes = threads::default_floats();
     judge(scores, eps, options)?;
     let _modes = threads::default_floats();
     let simd = Simd::current()?;
@@ -196,9 +197,9 @@ pub(crate) fn select_in(
     eps: &[f64],
     options: &Options,
 ) -> Result<Selection, Error> {
+    let _environment = DefaultFloats::set();
     judge(scores, eps, options)?;
     let job = Job { scores, eps, options, simd: Simd::current()? };
-    let _environment = DefaultFloats::set();
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     job.append(0..scores.rows(), 1, workspace, &mut selection)?;
     Ok(selection)
@@ -382,20 +383,29 @@ impl Visitor for Decide<'_> {
             return Ok(Decision::EMPTY);
         }
         let (job, options) = (self.job, self.job.options);
+        // Every option has its say below, but those for whoever calls this.
+        let &Options {
+            min_keep,
+            max_keep: _, // by `allowed_keys`
+            keep_first,
+            keep_last,
+            block_size,
+            prove_minimal: _,
+            threads: _,
+        } = options;
         let mut forced = std::mem::take(&mut workspace.forced);
-        forced.find(keys.as_slice(), live, options.keep_first, options.keep_last);
+        forced.find(keys.as_slice(), live, keep_first, keep_last);
         let count = forced.first.len() + forced.last.len();
-        let limit = options.max_keep;
-        let max_keep = allowed_keys(limit, live, count, job.scores, number)?;
+        let max_keep = allowed_keys(options, live, count, job.scores, number)?;
         let rule = Rule {
             eps: job.eps(number),
             slack,
-            min_keep: options.min_keep.clamp(1, live.min(max_keep)),
+            min_keep: min_keep.clamp(1, live),
             max_keep,
             aim: Aim::Certify,
             exact_ties,
         };
-        if options.block_size > 1 {
+        if block_size > 1 {
             let keys = keys.as_slice();
             let field = Field {
                 simd,
@@ -409,19 +419,12 @@ impl Visitor for Decide<'_> {
                 threads,
             };
             let positions = forced.first.iter().chain(&forced.last).copied();
-            let found = block::search(
-                &field,
-                law,
-                &rule,
-                options.block_size,
-                positions,
-                job.scores,
-                number,
-            )?;
+            let found =
+                block::search(&field, law, &rule, block_size, positions, job.scores, number)?;
             let masked = E::MASKED.widen();
             for (b, _) in found.kept.iter().enumerate().filter(|(_, kept)| **kept) {
-                let start = b * options.block_size;
-                let end = (start + options.block_size).min(keys.len());
+                let start = b * block_size;
+                let end = (start + block_size).min(keys.len());
                 let kept = (start..end).filter(|&j| keys[j].widen() > masked);
                 self.out.extend(kept.map(|j| j as u32));
             }

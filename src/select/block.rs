@@ -26,7 +26,7 @@ struct Block {
 /// are kept in any case. `field` holds all keys of the row, forced ones included.
 ///
 /// # Errors
-/// [`Error::ForcedOverMax`], [`Error::BlockOverMax`].
+/// [`Error::ForcedOverMax`], [`Error::BlockOverMax`], [`Error::MinOverMax`].
 pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     field: &Field<'_, E>,
     law: W,
@@ -99,6 +99,10 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     if split.kept == 0 {
         let place = scores.place(row, None);
         return Err(Error::BlockOverMax { place, block_size, max_keep: limit });
+    }
+    if split.kept < rule.min_keep {
+        let (place, min_keep) = (scores.place(row, None), rule.min_keep);
+        return Err(Error::MinOverMax { place, min_keep, most: split.kept });
     }
     // One block less: either the best such set provably loses too much, or no such set has `min_keep` keys.
     let minimal = rule.accepts(&split)

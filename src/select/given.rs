@@ -62,6 +62,7 @@ fn judge_all(
     threads: Option<usize>,
     hook: Hook<'_>,
 ) -> Result<Certificate, Error> {
+    let _modes = threads::default_floats();
     if let Some(eps) = eps {
         scores.check_eps(eps)?;
     }

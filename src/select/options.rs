@@ -50,7 +50,8 @@ impl Options {
         Self::default()
     }
 
-    /// Keeps at least that many keys of a row (all of a shorter one).
+    /// Keeps at least that many keys of a row (all of a shorter one), the forced ones counted; more than `max_keep` allows is
+    /// an error.
     #[must_use]
     pub fn min_keep(mut self, keys: usize) -> Self {
         self.min_keep = keys;
@@ -125,15 +126,15 @@ impl Options {
 /// How many keys of a row with `visible` unmasked ones may be kept, when `forced` are kept in any case.
 ///
 /// # Errors
-/// [`Error::ForcedOverMax`].
+/// [`Error::ForcedOverMax`], [`Error::MinOverMax`].
 pub(crate) fn allowed_keys(
-    limit: Option<MaxKeep>,
+    options: &Options,
     visible: usize,
     forced: usize,
     scores: &Scores<'_>,
     row: usize,
 ) -> Result<usize, Error> {
-    let max_keep = match limit {
+    let max_keep = match options.max_keep {
         None => return Ok(usize::MAX),
         Some(MaxKeep::Count(count)) => count,
         #[allow(clippy::cast_sign_loss)] // judged to be positive
@@ -142,6 +143,11 @@ pub(crate) fn allowed_keys(
     if forced > max_keep {
         let place = scores.place(row, None);
         return Err(Error::ForcedOverMax { place, forced, max_keep });
+    }
+    let min_keep = options.min_keep.min(visible);
+    if min_keep > max_keep {
+        let place = scores.place(row, None);
+        return Err(Error::MinOverMax { place, min_keep, most: max_keep });
     }
     Ok(max_keep)
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::batch::{self, Decision, Job, Selection};
+use super::options::Options;
 use super::row;
 use super::row::Rule;
 use super::workspace::{Buffers, Workspace};
@@ -22,14 +23,19 @@ const ENTRIES: usize = 2048;
 
 /// Whether the options allow it: masses alone decide, and the whole row competes.
 pub(crate) fn applies(job: &Job<'_>) -> bool {
-    let (scores, options) = (job.scores, job.options);
+    let scores = job.scores;
+    // One by one, so that an option that is added does not compile before somebody has decided here.
+    let &Options { min_keep, max_keep, keep_first, keep_last, block_size, prove_minimal, threads } =
+        job.options;
+    // Rows that are left open are decided again one by one; threads were given out before.
+    let _ = (prove_minimal, threads);
     scores.kind != Kind::Probs
         && scores.scale > 0.0
-        && options.block_size == 1
-        && options.keep_first == 0
-        && options.keep_last == 0
-        && options.min_keep <= 1
-        && options.max_keep.is_none()
+        && block_size == 1
+        && keep_first == 0
+        && keep_last == 0
+        && min_keep <= 1
+        && max_keep.is_none()
 }
 
 /// Decides rows one after the other, short ones in batches.

@@ -132,7 +132,7 @@ def _choose(
     scores = np.zeros((layer.heads // len(groups), layer.m, layer.n))
     for heads, kv_heads in groups:
         radius = score(layer, query[heads], key[kv_heads], scores, offset, threads)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"), _native.DefaultFloats():
             radius = abs(scale) * radius + _SLACK
         _check_radius(cache, layer, radius)
         found = keepset.keep_set_of_inexact(
@@ -149,8 +149,10 @@ def _choose(
         indices.append(found.indices)
         bounds.append(found.lower_bound)
         raw_upper, raw_lower = found.tail_mass_upper, found.tail_mass_lower
-        upper[heads] = np.where(raw_upper > 0, np.maximum(raw_upper, _TINY), 0.0)
-        lower[heads] = np.where(raw_lower >= _TINY, raw_lower, 0.0)
+        # A host that flushes subnormal numbers would take one for a loss of nothing.
+        with _native.DefaultFloats():
+            upper[heads] = np.where(raw_upper > 0, np.maximum(raw_upper, _TINY), 0.0)
+            lower[heads] = np.where(raw_lower >= _TINY, raw_lower, 0.0)
         weights[heads] = found.weights
     return LayerSets(
         layer,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import sparse_attention
 from .._page import Table, legend_below, plain_ticks, pyplot, svg
-from ..cache_format import Cache, widen
+from ..cache_format import Cache, nearest_rsqrt, widen
 from ..key_index import KeyIndex
 from ..results import AttentionResult
 from .settings import Settings, Tell, lengths_up_to, mean, medians
@@ -58,7 +58,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     for i, n in enumerate(lengths):
         some = _Keys(keys[:, :n], values[:, :n])
         for sigma in SIGMAS:
-            case = _Case(some, (sigma * directions).astype(np.float32), D**-0.5)
+            case = _Case(some, (sigma * directions).astype(np.float32), nearest_rsqrt(D))
             measure(case, kind=f"sigma = {sigma:g}", sigma=sigma)
         tell(0.7 * (i + 1) / len(lengths))
     with Cache(settings.data) as cache:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from .. import _native
 from .._atomic import NewFile
 from .._safetensors import Entry, written
-from ..cache_format import nearest_rsqrt
 from ..errors import CertkError
 from .masks import Seen
 
@@ -118,7 +118,7 @@ class CacheWriter:
         if self._queries is not None and self._queries < m:
             query = query[:, :, m - self._queries :]
             offset = None if offset is None else offset + m - self._queries
-        told = None if scale is None or scale == nearest_rsqrt(d) else repr(scale)
+        told = None if scale is None or scale == _native.nearest_rsqrt(d) else repr(scale)
         if self._about is None:
             self._about = (told, offset)
         elif self._about != (told, offset):

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 
 from .. import _arrays, _native
-from ..cache_format import nearest_rsqrt
 from ..errors import CertkError
 from ..keepset import keep_set_of_inexact
 
@@ -49,7 +48,7 @@ def head_sets(
     heads, m, d = query.shape
     kv_heads, n = keys.shape[:2]
     group = heads // kv_heads
-    factor = nearest_rsqrt(d) if scale is None else float(scale)
+    factor = _native.nearest_rsqrt(d) if scale is None else float(scale)
     if d > 1 << 20:
         raise CertkError(f"{place}: vectors longer than {1 << 20}")
     if torch.float64 in (query.dtype, keys.dtype):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from .. import _native
 from ..errors import CertkError
 from ..results import AttentionResult
 from .masks import Seen
@@ -134,7 +135,9 @@ class Recorder:
 
     def _add(self, module: nn.Module, call: _Found) -> None:
         layer = self._number(module)
-        self._sums.setdefault(layer, _Sum(type(module).__name__)).add(call, self._error_bounds)
+        # A host that flushes subnormal numbers would find none larger than 0.
+        with _native.DefaultFloats():
+            self._sums.setdefault(layer, _Sum(type(module).__name__)).add(call, self._error_bounds)
         if self._rows:
             bound = call.result.error_bound if self._error_bounds else None
             result = call.result
@@ -211,4 +214,5 @@ def record(module: nn.Module, result: AttentionResult, rows: Seen, budget: Budge
 
 def _up(value: float) -> str:
     """Three digits, rounded up: what is shown is still a bound."""
-    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(value).normalize():g}"
+    with _native.DefaultFloats():
+        return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(value).normalize():g}"

@@ -1,0 +1,39 @@
+//! What Python's own arithmetic needs: floating-point modes, and the scale of attention where none is given.
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::arguments::count;
+use crate::kernels;
+use crate::scale;
+use crate::threads::default_floats;
+
+/// Default floating-point modes on the thread that runs a `with` block: no flush-to-zero, rounding to nearest.
+#[pyclass(unsendable, module = "certk_rs._native")]
+pub(super) struct DefaultFloats(Option<kernels::DefaultFloats>);
+
+#[pymethods]
+impl DefaultFloats {
+    #[new]
+    fn new() -> Self {
+        DefaultFloats(None)
+    }
+
+    fn __enter__(&mut self) {
+        // What the thread had is known only the first time.
+        if self.0.is_none() {
+            self.0 = Some(default_floats());
+        }
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&mut self, _raised: &Bound<'_, PyTuple>) {
+        self.0 = None;
+    }
+}
+
+/// The float64 nearest to `d^-1/2`.
+#[pyfunction]
+pub(super) fn nearest_rsqrt(d: &Bound<'_, PyAny>) -> PyResult<f64> {
+    Ok(scale::nearest_rsqrt(count("d", d, 1)?))
+}
