@@ -17,6 +17,7 @@ use crate::kernels::{
     ask_for_huge_pages,
 };
 use crate::mass::Compensated;
+use crate::memory::{self, afford, room};
 use crate::threads;
 
 /// Chunks per thread that are encoded before their sums are added up.
@@ -146,6 +147,17 @@ impl Part {
     }
 }
 
+/// Makes a list our own, with room for so many entries in all.
+fn own<T: Clone>(argument: &'static str, list: &mut Cow<'_, [T]>, all: usize) -> Result<(), Error> {
+    if let Cow::Borrowed(lent) = *list {
+        let mut copy = memory::list(argument, all.max(lent.len()))?;
+        copy.extend_from_slice(lent);
+        *list = copy.into();
+    }
+    let owned = list.to_mut();
+    room(argument, owned, all.saturating_sub(owned.len()))
+}
+
 impl Codes<'_> {
     /// Codes of no keys, in a frame chosen by looking at some.
     pub(crate) fn new<E: Coded>(
@@ -209,6 +221,32 @@ impl Codes<'_> {
         }
     }
 
+    /// Chunks that are encoded before their sums are joined.
+    fn wave(threads: usize) -> usize {
+        if threads == 1 { 1 } else { WAVE.saturating_mul(threads) }
+    }
+
+    /// Makes room for that many more keys, so that appending them does not fail for want of it.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]; the codes are as they were.
+    pub(crate) fn make_room(&mut self, count: usize, threads: usize) -> Result<(), Error> {
+        let blocks = self.n.saturating_add(count).div_ceil(LANES);
+        let codes = blocks.saturating_mul(self.dim.div_ceil(STEP) * LINE);
+        // What the parts sum, and their scratch.
+        let width = self.frame.mean.len();
+        let part = width.saturating_add(16 * PANEL).saturating_mul(width);
+        afford("keys", part, Self::together(threads).saturating_mul(size_of::<f64>()))?;
+        own("keys", &mut self.lines, codes)?;
+        own("keys", &mut self.scales, blocks.saturating_mul(LANES))?;
+        own("keys", &mut self.radii, blocks.saturating_mul(LANES))
+    }
+
+    /// How many sums there are at once while keys are encoded, beside the index's own.
+    pub(crate) fn together(threads: usize) -> usize {
+        Self::wave(threads) + 2
+    }
+
     /// Appends the codes of keys. On an error nothing has changed.
     ///
     /// # Errors
@@ -223,10 +261,10 @@ impl Codes<'_> {
         let (first, end) = (self.n, self.n + count);
         let block = self.dim.div_ceil(STEP) * LINE;
         let blocks = end.div_ceil(LANES);
+        self.make_room(count, threads)?;
         let mut lines = std::mem::take(&mut self.lines).into_owned();
         let mut scales = std::mem::take(&mut self.scales).into_owned();
         let mut radii = std::mem::take(&mut self.radii).into_owned();
-        lines.reserve(blocks * block - lines.len());
         ask_for_huge_pages(&mut lines);
         lines.resize(blocks * block, BIAS);
         scales.resize(blocks * LANES, bf16::ZERO);
@@ -256,7 +294,7 @@ impl Codes<'_> {
                 .map(|((lines, scales), radii)| Out { lines, scales, radii })
                 .collect();
             // A few chunks at a time: what they sum is a matrix each.
-            let wave = if threads == 1 { 1 } else { WAVE * threads };
+            let wave = Self::wave(threads);
             for (w, outs) in outs.chunks_mut(wave).enumerate() {
                 let one = |(c, out): (usize, &mut Out<'_>)| {
                     let from = begun + (w * wave + c) * CHUNK;
