@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use crate::mass::{self, Compensated, ExactSum, Slack, Split};
+use crate::memory::{filled, list};
 use crate::order;
 use crate::scores::{Keep, Law, Scores};
 
@@ -52,9 +53,19 @@ impl Verdict {
 }
 
 impl Certificate {
-    pub(crate) fn new(with_eps: bool) -> Self {
-        let flags = || with_eps.then(Vec::new);
-        Certificate { holds: flags(), minimal: flags(), ..Certificate::default() }
+    /// Room for the verdicts of that many rows.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn new(rows: usize, with_eps: bool) -> Result<Self, Error> {
+        let flags = || with_eps.then(|| list("scores", rows)).transpose();
+        Ok(Certificate {
+            k: list("scores", rows)?,
+            tail_mass_upper: list("scores", rows)?,
+            tail_mass_lower: list("scores", rows)?,
+            holds: flags()?,
+            minimal: flags()?,
+        })
     }
 
     pub(crate) fn push(&mut self, verdict: &Verdict) {
@@ -82,20 +93,20 @@ pub(crate) fn check_row(
 ) -> Result<Verdict, Error> {
     let mut keys = Vec::new();
     let meaning = scores.keys64(row, &mut keys)?;
-    let mut kept = vec![0; keys.len()];
+    let mut kept = filled("scores", keys.len(), 0)?;
     keep.lay(scores, row, &mut kept)?;
     let weigh = |key: f64| match meaning.law {
         Law::Weight => key,
         // Halves, because the difference may overflow where the product does not.
         Law::Exp { scale } => mass::exp((0.5 * key - 0.5 * meaning.largest) * scale * 2.0),
     };
-    let mut entries: Vec<((f64, u32), f64, bool)> = keys
-        .iter()
-        .zip(&kept)
-        .enumerate()
-        .filter(|(_, (key, _))| **key > f64::NEG_INFINITY)
-        .map(|(j, (&key, &byte))| ((key, j as u32), weigh(key), byte != 0))
-        .collect();
+    let visible = keys.iter().filter(|key| **key > f64::NEG_INFINITY).count();
+    let mut entries: Vec<((f64, u32), f64, bool)> = list("scores", visible)?;
+    entries.extend(
+        (keys.iter().zip(&kept).enumerate())
+            .filter(|(_, (key, _))| **key > f64::NEG_INFINITY)
+            .map(|(j, (&key, &byte))| ((key, j as u32), weigh(key), byte != 0)),
+    );
     if entries.is_empty() {
         return Ok(Verdict::EMPTY);
     }
@@ -137,11 +148,10 @@ pub(crate) fn check_row(
         upper = upper.min(eps);
     }
     // The best set with one key less: if that one provably loses too much, no set of its size can do.
-    entries.sort_by(|a, b| order::worst_first(&b.0, &a.0));
+    entries.sort_unstable_by(|a, b| order::worst_first(&b.0, &a.0));
     let fewer = split.kept.saturating_sub(1);
-    let best: Vec<bool> = (0..entries.len()).map(|i| i < fewer).collect();
-    for (entry, &chosen) in entries.iter_mut().zip(&best) {
-        entry.2 = chosen;
+    for (i, entry) in entries.iter_mut().enumerate() {
+        entry.2 = i < fewer;
     }
     let smaller = sums(&entries, |entry| entry.2);
     let refuted = fewer == 0

@@ -214,7 +214,8 @@ pub enum Error {
     },
     /// What a call must hold at once is more than the system gives.
     #[error(
-        "what is made of {argument} takes {bytes} bytes at once, more than there is; pass fewer rows at a time"
+        "what is made of {argument} takes {bytes} bytes at once, more than there is or a limit allows; pass less at a time, or \
+         raise the limit"
     )]
     NoMemory {
         /// The argument's name.

@@ -1,37 +1,190 @@
-//! Whether there is memory for what a call must hold at once. Where memory is refused to a vector, Rust ends the process.
+//! The one place that multiplies shapes, and the one that asks for memory in amounts that a caller decides.
+//!
+//! Where memory is refused to a plain vector, Rust ends the process. So what grows with rows, keys or entries is asked for
+//! here, and a refusal is an error. A shape costs its caller nothing: axes of length 0 and strides of 0 make arrays of a few
+//! bytes with more rows than there is memory for answers.
 
 use std::hint::black_box;
+use std::sync::OnceLock;
 
 use crate::error::Error;
 
-/// Less than this is not asked for beforehand.
-const MUCH: usize = 1 << 28;
+/// Less than this is not asked for beforehand: what little goes with every call would not fit either.
+const LITTLE: usize = 1 << 20;
+/// What else may be needed beside what is counted.
+const SPARE: usize = 1 << 24;
+/// More than so many times what the machine has is refused, even by a system that promises any address space.
+const BEYOND: usize = 4;
 
-/// That the system would give `count` times `each` bytes, which what is made of `argument` takes.
+/// The product of axes.
+///
+/// # Errors
+/// [`Error::Shape`] if no number holds it.
+pub(crate) fn product(argument: &'static str, shape: &[usize]) -> Result<usize, Error> {
+    if shape.contains(&0) {
+        return Ok(0);
+    }
+    shape.iter().try_fold(1usize, |all, &axis| all.checked_mul(axis)).ok_or_else(|| Error::Shape {
+        argument,
+        shape: shape.to_vec(),
+        problem: "it has more entries than can be counted; pass less at a time".into(),
+    })
+}
+
+/// That the system would give `count` times `each` bytes, for what is made of `argument` where a refusal could not be told.
 ///
 /// # Errors
 /// [`Error::NoMemory`].
 pub(crate) fn afford(argument: &'static str, count: usize, each: usize) -> Result<(), Error> {
     let bytes = count.saturating_mul(each);
+    if bytes < LITTLE {
+        return Ok(());
+    }
     let mut room = Vec::<u8>::new();
     // A compiler may leave out memory that nobody uses.
-    if bytes < MUCH || black_box(&mut room).try_reserve_exact(bytes).is_ok() {
+    if there_is(bytes)
+        && black_box(&mut room).try_reserve_exact(bytes.saturating_add(SPARE)).is_ok()
+    {
         return Ok(());
     }
     Err(Error::NoMemory { argument, bytes })
+}
+
+/// The same for matrices of `d` times `d` numbers of `each` bytes, d being the last axis of a shape `(..., n, d)`.
+///
+/// # Errors
+/// [`Error::Shape`], which asks whether the array is transposed.
+pub(crate) fn afford_square(
+    argument: &'static str,
+    shape: &[usize],
+    each: usize,
+) -> Result<(), Error> {
+    let d = shape.last().copied().unwrap_or(0);
+    let bytes = d.saturating_mul(d).saturating_mul(each);
+    afford(argument, bytes, 1).map_err(|_| Error::Shape {
+        argument,
+        shape: shape.to_vec(),
+        problem: format!(
+            "matrices of d x d numbers (d = {d}, the last axis) take {bytes} bytes at once, more than there is; \
+             vectors lie along the last axis (..., n, d): pass the transpose if they do not"
+        ),
+    })
+}
+
+/// Room in a vector for that many more entries.
+///
+/// # Errors
+/// [`Error::NoMemory`]; the vector is as it was.
+pub(crate) fn room<T>(argument: &'static str, to: &mut Vec<T>, more: usize) -> Result<(), Error> {
+    if to.capacity() - to.len() >= more {
+        return Ok(());
+    }
+    let bytes = more.saturating_add(to.len()).saturating_mul(size_of::<T>());
+    // Twice as much as there was, so that lists that grow are not copied each time.
+    let enough =
+        there_is(bytes) && (to.try_reserve(more).is_ok() || to.try_reserve_exact(more).is_ok());
+    if enough { Ok(()) } else { Err(Error::NoMemory { argument, bytes }) }
+}
+
+/// An empty vector with room for exactly that many entries.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(crate) fn list<T>(argument: &'static str, count: usize) -> Result<Vec<T>, Error> {
+    let (bytes, mut list) = (count.saturating_mul(size_of::<T>()), Vec::new());
+    if there_is(bytes) && list.try_reserve_exact(count).is_ok() {
+        return Ok(list);
+    }
+    Err(Error::NoMemory { argument, bytes })
+}
+
+/// A vector of that many copies of a value.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(crate) fn filled<T: Clone>(
+    argument: &'static str,
+    count: usize,
+    value: T,
+) -> Result<Vec<T>, Error> {
+    let mut filled = list(argument, count)?;
+    filled.resize(count, value);
+    Ok(filled)
+}
+
+/// Whether so much could be had at all.
+fn there_is(bytes: usize) -> bool {
+    bytes < LITTLE || installed().is_none_or(|all| bytes / BEYOND <= all)
+}
+
+/// The memory of the machine, where the system says so in a file.
+fn installed() -> Option<usize> {
+    static INSTALLED: OnceLock<Option<usize>> = OnceLock::new();
+    let read = || {
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        let kibibytes: usize = line.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+        Some(kibibytes.saturating_mul(1024))
+    };
+    *INSTALLED.get_or_init(read)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// As many as no machine has room for, whatever its words are.
+    const ABSURD: usize = usize::MAX / 1024;
+
+    fn refused<T: std::fmt::Debug>(found: Result<T, Error>) {
+        let error = found.unwrap_err();
+        assert!(error.to_string().starts_with("what is made of q takes "), "{error}");
+    }
+
     #[test]
     fn more_than_there_is() {
         assert!(afford("q", 1 << 10, 1 << 10).is_ok());
-        assert!(afford("q", 1 << 29, 1).is_ok());
-        for (count, each) in [(1 << 45, 1 << 10), (usize::MAX, 2), (1, usize::MAX)] {
-            let Err(error) = afford("q", count, each) else { panic!("{count} times {each}") };
-            assert!(error.to_string().starts_with("what is made of q takes "), "{error}");
+        assert!(afford("q", 1 << 26, 1).is_ok());
+        for (count, each) in [(ABSURD, 1 << 10), (usize::MAX, 2), (1, usize::MAX), (ABSURD, 1)] {
+            refused(afford("q", count, each));
         }
+        refused(list::<u64>("q", ABSURD));
+        refused(filled("q", ABSURD, 0.0));
+        let mut held = vec![1u64, 2];
+        refused(room("q", &mut held, ABSURD));
+        refused(room("q", &mut held, usize::MAX));
+        assert_eq!(held, [1, 2]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_machine_has_memory() {
+        assert!(installed().is_some_and(|all| all > LITTLE));
+    }
+
+    #[test]
+    fn room_is_what_was_asked_for() {
+        let mut held = vec![1u8];
+        room("q", &mut held, 9).unwrap();
+        assert!(held.capacity() >= 10 && held == [1]);
+        assert_eq!(list::<u8>("q", 5).unwrap().capacity(), 5);
+        assert_eq!(filled("q", 3, 7).unwrap(), [7; 3]);
+    }
+
+    #[test]
+    fn shapes_multiply_or_are_refused() {
+        let half = 1 << (usize::BITS / 2);
+        assert_eq!(product("q", &[]), Ok(1));
+        assert_eq!(product("q", &[3, 4]), Ok(12));
+        assert_eq!(product("q", &[half, half, 0]), Ok(0));
+        assert_eq!(product("q", &[usize::MAX, 1]), Ok(usize::MAX));
+        assert!(matches!(product("q", &[half, half]), Err(Error::Shape { argument: "q", .. })));
+    }
+
+    #[test]
+    fn wide_vectors_are_asked_about() {
+        assert_eq!(afford_square("keys", &[4, 64], 8), Ok(()));
+        let error = afford_square("keys", &[64, ABSURD], 8).unwrap_err().to_string();
+        assert!(error.contains("transpose") && error.starts_with("keys has shape"), "{error}");
     }
 }

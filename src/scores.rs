@@ -7,6 +7,7 @@
 use half::{bf16, f16};
 
 use crate::error::{Error, Place};
+use crate::memory::product;
 
 mod entries;
 mod keep;
@@ -186,8 +187,8 @@ pub struct Scores<'a> {
 
 const LONGEST_ROW: usize = u32::MAX as usize;
 
-/// C-contiguous strides, in elements, of the batch axes.
-fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
+/// C-contiguous strides, in elements, of the batch axes; too large ones stay too large for any buffer.
+pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
     let mut strides = vec![0; batch.len()];
     let mut step = n;
     for (stride, &len) in strides.iter_mut().zip(batch).rev() {
@@ -218,8 +219,7 @@ impl<'a> Scores<'a> {
         let data = data.into();
         let n = *shape.last().ok_or_else(|| no_axis("scores"))?;
         let batch = &shape[..shape.len() - 1];
-        let total = shape.iter().try_fold(1usize, |a, &b| a.checked_mul(b));
-        if total != Some(data.len()) {
+        if product("scores", shape)? != data.len() {
             return Err(Error::Shape {
                 argument: "scores",
                 shape: shape.to_vec(),
@@ -586,9 +586,11 @@ pub(crate) fn check_strides(
     n: usize,
     strides: &[usize],
 ) -> Result<(), Error> {
-    let fits = strides.len() == batch.len()
-        && batch.iter().try_fold(1usize, |a, &b| a.checked_mul(b.max(1))).is_some()
-        && reach(batch, n, strides).is_some_and(|end| end <= len);
+    // Also beside an axis of length 0, so that the number of rows can be told.
+    let axes: Vec<usize> = batch.iter().map(|&axis| axis.max(1)).collect();
+    product(argument, &axes)?;
+    let fits =
+        strides.len() == batch.len() && reach(batch, n, strides).is_some_and(|end| end <= len);
     if fits {
         return Ok(());
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::kernels::{Keys, LANES, Simd};
-use crate::memory::afford;
+use crate::memory::{afford, list};
 use crate::scores::{Vectors, stored};
 use crate::threads::{self, Hook};
 
@@ -143,7 +143,7 @@ impl ValueBall {
         afford("v", heads, values.dim().saturating_mul(8).saturating_add(size_of::<Ball>()))?;
         let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
         let threads = threads::count(threads, work > 1 << 20)?;
-        let mut balls = Vec::with_capacity(heads);
+        let mut balls = list("v", heads)?;
         let one = |head| Ok(Ball::around(simd, values, head, std::slice::from_ref(&all)));
         threads::in_portions(threads, heads, (threads, 1), hook, one, |ball| balls.push(ball))?;
         let (batch, dim) = (values.batch().to_vec(), values.dim());

@@ -19,6 +19,7 @@ use super::work::sum_error;
 use super::{Attention, AttentionOptions};
 use crate::error::Error;
 use crate::kernels::Simd;
+use crate::memory::{afford, list};
 use crate::scores::{Data, Vectors};
 use crate::threads::{self, Hook};
 use half::{bf16, f16};
@@ -109,7 +110,9 @@ impl<'a> Balls<'a> {
         let heads = values.heads();
         let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
         let threads = threads::count(options.threads, work > 1 << 20)?;
-        let mut made = Vec::with_capacity(heads);
+        let each = values.dim().saturating_mul(8).saturating_add(2 * size_of::<Ball>());
+        afford("v", heads, each)?;
+        let mut made = list("v", heads)?;
         // A sink counts as a value of zeros.
         let around = |head: usize, places: &[Range<usize>]| {
             let ball = Ball::around(simd, values, head, places);
@@ -120,6 +123,7 @@ impl<'a> Balls<'a> {
         let mut own = Vec::new();
         if made.iter().any(|ball| ball.radius == f64::INFINITY) {
             let rows = sights.rows();
+            afford("v", rows, each)?;
             let one = |row: usize| {
                 let head = head_of[row];
                 let needed = made[head].radius == f64::INFINITY;
@@ -214,12 +218,14 @@ impl Attention {
         hook: Hook<'_>,
     ) -> Result<Vec<f64>, Error> {
         let _modes = threads::default_floats();
+        afford("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
+        afford("q", queries.heads(), 2 * size_of::<usize>())?;
         let sights = Sights::new(queries, values, options)?;
         let rows = sights.rows();
         let parts = [&self.tail_mass_upper, &self.weight_error, &self.sum_error, &self.rounding];
         if parts.map(Vec::len) != [rows; 4]
             || self.k.len() != rows
-            || self.out.len() != rows * values.dim()
+            || self.out.len() != rows.saturating_mul(values.dim())
         {
             return Err(queries.misfit("this is not what the attention was computed of".into()));
         }

@@ -119,10 +119,12 @@ pub(crate) fn attention_with(
     hook: Hook<'_>,
 ) -> Result<(Attention, Option<Vec<f64>>), Error> {
     let _modes = threads::default_floats();
-    // Of each row its head, its output and seven numbers, of each head a norm.
+    // Of each row its head, its output, its group and nine numbers, of each head a norm and its rows.
     let rows = queries.heads().saturating_mul(queries.len());
-    afford("q", rows, values.dim().saturating_add(8).saturating_mul(8))?;
-    afford("k", keys.heads(), 32)?;
+    afford("q", rows.max(queries.heads()), values.dim().saturating_mul(8).saturating_add(160))?;
+    afford("k", keys.heads(), 64)?;
+    // Sums of values of rows that are worked on together.
+    afford("v", values.dim(), PANEL_ROWS * 24)?;
     let sights = Sights::new(queries, keys, options)?;
     let job = Job::new(queries, keys, values, index, &sights)?;
     let mut all = Attention::empty(sights.rows(), values.dim());
@@ -161,6 +163,9 @@ impl Attention {
         }
     }
 }
+
+/// Entries that a group of rows counts at least: its answers wait for the rest of the portion.
+const LEAST: usize = 1 << 16;
 
 /// One call.
 struct Job<'a> {
@@ -239,7 +244,7 @@ impl<'a> Job<'a> {
         let rows: usize = units.iter().map(|unit| unit.rows.len()).sum();
         let threads =
             threads::count(self.sights.options.threads, rows.saturating_mul(each) > 1 << 20)?;
-        let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each).max(1) + threads;
+        let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
         let one = |unit: usize| {
             let mut answers = self.unit(&units[unit], ask)?;

@@ -8,6 +8,7 @@ use crate::kernels::{Element, Keys, LANES, PANEL_ROWS, Picked, Shifted};
 use crate::keys::{
     Chosen, Climb, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, Step, by_type, matrix,
 };
+use crate::memory::{self, filled};
 use crate::scores::{Data, Scores, stored};
 use crate::select::Options;
 use half::{bf16, f16};
@@ -72,6 +73,12 @@ thread_local! {
 }
 /// Bytes of scratch that a thread keeps.
 const KEPT: usize = 1 << 26;
+
+/// Makes room for a number per key, in whole groups.
+fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
+    let all = keys.saturating_add(LANES);
+    memory::room("k", numbers, all.saturating_sub(numbers.len()))
+}
 
 impl Scratch {
     fn take() -> Self {
@@ -232,6 +239,7 @@ impl Job<'_> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let padded = codes.len().next_multiple_of(LANES);
         for row in rows.iter_mut() {
+            grow(&mut row.scratch.room.scores, padded)?;
             row.scratch.room.scores.resize(padded, 0.0);
         }
         let mut asking: Vec<(&Prepared, &mut [f32])> = rows
@@ -275,7 +283,7 @@ impl Job<'_> {
                     }
                     Step::Dense { flat } => (row.flat, active[at]) = (flat, false),
                     Step::Score(list) => {
-                        Search::<E>::make_room(room, &list);
+                        Search::<E>::make_room(room, &list)?;
                         chosen[at] = Some(list);
                     }
                 }
@@ -311,14 +319,17 @@ impl Job<'_> {
             if let Some(allowed) = allowed {
                 // Masked keys may be anything: they are not touched.
                 let sees = |key: &u32| allowed[*key as usize] != 0;
-                let list: Vec<u32> = (0..visible as u32).filter(sees).collect();
+                let mut list: Vec<u32> = memory::list("k", row.sight.count())?;
+                list.extend((0..visible as u32).filter(sees));
                 let exact = &mut row.scratch.room.exact;
+                grow(exact, list.len())?;
                 exact.resize(list.len(), 0.0);
                 row.query.score(self.simd, keys, Picked::Listed(&list), 0.0, exact);
                 largest = largest.max(self.simd.largest(keys, Picked::Listed(&list), list.len()));
                 seen = list.len();
                 row.kept = Some(list);
             } else {
+                grow(&mut row.scratch.room.exact, visible)?;
                 row.scratch.room.exact.resize(visible, 0.0);
             }
             (row.scored, row.rung) = (seen, Rung::Dense);
@@ -417,7 +428,9 @@ impl Job<'_> {
             let exact = &mut room.exact;
             exact.truncate(count);
             let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            grow(exact, count)?;
             exact.resize(count.next_multiple_of(LANES), f64::NEG_INFINITY);
+            grow(weights, exact.len())?;
             weights.resize(exact.len(), 0.0);
             let total = if top > f64::NEG_INFINITY {
                 self.simd.weights(&exact[..], Shifted(top), weights)
@@ -431,7 +444,7 @@ impl Job<'_> {
             row.query.error += sunk.slip;
             totals.push(sunk.total);
             weights.truncate(count);
-            sums.push(vec![0.0; width]);
+            sums.push(filled("v", width, 0.0)?);
         }
         // Where everything is visible the rows of a group share what is read.
         let plain = |row: &Row<'_>| if row.kept.is_none() { row.sight.visible } else { 0 };
@@ -483,8 +496,8 @@ impl Job<'_> {
     /// A row's average in f64 of what it sees alone, for values that f32 cannot add.
     fn carefully(&self, head: usize, row: &Row<'_>, total: f64) -> Result<Vec<f64>, Error> {
         let dim = self.values.dim();
-        let mut out = vec![0.0; dim.next_multiple_of(LANES)];
-        let (mut wide, mut sums) = (Vec::new(), vec![0.0; dim]);
+        let mut out = filled("v", dim.next_multiple_of(LANES), 0.0)?;
+        let (mut wide, mut sums) = (Vec::new(), filled("v", dim, 0.0)?);
         for (block, weights) in row.scratch.weights.chunks(BLOCK).enumerate() {
             sums.fill(0.0);
             for (at, weight) in weights.iter().enumerate() {

@@ -4,6 +4,7 @@ use super::levels;
 use super::measure::Measure;
 use super::rows::in_portions;
 use crate::error::{Error, Place};
+use crate::memory::product;
 use crate::threads::{self, Hook};
 
 /// Blocks of keys, in C order over an array of shape (..., blocks), and which of them are kept.
@@ -38,7 +39,7 @@ impl<'a> Blocks<'a> {
             let problem = "at least one axis (the blocks) is needed".into();
             return Err(Error::Shape { argument: "sizes", shape: vec![], problem });
         }
-        let expected = shape.iter().product();
+        let expected = product("sizes", shape)?;
         let lengths = [
             ("sizes", sizes.len()),
             ("upper", upper.len()),
@@ -97,7 +98,7 @@ pub(crate) fn blockwise_with(
     hook: Hook<'_>,
 ) -> Result<Vec<f64>, Error> {
     let (batch, count) = blocks.shape.split_at(blocks.shape.len() - 1);
-    let (rows, count) = (batch.iter().product::<usize>(), count[0]);
+    let (rows, count) = (product("sizes", batch)?, count[0]);
     let threads = threads::count(threads, rows.saturating_mul(count) > 1 << 15)?;
     in_portions(threads, rows, count.max(1), hook, |row| {
         let range = row * count..(row + 1) * count;

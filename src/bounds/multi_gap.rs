@@ -5,6 +5,7 @@ use super::levels;
 use super::measure::Measure;
 use super::rows::{Row, map_rows};
 use crate::error::Error;
+use crate::memory::afford;
 use crate::scores::Scores;
 use crate::threads::Hook;
 
@@ -58,6 +59,9 @@ pub(crate) fn multi_gap_with(
             return Ok(f64::from(u8::from(kept < row.keys.len())));
         }
         row.sorted();
+        if let Cuts::Best(most) = cuts {
+            ask(row.keys.len(), most)?;
+        }
         Ok(match cuts {
             Cuts::At(cuts) => {
                 let cuts: Vec<usize> = cuts.iter().map(|c| c.unsigned_abs() as usize).collect();
@@ -96,8 +100,16 @@ pub(crate) fn best_cuts_with(
             return Ok(Vec::new());
         }
         row.sorted();
+        ask(row.keys.len(), most)?;
         Ok(best(row.measure, &row.keys, kept, most))
     })
+}
+
+/// Asks for what the search for the best cuts of a row holds: weights, an envelope of lines, which grows by doubling, and of
+/// each number of cuts a cost and a cut per key, on either side.
+pub(super) fn ask(n: usize, most: usize) -> Result<(), Error> {
+    let layers = most.min(n).saturating_add(1);
+    afford("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(96))
 }
 
 /// Judges what does not depend on a row.

@@ -11,6 +11,7 @@ mod row;
 mod spectrum;
 
 use crate::error::Error;
+use crate::memory::{afford, afford_square, filled, room};
 use crate::scores::{Keep, Scores, Values};
 use crate::threads::{self, Hook};
 use cloud::{Cloud, Outline};
@@ -23,6 +24,14 @@ const PORTION: usize = 1 << 28;
 const HELD: usize = 1 << 25;
 /// Less work than that is not shared over threads.
 const SERIAL: usize = 1 << 17;
+/// Bytes of a key in the two sides of a row: positions, which grow by doubling, and weights.
+const SIDES: usize = 24;
+/// Bytes of a key in the search for a prefix: a ranking that grows by doubling, ranks, weights, masses and errors.
+const PREFIXES: usize = 64;
+/// Bytes of a row in the answers.
+const ROW: usize = 64;
+/// What a row counts at least: what is found of it waits for the rest of the portion.
+const LEAST: usize = 1 << 10;
 
 /// A bound on the output error, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -106,6 +115,8 @@ pub(crate) fn output_error_with(
     // Bounds are compared below, and a caller that flushes subnormal numbers to zero would find 0 the best.
     let _modes = threads::default_floats();
     keep.check(scores)?;
+    // The sum of outer products of a head's values, and a few more such matrices.
+    afford_square("values", &[values.components()], 4 * size_of::<f64>())?;
     let outlined = |head: Cloud| {
         let outline = head.outline();
         (head, outline)
@@ -113,7 +124,8 @@ pub(crate) fn output_error_with(
     let bound = |head: &(Cloud, Outline), row: usize| {
         let (cloud, outline) = head;
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
-        let mut kept = vec![0; weighed.keys.len()];
+        afford("scores", weighed.keys.len(), SIDES)?;
+        let mut kept = filled("scores", weighed.keys.len(), 0)?;
         keep.lay(scores, row, &mut kept)?;
         let parted = Parted::new(cloud, &weighed, |j| kept[j] != 0);
         Ok(parted.map(|parted| parted.bounds(outline)).unwrap_or_default())
@@ -180,11 +192,13 @@ pub(crate) fn select_output_with(
     scores.check_out_tol(out_tol)?;
     let choose = |cloud: &Cloud, row: usize| {
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
+        afford("scores", weighed.keys.len(), SIDES + PREFIXES)?;
         let out_tol = if out_tol.len() == 1 { out_tol[0] } else { out_tol[row] };
         Ok(prefix::shortest(cloud, &weighed, out_tol))
     };
     let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose, hook)?;
     let mut all = OutputSelection { indptr: vec![0], ..OutputSelection::default() };
+    room("scores", &mut all.indices, found.iter().map(|row| row.kept.len()).sum())?;
     for row in found {
         all.indices.extend(&row.kept);
         all.indptr.push(all.indices.len() as i64);
@@ -205,13 +219,16 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     work: impl Fn(&P, usize) -> Result<R, Error> + Sync + Send,
     hook: Hook<'_>,
 ) -> Result<Vec<R>, Error> {
+    // Of each row what is found, its number and its task; positions kept are counted row by row.
+    let row = size_of::<R>() + size_of::<(&P, usize)>() + 32;
+    afford("scores", scores.rows(), row.saturating_add(ROW))?;
     let served = values.rows_by_head(scores)?;
     let (n, d) = (scores.longest().max(1), values.components().max(1));
     let size = n.saturating_mul(d);
     let threads = threads::count(threads, scores.rows().saturating_mul(size) > SERIAL)?;
     let _environment = threads::default_floats();
     let mut results = vec![R::default(); scores.rows()];
-    let heads = (HELD / size).max(1);
+    let heads = (HELD / size.max(LEAST)).max(1);
     for start in (0..served.len()).step_by(heads) {
         let end = (start + heads).min(served.len());
         let clouds = threads::map(threads, start..end, 1, |head| {
@@ -226,7 +243,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
             .filter_map(|(cloud, rows)| Some((cloud.as_ref()?, rows)))
             .flat_map(|(cloud, rows)| rows.iter().map(move |&row| (cloud, row)))
             .collect();
-        for portion in tasks.chunks((PORTION / size).max(1)) {
+        for portion in tasks.chunks((PORTION / size.max(LEAST)).max(1)) {
             let one = |i: usize| work(portion[i].0, portion[i].1);
             let least = (SERIAL / size).max(1);
             let found = threads::map(threads, 0..portion.len(), least, one);
@@ -246,7 +263,7 @@ fn cloud(
     head: usize,
     rows: &[usize],
 ) -> Result<Cloud, Error> {
-    let (mut seen, mut keys) = (vec![false; scores.longest()], Vec::new());
+    let (mut seen, mut keys) = (filled("scores", scores.longest(), false)?, Vec::new());
     for &row in rows {
         scores.keys64(row, &mut keys)?;
         for (seen, key) in seen.iter_mut().zip(&keys) {
@@ -255,6 +272,8 @@ fn cloud(
     }
     let mut wide = Vec::new();
     values.widen(head, &seen, &mut wide)?;
+    // Their lengths, and a few vectors.
+    afford("values", seen.len().saturating_add(values.components().saturating_mul(8)), 8)?;
     Ok(Cloud::new(wide, seen, values.components()))
 }
 

@@ -2,12 +2,17 @@
 
 use super::measure::Measure;
 use crate::error::{Error, Place};
+use crate::memory::list;
+#[cfg(feature = "python")]
+use crate::memory::product;
 use crate::scores::Scores;
 use crate::threads::{self, Hook};
 
 /// Elements per task, and between two calls of the hook.
 const TASK: usize = 1 << 14;
 const PORTION: usize = 1 << 22;
+/// What a row counts at least: its answer waits for those of the portion.
+const LEAST: usize = 64;
 
 /// The visible part of a row: what is masked is not in it.
 pub(super) struct Row<'a> {
@@ -66,8 +71,8 @@ pub(super) fn in_portions<R: Send>(
     hook: Hook<'_>,
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
-    let mut answers = Vec::with_capacity(count);
-    let sizes = ((PORTION / n).max(threads), (TASK / n).max(1));
+    let mut answers = list("scores", count)?;
+    let sizes = ((PORTION / n.max(LEAST)).max(threads), (TASK / n).max(1));
     threads::in_portions(threads, count, sizes, hook, work, |answer| answers.push(answer))?;
     Ok(answers)
 }
@@ -78,6 +83,10 @@ pub(super) fn each<R>(
     shape: &[usize],
     work: impl Fn(usize, &dyn Fn() -> Place) -> Result<R, Error>,
 ) -> Result<Vec<R>, Error> {
-    let entries: usize = shape.iter().product();
-    (0..entries).map(|i| work(i, &|| Place::unravel(shape, i))).collect()
+    let entries = product("n", shape)?;
+    let mut answers = list("n", entries)?;
+    for i in 0..entries {
+        answers.push(work(i, &|| Place::unravel(shape, i))?);
+    }
+    Ok(answers)
 }

@@ -65,6 +65,9 @@ pub(crate) fn smallest_k_with(
         if n <= 1 || eps == 0.0 {
             return Ok(n as i64);
         }
+        if let Rule::MultiGap { cuts } = rule {
+            multi_gap::ask(n, cuts)?;
+        }
         let measure = row.measure;
         let k = match rule {
             Rule::Threshold => within(measure, &row.keys, eps)?,

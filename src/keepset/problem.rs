@@ -70,8 +70,13 @@ impl<'a> Problem<'a> {
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let stride = padded_stride(n);
-        // Of each row its weights, and some numbers of 8 bytes.
-        afford("scores", rows, stride.saturating_mul(4).saturating_add(128))?;
+        // Of each row its weights, those near the boundary, and some numbers of 8 bytes; of each key flags, positions, mixtures.
+        let weights = stride.saturating_mul(2 * size_of::<f32>());
+        afford("scores", rows, weights.saturating_add(192))?;
+        afford("scores", stride, 64)?;
+        // Of each part of a pass over all keys what every row loses.
+        let parts = stride.div_ceil(Self::width(rows)).saturating_add(4);
+        afford("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
         let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
         let mut weights = vec![0.0; rows * stride];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
@@ -154,6 +159,11 @@ impl<'a> Problem<'a> {
         })
     }
 
+    /// How many keys one part of a pass over that many rows takes.
+    fn width(rows: usize) -> usize {
+        (BLOCK / rows.max(1) / 64).clamp(4, 64) * 64
+    }
+
     pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.weights[row * self.stride..][..self.stride]
     }
@@ -203,7 +213,7 @@ impl<'a> Problem<'a> {
         mixed: &mut [f32],
         except: &[bool],
     ) -> Result<Vec<f64>, Error> {
-        let width = (BLOCK / self.rows.max(1) / 64).clamp(4, 64) * 64;
+        let width = Self::width(self.rows);
         let panel = Panel::new(&self.weights, self.stride);
         let work = |(b, mixed): (usize, &mut [f32])| {
             let columns = b * width..b * width + mixed.len();

@@ -4,7 +4,7 @@
 const LEAST: usize = 1 << 22;
 
 /// Asks the system to back room that is about to be written with large pages, where it has such: touching memory for the
-/// first time, page by page of 4 KiB, costs more than what is written to it.
+/// first time, page by small page, costs more than what is written to it.
 pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     let spare = room.spare_capacity_mut();
     if size_of_val(spare) < LEAST {
@@ -12,18 +12,32 @@ pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     }
     #[cfg(target_os = "linux")]
     {
-        const PAGE: usize = 4096;
+        // Not every machine has pages of 4 KiB, and the advice is refused where no page begins.
+        let Some(page) = page() else { return };
         let start = spare.as_mut_ptr().cast::<u8>();
-        let skip = start.align_offset(PAGE);
-        let len = size_of_val(spare) - skip;
+        let skip = start.align_offset(page);
+        let Some(len) = size_of_val(spare).checked_sub(skip) else { return };
         // SAFETY: the range lies in one allocation that is ours, and this advice changes neither its content nor its
         // protection. Where it is refused, small pages do.
         unsafe { libc::madvise(start.wrapping_add(skip).cast(), len, libc::MADV_HUGEPAGE) };
     }
 }
 
+#[cfg(target_os = "linux")]
+fn page() -> Option<usize> {
+    // SAFETY: a query without side effects; -1 if there is no answer.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).ok().filter(|size| size.is_power_of_two())
+}
+
 #[cfg(test)]
 mod tests {
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_have_a_size() {
+        assert!(super::page().is_some_and(|page| page >= 4096));
+    }
+
     #[test]
     fn advice_changes_nothing() {
         let mut list = vec![7, 8];

@@ -31,6 +31,12 @@ pub(crate) struct Bounds {
 }
 
 impl Cells {
+    /// About what the cells of so many keys take.
+    pub(crate) fn bytes(n: usize, dim: usize) -> usize {
+        let each = dim.saturating_mul(3 * size_of::<f32>()).saturating_add(160);
+        n.div_ceil(CELL).saturating_mul(each)
+    }
+
     /// Of `n` keys, all finite.
     pub(crate) fn build<E: Element<Scalar = f32>>(keys: Keys<'_, E>, n: usize) -> Self {
         let dim = keys.dim();

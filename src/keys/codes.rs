@@ -14,6 +14,7 @@ use crate::kernels::{
     ask_for_huge_pages,
 };
 use crate::mass::Compensated;
+use crate::memory::{self, afford, room};
 use crate::threads;
 use half::bf16;
 
@@ -144,6 +145,17 @@ impl Part {
     }
 }
 
+/// Makes a list our own, with room for so many entries in all.
+fn own<T: Clone>(argument: &'static str, list: &mut Cow<'_, [T]>, all: usize) -> Result<(), Error> {
+    if let Cow::Borrowed(lent) = *list {
+        let mut copy = memory::list(argument, all.max(lent.len()))?;
+        copy.extend_from_slice(lent);
+        *list = copy.into();
+    }
+    let owned = list.to_mut();
+    room(argument, owned, all.saturating_sub(owned.len()))
+}
+
 impl Codes<'_> {
     /// Codes of no keys, in a frame chosen by looking at some.
     pub(crate) fn new<E: Coded>(
@@ -207,18 +219,30 @@ impl Codes<'_> {
         }
     }
 
-    /// Makes room for that many more keys; whether the system gives it. An append then takes no more memory that grows with
-    /// them.
-    pub(crate) fn make_room(&mut self, count: usize) -> bool {
-        fn grow<T: Clone>(array: &mut Cow<'_, [T]>, len: usize) -> bool {
-            let array = array.to_mut();
-            array.try_reserve(len.saturating_sub(array.len())).is_ok()
-        }
-        let blocks = (self.n + count).div_ceil(LANES);
-        let block = self.dim.div_ceil(STEP) * LINE;
-        grow(&mut self.lines, blocks.saturating_mul(block))
-            && grow(&mut self.scales, blocks * LANES)
-            && grow(&mut self.radii, blocks * LANES)
+    /// Chunks that are encoded before their sums are joined.
+    fn wave(threads: usize) -> usize {
+        if threads == 1 { 1 } else { WAVE.saturating_mul(threads) }
+    }
+
+    /// Makes room for that many more keys, so that appending them does not fail for want of it.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]; the codes are as they were.
+    pub(crate) fn make_room(&mut self, count: usize, threads: usize) -> Result<(), Error> {
+        let blocks = self.n.saturating_add(count).div_ceil(LANES);
+        let codes = blocks.saturating_mul(self.dim.div_ceil(STEP) * LINE);
+        // What the parts sum, and their scratch.
+        let width = self.frame.mean.len();
+        let part = width.saturating_add(16 * PANEL).saturating_mul(width);
+        afford("keys", part, Self::together(threads).saturating_mul(size_of::<f64>()))?;
+        own("keys", &mut self.lines, codes)?;
+        own("keys", &mut self.scales, blocks.saturating_mul(LANES))?;
+        own("keys", &mut self.radii, blocks.saturating_mul(LANES))
+    }
+
+    /// How many sums there are at once while keys are encoded, beside the index's own.
+    pub(crate) fn together(threads: usize) -> usize {
+        Self::wave(threads) + 2
     }
 
     /// Appends the codes of keys. On an error nothing has changed.
@@ -231,7 +255,7 @@ impl Codes<'_> {
         keys: Keys<'_, E>,
         count: usize,
         threads: usize,
-    ) -> Result<Result<(), NotFinite>, Error> {
+    ) -> Result<(), NotFinite> {
         let (first, end) = (self.n, self.n + count);
         let block = self.dim.div_ceil(STEP) * LINE;
         let blocks = end.div_ceil(LANES);
@@ -245,7 +269,6 @@ impl Codes<'_> {
         let mut lines = std::mem::take(&mut self.lines).into_owned();
         let mut scales = std::mem::take(&mut self.scales).into_owned();
         let mut radii = std::mem::take(&mut self.radii).into_owned();
-        lines.reserve(blocks * block - lines.len());
         ask_for_huge_pages(&mut lines);
         lines.resize(blocks * block, BIAS);
         scales.resize(blocks * LANES, bf16::ZERO);
@@ -274,7 +297,7 @@ impl Codes<'_> {
                 .map(|((lines, scales), radii)| Out { lines, scales, radii })
                 .collect();
             // A few chunks at a time: what they sum is a matrix each.
-            let wave = if threads == 1 { 1 } else { WAVE * threads };
+            let wave = Self::wave(threads);
             for (w, outs) in outs.chunks_mut(wave).enumerate() {
                 let one = |(c, out): (usize, &mut Out<'_>)| {
                     let from = begun + (w * wave + c) * CHUNK;
@@ -300,14 +323,14 @@ impl Codes<'_> {
         if let Some(row) = part.bad {
             let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
             let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
-            return Ok(Err(NotFinite { row, entry }));
+            return Err(NotFinite { row, entry });
         }
         self.gram.join(&part.gram);
         self.bare.to_mut().extend(part.bare);
         self.largest = self.largest.max(part.largest);
         self.print.join(part.print);
         self.n = end;
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Encodes some keys. `allowed` of them may be left without a code.

@@ -5,6 +5,7 @@ use super::index::{Coded, KeyIndex, by_type, matrix};
 use super::mass::Query;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
+use crate::memory::{afford, filled};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
 use crate::scale::nearest_rsqrt;
@@ -43,8 +44,9 @@ impl KeyIndex<'_> {
         hook: Hook<'_>,
     ) -> Result<TailEstimate, Error> {
         let _modes = threads::default_floats();
+        afford("q", queries.heads(), size_of::<usize>())?;
         self.suits(queries, Some(keys))?;
-        let rows = queries.heads() * queries.len();
+        let rows = queries.heads().saturating_mul(queries.len());
         let scale = scale.unwrap_or_else(|| nearest_rsqrt(self.dim));
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
@@ -84,7 +86,7 @@ impl KeyIndex<'_> {
             };
             by_type!(keys, E => job.estimate::<E>(keys, keep, &options))
         };
-        let mut result = TailEstimate::default();
+        let mut result = TailEstimate::room(rows)?;
         threads::in_portions(threads, rows, (threads * 4, 1), hook, one, |estimate| {
             result.lower.extend(estimate.lower);
             result.upper.extend(estimate.upper);
@@ -123,7 +125,9 @@ impl Row<'_> {
         KeyIndex::distinct(self.queries, self.at, &query)?;
         let prepared = codes.prepare(&wide, self.scale);
         let matrix = matrix::<E>(keys, self.head);
-        let mut coarse = vec![0.0; codes.len().next_multiple_of(LANES)];
+        // Bounds of all keys, those of them that are known, and the kept ones, lists that grow by doubling.
+        afford("keys", codes.len(), 40)?;
+        let mut coarse = filled("keys", codes.len().next_multiple_of(LANES), 0.0)?;
         codes.scan(self.simd, [&prepared], [&mut coarse]);
         let score = |query: &Query, listed: &[u32]| {
             let mut to = vec![0.0; listed.len()];

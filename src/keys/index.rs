@@ -10,8 +10,10 @@ use super::codes::Codes;
 use super::codes::saved::{Saved, Trust};
 use super::fingerprint::Fingerprint;
 use crate::error::{Error, Place};
-use crate::kernels::{Element, Keys, LANES, Simd};
-use crate::memory::afford;
+use crate::kernels::{Element, Keys, LANES, STEP, Simd};
+#[cfg(feature = "python")]
+use crate::memory::product;
+use crate::memory::{afford, afford_square, list};
 use crate::scores::{Data, Vectors};
 use crate::threads;
 
@@ -112,6 +114,11 @@ pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, 
     Keys::new(data, stride, keys.dim())
 }
 
+/// Whether so many entries of keys are worth several threads.
+fn worth_sharing(n: usize, dim: usize, heads: usize) -> bool {
+    n.saturating_mul(dim).saturating_mul(heads) > 1 << 20
+}
+
 /// That all entries of a head's keys are finite.
 fn finite<E: Coded>(
     simd: Simd,
@@ -136,15 +143,25 @@ impl<'a> KeyIndex<'a> {
     pub fn build(keys: &Vectors<'_>, options: &IndexOptions) -> Result<Self, Error> {
         let _modes = threads::default_floats();
         let (n, dim) = (keys.len(), keys.dim());
-        afford("keys", keys.heads(), size_of::<Codes>().saturating_add(n.saturating_mul(dim)))?;
+        let each = size_of::<Codes>().saturating_add(n.saturating_mul(dim.next_multiple_of(STEP)));
+        afford(keys.argument(), keys.heads(), each)?;
+        afford(keys.argument(), n.saturating_mul(keys.heads()), 5)?;
+        // Of each head the sum of the outer products of what codes lose, and those of the parts that are encoded together.
+        let pool = threads::count(options.threads, worth_sharing(n, dim, keys.heads()))?;
+        let matrices = match keys.heads() {
+            0 => 0,
+            heads => heads.saturating_add(Codes::together(pool)),
+        };
+        afford_square(keys.argument(), keys.shape(), matrices.saturating_mul(size_of::<f64>()))?;
         let rotate = options.rotate;
         let (heads, stored) = by_type!(keys, E => {
             let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
-            Ok(((0..keys.heads()).map(head).collect(), E::NAME))
+            let mut heads = list(keys.argument(), keys.heads())?;
+            heads.extend((0..keys.heads()).map(head));
+            Ok((heads, E::NAME))
         })?;
         let cells = OnceLock::new();
         let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored, cells };
-        index.make_room(keys)?;
         index.grow(keys, options.threads)?;
         Ok(index)
     }
@@ -171,7 +188,6 @@ impl<'a> KeyIndex<'a> {
             );
         }
         // What can fail must fail before the first of several heads has grown.
-        self.make_room(keys)?;
         if self.heads.len() > 1 {
             let _modes = threads::default_floats();
             let simd = Simd::current()?;
@@ -182,34 +198,23 @@ impl<'a> KeyIndex<'a> {
         self.grow(keys, threads)
     }
 
-    /// Makes room for keys that fit.
-    fn make_room(&mut self, keys: &Vectors<'_>) -> Result<(), Error> {
-        let all = self.len().saturating_add(keys.len());
-        if all >= u32::MAX as usize {
+    /// Appends keys that fit; on an error of one head those before may have grown.
+    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+        let (n, count) = (self.len(), keys.len());
+        if n.saturating_add(count) >= u32::MAX as usize {
             return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));
         }
-        if self.heads.iter_mut().all(|codes| codes.make_room(keys.len())) {
-            return Ok(());
-        }
-        let each = self.dim.next_multiple_of(LANES) + 4;
-        let bytes = all.saturating_mul(each).saturating_mul(self.heads.len());
-        Err(Error::NoMemory { argument: keys.argument(), bytes })
-    }
-
-    /// Appends keys that fit, and for which there is room; on an error of one head those before may have grown.
-    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
-        let count = keys.len();
         let simd = Simd::current()?;
         // What is not given to a pool runs here.
         let _modes = threads::default_floats();
-        let threads = threads::count(threads, count * self.dim * self.heads.len() > 1 << 20)?;
+        let threads = threads::count(threads, worth_sharing(count, self.dim, self.heads.len()))?;
+        // As far as memory goes, too, it fails before the first head has grown.
+        for codes in &mut self.heads {
+            codes.make_room(count, threads)?;
+        }
         for head in 0..self.heads.len() {
-            let grow = |codes: &mut Codes, threads| by_type!(keys, E => codes.append(simd, matrix::<E>(keys, head), count, threads));
-            let done = match grow(&mut self.heads[head], threads) {
-                // Here no other thread is needed.
-                Err(_) if head > 0 => grow(&mut self.heads[head], 1)?,
-                done => done?,
-            };
+            let codes = &mut self.heads[head];
+            let done = by_type!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), count, threads)))?;
             if let Err(bad) = done {
                 return Err(Error::KeyNotFinite {
                     argument: keys.argument(),
@@ -230,7 +235,8 @@ impl<'a> KeyIndex<'a> {
     /// [`Error::OtherKeys`] if they are not; [`Error::Shape`], [`Error::Option`].
     pub fn check(&self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
         self.fits(keys)?;
-        let threads = threads::count(threads, keys.len() * self.dim * self.heads.len() > 1 << 20)?;
+        let threads =
+            threads::count(threads, worth_sharing(keys.len(), self.dim, self.heads.len()))?;
         for (head, codes) in self.heads.iter().enumerate() {
             let prints = by_type!(keys, E => {
                 let keys = matrix::<E>(keys, head);
@@ -283,6 +289,7 @@ impl<'a> KeyIndex<'a> {
         if let Some(cells) = self.cells.get() {
             return Ok(cells);
         }
+        afford(keys.argument(), self.heads.len(), Cells::bytes(self.len(), self.dim))?;
         let made = by_type!(keys, E => {
             let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
             Ok(threads::map(threads, 0..self.heads.len(), 1, one))
@@ -315,7 +322,7 @@ impl<'a> KeyIndex<'a> {
             let problem = "an index holds float32, float16 or bfloat16";
             return Err(Error::Option { argument: "dtype", value: stored.into(), problem });
         };
-        let fits = batch.iter().product::<usize>() == heads.len();
+        let fits = product("shape", batch)? == heads.len();
         if !fits || dim == 0 || dim > 1 << 20 || n >= u32::MAX as usize {
             return Err(damaged("the shape", 0));
         }
@@ -359,6 +366,14 @@ impl<'a> KeyIndex<'a> {
     /// Bytes that grow with the number of keys.
     pub fn bytes(&self) -> usize {
         self.heads.iter().map(Codes::bytes).sum()
+    }
+
+    /// Bytes of all of it, about.
+    #[cfg(feature = "python")]
+    pub(crate) fn held(&self) -> usize {
+        let width = self.dim.next_multiple_of(LANES);
+        self.bytes()
+            .saturating_add(self.heads.len().saturating_mul(width).saturating_mul(8 * (width + 4)))
     }
 }
 

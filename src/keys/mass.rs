@@ -5,6 +5,7 @@ use super::gram::Sums;
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, Picked, Positions, Shifted, Simd};
 use crate::mass::{self, Split};
+use crate::memory;
 use crate::scores::Scores;
 use crate::select::{Options, Workspace};
 
@@ -237,7 +238,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 Step::Dense { .. } => return self.dense(room),
                 Step::Score(chosen) => chosen,
             };
-            Self::make_room(room, &chosen);
+            Self::make_room(room, &chosen)?;
             let (count, offset) = (chosen.kept.len(), self.prepared.offset);
             let picked = Picked::Listed(&chosen.kept);
             self.query.score(self.simd, keys, picked, offset, &mut room.exact[..count]);
@@ -416,10 +417,16 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// Makes room for the exact scores of chosen keys, which belong at its beginning.
-    pub(crate) fn make_room(room: &mut Room, chosen: &Chosen) {
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn make_room(room: &mut Room, chosen: &Chosen) -> Result<(), Error> {
         let scored = chosen.kept.len();
+        let more = scored.next_multiple_of(LANES).saturating_sub(room.exact.len());
+        memory::room("keys", &mut room.exact, more)?;
         room.exact.resize(scored.next_multiple_of(LANES), 0.0);
         room.exact[scored..].fill(f64::NEG_INFINITY);
+        Ok(())
     }
 
     /// Judges chosen keys by their exact scores less the codes' offset; `None` if they do not prove the budget.
@@ -542,6 +549,8 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             let kept = (0..visible as u32).filter(|&key| self.sight.sees(key as usize)).collect();
             return Ok(Found { kept, visible: seen, rung: Rung::Dense, ..Found::default() });
         }
+        let more = visible.saturating_sub(room.exact.len());
+        memory::room("keys", &mut room.exact, more)?;
         room.exact.resize(visible, 0.0);
         self.query.score(self.simd, keys, Picked::From(0), self.prepared.offset, &mut room.exact);
         if let Some(allowed) = self.sight.allowed {
@@ -611,7 +620,7 @@ mod tests {
             let data = normal(n * dim, 7);
             let keys = Keys::new(&data[..], dim, dim);
             let mut codes = Codes::new(dim, keys, n, Some(dim == 128));
-            codes.append(simd, keys, n, 2).unwrap().unwrap();
+            codes.append(simd, keys, n, 2).unwrap();
             let mut room = Room::default();
             for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
                 let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();

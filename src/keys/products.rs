@@ -3,6 +3,7 @@
 use super::index::{Coded, by_type, matrix};
 use crate::error::Error;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
+use crate::memory::{afford, filled, list, product};
 use crate::scores::{Data, Vectors};
 use crate::threads::{self, Hook};
 use half::{bf16, f16};
@@ -46,11 +47,11 @@ pub(crate) fn products(
         let problem = "keys must have as many entries, and their heads divide those of the queries";
         return Err(queries.misfit(problem.into()));
     }
-    let rows = heads / kv_heads * m;
-    if Some(to.len()) != (kv_heads * rows).checked_mul(n) {
+    let rows = product("q", &[heads / kv_heads, m])?;
+    if to.len() != product("keys", &[kv_heads, rows, n])? {
         return Err(keys.misfit(format!("there are {} places for the products", to.len())));
     }
-    let mut reach = vec![0.0; kv_heads * rows];
+    let mut reach = filled("q", product("q", &[kv_heads, rows])?, 0.0)?;
     if to.is_empty() {
         return Ok(reach);
     }
@@ -58,7 +59,9 @@ pub(crate) fn products(
     let threads = threads::count(threads, work > WORTH_SHARING)?;
     let _modes = threads::default_floats();
     let simd = Simd::current()?;
-    let (mut wide, mut query) = (Vec::new(), Vec::new());
+    // The queries of a head, and the places of each block.
+    afford("q", rows, n.div_ceil(BLOCK).saturating_mul(size_of::<&mut [f64]>()))?;
+    let (mut wide, mut query) = (list("q", product("q", &[rows, dim])?)?, Vec::new());
     for (head, (to, reach)) in to.chunks_mut(rows * n).zip(reach.chunks_mut(rows)).enumerate() {
         wide.clear();
         for row in head * rows..(head + 1) * rows {

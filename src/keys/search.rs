@@ -8,7 +8,7 @@ use super::mass::{BLURRED, Found, Query, Room, Rung, Search, Sight};
 use crate::certificate::Status;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Simd};
-use crate::memory::afford;
+use crate::memory::{self, afford, list, room};
 use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Vectors};
 use crate::select::{Decision, Selection};
@@ -44,6 +44,14 @@ pub struct SearchResult {
 
 /// Queries that share a scan.
 const GROUP: usize = 4;
+/// Bytes of a key that each query of a group may hold: an exact score, and a list of what is kept, which grows by doubling.
+const SCORED: usize = 16;
+/// Bytes of a key while a query is decided: selection from exact scores.
+const DECIDED: usize = 32;
+/// The same where bounds are put in order: units of keys, what they weigh from each on, and lists of those scored.
+const EXPLORED: usize = 136;
+/// Entries that a group counts at least: what is found waits for the rest of the portion.
+const LEAST: usize = 1 << 12;
 
 impl KeyIndex<'_> {
     /// Searches, for each query, the fewest keys whose dropped softmax mass is proven to be at most `eps`, scoring few of
@@ -82,7 +90,9 @@ impl KeyIndex<'_> {
     ) -> Result<SearchResult, Error> {
         let _modes = threads::default_floats();
         let rows = queries.heads().saturating_mul(queries.len());
-        afford("q", rows, 64)?;
+        // Of each row what is found, in the meantime and in the end, and its place in a group.
+        let each = 2 * size_of::<Option<(Found, bool)>>() + Selection::ROW + 96;
+        afford("q", rows.max(queries.heads()), each)?;
         self.suits(queries, keys)?;
         let unbounded = [1.0];
         let eps = if eps.is_empty() && matches!(options.rule, Rule::TopK(_)) {
@@ -109,9 +119,11 @@ impl KeyIndex<'_> {
         };
         let job = Job { index: self, queries, eps, scale, simd, options, cells };
         let units = self.units(queries);
-        let mut found: Vec<Option<(Found, bool)>> = Vec::new();
+        let mut found: Vec<Option<(Found, bool)>> = list("q", rows)?;
         found.resize_with(rows, || None);
-        let portion = (1 << 28) / (GROUP * self.len() * self.dim).max(1) + threads;
+        let portion = (1 << 28)
+            / GROUP.saturating_mul(self.len()).saturating_mul(self.dim).max(LEAST)
+            + threads;
         let mut at = 0;
         let one = |unit: usize| -> Result<Vec<(Found, bool)>, Error> {
             let (head, rows) = &units[unit];
@@ -127,6 +139,8 @@ impl KeyIndex<'_> {
             at += 1;
         })?;
         let mut result = SearchResult::default();
+        let kept = found.iter().flatten().map(|(found, _)| found.kept.len()).sum();
+        room("q", &mut result.selection.indices, kept)?;
         result.selection.indptr.push(0);
         for (row, (found, met)) in found.into_iter().flatten().enumerate() {
             let eps = eps[if eps.len() == 1 { 0 } else { row }];
@@ -211,7 +225,7 @@ impl KeyIndex<'_> {
 }
 
 fn check_eps(queries: &Vectors<'_>, eps: &[f64]) -> Result<(), Error> {
-    let rows = queries.heads() * queries.len();
+    let rows = queries.heads().saturating_mul(queries.len());
     if eps.len() != 1 && eps.len() != rows {
         let remedy = "pass one budget, or one per row";
         return Err(Error::Length { argument: "eps", expected: rows, got: eps.len(), remedy });
@@ -255,8 +269,13 @@ impl Job<'_> {
             queries.push((query, prepared));
         }
         let padded = codes.len().next_multiple_of(LANES);
+        let SearchOptions { rule, max_scored, .. } = *self.options;
+        let explores = rule != Rule::Mass || max_scored.is_some() || self.cells.is_some();
+        let each = rows.len() * SCORED + if explores { EXPLORED } else { DECIDED };
+        afford("keys", padded, each)?;
         let mut rooms: Vec<Room> = rows.iter().map(|_| Room::default()).collect();
         for room in rooms.iter_mut().filter(|_| over_codes) {
+            memory::room("keys", &mut room.scores, padded)?;
             room.scores.resize(padded, 0.0);
         }
         match (&queries[..], &mut rooms[..]) {

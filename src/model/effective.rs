@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::kernels::{LANES, Scaled, Simd};
 use crate::mass::{self, Compensated, ExactSum};
+use crate::memory::{afford, filled, room};
 use crate::scores::{Keys64, Law, Scores};
 use crate::threads::{self, Hook};
 use crate::twofold::Twofold;
@@ -62,8 +63,10 @@ pub(crate) fn effective_entries_with(
                 (count, count)
             }
             Law::Exp { scale } => {
-                let weights = weigh(simd, &mut keys, &meaning);
+                let weights = weigh(simd, &mut keys, &meaning)?;
                 let total = weights.into_iter().collect::<Compensated>().value();
+                // Those that are open after the first look, a list that grows by doubling.
+                afford("scores", n, 2 * size_of::<f64>())?;
                 let row = Exponentials { keys: &keys[..n], largest: meaning.largest, scale };
                 row.count(total, eps, meaning.error)
             }
@@ -94,10 +97,11 @@ enum Side {
 }
 
 /// The weights of keys relative to the largest, each with an error below 2^-41; keys are filled up to whole groups.
-fn weigh(simd: Simd, keys: &mut Vec<f64>, meaning: &Keys64) -> Vec<f64> {
+fn weigh(simd: Simd, keys: &mut Vec<f64>, meaning: &Keys64) -> Result<Vec<f64>, Error> {
     let (n, largest) = (keys.len(), meaning.largest);
+    room("scores", keys, n.next_multiple_of(LANES) - n)?;
     keys.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
-    let mut weights = vec![0.0; keys.len()];
+    let mut weights = filled("scores", keys.len(), 0.0)?;
     match meaning.law {
         Law::Weight => {
             weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = key / largest);
@@ -112,7 +116,7 @@ fn weigh(simd: Simd, keys: &mut Vec<f64>, meaning: &Keys64) -> Vec<f64> {
             }
         }
     }
-    weights
+    Ok(weights)
 }
 
 /// A row of weights `exp(scale * key)`.
@@ -258,7 +262,7 @@ pub(crate) fn participation_with(
             return Ok(0.0);
         }
         let n = keys.len();
-        let weights = weigh(simd, &mut keys, &meaning);
+        let weights = weigh(simd, &mut keys, &meaning)?;
         let total = weights.iter().copied().collect::<Compensated>().value();
         let squares = weights.iter().map(|weight| weight * weight).collect::<Compensated>().value();
         Ok((total * total / squares).clamp(1.0, n as f64))

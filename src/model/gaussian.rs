@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Place};
 use crate::mass::Compensated;
+use crate::memory::list;
 use crate::scores::{Keys64, Law, Scores};
 use crate::threads::{self, Hook};
 
@@ -159,6 +160,8 @@ pub fn fit(
 
 /// Scores between two calls of the hook, and per task.
 const PORTION: usize = 1 << 23;
+/// What a row counts at least: what is found of it waits for the rest of the portion.
+const LEAST: usize = 128;
 const TASK: usize = 1 << 14;
 
 pub(crate) fn fit_with(
@@ -188,8 +191,8 @@ pub(super) fn per_row<R: Send>(
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
-    let mut all = Vec::with_capacity(rows);
-    let sizes = ((PORTION / n).max(1), (TASK / n).max(1));
+    let mut all = list("scores", rows)?;
+    let sizes = ((PORTION / n.max(LEAST)).max(1), (TASK / n).max(1));
     threads::in_portions(threads, rows, sizes, hook, one, |row| all.push(row))?;
     Ok(all)
 }

@@ -19,6 +19,7 @@ use super::tail::{Fetch, Urn};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Scalar, Shifted, Simd};
 use crate::mass::{self, Compensated, Slack};
+use crate::memory::{afford, filled, list, room};
 use crate::random::Random;
 use crate::scores::{Keep, Scores, stored};
 use crate::threads;
@@ -175,9 +176,13 @@ impl<'a> Importance<'a> {
         threads: usize,
     ) -> Result<(Self, Urn), Error> {
         let span = bounds.span(row);
-        let mut outside = vec![0; span.n];
+        let mut outside = filled("scores", span.n, 0)?;
+        // Of each block of keys what it weighs.
+        afford("upper_bounds", span.n.div_ceil(BLOCK), 4 * size_of::<Block>())?;
         keep.lay(scores.unwrap_or(bounds), row, &mut outside)?;
-        let kept: Vec<usize> = positions(&outside);
+        let kept = positions(&outside)?;
+        // Their scores, which a caller computes.
+        afford("keep", kept.len(), 2 * size_of::<f64>())?;
         if let Some(scores) = scores {
             scores.mark_hidden(row, &mut outside);
         }
@@ -257,6 +262,7 @@ impl<'a> Importance<'a> {
         // In ascending order each block is looked into once.
         tickets.sort_unstable();
         let first = values.len();
+        room("draws", values, count)?;
         values.resize(first + count, 0.0);
         let mut drawn = Vec::with_capacity(count);
         let mut owned = [0; BLOCK];
@@ -312,13 +318,14 @@ fn factors(simd: Simd, blocks: &[Block], top: f64, unit: f64) -> Vec<f64> {
 }
 
 /// Where bytes are not 0.
-fn positions(bytes: &[u8]) -> Vec<usize> {
-    let mut found = Vec::new();
+fn positions(bytes: &[u8]) -> Result<Vec<usize>, Error> {
+    let count = bytes.iter().map(|byte| usize::from(*byte != 0)).sum();
+    let mut found = list("keep", count)?;
     for (i, group) in bytes.chunks(BLOCK).enumerate() {
         // Most groups have none.
         if group.iter().fold(0, |any, byte| any | byte) != 0 {
             found.extend((0..group.len()).filter(|&j| group[j] != 0).map(|j| i * BLOCK + j));
         }
     }
-    found
+    Ok(found)
 }

@@ -14,6 +14,7 @@ mod uniform;
 
 use crate::error::Error;
 use crate::mass::Compensated;
+use crate::memory::afford;
 use crate::threads;
 
 #[cfg(feature = "python")]
@@ -135,6 +136,8 @@ pub fn mean_bounds(values: &[f64], confidence: &Confidence) -> Result<(f64, f64)
     if values.is_empty() {
         return Ok((0.0, 1.0));
     }
+    // Their complements, and what a bet on each was.
+    afford("values", values.len(), 6 * size_of::<f64>())?;
     let upper = |sample: Sample<'_>| {
         let upper = match method {
             Method::Hoeffding => hoeffding::upper(sample, delta),

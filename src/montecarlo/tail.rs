@@ -5,6 +5,7 @@ use super::uniform::Uniform;
 use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
 use crate::error::{Error, Place};
 use crate::mass::{Slack, Split};
+use crate::memory::{list, room};
 use crate::random::Random;
 use crate::scores::{Keep, Kind, Mask, Scores};
 use crate::threads::{self, Hook};
@@ -83,6 +84,8 @@ const MOST_DRAWS: usize = u32::MAX as usize;
 const TINY: f64 = 1.026_134_200_324_594_1e-289;
 /// Entries per task.
 const TASK: usize = 1 << 15;
+/// What a row counts at least: its estimate waits for those of the portion.
+const LEAST: usize = 64;
 
 /// Bounds the tail mass of each row from a few of its tail's scores.
 ///
@@ -144,12 +147,13 @@ pub(crate) fn tail_mass_with(
             return Err(Error::Draws { place, draws: options.draws, items: urn.dropped });
         }
         plan.estimate(&urn, |count, values| {
+            room("draws", values, count)?;
             draws.draw(count, values);
             Ok(())
         })
     };
-    let mut result = TailEstimate::default();
-    let sizes = (((TASK << 6) / n).max(threads), (TASK / n).max(1));
+    let mut result = TailEstimate::room(rows)?;
+    let sizes = (((TASK << 6) / n.max(LEAST)).max(threads), (TASK / n).max(1));
     threads::in_portions(threads, rows, sizes, hook, one, |estimate| result.push(estimate))?;
     Ok(result)
 }
@@ -209,6 +213,19 @@ pub fn tail_mass_of_drawn(
 }
 
 impl TailEstimate {
+    /// Room for the estimates of that many rows.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn room(rows: usize) -> Result<Self, Error> {
+        Ok(TailEstimate {
+            lower: list("scores", rows)?,
+            upper: list("scores", rows)?,
+            point: list("scores", rows)?,
+            draws: list("scores", rows)?,
+        })
+    }
+
     fn push(&mut self, estimate: Estimate) {
         self.lower.push(estimate.lower);
         self.upper.push(estimate.upper);

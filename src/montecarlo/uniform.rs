@@ -3,6 +3,7 @@
 use super::tail::Urn;
 use crate::error::Error;
 use crate::mass::{self, Compensated, Slack};
+use crate::memory::{filled, list};
 use crate::random::Random;
 use crate::scores::{Keep, Law, Scores};
 
@@ -29,7 +30,7 @@ impl Uniform {
     ) -> Result<(Self, Urn), Error> {
         let mut keys = Vec::new();
         let meaning = scores.keys64(row, &mut keys)?;
-        let mut bytes = vec![0; keys.len()];
+        let mut bytes = filled("scores", keys.len(), 0)?;
         keep.lay(scores, row, &mut bytes)?;
         // Two quotients or two exponentials make up a weight of the tail: 2 x 2132v with the head's < 6500v of 8192v.
         let slack = match meaning.law {
@@ -39,7 +40,7 @@ impl Uniform {
         let law = meaning.law;
         let (mut head, mut kept) = (Compensated::default(), 0);
         let (mut least, mut top) = (f64::INFINITY, f64::NEG_INFINITY);
-        let mut tail = Vec::new();
+        let mut tail = list("scores", keys.len())?;
         for (&key, &byte) in keys.iter().zip(&bytes) {
             if key == f64::NEG_INFINITY {
                 continue;

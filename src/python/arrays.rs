@@ -8,7 +8,8 @@ use pyo3::types::PyFloat;
 use super::arguments;
 use super::errors::CertkError;
 use crate::kernels;
-use crate::scores::{Data, Keep, Kind, Mask, Scores};
+use crate::memory;
+use crate::scores::{Data, Keep, Kind, Mask, Scores, contiguous as contiguous_strides};
 
 /// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
 pub(super) enum Stored<'py> {
@@ -34,9 +35,8 @@ fn stretch<'a, T: Element>(
     if array.is_c_contiguous() {
         // Axes of length one, and all axes of an empty array, may carry any stride; the shape says what it should be.
         let data = array.as_slice().map_err(|_| layout(array, argument))?;
-        let shape = array.shape();
-        let strides = (1..shape.len()).map(|axis| shape[axis..].iter().product());
-        return Ok((data, strides.collect()));
+        let strides = array.shape().split_last().map(|(&n, batch)| contiguous_strides(batch, n));
+        return Ok((data, strides.unwrap_or_default()));
     }
     let item = size_of::<T>().cast_signed();
     if array.strides().iter().any(|stride| stride % item != 0) {
@@ -273,6 +273,28 @@ pub(super) fn flat<'a, T: Element>(
     // An empty array counts as contiguous, whatever its strides, but not to numpy's slices.
     let slice = array.is_c_contiguous().then(|| array.as_slice().ok()).flatten();
     slice.ok_or_else(|| not_contiguous(argument))
+}
+
+/// A new array of what an iterator gives.
+pub(super) fn column<'py, T: Element>(
+    py: Python<'py>,
+    argument: &'static str,
+    entries: impl ExactSizeIterator<Item = T>,
+) -> PyResult<Bound<'py, PyArray1<T>>> {
+    let mut column = memory::list(argument, entries.len())?;
+    column.extend(entries);
+    Ok(PyArray1::from_vec(py, column))
+}
+
+/// A copy of a one-dimensional array.
+pub(super) fn copied<T: Element + Copy>(
+    array: &PyReadonlyArray1<'_, T>,
+    argument: &'static str,
+) -> PyResult<Vec<T>> {
+    let from = contiguous(array, argument)?;
+    let mut copy = memory::list(argument, from.len())?;
+    copy.extend_from_slice(from);
+    Ok(copy)
 }
 
 /// A one-dimensional array as a slice.

@@ -1,12 +1,12 @@
 //! `attention`.
 
 use half::{bf16, f16};
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use std::sync::{PoisonError, RwLock};
 
 use super::arguments;
-use super::arrays::{Budgets, Bytes, Stored, contiguous};
+use super::arrays::{Budgets, Bytes, Stored, column, contiguous, copied};
 use super::errors::{CertkError, detached};
 use super::key_index::{KeyIndex, Tables, vectors};
 use crate::attention::{self as core, Attention, AttentionOptions, Budget, Precision};
@@ -80,19 +80,19 @@ fn precision(dtype: &str) -> Precision {
 }
 
 /// Numbers that are of a precision already, as an array of it.
-fn stored_as(py: Python<'_>, out: Vec<f64>, precision: Precision) -> Bound<'_, PyAny> {
-    match precision {
+fn stored_as(py: Python<'_>, out: Vec<f64>, precision: Precision) -> PyResult<Bound<'_, PyAny>> {
+    Ok(match precision {
         Precision::F64 => PyArray1::from_vec(py, out).into_any(),
-        Precision::F32 => PyArray1::from_iter(py, out.into_iter().map(|v| v as f32)).into_any(),
+        Precision::F32 => column(py, "out", out.into_iter().map(|v| v as f32))?.into_any(),
         Precision::F16 => {
             let bits = out.into_iter().map(|v| f16::from_f32(v as f32).to_bits());
-            PyArray1::from_iter(py, bits).into_any()
+            column(py, "out", bits)?.into_any()
         }
         Precision::Bf16 => {
             let bits = out.into_iter().map(|v| bf16::from_f32(v as f32).to_bits());
-            PyArray1::from_iter(py, bits).into_any()
+            column(py, "out", bits)?.into_any()
         }
-    }
+    })
 }
 
 /// An index that was built here, or its arrays.
@@ -184,11 +184,11 @@ pub(super) fn attention<'py>(
         core::attention_with(&queries, &keys, &values, budget, index, &options, hook)
     })?;
     Ok((
-        stored_as(py, found.out, precision),
+        stored_as(py, found.out, precision)?,
         PyArray1::from_vec(py, found.tail_mass_upper),
         PyArray1::from_vec(py, found.k),
         PyArray1::from_vec(py, found.scored),
-        PyArray1::from_iter(py, found.rung.into_iter().map(|rung| rung as u8)),
+        column(py, "out", found.rung.into_iter().map(|rung| rung as u8))?,
         PyArray1::from_vec(py, found.weight_error),
         PyArray1::from_vec(py, found.sum_error),
         PyArray1::from_vec(py, found.rounding),
@@ -236,12 +236,12 @@ pub(super) fn attention_error<'py>(
         ..AttentionOptions::default()
     };
     let found = Attention {
-        out: out.to_vec()?,
-        tail_mass_upper: tail_mass_upper.to_vec()?,
-        k: k.to_vec()?,
-        weight_error: weight_error.to_vec()?,
-        sum_error: sum_error.to_vec()?,
-        rounding: rounding.to_vec()?,
+        out: copied(&out, "out")?,
+        tail_mass_upper: copied(&tail_mass_upper, "out")?,
+        k: copied(&k, "out")?,
+        weight_error: copied(&weight_error, "out")?,
+        sum_error: copied(&sum_error, "out")?,
+        rounding: copied(&rounding, "out")?,
         ..Attention::default()
     };
     let bounds = detached(py, |hook| found.error_bound_with(&queries, &values, &options, hook))?;

@@ -5,10 +5,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::arguments::{count, threads as thread_count};
-use super::arrays::{Budgets, Rows, contiguous, flat};
+use super::arrays::{Budgets, Rows, column, contiguous, flat};
 use super::errors::{CertkError, detached, run};
 use crate::bounds::{self as core, Blocks, Cuts, Rule};
 use crate::error::Error;
+use crate::memory;
 use crate::scores::Scores;
 use crate::select::{self, Options};
 use crate::threads::{Hook, default_floats};
@@ -138,9 +139,10 @@ pub(super) fn best_cuts<'py>(
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
     let found = run(py, &scores, |hook| core::best_cuts_with(&scores, k, most, threads, hook))?;
-    let counts: Vec<i64> = found.iter().map(|cuts| cuts.len() as i64).collect();
-    let cuts: Vec<i64> = found.into_iter().flatten().map(|cut| cut as i64).collect();
-    Ok((PyArray1::from_vec(py, cuts), PyArray1::from_vec(py, counts)))
+    let counts = column(py, "scores", found.iter().map(|cuts| cuts.len() as i64))?;
+    let mut cuts = memory::list("scores", found.iter().map(Vec::len).sum())?;
+    cuts.extend(found.into_iter().flatten().map(|cut| cut as i64));
+    Ok((PyArray1::from_vec(py, cuts), counts))
 }
 
 #[pyfunction]

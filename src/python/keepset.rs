@@ -4,7 +4,7 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
 use super::arguments::{self, count, limit};
-use super::arrays::{Budgets, Rows};
+use super::arrays::{Budgets, Rows, column};
 use super::errors::detached;
 use crate::keepset as core;
 use crate::select::Options;
@@ -62,7 +62,7 @@ pub(super) fn keep_set<'py>(
         .threads(arguments::threads(threads)?);
     let set = detached(py, |hook| core::keep_set_with(&scores, eps, &options, hook))?;
     Ok((
-        PyArray1::from_iter(py, set.indices.into_iter().map(i64::from)),
+        column(py, "scores", set.indices.into_iter().map(i64::from))?,
         set.status as u8,
         PyArray1::from_vec(py, set.tail_mass_upper),
         PyArray1::from_vec(py, set.tail_mass_lower),

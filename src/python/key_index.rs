@@ -14,6 +14,7 @@ use super::errors::{CertkError, detached};
 use super::montecarlo::{self, Estimate};
 use super::results::Searched;
 use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
+use crate::memory::{afford, product};
 use crate::scores::Vectors;
 use crate::threads::default_floats;
 
@@ -91,7 +92,7 @@ fn rows<'a, T: Element>(
 ) -> PyResult<Vec<&'a [T]>> {
     let wrong = || CertkError::new_err("an index has a part whose rows are not those of its heads");
     let (&length, axes) = array.shape().split_last().ok_or_else(wrong)?;
-    if axes.iter().product::<usize>() != heads {
+    if product("index", axes)? != heads {
         return Err(wrong());
     }
     if length == 0 {
@@ -110,7 +111,7 @@ impl Tables<'_> {
     /// taken at their word.
     pub(super) fn index(&self, shape: &[usize], dtype: &str) -> PyResult<core::KeyIndex<'_>> {
         let wrong = |_| CertkError::new_err("an index has a part of another length");
-        let count = shape.iter().rev().skip(2).product();
+        let count = product("index", &shape[..shape.len().saturating_sub(2)])?;
         let (lines, bare) = (rows(&self.0, count)?, rows(&self.3, count)?);
         let (scales, radii) = (rows(&self.1, count)?, rows(&self.2, count)?);
         let (mean, gram) = (rows(&self.4, count)?, rows(&self.5, count)?);
@@ -256,7 +257,7 @@ impl KeyIndex {
         })?;
         // A tail mass is at most 1: no budget at all.
         let eps = eps.unwrap_or(Budgets::All([1.0]));
-        Bound::new(py, Searched::new(found, &batch, n, eps))
+        Bound::new(py, Searched::new(found, &batch, n, eps)?)
     }
 
     #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -301,7 +302,7 @@ impl KeyIndex {
         detached(py, |_| self.read().check(&keys, threads))
     }
 
-    fn parts<'py>(&self, py: Python<'py>) -> Vec<Parts<'py>> {
+    fn parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<Parts<'py>>> {
         let _modes = default_floats();
         let bits =
             |numbers: &[bf16]| PyArray1::from_slice(py, bytemuck::cast_slice::<bf16, u16>(numbers));
@@ -317,9 +318,11 @@ impl KeyIndex {
                 PyArray1::from_slice(py, &saved.print),
             )
         };
+        // A copy, of which arrays are made.
+        self.look(py, |index| afford("an index", index.held(), 2))?;
         let saved: Vec<Saved<'static>> =
             self.look(py, |index| index.save().map(Saved::owned).collect());
-        saved.into_iter().map(one).collect()
+        Ok(saved.into_iter().map(one).collect())
     }
 
     #[staticmethod]
@@ -335,6 +338,9 @@ impl KeyIndex {
                     .collect())
             };
             let wrong = |_| CertkError::new_err("an index has a part of another length");
+            let bytes =
+                lines.len() + 2 * (scales.len() + radii.len()) + 4 * (bare.len() + mean.len());
+            afford("an index", bytes + 8 * gram.len(), 1)?;
             saved.push(Saved {
                 lines: contiguous(lines, "an index")?.to_vec().into(),
                 scales: bits(scales)?.into(),

@@ -4,9 +4,10 @@ use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethod
 use pyo3::prelude::*;
 
 use super::arguments::{count, real, threads as thread_count};
-use super::arrays::{Budgets, Rows, contiguous, flat};
+use super::arrays::{Budgets, Rows, column, contiguous, flat};
 use super::errors::{CertkError, detached, run};
 use crate::error::{Error, Place};
+use crate::memory;
 use crate::model as core;
 use crate::threads::default_floats;
 
@@ -24,7 +25,7 @@ fn broadcast<'py>(
             "sigma and {argument} must have one shape; broadcast them"
         )));
     }
-    let mut values = Vec::with_capacity(a.len());
+    let mut values = memory::list("sigma", a.len())?;
     for (flat, (&a, &b)) in a.iter().zip(b).enumerate() {
         values.push(rule(a, b).map_err(|error| at(error, flat, shape))?);
     }
@@ -111,16 +112,16 @@ pub(super) fn fit_gaussian<'py>(
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
     let threads = thread_count(threads)?;
     let fits = run(py, &scores, |hook| core::fit_with(&scores, budgets, threads, hook))?;
-    let column = |of: fn(&core::RowFit) -> f64| PyArray1::from_iter(py, fits.iter().map(of));
+    let numbers = |of: fn(&core::RowFit) -> f64| column(py, "scores", fits.iter().map(of));
     Ok((
-        PyArray1::from_iter(py, fits.iter().map(|fit| fit.n as i64)),
+        column(py, "scores", fits.iter().map(|fit| fit.n as i64))?,
         [
-            column(|fit| fit.mean),
-            column(|fit| fit.sigma),
-            column(|fit| fit.ks_distance),
-            column(|fit| fit.skewness),
-            column(|fit| fit.excess_kurtosis),
-            column(|fit| fit.predicted),
+            numbers(|fit| fit.mean)?,
+            numbers(|fit| fit.sigma)?,
+            numbers(|fit| fit.ks_distance)?,
+            numbers(|fit| fit.skewness)?,
+            numbers(|fit| fit.excess_kurtosis)?,
+            numbers(|fit| fit.predicted)?,
         ],
     ))
 }
@@ -193,7 +194,7 @@ pub(super) fn window_sizes<'py>(
     let policy = core::WindowPolicy::new(alpha, exponent)?;
     let shape = n.shape();
     let n = flat(&n, "n")?;
-    let mut sizes = Vec::with_capacity(n.len());
+    let mut sizes = memory::list("n", n.len())?;
     for (flat, &n) in n.iter().enumerate() {
         // The policy refuses 0, and with it whatever is no count.
         let size =
@@ -259,10 +260,10 @@ pub(super) fn effective_entries<'py>(
     let scores = rows.scores()?;
     let (eps, threads) = (real("eps", eps)?, thread_count(threads)?);
     let found = run(py, &scores, |hook| core::effective_entries_with(&scores, eps, threads, hook))?;
-    let column = |of: fn(&core::Effective) -> usize| {
-        PyArray1::from_iter(py, found.iter().map(|row| of(row) as i64))
+    let counts = |of: fn(&core::Effective) -> usize| {
+        column(py, "scores", found.iter().map(|row| of(row) as i64))
     };
-    Ok((column(|row| row.count), column(|row| row.count_upper), column(|row| row.n)))
+    Ok((counts(|row| row.count)?, counts(|row| row.count_upper)?, counts(|row| row.n)?))
 }
 
 #[pyfunction]

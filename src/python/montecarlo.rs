@@ -5,9 +5,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::arguments::{self, count, flag, integer, real};
-use super::arrays::{Budgets, KeepArray, Rows};
+use super::arrays::{Budgets, KeepArray, Rows, column, copied};
 use super::errors::{CertkError, detached};
 use crate::error::Error;
+use crate::memory;
 use crate::montecarlo::{self as core, Confidence, Method, TailEstimate, TailOptions};
 use crate::threads::default_floats;
 
@@ -51,7 +52,15 @@ pub(super) struct Options<'py>(
 
 impl Options<'_> {
     pub(super) fn read(&self) -> PyResult<TailOptions> {
-        let eps = self.4.as_ref().map(|eps| eps.slice().map(<[f64]>::to_vec)).transpose()?;
+        let eps = match &self.4 {
+            None => None,
+            Some(eps) => {
+                let from = eps.slice()?;
+                let mut copy = memory::list("eps", from.len())?;
+                copy.extend_from_slice(from);
+                Some(copy)
+            }
+        };
         Ok(TailOptions {
             delta: real("delta", &self.0)?,
             draws: count("draws", &self.1, 1)?,
@@ -140,9 +149,9 @@ pub(super) fn tail_mass_of_drawn<'py>(
             let asked = || {
                 Python::attach(|py| {
                     let positions = positions.iter().map(|&position| position as i64);
-                    let scores = score.bind(py).call1((PyArray1::from_iter(py, positions),))?;
+                    let scores = score.bind(py).call1((column(py, "score", positions)?,))?;
                     let scores: PyReadonlyArray1<'_, f64> = scores.extract()?;
-                    Ok::<_, PyErr>(scores.as_array().to_vec())
+                    copied(&scores, "score")
                 })
             };
             asked().map_err(|error| {

@@ -4,7 +4,7 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 
 use super::arguments;
-use super::arrays::{Budgets, KeepArray, Rows, Stored};
+use super::arrays::{Budgets, KeepArray, Rows, Stored, column};
 use super::errors::detached;
 use crate::bounds::output as core;
 use crate::scores::Values;
@@ -75,7 +75,7 @@ pub(super) fn output_error<'py>(
         PyArray1::from_vec(py, found.spectral),
         PyArray1::from_vec(py, found.variance),
         PyArray1::from_vec(py, found.best),
-        PyArray1::from_iter(py, found.which.into_iter().map(|which| which as u8)),
+        column(py, "scores", found.which.into_iter().map(|which| which as u8))?,
         PyArray1::from_vec(py, found.farthest_pair),
     ))
 }
@@ -111,7 +111,7 @@ pub(super) fn select_output<'py>(
         detached(py, |hook| core::select_output_with(&scores, &values, out_tol, threads, hook))?;
     Ok((
         PyArray1::from_vec(py, found.indptr),
-        PyArray1::from_iter(py, found.indices.into_iter().map(i64::from)),
+        column(py, "scores", found.indices.into_iter().map(i64::from))?,
         PyArray1::from_vec(py, found.error_upper),
         PyArray1::from_vec(py, found.tail_mass_upper),
         PyArray1::from_vec(py, found.tail_mass_lower),

@@ -12,7 +12,9 @@ use pyo3::types::PyTuple;
 
 use super::arrays::Budgets;
 use crate::certificate::{Certificate, Status};
+use crate::error::Error;
 use crate::keys::SearchResult;
+use crate::memory;
 use crate::scores::Scores;
 use crate::select::Selection;
 
@@ -118,7 +120,7 @@ impl Selected {
         scores: &Scores<'_>,
         eps: Budgets<'_>,
         score_indptr: Option<Py<PyArray1<i64>>>,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         Selected::of(found, Asked::new(scores, Some(eps)), scores.longest(), score_indptr)
     }
 
@@ -127,14 +129,16 @@ impl Selected {
         asked: Asked,
         longest: usize,
         score_indptr: Option<Py<PyArray1<i64>>>,
-    ) -> Self {
+    ) -> Result<Self, Error> {
         let indices = found.indices;
         let indices = if i32::try_from(longest).is_ok() {
             Indices::Narrow(Field::new(bytemuck::allocation::cast_vec(indices)))
         } else {
-            Indices::Wide(Field::new(indices.into_iter().map(i64::from).collect()))
+            let mut wide = memory::list("scores", indices.len())?;
+            wide.extend(indices.into_iter().map(i64::from));
+            Indices::Wide(Field::new(wide))
         };
-        Selected {
+        Ok(Selected {
             asked,
             k: Field::new(found.k),
             indptr: Field::new(found.indptr),
@@ -146,7 +150,7 @@ impl Selected {
                 found.status.into_iter().map(|status: Status| status as u8).collect(),
             ),
             score_indptr,
-        }
+        })
     }
 }
 
@@ -220,12 +224,12 @@ impl Searched {
         batch: &[usize],
         n: usize,
         eps: Budgets<'_>,
-    ) -> PyClassInitializer<Self> {
+    ) -> Result<PyClassInitializer<Self>, Error> {
         let asked = Asked::over(batch, Some(n), Some(eps));
         let rung = found.rung.into_iter().map(|rung| rung as u8).collect();
-        let selected = Selected::of(found.selection, asked, n, None);
+        let selected = Selected::of(found.selection, asked, n, None)?;
         let searched = Searched { scored: Field::new(found.scored), rung: Field::new(rung) };
-        PyClassInitializer::from(selected).add_subclass(searched)
+        Ok(PyClassInitializer::from(selected).add_subclass(searched))
     }
 }
 

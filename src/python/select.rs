@@ -57,7 +57,7 @@ pub(super) fn select<'py>(
         .prove_minimal(flag("prove_minimal", prove_minimal)?)
         .threads(arguments::threads(threads)?);
     let found = run(py, &scores, |hook| core::select_with(&scores, budgets, &options, hook))?;
-    Ok(Selected::new(found, &scores, eps, rows.starts()))
+    Ok(Selected::new(found, &scores, eps, rows.starts())?)
 }
 
 #[pyfunction]

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::{Data, Kind, Mask, Scores, Span};
 use crate::error::Error;
+use crate::memory::{filled, room};
 use crate::twofold::{Twofold, two_sum};
 
 /// How a key becomes a weight.
@@ -25,6 +26,8 @@ pub(crate) struct Keys64 {
     pub(crate) error: f64,
 }
 
+/// Beside the keys of a row, for whole groups of lanes.
+const SPARE: usize = 64;
 /// Entries further than this below the largest carry no weight in f64.
 const DEPTH: f64 = 1000.0;
 /// Up to this size a biased score is its own key.
@@ -63,8 +66,9 @@ impl Scores<'_> {
         let probs = self.kind == Kind::Probs;
         let hidden = if probs { 0.0 } else { f64::NEG_INFINITY };
         keys.clear();
+        room("scores", keys, span.n.saturating_add(SPARE))?;
         self.data.widen(span.start, span.visible, keys);
-        let bias = self.hide(&span, hidden, keys);
+        let bias = self.hide(&span, hidden, keys)?;
         let good = if probs {
             keys.iter().all(|key| (0.0..f64::INFINITY).contains(key))
         } else {
@@ -103,13 +107,17 @@ impl Scores<'_> {
     }
 
     /// Writes which visible entries an additive mask admits, a byte each, if it only masks and adds nothing.
-    pub(crate) fn only_masks(&self, row: usize, admitted: &mut Vec<u8>) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn only_masks(&self, row: usize, admitted: &mut Vec<u8>) -> Result<bool, Error> {
         // Of the sixteen-bit floats the bits tell: no magnitude, or a sign and a large one.
         const MAGNITUDE: u16 = 0x7fff;
-        let Some(Mask::Additive(mask)) = self.mask else { return false };
+        let Some(Mask::Additive(mask)) = self.mask else { return Ok(false) };
         let span = self.span(row);
         let range = span.mask_start..span.mask_start + span.visible;
         admitted.clear();
+        room("mask", admitted, span.visible)?;
         admitted.resize(span.visible, 0);
         let masked_below = mask.masked_below();
         let bits = |bits: u16, below: u16, infinity: u16| {
@@ -117,7 +125,7 @@ impl Scores<'_> {
             let large = (below & MAGNITUDE..=infinity).contains(&magnitude);
             (magnitude == 0, bits > MAGNITUDE && large)
         };
-        match mask {
+        Ok(match mask {
             Data::F32(mask) => {
                 let below = f32::MIN / 2.0;
                 admit(&mask[range], |bias| (bias == 0.0, bias <= below), admitted)
@@ -136,11 +144,11 @@ impl Scores<'_> {
                 let infinity = bf16::INFINITY.to_bits();
                 admit(&mask[range], |bias| bits(bias.to_bits(), below, infinity), admitted)
             }
-        }
+        })
     }
 
     /// Hides what the mask hides; returns the biases of an additive mask that does more than that.
-    fn hide(&self, span: &Span, hidden: f64, keys: &mut [f64]) -> Vec<f64> {
+    fn hide(&self, span: &Span, hidden: f64, keys: &mut [f64]) -> Result<Vec<f64>, Error> {
         let mut bias = Vec::new();
         match self.mask {
             None => {}
@@ -150,6 +158,7 @@ impl Scores<'_> {
                 }
             }
             Some(Mask::Additive(mask)) => {
+                room("mask", &mut bias, span.visible)?;
                 mask.widen(span.mask_start, span.visible, &mut bias);
                 let masked = mask.masked_below();
                 for (key, bias) in keys.iter_mut().zip(&mut bias) {
@@ -162,7 +171,7 @@ impl Scores<'_> {
                 }
             }
         }
-        bias
+        Ok(bias)
     }
 
     /// Keys of `scale * score + bias`. The sum is carried in two parts, so what the keys lose is one rounding of the sum, or,
@@ -171,7 +180,7 @@ impl Scores<'_> {
         let too_large = |j, value| Error::MaskedScore { place: self.place(row, j), value };
         let mut best = Pair { high: f64::NEG_INFINITY, low: 0.0 };
         // The low parts, and the sizes of the larger terms, beside the high parts in `keys`.
-        let mut lows = vec![0.0; bias.len()];
+        let mut lows = filled("mask", bias.len(), 0.0)?;
         let mut sizes = bias;
         for ((key, low), size) in keys.iter_mut().zip(&mut lows).zip(&mut sizes) {
             if *key == f64::NEG_INFINITY {

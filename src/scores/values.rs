@@ -1,7 +1,8 @@
 //! Borrowed value vectors, and which of them a row of scores averages.
 
-use super::{Data, Scores, check_strides};
+use super::{Data, Scores, check_strides, contiguous};
 use crate::error::{Error, Place};
+use crate::memory::{afford, product, room};
 
 /// Borrowed values of shape `(..., n, d_v)`: one vector of `d_v` numbers per key; the last axis is contiguous.
 ///
@@ -46,9 +47,7 @@ impl<'a> Values<'a> {
     /// # Errors
     /// As [`Values::strided`].
     pub fn new(data: impl Into<Data<'a>>, shape: &[usize]) -> Result<Self, Error> {
-        let axes = shape.len().saturating_sub(1);
-        let strides: Vec<usize> =
-            (0..axes).map(|axis| shape[axis + 1..].iter().product()).collect();
+        let strides = shape.split_last().map(|(&d, axes)| contiguous(axes, d)).unwrap_or_default();
         Self::strided(data, shape, &strides)
     }
 
@@ -105,6 +104,9 @@ impl<'a> Values<'a> {
             ));
         }
         let skipped = partners.len() - self.batch.len();
+        afford("values", self.heads(), size_of::<Vec<usize>>())?;
+        // A list grows to twice its length.
+        afford("scores", scores.rows(), 2 * size_of::<usize>())?;
         let mut served = vec![Vec::new(); self.heads()];
         for row in 0..scores.rows() {
             let place = scores.place(row, None).0;
@@ -131,7 +133,7 @@ impl<'a> Values<'a> {
         let start: usize = place.iter().zip(&self.strides).map(|(i, stride)| i * stride).sum();
         let step = self.strides[self.batch.len()];
         to.clear();
-        to.reserve(self.n * self.d);
+        room("values", to, product("values", &[self.n, self.d])?)?;
         for (j, &seen) in seen.iter().enumerate() {
             let from = to.len();
             if !seen || self.d == 0 {

@@ -1,7 +1,8 @@
 //! Borrowed vectors: queries and keys.
 
-use super::{Data, check_strides};
+use super::{Data, check_strides, contiguous};
 use crate::error::{Error, Place};
+use crate::memory::product;
 
 /// Borrowed vectors of shape `(..., n, d)`; the last axis is contiguous, the others may be strided.
 #[derive(Debug, Clone)]
@@ -37,6 +38,8 @@ impl<'a> Vectors<'a> {
             return wrong("vectors need at least one entry");
         }
         check_strides(argument, data.len(), &shape[..shape.len() - 1], d, strides)?;
+        // Work and results are counted in entries.
+        product(argument, shape)?;
         Ok(Vectors { data, argument, shape: shape.to_vec(), strides: strides.to_vec() })
     }
 
@@ -49,9 +52,7 @@ impl<'a> Vectors<'a> {
         data: impl Into<Data<'a>>,
         shape: &[usize],
     ) -> Result<Self, Error> {
-        let axes = shape.len().saturating_sub(1);
-        let strides: Vec<usize> =
-            (0..axes).map(|axis| shape[axis + 1..].iter().product()).collect();
+        let strides = shape.split_last().map(|(&d, axes)| contiguous(axes, d)).unwrap_or_default();
         Self::strided(argument, data, shape, &strides)
     }
 

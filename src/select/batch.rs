@@ -14,6 +14,7 @@ use crate::kernels::{
     DefaultFloats, Element, LANES, Piece, Positions, Simd, Soon, append_all, ask_for_huge_pages,
 };
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
+use crate::memory::{afford, filled, room};
 use crate::order;
 use crate::scores::{Data, Scores};
 use crate::threads::{self, Hook};
@@ -39,6 +40,9 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// Bytes of a row, but for the positions.
+    pub(crate) const ROW: usize = 4 * size_of::<i64>() + 2;
+
     /// The positions kept of a row, ascending.
     ///
     /// # Panics
@@ -46,6 +50,19 @@ impl Selection {
     pub fn row(&self, row: usize) -> &[u32] {
         let at = |i: usize| self.indptr[i].unsigned_abs() as usize;
         &self.indices[at(row)..at(row + 1)]
+    }
+
+    /// Makes room for the decisions of that many rows.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn room(&mut self, rows: usize) -> Result<(), Error> {
+        room("scores", &mut self.k, rows)?;
+        room("scores", &mut self.indptr, rows.saturating_add(1))?;
+        room("scores", &mut self.tail_mass_upper, rows)?;
+        room("scores", &mut self.tail_mass_lower, rows)?;
+        room("scores", &mut self.minimal, rows)?;
+        room("scores", &mut self.status, rows)
     }
 
     pub(crate) fn push(&mut self, decision: &Decision) {
@@ -58,7 +75,10 @@ impl Selection {
     }
 
     /// Appends the answers for later rows.
-    fn append(&mut self, parts: &[Selection], threads: usize) {
+    fn append(&mut self, parts: &[Selection], threads: usize) -> Result<(), Error> {
+        self.room(parts.iter().map(|part| part.k.len()).sum())?;
+        let listed = parts.iter().map(|part| part.indices.len()).sum();
+        room("scores", &mut self.indices, listed)?;
         let indices: Vec<&[u32]> = parts.iter().map(|part| &part.indices[..]).collect();
         let mut base = self.indices.len() as i64;
         append_all(&mut self.indices, &indices, |pieces| {
@@ -73,6 +93,7 @@ impl Selection {
             self.minimal.extend_from_slice(&part.minimal);
             self.status.extend_from_slice(&part.status);
         }
+        Ok(())
     }
 }
 
@@ -136,6 +157,8 @@ fn judge(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<(), Erro
 /// Elements that one task decides at least, and elements between two calls of the hook.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 25;
+/// What a row counts at least: what is found waits for the rest of the portion.
+const LEAST: usize = 128;
 /// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
 const SHARED: usize = 4 * CHUNK;
 
@@ -147,26 +170,27 @@ pub(crate) fn select_with(
 ) -> Result<Selection, Error> {
     let _modes = threads::default_floats();
     judge(scores, eps, options)?;
-    let _modes = threads::default_floats();
     let simd = Simd::current()?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
     let job = Job { scores, eps, options, simd };
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
+    // What no memory holds in the end is not begun.
+    afford("scores", rows, Selection::ROW)?;
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             // A row's way, and so its bits, depends on itself alone.
             let threads = if scores.span(row).visible >= SHARED { threads } else { 1 };
-            join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads);
+            join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads)?;
             hook()?;
         }
         return Ok(selection);
     }
-    let portion = (PORTION / n).max(1);
+    let portion = (PORTION / n.max(LEAST)).max(1);
     for start in (0..rows).step_by(portion) {
         let end = (start + portion).min(rows);
         if threads == 1 {
-            join(&mut selection, vec![job.rows(start..end, 1)?], 1);
+            join(&mut selection, vec![job.rows(start..end, 1)?], 1)?;
         } else {
             let task = (TASK / n).max(1).min((end - start).div_ceil(threads));
             let parts = threads::map(threads, (start..end).step_by(task), 1, |first| {
@@ -174,7 +198,7 @@ pub(crate) fn select_with(
             });
             // The first error in the order of rows, whoever found one first.
             let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
-            join(&mut selection, parts?, threads);
+            join(&mut selection, parts?, threads)?;
         }
         hook()?;
     }
@@ -182,13 +206,13 @@ pub(crate) fn select_with(
 }
 
 /// Appends the answers for later rows; the first ones are taken as they are.
-fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) {
+fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) -> Result<(), Error> {
     if selection.k.is_empty() && parts.len() == 1 {
         *selection = parts.remove(0);
         selection.indptr.insert(0, 0);
-        return;
+        return Ok(());
     }
-    selection.append(&parts, threads);
+    selection.append(&parts, threads)
 }
 
 pub(crate) fn select_in(
@@ -200,7 +224,9 @@ pub(crate) fn select_in(
     let _environment = DefaultFloats::set();
     judge(scores, eps, options)?;
     let job = Job { scores, eps, options, simd: Simd::current()? };
-    let mut selection = Selection { indptr: vec![0], ..Selection::default() };
+    let mut selection = Selection::default();
+    selection.room(scores.rows())?;
+    selection.indptr.push(0);
     job.append(0..scores.rows(), 1, workspace, &mut selection)?;
     Ok(selection)
 }
@@ -232,6 +258,7 @@ impl Job<'_> {
     fn rows(&self, rows: Range<usize>, threads: usize) -> Result<Selection, Error> {
         with_workspace(|workspace| {
             let mut part = Selection::default();
+            part.room(rows.len())?;
             self.append(rows, threads, workspace, &mut part)?;
             Ok(part)
         })
@@ -263,7 +290,7 @@ impl Job<'_> {
             return short::rows(self, rows, workspace, part);
         }
         for row in rows.clone() {
-            self.make_room(&rows, row, &mut part.indices);
+            self.make_room(&rows, row, &mut part.indices)?;
             let decision = self.row(row, threads, workspace, &mut part.indices)?;
             part.push(&decision);
         }
@@ -272,7 +299,15 @@ impl Job<'_> {
 
     /// Makes room for the positions of a row, and if that takes new memory for as many rows as are still to come: memory
     /// touched for the first time costs more than what is written to it.
-    pub(crate) fn make_room(&self, rows: &Range<usize>, row: usize, out: &mut Vec<u32>) {
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn make_room(
+        &self,
+        rows: &Range<usize>,
+        row: usize,
+        out: &mut Vec<u32>,
+    ) -> Result<(), Error> {
         let n = self.scores.span(row).visible + LANES;
         if out.capacity() - out.len() < n {
             let done = (row - rows.start).max(1);
@@ -281,9 +316,12 @@ impl Job<'_> {
             let more = (1.02 * like_so_far) as usize;
             // Not everything at once: the first rows may be denser than the rest.
             let more = more.min((8 * out.len()).max(1 << 16)).max(out.len() / 8);
-            out.reserve_exact(more + n);
+            if out.try_reserve_exact(more + n).is_err() {
+                room("scores", out, n)?;
+            }
             ask_for_huge_pages(out);
         }
+        Ok(())
     }
 
     pub(crate) fn eps(&self, row: usize) -> f64 {
@@ -321,7 +359,7 @@ impl Job<'_> {
         let soon = self.soon(row, out);
         let mut source = self.source(row, threads, soon);
         let mark = out.len();
-        if source.is_plain(workspace) {
+        if source.is_plain(workspace)? {
             let mut decision = source.native(workspace, Decide { job: self, source, out });
             if let Err(Error::Changed { .. }) = decision {
                 out.truncate(mark);
@@ -394,6 +432,11 @@ impl Visitor for Decide<'_> {
             threads: _,
         } = options;
         let mut forced = std::mem::take(&mut workspace.forced);
+        let asked = keep_first.saturating_add(keep_last).min(live);
+        forced.first.clear();
+        forced.last.clear();
+        room("keep_first", &mut forced.first, keep_first.min(asked))?;
+        room("keep_last", &mut forced.last, keep_last.min(asked))?;
         forced.find(keys.as_slice(), live, keep_first, keep_last);
         let count = forced.first.len() + forced.last.len();
         let max_keep = allowed_keys(options, live, count, job.scores, number)?;
@@ -440,7 +483,7 @@ impl Visitor for Decide<'_> {
         } else {
             let keys = keys.copied();
             // What is forced does not compete: weigh it, then hide it.
-            let mut own = vec![E::MASKED; count.next_multiple_of(LANES)];
+            let mut own = filled("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
             for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
             }
@@ -463,9 +506,11 @@ impl Visitor for Decide<'_> {
             forced: (fixed, count),
             threads,
         };
-        let mut found = field.search(law, &rule, E::scratch(workspace));
+        let mut found = field.search(law, &rule, E::scratch(workspace))?;
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         if weights && decision.open(rule.eps) && count == 0 {
+            // Two lists of keys with their positions, each grown by doubling.
+            afford("scores", live, 4 * size_of::<(f64, u32)>())?;
             refine(keys, &mut found, &rule);
             decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
         }
@@ -473,6 +518,10 @@ impl Visitor for Decide<'_> {
         let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
         self.out.extend(forced.first.iter().map(at));
         if let Some(boundary) = found.boundary {
+            if threads > 1 {
+                // Parts of the list, which kernels fill.
+                afford("scores", keys.len(), 2 * size_of::<u32>())?;
+            }
             emit((simd, threads), keys, positions, boundary, self.out);
         }
         self.out.extend(forced.last.iter().map(at));

@@ -4,6 +4,7 @@ use super::row::{Field, Rule};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Weigh};
 use crate::mass::{Compensated, Slack, Split};
+use crate::memory::{afford, filled};
 use crate::scores::Scores;
 
 /// The blocks chosen.
@@ -36,7 +37,10 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
     scores: &Scores<'_>,
     row: usize,
 ) -> Result<Blocks, Error> {
-    let mut weights = vec![E::Scalar::default(); field.keys.len()];
+    // Of each block itself, its tail's mass and a flag.
+    let each = size_of::<Block>() + size_of::<f64>() + 2;
+    afford("scores", field.keys.len().div_ceil(block_size), each)?;
+    let mut weights = filled("scores", field.keys.len(), E::Scalar::default())?;
     field.simd.weights(field.keys, law, &mut weights);
     debug_assert!(weights.len().is_multiple_of(LANES));
     let masked = E::MASKED.widen();
@@ -62,7 +66,7 @@ pub(crate) fn search<E: Element, W: Weigh<E::Scalar>>(
         return Err(Error::ForcedOverMax { place, forced: count, max_keep: rule.max_keep });
     }
     blocks.retain(|block| block.live > 0 && !kept[block.index]);
-    blocks.sort_by(|a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
+    blocks.sort_unstable_by(|a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
     // tails[j]: the mass of the ranked blocks from j on, summed from the worst upward.
     let mut tails = vec![0.0; blocks.len() + 1];
     let mut tail = Compensated::default();

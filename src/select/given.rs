@@ -3,7 +3,7 @@
 use super::batch::with_workspace;
 use super::prepared::{Prepared, Source, Visitor};
 use super::row::{Aim, Field, Law, Rule};
-use super::workspace::{Buffers, Workspace, padded};
+use super::workspace::{Buffers, Workspace, grow, padded};
 use crate::certificate::{self, Certificate, Verdict};
 use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
@@ -31,6 +31,8 @@ pub fn certify(
 /// Elements per task, and between two calls of the hook.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 24;
+/// What a row counts at least: its verdict waits for those of the portion.
+const LEAST: usize = 256;
 
 pub(crate) fn certify_with(
     scores: &Scores<'_>,
@@ -77,9 +79,9 @@ fn judge_all(
             with_workspace(|workspace| judge.row(row, workspace))
         }
     };
-    let mut result = Certificate::new(eps.is_some());
+    let mut result = Certificate::new(rows, eps.is_some())?;
     // The slow check takes some hundred times as long.
-    let portion = (if independent { PORTION >> 6 } else { PORTION } / n).max(1);
+    let portion = (if independent { PORTION >> 6 } else { PORTION } / n.max(LEAST)).max(1);
     let sizes = (portion, (TASK / n).max(1));
     threads::in_portions(threads, rows, sizes, hook, one, |verdict| result.push(&verdict))?;
     Ok(result)
@@ -109,7 +111,7 @@ impl Judge<'_> {
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
         let source = Source { scores, row, simd, threads: 1, copied: false, soon: None };
-        if source.is_plain(workspace) {
+        if source.is_plain(workspace)? {
             let opinion =
                 source.native(workspace, Form { judge: self, row, single: source.is_single() })?;
             if !opinion.open {
@@ -184,6 +186,7 @@ impl Visitor for Form<'_> {
         let (scores, keys) = (judge.scores, keys.as_slice());
         let n = scores.span(row).n;
         let mut keep = std::mem::take(&mut workspace.keep);
+        grow(&mut keep, keys.len().max(n))?;
         let bytes = padded(&mut keep, keys.len().max(n), 0);
         let laid = judge.keep.lay(scores, row, &mut bytes[..n]);
         bytes[n..].fill(0);
@@ -250,7 +253,7 @@ impl Visitor for Form<'_> {
             aim: Aim::Refute,
             exact_ties: false,
         };
-        let least = field.search(law, &rule, E::scratch(workspace));
+        let least = field.search(law, &rule, E::scratch(workspace))?;
         verdict.minimal = least.minimal && split.kept <= least.split.kept;
         Ok(Opinion { verdict, open: false })
     }

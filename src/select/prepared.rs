@@ -1,7 +1,7 @@
 //! A row made ready for the passes: copied, masked, judged, with the law of its weights and the slack of its sums.
 
 use super::row::{self, Law};
-use super::workspace::{Buffers, Workspace, padded, padded_for};
+use super::workspace::{Buffers, Workspace, grow, padded, padded_for};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Scalar, Scaled, Shifted, Simd, Soon, Stored, Survey};
 use crate::mass::{CHUNK, Slack};
@@ -93,12 +93,15 @@ pub(crate) struct Source<'a> {
 impl Source<'_> {
     /// Whether the row can be decided in the precision of its own dtype. If its mask is additive but only masks, what it
     /// admits is left in the workspace for [`Source::native`].
-    pub(crate) fn is_plain(&self, workspace: &mut Workspace) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn is_plain(&self, workspace: &mut Workspace) -> Result<bool, Error> {
         let scores = self.scores;
-        scores.kind != Kind::Probs
+        Ok(scores.kind != Kind::Probs
             && scores.scale != 0.0
             && (!matches!(scores.mask, Some(Mask::Additive(_)))
-                || scores.only_masks(self.row, &mut workspace.admitted))
+                || scores.only_masks(self.row, &mut workspace.admitted)?))
     }
 
     /// Whether that precision is f32, so that f64 could decide more.
@@ -113,15 +116,15 @@ impl Source<'_> {
         workspace: &mut Workspace,
         keys: &mut Vec<E::Scalar>,
         positions: &mut Vec<u32>,
-    ) -> bool {
-        if !self.is_plain(workspace) {
-            return false;
+    ) -> Result<bool, Error> {
+        if !self.is_plain(workspace)? {
+            return Ok(false);
         }
         match self.allowed(&workspace.admitted) {
             Some(allowed) => self.simd.admit(from, allowed, keys, positions),
-            None => return false,
+            None => return Ok(false),
         }
-        true
+        Ok(true)
     }
 
     /// A byte per visible entry of a plain row that says whether its mask admits it, `None` without a mask. Those of an
@@ -189,6 +192,7 @@ impl Source<'_> {
             return self.surveyed(row, None, survey, workspace, visitor);
         }
         let mut buffer = std::mem::take(E::keys(workspace));
+        grow(&mut buffer, from.len())?;
         let keys = padded_for(from, &mut buffer, from.len(), E::MASKED);
         let survey = self.survey(from, negate, keys);
         let keys = Row::Copied(keys);
@@ -212,6 +216,8 @@ impl Source<'_> {
         if visitor.searches() {
             let mut buffer = std::mem::take(E::Scalar::keys(workspace));
             let mut positions = std::mem::take(&mut workspace.positions);
+            grow(&mut buffer, from.len())?;
+            grow(&mut positions, from.len())?;
             self.simd.admit(from, allowed, &mut buffer, &mut positions);
             let live = buffer.len();
             if negate {
@@ -231,6 +237,7 @@ impl Source<'_> {
             return result;
         }
         let mut buffer = std::mem::take(E::keys(workspace));
+        grow(&mut buffer, from.len())?;
         let keys = padded(&mut buffer, from.len(), E::MASKED);
         for ((key, &value), &allow) in keys.iter_mut().zip(from).zip(allowed) {
             let value = if negate { value.negated() } else { value };

@@ -10,11 +10,13 @@
 //! bits whether one thread walks the chunks or many share them.
 
 use super::workspace::padded;
+use crate::error::Error;
 use crate::kernels::{
     Bracket, Element, LANES, NEAR, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd,
     Soon, Stored, Weigh, around, ranks_between, sample, values_around,
 };
 use crate::mass::{self, CHUNK, Slack, Split};
+use crate::memory::afford;
 use crate::order::Ordered;
 use crate::threads;
 
@@ -232,6 +234,16 @@ pub(crate) struct Scratch<S> {
     weights: Vec<S>,
 }
 
+/// Asks for what a bracket of that many keys may grow to, twice as much each time: keys and weights, and for a moment the old
+/// ones.
+fn ask<S>(keys: usize, asked: &mut usize) -> Result<(), Error> {
+    if keys <= *asked {
+        return Ok(());
+    }
+    *asked = keys.saturating_mul(2);
+    afford("scores", *asked, 3 * size_of::<S>())
+}
+
 impl<E: Element> Field<'_, E> {
     fn fold<R: Send>(&self, pass: impl Fn(&[E]) -> R + Sync + Send, mut combine: impl FnMut(R)) {
         if self.threads == 1 {
@@ -266,7 +278,7 @@ impl<E: Element> Field<'_, E> {
         law: W,
         range: (E::Scalar, E::Scalar),
         scratch: &mut Scratch<E::Scalar>,
-    ) -> Sides {
+    ) -> Result<Sides, Error> {
         let Scratch { bracket, parts, .. } = scratch;
         bracket.clear();
         let mut total = Sides::default();
@@ -277,12 +289,14 @@ impl<E: Element> Field<'_, E> {
             total.inside += part.inside;
         };
         if self.threads == 1 {
+            let mut asked = 0;
             for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
+                ask::<E::Scalar>(bracket.len() + chunk.len(), &mut asked)?;
                 bracket.reserve(chunk.len());
                 let soon = self.soon.map(|soon| soon.from::<E>(c * CHUNK));
                 add(&self.simd.split(chunk, law, range, soon, bracket));
             }
-            return total;
+            return Ok(total);
         }
         let share = threads::share(self.keys.len(), CHUNK, self.threads);
         let number = self.keys.len().div_ceil(share);
@@ -290,28 +304,36 @@ impl<E: Element> Field<'_, E> {
             parts.resize_with(number, Bracket::default);
         }
         let shares = self.keys.chunks(share).zip(parts.iter_mut());
-        let found: Vec<Vec<Sides>> = threads::map(self.threads, shares, 1, |(keys, part)| {
+        let found = threads::map(self.threads, shares, 1, |(keys, part)| {
             part.clear();
+            let mut asked = 0;
             let pass = |chunk: &[E]| {
+                ask::<E::Scalar>(part.len() + chunk.len(), &mut asked)?;
                 part.reserve(chunk.len());
-                self.simd.split(chunk, law, range, None, part)
+                Ok(self.simd.split(chunk, law, range, None, part))
             };
             keys.chunks(CHUNK).map(pass).collect()
         });
+        let found = found.into_iter().collect::<Result<Vec<Vec<Sides>>, Error>>()?;
+        let all: usize = parts[..found.len()].iter().map(Bracket::len).sum();
+        ask::<E::Scalar>(all, &mut 0)?;
         for (sides, part) in found.iter().zip(parts.iter()) {
             bracket.append(part);
             sides.iter().for_each(&mut add);
         }
-        total
+        Ok(total)
     }
 
     /// Finds the smallest set that the rule accepts.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`], where the boundary cannot be enclosed more closely than there is memory for.
     pub(crate) fn search<W: Law<E::Scalar>>(
         &self,
         law: W,
         rule: &Rule,
         scratch: &mut Scratch<E::Scalar>,
-    ) -> Found<E::Scalar>
+    ) -> Result<Found<E::Scalar>, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
@@ -320,31 +342,31 @@ impl<E: Element> Field<'_, E> {
             let head = self.forced.0 + self.mass(law);
             let boundary = (self.live > 0).then_some((E::Scalar::LOWEST, u32::MAX));
             let split = Split { tail: 0.0, dropped: 0, head, kept: self.all() };
-            return Found { split, boundary, minimal: true, exact: false };
+            return Ok(Found { split, boundary, minimal: true, exact: false });
         }
         if self.smallest == self.largest && self.forced.1 == 0 {
             // One value: nothing to search for.
             let within = self.weight(law, self.largest) * self.live as f64;
             let outside = Outside { within, ..self.nothing_outside() };
             if let Some(found) = self.resolve_ties(law, rule, &outside, (self.largest, self.live)) {
-                return found;
+                return Ok(found);
             }
         }
-        let outside = self.enclose(law, rule, scratch);
+        let outside = self.enclose(law, rule, scratch)?;
         if let Some(found) = self.descend(law, rule, outside, scratch) {
-            return found;
+            return Ok(found);
         }
         // Rounding put the boundary out of the bracket after all: the whole row is the bracket.
         let everything = (E::Scalar::LOWEST, E::Scalar::INFINITY);
-        self.split(law, everything, scratch);
+        self.split(law, everything, scratch)?;
         let within = self.simd.weigh(&mut scratch.bracket, law);
         let outside = Outside { within, ..self.nothing_outside() };
-        self.descend(law, rule, outside, scratch).unwrap_or(Found {
+        Ok(self.descend(law, rule, outside, scratch).unwrap_or(Found {
             split: Split { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() },
             boundary: Some((E::Scalar::LOWEST, u32::MAX)),
             minimal: false,
             exact: false,
-        })
+        }))
     }
 
     fn all(&self) -> usize {
@@ -438,16 +460,16 @@ impl<E: Element> Field<'_, E> {
         law: W,
         rule: &Rule,
         scratch: &mut Scratch<E::Scalar>,
-    ) -> Outside<E::Scalar>
+    ) -> Result<Outside<E::Scalar>, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         if self.keys.len() <= SHORT {
-            return self.enclose_short(law, rule, scratch);
+            return Ok(self.enclose_short(law, rule, scratch));
         }
         let mut range = self.guess(law, rule, None, scratch);
         for turn in 0.. {
-            let sides = self.split(law, range, scratch);
+            let sides = self.split(law, range, scratch)?;
             let within = self.simd.weigh(&mut scratch.bracket, law);
             let mut outside = self.nothing_outside();
             outside.narrow(self.live, &Sides { within, ..sides }, range.1);
@@ -458,8 +480,8 @@ impl<E: Element> Field<'_, E> {
             // Where the guess missed, the boundary is somewhere on the other side. Summed in another order it may be on
             // this side after all, again and again, so turns are counted; the search finds out what they missed.
             let (side, edge, below) = match (low, high) {
-                (true, true) | (false, false) => return outside,
-                _ if turn == TURNS => return outside,
+                (true, true) | (false, false) => return Ok(outside),
+                _ if turn == TURNS => return Ok(outside),
                 (false, true) => ((E::Scalar::LOWEST, range.0), range.0, outside.below),
                 (true, false) => ((range.1, E::Scalar::INFINITY), range.1, outside.below + within),
             };

@@ -96,7 +96,10 @@ where
     let mut listed = std::mem::take(&mut workspace.listed);
     let mut result = Ok(());
     while next < end && result.is_ok() {
-        job.make_room(&rows, next, &mut part.indices);
+        if let Err(error) = job.make_room(&rows, next, &mut part.indices) {
+            result = Err(error);
+            break;
+        }
         // As many rows of one budget as fit; another ends the batch and goes its own way.
         let (mut lengths, mut starts, mut count, mut longest) = ([0; BATCH], [0; BATCH], 0, 0);
         while count < BATCH && next + count < end {
@@ -112,8 +115,13 @@ where
             if masked && n > RANKED {
                 let source = job.source(row, 1, None);
                 let from = &data[span.start..span.start + n];
-                if !source.admit(from, workspace, &mut dense[count], &mut listed[count]) {
-                    break;
+                match source.admit(from, workspace, &mut dense[count], &mut listed[count]) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        result = Err(error);
+                        break;
+                    }
                 }
                 n = dense[count].len();
             }
@@ -127,6 +135,9 @@ where
             longest = most;
             (lengths[count], starts[count]) = (n, span.start);
             count += 1;
+        }
+        if result.is_err() {
+            break;
         }
         if count == 0 {
             result = job.row(next, 1, workspace, &mut part.indices).map(|one| part.push(&one));

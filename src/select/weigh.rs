@@ -36,7 +36,7 @@ pub(crate) fn weigh_row(
         Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, soon: None };
     let visitor = Write { simd: source.simd, n: scores.longest(), out };
     with_workspace(|workspace| {
-        if source.is_plain(workspace) {
+        if source.is_plain(workspace)? {
             source.native(workspace, visitor)
         } else {
             source.double(workspace, visitor)

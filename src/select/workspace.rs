@@ -8,6 +8,7 @@ use super::row::Scratch;
 use super::short::Short;
 use crate::error::Error;
 use crate::kernels::{BATCH, LANES};
+use crate::memory::room;
 use crate::scores::Scores;
 
 /// Scratch for one thread, kept until dropped. A row needs a copy of its keys (in its own dtype, and in f64 where a row is
@@ -71,6 +72,18 @@ impl Workspace {
     }
 }
 
+/// Makes room for what [`padded`] and [`padded_for`] make of a buffer, which cannot tell that there is none.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(crate) fn grow<T>(buffer: &mut Vec<T>, len: usize) -> Result<(), Error> {
+    let most = len.saturating_add(LANES + (PAGE + LINE) / size_of::<T>());
+    room("scores", buffer, most.saturating_sub(buffer.len()))
+}
+
+const LINE: usize = 64;
+const PAGE: usize = 4096;
+
 /// Whole groups of lanes for at least `len` items, starting at a cache line, with whatever content they have.
 pub(crate) fn padded<T: Copy>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
     padded_for(&[], buffer, len, fill)
@@ -84,8 +97,6 @@ pub(crate) fn padded_for<'a, T: Copy>(
     len: usize,
     fill: T,
 ) -> &'a mut [T] {
-    const LINE: usize = 64;
-    const PAGE: usize = 4096;
     let room = len.next_multiple_of(LANES);
     let spare = (PAGE + LINE) / size_of::<T>();
     if buffer.len() < room + spare {
