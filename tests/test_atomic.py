@@ -311,6 +311,36 @@ def test_a_name_that_is_taken_meanwhile_where_there_are_no_links(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOTSUP, 524])
+def test_volumes_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_text(tmp_path / "out", "whole")
+    assert (tmp_path / "out").read_text() == "whole"
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+@linux
+def test_a_partial_file_that_vanishes_before_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = NewFile(tmp_path / "out")
+    real = file._check_partial
+
+    def look() -> None:
+        monkeypatch.setattr(file, "_check_partial", real)
+        file._partial.unlink()
+
+    monkeypatch.setattr(file, "_check_partial", look)
+    with pytest.raises(CertkError, match="removed or replaced meanwhile"), file:
+        file.commit()
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_file_behind_the_name_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

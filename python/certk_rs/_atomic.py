@@ -35,6 +35,12 @@ except ImportError:  # Windows
 else:
     _fcntl = fcntl
 
+# File systems without hard links answer with one of these (Windows with EINVAL, which stands for
+# what has no number of its own; 524 is the kernel's own ENOTSUPP).
+_NO_LINKS = {
+    *(errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK),
+    *(errno.EXDEV, errno.EINVAL, 524),
+}
 # Windows neither renames nor removes a file that is open; so nobody else can, until it is closed.
 _CLOSE_FIRST = os.name == "nt"
 _NEW = (
@@ -137,9 +143,11 @@ class NewFile:
             # A network file system may have linked, and been heard only the second time.
             if not self._is_at(self.path):
                 raise already_exists(self.path) from None
-        except OSError:
-            # No links on this file system; or something else, which renaming meets as well. Except
-            # on Windows, renaming replaces what gets the name between these two lines.
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                self._check_partial()
+                raise
+            # Except on Windows, renaming replaces what gets the name between these two lines.
             if os.path.lexists(self.path):
                 raise already_exists(self.path) from None
             self._rename(os.rename)
