@@ -132,6 +132,26 @@ def test_row_starts_that_wrap_or_fall(job: Job, indptr: list[int | None]) -> Non
     refuted(job, r"^layers.1.indptr: does not rise from 0 to the \d+ kept positions$", alone=True)
 
 
+def test_row_starts_that_give_one_key_to_two_heads(tmp_path: Path) -> None:
+    """Cut as slices are, [0, 2^63 - 1, -2, 1] is one key, none, and the one again."""
+    shape = {"m": 5, "layers": 1, "kv_heads": 3, "heads": 3}
+    job = Job(tmp_path, cache=shape)
+    cache = write_cache(job.source, **shape)
+
+    def edit(arrays: Arrays) -> None:
+        arrays["layers.0.indices"] = np.array([17], np.int32)
+        arrays["layers.0.indptr"] = np.array([0, EDGE - 1, -2, 1])
+        for role in ("key", "value"):
+            arrays[f"layers.0.{role}"] = cache[f"layers.0.{role}"][0, :1, 17].astype("<f2")
+        arrays["layers.0.tail_mass_upper"] = np.ones((3, 5))
+        arrays["layers.0.tail_mass_lower"] = np.zeros((3, 5))
+        arrays["layers.0.lower_bound"] = np.zeros(3, np.int64)
+        arrays["layers.0.lower_bound_weights"] = np.zeros((3, 5))
+
+    forge(job.output, edit, lambda body: body["options"].update(max_keep=1))
+    refuted(job, "^layers.0.indptr: does not rise from 0 to the 1 kept positions$", alone=True)
+
+
 def test_any_row_starts_end_in_a_verdict(job: Job) -> None:
     good, rng = job.output.read_bytes(), np.random.default_rng(3)
     right = arrays_of(job.output)["layers.0.indptr"]

@@ -384,6 +384,11 @@ def test_margins_of_a_proof() -> None:
     tiny = np.full(1000, 5e-324)
     assert not proof_of(rows, tiny, np.full(1000, 0.26)).holds_for(4)
     assert not proof_of(rows * 0.6 / 0.25, tiny, np.full(1000, 0.45)).holds_for(4)
+    # So near to nothing that rows and keys count: 100 rows, added one by one.
+    for share, holds in ((2.0**-1071, False), (2.0**-1068, True)):
+        least = np.array([[1.0, share]] * 100)
+        proof = proof_of(least, np.ones(100), np.full(100, 5e-324), parts=100)
+        assert proof.holds_for(2) == holds
     # More rows are summed less exactly.
     many = 1 << 17
     wide = np.full((many, 2), 0.5)
