@@ -159,7 +159,7 @@ impl Problem<'_> {
         let mut size = kept.iter().filter(|k| **k).count();
         let search = Search::new(self, eps);
         let multipliers = best.multipliers.clone().unwrap_or_else(|| search.equal());
-        for i in search.ranked(&multipliers)? {
+        for i in search.ranked(&multipliers) {
             if size >= self.max_keep {
                 break;
             }

@@ -191,7 +191,7 @@ impl<'p, 'a> Search<'p, 'a> {
         }
         let mut ratios = vec![1.0; a.len()];
         for round in 0..SPREAD {
-            let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[])?;
+            let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[]);
             hook()?;
             let rate = (round as f64 + 1.0).sqrt().recip();
             let alpha = (1.0 - rate) / (1.0 + rate);
@@ -231,7 +231,7 @@ impl<'p, 'a> Search<'p, 'a> {
         let terms = self.terms(a);
         let low = 1.0 - near;
         let mut mixed = vec![0.0; problem.stride];
-        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[])?;
+        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[]);
         let budget: f64 = (terms.iter())
             .map(|&(row, y)| f64::from(y) * (self.eps[row] * problem.totals[row]))
             .sum();
@@ -249,7 +249,7 @@ impl<'p, 'a> Search<'p, 'a> {
             for mixed in &mut mixed {
                 *mixed *= scale;
             }
-            losses = problem.sweep(None, low, &mut mixed, &[])?;
+            losses = problem.sweep(None, low, &mut mixed, &[]);
         }
         let mut view = View { mixed, left: Vec::new(), low, known: Vec::new() };
         self.lower(&mut view, losses)?;
@@ -262,7 +262,7 @@ impl<'p, 'a> Search<'p, 'a> {
         for &key in known {
             view.known[key as usize] = true;
         }
-        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
+        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known);
         self.lower(view, losses)
     }
 
@@ -274,7 +274,7 @@ impl<'p, 'a> Search<'p, 'a> {
                 return Ok(());
             }
             view.low = if view.low > 1e-3 { 0.75 * view.low } else { 0.0 };
-            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
+            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known);
         }
     }
 
@@ -369,13 +369,13 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// The competing keys with their weights in a mixture, best first.
-    pub(super) fn ranked(&self, multipliers: &[f64]) -> Result<Vec<u32>, Error> {
+    pub(super) fn ranked(&self, multipliers: &[f64]) -> Vec<u32> {
         let mut mixed = vec![0.0; self.problem.stride];
-        self.problem.sweep(Some(&self.terms(multipliers)), 0.0, &mut mixed, &[])?;
+        self.problem.sweep(Some(&self.terms(multipliers)), 0.0, &mut mixed, &[]);
         let mut order: Vec<u32> =
             (0..self.problem.n as u32).filter(|&i| mixed[i as usize] < f32::INFINITY).collect();
         order.sort_by(|&i, &k| mixed[k as usize].total_cmp(&mixed[i as usize]).then(i.cmp(&k)));
-        Ok(order)
+        order
     }
 
     /// Equal multipliers.

@@ -305,7 +305,9 @@ impl Codes<'_> {
                     self.encode(simd, keys, span, out, allowed(span.count))
                 };
                 let parts = threads::map(threads, outs.iter_mut().enumerate(), 1, one);
-                parts.into_iter().for_each(|other| part.join(other));
+                for other in parts {
+                    part.join(other);
+                }
                 if part.bad.is_some() {
                     break;
                 }
