@@ -17,7 +17,7 @@ pub(crate) fn nearest_rsqrt(d: usize) -> f64 {
     let below = |odd: u64| {
         let square = u128::from(odd) * u128::from(odd);
         let (high, low) = (square >> 64, square & u128::from(u64::MAX));
-        let high = high * d as u128 + (low * d as u128 >> 64);
+        let high = high * d as u128 + ((low * d as u128) >> 64);
         high >> (2 * e + 2 - 64) == 0
     };
     let near = (m - 3).max(1)..=m + 3;
