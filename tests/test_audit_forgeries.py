@@ -281,6 +281,24 @@ def test_who_is_over_budget_is_at_the_cap(tmp_path: Path, eps: float, max_keep: 
         assert job.check().rows_over_budget > 0
 
 
+def test_a_head_below_the_cap_beside_one_that_is_over(tmp_path: Path) -> None:
+    """The cap bites head by head."""
+    job, rng = Job.__new__(Job), np.random.default_rng(2)
+    job.source, job.output = tmp_path / "x.safetensors", tmp_path / "out" / "x.safetensors"
+    shape = {"key": (2, 24, 4), "value": (2, 24, 4), "query": (2, 5, 4)}
+    arrays = {role: rng.standard_normal(size) for role, size in shape.items()}
+    arrays["key"][0] *= 20  # sharp; the other is flat
+    tensors = {f"layers.0.{role}": tensor(array, "F32") for role, array in arrays.items()}
+    job.source.write_bytes(safetensors_bytes(tensors, None))
+    command = ["prune", job.source, "-o", job.output.parent, "--eps", "0.05", "--max-keep", "9"]
+    assert certk(*command) == 0
+    first, second = np.diff(arrays_of(job.output)["layers.0.indptr"])
+    assert first < second == 9
+    found = job.check(against=True)
+    assert found.holds
+    assert found.rows_over_budget > 0
+
+
 @pytest.mark.parametrize("name", ["indices", "key"])
 def test_an_index_twice(job: Job, name: str) -> None:
     """The same key counted twice would weigh twice among the kept ones."""

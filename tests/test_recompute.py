@@ -376,7 +376,7 @@ def test_margins_of_a_proof() -> None:
     """Rounding, sums over many rows and products that underflow are on the safe side."""
     softmax = np.full((1, 4), 0.25)
     ones = np.ones(1)
-    for above, holds in ((2.0**-31, False), (2.0**-28, True)):
+    for above, holds in ((1.5 * 2.0**-30, False), (2.0**-28, True)):
         proof = proof_of(softmax, ones, np.array([0.25 * (1 - above)]))
         assert proof.holds_for(4) == holds
     # A thousand rows with weights next to nothing: products round up to the least float.
