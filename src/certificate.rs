@@ -53,6 +53,9 @@ impl Verdict {
 }
 
 impl Certificate {
+    /// Bytes of a row.
+    pub(crate) const ROW: usize = 3 * size_of::<i64>() + 2;
+
     /// Room for the verdicts of that many rows.
     ///
     /// # Errors

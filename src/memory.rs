@@ -5,14 +5,19 @@
 //! bytes with more rows than there is memory for answers.
 
 use std::hint::black_box;
+use std::num::NonZero;
 use std::sync::OnceLock;
 
 use crate::error::Error;
 
 /// Less than this is not asked for beforehand: what little goes with every call would not fit either.
 const LITTLE: usize = 1 << 20;
-/// What else may be needed beside what is counted.
-const SPARE: usize = 1 << 24;
+/// What a thread takes beside what is counted: its stack, its locals, and the address space that an allocator reserves for it.
+/// Threads that find none left end the process at their first small request. It is also more than what an allocator may
+/// hold back from what was freed, which is no use to other threads.
+const SPARE: usize = 1 << 26;
+/// For so many threads at most; more are not likely to start at the same time.
+const STARTING: usize = 16;
 /// More than so many times what the machine has is refused, even by a system that promises any address space.
 const BEYOND: usize = 4;
 
@@ -43,7 +48,7 @@ pub(crate) fn afford(argument: &'static str, count: usize, each: usize) -> Resul
     let mut room = Vec::<u8>::new();
     // A compiler may leave out memory that nobody uses.
     if there_is(bytes)
-        && black_box(&mut room).try_reserve_exact(bytes.saturating_add(SPARE)).is_ok()
+        && black_box(&mut room).try_reserve_exact(bytes.saturating_add(spare())).is_ok()
     {
         return Ok(());
     }
@@ -115,6 +120,13 @@ pub(crate) fn filled<T: Clone>(
 /// Whether so much could be had at all.
 fn there_is(bytes: usize) -> bool {
     bytes < LITTLE || installed().is_none_or(|all| bytes / BEYOND <= all)
+}
+
+/// What threads may need beside what is counted.
+fn spare() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    let threads = || std::thread::available_parallelism().map_or(1, NonZero::get);
+    (1 + STARTING.min(*THREADS.get_or_init(threads))) * SPARE
 }
 
 /// The memory of the machine, where the system says so in a file.

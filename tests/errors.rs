@@ -2,9 +2,9 @@
 
 use certk_rs::bounds::{self, Blocks, Cuts};
 use certk_rs::{
-    Data, Error, IndexOptions, Keep, KeyIndex, Kind, Mask, MaxKeep, Options, Place, Rule, Scores,
-    SearchOptions, Values, Vectors, Workspace, certify, force_simd_level, keep_set, model,
-    output_error, select, select_output,
+    AttentionOptions, Budget, Data, Error, IndexOptions, Keep, KeyIndex, Kind, Mask, MaxKeep,
+    Options, Place, Rule, Scores, SearchOptions, ValueBall, Values, Vectors, Workspace, attention,
+    certify, force_simd_level, keep_set, model, montecarlo, output_error, select, select_output,
 };
 
 fn rows(data: &[f32]) -> Scores<'_> {
@@ -382,4 +382,125 @@ fn empty_arrays_are_no_errors() {
     let scores = Scores::new(&[] as &[f32], &[0, 3]).unwrap().radius(&[]).unwrap();
     let found = Workspace::new().select(&scores, &[], &Options::new()).unwrap();
     assert_eq!(found.indptr, [0]);
+}
+
+/// So many rows of no scores that no memory holds an answer for each, in an array that takes none itself.
+const ROWS: usize = usize::MAX / 64;
+
+fn too_much<T: std::fmt::Debug>(found: Result<T, Error>) {
+    assert!(matches!(found, Err(Error::NoMemory { .. })), "{found:?}");
+}
+
+#[test]
+fn rows_beyond_memory_are_refused_at_once() {
+    let scores = Scores::new(&[] as &[f32], &[ROWS, 0]).unwrap();
+    let (none, options) = (&[0][..], Options::new());
+    let keep = Keep::Mask { kept: &[], strides: &[0] };
+    too_much(select(&scores, &[0.1], &options));
+    too_much(select(&scores, &[0.1], &options.clone().threads(Some(1))));
+    too_much(Workspace::new().select(&scores, &[0.1], &options));
+    for independent in [false, true] {
+        too_much(certify(&scores, &keep, Some(&[0.1]), independent, None));
+    }
+    too_much(keep_set(&scores, &[0.1], &options));
+    too_much(bounds::score_gap(&scores, none, None));
+    too_much(bounds::single_gap(&scores, none, None));
+    too_much(bounds::multi_gap(&scores, none, Cuts::Best(2), None));
+    too_much(bounds::best_cuts(&scores, none, 2, None));
+    too_much(bounds::smallest_k(&scores, &[0.1], bounds::Rule::Threshold, None));
+    let blocks = Blocks::new(&[ROWS, 0], &[], &[], &[], &[]).unwrap();
+    too_much(bounds::blockwise(&blocks, None));
+    too_much(model::fit(&scores, None, None));
+    too_much(model::effective_entries(&scores, 0.1, None));
+    too_much(model::participation(&scores, None));
+    let values = Values::new(&[] as &[f32], &[0, 3]).unwrap();
+    too_much(output_error(&scores, &values, &keep, None));
+    too_much(select_output(&scores, &values, &[0.1], None));
+    let own = Values::new(&[] as &[f32], &[ROWS, 0, 3]).unwrap();
+    too_much(select_output(&scores, &own, &[0.1], None));
+    let options = montecarlo::TailOptions {
+        delta: 0.1,
+        all_rows: false,
+        draws: 2,
+        method: montecarlo::Method::Betting,
+        seed: 1,
+        eps: None,
+        threads: None,
+    };
+    too_much(montecarlo::tail_mass(&scores, &keep, None, &options));
+    too_much(montecarlo::tail_mass(&scores, &keep, Some(&scores), &options));
+}
+
+#[test]
+fn heads_and_vectors_beyond_memory_are_refused_at_once() {
+    fn no(shape: &[usize]) -> Vectors<'static> {
+        Vectors::new("k", &[] as &[f32], shape).unwrap()
+    }
+    let build = |keys: &Vectors<'_>| KeyIndex::build(keys, &IndexOptions::default());
+    let data = [0.5f32, 1.0, -1.0, 0.25];
+    let keys = Vectors::new("k", &data[..], &[2, 2]).unwrap();
+    let heads = ROWS / 4;
+    too_much(build(&no(&[heads, 0, 4])));
+    let index = build(&keys).unwrap();
+    let search = SearchOptions::default();
+    too_much(index.search(&no(&[heads, 0, 2]), Some(&keys), &[0.1], &search));
+    let attend = |q: &Vectors<'_>, k: &Vectors<'_>, v: &Vectors<'_>, budget: Budget<'_>| {
+        attention(q, k, v, budget, None, &AttentionOptions::default())
+    };
+    let (eps, tolerance) = (Budget::TailMass(&[0.1]), Budget::Output(&[0.1]));
+    let many = no(&[heads, 0, 4]);
+    too_much(attend(&many, &many, &many, eps));
+    for budget in [eps, tolerance] {
+        too_much(attend(&no(&[0, 4]), &no(&[0, 4]), &no(&[0, heads]), budget));
+    }
+    too_much(ValueBall::new(&many, None));
+    too_much(ValueBall::new(&no(&[0, heads]), None));
+}
+
+#[test]
+fn vectors_that_lie_across_are_asked_about() {
+    // An index keeps a d x d matrix for each head.
+    let wide = Vectors::new("keys", &[] as &[f32], &[0, ROWS]).unwrap();
+    let error = KeyIndex::build(&wide, &IndexOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::Shape { argument: "keys", .. }), "{error}");
+    assert!(error.to_string().contains("pass the transpose"), "{error}");
+    let data: Vec<f32> = (0..400).map(|i| (i as f32).sin()).collect();
+    let keys = Vectors::new("keys", &data[..], &[2, 200]).unwrap();
+    assert!(KeyIndex::build(&keys, &IndexOptions::default()).is_ok());
+    let scores = Scores::new(&[] as &[f32], &[1, 0]).unwrap();
+    let values = Values::new(&[] as &[f32], &[0, ROWS]).unwrap();
+    let keep = Keep::Mask { kept: &[], strides: &[0] };
+    let error = output_error(&scores, &values, &keep, None).unwrap_err();
+    assert!(error.to_string().contains("pass the transpose"), "{error}");
+}
+
+#[test]
+fn shapes_whose_products_overflow_are_errors() {
+    let half = 1usize << (usize::BITS / 2);
+    let none: &[f32] = &[];
+    for shape in [&[half, half][..], &[half, half, 0], &[0, half, half, 0]] {
+        let refused = |found: Result<(), Error>, name: &str| match found {
+            Err(Error::Shape { argument, .. }) => assert_eq!(argument, name, "{shape:?}"),
+            other => panic!("{shape:?}: {other:?}"),
+        };
+        refused(Scores::new(none, shape).map(drop), "scores");
+        refused(Scores::strided(none, shape, &vec![0; shape.len() - 1]).map(drop), "scores");
+        let with = |last: usize| [shape, &[last]].concat();
+        refused(Vectors::new("q", none, &with(1)).map(drop), "q");
+        refused(Values::new(none, &with(1)).map(drop), "values");
+    }
+    let refused = Blocks::new(&[half, half], &[], &[], &[], &[]).unwrap_err();
+    assert!(matches!(refused, Error::Shape { argument: "sizes", .. }), "{refused}");
+    // Shorter than its shape says: no more is allocated than was given.
+    let refused = Blocks::new(&[1 << 20, 1 << 10], &[1], &[0.0], &[0.0], &[1]).unwrap_err();
+    assert!(matches!(refused, Error::Length { argument: "sizes", .. }), "{refused}");
+}
+
+#[test]
+fn many_empty_rows_are_answered() {
+    let scores = Scores::new(&[] as &[f32], &[300_000, 0]).unwrap();
+    let found = select(&scores, &[0.1], &Options::new()).unwrap();
+    assert_eq!((found.k.len(), found.indptr.len()), (300_000, 300_001));
+    assert!(found.minimal.iter().all(|minimal| *minimal));
+    assert_eq!(model::participation(&scores, None).unwrap().len(), 300_000);
 }

@@ -119,12 +119,12 @@ pub(crate) fn attention_with(
     hook: Hook<'_>,
 ) -> Result<(Attention, Option<Vec<f64>>), Error> {
     let _modes = threads::default_floats();
+    // Sums of values of rows that are worked on together.
+    afford("v", values.dim(), PANEL_ROWS * 24)?;
     // Of each row its head, its output, its group and nine numbers, of each head a norm and its rows.
     let rows = queries.heads().saturating_mul(queries.len());
     afford("q", rows.max(queries.heads()), values.dim().saturating_mul(8).saturating_add(160))?;
     afford("k", keys.heads(), 64)?;
-    // Sums of values of rows that are worked on together.
-    afford("v", values.dim(), PANEL_ROWS * 24)?;
     let sights = Sights::new(queries, keys, options)?;
     let job = Job::new(queries, keys, values, index, &sights)?;
     let mut all = Attention::empty(sights.rows(), values.dim());

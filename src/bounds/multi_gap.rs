@@ -109,7 +109,7 @@ pub(crate) fn best_cuts_with(
 /// each number of cuts a cost and a cut per key, on either side.
 pub(super) fn ask(n: usize, most: usize) -> Result<(), Error> {
     let layers = most.min(n).saturating_add(1);
-    afford("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(96))
+    afford("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(64))
 }
 
 /// Judges what does not depend on a row.

@@ -2,9 +2,9 @@
 
 use super::measure::Measure;
 use crate::error::{Error, Place};
-use crate::memory::list;
 #[cfg(feature = "python")]
 use crate::memory::product;
+use crate::memory::{afford, list};
 use crate::scores::Scores;
 use crate::threads::{self, Hook};
 
@@ -71,6 +71,7 @@ pub(super) fn in_portions<R: Send>(
     hook: Hook<'_>,
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
+    afford("scores", count, size_of::<R>())?;
     let mut answers = list("scores", count)?;
     let sizes = ((PORTION / n.max(LEAST)).max(threads), (TASK / n).max(1));
     threads::in_portions(threads, count, sizes, hook, work, |answer| answers.push(answer))?;

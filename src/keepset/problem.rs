@@ -70,10 +70,10 @@ impl<'a> Problem<'a> {
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let stride = padded_stride(n);
-        // Of each row its weights, those near the boundary, and some numbers of 8 bytes; of each key flags, positions, mixtures.
-        let weights = stride.saturating_mul(2 * size_of::<f32>());
+        // Of each row its weights and some numbers of 8 bytes; of each key flags, positions and mixtures.
+        let weights = stride.saturating_mul(size_of::<f32>());
         afford("scores", rows, weights.saturating_add(192))?;
-        afford("scores", stride, 64)?;
+        afford("scores", stride, 32)?;
         // Of each part of a pass over all keys what every row loses.
         let parts = stride.div_ceil(Self::width(rows)).saturating_add(4);
         afford("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;

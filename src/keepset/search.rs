@@ -10,6 +10,8 @@ use super::dual::{Part, Rule};
 use super::problem::{Best, Problem};
 use super::walk::walk;
 use crate::error::Error;
+use crate::kernels::padded_stride;
+use crate::memory::afford;
 use crate::threads::Hook;
 
 /// Weights in the largest sample.
@@ -118,7 +120,7 @@ impl<'p, 'a> Search<'p, 'a> {
                 break;
             }
             let (near, half) = LEVELS[level];
-            let part = self.near(&view, near);
+            let part = self.near(&view, near)?;
             let before = a.clone();
             a = part.descend(self.problem.simd, a, half, STEPS);
             hook()?;
@@ -128,7 +130,7 @@ impl<'p, 'a> Search<'p, 'a> {
                 || level >= COARSE
                     && part.on_ramp(self.problem.simd, &a, LEVELS[level + 1].1) < FULL * active;
             if walks && (last || part.keys.len() <= WORTH_A_WALK) {
-                self.walk(&view, &part, &a, best);
+                self.walk(&view, &part, &a, best)?;
                 walked = true;
                 hook()?;
             }
@@ -149,7 +151,7 @@ impl<'p, 'a> Search<'p, 'a> {
             }
         }
         if !walked && best.size > best.lower_bound {
-            self.walk(&view, &self.near(&view, LEVELS[LEVELS.len() - 1].0), &a, best);
+            self.walk(&view, &self.near(&view, LEVELS[LEVELS.len() - 1].0)?, &a, best)?;
         }
         Ok(a)
     }
@@ -160,7 +162,7 @@ impl<'p, 'a> Search<'p, 'a> {
         let (least, most) = SAMPLE_KEYS;
         let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
         if competing < 2 * sampled {
-            let all = self.sample(1);
+            let all = self.sample(1)?;
             let mut least = (f64::INFINITY, vec![1.0; self.rows.len()]);
             self.view(&mut least.1, LEVELS[0].0, best)?;
             for rule in [Rule::Power, Rule::Exponential] {
@@ -173,9 +175,9 @@ impl<'p, 'a> Search<'p, 'a> {
             return Ok((least.1, 0));
         }
         let stride = competing / sampled;
-        let (_, a) = self.sample(4 * stride).spread(simd, ROUNDS, Rule::Power);
+        let (_, a) = self.sample(4 * stride)?.spread(simd, ROUNDS, Rule::Power);
         hook()?;
-        let sample = self.sample(stride);
+        let sample = self.sample(stride)?;
         let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
         let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2));
         hook()?;
@@ -208,18 +210,25 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// Every so many of the competing keys.
-    fn sample(&self, stride: usize) -> Part {
+    fn sample(&self, stride: usize) -> Result<Part, Error> {
         let competing = (0..self.problem.n).filter(|&i| self.problem.competes(i));
         let keys: Vec<u32> = competing.step_by(stride).map(|i| i as u32).collect();
         let share = keys.len() as f64 / self.problem.competing as f64;
         self.part(keys, vec![share; self.rows.len()], share)
     }
 
-    fn part(&self, keys: Vec<u32>, free: Vec<f64>, share: f64) -> Part {
+    fn part(&self, keys: Vec<u32>, free: Vec<f64>, share: f64) -> Result<Part, Error> {
+        // Weights, and of each row and each key a few numbers.
+        afford(
+            "scores",
+            self.rows.len().saturating_mul(padded_stride(keys.len())),
+            size_of::<f32>(),
+        )?;
+        afford("scores", self.rows.len().saturating_add(keys.len()), 64)?;
         let rows: Vec<(&[f32], f64)> = (self.rows.iter().zip(&self.inverses))
             .map(|(&row, &inverse)| (self.problem.row(row), inverse))
             .collect();
-        Part::new(&rows, keys, free, share)
+        Ok(Part::new(&rows, keys, free, share))
     }
 
     /// Mixes all keys, takes the lower bound from that, and scales the multipliers so that the boundary is at 1. Also sums
@@ -292,7 +301,7 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// The keys near the boundary, and others that are known to matter.
-    fn near(&self, view: &View, near: f32) -> Part {
+    fn near(&self, view: &View, near: f32) -> Result<Part, Error> {
         let mut high = 1.0 + near;
         let within =
             |high: f32| view.mixed.iter().filter(|mixed| (view.low..high).contains(*mixed)).count();
@@ -307,14 +316,14 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// Looks for a smaller set: everything below the part goes, and of the part what a walk drops.
-    fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) {
+    fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
         let problem = self.problem;
         let mixed = part.mixed(problem.simd, a);
-        let (dropped, left) = walk(part, &mixed, a, &self.flushed);
+        let (dropped, left) = walk(part, &mixed, a, &self.flushed)?;
         let gone = (0..problem.n).filter(|&i| view.is_below(i)).count() + dropped.len();
         let size = problem.forced_count + problem.competing - gone;
         if size >= best.size {
-            return;
+            return Ok(());
         }
         let mut kept: Vec<bool> = (0..problem.n)
             .map(|i| problem.visible[i] && (problem.forced[i] || !view.is_below(i)))
@@ -324,6 +333,7 @@ impl<'p, 'a> Search<'p, 'a> {
         }
         best.size = size - self.drop_the_rest(view, part, a, left, &mut kept);
         best.kept = kept;
+        Ok(())
     }
 
     /// Drops keys beyond the part that every row can still afford, and says how many.

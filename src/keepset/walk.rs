@@ -2,6 +2,8 @@
 //! still afford, in several orders that differ by a little noise.
 
 use super::dual::Part;
+use crate::error::Error;
+use crate::memory::afford;
 
 /// Walks over the contested keys.
 const TRIALS: u64 = 24;
@@ -72,7 +74,7 @@ pub(super) fn walk(
     mixed: &[f32],
     multipliers: &[f64],
     flushed: &[f64],
-) -> (Vec<u32>, Vec<f64>) {
+) -> Result<(Vec<u32>, Vec<f64>), Error> {
     // Rows that could lose the whole part have no say.
     let loses_all = |j: usize| -> f64 {
         let sum: f64 = part.row(j).iter().map(|weight| f64::from(*weight)).sum();
@@ -81,6 +83,8 @@ pub(super) fn walk(
     let mut rows: Vec<usize> =
         (0..part.free.len()).filter(|&j| loses_all(j) >= part.free[j]).collect();
     rows.sort_by(|&j, &k| multipliers[k].total_cmp(&multipliers[j]).then(j.cmp(&k)));
+    // Their weights once more, in f64.
+    afford("scores", rows.len().saturating_mul(part.keys.len()), size_of::<f64>())?;
     let columns = Columns::new(part, &rows, flushed);
     let mut order: Vec<(f32, u32)> = mixed.iter().copied().zip(0..).collect();
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
@@ -97,7 +101,7 @@ pub(super) fn walk(
     }
     // In order, down to a clean cut: no other order does better.
     if order.is_empty() || last_dropped < first_kept {
-        return finish(&plain.dropped, part, flushed);
+        return Ok(finish(&plain.dropped, part, flushed));
     }
     // What is far below the first key that did not fit is dropped in any order.
     let margin = (last_dropped - first_kept) / 2 + 4 * rows.len().min(64);
@@ -126,7 +130,7 @@ pub(super) fn walk(
             best = walk;
         }
     }
-    finish(&best.dropped, part, flushed)
+    Ok(finish(&best.dropped, part, flushed))
 }
 
 /// What is left of all budgets after a walk, too.

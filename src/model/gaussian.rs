@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Place};
 use crate::mass::Compensated;
-use crate::memory::list;
+use crate::memory::{afford, list};
 use crate::scores::{Keys64, Law, Scores};
 use crate::threads::{self, Hook};
 
@@ -191,6 +191,7 @@ pub(super) fn per_row<R: Send>(
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    afford("scores", rows, size_of::<R>())?;
     let mut all = list("scores", rows)?;
     let sizes = ((PORTION / n.max(LEAST)).max(1), (TASK / n).max(1));
     threads::in_portions(threads, rows, sizes, hook, one, |row| all.push(row))?;

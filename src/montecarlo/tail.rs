@@ -5,7 +5,7 @@ use super::uniform::Uniform;
 use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
 use crate::error::{Error, Place};
 use crate::mass::{Slack, Split};
-use crate::memory::{list, room};
+use crate::memory::{afford, list, room};
 use crate::random::Random;
 use crate::scores::{Keep, Kind, Mask, Scores};
 use crate::threads::{self, Hook};
@@ -121,6 +121,8 @@ pub(crate) fn tail_mass_with(
 ) -> Result<TailEstimate, Error> {
     let _modes = threads::default_floats();
     let rows = scores.rows();
+    afford("scores", rows, 4 * size_of::<f64>())?;
+    let mut result = TailEstimate::room(rows)?;
     let delta = check(options, scores)?;
     keep.check(scores)?;
     if let Some(bounds) = upper_bounds {
@@ -152,7 +154,6 @@ pub(crate) fn tail_mass_with(
             Ok(())
         })
     };
-    let mut result = TailEstimate::room(rows)?;
     let sizes = (((TASK << 6) / n.max(LEAST)).max(threads), (TASK / n).max(1));
     threads::in_portions(threads, rows, sizes, hook, one, |estimate| result.push(estimate))?;
     Ok(result)
@@ -330,9 +331,8 @@ fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
         return conflict("an additive mask", "add the biases to scores and bounds");
     }
     check_plain(bounds)?;
-    let lengths =
-        |rows: &Scores<'_>| (0..rows.rows()).map(|row| rows.span(row).n).collect::<Vec<usize>>();
-    if scores.rows() != bounds.rows() || lengths(scores) != lengths(bounds) {
+    let alike = |row: usize| scores.span(row).n == bounds.span(row).n;
+    if scores.rows() != bounds.rows() || !(0..scores.rows()).all(alike) {
         let remedy = "one upper bound per score, in the same shape";
         let (got, expected) = (entries(bounds), entries(scores));
         return Err(Error::Length { argument: "upper_bounds", got, expected, remedy });

@@ -8,6 +8,7 @@ use crate::certificate::{self, Certificate, Verdict};
 use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
 use crate::mass::{self, CHUNK, Split};
+use crate::memory::afford;
 use crate::scores::{Keep, Scores};
 use crate::threads::{self, Hook};
 
@@ -79,6 +80,7 @@ fn judge_all(
             with_workspace(|workspace| judge.row(row, workspace))
         }
     };
+    afford("scores", rows, Certificate::ROW)?;
     let mut result = Certificate::new(rows, eps.is_some())?;
     // The slow check takes some hundred times as long.
     let portion = (if independent { PORTION >> 6 } else { PORTION } / n.max(LEAST)).max(1);
