@@ -157,7 +157,7 @@ def forge(
     body["outputs"] = {
         name: {
             "dtype": entries[name]["dtype"],
-            "shape": entries[name]["shape"],
+            "shape": list(arrays[name].shape),
             "sha256": hashlib.sha256(arrays[name].tobytes()).hexdigest(),
         }
         for name in order

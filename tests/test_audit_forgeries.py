@@ -281,6 +281,22 @@ def test_who_is_over_budget_is_at_the_cap(tmp_path: Path, eps: float, max_keep: 
         assert job.check().rows_over_budget > 0
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_worst_and_the_number_of_rows_are_of_all_layers(at_cap: Job, layer: int) -> None:
+    def edit(arrays: Arrays) -> None:
+        for i in range(2):
+            mass = np.full((4, 5), 0.3 if i == layer else 0.2)
+            mass[i, :2] = 0.01  # which is eps
+            arrays[f"layers.{i}.tail_mass_upper"] = mass
+            arrays[f"layers.{i}.tail_mass_lower"] = mass / 2
+
+    forge(at_cap.output, edit)
+    found = at_cap.check()
+    assert found.holds
+    assert (found.worst_tail_mass, found.rows_over_budget, found.rows) == (0.3, 36, 40)
+    assert (found.kept, found.total, found.lower_bounds) == (20, 96, 4)
+
+
 @pytest.mark.parametrize("row", [(0, 0), (3, 4)])
 def test_one_row_over_budget_is_enough(tmp_path: Path, row: tuple[int, int]) -> None:
     job = Job(tmp_path, cache={"m": 5})
@@ -807,7 +823,7 @@ def of_other_bytes(body: Body) -> None:
         (of_another_shape, r"layers.0.key: is F16 .*, the certificate says F16 \[\d+, 4, 1\]"),
         (of_another_type, r"layers.0.key: is F16 .*, the certificate says BF16 \[\d+, 4\]"),
         (of_other_bytes, "layers.0.key: its bytes were changed"),
-        (lambda body: body.update(library='@ "x"'), "metadata certk: its text is not in the canon"),
+        (lambda body: body.update(library="@ 1"), "metadata certk: its text is not in the canon"),
     ],
 )
 def test_what_is_said_of_the_outputs(job: Job, say: Callable[[Body], None], words: str) -> None:
@@ -817,9 +833,17 @@ def test_what_is_said_of_the_outputs(job: Job, say: Callable[[Body], None], word
 
 def test_a_certificate_changed_afterwards(job: Job) -> None:
     content = job.output.read_bytes()
-    place = content.index(b'\\"sha256\\":\\"', content.index(b'\\"scales\\"')) + 14
+    place = content.index(b'\\"sha256\\":\\"', content.index(b'\\"scales\\"')) + 13
     job.output.write_bytes(content[:place] + b"0" * 64 + content[place + 64 :])
     refuted(job, "^metadata certk: its SHA-256 is not that of its text", alone=True)
+
+
+def test_a_header_of_another_form(job: Job) -> None:
+    """As valid as the canonical one, but there is one only."""
+    content = job.output.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    job.output.write_bytes(raw_file(content[8:start] + b" " * 8, content[start:]))
+    refuted(job, "^header: is not in canonical form from byte 0 on$", alone=True)
 
 
 def test_all_that_does_not_hold_is_told(job: Job) -> None:
