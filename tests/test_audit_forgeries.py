@@ -540,8 +540,8 @@ def test_key_and_value_exchanged(tmp_path: Path, capsys: Captured) -> None:
     names = "layers.{i}.{value|key|query}"
     job = named(tmp_path, names)
     words = (
-        f"metadata certk: its names {names!r} are not those of its input: they take 'layers.0.key' "
-        f"for the value of layer 0, not the key of layer 0; give --names {names!r} if they are"
+        f"metadata certk: its names {names!r} are not those of its input: by them 'layers.0.key' "
+        f"is the value of layer 0, by those of the input the key of layer 0; give --names {names!r} if they are"
     )
     for against in (False, True):
         assert job.lines(against=against) == words
@@ -557,7 +557,10 @@ def test_layers_left_out_or_renumbered(tmp_path: Path, capsys: Captured) -> None
     names = "layers.1{i}.{key|value|query}"
     job = named(tmp_path, names, layers=12)
     said = job.lines(against=True)
-    assert "they take 'layers.0.key' for no part of the cache, not the key of layer 0" in said
+    words = (
+        "by them 'layers.0.key' is no part of the cache, by those of the input the key of layer 0"
+    )
+    assert words in said
     found = job.check(against=True, names=names)
     assert found.holds
     assert found.names == names
@@ -593,6 +596,14 @@ def test_names_of_nobody_are_for_the_caller_to_confirm(tmp_path: Path) -> None:
         assert found.holds == known
         assert len(found.covered) == len(found.not_covered) == 3
         assert job.check(against=True, names=names).holds
+
+
+def test_names_where_none_is_known(tmp_path: Path) -> None:
+    names = "m.{i}.{key|value|query}"
+    job = Job(tmp_path, names=names, cache={"m": 5, "names": "m.{i}.{role}"})
+    words = "by them 'm.0.key' is the key of layer 0, by those of the input no part of the cache"
+    assert words in job.lines()
+    assert job.check(against=True, names=names).holds
 
 
 def test_two_known_spellings_in_one_input(tmp_path: Path) -> None:
@@ -682,7 +693,9 @@ def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path) -> None:
     assert passed == HARMLESS
 
 
-@pytest.mark.parametrize("eps", ["@NaN", "@1e999", "@-1e999", "nan", "inf", None, [], "@1e400"])
+@pytest.mark.parametrize(
+    "eps", ["@NaN", "@1e999", "@-1e999", "nan", "inf", None, [], "@1e400", "@1" + "0" * 400]
+)
 def test_a_budget_that_is_no_number(job: Job, eps: Any) -> None:
     forge(job.output, say=lambda body: body.update(eps=eps))
     refuted(job, "^metadata certk: cannot be read: ", alone=True)
@@ -844,6 +857,14 @@ def test_a_header_of_another_form(job: Job) -> None:
     start = 8 + int.from_bytes(content[:8], "little")
     job.output.write_bytes(raw_file(content[8:start] + b" " * 8, content[start:]))
     refuted(job, "^header: is not in canonical form from byte 0 on$", alone=True)
+
+
+def test_other_metadata(job: Job) -> None:
+    content = job.output.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:start].replace(b'{"__metadata__":{', b'{"__metadata__":{"scale":"1",', 1)
+    job.output.write_bytes(raw_file(header, content[start:]))
+    refuted(job, "^metadata: foreign key 'scale'$", alone=True)
 
 
 def test_all_that_does_not_hold_is_told(job: Job) -> None:
@@ -1090,4 +1111,18 @@ def test_a_file_that_changes_meanwhile(job: Job, which: str, when: str) -> None:
     [output] = audit([job.output], [job.source], tell).outputs
     [finding] = output.findings
     assert finding.where == "file"
+    assert "was changed while it was being used" in finding.what
+
+
+def test_an_input_that_is_another_meanwhile(job: Job, tmp_path: Path) -> None:
+    """Nothing of it is read as what it was."""
+    other = tmp_path / "other.safetensors"
+    write_cache(other, m=2, n=3, layers=1)
+
+    def tell(label: str, _done: int, _total: int) -> None:
+        if label.startswith("checking"):
+            shutil.copy(other, job.source)
+
+    [output] = audit([job.output], [job.source], tell).outputs
+    [finding] = output.findings
     assert "was changed while it was being used" in finding.what
