@@ -541,7 +541,8 @@ def test_key_and_value_exchanged(tmp_path: Path, capsys: Captured) -> None:
     job = named(tmp_path, names)
     words = (
         f"metadata certk: its names {names!r} are not those of its input: by them 'layers.0.key' "
-        f"is the value of layer 0, by those of the input the key of layer 0; give --names {names!r} if they are"
+        f"is the value of layer 0, by those of the input the key of layer 0; "
+        f"give --names {names!r} if they are"
     )
     for against in (False, True):
         assert job.lines(against=against) == words
