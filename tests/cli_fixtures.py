@@ -30,6 +30,7 @@ from certk_rs.jobs.run import run
 Tensor = tuple[str, tuple[int, ...], bytes]
 
 FORGED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+FORGED |= {"U8": "u1", "U64": "<u8", "C64": "<c8", "BOOL": "?"}
 DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32}
 
 
@@ -156,7 +157,7 @@ def forge(
     body["outputs"] = {
         name: {
             "dtype": entries[name]["dtype"],
-            "shape": entries[name]["shape"],
+            "shape": list(arrays[name].shape),
             "sha256": hashlib.sha256(arrays[name].tobytes()).hexdigest(),
         }
         for name in order

@@ -281,6 +281,58 @@ def test_who_is_over_budget_is_at_the_cap(tmp_path: Path, eps: float, max_keep: 
         assert job.check().rows_over_budget > 0
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_worst_and_the_number_of_rows_are_of_all_layers(at_cap: Job, layer: int) -> None:
+    def edit(arrays: Arrays) -> None:
+        for i in range(2):
+            mass = np.full((4, 5), 0.3 if i == layer else 0.2)
+            mass[i, :2] = 0.01  # which is eps
+            arrays[f"layers.{i}.tail_mass_upper"] = mass
+            arrays[f"layers.{i}.tail_mass_lower"] = mass / 2
+
+    forge(at_cap.output, edit)
+    found = at_cap.check()
+    assert found.holds
+    assert (found.worst_tail_mass, found.rows_over_budget, found.rows) == (0.3, 36, 40)
+    assert (found.kept, found.total, found.lower_bounds) == (20, 96, 4)
+
+
+@pytest.mark.parametrize("row", [(0, 0), (3, 4)])
+def test_one_row_over_budget_is_enough(tmp_path: Path, row: tuple[int, int]) -> None:
+    job = Job(tmp_path, cache={"m": 5})
+
+    def edit(arrays: Arrays) -> None:
+        arrays["layers.1.tail_mass_upper"] = arrays["layers.1.tail_mass_upper"].copy()
+        arrays["layers.1.tail_mass_upper"][row] = 0.11
+
+    forge(job.output, edit, lambda body: body["options"].update(max_keep=23))
+    [finding] = job.check().findings
+    assert re.search(
+        rf"^layers.1.indices: .* kv head {row[0] // 2}: over eps with \d+", str(finding)
+    )
+
+
+@pytest.mark.parametrize("mass", [math.nextafter(1.0, 2.0), 1.5, np.inf])
+def test_a_mass_above_one_is_none(at_cap: Job, mass: float) -> None:
+    """Also where the cap excuses what is over eps."""
+
+    def edit(arrays: Arrays) -> None:
+        arrays["layers.1.tail_mass_upper"] = arrays["layers.1.tail_mass_upper"].copy()
+        arrays["layers.1.tail_mass_upper"][2, 3] = mass
+
+    forge(at_cap.output, edit)
+    refuted(at_cap, r"^layers.1.tail_mass_upper\[2, 3\]: .* is no interval of masses$", alone=True)
+
+
+def test_positions_that_make_no_sense_are_told_once(by_layer: Job) -> None:
+    def edit(arrays: Arrays) -> None:
+        arrays["layers.0.indices"] = arrays["layers.0.indices"][::-1].copy()
+
+    forge(by_layer.output, edit)
+    [finding] = by_layer.check().findings
+    assert str(finding) == "layers.0.indices: layer 0: not ascending positions from 0 to 23"
+
+
 def test_a_head_below_the_cap_beside_one_that_is_over(tmp_path: Path) -> None:
     """The cap bites head by head."""
     job, rng = Job.__new__(Job), np.random.default_rng(2)
@@ -434,6 +486,19 @@ def test_tensors_without_entries(job: Job, name: str, shape: tuple[int, ...]) ->
         assert re.search(r"^layers\.0\.\w+: is .*, must be", job.lines(against=against), re.M)
 
 
+@pytest.mark.parametrize("kind", ["?", "u1", "<u2", "<f4", "<i4", "<u8", "<c8"])
+def test_tensors_of_another_type(job: Job, kind: str) -> None:
+    """Right in shape, and some of them of a type that is in no array here."""
+    right = arrays_of(job.output)
+    for name in [name for name in right if name.startswith("layers.0.")]:
+        forge(job.output, lambda arrays, name=name: arrays.update({name: right[name].astype(kind)}))
+        changed = right[name].dtype != np.dtype(kind)
+        for against in (False, True):
+            said = job.lines(against=against)
+            assert bool(re.search(rf"^{name}: is \w+ \[.*\], must be", said, re.M)) == changed
+        forge(job.output, lambda arrays, name=name: arrays.update({name: right[name]}))
+
+
 class Shaped:
     """An empty tensor of a shape that NumPy refuses."""
 
@@ -475,8 +540,9 @@ def test_key_and_value_exchanged(tmp_path: Path, capsys: Captured) -> None:
     names = "layers.{i}.{value|key|query}"
     job = named(tmp_path, names)
     words = (
-        f"metadata certk: its names {names!r} are not those of its input: they take 'layers.0.key' "
-        f"for the value of layer 0, not the key of layer 0; give --names {names!r} if they are"
+        f"metadata certk: its names {names!r} are not those of its input: by them 'layers.0.key' "
+        f"is the value of layer 0, by those of the input the key of layer 0; "
+        f"give --names {names!r} if they are"
     )
     for against in (False, True):
         assert job.lines(against=against) == words
@@ -492,7 +558,10 @@ def test_layers_left_out_or_renumbered(tmp_path: Path, capsys: Captured) -> None
     names = "layers.1{i}.{key|value|query}"
     job = named(tmp_path, names, layers=12)
     said = job.lines(against=True)
-    assert "they take 'layers.0.key' for no part of the cache, not the key of layer 0" in said
+    words = (
+        "by them 'layers.0.key' is no part of the cache, by those of the input the key of layer 0"
+    )
+    assert words in said
     found = job.check(against=True, names=names)
     assert found.holds
     assert found.names == names
@@ -528,6 +597,14 @@ def test_names_of_nobody_are_for_the_caller_to_confirm(tmp_path: Path) -> None:
         assert found.holds == known
         assert len(found.covered) == len(found.not_covered) == 3
         assert job.check(against=True, names=names).holds
+
+
+def test_names_where_none_is_known(tmp_path: Path) -> None:
+    names = "m.{i}.{key|value|query}"
+    job = Job(tmp_path, names=names, cache={"m": 5, "names": "m.{i}.{role}"})
+    words = "by them 'm.0.key' is the key of layer 0, by those of the input no part of the cache"
+    assert words in job.lines()
+    assert job.check(against=True, names=names).holds
 
 
 def test_two_known_spellings_in_one_input(tmp_path: Path) -> None:
@@ -617,7 +694,9 @@ def test_any_value_at_any_place_ends_in_a_verdict(tmp_path: Path) -> None:
     assert passed == HARMLESS
 
 
-@pytest.mark.parametrize("eps", ["@NaN", "@1e999", "@-1e999", "nan", "inf", None, [], "@1e400"])
+@pytest.mark.parametrize(
+    "eps", ["@NaN", "@1e999", "@-1e999", "nan", "inf", None, [], "@1e400", "@1" + "0" * 400]
+)
 def test_a_budget_that_is_no_number(job: Job, eps: Any) -> None:
     forge(job.output, say=lambda body: body.update(eps=eps))
     refuted(job, "^metadata certk: cannot be read: ", alone=True)
@@ -735,6 +814,94 @@ def test_scores_beyond_arithmetic_confirm_nothing(tmp_path: Path, scale: str, ex
     assert found.confirmed_rows == (40 if exact else 0)
 
 
+def of_another_shape(body: Body) -> None:
+    body["outputs"]["layers.0.key"]["shape"].append(1)
+
+
+def of_another_type(body: Body) -> None:
+    body["outputs"]["layers.0.key"]["dtype"] = "BF16"
+
+
+def of_other_bytes(body: Body) -> None:
+    body["outputs"]["layers.0.key"]["sha256"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("say", "words"),
+    [
+        (lambda body: body["outputs"].pop("layers.0.key"), "layers.0.key: the file has it, the"),
+        (
+            lambda body: body["outputs"].update(x=body["outputs"]["layers.0.key"]),
+            "x: the certificate lists it, the file has no such tensor",
+        ),
+        (of_another_shape, r"layers.0.key: is F16 .*, the certificate says F16 \[\d+, 4, 1\]"),
+        (of_another_type, r"layers.0.key: is F16 .*, the certificate says BF16 \[\d+, 4\]"),
+        (of_other_bytes, "layers.0.key: its bytes were changed"),
+        (lambda body: body.update(library="@ 1"), "metadata certk: its text is not in the canon"),
+    ],
+)
+def test_what_is_said_of_the_outputs(job: Job, say: Callable[[Body], None], words: str) -> None:
+    forge(job.output, say=say)
+    refuted(job, "^" + words, alone=True)
+
+
+def test_a_certificate_changed_afterwards(job: Job) -> None:
+    content = job.output.read_bytes()
+    place = content.index(b'\\"sha256\\":\\"', content.index(b'\\"scales\\"')) + 13
+    job.output.write_bytes(content[:place] + b"0" * 64 + content[place + 64 :])
+    refuted(job, "^metadata certk: its SHA-256 is not that of its text", alone=True)
+
+
+def test_a_header_of_another_form(job: Job) -> None:
+    """As valid as the canonical one, but there is one only."""
+    content = job.output.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    job.output.write_bytes(raw_file(content[8:start] + b" " * 8, content[start:]))
+    refuted(job, "^header: is not in canonical form from byte 0 on$", alone=True)
+
+
+def test_other_metadata(job: Job) -> None:
+    content = job.output.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:start].replace(b'{"__metadata__":{', b'{"__metadata__":{"scale":"1",', 1)
+    job.output.write_bytes(raw_file(header, content[start:]))
+    refuted(job, "^metadata: foreign key 'scale'$", alone=True)
+
+
+def test_all_that_does_not_hold_is_told(job: Job) -> None:
+    """Names that nobody gave do not keep the rest from being judged, nor one output another."""
+    whole = job.output.with_name("whole.safetensors")
+    shutil.copy(job.output, whole)
+
+    def edit(arrays: Arrays) -> None:
+        for end in ("upper", "lower"):
+            arrays[f"layers.0.tail_mass_{end}"] = arrays[f"layers.0.tail_mass_{end}"] * 0.5
+
+    forge(job.output, edit)
+    report = audit([job.output, whole], [job.source], names="layers.1{i}.{key|value|query}")
+    assert not report.holds
+    said = "\n".join(map(str, report.outputs[0].findings))
+    assert "its names" in said
+    assert "layer 0, head 0, query 0: tail mass in" in said
+    report = audit([job.output, whole], [job.source])
+    assert [output.holds for output in report.outputs] == [False, True]
+    assert not report.holds
+
+
+def test_rows_are_placed_beyond_the_first_block(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("certk_rs._audit_layer._BLOCK", 48)
+
+    def edit(arrays: Arrays) -> None:
+        for end in ("upper", "lower"):
+            arrays[f"layers.0.tail_mass_{end}"] = arrays[f"layers.0.tail_mass_{end}"].copy()
+            arrays[f"layers.0.tail_mass_{end}"][4, 3] *= 0.5
+
+    forge(job.output, edit)
+    [finding] = job.check(against=True).findings
+    assert finding.where == "layers.0.tail_mass_upper[4, 3]"
+    assert "layer 0, head 4, query 3: tail mass in" in finding.what
+
+
 def test_text_that_is_nested_too_deep(job: Job) -> None:
     good = job.output.read_bytes()
     for depth in (100, 900, 950, 970, 980, 990, 1000, 5000, 100_000):
@@ -779,13 +946,20 @@ def masses(cache: dict[str, np.ndarray], layer: int) -> np.ndarray:
 SHAPES = (("query", 5), ("key", 24))
 
 
-def test_raised_lower_bounds_under_a_cap(tmp_path: Path) -> None:
-    """Arbitrary keys, and true masses: what they lose is the budget, and proves less than eps."""
+@pytest.mark.parametrize(
+    ("kept", "last"), [([3, 7, 11, 17, 20], 0), ([7, 20, 21, 22, 23], 4), ([2, 9, 21, 22, 23], 3)]
+)
+def test_raised_lower_bounds_under_a_cap(tmp_path: Path, kept: list[int], last: int) -> None:
+    """Arbitrary keys, and true masses: what they lose is the budget, and proves less than eps.
+
+    Forced keys cannot be dropped, wherever they are.
+    """
     job = Job(tmp_path, cache={"m": 5})
-    cache, kept = write_cache(job.source, m=5), [3, 7, 11, 17, 20]
+    cache = write_cache(job.source, m=5)
     soft = [masses(cache, i) for i in range(2)]
     lost = [np.delete(rows, kept, axis=-1).sum(axis=-1) for rows in soft]
-    mixed = [np.sort(rows.reshape(2, 10, 24).sum(axis=1), axis=1) for rows in soft]
+    free = 24 - last
+    mixed = [np.sort(rows[..., :free].reshape(2, 10, free).sum(axis=1), axis=1) for rows in soft]
 
     def best(budgets: list[np.ndarray]) -> np.ndarray:
         """The largest bounds that equal weights prove, by layer and kv head."""
@@ -793,8 +967,8 @@ def test_raised_lower_bounds_under_a_cap(tmp_path: Path) -> None:
         return np.array([24 - (s <= b[:, None]).sum(1) for s, b in zip(sums, budgets, strict=True)])
 
     right = best([np.maximum(rows, 0.1).reshape(2, 10).sum(axis=1) for rows in lost])
-    assert (right > 1).all()
-    assert (right < 5).all()
+    assert (right > max(1, last)).any()
+    assert (right <= 5).all()
     assert (right < best([np.ones(2)] * 2)).all()
 
     def edit(arrays: Arrays) -> None:
@@ -806,13 +980,13 @@ def test_raised_lower_bounds_under_a_cap(tmp_path: Path) -> None:
             arrays[f"layers.{i}.lower_bound_weights"] = np.full((4, 5), 0.25)
 
     bounds = right
-    forge(job.output, edit, lambda body: body["options"].update(max_keep=5))
+    forge(job.output, edit, lambda body: body["options"].update(max_keep=5, keep_last=last))
     assert job.check(against=True).holds, job.lines(against=True)
     assert job.check().rows_over_budget > 0
-    bounds = right + 1
+    bounds = np.minimum(right + 1, 5)
     forge(job.output, edit)
     for i in range(2):
-        for group in range(2):
+        for group in np.flatnonzero(right[i] < 5):
             words = (
                 rf"^layers.{i}.lower_bound\[{group}\]: layer {i}, kv head {group}: \d is not proven"
             )
@@ -938,4 +1112,18 @@ def test_a_file_that_changes_meanwhile(job: Job, which: str, when: str) -> None:
     [output] = audit([job.output], [job.source], tell).outputs
     [finding] = output.findings
     assert finding.where == "file"
+    assert "was changed while it was being used" in finding.what
+
+
+def test_an_input_that_is_another_meanwhile(job: Job, tmp_path: Path) -> None:
+    """Nothing of it is read as what it was."""
+    other = tmp_path / "other.safetensors"
+    write_cache(other, m=2, n=3, layers=1)
+
+    def tell(label: str, _done: int, _total: int) -> None:
+        if label.startswith("checking"):
+            shutil.copy(other, job.source)
+
+    [output] = audit([job.output], [job.source], tell).outputs
+    [finding] = output.findings
     assert "was changed while it was being used" in finding.what

@@ -285,8 +285,8 @@ def _check_names(certificate: Certificate, expected: Names | None, result: Outpu
         if meant != taken:
             result.add(
                 where,
-                f"its names {certificate.names!r} are not those of its input: they take {name!r} "
-                f"for {_part(taken)}, not {_part(meant)}; {remedy}",
+                f"its names {certificate.names!r} are not those of its input: by them {name!r} is "
+                f"{_part(taken)}, by those of the input {_part(meant)}; {remedy}",
             )
             return
 
