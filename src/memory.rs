@@ -122,8 +122,11 @@ fn there_is(bytes: usize) -> bool {
     bytes < LITTLE || installed().is_none_or(|all| bytes / BEYOND <= all)
 }
 
-/// What threads may need beside what is counted.
+/// What threads may need beside what is counted; those of a pool that runs already have most of it.
 fn spare() -> usize {
+    if rayon::current_thread_index().is_some() {
+        return SPARE / 4;
+    }
     static THREADS: OnceLock<usize> = OnceLock::new();
     let threads = || std::thread::available_parallelism().map_or(1, NonZero::get);
     (1 + STARTING.min(*THREADS.get_or_init(threads))) * SPARE
