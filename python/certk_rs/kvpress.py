@@ -44,7 +44,7 @@ from .transformers.attention import foreign
 from .transformers.head_sets import filled, head_sets
 from .transformers.masked_layer import MaskedLayer, Watch, masking
 from .transformers.masks import seen
-from .transformers.switch import NAME
+from .transformers.presses import NAME
 
 __all__ = ["CertkPress", "PressedLayer"]
 

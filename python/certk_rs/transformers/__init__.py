@@ -23,8 +23,9 @@ for _needed in ("torch", "transformers"):
 from .caches import PrunedCache, from_cache, prune_cache, to_cache  # noqa: E402
 from .capture import capture, capture_text  # noqa: E402
 from .decoding import CertkCache  # noqa: E402
+from .presses import NAME  # noqa: E402
 from .recorder import LayerCertificate, Recorder  # noqa: E402
-from .switch import NAME, budget, register, use  # noqa: E402
+from .switch import budget, register, use  # noqa: E402
 
 __all__ = [
     "NAME",
