@@ -23,6 +23,14 @@
 //! less than a whole row, [`montecarlo`] from some of its keys, and [`model`] says how many keys Gaussian scores need. Results have
 //! the same bits on every instruction set and for any number of threads.
 
+// Their blocks are compiled and run with those of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+#[cfg(doctest)]
+#[doc = include_str!("../docs/package.md")]
+struct PackagePage;
+
 mod attention;
 pub mod bounds;
 mod certificate;

@@ -23,6 +23,7 @@ hf = pytest.importorskip("transformers")
 flint = pytest.importorskip("flint")
 zoo = pytest.importorskip("model_zoo")
 caches = pytest.importorskip("test_transformers_caches")
+pages = pytest.importorskip("doc_pages")
 
 import kvpress  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
@@ -302,6 +303,28 @@ def test_the_pipeline_at_eps_zero_answers_as_without_a_press(pipeline: Any) -> N
     plain = pipeline(CONTEXT, **asked)
     for compact in WAYS:
         assert pipeline(CONTEXT, press=CertkPress(0.0, compact=compact), **asked) == plain
+
+
+def test_the_page_runs(pipeline: Any) -> None:
+    given = {
+        "model": pipeline.model, "tokenizer": pipeline.tokenizer, "context": CONTEXT,
+        "question": "who?",
+    }  # fmt: skip
+    pages.run_page("docs/kvpress.md", given, {})
+
+
+def test_the_page_says_when_fake_keys_do_not_vanish() -> None:
+    from kvpress.attention_patch import search_hyperplane
+
+    torch.manual_seed(0)
+    for queries in (64, 8, 4):
+        failed = 0
+        for _ in range(200):
+            q = torch.randn(1, queries, 128)
+            fake = search_hyperplane(q.clone())
+            weights = ((q @ fake[..., None]) * 128**-0.5).exp()
+            failed += bool((weights > 0).any())
+        assert failed == (198 if queries == 64 else 0)
 
 
 # ------------------------------------------------------------------------------- what is refused

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from .errors import CertkError
+from .errors import CertkError, pip_install
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -53,7 +53,7 @@ def pyplot() -> ModuleType:
         import matplotlib as mpl
     except ImportError:
         raise CertkError(
-            "plots need matplotlib, which is not installed: pip install 'certk-rs[plot]'"
+            f"plots need matplotlib, which is not installed: {pip_install('plot')}"
         ) from None
     mpl.use("Agg")
     # Text stays text, and the same data gives the same bytes.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CertkError
+from .errors import CertkError, pip_install
 from .keepset import keep_set
 
 try:
@@ -35,8 +35,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("torch", "kvpress", "transformers"):
         raise
     raise ImportError(
-        f"certk_rs.kvpress needs {error.name}, which is not installed; "
-        "install it with: pip install 'certk-rs[kvpress]' (transformers before 5.3)",
+        f"certk_rs.kvpress needs {error.name}, which is not installed: {pip_install('kvpress')}",
         name=error.name,
     ) from error
 
