@@ -29,6 +29,14 @@
 //! them and never wait for one another. On a worker of a rayon pool, the host's or the global one, a call uses no other thread
 //! unless it was told a number; either way it never runs tasks of that pool while it waits, so it may be made under a lock.
 
+// Their blocks are compiled and run with those of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+#[cfg(doctest)]
+#[doc = include_str!("../docs/package.md")]
+struct PackagePage;
+
 mod attention;
 pub mod bounds;
 mod certificate;

@@ -225,7 +225,8 @@ def dense(call: dict[str, Any]) -> tuple[Any, Any]:
     scores = (q @ k.transpose(-1, -2)) * scale
     m, n = scores.shape[-2:]
     if call["mask"] is not None:
-        seen = call["mask"].expand_as(scores)
+        mask = call["mask"]
+        seen = (mask if mask.dtype is torch.bool else mask == 0).expand_as(scores)
     elif m > 1 and getattr(call["module"], "is_causal", True):
         seen = torch.ones(m, n, dtype=torch.bool).tril().expand_as(scores)
     else:

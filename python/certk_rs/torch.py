@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .errors import CertkError
+from .errors import CertkError, pip_install
 from .key_index import KeyIndex
 
 try:
@@ -27,8 +27,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ImportError(
-        "certk_rs.torch needs PyTorch, which is not installed; "
-        "install it with: pip install 'certk-rs[torch]'",
+        f"certk_rs.torch needs PyTorch, which is not installed: {pip_install('torch')}",
         name="torch",
     ) from error
 

@@ -20,7 +20,7 @@ from typing import Any
 from .. import __version__
 from .._atomic import write_text
 from .._page import Section, page
-from ..errors import CertkError
+from ..errors import CertkError, pip_install
 from . import (
     bert_table,
     certified_attention,
@@ -78,7 +78,7 @@ def run_experiments(
         if missing:
             what = (
                 f"{experiment.NAME} needs {', '.join(missing)}, not installed here: "
-                "pip install 'certk-rs[reproduce]'"
+                f"{pip_install('reproduce')}"
             )
             if names:
                 raise CertkError(what)

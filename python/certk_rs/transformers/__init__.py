@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from importlib.util import find_spec as _find_spec
 
+from ..errors import pip_install as _pip_install
+
 for _needed in ("torch", "transformers"):
     if _find_spec(_needed) is None:
         raise ImportError(
             f"certk_rs.transformers needs {_needed}, which is not installed: "
-            "pip install 'certk-rs[transformers]'"
+            f"{_pip_install('transformers')}"
         )
 
 from .caches import PrunedCache, from_cache, prune_cache, to_cache  # noqa: E402
 from .capture import capture, capture_text  # noqa: E402
 from .decoding import CertkCache  # noqa: E402
+from .presses import NAME  # noqa: E402
 from .recorder import LayerCertificate, Recorder  # noqa: E402
-from .switch import NAME, budget, register, use  # noqa: E402
+from .switch import budget, register, use  # noqa: E402
 
 __all__ = [
     "NAME",

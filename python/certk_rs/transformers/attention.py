@@ -1,9 +1,10 @@
 """The attention function that transformers calls under the name "certk".
 
-Its signature is that of `AttentionInterface`: query (batch, heads, m, d), key and value (batch,
-kv_heads, n, d), not repeated; the output is (batch, m, heads, d_v). Whatever a model asks for
-beside the mask is either understood, known not to matter, or refused: an argument that is silently
-ignored would make another model of it.
+Its signature is that of `AttentionInterface`, and the order of its arguments that of "sdpa", since
+who wraps attention functions (kvpress does) may hand them on by position: query (batch, heads, m,
+d), key and value (batch, kv_heads, n, d), not repeated; the output is (batch, m, heads, d_v).
+Whatever a model asks for beside the mask is either understood, known not to matter, or refused: an
+argument that is silently ignored would make another model of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from . import recorder, settings
 from .capture_file import WRITING
 from .masked_layer import hidden
 from .masks import Seen, seen
+from .own_attention import is_causal_by_default
+from .presses import dropped_by_a_press
 
 # Who collects the weights of a forward pass; before transformers 5 there is none.
 _COLLECTOR: Any = None
@@ -58,9 +61,10 @@ def certified_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
     dropout: float = 0.0,
+    scaling: float | None = None,
     is_causal: bool | None = None,
+    *,
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
@@ -79,14 +83,22 @@ def certified_attention(
         _refuse_gradients(query, key, value, s_aux)
     attention_mask = hidden(query, key, attention_mask)
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    rows = seen(attention_mask, bool(causal), shape)
+    causal = is_causal
+    if causal is None:
+        kind: Any = type(module)
+        causal = is_causal_by_default(kind) and getattr(module, "is_causal", True)
+    try:
+        rows = seen(attention_mask, bool(causal), shape)
+    except CertkError as error:
+        raise CertkError(f"{type(module).__name__}: {error}") from None
     if sliding_window is not None:
         _need_window(rows, int(sliding_window), attention_mask, key)
     if (first := getattr(key, "certk_first", None)) is not None:
         # A pruned cache: each kv head has its keys at the end.
         first.used()
         rows = rows.only_from(np.repeat(first.slots, shape[1] // key.shape[1]))
+    if (gone := dropped_by_a_press(module, query, key)) is not None:
+        rows = rows.without(np.repeat(gone, shape[1] // key.shape[1], axis=1))
     scale = None if scaling is None else float(scaling)
     if writer is not None:
         writer.add(module, query, key, value, rows, scale)

@@ -14,7 +14,8 @@ import transformers
 
 from ..errors import CertkError
 from .capture_file import WRITING, CacheWriter
-from .switch import NAME, switch
+from .presses import NAME
+from .switch import switch
 
 
 def capture(

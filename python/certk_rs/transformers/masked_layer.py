@@ -133,10 +133,11 @@ def masking(attention: Callable[..., Any]) -> Callable[..., Any]:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        *args: Any,
         **kwargs: Any,
     ) -> Any:
         mask = hidden(query, key, attention_mask)
-        return attention(module, query, key, value, mask, **kwargs)
+        return attention(module, query, key, value, mask, *args, **kwargs)
 
     masked.certk_masks = True  # type: ignore[attr-defined]
     return masked

@@ -70,6 +70,12 @@ class Seen:
             self.shape, np.minimum(np.maximum(self.starts, first), self.ends), self.ends, None
         )
 
+    def without(self, gone: NDArray[np.bool_]) -> Seen:
+        """The same without the keys that are True in `gone` (batch, heads, n)."""
+        if not gone.any():
+            return self
+        return _of_mask(self.full_mask() & ~gone[:, :, None], self.shape)
+
 
 def seen(mask: torch.Tensor | None, causal: bool, shape: Shape) -> Seen:
     """Read a mask for scores of `shape` (batch, heads, m, n).

@@ -1,30 +1,30 @@
-"""Classes of transformers that compute attention by themselves, beside others that ask.
+"""What classes of transformers do about attention, beyond asking the registry for it or not.
 
-transformers judges a model by the file it is defined in. A class that goes its own way would not be
-certified, and would take the masks that are made for certified attention for its own, which are
-other ones.
+transformers judges a model by the file it is defined in. A class in it that goes its own way would
+not be certified, and would take the masks that are made for certified attention for its own, which
+are other ones. A class that adds something to its scores would be refused in the middle of a
+forward pass. And a family that transformers does not run under "sdpa" need not keep to what "sdpa"
+takes a missing mask for.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from torch import nn
+from transformers import PreTrainedModel
+
 
 @cache
-def computes_by_itself(kind: type[Any]) -> bool:
+def computes_by_itself(kind: Any) -> bool:
     """Whether a class is such an attention; by its source, as transformers judges whole files."""
     if "Attention" not in kind.__name__:
         return False
-    owner = next((each for each in kind.__mro__ if "forward" in vars(each)), kind)
-    if not owner.__module__.startswith("transformers."):
-        return False
-    try:
-        code = inspect.getsource(owner)
-    except (OSError, TypeError):
-        return False
+    code = _source(kind)
     own = "softmax(" in code or "scaled_dot_product_attention(" in code
     return own and "ALL_ATTENTION_FUNCTIONS" not in code
 
@@ -37,3 +37,77 @@ def beside_another(kind: type[Any]) -> bool:
         return False
     others = [each for each in vars(sys.modules[here]).values() if isinstance(each, type)]
     return any(each.__module__ == here and computes_by_itself(each) for each in others)
+
+
+def adds_to_scores(module: nn.Module) -> str | None:
+    """What an attention module adds to all its scores or makes of them; None if nothing."""
+    kind: Any = type(module)
+    code = _source(kind)
+    cap = getattr(module, "attn_logit_softcapping", None)
+    if cap is not None and "softcap=self.attn_logit_softcapping" in code:
+        return "soft-caps its scores"
+    # In these files every layer gets the bias, also those that have no table of their own.
+    relative = hasattr(module, "has_relative_attention_bias")
+    if relative and "position_bias=position_bias" in code:
+        return "adds a bias to its scores (relative positions)"
+    return None
+
+
+def has_attention(model: nn.Module) -> bool:
+    """Whether some part may ask the registry; of classes from elsewhere it is not known."""
+    kinds: set[Any] = {type(module) for module in model.modules()}
+    return any(_may_ask(kind) for kind in kinds)
+
+
+@cache
+def _may_ask(kind: Any) -> bool:
+    owner: Any = _owner(kind)
+    if owner.__module__.startswith("torch."):
+        return False
+    if not owner.__module__.startswith("transformers."):
+        return not issubclass(kind, PreTrainedModel)
+    return "ALL_ATTENTION_FUNCTIONS" in _source(kind)
+
+
+@cache
+def masks_are_those_of_sdpa(config: type[Any]) -> bool:
+    """Whether all models of a config's family understand boolean masks, and none at all."""
+    return all(_run_under_sdpa(config))
+
+
+@cache
+def is_causal_by_default(kind: type[Any]) -> bool:
+    """Whether a call without a mask is causal unless the module says otherwise, as under "sdpa".
+
+    Under "eager", all that a family without "sdpa" is written for, such a call sees everything.
+    """
+    found = list(_run_under_sdpa(kind))
+    return any(found) or not found
+
+
+def _run_under_sdpa(kind: type[Any]) -> Iterator[bool]:
+    """Of each model in the package of a config or a module, whether it runs under "sdpa"."""
+    own = [each for each in kind.__mro__ if each.__module__.startswith("transformers.models.")]
+    package = own[0].__module__.rpartition(".")[0] if own else None
+    for name, file in list(sys.modules.items()):
+        if package is not None and name.startswith(f"{package}.modeling_"):
+            for each in vars(file).values():
+                model = isinstance(each, type) and issubclass(each, PreTrainedModel)
+                if model and each.__module__ == name:
+                    yield bool(each._supports_sdpa)
+
+
+def _owner(kind: type[Any]) -> type[Any]:
+    return next((each for each in kind.__mro__ if "forward" in vars(each)), kind)
+
+
+@cache
+def _source(kind: type[Any]) -> str:
+    """The source of the class of transformers whose `forward` it is; empty if of none."""
+    owner = _owner(kind)
+    if not owner.__module__.startswith("transformers."):
+        return ""
+    try:
+        return inspect.getsource(owner)
+    except (OSError, TypeError):
+        return ""

@@ -59,8 +59,8 @@ class LayerCertificate:
 class Recorder:
     """Context manager that keeps what every certified attention call inside has proven.
 
-    At its end `layers` is a certificate per layer, and `str(recorder)` a table of them. Like
-    `budget` it sees the calls of this thread.
+    At its end `layers` is a certificate per layer, and `str(recorder)` a table of them, with a
+    remark where nothing ran or nothing was dropped. Like `budget` it sees the calls of this thread.
     """
 
     def __init__(self, *, error_bounds: bool = True, rows: bool = True) -> None:
@@ -131,7 +131,23 @@ class Recorder:
         )
 
     def __str__(self) -> str:
-        return self.table()
+        """The table, and below it what explains one in which nothing happened."""
+        return "\n".join([self.table(), *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        sums = self._sums.values()
+        if not sums:
+            return [
+                "No certified attention ran inside: switch the model over by "
+                "certk_rs.transformers.use(model, eps=...), and run it in this thread."
+            ]
+        if all(each.spared and each.kept == each.rows for each in sums):
+            return [
+                "Nothing was dropped: in prefill, in encoders and without an index all keys are "
+                "computed where that is faster. To drop what the budget allows all the same: "
+                "use(model, ..., even_if_slower=True)."
+            ]
+        return []
 
     def _add(self, module: nn.Module, call: _Found) -> None:
         layer = self._number(module)
@@ -171,6 +187,8 @@ class _Sum:
         self.budget = self.upper = self.kept = 0.0
         self.bound: float | None = None
         self.holds = True
+        self.spared = False
+        """Whether a call might have dropped keys but for the time it takes."""
 
     def add(self, call: _Found, with_bounds: bool) -> None:
         some = call.n > 0
@@ -180,6 +198,7 @@ class _Sum:
         self.upper = max(self.upper, float(upper.max(initial=0.0)))
         self.kept += float((call.result.k[some] / call.n[some]).sum())
         limit = call.budget.out_tol if call.budget.eps is None else call.budget.eps
+        self.spared |= bool(limit) and not call.budget.even_if_slower
         assert limit is not None
         self.budget = max(self.budget, float(limit))
         within = upper

@@ -10,18 +10,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 import transformers
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from ..errors import CertkError
 from .attention import certified_attention
-from .own_attention import computes_by_itself
+from .own_attention import (
+    adds_to_scores,
+    computes_by_itself,
+    has_attention,
+    masks_are_those_of_sdpa,
+)
+from .presses import NAME, unwrap
 from .settings import RUNNING, Budget, Running, put_on
 
-NAME = "certk"
-"""What certified attention is called as an `attn_implementation`."""
+# Families that ask the registry from transformers 5 on.
+_FROM_5 = frozenset(
+    {
+        *{"albert", "beit", "bert", "bert_generation", "camembert", "ctrl", "data2vec"},
+        *{"diffllama", "distilbert", "dpr", "electra", "ernie", "jetmoe", "mobilebert"},
+        *{"modernbert", "moshi", "nemotron", "olmoe", "phimoe", "qwen2_moe", "roberta"},
+        *{"roberta_prelayernorm", "roc_bert", "seamless_m4t", "seamless_m4t_v2", "xlm_roberta"},
+        *{"xlm_roberta_xl"},
+    }
+)
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -33,15 +48,29 @@ def register() -> None:
     """
     AttentionInterface.register(NAME, certified_attention)
     AttentionMaskInterface.register(NAME, _mask)
+    unwrap()
 
 
 def _mask(*args: Any, **kwargs: Any) -> Any:
-    """Boolean masks (batch, 1, m, n), or None where a causal or an open one would say no more."""
+    """Boolean masks (batch, 1, m, n), or None where a causal or an open one would say no more.
+
+    Families that know "eager" only get its additive masks, and always one: they may take None for
+    an open mask, and read masks elsewhere, too (the routers of NLLB-MoE do).
+    """
+    config: Any = kwargs.get("config")
+    if not _as_sdpa(type(config)):
+        return eager_mask(*args, **kwargs)
     # Gemma 4 runs its last layers on the last queries only, for which a causal mask that was left
     # out would mean the first ones; of "sdpa" it knows this, by name.
-    if getattr(kwargs.get("config"), "num_kv_shared_layers", 0):
+    if getattr(config, "num_kv_shared_layers", 0):
         kwargs["allow_is_causal_skip"] = False
     return sdpa_mask(*args, **kwargs)
+
+
+# Compilers need not look into it.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _as_sdpa(config: Any) -> bool:
+    return masks_are_those_of_sdpa(config)
 
 
 def use(
@@ -72,10 +101,7 @@ def use(
     """
     budget = Budget(eps, out_tol, threads, even_if_slower)
     if not isinstance(model, transformers.PreTrainedModel):
-        raise CertkError(
-            f"model is a {type(model).__name__}; pass a transformers.PreTrainedModel (of a "
-            "wrapper, the model inside)"
-        )
+        raise CertkError(_no_model(model))
     switch(model)
     put_on(model, budget)
     return model
@@ -99,6 +125,17 @@ def switch(model: Any) -> None:
                 "itself, not by transformers' AttentionInterface: certified attention would not "
                 "run there; use another attn_implementation for this model"
             )
+        if (what := adds_to_scores(module)) is not None:
+            raise CertkError(
+                f"{type(module).__name__}, a part of {type(model).__name__}, {what}: certified "
+                "attention is softmax of scale * q.k alone; use another attn_implementation for "
+                "this model"
+            )
+    if not has_attention(model):
+        raise CertkError(
+            f"{type(model).__name__} has no attention that asks transformers' AttentionInterface: "
+            "there is nothing to certify; use it as it is"
+        )
     before = [(part.config, part.config._attn_implementation) for part in parts]
     try:
         model.set_attn_implementation(NAME)
@@ -115,11 +152,41 @@ def switch(model: Any) -> None:
 
 
 def _keeps(part: Any, took: str) -> CertkError:
+    family = type(part).__module__.split(".")[-2]
+    old = int(transformers.__version__.partition(".")[0]) < 5 and family in _FROM_5
+    remedy = (
+        "this family does from transformers 5 on: install that"
+        if old
+        else "use it as it is, or a model of another family (docs/transformers.md)"
+    )
     return CertkError(
         f"{type(part).__name__} does not take its attention from transformers' "
-        f"AttentionInterface (it keeps {took!r}): certified attention would not run; "
-        f"this is transformers {transformers.__version__}, and the BERT family needs 5"
+        f"AttentionInterface (it keeps {took!r}, in transformers {transformers.__version__}), so "
+        f"that certified attention would not run; {remedy}"
     )
+
+
+def _no_model(given: Any) -> str:
+    """What to pass instead: the models inside, by the way to them."""
+    said = f"model is a {type(given).__name__}; pass a transformers.PreTrainedModel"
+    found = []
+    if isinstance(given, nn.Module):
+        found = [
+            name
+            for name, part in given.named_modules()
+            if isinstance(part, transformers.PreTrainedModel)
+        ]
+    elif isinstance(getattr(given, "model", None), transformers.PreTrainedModel):
+        found = ["model"]  # a pipeline
+    # Parts of a model are switched over with it.
+    outer = [n for n in found if not any(n.startswith(f"{other}.") for other in found)]
+    if not outer:
+        return f"{said} (of a wrapper, the model inside)"
+    ways = [
+        "model" + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in name.split("."))
+        for name in outer
+    ]
+    return f"{said}: here {', '.join(ways)}"
 
 
 def _asks_the_registry(part: Any) -> bool:
