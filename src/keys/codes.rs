@@ -528,3 +528,128 @@ fn sign(dimension: usize) -> bool {
     bits ^= bits >> 29;
     bits.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 63 != 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::mass::Query;
+
+    /// Scores by codes against those that are exact in f64: the largest share that an error has of what it may be.
+    fn share(data: &[f32], dim: usize, query: &[f64], scale: f64, rotate: bool) -> f64 {
+        let (simd, n) = (Simd::current().unwrap(), data.len() / dim);
+        let keys = Keys::new(data, dim, dim);
+        let mut codes = Codes::new(dim, keys, n, Some(rotate));
+        codes.append(simd, keys, n, 1).unwrap().unwrap();
+        let prepared = codes.prepare(query, scale);
+        let doubt = Query::new(query, scale, f64::from(codes.largest())).error;
+        let mut scores = vec![0.0; n.next_multiple_of(LANES)];
+        codes.scan(simd, [&prepared], [&mut scores]);
+        let mut worst = 0.0f64;
+        for (key, (row, &score)) in data.chunks_exact(dim).zip(&scores).enumerate() {
+            if score == f32::NEG_INFINITY {
+                continue;
+            }
+            let product: f64 = row.iter().zip(query).map(|(k, q)| f64::from(*k) * q).sum();
+            let off = (product * scale - prepared.offset - f64::from(score)).abs();
+            let reach = prepared.spread.reach_of(codes.radius(key)) + doubt;
+            assert!(off <= reach, "{dim} {scale} {rotate}: {off} > {reach}");
+            worst = worst.max(off / reach);
+        }
+        worst
+    }
+
+    /// Whole numbers up to a size, which look random.
+    fn whole(count: usize, size: i64, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_041);
+            (state >> 33) as i64
+        };
+        (0..count).map(|_| (next() % (2 * size + 1) - size) as f32).collect()
+    }
+
+    /// Keys of whole numbers up to 127, one of which is 127, and their opposites: codes lose nothing, and the mean is 0.
+    fn exactly_coded(n: usize, dim: usize, seed: u64) -> Vec<f32> {
+        let mut keys = whole(n * dim, 127, seed);
+        for (i, key) in keys.chunks_exact_mut(dim).enumerate() {
+            key[i % dim] = 127.0;
+        }
+        let opposite: Vec<f32> = keys.iter().map(|k| -k).collect();
+        keys.extend(opposite);
+        keys
+    }
+
+    #[test]
+    fn what_codes_of_keys_lose() {
+        let mut worst = 0.0f64;
+        for seed in 1..200 {
+            let dim = [1, 2, 3, 16, 40][seed as usize % 5];
+            let keys: Vec<f32> =
+                whole(40 * dim, 100_000, seed).iter().map(|k| k / 1024.0).collect();
+            let query: Vec<f64> = whole(dim, 30_000, seed + 1).iter().map(|&q| q.into()).collect();
+            worst = worst.max(share(&keys, dim, &query, 1e-4, seed % 2 == 0));
+        }
+        assert!(worst > 0.6, "{worst}");
+    }
+
+    #[test]
+    fn what_numbers_of_a_query_lose() {
+        let mut worst = 0.0f64;
+        for seed in 1..60 {
+            let dim = [2, 4, 20][seed as usize % 3];
+            let keys = exactly_coded(20, dim, seed);
+            // Beside the first entry the others are less than half a unit.
+            let mut query: Vec<f64> =
+                whole(dim, 14_000, seed).iter().map(|&q| f64::from(q) * 1e-9).collect();
+            query[0] = 1.0;
+            for scale in [1.0, -3.0] {
+                worst = worst.max(share(&keys, dim, &query, scale, false));
+            }
+        }
+        assert!(worst > 0.3, "{worst}");
+    }
+
+    #[test]
+    fn what_scores_by_codes_are_rounded_by() {
+        let mut worst = 0.0f64;
+        for seed in 1..300 {
+            let dim = [1, 2, 8, 32][seed as usize % 4];
+            let keys = exactly_coded(20, dim, seed);
+            // Numbers of sixteen bits are what they are.
+            let mut query: Vec<f64> = whole(dim, 3000, seed).iter().map(|&q| q.into()).collect();
+            query[0] = 32_639.0;
+            for scale in [1.0, 0.1, -0.3, 1e-3] {
+                worst = worst.max(share(&keys, dim, &query, scale, false));
+            }
+        }
+        assert!(worst > 0.1, "{worst}");
+    }
+
+    #[test]
+    fn what_moving_keys_loses() {
+        for seed in 1..60 {
+            let dim = [16, 64, 128][seed as usize % 3];
+            let mut keys = whole(30 * dim, 1000, seed);
+            // A mean far away, and its entries no floats of few digits.
+            keys.iter_mut().enumerate().for_each(|(i, k)| *k = *k / 3.0 + (i % dim) as f32 * 100.1);
+            let query: Vec<f64> = whole(dim, 30_000, seed + 1).iter().map(|&q| q.into()).collect();
+            for rotate in [false, true] {
+                share(&keys, dim, &query, 1e-3, rotate);
+            }
+        }
+    }
+
+    #[test]
+    fn radii_are_not_below_what_is_lost() {
+        for norm in [0.0, 1e-30, 1e-19, 1e-3, 1.0, 1.003_906_25, 77.7, 1e30] {
+            for width in [16, 128] {
+                let radius = radius(norm, width).to_f32();
+                // Sums of `width` squares in f32 are off by as many roundings; squares below 2^-126 were flushed.
+                let most = norm * (1.0 + width as f64 / 2.0 * 2f64.powi(-24))
+                    + (width as f64 * 2f64.powi(-126)).sqrt();
+                assert!(f64::from(radius) >= most, "{norm} {width}");
+                assert!(f64::from(radius) <= most * 1.02 + 1e-17, "{norm} {width}");
+            }
+        }
+    }
+}

@@ -303,4 +303,98 @@ mod tests {
         assert_eq!(spread.mass_upper(&sums), f64::INFINITY);
         assert_eq!(spread.mass_lower(&sums), 0.0);
     }
+
+    /// Where all weights and all errors are equal the inequalities become equalities, but for the growth of small errors.
+    #[test]
+    fn masses_of_errors_that_all_point_one_way() {
+        for n in [1.0f64, 7.0, 1000.0] {
+            for each in [1e-9, 1e-3, 0.1, 0.9, 1.0, 1.1, 3.0, 9.0] {
+                for rho in [0.0, 1e-6, 0.3] {
+                    let spread = Spread { total: each * n.sqrt(), each, rho, slope: 0.0 };
+                    let sums = Sums { upper: n, lower: n, squares: n, largest: 1.0 };
+                    let (most, least) = (n * (each + rho).exp(), n * (-each - rho).exp());
+                    let (upper, lower) = (spread.mass_upper(&sums), spread.mass_lower(&sums));
+                    assert!(upper >= most && upper <= most * 1.02, "{n} {each} {rho}: {upper}");
+                    assert!(lower <= least, "{n} {each} {rho}: {lower}");
+                    assert!(lower >= n * (1.0 - 1.01 * each - rho), "{n} {each} {rho}: {lower}");
+                }
+            }
+        }
+    }
+
+    /// One heavy key whose error alone matters: its weight times the square of all errors.
+    #[test]
+    fn a_heavy_key_among_light_ones() {
+        for each in [0.01, 0.5, 2.0f64] {
+            let spread = Spread { total: each, each, rho: 0.0, slope: 0.0 };
+            let sums = Sums { upper: 1.0, lower: 1.0, squares: 1.0, largest: 1.0 };
+            assert!(spread.mass_upper(&sums) >= each.exp());
+            assert!(spread.mass_lower(&sums) <= (-each).exp());
+        }
+    }
+
+    #[test]
+    fn computed_sums_allow_for_what_the_kernels_lose() {
+        // 216 units on either side (`mass`), and what is flushed is below 2^-125.
+        let (off, count) = (216.0 * U, 1000);
+        let sums = Sums::computed(3.0, 2.0, 1.0, count);
+        assert!(sums.upper * (1.0 - off) >= 3.0 && sums.lower * (1.0 + off) <= 3.0);
+        assert!(sums.squares * (1.0 - off) * (1.0 - off) >= 2.0);
+        assert!(sums.largest * (1.0 - off) >= 1.0);
+        let nothing = Sums::computed(0.0, 0.0, 0.0, count);
+        let flushed = 2f64.powi(-126);
+        assert!(nothing.upper >= count as f64 * flushed && nothing.largest >= flushed);
+        assert!(nothing.squares >= count as f64 * flushed * flushed);
+        assert_eq!(nothing.lower, 0.0);
+    }
+
+    /// Errors along a query, of which some were left out of the sums: what they add up to is known.
+    #[test]
+    fn all_errors_of_a_query_together() {
+        let mut gram = Gram::new(16);
+        let residuals = [[1.0, 2.0, 2.0], [-2.0, 1.0, 0.5], [0.25, -3.0, 1.0]];
+        for residual in &residuals {
+            for (i, a) in residual.iter().enumerate() {
+                for (j, b) in residual.iter().enumerate().skip(i) {
+                    gram.sums_mut()[16 * i + j] += a * b;
+                }
+            }
+        }
+        let (lost, longest, coded) = (0.25, 14.0625f32, 100.0f32);
+        gram.note(3, lost, longest, coded);
+        for query in [[1.0, 2.0, 2.0], [3.0, -1.0, 0.5], [0.0, 0.0, 1.0]] {
+            let dot = |a: &[f64; 3]| a.iter().zip(&query).map(|(a, q)| a * q).sum::<f64>();
+            let norm = dot(&query).sqrt();
+            for factor in [1.0, -0.5, 1e-3] {
+                let size = f64::abs(factor);
+                let square: f64 = residuals.iter().map(|r| dot(r) * dot(r)).sum();
+                // What the sums leave out may point along the query, too (Minkowski).
+                let all = size * (square.sqrt() + norm * lost.sqrt());
+                let spread = gram.spread(&query, 0.0, (factor, 0.0), 1);
+                assert!(spread.total >= all * (1.0 - 1e-14) && spread.total <= all * (1.0 + 1e-5));
+                let one = size * norm * f64::from(longest).sqrt();
+                assert!(spread.each >= one * (1.0 - 1e-14) && spread.each <= one * (1.0 + 1e-5));
+                assert!(spread.reach_of(0.5) >= 0.5 * size * norm);
+                // Three roundings of a score and those of moving the key into its frame.
+                let key = f64::from(coded).sqrt();
+                for moves in [1, 7] {
+                    let rho = gram.spread(&query, 0.0, (factor, 0.0), moves).rho;
+                    assert!(rho >= size * norm * key * (3.0 + moves as f64) * U);
+                }
+                // A query that its numbers leave a part of, and a factor that is off.
+                let rho = gram.spread(&query, 0.125, (factor, 0.0), 1).rho;
+                assert!(rho >= size * 0.125 * key + spread.rho && spread.rho < rho);
+                let rho = gram.spread(&query, 0.0, (factor, 1e-3), 1).rho;
+                assert!(rho >= 1e-3 * norm * key + spread.rho);
+            }
+        }
+        // What is joined counts, in every part.
+        let mut other = Gram::new(16);
+        other.note(1, 0.5, 100.0, 400.0);
+        other.sums_mut()[0] = 9.0;
+        gram.join(&other);
+        let spread = gram.spread(&[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
+        assert!(spread.total >= (1.0 + 4.0 + 0.0625 + 9.0f64).sqrt() + 0.75f64.sqrt());
+        assert!(spread.each >= 10.0 && spread.rho >= 4.0 * 20.0 * U);
+    }
 }

@@ -1,0 +1,241 @@
+//! Bounds from a few scores, and of the output, beside what is true.
+
+use certk_rs::bounds::{
+    Blocks, Cuts, Rule, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap,
+    single_gap, smallest_k, tail_mass_from_kl,
+};
+use certk_rs::{Keep, Kind, Mask, Scores, Values, output_error, select_output};
+
+use crate::exact::{Average, Random, Real, Share, flags, least_tail, ranked, reals, tail, weights};
+use crate::rows::Stored;
+
+/// What two levels lose: the larger `k` times, the smaller `n - k` times.
+fn of_levels(n: usize, k: usize, high: &Real, low: &Real) -> Share {
+    let scores: Vec<Real> = (0..n).map(|i| if i < k { high } else { low }.clone()).collect();
+    tail(&weights(&scores), |i| i < k)
+}
+
+#[test]
+fn gaps_of_all_kinds_of_rows() {
+    let mut random = Random::new(61);
+    for n in [2, 6, 25] {
+        for (scale, sigma) in [(1.0, 2.0), (-0.3, 5.0), (1e-3, 3000.0), (0.0, 1.0)] {
+            for stored in Stored::all(&random.normals(n, sigma)) {
+                let real: Vec<Real> =
+                    (reals(&stored.wide()).iter()).map(|x| x.times(&Real::from(scale))).collect();
+                let (weights, order) = (weights(&real), ranked(&real));
+                let scores = Scores::new(stored.data(), &[1, n]).unwrap().scale(scale).unwrap();
+                for k in 1..n {
+                    let count = [k as i64];
+                    let lost = least_tail(&weights, k);
+                    let (high, low) = (&real[order[k - 1]], &real[order[k]]);
+                    let gap = score_gap(&scores, &count, None).unwrap()[0];
+                    let off = high.minus(low).minus(&Real::from(gap));
+                    assert!(off >= Real::zero() && off < Real::from(1e-9), "{n} {k} {scale}");
+                    let single = single_gap(&scores, &count, None).unwrap()[0];
+                    let levels = of_levels(n, k, high, low);
+                    assert!(levels.at_most(single) && lost.at_most(single));
+                    assert!(single <= levels.up() * (1.0 + 1e-12));
+                    let at: Vec<i64> = (1..n as i64).filter(|&cut| cut != count[0]).collect();
+                    for cuts in [Cuts::At(&at), Cuts::Best(n), Cuts::Best(2)] {
+                        let multi = multi_gap(&scores, &count, cuts, None).unwrap()[0];
+                        assert!(lost.at_most(multi) && multi <= single * (1.0 + 1e-12));
+                        if cuts == Cuts::At(&at) {
+                            assert!(multi <= lost.up() * (1.0 + 1e-12));
+                        }
+                    }
+                    for eps in [lost.down(), lost.up(), levels.down(), single, 0.3] {
+                        if eps >= 1.0 {
+                            continue;
+                        }
+                        let rules = [
+                            Rule::SingleGap,
+                            Rule::MultiGap { cuts: 2 },
+                            Rule::MultiGap { cuts: n },
+                            Rule::Threshold,
+                        ];
+                        for rule in rules {
+                            let k = smallest_k(&scores, &[eps], rule, None).unwrap()[0];
+                            assert!(
+                                least_tail(&weights, k as usize).at_most(eps),
+                                "{rule:?} {eps}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Weights as they are stored, and scores with biases, go the same ways.
+#[test]
+fn gaps_of_weights_and_biased_scores() {
+    let mut random = Random::new(62);
+    for n in [3, 9] {
+        let numbers = random.normals(n, 2.0);
+        let stored: Vec<f64> = numbers.iter().map(|x| x.exp()).collect();
+        let probs = Scores::new(&stored, &[n]).unwrap().kind(Kind::Probs).unwrap();
+        let biases: Vec<f64> = random.normals(n, 1e5);
+        let biased = Scores::new(&numbers, &[n]).unwrap().scale(0.1).unwrap();
+        let biased = biased.mask(Mask::Additive((&biases).into()), &[]).unwrap();
+        let real: Vec<Real> = (numbers.iter().zip(&biases))
+            .map(|(&x, &b)| Real::from(x).times(&Real::from(0.1)).plus(&b.into()))
+            .collect();
+        for (scores, weights) in [(&probs, reals(&stored)), (&biased, weights(&real))] {
+            for k in 1..n {
+                let lost = least_tail(&weights, k);
+                let count = [k as i64];
+                let single = single_gap(scores, &count, None).unwrap()[0];
+                let multi = multi_gap(scores, &count, Cuts::Best(n), None).unwrap()[0];
+                assert!(lost.at_most(single) && lost.at_most(multi) && multi <= single);
+            }
+        }
+    }
+}
+
+/// The gap that is needed is enough, and hardly more.
+#[test]
+fn required_gaps_are_enough() {
+    for n in [2usize, 3, 10, 64] {
+        for k in [1, 2, n / 2, n - 1] {
+            if k == 0 || k >= n {
+                continue;
+            }
+            for eps in [0.5, 0.25, 0.1, 1e-3, 1e-12] {
+                let gap = required_gap(n as u64, k as u64, eps).unwrap();
+                let lost = |gap: f64| of_levels(n, k, &Real::from(gap), &Real::zero());
+                if gap >= 0.0 {
+                    assert!(lost(gap).at_most(eps), "{n} {k} {eps}");
+                    let less = gap.next_down().next_down();
+                    assert!(less < 0.0 || !lost(less).at_most(eps), "{n} {k} {eps}");
+                } else {
+                    // Any k best are enough.
+                    assert!(lost(0.0).at_most(eps));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_which_only_the_ends_are_known() {
+    let mut random = Random::new(63);
+    for _ in 0..100 {
+        let count = 2 + random.below(8);
+        let sizes: Vec<i64> = (0..count).map(|_| random.below(9) as i64).collect();
+        let lower = random.normals(count, 2.0);
+        let upper: Vec<f64> = lower.iter().map(|low| low + random.uniform()).collect();
+        let kept: Vec<u8> = (0..count).map(|_| [0, 1, 128, 255][random.below(4)]).collect();
+        let blocks = Blocks::new(&[count], &sizes, &upper, &lower, &kept).unwrap();
+        let bound = blockwise(&blocks, None).unwrap()[0];
+        // At worst kept keys are at the lower end and dropped ones at the upper.
+        let mut scores = Vec::new();
+        let mut stays = Vec::new();
+        for b in 0..count {
+            let worst = if kept[b] == 0 { upper[b] } else { lower[b] };
+            for _ in 0..sizes[b] {
+                scores.push(Real::from(worst));
+                stays.push(kept[b] != 0);
+            }
+        }
+        if scores.is_empty() {
+            assert_eq!(bound, 0.0);
+            continue;
+        }
+        let lost = tail(&weights(&scores), |i| stays[i]);
+        assert!(lost.at_most(bound) && bound <= lost.up() * (1.0 + 1e-12));
+    }
+}
+
+/// `1 - e^-kl`, both ways, to the last digits.
+#[test]
+fn divergences_and_tail_masses() {
+    let mut random = Random::new(64);
+    for _ in 0..300 {
+        let kl = 10f64.powf(-18.0 + 19.0 * random.uniform());
+        let rest = Real::from(-kl).exp();
+        let mass = Real::from(1.0).minus(&rest);
+        let found = tail_mass_from_kl(kl).unwrap();
+        assert!(Real::from(found) >= mass, "{kl}");
+        assert!(Real::from(found.next_down().next_down()) < mass, "{kl}");
+        // And from a mass to a divergence: the larger divergence leaves no more than the rest.
+        let tau = random.uniform() * 10f64.powf(-15.0 * random.uniform());
+        let kl = kl_from_tail_mass(tau).unwrap();
+        let rest = Real::from(1.0).minus(&Real::from(tau));
+        assert!(Real::from(-kl).exp() <= rest, "{tau}");
+        assert!(Real::from(-kl.next_down().next_down()).exp() > rest, "{tau}");
+    }
+}
+
+/// Output errors of rows whose values lie all on one side, in two places, or anywhere.
+#[test]
+fn output_errors_beside_exact_averages() {
+    let mut random = Random::new(65);
+    let none = Real::zero();
+    for round in 0..60 {
+        let (n, d) = (2 + random.below(30), 1 + random.below(4));
+        let numbers = random.normals(n, [0.01, 2.0, 20.0][round % 3]);
+        let mut points = random.normals(n * d, 1.0);
+        let mut kept = flags(n, (0..n).filter(|_| random.below(2) == 0));
+        match round % 4 {
+            // Kept and dropped values in two places: the bounds are equalities.
+            1 => points.chunks_mut(d).zip(&kept).for_each(|(point, &kept)| {
+                point.fill(if kept { 1.0 } else { -1e-3 });
+            }),
+            2 => points.iter_mut().for_each(|p| *p = 1e6 + 1e-6 * *p),
+            3 => kept.fill(false),
+            _ => {}
+        }
+        let stored: Vec<f64>;
+        let (scores, weights) = if round % 5 == 4 {
+            stored = numbers.iter().map(|x| x.exp()).collect();
+            let scores = Scores::new(&stored, &[1, n]).unwrap().kind(Kind::Probs).unwrap();
+            (scores, reals(&stored))
+        } else {
+            (Scores::new(&numbers, &[1, n]).unwrap(), weights(&reals(&numbers)))
+        };
+        let values = Values::new(&points, &[n, d]).unwrap();
+        let all = Average::of(&weights, &points, d, |_| true, &none);
+        let near = |kept: &[bool], bound: f64| {
+            if kept.contains(&true) {
+                let some = Average::of(&weights, &points, d, |i| kept[i], &none);
+                all.is_near(&some, bound)
+            } else {
+                all.is_within(&vec![0.0; d], bound)
+            }
+        };
+        let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
+        let keep = Keep::Mask { kept: &bytes, strides: &[n] };
+        let found = output_error(&scores, &values, &keep, None).unwrap();
+        let names = ["exact", "diameter", "ball", "spectral", "variance", "best"];
+        let bounds = [
+            &found.exact,
+            &found.diameter,
+            &found.ball,
+            &found.spectral,
+            &found.variance,
+            &found.best,
+        ];
+        for (name, bound) in names.iter().zip(bounds) {
+            let bound = bound[0];
+            assert!(bound == f64::INFINITY || near(&kept, bound), "{round} {name} {bound}");
+        }
+        assert!(!near(&kept, found.exact[0] * (1.0 - 1e-6)) || found.exact[0] < 1e-9, "{round}");
+        for tolerance in [0.5, 1e-3] {
+            let found = select_output(&scores, &values, &[tolerance], None).unwrap();
+            let kept = flags(n, found.indices.iter().map(|&i| i as usize));
+            let lost = tail(&weights, |i| kept[i]);
+            assert!(near(&kept, found.error_upper[0]) && found.error_upper[0] <= tolerance);
+            assert!(lost.at_most(found.tail_mass_upper[0]));
+            assert!(lost.at_least(found.tail_mass_lower[0]));
+            if found.minimal[0] {
+                let order = ranked(&weights);
+                for size in 1..kept.iter().filter(|kept| **kept).count() {
+                    let fewer = flags(n, order.iter().copied().take(size));
+                    assert!(!near(&fewer, tolerance), "{round} {size}");
+                }
+            }
+        }
+    }
+}

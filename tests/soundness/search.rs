@@ -1,0 +1,293 @@
+//! Searches over an index against exact scores: masses, sizes, and the true best keys.
+
+use certk_rs::{
+    IndexOptions, KeyIndex, Over, Rule, Rung, SearchOptions, SearchResult, Status, Vectors,
+};
+
+use crate::exact::{Random, Real, flags, least_tail, product, ranked, reals, tail, weights};
+
+struct Keys {
+    keys: Vec<f32>,
+    dim: usize,
+}
+
+impl Keys {
+    fn normal(random: &mut Random, n: usize, dim: usize, size: f64) -> Self {
+        let keys = random.normals(n * dim, size).iter().map(|&x| x as f32).collect();
+        Keys { keys, dim }
+    }
+
+    fn len(&self) -> usize {
+        self.keys.len() / self.dim
+    }
+
+    fn scores(&self, query: &[f32], scale: f64) -> Vec<Real> {
+        let query = reals(query);
+        self.keys.chunks_exact(self.dim).map(|key| product(scale, &query, &reals(key))).collect()
+    }
+
+    fn index(&self, rotate: Option<bool>) -> KeyIndex<'static> {
+        // Built of some, then appended to.
+        let first = self.len().div_ceil(2);
+        let (old, new) = self.keys.split_at(first * self.dim);
+        let old = Vectors::new("k", old, &[first, self.dim]).unwrap();
+        let options = IndexOptions { rotate, threads: Some(1) };
+        let mut index = KeyIndex::build(&old, &options).unwrap();
+        let new = Vectors::new("k", new, &[self.len() - first, self.dim]).unwrap();
+        index.append(&new, Some(1)).unwrap();
+        index
+    }
+
+    /// One query, with the keys or, if they are needed, none.
+    fn search(
+        &self,
+        index: &KeyIndex<'_>,
+        query: &[f32],
+        eps: &[f64],
+        options: &SearchOptions,
+    ) -> SearchResult {
+        let q = Vectors::new("q", query, &[1, self.dim]).unwrap();
+        let k = Vectors::new("k", &self.keys[..], &[self.len(), self.dim]).unwrap();
+        if options.over == Over::Codes && options.rule == Rule::Mass {
+            // What codes alone decide is as true.
+            if let Ok(found) = index.search(&q, None, eps, options) {
+                self.judge(query, &found, eps, options);
+            }
+        }
+        index.search(&q, Some(&k), eps, options).unwrap()
+    }
+
+    /// Judges an answer; whether it was proven to be as small as any.
+    fn judge(
+        &self,
+        query: &[f32],
+        found: &SearchResult,
+        eps: &[f64],
+        options: &SearchOptions,
+    ) -> bool {
+        let scores = self.scores(query, options.scale.unwrap());
+        let (n, weights) = (self.len(), weights(&scores));
+        let set = &found.selection;
+        let kept = flags(n, set.row(0).iter().map(|&i| i as usize));
+        let lost = tail(&weights, |i| kept[i]);
+        let (lower, upper) = (set.tail_mass_lower[0], set.tail_mass_upper[0]);
+        assert!(lost.at_most(upper), "{options:?} {eps:?}: {upper} < {}", lost.down());
+        assert!(lost.at_least(lower), "{options:?} {eps:?}: {lower} > {}", lost.down());
+        let certified = set.status[0] == Status::Certified;
+        let eps = eps.first().copied().unwrap_or(1.0);
+        assert!(!certified || upper <= eps);
+        let k = set.k[0] as usize;
+        assert_eq!(k, set.row(0).len());
+        if let Rule::TopK(most) = options.rule
+            && certified
+        {
+            // Compared as they are: weights far apart may both be 0.
+            let best = flags(n, ranked(&scores).into_iter().take(most));
+            assert!(kept == best, "{options:?}: not the best {most}");
+        }
+        if set.minimal[0] && k > 1 {
+            let fewer = least_tail(&weights, k - 1);
+            assert!(!fewer.at_most(eps), "{options:?} {eps}: {} of {n} would do", k - 1);
+            return true;
+        }
+        false
+    }
+}
+
+fn all_options(scale: f64, k: usize) -> Vec<SearchOptions> {
+    let mut all = Vec::new();
+    for over in [Over::Codes, Over::Cells, Over::Both] {
+        for rule in [Rule::Mass, Rule::Gap, Rule::TopK(k)] {
+            for max_scored in [None, Some(5), Some(40)] {
+                all.push(SearchOptions {
+                    scale: Some(scale),
+                    rule,
+                    over,
+                    max_scored,
+                    threads: Some(1),
+                });
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_rule_over_codes_and_cells() {
+    let mut random = Random::new(41);
+    let (mut proven, mut few) = ([0; 3], 0);
+    for round in 0..48 {
+        let (n, dim) = ([3, 20, 70, 200][round % 4], [1, 2, 5, 24][round / 4 % 4]);
+        let mut keys = Keys::normal(&mut random, n, dim, 1.0);
+        match round % 3 {
+            // Clusters, whose cells are tight.
+            1 => {
+                for run in keys.keys.chunks_mut(16 * dim) {
+                    let to: Vec<f32> = run[..dim].to_vec();
+                    for key in run.chunks_mut(dim) {
+                        key.iter_mut().zip(&to).for_each(|(k, to)| *k = to + 0.05 * *k);
+                    }
+                }
+            }
+            // A few that lose much, and have no code.
+            2 => keys.keys[..dim].iter_mut().for_each(|k| *k *= 50.0),
+            _ => {}
+        }
+        let index = keys.index([None, Some(true), Some(false)][round % 3]);
+        let size = [0.5, 2.0, 6.0][round / 2 % 3];
+        let query: Vec<f32> = random.normals(dim, size).iter().map(|&x| x as f32).collect();
+        for scale in [1.0 / (dim as f64).sqrt(), -0.7] {
+            for eps in [0.6, 0.3, 0.05, 1e-3] {
+                for options in all_options(scale, 1 + random.below(n)) {
+                    let found = keys.search(&index, &query, &[eps], &options);
+                    few += usize::from(found.rung[0] != Rung::Dense);
+                    if keys.judge(&query, &found, &[eps], &options) {
+                        proven[options.over as usize] += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(proven.iter().all(|&count| count > 50) && few > 500, "{proven:?} {few}");
+}
+
+/// Rows of few keys and scores so far apart that codes are off by whole nats: their bounds have little to spare.
+#[test]
+fn coarse_codes_of_a_few_keys() {
+    let mut random = Random::new(42);
+    for round in 0..1500 {
+        let (n, dim) = (2 + random.below(16), 1 + random.below(6));
+        let keys = Keys::normal(&mut random, n, dim, 1.0);
+        let index = keys.index(Some(round % 2 == 0));
+        let size = 10f64.powf(3.0 * random.uniform());
+        let query: Vec<f32> = random.normals(dim, size).iter().map(|&x| x as f32).collect();
+        let eps = [0.7, 0.4, 0.1, 1e-3, 1e-9][round % 5];
+        for over in [Over::Codes, Over::Both] {
+            let max_scored = (round % 3 == 0).then(|| random.below(4));
+            let scale = Some([1.0, -1.0][round / 2 % 2]);
+            for rule in [Rule::Mass, Rule::TopK(1 + random.below(n))] {
+                let options = SearchOptions { scale, rule, over, max_scored, threads: Some(1) };
+                let found = keys.search(&index, &query, &[eps], &options);
+                keys.judge(&query, &found, &[eps], &options);
+            }
+        }
+    }
+}
+
+/// A cell that is not scored may hold a key that is better than one that is kept.
+#[test]
+fn minimal_sets_over_cells() {
+    let mut random = Random::new(43);
+    let (mut proven, mut open) = (0, 0);
+    for round in 0..400 {
+        let n = 64 + random.below(100);
+        let dim = 1 + random.below(3);
+        let mut keys = Keys::normal(&mut random, n, dim, 1.0);
+        // One cell is far above the others, but wide.
+        for key in keys.keys.chunks_mut(dim).take(16) {
+            key[0] += 1.5 + random.uniform() as f32;
+        }
+        let index = keys.index(None);
+        let mut query = vec![0.0; dim];
+        query[0] = 1.0 + 2.0 * random.uniform() as f32;
+        let eps = 0.2 + 0.75 * random.uniform();
+        let rule = [Rule::Mass, Rule::Gap][round % 2];
+        let over = [Over::Cells, Over::Both][round / 2 % 2];
+        let options =
+            SearchOptions { scale: Some(1.0), rule, over, max_scored: None, threads: Some(1) };
+        let found = keys.search(&index, &query, &[eps], &options);
+        open += usize::from(found.scored[0] < n as i64);
+        proven += usize::from(keys.judge(&query, &found, &[eps], &options));
+    }
+    assert!(proven > 30 && open > 100, "{proven} {open}");
+}
+
+/// Products that are equal or nearly so, summed in different orders: rounding must not decide which keys are best.
+#[test]
+fn the_true_best_where_rounding_hides_them() {
+    let mut random = Random::new(44);
+    let mut hidden = 0;
+    for round in 0..200 {
+        let (n, dim) = (20 + random.below(60), 3 + random.below(40));
+        // One vector whose entries differ much in size, in different orders, against a query of equal entries.
+        let entries: Vec<f32> = (0..dim)
+            .map(|_| (random.normal() * 10f64.powf(random.uniform() * 5.0)) as f32)
+            .collect();
+        let mut keys = Vec::with_capacity(n * dim);
+        for _ in 0..n {
+            let mut key = entries.clone();
+            for i in (1..dim).rev() {
+                key.swap(i, random.below(i + 1));
+            }
+            // Some are larger or smaller by the last digit of a small entry.
+            if random.below(3) == 0 {
+                let i = (0..dim).min_by(|&a, &b| key[a].abs().total_cmp(&key[b].abs())).unwrap();
+                key[i] = if random.below(2) == 0 { key[i].next_up() } else { key[i].next_down() };
+            }
+            keys.extend(key);
+        }
+        let keys = Keys { keys, dim };
+        let query = vec![[1.0f32, 0.3][round % 2]; dim];
+        let scale = [0.1, -0.1, 1.0][round % 3];
+        let scores = keys.scores(&query, scale);
+        let computed: Vec<f64> = keys
+            .keys
+            .chunks(dim)
+            .map(|key| key.iter().zip(&query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum())
+            .collect();
+        let k = 1 + random.below(n - 1);
+        let mut by_sums: Vec<usize> = (0..n).collect();
+        by_sums.sort_by(|&a, &b| {
+            (scale * computed[b]).total_cmp(&(scale * computed[a])).then(a.cmp(&b))
+        });
+        let best = flags(n, ranked(&scores).into_iter().take(k));
+        hidden += usize::from(by_sums[..k].iter().any(|&i| !best[i]));
+        let index = keys.index(None);
+        for over in [Over::Codes, Over::Cells, Over::Both] {
+            let rule = Rule::TopK(k);
+            let options =
+                SearchOptions { scale: Some(scale), rule, over, max_scored: None, threads: None };
+            let found = keys.search(&index, &query, &[], &options);
+            assert_eq!(found.selection.status[0], Status::Certified);
+            keys.judge(&query, &found, &[], &options);
+        }
+    }
+    assert!(hidden > 50, "{hidden}");
+}
+
+/// Budgets next to what the best keys lose, scores of 1e9 that f64 hardly tells apart, and a scale of 0.
+#[test]
+fn budgets_at_the_edge_and_large_scores() {
+    let mut random = Random::new(45);
+    for round in 0..60 {
+        let (n, dim) = (10 + random.below(40), 2 + random.below(6));
+        let mut keys = Keys::normal(&mut random, n, dim, 1.0);
+        let mut query: Vec<f32> = random.normals(dim, 1.0).iter().map(|&x| x as f32).collect();
+        if round % 2 == 1 {
+            // Scores of 1e9 that differ by a few nats.
+            query[0] = 3e4;
+            query[1] = -3e4;
+            for key in keys.keys.chunks_mut(dim) {
+                (key[0], key[1]) = (3e4, 3e4 + (random.normal() / 16.0) as f32);
+            }
+        }
+        let scale = [1.0, 0.0, -1.0][round % 3];
+        let lost = least_tail(&weights(&keys.scores(&query, scale)), 1 + random.below(n - 1));
+        let index = keys.index(None);
+        let near = lost.down();
+        for eps in [near.next_down(), near, lost.up(), near * (1.0 + 1e-9), near * (1.0 - 1e-7)] {
+            // Without a budget all keys stay, also those that weigh nothing here.
+            if eps <= 0.0 || eps >= 1.0 {
+                continue;
+            }
+            for over in [Over::Codes, Over::Cells, Over::Both] {
+                for rule in [Rule::Mass, Rule::Gap] {
+                    let (scale, threads) = (Some(scale), Some(1));
+                    let options = SearchOptions { scale, rule, over, max_scored: None, threads };
+                    let found = keys.search(&index, &query, &[eps], &options);
+                    keys.judge(&query, &found, &[eps], &options);
+                }
+            }
+        }
+    }
+}
