@@ -38,8 +38,8 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     # Certifying hands a set to the checker where that is asked for; the checker never looks back.
     "select": COMMON | {"kernels", "certificate"},
     "kernels": COMMON,
-    # The checker shares nothing with the prover but order, shapes and sums.
-    "certificate": {"mass", "scores", "order", "error"},
+    # The checker shares nothing with the prover but order, shapes, sums and the asking for memory.
+    "certificate": {"mass", "scores", "order", "error", "memory"},
     "mass": COMMON,
     "scores": COMMON,
     "order": COMMON,

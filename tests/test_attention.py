@@ -667,7 +667,7 @@ def test_bad_sinks(sinks: Any, message: str) -> None:
 def test_what_memory_does_not_hold_is_an_error() -> None:
     """Rust ends the process where memory is refused; it is asked for beforehand."""
     nothing = np.empty((2**40, 1, 0, 16), np.float32)
-    with pytest.raises(ck.CertkError, match="what is made of . takes [0-9]+ bytes"):
+    with pytest.raises(ck.CertkError, match=r"what is made of . takes [0-9]+ bytes"):
         ck.attention(nothing, nothing, nothing, 0.1)
     with pytest.raises(ck.CertkError, match="what is made of keys takes"):
         ck.KeyIndex.build(nothing)
