@@ -124,10 +124,10 @@ fn there_is(bytes: usize) -> bool {
 
 /// What threads may need beside what is counted; those of a pool that runs already have most of it.
 fn spare() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
     if rayon::current_thread_index().is_some() {
         return SPARE / 4;
     }
-    static THREADS: OnceLock<usize> = OnceLock::new();
     let threads = || std::thread::available_parallelism().map_or(1, NonZero::get);
     (1 + STARTING.min(*THREADS.get_or_init(threads))) * SPARE
 }

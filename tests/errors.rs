@@ -387,7 +387,7 @@ fn empty_arrays_are_no_errors() {
 /// So many rows of no scores that no memory holds an answer for each, in an array that takes none itself.
 const ROWS: usize = usize::MAX / 64;
 
-fn too_much<T: std::fmt::Debug>(found: Result<T, Error>) {
+fn too_much<T: std::fmt::Debug>(found: &Result<T, Error>) {
     assert!(matches!(found, Err(Error::NoMemory { .. })), "{found:?}");
 }
 
@@ -396,28 +396,28 @@ fn rows_beyond_memory_are_refused_at_once() {
     let scores = Scores::new(&[] as &[f32], &[ROWS, 0]).unwrap();
     let (none, options) = (&[0][..], Options::new());
     let keep = Keep::Mask { kept: &[], strides: &[0] };
-    too_much(select(&scores, &[0.1], &options));
-    too_much(select(&scores, &[0.1], &options.clone().threads(Some(1))));
-    too_much(Workspace::new().select(&scores, &[0.1], &options));
+    too_much(&select(&scores, &[0.1], &options));
+    too_much(&select(&scores, &[0.1], &options.clone().threads(Some(1))));
+    too_much(&Workspace::new().select(&scores, &[0.1], &options));
     for independent in [false, true] {
-        too_much(certify(&scores, &keep, Some(&[0.1]), independent, None));
+        too_much(&certify(&scores, &keep, Some(&[0.1]), independent, None));
     }
-    too_much(keep_set(&scores, &[0.1], &options));
-    too_much(bounds::score_gap(&scores, none, None));
-    too_much(bounds::single_gap(&scores, none, None));
-    too_much(bounds::multi_gap(&scores, none, Cuts::Best(2), None));
-    too_much(bounds::best_cuts(&scores, none, 2, None));
-    too_much(bounds::smallest_k(&scores, &[0.1], bounds::Rule::Threshold, None));
+    too_much(&keep_set(&scores, &[0.1], &options));
+    too_much(&bounds::score_gap(&scores, none, None));
+    too_much(&bounds::single_gap(&scores, none, None));
+    too_much(&bounds::multi_gap(&scores, none, Cuts::Best(2), None));
+    too_much(&bounds::best_cuts(&scores, none, 2, None));
+    too_much(&bounds::smallest_k(&scores, &[0.1], bounds::Rule::Threshold, None));
     let blocks = Blocks::new(&[ROWS, 0], &[], &[], &[], &[]).unwrap();
-    too_much(bounds::blockwise(&blocks, None));
-    too_much(model::fit(&scores, None, None));
-    too_much(model::effective_entries(&scores, 0.1, None));
-    too_much(model::participation(&scores, None));
+    too_much(&bounds::blockwise(&blocks, None));
+    too_much(&model::fit(&scores, None, None));
+    too_much(&model::effective_entries(&scores, 0.1, None));
+    too_much(&model::participation(&scores, None));
     let values = Values::new(&[] as &[f32], &[0, 3]).unwrap();
-    too_much(output_error(&scores, &values, &keep, None));
-    too_much(select_output(&scores, &values, &[0.1], None));
+    too_much(&output_error(&scores, &values, &keep, None));
+    too_much(&select_output(&scores, &values, &[0.1], None));
     let own = Values::new(&[] as &[f32], &[ROWS, 0, 3]).unwrap();
-    too_much(select_output(&scores, &own, &[0.1], None));
+    too_much(&select_output(&scores, &own, &[0.1], None));
     let options = montecarlo::TailOptions {
         delta: 0.1,
         all_rows: false,
@@ -427,8 +427,8 @@ fn rows_beyond_memory_are_refused_at_once() {
         eps: None,
         threads: None,
     };
-    too_much(montecarlo::tail_mass(&scores, &keep, None, &options));
-    too_much(montecarlo::tail_mass(&scores, &keep, Some(&scores), &options));
+    too_much(&montecarlo::tail_mass(&scores, &keep, None, &options));
+    too_much(&montecarlo::tail_mass(&scores, &keep, Some(&scores), &options));
 }
 
 #[test]
@@ -440,21 +440,21 @@ fn heads_and_vectors_beyond_memory_are_refused_at_once() {
     let data = [0.5f32, 1.0, -1.0, 0.25];
     let keys = Vectors::new("k", &data[..], &[2, 2]).unwrap();
     let heads = ROWS / 4;
-    too_much(build(&no(&[heads, 0, 4])));
+    too_much(&build(&no(&[heads, 0, 4])));
     let index = build(&keys).unwrap();
     let search = SearchOptions::default();
-    too_much(index.search(&no(&[heads, 0, 2]), Some(&keys), &[0.1], &search));
+    too_much(&index.search(&no(&[heads, 0, 2]), Some(&keys), &[0.1], &search));
     let attend = |q: &Vectors<'_>, k: &Vectors<'_>, v: &Vectors<'_>, budget: Budget<'_>| {
         attention(q, k, v, budget, None, &AttentionOptions::default())
     };
     let (eps, tolerance) = (Budget::TailMass(&[0.1]), Budget::Output(&[0.1]));
     let many = no(&[heads, 0, 4]);
-    too_much(attend(&many, &many, &many, eps));
+    too_much(&attend(&many, &many, &many, eps));
     for budget in [eps, tolerance] {
-        too_much(attend(&no(&[0, 4]), &no(&[0, 4]), &no(&[0, heads]), budget));
+        too_much(&attend(&no(&[0, 4]), &no(&[0, 4]), &no(&[0, heads]), budget));
     }
-    too_much(ValueBall::new(&many, None));
-    too_much(ValueBall::new(&no(&[0, heads]), None));
+    too_much(&ValueBall::new(&many, None));
+    too_much(&ValueBall::new(&no(&[0, heads]), None));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Place};
 use crate::mass::Compensated;
+use crate::memory::list;
 use crate::threads;
 
 use super::student;
@@ -114,8 +115,9 @@ pub fn fit_window(n: &[f64], k: &[f64], level: f64) -> Result<Line, Error> {
     }
     let count = points as f64;
     let mean = |values: &[f64]| values.iter().copied().collect::<Compensated>().value() / count;
-    let (x, y): (Vec<f64>, Vec<f64>) =
-        n.iter().zip(k).map(|(&n, &k)| (libm::log(n), libm::log(k))).unzip();
+    let (mut x, mut y) = (list("n", points)?, list("k", points)?);
+    x.extend(n.iter().map(|&n| libm::log(n)));
+    y.extend(k.iter().map(|&k| libm::log(k)));
     let (x_mean, y_mean) = (mean(&x), mean(&y));
     let dot = |f: &dyn Fn(f64, f64) -> f64| {
         x.iter().zip(&y).map(|(x, y)| f(x - x_mean, y - y_mean)).collect::<Compensated>().value()
