@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use certk_rs::{
     AttentionOptions, IndexOptions, KeyIndex, Options, Scores, SearchOptions, Vectors, keep_set,
@@ -132,5 +132,25 @@ fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
                 });
             });
         }
+    });
+}
+
+#[test]
+#[ignore = "a measurement, of what is printed with --nocapture"]
+fn default_options_beside_one_thread() {
+    let row = numbers(17 * 4096, 4.0);
+    let scores = Scores::new(&row[..], &[17, 4096]).unwrap();
+    let time = |options: &Options| {
+        let start = Instant::now();
+        (0..1000).into_par_iter().for_each(|_| {
+            select(&scores, &[0.5], options).unwrap();
+        });
+        start.elapsed().as_secs_f64()
+    };
+    host().install(|| {
+        let (default, one) = (Options::new(), Options::new().threads(1));
+        let mut ratios: Vec<f64> = (0..11).map(|_| time(&default) / time(&one)).collect();
+        ratios.sort_by(f64::total_cmp);
+        println!("default options over one thread, median of eleven: {:.3}", ratios[5]);
     });
 }
