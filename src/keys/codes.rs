@@ -539,7 +539,7 @@ mod tests {
         let (simd, n) = (Simd::current().unwrap(), data.len() / dim);
         let keys = Keys::new(data, dim, dim);
         let mut codes = Codes::new(dim, keys, n, Some(rotate));
-        codes.append(simd, keys, n, 1).unwrap().unwrap();
+        codes.append(simd, keys, n, 1).unwrap();
         let prepared = codes.prepare(query, scale);
         let doubt = Query::new(query, scale, f64::from(codes.largest())).error;
         let mut scores = vec![0.0; n.next_multiple_of(LANES)];
