@@ -29,6 +29,11 @@ fn padded<E: Element>(values: impl Iterator<Item = E>) -> Vec<E> {
     keys
 }
 
+/// Zero for no, and for yes anything else, the bytes with the highest bit among them.
+fn any_byte(i: usize, yes: bool) -> u8 {
+    if yes { (i * 7 % 255 + 1) as u8 } else { 0 }
+}
+
 /// Everything that the passes return, as bits.
 fn digest<E: Element, W: Weigh<E::Scalar>>(simd: Simd, keys: &[E], law: W) -> Vec<u64>
 where
@@ -72,8 +77,12 @@ where
         let room = E::Scalar::nearest(share * simd.weigh(&mut few, law));
         out.push(bits(simd.candidate(&mut few, room).into()));
     }
-    let keep: Vec<u8> = (0..keys.len()).map(|i| if i % 3 == 0 { 2 } else { 0 }).collect();
+    let keep: Vec<u8> = (0..keys.len()).map(|i| any_byte(i, i % 3 == 0)).collect();
     let given = simd.given(keys, &keep, law);
+    let masked = E::MASKED.widen();
+    let kept = keys.iter().zip(&keep).filter(|(key, byte)| key.widen() > masked && **byte != 0);
+    assert_eq!(given.kept, kept.count());
+    assert_eq!(given.kept + given.dropped, simd.count_live(keys));
     out.extend([bits(given.head), bits(given.tail), given.kept as u64, given.dropped as u64]);
     out.extend([bits(given.worst_kept.into()), bits(given.best_dropped.into())]);
     let list: Vec<u32> = (0..keys.len() as u32).map(|i| 3 * i).collect();
@@ -87,10 +96,13 @@ where
         let (Ok(found) | Err(found)) = simd.find_equal(keys, pivots[4], nth);
         out.push(found as u64);
     }
-    let allowed: Vec<u8> = (0..keys.len()).map(|i| u8::from(i % 5 != 0)).collect();
+    let allowed: Vec<u8> = (0..keys.len()).map(|i| any_byte(i, i % 5 != 0)).collect();
     let live = &keys[..keys.len() - keys.len().min(5)];
     let (mut dense, mut from) = (Vec::new(), Vec::new());
     simd.admit(live, &allowed[..live.len()], &mut dense, &mut from);
+    let admitted = (0..live.len() as u32).filter(|i| i % 5 != 0);
+    let admitted = admitted.filter(|&i| live[i as usize].widen() > masked);
+    assert_eq!(from, admitted.collect::<Vec<u32>>());
     out.extend(dense.iter().map(|&key| bits(key.into())));
     out.extend(from.iter().map(|&position| u64::from(position)));
     let mut copy = vec![E::MASKED; keys.len()];
@@ -294,6 +306,48 @@ fn double_exp_stays_within_its_bound() {
         } else {
             let error = (weight / mass::exp(x) - 1.0).abs();
             assert!(error <= allowance(x, unit, 0.7, 145.0) + 2f64.powi(-50), "{x}: {error:e}");
+        }
+    }
+}
+
+/// The real mass of keys below a shift, by the checker's exponential and compensated sums: good to 2^-49.
+fn real_mass(keys: &[f64], shift: f64) -> f64 {
+    keys.iter().map(|key| mass::exp(key - shift)).collect::<mass::Compensated>().value()
+}
+
+/// The budgets of `mass`: 216 units on either side in f32, 3110 in f64.
+#[test]
+fn sums_of_weights_stay_within_what_is_budgeted() {
+    for n in LENGTHS {
+        for spread in [0.0, 0.7, 3.0, 9.0] {
+            for below in [0.0, 40.3, 86.9] {
+                // Weights far below the largest lose most.
+                let mut numbers: Vec<f64> =
+                    scores(n, spread).iter().map(|x| x.clamp(-80.0, 0.0) / 2.0 - below).collect();
+                numbers.iter_mut().for_each(|x| *x = f64::from(x.max(-87.3) as f32));
+                let want = real_mass(&numbers, 0.0);
+                let single = padded(numbers.iter().map(|&x| x as f32));
+                let double = padded(numbers.iter().copied());
+                for (name, level) in Simd::all() {
+                    let off = (level.mass(&single, Shifted(0.0)) / want - 1.0).abs();
+                    assert!(off <= 216.0 * 2f64.powi(-24), "{name} {n} {spread}: {off:e}");
+                    let off = (level.mass(&double, Shifted(0.0)) / want - 1.0).abs();
+                    assert!(off <= 3110.0 * 2f64.powi(-53), "{name} {n} {spread}: {off:e}");
+                    // Both sides of any set.
+                    let keep: Vec<u8> =
+                        (0..single.len()).map(|i| any_byte(i, i % 2 == 0)).collect();
+                    let side = |parity: usize| -> f64 {
+                        let some: Vec<f64> =
+                            numbers.iter().skip(parity).step_by(2).copied().collect();
+                        real_mass(&some, 0.0)
+                    };
+                    let given = level.given(&single, &keep, Shifted(0.0));
+                    for (got, want) in [(given.head, side(0)), (given.tail, side(1))] {
+                        let off = (got - want).abs();
+                        assert!(off <= 216.0 * 2f64.powi(-24) * want, "{name} {n}: {off:e}");
+                    }
+                }
+            }
         }
     }
 }

@@ -593,6 +593,7 @@ fn merged(one: &[u32], other: &[u32]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::twofold::Twofold;
 
     /// Numbers that look normal.
     fn normal(count: usize, seed: u64) -> Vec<f32> {
@@ -609,6 +610,54 @@ mod tests {
                 ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
             })
             .collect()
+    }
+
+    /// Products of whole numbers that nearly cancel, exact as integers: computed ones are as near as is said.
+    #[test]
+    fn computed_scores_are_as_near_as_is_said() {
+        let mut state = 9u64;
+        let mut whole = |bits: u32| -> i64 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_041);
+            (state as i64) >> (64 - bits)
+        };
+        let mut worst = 0.0f64;
+        for dim in (1..40).chain([64, 100, 128, 257]) {
+            for scale in [1.0, -0.125, 0.1] {
+                let query: Vec<i64> = (0..dim).map(|_| whole(50)).collect();
+                let mut keys: Vec<i64> = (0..5 * dim).map(|_| whole(24)).collect();
+                for key in keys.chunks_mut(dim) {
+                    // The second half undoes the first, nearly.
+                    for i in 0..dim / 2 {
+                        key[dim - 1 - i] = -key[i];
+                    }
+                }
+                let mirrored: Vec<i64> =
+                    (0..dim).map(|i| query[i.min(dim - 1 - i)] + (i as i64 & 3)).collect();
+                let wide: Vec<f64> = mirrored.iter().map(|&q| q as f64).collect();
+                let narrow: Vec<f32> = keys.iter().map(|&k| k as f32).collect();
+                let largest = narrow.iter().fold(0.0f32, |top, k| top.max(k.abs()));
+                let query = Query::new(&wide, scale, f64::from(largest));
+                let offset = 0.1 * f64::from(largest) * wide[0] * scale;
+                for (name, simd) in Simd::all() {
+                    let mut scores = [0.0; 5];
+                    let rows = Keys::new(&narrow[..], dim, dim);
+                    query.score(*simd, rows, Picked::From(0), offset, &mut scores);
+                    for (key, score) in keys.chunks(dim).zip(scores) {
+                        let exact: i128 = (key.iter().zip(&mirrored))
+                            .map(|(&k, &q)| i128::from(k) * i128::from(q))
+                            .sum();
+                        // Times an f64, less the offset: a float of 106 bits beside what is judged.
+                        let product =
+                            Twofold::sum(exact as f64, (exact - exact as f64 as i128) as f64);
+                        let real = product.times(scale).plus(-offset);
+                        let off = real.plus(-score).high.abs();
+                        assert!(off <= query.error, "{name} {dim} {scale}: {off:e}");
+                        worst = worst.max(off / query.error);
+                    }
+                }
+            }
+        }
+        assert!(worst > 0.02, "{worst}");
     }
 
     #[test]

@@ -351,3 +351,38 @@ fn one_set_for_rows_with_a_radius() {
         }
     }
 }
+
+/// Tails that are flushed where they are stored, but may weigh something where they are.
+#[test]
+fn flushed_tails_within_a_radius() {
+    for (depth, radius) in
+        [(88.0, 0.5), (95.0, 10.0), (300.0, 120.0), (720.0, 12.0), (720.0, 290.0)]
+    {
+        for count in [1, 50, 1100] {
+            let mut numbers = vec![-depth; count + 1];
+            numbers[count / 2] = 0.0;
+            let kept = flags(count + 1, [count / 2]);
+            for stored in Stored::all(&numbers) {
+                let (most, _) = extremes(&reals(&stored.wide()), &kept, radius);
+                let radii = [radius];
+                let scores = Scores::new(stored.data(), &[1, count + 1]).unwrap();
+                let scores = scores.radius(&radii).unwrap();
+                let indices = [(count / 2) as i64];
+                let keep = Keep::Indices { indptr: &[0, 1], indices: &indices };
+                for independent in [false, true] {
+                    let found = certify(&scores, &keep, None, independent, None).unwrap();
+                    assert!(most.at_most(found.tail_mass_upper[0]), "{depth} {radius} {count}");
+                }
+                for eps in [1e-3, most.down().max(1e-300)] {
+                    if eps >= 1.0 {
+                        continue;
+                    }
+                    let found = select(&scores, &[eps], &Options::new()).unwrap();
+                    let kept = flags(count + 1, found.row(0).iter().map(|&i| i as usize));
+                    let (most, _) = extremes(&reals(&stored.wide()), &kept, radius);
+                    assert!(most.at_most(found.tail_mass_upper[0]) && most.at_most(eps));
+                }
+            }
+        }
+    }
+}

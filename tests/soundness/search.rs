@@ -21,9 +21,13 @@ impl Keys {
         self.keys.len() / self.dim
     }
 
-    fn scores(&self, query: &[f32], scale: f64) -> Vec<Real> {
-        let query = reals(query);
-        self.keys.chunks_exact(self.dim).map(|key| product(scale, &query, &reals(key))).collect()
+    /// A query with the real scores of all keys.
+    fn ask<'q>(&self, query: &'q [f32], scale: f64) -> Asked<'q> {
+        let wide = reals(query);
+        let keys = self.keys.chunks_exact(self.dim);
+        let scores: Vec<Real> = keys.map(|key| product(scale, &wide, &reals(key))).collect();
+        let weights = weights(&scores);
+        Asked { query, scores, weights }
     }
 
     fn index(&self, rotate: Option<bool>) -> KeyIndex<'static> {
@@ -38,38 +42,41 @@ impl Keys {
         index
     }
 
-    /// One query, with the keys or, if they are needed, none.
+    /// Searches for one query, also without the keys, if they are not needed.
     fn search(
         &self,
         index: &KeyIndex<'_>,
-        query: &[f32],
+        asked: &Asked<'_>,
         eps: &[f64],
         options: &SearchOptions,
     ) -> SearchResult {
-        let q = Vectors::new("q", query, &[1, self.dim]).unwrap();
+        let q = Vectors::new("q", asked.query, &[1, self.dim]).unwrap();
         let k = Vectors::new("k", &self.keys[..], &[self.len(), self.dim]).unwrap();
-        if options.over == Over::Codes && options.rule == Rule::Mass {
+        if options.over == Over::Codes
+            && options.rule == Rule::Mass
+            && let Ok(found) = index.search(&q, None, eps, options)
+        {
             // What codes alone decide is as true.
-            if let Ok(found) = index.search(&q, None, eps, options) {
-                self.judge(query, &found, eps, options);
-            }
+            asked.judge(&found, eps, options);
         }
         index.search(&q, Some(&k), eps, options).unwrap()
     }
+}
 
+/// A query, and what is true of it.
+struct Asked<'q> {
+    query: &'q [f32],
+    scores: Vec<Real>,
+    weights: Vec<Real>,
+}
+
+impl Asked<'_> {
     /// Judges an answer; whether it was proven to be as small as any.
-    fn judge(
-        &self,
-        query: &[f32],
-        found: &SearchResult,
-        eps: &[f64],
-        options: &SearchOptions,
-    ) -> bool {
-        let scores = self.scores(query, options.scale.unwrap());
-        let (n, weights) = (self.len(), weights(&scores));
+    fn judge(&self, found: &SearchResult, eps: &[f64], options: &SearchOptions) -> bool {
+        let (n, weights) = (self.scores.len(), &self.weights);
         let set = &found.selection;
         let kept = flags(n, set.row(0).iter().map(|&i| i as usize));
-        let lost = tail(&weights, |i| kept[i]);
+        let lost = tail(weights, |i| kept[i]);
         let (lower, upper) = (set.tail_mass_lower[0], set.tail_mass_upper[0]);
         assert!(lost.at_most(upper), "{options:?} {eps:?}: {upper} < {}", lost.down());
         assert!(lost.at_least(lower), "{options:?} {eps:?}: {lower} > {}", lost.down());
@@ -82,11 +89,11 @@ impl Keys {
             && certified
         {
             // Compared as they are: weights far apart may both be 0.
-            let best = flags(n, ranked(&scores).into_iter().take(most));
+            let best = flags(n, ranked(&self.scores).into_iter().take(most));
             assert!(kept == best, "{options:?}: not the best {most}");
         }
         if set.minimal[0] && k > 1 {
-            let fewer = least_tail(&weights, k - 1);
+            let fewer = least_tail(weights, k - 1);
             assert!(!fewer.at_most(eps), "{options:?} {eps}: {} of {n} would do", k - 1);
             return true;
         }
@@ -137,11 +144,12 @@ fn every_rule_over_codes_and_cells() {
         let size = [0.5, 2.0, 6.0][round / 2 % 3];
         let query: Vec<f32> = random.normals(dim, size).iter().map(|&x| x as f32).collect();
         for scale in [1.0 / (dim as f64).sqrt(), -0.7] {
+            let asked = keys.ask(&query, scale);
             for eps in [0.6, 0.3, 0.05, 1e-3] {
                 for options in all_options(scale, 1 + random.below(n)) {
-                    let found = keys.search(&index, &query, &[eps], &options);
+                    let found = keys.search(&index, &asked, &[eps], &options);
                     few += usize::from(found.rung[0] != Rung::Dense);
-                    if keys.judge(&query, &found, &[eps], &options) {
+                    if asked.judge(&found, &[eps], &options) {
                         proven[options.over as usize] += 1;
                     }
                 }
@@ -162,13 +170,15 @@ fn coarse_codes_of_a_few_keys() {
         let size = 10f64.powf(3.0 * random.uniform());
         let query: Vec<f32> = random.normals(dim, size).iter().map(|&x| x as f32).collect();
         let eps = [0.7, 0.4, 0.1, 1e-3, 1e-9][round % 5];
+        let scale = [1.0, -1.0][round / 2 % 2];
+        let asked = keys.ask(&query, scale);
         for over in [Over::Codes, Over::Both] {
             let max_scored = (round % 3 == 0).then(|| random.below(4));
-            let scale = Some([1.0, -1.0][round / 2 % 2]);
+            let scale = Some(scale);
             for rule in [Rule::Mass, Rule::TopK(1 + random.below(n))] {
                 let options = SearchOptions { scale, rule, over, max_scored, threads: Some(1) };
-                let found = keys.search(&index, &query, &[eps], &options);
-                keys.judge(&query, &found, &[eps], &options);
+                let found = keys.search(&index, &asked, &[eps], &options);
+                asked.judge(&found, &[eps], &options);
             }
         }
     }
@@ -195,9 +205,10 @@ fn minimal_sets_over_cells() {
         let over = [Over::Cells, Over::Both][round / 2 % 2];
         let options =
             SearchOptions { scale: Some(1.0), rule, over, max_scored: None, threads: Some(1) };
-        let found = keys.search(&index, &query, &[eps], &options);
+        let asked = keys.ask(&query, 1.0);
+        let found = keys.search(&index, &asked, &[eps], &options);
         open += usize::from(found.scored[0] < n as i64);
-        proven += usize::from(keys.judge(&query, &found, &[eps], &options));
+        proven += usize::from(asked.judge(&found, &[eps], &options));
     }
     assert!(proven > 30 && open > 100, "{proven} {open}");
 }
@@ -229,7 +240,7 @@ fn the_true_best_where_rounding_hides_them() {
         let keys = Keys { keys, dim };
         let query = vec![[1.0f32, 0.3][round % 2]; dim];
         let scale = [0.1, -0.1, 1.0][round % 3];
-        let scores = keys.scores(&query, scale);
+        let asked = keys.ask(&query, scale);
         let computed: Vec<f64> = keys
             .keys
             .chunks(dim)
@@ -240,16 +251,16 @@ fn the_true_best_where_rounding_hides_them() {
         by_sums.sort_by(|&a, &b| {
             (scale * computed[b]).total_cmp(&(scale * computed[a])).then(a.cmp(&b))
         });
-        let best = flags(n, ranked(&scores).into_iter().take(k));
+        let best = flags(n, ranked(&asked.scores).into_iter().take(k));
         hidden += usize::from(by_sums[..k].iter().any(|&i| !best[i]));
         let index = keys.index(None);
         for over in [Over::Codes, Over::Cells, Over::Both] {
             let rule = Rule::TopK(k);
             let options =
                 SearchOptions { scale: Some(scale), rule, over, max_scored: None, threads: None };
-            let found = keys.search(&index, &query, &[], &options);
+            let found = keys.search(&index, &asked, &[], &options);
             assert_eq!(found.selection.status[0], Status::Certified);
-            keys.judge(&query, &found, &[], &options);
+            asked.judge(&found, &[], &options);
         }
     }
     assert!(hidden > 50, "{hidden}");
@@ -272,7 +283,8 @@ fn budgets_at_the_edge_and_large_scores() {
             }
         }
         let scale = [1.0, 0.0, -1.0][round % 3];
-        let lost = least_tail(&weights(&keys.scores(&query, scale)), 1 + random.below(n - 1));
+        let asked = keys.ask(&query, scale);
+        let lost = least_tail(&asked.weights, 1 + random.below(n - 1));
         let index = keys.index(None);
         let near = lost.down();
         for eps in [near.next_down(), near, lost.up(), near * (1.0 + 1e-9), near * (1.0 - 1e-7)] {
@@ -284,8 +296,8 @@ fn budgets_at_the_edge_and_large_scores() {
                 for rule in [Rule::Mass, Rule::Gap] {
                     let (scale, threads) = (Some(scale), Some(1));
                     let options = SearchOptions { scale, rule, over, max_scored: None, threads };
-                    let found = keys.search(&index, &query, &[eps], &options);
-                    keys.judge(&query, &found, &[eps], &options);
+                    let found = keys.search(&index, &asked, &[eps], &options);
+                    asked.judge(&found, &[eps], &options);
                 }
             }
         }
