@@ -11,7 +11,9 @@ use std::sync::OnceLock;
 use crate::error::Error;
 
 /// Less than this is not asked for beforehand: what little goes with every call would not fit either.
-const LITTLE: usize = 1 << 20;
+const LITTLE: usize = 1 << 16;
+/// The same in a pool, whose threads run already, and ask row by row.
+const LITTLE_IN_POOL: usize = 1 << 20;
 /// What a thread takes beside what is counted: its stack, its locals, and the address space that an allocator reserves for it.
 /// Threads that find none left end the process at their first small request. It is also more than what an allocator may
 /// hold back from what was freed, which is no use to other threads.
@@ -42,7 +44,8 @@ pub(crate) fn product(argument: &'static str, shape: &[usize]) -> Result<usize, 
 /// [`Error::NoMemory`].
 pub(crate) fn afford(argument: &'static str, count: usize, each: usize) -> Result<(), Error> {
     let bytes = count.saturating_mul(each);
-    if bytes < LITTLE {
+    let little = if rayon::current_thread_index().is_some() { LITTLE_IN_POOL } else { LITTLE };
+    if bytes < little {
         return Ok(());
     }
     let mut room = Vec::<u8>::new();
@@ -53,6 +56,19 @@ pub(crate) fn afford(argument: &'static str, count: usize, each: usize) -> Resul
         return Ok(());
     }
     Err(Error::NoMemory { argument, bytes })
+}
+
+/// The same for what each of several threads holds of a row, before they start.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(crate) fn afford_in_each(
+    argument: &'static str,
+    threads: usize,
+    (rows, n): (usize, usize),
+    each: usize,
+) -> Result<(), Error> {
+    if threads > 1 { afford(argument, threads.min(rows).saturating_mul(n), each) } else { Ok(()) }
 }
 
 /// The same for matrices of `d` times `d` numbers of `each` bytes, d being the last axis of a shape `(..., n, d)`.

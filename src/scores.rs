@@ -521,7 +521,8 @@ impl<'a> Scores<'a> {
         }
         if let Some(offset) = self.causal_offset {
             let seen = (query as i64).saturating_add(offset).saturating_add(1).max(0);
-            visible = visible.min(seen.unsigned_abs() as usize);
+            // Beyond what is counted here is beyond the row, too.
+            visible = visible.min(usize::try_from(seen).unwrap_or(usize::MAX));
         }
         Span { start, n: self.n, visible, mask_start }
     }

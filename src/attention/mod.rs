@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use crate::error::Error;
 use crate::kernels::{PANEL_ROWS, Simd};
 use crate::keys::{KeyIndex, Rung};
-use crate::memory::afford;
+use crate::memory::{afford, afford_in_each};
 use crate::scale::nearest_rsqrt;
 use crate::scores::Vectors;
 use crate::threads::{self, Hook};
@@ -244,6 +244,7 @@ impl<'a> Job<'a> {
         let rows: usize = units.iter().map(|unit| unit.rows.len()).sum();
         let threads =
             threads::count(self.sights.options.threads, rows.saturating_mul(each) > 1 << 20)?;
+        afford_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
         let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
         let one = |unit: usize| {

@@ -49,9 +49,10 @@ pub(super) fn tail_mass(
     }
     let split = Split {
         tail: above.value(),
-        dropped: dropped as usize,
+        // Only whether there are any matters.
+        dropped: usize::try_from(dropped).unwrap_or(usize::MAX),
         head: below.value(),
-        kept: kept as usize,
+        kept: usize::try_from(kept).unwrap_or(usize::MAX),
     };
     // Sizes, products, sums (Neumaier's lose v + (m v)^2, v = 2^-53), the quotient and these products themselves.
     let rounding = 64.0 * f64::EPSILON + 16.0 * (terms * f64::EPSILON) * (terms * f64::EPSILON);

@@ -148,9 +148,9 @@ pub(super) fn judge(scores: &Scores<'_>, cuts: Cuts<'_>) -> Result<(), Error> {
 fn fit(cuts: &[i64], row: &Row<'_>, kept: usize) -> Result<(), Error> {
     let n = row.keys.len();
     for (position, &value) in cuts.iter().enumerate() {
-        let problem = if value.unsigned_abs() as usize >= n {
+        let problem = if value.unsigned_abs() >= n as u64 {
             format!("cuts lie strictly between 0 and n, which is {n} in {}", row.place().row())
-        } else if value.unsigned_abs() as usize == kept {
+        } else if value.unsigned_abs() == kept as u64 {
             format!("k = {kept} is a cut already; leave it out")
         } else {
             continue;

@@ -11,7 +11,7 @@ mod row;
 mod spectrum;
 
 use crate::error::Error;
-use crate::memory::{afford, afford_square, filled, room};
+use crate::memory::{afford, afford_in_each, afford_square, filled, room};
 use crate::scores::{Keep, Scores, Values};
 use crate::threads::{self, Hook};
 use cloud::{Cloud, Outline};
@@ -226,6 +226,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     let (n, d) = (scores.longest().max(1), values.components().max(1));
     let size = n.saturating_mul(d);
     let threads = threads::count(threads, scores.rows().saturating_mul(size) > SERIAL)?;
+    afford_in_each("values", threads, (served.len(), size), size_of::<f64>())?;
     let _environment = threads::default_floats();
     let mut results = vec![R::default(); scores.rows()];
     let heads = (HELD / size.max(LEAST)).max(1);

@@ -2,9 +2,9 @@
 
 use super::measure::Measure;
 use crate::error::{Error, Place};
-#[cfg(feature = "python")]
-use crate::memory::product;
 use crate::memory::{afford, list};
+#[cfg(feature = "python")]
+use crate::memory::{afford_in_each, product};
 use crate::scores::Scores;
 use crate::threads::{self, Hook};
 
@@ -54,6 +54,7 @@ pub(super) fn map_rows<R: Send>(
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    afford_in_each("scores", threads, (rows, n), size_of::<f64>())?;
     let one = |number: usize| {
         let mut keys = Vec::new();
         let measure = scores.keys64(number, &mut keys)?.into();

@@ -5,7 +5,7 @@ use super::index::{Coded, KeyIndex, by_type, matrix};
 use super::mass::Query;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
-use crate::memory::{afford, filled};
+use crate::memory::{afford, afford_in_each, filled};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
 use crate::scale::nearest_rsqrt;
@@ -58,6 +58,7 @@ impl KeyIndex<'_> {
         }
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > 1 << 20)?;
+        afford_in_each("keys", threads, (rows, self.len()), 40)?;
         let delta = if options.all_rows && rows > 1 {
             (options.delta / rows as f64).next_down()
         } else {

@@ -8,7 +8,7 @@ use super::mass::{BLURRED, Found, Query, Room, Rung, Search, Sight};
 use crate::certificate::Status;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Simd};
-use crate::memory::{self, afford, list, room};
+use crate::memory::{self, afford, afford_in_each, list, room};
 use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Vectors};
 use crate::select::{Decision, Selection};
@@ -112,6 +112,7 @@ impl KeyIndex<'_> {
         let simd = Simd::current()?;
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > 1 << 20)?;
+        afford_in_each("keys", threads, (rows, self.len()), size_of::<f32>())?;
         let cells = match (options.over, keys) {
             (Over::Codes, _) => None,
             (_, None) => return Err(Error::KeysNeeded),

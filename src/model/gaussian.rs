@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Place};
 use crate::mass::Compensated;
-use crate::memory::{afford, list};
+use crate::memory::{afford, afford_in_each, list};
 use crate::scores::{Keys64, Law, Scores};
 use crate::threads::{self, Hook};
 
@@ -191,6 +191,7 @@ pub(super) fn per_row<R: Send>(
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    afford_in_each("scores", threads, (rows, n), size_of::<f64>())?;
     afford("scores", rows, size_of::<R>())?;
     let mut all = list("scores", rows)?;
     let sizes = ((PORTION / n.max(LEAST)).max(1), (TASK / n).max(1));

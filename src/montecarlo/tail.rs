@@ -5,7 +5,7 @@ use super::uniform::Uniform;
 use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
 use crate::error::{Error, Place};
 use crate::mass::{Slack, Split};
-use crate::memory::{afford, list, room};
+use crate::memory::{afford, afford_in_each, list, room};
 use crate::random::Random;
 use crate::scores::{Keep, Kind, Mask, Scores};
 use crate::threads::{self, Hook};
@@ -130,6 +130,7 @@ pub(crate) fn tail_mass_with(
     }
     let n = scores.longest().max(1);
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
+    afford_in_each("scores", threads, (rows, n), 1)?;
     // One row is shared out itself.
     let inside = if rows == 1 { threads } else { 1 };
     let one = |row: usize| {

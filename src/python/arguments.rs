@@ -36,7 +36,9 @@ fn index<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAn
 
 /// A number of things, at least `least`.
 pub(super) fn count(name: &str, value: &Bound<'_, PyAny>, least: u32) -> PyResult<usize> {
-    integer(name, value, least.into()).map(|number| number.unsigned_abs() as usize)
+    let number = integer(name, value, least.into())?.unsigned_abs();
+    // What no index holds is as good as the most that one does.
+    Ok(usize::try_from(number).unwrap_or(usize::MAX))
 }
 
 /// The number of threads, or `None` for all.

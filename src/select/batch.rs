@@ -14,7 +14,7 @@ use crate::kernels::{
     DefaultFloats, Element, LANES, Piece, Positions, Simd, Soon, append_all, ask_for_huge_pages,
 };
 use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
-use crate::memory::{afford, filled, room};
+use crate::memory::{afford, afford_in_each, filled, room};
 use crate::order;
 use crate::scores::{Data, Scores};
 use crate::threads::{self, Hook};
@@ -173,6 +173,7 @@ pub(crate) fn select_with(
     let simd = Simd::current()?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
+    afford_in_each("scores", threads, (rows, n), 1)?;
     let job = Job { scores, eps, options, simd };
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     // What no memory holds in the end is not begun.

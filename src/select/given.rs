@@ -8,7 +8,7 @@ use crate::certificate::{self, Certificate, Verdict};
 use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
 use crate::mass::{self, CHUNK, Split};
-use crate::memory::afford;
+use crate::memory::{afford, afford_in_each};
 use crate::scores::{Keep, Scores};
 use crate::threads::{self, Hook};
 
@@ -73,6 +73,7 @@ fn judge_all(
     let judge = Judge { scores, keep, eps, minimal, simd: Simd::current()? };
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    afford_in_each("scores", threads, (rows, n), 1)?;
     let one = |row: usize| {
         if independent {
             certificate::check_row(scores, keep, row, judge.eps(row))

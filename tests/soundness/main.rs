@@ -1,5 +1,8 @@
 //! What is certified, against what is true: every answer of the public functions beside exact arithmetic.
 
+// Counts are small and never negative, and bytes are counted in a few hundred.
+#![allow(clippy::cast_sign_loss, clippy::naive_bytecount)]
+
 mod attention;
 mod bounds;
 mod exact;
