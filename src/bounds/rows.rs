@@ -2,9 +2,9 @@
 
 use super::measure::Measure;
 use crate::error::{Error, Place};
-use crate::memory::{afford, list};
 #[cfg(feature = "python")]
-use crate::memory::{afford_in_each, product};
+use crate::memory::product;
+use crate::memory::{afford, afford_in_each, list};
 use crate::scores::Scores;
 use crate::threads::{self, Hook};
 

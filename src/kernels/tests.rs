@@ -324,7 +324,9 @@ fn sums_of_weights_stay_within_what_is_budgeted() {
                 // Weights far below the largest lose most.
                 let mut numbers: Vec<f64> =
                     scores(n, spread).iter().map(|x| x.clamp(-80.0, 0.0) / 2.0 - below).collect();
-                numbers.iter_mut().for_each(|x| *x = f64::from(x.max(-87.3) as f32));
+                for x in &mut numbers {
+                    *x = f64::from(x.max(-87.3) as f32);
+                }
                 let want = real_mass(&numbers, 0.0);
                 let single = padded(numbers.iter().map(|&x| x as f32));
                 let double = padded(numbers.iter().copied());
