@@ -9,6 +9,8 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 
 use crate::error::Error;
+use crate::kernels::address_space_left;
+use crate::threads;
 
 /// Less than this is not asked for beforehand: what little goes with every call would not fit either.
 const LITTLE: usize = 1 << 16;
@@ -45,14 +47,7 @@ pub(crate) fn product(argument: &'static str, shape: &[usize]) -> Result<usize, 
 pub(crate) fn afford(argument: &'static str, count: usize, each: usize) -> Result<(), Error> {
     let bytes = count.saturating_mul(each);
     let little = if rayon::current_thread_index().is_some() { LITTLE_IN_POOL } else { LITTLE };
-    if bytes < little {
-        return Ok(());
-    }
-    let mut room = Vec::<u8>::new();
-    // A compiler may leave out memory that nobody uses.
-    if there_is(bytes)
-        && black_box(&mut room).try_reserve_exact(bytes.saturating_add(spare())).is_ok()
-    {
+    if bytes < little || can_be_had(bytes) {
         return Ok(());
     }
     Err(Error::NoMemory { argument, bytes })
@@ -136,6 +131,22 @@ pub(crate) fn filled<T: Clone>(
 /// Whether so much could be had at all.
 fn there_is(bytes: usize) -> bool {
     bytes < LITTLE || installed().is_none_or(|all| bytes / BEYOND <= all)
+}
+
+/// Whether so much could be had now, by each thread that is at work at this moment, and what is spare beside it.
+fn can_be_had(bytes: usize) -> bool {
+    let wanted = bytes.saturating_mul(threads::at_work()).saturating_add(spare());
+    // A trial takes what it tries for a moment, in which other threads may need it: where the system says how much is left,
+    // there is none. The allocator may hold more, which was freed.
+    if !there_is(bytes) {
+        return false;
+    }
+    if address_space_left().is_some_and(|left| wanted <= left) {
+        return true;
+    }
+    let mut room = Vec::<u8>::new();
+    // A compiler may leave out memory that nobody uses.
+    black_box(&mut room).try_reserve_exact(wanted).is_ok()
 }
 
 /// What threads may need beside what is counted; those of a pool that runs already have most of it.

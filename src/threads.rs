@@ -66,6 +66,29 @@ pub(crate) fn default_floats() -> kernels::DefaultFloats {
     kernels::DefaultFloats::set()
 }
 
+/// How many threads work on calls that use several, at least 1.
+pub(crate) fn at_work() -> usize {
+    AT_WORK.load(Ordering::Relaxed).max(1)
+}
+
+static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that is counted until this is dropped, whatever becomes of its work.
+struct AtWork;
+
+impl AtWork {
+    fn begin() -> Self {
+        AT_WORK.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        AT_WORK.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Maps items, in order; those that are left are handed out a share at a time, at least `least`. The caller takes part.
 pub(crate) fn map<T: Send, R: Send>(
     threads: usize,
@@ -83,6 +106,7 @@ pub(crate) fn map<T: Send, R: Send>(
     let left = Mutex::new(items);
     let done: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::new());
     beside_each_other(lanes, &|| {
+        let _at_work = AtWork::begin();
         loop {
             let (first, share): (usize, Vec<T>) = {
                 let mut left = unpoisoned(&left);

@@ -33,6 +33,8 @@ Call = Callable[[], Any]
 # Beyond what the process has, in MiB; None is no limit. One call asks for up to a few hundred,
 # and beside that for some 200 for two threads.
 LIMITS = (4, 9, 16, 28, 72, 204, None)
+# Around what two threads need that search together, where each may have what the other asks for.
+NEAR = (*range(120, 280, 3), None)
 # Seconds that a call may take.
 PATIENCE = 30
 # Rows for whose answers there is no memory, in an array that needs none.
@@ -248,8 +250,16 @@ def of_torch() -> dict[str, Call]:
     return {name: arrays(call) for name, call in calls.items()}
 
 
+@cache
+def together() -> dict[str, Call]:
+    """A call in which two threads ask for much, row after row."""
+    name = "search of long"
+    return {name: limited()[name]}
+
+
 TABLES: dict[str, Callable[[], dict[str, Call]]] = {
     "limited": limited,
+    "together": together,
     "refused": refused,
     "torch": of_torch,
 }
@@ -307,12 +317,9 @@ def outcomes(table: str) -> dict[str, dict[str, str]]:
     small = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     # So does what the extension's own allocator holds.
     small |= {"MIMALLOC_DISALLOW_ARENA_ALLOC": "1", "MIMALLOC_PURGE_DELAY": "0"}
-    if table == "limited":
+    if table in {"limited", "together"}:
         # And no thread has space set aside. Under the other tables threads have what they like.
         small["MALLOC_ARENA_MAX"] = "1"
-        # What two threads ask for at one moment may be promised to both, and then given to one:
-        # that is not covered yet.
-        small["RAYON_NUM_THREADS"] = "1"
     done = subprocess.run(
         command,
         capture_output=True,
@@ -333,6 +340,10 @@ def _names(table: str) -> list[str]:
 @pytest.mark.parametrize("name", [*_names("limited")])
 def test_a_limit_is_an_error_or_no_matter(name: str) -> None:
     judge(outcomes("limited")[name])
+
+
+def test_what_one_thread_is_promised_another_does_not_take() -> None:
+    judge(outcomes("together")["search of long"])
 
 
 def test_torch_operators_under_limits() -> None:
@@ -399,7 +410,7 @@ def test_signals_are_heard_between_empty_rows(call: Callable[[Any], Any]) -> Non
 def main(table: str) -> None:
     # As many threads as are counted on below, whatever the machine.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-    limits = (None,) if table == "refused" else LIMITS
+    limits = {"refused": (None,), "together": NEAR}.get(table, LIMITS)
     calls = TABLES[table]()
     found = {
         name: {str(limit): _in_a_child(call, limit) for limit in limits}

@@ -292,7 +292,7 @@ impl Job<'_> {
             for (at, (row, chosen)) in rows.iter_mut().zip(chosen).enumerate() {
                 let Some(chosen) = chosen else { continue };
                 let Some((search, room)) = row.search(codes, keys, simd) else { continue };
-                if let Some(found) = search.judge(room, &mut climbs[at], chosen) {
+                if let Some(found) = search.judge(room, &mut climbs[at], chosen)? {
                     (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
                     (row.kept, row.open) = (Some(found.kept), false);
                     active[at] = false;

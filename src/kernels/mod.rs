@@ -13,6 +13,7 @@
 // Code that is written once for all levels is compiled with a level's features only if it is inlined into its entry.
 #![allow(clippy::inline_always)]
 
+mod address_space;
 mod average;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -40,6 +41,7 @@ mod short;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use address_space::left as address_space_left;
 pub(crate) use bytes::{LINE, STEP, Step};
 pub(crate) use codes::{BIAS, Coarse, Encoded, Frame, Keys, PANEL, Packed};
 pub(crate) use concat::{Piece, append_all};

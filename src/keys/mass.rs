@@ -242,7 +242,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             let (count, offset) = (chosen.kept.len(), self.prepared.offset);
             let picked = Picked::Listed(&chosen.kept);
             self.query.score(self.simd, keys, picked, offset, &mut room.exact[..count]);
-            if let Some(found) = self.judge(room, &mut climb, chosen) {
+            if let Some(found) = self.judge(room, &mut climb, chosen)? {
                 return Ok(found);
             }
         }
@@ -430,22 +430,26 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// Judges chosen keys by their exact scores less the codes' offset; `None` if they do not prove the budget.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
     pub(crate) fn judge(
         &self,
         room: &mut Room,
         climb: &mut Option<Climb>,
         chosen: Chosen,
-    ) -> Option<Found> {
-        let climb = climb.as_mut()?;
-        let found = self.rescore(room, chosen, (climb.top, f64::from(climb.largest)), climb.seen);
+    ) -> Result<Option<Found>, Error> {
+        let Some(climb) = climb.as_mut() else { return Ok(None) };
+        let relative = (climb.top, f64::from(climb.largest));
+        let found = self.rescore(room, chosen, relative, climb.seen)?;
         if found.upper <= self.eps {
             room.excess = Some(climb.excess);
-            return Some(found);
+            return Ok(Some(found));
         }
         let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
         climb.excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
         (climb.careful, climb.limit) = (usize::MAX, climb.next);
-        None
+        Ok(None)
     }
 
     /// The score by codes of the last key to keep if they were exact and keys of that share of the mass may go.
@@ -474,7 +478,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         chosen: Chosen,
         (top, shift): (f64, f64),
         seen: usize,
-    ) -> Found {
+    ) -> Result<Found, Error> {
         let Chosen { mut kept, cut } = chosen;
         let scored = kept.len();
         let exact = &room.exact[..scored];
@@ -489,7 +493,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let mut closed = 0.0;
         let room_left = (odds * head * (1.0 - error) - open) / (1.0 + odds) * (1.0 - 1e-6);
         if self.trim && room_left > 0.0 {
-            closed = Self::drop_scored(room, &mut kept, (room_left / head, top));
+            closed = Self::drop_scored(room, &mut kept, (room_left / head, top))?;
         }
         let head = if closed > 0.0 {
             let pairs = room.exact[..scored].iter();
@@ -501,7 +505,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let split = Split { tail: open + closed, dropped, head, kept: kept.len() };
         let low = Split { tail: cut.lower * mass::exp(shift - top) + closed, ..split };
         let upper = split.upper(error, NOTHING);
-        Found {
+        Ok(Found {
             visible: seen,
             scored,
             upper,
@@ -509,20 +513,28 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             minimal: false,
             rung: Rung::Rescored,
             kept,
-        }
+        })
     }
 
     /// Drops from the scored keys those that weigh least, a share of their mass; returns what they weigh. Their scores
     /// become -inf.
-    fn drop_scored(room: &mut Room, kept: &mut Vec<u32>, (share, top): (f64, f64)) -> f64 {
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]: a set that is larger for want of memory would differ from run to run.
+    fn drop_scored(
+        room: &mut Room,
+        kept: &mut Vec<u32>,
+        (share, top): (f64, f64),
+    ) -> Result<f64, Error> {
         let scored = kept.len();
-        let Ok(scores) = Scores::new(&room.exact[..scored], &[scored]) else { return 0.0 };
-        let Ok(selection) = room.workspace.select(&scores, &[share.min(0.999)], &Options::new())
-        else {
-            return 0.0;
+        let Ok(scores) = Scores::new(&room.exact[..scored], &[scored]) else { return Ok(0.0) };
+        let selection = match room.workspace.select(&scores, &[share.min(0.999)], &Options::new()) {
+            Ok(selection) => selection,
+            Err(error @ Error::NoMemory { .. }) => return Err(error),
+            Err(_) => return Ok(0.0),
         };
         if selection.indices.len() == scored {
-            return 0.0;
+            return Ok(0.0);
         }
         let mut closed = 0.0;
         let mut next = selection.indices.iter().peekable();
@@ -536,7 +548,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             }
         }
         *kept = left;
-        closed
+        Ok(closed)
     }
 
     /// Scores everything.

@@ -1,0 +1,25 @@
+//! How much more address space the system gives this process.
+
+/// Bytes left under a limit (`ulimit -v`, `RLIMIT_AS`); `None` without one, or where the system does not say.
+#[cfg(target_os = "linux")]
+pub(crate) fn left() -> Option<usize> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: the system writes one such struct, which this is.
+    if unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } != 0
+        || limit.rlim_cur == libc::RLIM_INFINITY
+    {
+        return None;
+    }
+    // SAFETY: a question without pointers.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: usize = text.split(' ').next()?.parse().ok()?;
+    let limit = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
+    Some(limit.saturating_sub(pages.saturating_mul(page)))
+}
+
+/// Bytes left under a limit; only Linux keeps to one.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn left() -> Option<usize> {
+    None
+}
