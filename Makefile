@@ -11,7 +11,7 @@ MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-aarch64 lint fmt bench clean
+.PHONY: help demo test test-rust test-python test-older test-aarch64 install-aarch64 lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -20,6 +20,7 @@ help:
 	@echo 'make test-python  the Python tests only'
 	@echo 'make test-older   the tests that concern transformers, under transformers 4.57, and those of kvpress'
 	@echo 'make test-aarch64 the Rust tests for aarch64, under emulation (needs packages, and names those that are missing)'
+	@echo 'make install-aarch64  what that needs, on Debian, as root'
 	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
@@ -48,6 +49,11 @@ AARCH64 := aarch64-unknown-linux-gnu
 AARCH64_RUSTC ?= /usr/bin/rustc
 AARCH64_PACKAGES := rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu qemu-user-static libc6:arm64
 
+install-aarch64:
+	dpkg --add-architecture arm64
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(AARCH64_PACKAGES)
+
 test-aarch64:
 	@command -v cargo > /dev/null || { echo 'Rust is needed: cargo is not on the PATH'; exit 1; }
 	@missing=; \
@@ -57,7 +63,7 @@ test-aarch64:
 	ls "$$($(AARCH64_RUSTC) --print target-libdir --target $(AARCH64) 2> /dev/null)"/libstd-*.rlib > /dev/null 2>&1 || \
 		missing="$$missing the standard library of $(AARCH64) for $(AARCH64_RUSTC)"; \
 	[ -z "$$missing" ] || { echo "missing:$$missing"; \
-		echo 'On Debian: dpkg --add-architecture arm64 && apt-get update && apt-get install $(AARCH64_PACKAGES)'; exit 1; }
+		echo 'On Debian, as root: make install-aarch64'; exit 1; }
 	@echo '== Rust tests for aarch64, under emulation'
 	env RUSTC=$(AARCH64_RUSTC) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static \

@@ -47,7 +47,7 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     # A worker thread is given the floating-point modes that the kernels count on.
     "threads": COMMON | {"kernels"},
     "random": COMMON,
-    "memory": COMMON,
+    "memory": COMMON | {"kernels"},
     "twofold": set(),
     "scale": set(),
 }
