@@ -322,6 +322,14 @@ def test_one_input_may_have_several_outputs(job: Job, tmp_path: Path) -> None:
     assert all(output.confirmed_rows == 64 for output in report.outputs)
 
 
+@pytest.mark.parametrize("offset", [10**18 - 1, -4, 1 - 10**18])
+def test_offsets_far_beyond_the_keys(tmp_path: Path, offset: int) -> None:
+    cache = {"n": 7, "m": 6, "metadata": {"causal_offset": str(offset)}}
+    output = Job(tmp_path, cache=cache).check(against=True)
+    assert output.holds
+    assert output.confirmed_rows == 2 * 4 * 6
+
+
 def test_many_rows_and_keys_are_checked_block_by_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
