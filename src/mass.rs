@@ -24,7 +24,7 @@ pub(crate) const CHUNK: usize = 1 << 16;
 
 /// How far computed sums may be from real ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Slack {
+pub(crate) struct ErrorBound {
     /// Relative slack of the ratio of two sums, as needed for a proof.
     pub(crate) certify: f64,
     /// The larger slack that selection decides with.
@@ -36,46 +36,46 @@ pub(crate) struct Slack {
 const U: f64 = 1.0 / 16_777_216.0;
 const V: f64 = f64::EPSILON / 2.0;
 
-impl Slack {
+impl ErrorBound {
     /// Weights and lane sums in f32; `error` bounds how far each stored score is from the real one.
     pub(crate) fn f32(error: f64) -> Self {
-        Slack::new(512.0 * U, 640.0 * U, 2f64.powi(-125), error)
+        ErrorBound::new(512.0 * U, 640.0 * U, 2f64.powi(-125), error)
     }
 
     /// Weights and sums in f64 over a row of `n` entries.
     pub(crate) fn f64(n: usize, error: f64) -> Self {
         let chunks = (n / CHUNK) as f64;
         let certify = (8192.0 + 2.0 * chunks) * V;
-        Slack::new(certify, (12288.0 + 8.0 * chunks) * V, 2f64.powi(-1021), error)
+        ErrorBound::new(certify, (12288.0 + 8.0 * chunks) * V, 2f64.powi(-1021), error)
     }
 
     /// Stored weights, summed in f64.
     pub(crate) fn weights(n: usize) -> Self {
         let chunks = (n / CHUNK) as f64;
         let certify = (1024.0 + 2.0 * chunks) * V;
-        Slack::new(certify, (3072.0 + 8.0 * chunks) * V, 0.0, 0.0)
+        ErrorBound::new(certify, (3072.0 + 8.0 * chunks) * V, 0.0, 0.0)
     }
 
     /// The same with another relative error of `more` on each side of every sum.
     pub(crate) fn widened(self, more: f64) -> Self {
         let grow = |slack: f64| (1.0 + slack) * (1.0 + 2.5 * more) - 1.0 + V;
-        Slack { certify: grow(self.certify), select: grow(self.select), ..self }
+        ErrorBound { certify: grow(self.certify), select: grow(self.select), ..self }
     }
 
     fn new(certify: f64, select: f64, flush: f64, error: f64) -> Self {
         if error == 0.0 {
-            return Slack { certify, select, flush };
+            return ErrorBound { certify, select, flush };
         }
         // Each weight is off by a factor e^{+-error}, so the ratio of two sums by e^{2 error}.
         let factor = (2.0 * error).exp() * (1.0 + 64.0 * V);
         let grow = |slack: f64| (1.0 + slack) * factor * (1.0 + 8.0 * V) - 1.0 + 4.0 * V;
-        Slack { certify: grow(certify), select: grow(select), flush: flush * factor }
+        ErrorBound { certify: grow(certify), select: grow(select), flush: flush * factor }
     }
 }
 
 /// Computed sums over a kept set and its tail.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Split {
+pub(crate) struct SplitSums {
     /// Sum over the tail.
     pub(crate) tail: f64,
     /// Entries in the tail.
@@ -86,7 +86,7 @@ pub(crate) struct Split {
     pub(crate) kept: usize,
 }
 
-impl Split {
+impl SplitSums {
     /// An upper bound of the real tail mass, given a slack. An empty tail has mass exactly 0.
     pub(crate) fn upper(&self, slack: f64, flush: f64) -> f64 {
         if self.dropped == 0 {
@@ -286,18 +286,18 @@ mod tests {
 
     #[test]
     fn masses_at_the_edges() {
-        let none = Split { tail: 0.0, dropped: 0, head: 3.0, kept: 3 };
+        let none = SplitSums { tail: 0.0, dropped: 0, head: 3.0, kept: 3 };
         assert_eq!((none.upper(0.1, 1.0), none.lower(0.1, 1.0)), (0.0, 0.0));
-        let all = Split { tail: 3.0, dropped: 3, head: 0.0, kept: 0 };
+        let all = SplitSums { tail: 3.0, dropped: 3, head: 0.0, kept: 0 };
         assert_eq!((all.upper(0.1, 1.0), all.lower(0.1, 1.0)), (1.0, 1.0));
-        let flushed = Split { tail: 0.0, dropped: 1, head: 1.0, kept: 1 };
+        let flushed = SplitSums { tail: 0.0, dropped: 1, head: 1.0, kept: 1 };
         assert!(flushed.upper(0.0, 2f64.powi(-125)) >= 2f64.powi(-125));
         assert_eq!(flushed.lower(0.0, 2f64.powi(-125)), 0.0);
-        let overflowed = Split { tail: 1e300, dropped: 1, head: f64::INFINITY, kept: 1 };
+        let overflowed = SplitSums { tail: 1e300, dropped: 1, head: f64::INFINITY, kept: 1 };
         assert_eq!((overflowed.upper(0.0, 0.0), overflowed.lower(0.0, 0.0)), (1.0, 0.0));
-        let overflowed = Split { tail: f64::INFINITY, dropped: 1, head: 1.0, kept: 1 };
+        let overflowed = SplitSums { tail: f64::INFINITY, dropped: 1, head: 1.0, kept: 1 };
         assert_eq!((overflowed.upper(0.0, 0.0), overflowed.lower(0.0, 0.0)), (1.0, 0.0));
-        let lost = Split { tail: 1.0, dropped: 1, head: 0.0, kept: 1 };
+        let lost = SplitSums { tail: 1.0, dropped: 1, head: 0.0, kept: 1 };
         assert_eq!(lost.upper(0.0, 0.0), 1.0);
         assert!(lost.lower(0.0, 0.0) < 1.0);
     }

@@ -16,7 +16,7 @@ mod values;
 mod vectors;
 
 pub use keep::Keep;
-pub(crate) use keys::{Keys64, Law};
+pub(crate) use keys::{WeightKind, WideScores};
 pub use values::Values;
 pub use vectors::Vectors;
 
@@ -651,7 +651,7 @@ mod tests {
         let scores = scores.mask(Mask::Allowed(&allowed), &[]).unwrap();
         assert_eq!(scores.judge(0), Ok(()));
         let mut keys = Vec::new();
-        assert_eq!(scores.keys64(0, &mut keys).unwrap().largest, 1.0);
+        assert_eq!(scores.wide_scores(0, &mut keys).unwrap().largest, 1.0);
         assert_eq!(keys, [f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY]);
     }
 }

@@ -186,7 +186,7 @@ impl Drop for Freed<'_> {
 }
 
 /// Called between portions of the work, on the calling thread; an error stops the call.
-pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
+pub(crate) type Interrupt<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
 
 /// Maps `0..count` in portions of a size, between which the hook is called, and those in tasks of at least another size.
 /// What comes out is taken in order, up to the first error.
@@ -197,7 +197,7 @@ pub(crate) fn in_portions<R: Send>(
     threads: usize,
     count: usize,
     (portion, least): (usize, usize),
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
     mut take: impl FnMut(R),
 ) -> Result<(), Error> {
@@ -206,7 +206,7 @@ pub(crate) fn in_portions<R: Send>(
         for found in map(threads, start..end, least, &work) {
             take(found?);
         }
-        hook()?;
+        interrupt()?;
     }
     Ok(())
 }

@@ -14,14 +14,14 @@
 //! A sink is one more kept key, whose value is zero: the ball is then one that holds zero, too.
 
 use super::ball::{Ball, UP, norm};
-use super::sight::Sights;
+use super::visibility::Visibility;
 use super::work::sum_error;
 use super::{Attention, AttentionOptions};
 use crate::error::Error;
 use crate::kernels::Simd;
-use crate::memory::{afford, list};
+use crate::memory::{check_memory, list};
 use crate::scores::{Data, Vectors};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 use half::{bf16, f16};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -90,12 +90,12 @@ enum Shared<'a> {
 impl<'a> Balls<'a> {
     /// Reads the values that rows see, unless a ball around them is given.
     pub(super) fn new(
-        sights: &'a Sights<'a>,
+        visibility: &'a Visibility<'a>,
         values: &Vectors<'_>,
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<Self, Error> {
-        let options = &sights.options;
-        let head_of = &sights.head_of[..];
+        let options = &visibility.options;
+        let head_of = &visibility.head_of[..];
         if let Some(ball) = options.ball {
             ball.check(values)?;
             let balls = &ball.balls[..];
@@ -111,25 +111,25 @@ impl<'a> Balls<'a> {
         let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
         let threads = threads::count(options.threads, work > 1 << 20)?;
         let each = values.dim().saturating_mul(8).saturating_add(2 * size_of::<Ball>());
-        afford("v", heads, each)?;
+        check_memory("v", heads, each)?;
         let mut made = list("v", heads)?;
         // A sink counts as a value of zeros.
         let around = |head: usize, places: &[Range<usize>]| {
             let ball = Ball::around(simd, values, head, places);
             if options.sinks.is_some() { ball.with_origin() } else { ball }
         };
-        let one = |head| Ok(around(head, &sights.seen_by_any(head)));
-        threads::in_portions(threads, heads, (threads, 1), hook, one, |ball| made.push(ball))?;
+        let one = |head| Ok(around(head, &visibility.seen_by_any(head)));
+        threads::in_portions(threads, heads, (threads, 1), interrupt, one, |ball| made.push(ball))?;
         let mut own = Vec::new();
         if made.iter().any(|ball| ball.radius == f64::INFINITY) {
-            let rows = sights.rows();
-            afford("v", rows, each)?;
+            let rows = visibility.rows();
+            check_memory("v", rows, each)?;
             let one = |row: usize| {
                 let head = head_of[row];
                 let needed = made[head].radius == f64::INFINITY;
-                Ok(needed.then(|| around(head, &sights.seen(row))))
+                Ok(needed.then(|| around(head, &visibility.seen(row))))
             };
-            threads::in_portions(threads, rows, (64, 1), hook, one, |ball| own.push(ball))?;
+            threads::in_portions(threads, rows, (64, 1), interrupt, one, |ball| own.push(ball))?;
         }
         Ok(Balls { shared: Shared::Made(made), own, head_of })
     }
@@ -162,7 +162,7 @@ fn weighing(ball: &Ball, delta: f64) -> f64 {
 }
 
 /// A bound of a row's error.
-fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &Row) -> f64 {
+fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &RowErrors) -> f64 {
     if made.k == 0 {
         return 0.0;
     }
@@ -174,7 +174,7 @@ fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &Row) -> f64 {
 }
 
 /// What of a row's answer its bound depends on.
-struct Row {
+struct RowErrors {
     k: i64,
     upper: f64,
     weight_error: f64,
@@ -183,8 +183,8 @@ struct Row {
 }
 
 impl Attention {
-    fn row(&self, row: usize) -> Row {
-        Row {
+    fn row(&self, row: usize) -> RowErrors {
+        RowErrors {
             k: self.k[row],
             upper: self.tail_mass_upper[row],
             weight_error: self.weight_error[row],
@@ -215,13 +215,13 @@ impl Attention {
         queries: &Vectors<'_>,
         values: &Vectors<'_>,
         options: &AttentionOptions<'_>,
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<Vec<f64>, Error> {
         let _modes = threads::default_floats();
-        afford("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
-        afford("q", queries.heads(), 2 * size_of::<usize>())?;
-        let sights = Sights::new(queries, values, options)?;
-        let rows = sights.rows();
+        check_memory("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
+        check_memory("q", queries.heads(), 2 * size_of::<usize>())?;
+        let visibility = Visibility::new(queries, values, options)?;
+        let rows = visibility.rows();
         let parts = [&self.tail_mass_upper, &self.weight_error, &self.sum_error, &self.rounding];
         if parts.map(Vec::len) != [rows; 4]
             || self.k.len() != rows
@@ -229,7 +229,7 @@ impl Attention {
         {
             return Err(queries.misfit("this is not what the attention was computed of".into()));
         }
-        let balls = Balls::new(&sights, values, hook)?;
+        let balls = Balls::new(&visibility, values, interrupt)?;
         Ok(self.bounds(&balls, values))
     }
 
@@ -279,13 +279,13 @@ fn runs(seen: &[u8]) -> Vec<Range<usize>> {
     runs
 }
 
-impl Sights<'_> {
+impl Visibility<'_> {
     /// Where a row sees keys.
     fn seen(&self, row: usize) -> Vec<Range<usize>> {
-        let sight = self.sight(row);
-        match sight.allowed {
-            None => std::iter::once(0..sight.visible).collect(),
-            Some(allowed) => runs(&allowed[..sight.visible]),
+        let row_visibility = self.row_visibility(row);
+        match row_visibility.allowed {
+            None => std::iter::once(0..row_visibility.visible).collect(),
+            Some(allowed) => runs(&allowed[..row_visibility.visible]),
         }
     }
 
@@ -293,17 +293,17 @@ impl Sights<'_> {
     pub(super) fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
         let rows = self.rows_of(head);
         if self.options.mask.is_none() {
-            let longest = rows.map(|row| self.sight(row).visible).max().unwrap_or(0);
+            let longest = rows.map(|row| self.row_visibility(row).visible).max().unwrap_or(0);
             return std::iter::once(0..longest).collect();
         }
         let mut seen = vec![0u8; self.keys];
         // Many rows may share a mask.
         let mut known = BTreeSet::new();
         for row in rows {
-            let sight = self.sight(row);
-            let Some(allowed) = sight.allowed else { continue };
-            if known.insert((allowed.as_ptr(), sight.visible)) {
-                let pairs = seen[..sight.visible].iter_mut().zip(allowed);
+            let row_visibility = self.row_visibility(row);
+            let Some(allowed) = row_visibility.allowed else { continue };
+            if known.insert((allowed.as_ptr(), row_visibility.visible)) {
+                let pairs = seen[..row_visibility.visible].iter_mut().zip(allowed);
                 pairs.for_each(|(seen, &allowed)| *seen |= u8::from(allowed != 0));
             }
         }

@@ -2,9 +2,9 @@
 
 mod ball;
 mod bound;
-mod sight;
 mod sink;
-mod together;
+mod tile;
+mod visibility;
 mod work;
 
 use std::sync::OnceLock;
@@ -12,15 +12,15 @@ use std::sync::OnceLock;
 use crate::error::Error;
 use crate::kernels::{PANEL_ROWS, Simd};
 use crate::keys::{KeyIndex, Rung};
-use crate::memory::{afford, afford_in_each};
+use crate::memory::{check_memory, check_memory_in_each};
 use crate::scale::nearest_rsqrt;
 use crate::scores::Vectors;
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 
 pub use ball::ValueBall;
 use bound::Balls;
 pub use bound::Precision;
-use sight::Sights;
+use visibility::Visibility;
 
 /// How attention is to be computed.
 #[derive(Debug, Clone, Default)]
@@ -116,34 +116,41 @@ pub(crate) fn attention_with(
     budget: Budget<'_>,
     index: Option<&KeyIndex>,
     options: &AttentionOptions<'_>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<(Attention, Option<Vec<f64>>), Error> {
     let _modes = threads::default_floats();
     // Sums of values of rows that are worked on together.
-    afford("v", values.dim(), PANEL_ROWS * 24)?;
+    check_memory("v", values.dim(), PANEL_ROWS * 24)?;
     // Of each row its head, its output, its group and nine numbers, of each head a norm and its rows.
     let rows = queries.heads().saturating_mul(queries.len());
-    afford("q", rows.max(queries.heads()), values.dim().saturating_mul(8).saturating_add(160))?;
-    afford("k", keys.heads(), 64)?;
-    let sights = Sights::new(queries, keys, options)?;
-    let job = Job::new(queries, keys, values, index, &sights)?;
-    let mut all = Attention::empty(sights.rows(), values.dim());
+    check_memory(
+        "q",
+        rows.max(queries.heads()),
+        values.dim().saturating_mul(8).saturating_add(160),
+    )?;
+    check_memory("k", keys.heads(), 64)?;
+    let visibility = Visibility::new(queries, keys, options)?;
+    let job = Job::new(queries, keys, values, index, &visibility)?;
+    let mut all = Attention::empty(visibility.rows(), values.dim());
     match budget {
         Budget::TailMass(eps) => {
-            sights.per_row("eps", eps.len())?;
+            visibility.per_row("eps", eps.len())?;
             if let Some(row) = eps.iter().position(|eps| !(0.0..1.0).contains(eps)) {
-                return Err(Error::Eps { place: sights.place(row, eps.len()), value: eps[row] });
+                return Err(Error::Eps {
+                    place: visibility.place(row, eps.len()),
+                    value: eps[row],
+                });
             }
-            job.run(Ask { eps, careful: false }, |_| true, &mut all, hook)?;
+            job.run(RowBudget { eps, careful: false }, |_| true, &mut all, interrupt)?;
             Ok((all, None))
         }
         Budget::Output(tolerance) => {
-            sights.per_row("out_tol", tolerance.len())?;
+            visibility.per_row("out_tol", tolerance.len())?;
             if let Some(row) = tolerance.iter().position(|t| !(0.0..f64::INFINITY).contains(t)) {
-                let place = sights.place(row, tolerance.len());
+                let place = visibility.place(row, tolerance.len());
                 return Err(Error::Tolerance { place, value: tolerance[row] });
             }
-            let bounds = job.within(tolerance, &mut all, hook)?;
+            let bounds = job.within(tolerance, &mut all, interrupt)?;
             Ok((all, Some(bounds)))
         }
     }
@@ -173,7 +180,7 @@ struct Job<'a> {
     keys: &'a Vectors<'a>,
     values: &'a Vectors<'a>,
     index: Option<&'a KeyIndex<'a>>,
-    sights: &'a Sights<'a>,
+    visibility: &'a Visibility<'a>,
     scale: f64,
     simd: Simd,
     /// Of each head's keys that some row sees: the largest norm.
@@ -182,7 +189,7 @@ struct Job<'a> {
 
 /// What is asked of rows.
 #[derive(Debug, Clone, Copy)]
-struct Ask<'a> {
+struct RowBudget<'a> {
     /// The tail mass that a row may drop; one number for all rows, or one per row.
     eps: &'a [f64],
     /// Whether scores must be summed in f64, whatever the time.
@@ -201,9 +208,9 @@ impl<'a> Job<'a> {
         keys: &'a Vectors<'a>,
         values: &'a Vectors<'a>,
         index: Option<&'a KeyIndex>,
-        sights: &'a Sights<'a>,
+        visibility: &'a Visibility<'a>,
     ) -> Result<Self, Error> {
-        let scale = sights.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
+        let scale = visibility.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }
@@ -219,7 +226,7 @@ impl<'a> Job<'a> {
                 keys.shape()
             )));
         }
-        if let Some(ball) = sights.options.ball {
+        if let Some(ball) = visibility.options.ball {
             ball.check(values)?;
         }
         if let Some(index) = index {
@@ -227,56 +234,63 @@ impl<'a> Job<'a> {
         }
         let simd = Simd::current()?;
         let norms = vec![OnceLock::new(); keys.heads()];
-        Ok(Job { queries, keys, values, index, sights, scale, simd, norms })
+        Ok(Job { queries, keys, values, index, visibility, scale, simd, norms })
     }
 
     /// Computes some rows.
     fn run(
         &self,
-        ask: Ask<'_>,
+        budget: RowBudget<'_>,
         wanted: impl Fn(usize) -> bool,
         all: &mut Attention,
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<(), Error> {
         let units = self.units(wanted);
         let dim = self.values.dim();
         let each = self.keys.len().saturating_mul(self.keys.dim());
         let rows: usize = units.iter().map(|unit| unit.rows.len()).sum();
         let threads =
-            threads::count(self.sights.options.threads, rows.saturating_mul(each) > 1 << 20)?;
-        afford_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
+            threads::count(self.visibility.options.threads, rows.saturating_mul(each) > 1 << 20)?;
+        check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
         let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
         let one = |unit: usize| {
-            let mut answers = self.unit(&units[unit], ask)?;
+            let mut answers = self.unit(&units[unit], budget)?;
             let mut moved = Vec::with_capacity(answers.len());
             for (answer, &row) in answers.iter_mut().zip(&units[unit].rows) {
                 moved.push(self.round(row, &mut answer.out[..dim])?);
             }
             Ok((answers, moved))
         };
-        threads::in_portions(threads, units.len(), (portion, 1), hook, one, |(answers, moved)| {
-            for ((&row, answer), moved) in units[at].rows.iter().zip(answers).zip(moved) {
-                all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
-                all.tail_mass_upper[row] = answer.upper;
-                all.k[row] = answer.kept as i64;
-                all.scored[row] = answer.scored as i64;
-                all.rung[row] = answer.rung;
-                all.weight_error[row] = answer.weight_error;
-                all.sum_error[row] = answer.sum_error;
-                all.rounding[row] = moved;
-            }
-            at += 1;
-        })
+        threads::in_portions(
+            threads,
+            units.len(),
+            (portion, 1),
+            interrupt,
+            one,
+            |(answers, moved)| {
+                for ((&row, answer), moved) in units[at].rows.iter().zip(answers).zip(moved) {
+                    all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
+                    all.tail_mass_upper[row] = answer.upper;
+                    all.k[row] = answer.kept as i64;
+                    all.scored[row] = answer.scored as i64;
+                    all.rung[row] = answer.rung;
+                    all.weight_error[row] = answer.weight_error;
+                    all.sum_error[row] = answer.sum_error;
+                    all.rounding[row] = moved;
+                }
+                at += 1;
+            },
+        )
     }
 
     /// Rounds a row's output, and says how far that moved it.
     fn round(&self, row: usize, out: &mut [f64]) -> Result<f64, Error> {
-        let moved = self.sights.options.precision.round(out);
+        let moved = self.visibility.options.precision.round(out);
         match out.iter().position(|entry| !entry.is_finite()) {
             None => Ok(moved),
             Some(entry) => {
-                let mut place = self.sights.place(row, self.sights.rows());
+                let mut place = self.visibility.place(row, self.visibility.rows());
                 place.0.push(entry);
                 let problem = "the output overflows the precision of q; pass q in a wider one, or values divided by a constant";
                 Err(Error::Number { argument: "out", place, value: out[entry], problem })
@@ -289,25 +303,25 @@ impl<'a> Job<'a> {
         &self,
         tolerance: &[f64],
         all: &mut Attention,
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<Vec<f64>, Error> {
-        let balls = Balls::new(self.sights, self.values, hook)?;
-        let rows = self.sights.rows();
+        let balls = Balls::new(self.visibility, self.values, interrupt)?;
+        let rows = self.visibility.rows();
         let of = |row: usize| tolerance[if tolerance.len() == 1 { 0 } else { row }];
         let (mut eps, mut open) = (vec![0.0; rows], vec![true; rows]);
         for attempt in 0..=ATTEMPTS {
             for row in (0..rows).filter(|&row| open[row]) {
                 eps[row] = if attempt < ATTEMPTS {
                     let known = (all.weight_error[row], all.sum_error[row]);
-                    let precision = self.sights.options.precision;
+                    let precision = self.visibility.options.precision;
                     bound::allowed(&balls, self.values, row, of(row), precision, known)
                 } else {
                     0.0
                 };
             }
             let per_row = if rows == 0 { &[0.0][..] } else { &eps };
-            let ask = Ask { eps: per_row, careful: attempt == ATTEMPTS };
-            self.run(ask, |row| open[row], all, hook)?;
+            let budget = RowBudget { eps: per_row, careful: attempt == ATTEMPTS };
+            self.run(budget, |row| open[row], all, interrupt)?;
             let bounds = all.bounds(&balls, self.values);
             let mut missed = None;
             for row in 0..rows {
@@ -316,7 +330,7 @@ impl<'a> Job<'a> {
             }
             let Some(row) = missed else { return Ok(bounds) };
             if attempt == ATTEMPTS {
-                let place = self.sights.place(row, rows);
+                let place = self.visibility.place(row, rows);
                 return Err(Error::Unreachable { place, value: of(row), bound: bounds[row] });
             }
         }
@@ -326,7 +340,7 @@ impl<'a> Job<'a> {
     /// Rows in groups that share keys.
     fn units(&self, wanted: impl Fn(usize) -> bool) -> Vec<Unit> {
         let mut rows_of = vec![Vec::new(); self.keys.heads()];
-        for (row, &head) in self.sights.head_of.iter().enumerate() {
+        for (row, &head) in self.visibility.head_of.iter().enumerate() {
             if wanted(row) {
                 rows_of[head].push(row);
             }
@@ -419,12 +433,12 @@ mod tests {
             let options = AttentionOptions { causal, ..AttentionOptions::default() };
             let eps = [eps];
             let by_level = |simd: Simd| {
-                let sights = Sights::new(&q, &k, &options).unwrap();
-                let mut job = Job::new(&q, &k, &v, index.as_ref(), &sights).unwrap();
+                let visibility = Visibility::new(&q, &k, &options).unwrap();
+                let mut job = Job::new(&q, &k, &v, index.as_ref(), &visibility).unwrap();
                 job.simd = simd;
-                let ask = Ask { eps: &eps, careful: false };
+                let budget = RowBudget { eps: &eps, careful: false };
                 let units = job.units(|_| true).into_iter();
-                let answers = units.flat_map(|unit| job.unit(&unit, ask).unwrap());
+                let answers = units.flat_map(|unit| job.unit(&unit, budget).unwrap());
                 answers
                     .flat_map(|row| {
                         let numbers = [row.upper, row.kept as f64, row.weight_error, row.sum_error];

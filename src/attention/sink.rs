@@ -30,7 +30,7 @@ impl Sunk {
 impl Job<'_> {
     /// The score of a row's sink, if it has one.
     fn sink(&self, row: usize) -> Option<f64> {
-        let sinks = self.sights.options.sinks?;
+        let sinks = self.visibility.options.sinks?;
         let head = row / self.queries.len().max(1);
         let sink = sinks[if sinks.len() == 1 { 0 } else { head }];
         (sink > f64::NEG_INFINITY).then_some(sink)
@@ -38,7 +38,7 @@ impl Job<'_> {
 
     /// Lets a row's sink join weights that sum to `total`, where a score of `top + offset` weighs 1. Of the scores that the
     /// real softmax has, these may be off by `error` nats, and lack `upper` of the mass.
-    pub(super) fn sunk(
+    pub(super) fn with_sink(
         &self,
         row: usize,
         total: f64,

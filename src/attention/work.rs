@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 
-use super::{Ask, AttentionOptions, GROUP, Job, MANY, Unit};
+use super::{AttentionOptions, GROUP, Job, MANY, RowBudget, Unit};
 use crate::error::Error;
-use crate::kernels::{Element, Keys, LANES, PANEL_ROWS, Picked, Shifted};
+use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
 use crate::keys::{
-    Chosen, Climb, Coded, Codes, Prepared, Query, Room, Rung, Search, Sight, Step, by_type, matrix,
+    Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Search, Step,
+    ThresholdState, by_type, matrix,
 };
 use crate::memory::{self, filled};
 use crate::scores::{Data, Scores, stored};
@@ -42,14 +43,14 @@ pub(super) struct Answer {
 }
 
 /// One row on its way.
-struct Row<'a> {
+struct PendingRow<'a> {
     number: usize,
     wide: Vec<f64>,
     query: Query,
     prepared: Option<Prepared>,
-    sight: Sight<'a>,
+    row_visibility: RowVisibility<'a>,
     eps: f64,
-    scratch: Scratch,
+    scratch: RowScratch,
     /// What is kept, if not everything that is visible.
     kept: Option<Vec<u32>>,
     upper: f64,
@@ -63,13 +64,13 @@ struct Row<'a> {
 
 /// What a row needs room for; kept from call to call, because fresh memory costs as much as reading keys.
 #[derive(Default)]
-struct Scratch {
-    room: Room,
+struct RowScratch {
+    room: QueryScratch,
     weights: Vec<f64>,
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Vec<Scratch>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Vec<RowScratch>> = const { RefCell::new(Vec::new()) };
 }
 /// Bytes of scratch that a thread keeps.
 const KEPT: usize = 1 << 26;
@@ -80,7 +81,7 @@ fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
     memory::room("k", numbers, all.saturating_sub(numbers.len()))
 }
 
-impl Scratch {
+impl RowScratch {
     fn take() -> Self {
         let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
         scratch.room.forget();
@@ -99,12 +100,12 @@ impl Scratch {
 }
 
 impl Job<'_> {
-    pub(super) fn unit(&self, unit: &Unit, ask: Ask<'_>) -> Result<Vec<Answer>, Error> {
+    pub(super) fn unit(&self, unit: &Unit, ask: RowBudget<'_>) -> Result<Vec<Answer>, Error> {
         // One by one, so that an option that is added does not compile before all ways of answering rows (by codes, a few at
         // a time, many together) have decided what they do about it.
         let &AttentionOptions {
             even_if_slower,
-            // What a row sees: `Sights`. Its scores: `Job::scale`. All ways ask for its sink where its weights are summed.
+            // What a row sees: `Visibility`. Its scores: `Job::scale`. All ways ask for its sink where its weights are summed.
             scale: _,
             causal: _,
             lengths: _,
@@ -114,27 +115,27 @@ impl Job<'_> {
             precision: _,
             ball: _,
             threads: _,
-        } = &self.sights.options;
+        } = &self.visibility.options;
         if unit.rows.len() < MANY {
-            return self.few(unit.head, &unit.rows, ask);
+            return self.attend_few(unit.head, &unit.rows, ask);
         }
         let mut answers: Vec<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
         if self.index.is_some() {
             // A few rows show whether to look at the codes at all.
             let step = unit.rows.len() / GROUP;
             let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
-            let thinned = self.thinned(unit, &shown, ask, &mut answers)?;
+            let attend_pruned = self.attend_pruned(unit, &shown, ask, &mut answers)?;
             let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
-                let few = answers[at].as_ref().map_or(0, |answer| answer.kept);
-                (kept + few, seen + self.sights.sight(unit.rows[at]).count())
+                let attend_few = answers[at].as_ref().map_or(0, |answer| answer.kept);
+                (kept + attend_few, seen + self.visibility.row_visibility(unit.rows[at]).count())
             });
             let together = !ask.careful && !even_if_slower && self.fit_together();
             let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
-            if thinned && (sparse || !together) {
+            if attend_pruned && (sparse || !together) {
                 let rest: Vec<usize> =
                     (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
                 for four in rest.chunks(GROUP) {
-                    self.thinned(unit, four, ask, &mut answers)?;
+                    self.attend_pruned(unit, four, ask, &mut answers)?;
                 }
             }
         }
@@ -143,11 +144,12 @@ impl Job<'_> {
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
             // Rows that may drop nothing lose nothing by it.
             let each = even_if_slower && ask.eps.iter().any(|&eps| eps > 0.0);
-            let together = if ask.careful || each { None } else { self.together(unit.head, rows)? };
+            let together =
+                if ask.careful || each { None } else { self.attend_tile(unit.head, rows)? };
             let found = if let Some(found) = together {
                 found
             } else {
-                let fours = rows.chunks(GROUP).map(|rows| self.few(unit.head, rows, ask));
+                let fours = rows.chunks(GROUP).map(|rows| self.attend_few(unit.head, rows, ask));
                 fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
             };
             for (&at, found) in at.iter().zip(found) {
@@ -158,16 +160,16 @@ impl Job<'_> {
     }
 
     /// Answers those of some rows that can be thinned; whether there are any.
-    fn thinned(
+    fn attend_pruned(
         &self,
         unit: &Unit,
         places: &[usize],
-        ask: Ask<'_>,
+        ask: RowBudget<'_>,
         answers: &mut [Option<Answer>],
     ) -> Result<bool, Error> {
         let list: Vec<usize> = places.iter().map(|&at| unit.rows[at]).collect();
         let mut rows = self.rows(unit.head, &list, ask)?;
-        self.thin(unit.head, &mut rows)?;
+        self.prune_by_codes(unit.head, &mut rows)?;
         let mut places = places.to_vec();
         let mut open = rows.iter().map(|row| row.open);
         places.retain(|_| open.next() == Some(false));
@@ -185,9 +187,14 @@ impl Job<'_> {
     }
 
     /// A few rows that share what is read.
-    fn few(&self, head: usize, list: &[usize], ask: Ask<'_>) -> Result<Vec<Answer>, Error> {
+    fn attend_few(
+        &self,
+        head: usize,
+        list: &[usize],
+        ask: RowBudget<'_>,
+    ) -> Result<Vec<Answer>, Error> {
         let mut rows = self.rows(head, list, ask)?;
-        self.thin(head, &mut rows)?;
+        self.prune_by_codes(head, &mut rows)?;
         stored!(self.keys.data, data => self.dense(head, data, &mut rows))?;
         let answers = self.average(head, &mut rows);
         for row in rows {
@@ -208,21 +215,26 @@ impl Job<'_> {
     }
 
     /// Rows of which nothing is known yet.
-    fn rows(&self, head: usize, list: &[usize], ask: Ask<'_>) -> Result<Vec<Row<'_>>, Error> {
+    fn rows(
+        &self,
+        head: usize,
+        list: &[usize],
+        ask: RowBudget<'_>,
+    ) -> Result<Vec<PendingRow<'_>>, Error> {
         let codes = self.index.map(|index| index.head(head));
         // Without an index the size of keys is found when they are read.
         let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
         let row = |&row: &usize| {
             let wide = self.query(row)?;
             let eps = ask.eps[if ask.eps.len() == 1 { 0 } else { row }];
-            Ok(Row {
+            Ok(PendingRow {
                 number: row,
                 query: Query::new(&wide, self.scale, largest),
                 prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
                 wide,
-                sight: self.sights.sight(row),
+                row_visibility: self.visibility.row_visibility(row),
                 eps,
-                scratch: Scratch::take(),
+                scratch: RowScratch::take(),
                 kept: None,
                 upper: 0.0,
                 scored: 0,
@@ -235,7 +247,7 @@ impl Job<'_> {
     }
 
     /// Answers what codes and a few exact scores can answer, and closes those rows.
-    fn thin(&self, head: usize, rows: &mut [Row<'_>]) -> Result<(), Error> {
+    fn prune_by_codes(&self, head: usize, rows: &mut [PendingRow<'_>]) -> Result<(), Error> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let padded = codes.len().next_multiple_of(LANES);
         for row in rows.iter_mut() {
@@ -263,10 +275,10 @@ impl Job<'_> {
         &self,
         codes: &Codes,
         keys: Keys<'_, E>,
-        rows: &mut [Row<'_>],
+        rows: &mut [PendingRow<'_>],
     ) -> Result<(), Error> {
         let simd = self.simd;
-        let mut climbs: Vec<Option<Climb>> = rows.iter().map(|_| None).collect();
+        let mut states: Vec<Option<ThresholdState>> = rows.iter().map(|_| None).collect();
         let mut active: Vec<bool> = rows.iter().map(|row| row.prepared.is_some()).collect();
         while active.contains(&true) {
             let mut chosen: Vec<Option<Chosen>> = rows.iter().map(|_| None).collect();
@@ -275,7 +287,7 @@ impl Job<'_> {
                     continue;
                 }
                 let Some((search, room)) = row.search(codes, keys, simd) else { continue };
-                match search.choose(room, &mut climbs[at])? {
+                match search.choose(room, &mut states[at])? {
                     Step::Done(found) => {
                         (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
                         (row.kept, row.open) = (Some(found.kept), false);
@@ -292,7 +304,7 @@ impl Job<'_> {
             for (at, (row, chosen)) in rows.iter_mut().zip(chosen).enumerate() {
                 let Some(chosen) = chosen else { continue };
                 let Some((search, room)) = row.search(codes, keys, simd) else { continue };
-                if let Some(found) = search.judge(room, &mut climbs[at], chosen)? {
+                if let Some(found) = search.judge(room, &mut states[at], chosen)? {
                     (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
                     (row.kept, row.open) = (Some(found.kept), false);
                     active[at] = false;
@@ -307,19 +319,19 @@ impl Job<'_> {
         &self,
         head: usize,
         data: &[E],
-        rows: &mut [Row<'_>],
+        rows: &mut [PendingRow<'_>],
     ) -> Result<(), Error> {
         let (start, stride) = self.keys.matrix(head);
         let keys = Keys::new(data.get(start..).unwrap_or(&[]), stride, self.keys.dim());
-        let mut rows: Vec<&mut Row<'_>> = rows.iter_mut().filter(|row| row.open).collect();
+        let mut rows: Vec<&mut PendingRow<'_>> = rows.iter_mut().filter(|row| row.open).collect();
         let mut largest = 0.0f64;
         for row in &mut rows {
-            let Sight { visible, allowed } = row.sight;
+            let RowVisibility { visible, allowed } = row.row_visibility;
             let mut seen = visible;
             if let Some(allowed) = allowed {
                 // Masked keys may be anything: they are not touched.
                 let sees = |key: &u32| allowed[*key as usize] != 0;
-                let mut list: Vec<u32> = memory::list("k", row.sight.count())?;
+                let mut list: Vec<u32> = memory::list("k", row.row_visibility.count())?;
                 list.extend((0..visible as u32).filter(sees));
                 let exact = &mut row.scratch.room.exact;
                 grow(exact, list.len())?;
@@ -334,7 +346,8 @@ impl Job<'_> {
             }
             (row.scored, row.rung) = (seen, Rung::Dense);
         }
-        let plain = |row: &Row<'_>| if row.kept.is_none() { row.sight.visible } else { 0 };
+        let plain =
+            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.visible } else { 0 };
         let longest = rows.iter().map(|row| plain(row)).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
             let end = longest.min(from + BLOCK);
@@ -345,7 +358,7 @@ impl Job<'_> {
                 && [&*a, b, c, d].iter().all(|row| plain(row) >= end)
             {
                 let four = [a, b, c, d].map(|row| {
-                    let Row { query, scratch, .. } = &mut **row;
+                    let PendingRow { query, scratch, .. } = &mut **row;
                     (&*query, &mut scratch.room.exact[from..end])
                 });
                 Query::score_shared(self.simd, keys, from, four);
@@ -370,7 +383,7 @@ impl Job<'_> {
                 let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
                 return Err(self.bad_key(head, bad, score));
             }
-            let always = self.sights.options.even_if_slower;
+            let always = self.visibility.options.even_if_slower;
             let tried = always || !row.flat;
             if row.eps > 0.0 && tried && row.scored > 0 && row.query.error < VAGUE {
                 let error = [row.query.error];
@@ -405,7 +418,7 @@ impl Job<'_> {
         Error::Number { argument: "a score of k", place, value: score, problem }
     }
 
-    fn average(&self, head: usize, rows: &mut [Row<'_>]) -> Result<Vec<Answer>, Error> {
+    fn average(&self, head: usize, rows: &mut [PendingRow<'_>]) -> Result<Vec<Answer>, Error> {
         stored!(self.values.data, data => self.averages(head, data, rows))
     }
 
@@ -414,7 +427,7 @@ impl Job<'_> {
         &self,
         head: usize,
         data: &[E],
-        rows: &mut [Row<'_>],
+        rows: &mut [PendingRow<'_>],
     ) -> Result<Vec<Answer>, Error> {
         let (start, stride) = self.values.matrix(head);
         let dim = self.values.dim();
@@ -423,8 +436,8 @@ impl Job<'_> {
         let mut sums = Vec::with_capacity(rows.len());
         let mut totals = Vec::with_capacity(rows.len());
         for row in rows.iter_mut() {
-            let count = row.kept.as_ref().map_or(row.sight.visible, Vec::len);
-            let Scratch { room, weights } = &mut row.scratch;
+            let count = row.kept.as_ref().map_or(row.row_visibility.visible, Vec::len);
+            let RowScratch { room, weights } = &mut row.scratch;
             let exact = &mut room.exact;
             exact.truncate(count);
             let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -433,21 +446,23 @@ impl Job<'_> {
             grow(weights, exact.len())?;
             weights.resize(exact.len(), 0.0);
             let total = if top > f64::NEG_INFINITY {
-                self.simd.weights(&exact[..], Shifted(top), weights)
+                self.simd.weights(&exact[..], Exp(top), weights)
             } else {
                 0.0
             };
             // Rows that codes have not answered were scored with no offset.
             let offset = row.prepared.as_ref().filter(|_| !row.open).map_or(0.0, |p| p.offset);
-            let sunk = self.sunk(row.number, total, (top, offset), (row.query.error, row.upper));
-            row.upper = sunk.of_whole(row.upper);
-            row.query.error += sunk.slip;
-            totals.push(sunk.total);
+            let with_sink =
+                self.with_sink(row.number, total, (top, offset), (row.query.error, row.upper));
+            row.upper = with_sink.of_whole(row.upper);
+            row.query.error += with_sink.slip;
+            totals.push(with_sink.total);
             weights.truncate(count);
             sums.push(filled("v", width, 0.0)?);
         }
         // Where everything is visible the rows of a group share what is read.
-        let plain = |row: &Row<'_>| if row.kept.is_none() { row.sight.visible } else { 0 };
+        let plain =
+            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.visible } else { 0 };
         let longest = rows.iter().map(plain).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
             let end = longest.min(from + BLOCK);
@@ -482,11 +497,11 @@ impl Job<'_> {
                     }
                 }
                 if out.iter().any(|entry| !entry.is_finite()) {
-                    out = self.carefully(head, row, total)?;
+                    out = self.average_f64(head, row, total)?;
                 }
                 // The exponential in f64, and subtracting the largest score; rounding weights counts with the sums.
                 let weight_error = row.query.error.exp_m1() + EXP;
-                let Row { upper, scored, rung, .. } = *row;
+                let PendingRow { upper, scored, rung, .. } = *row;
                 let kept = row.kept.as_ref().map_or(scored, Vec::len);
                 Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error })
             })
@@ -494,7 +509,12 @@ impl Job<'_> {
     }
 
     /// A row's average in f64 of what it sees alone, for values that f32 cannot add.
-    fn carefully(&self, head: usize, row: &Row<'_>, total: f64) -> Result<Vec<f64>, Error> {
+    fn average_f64(
+        &self,
+        head: usize,
+        row: &PendingRow<'_>,
+        total: f64,
+    ) -> Result<Vec<f64>, Error> {
         let dim = self.values.dim();
         let mut out = filled("v", dim.next_multiple_of(LANES), 0.0)?;
         let (mut wide, mut sums) = (Vec::new(), filled("v", dim, 0.0)?);
@@ -520,21 +540,21 @@ impl Job<'_> {
     }
 }
 
-impl Row<'_> {
+impl PendingRow<'_> {
     /// The search of a row that has a query for codes, and its room.
     fn search<'s, E: Coded>(
         &'s mut self,
         codes: &'s Codes,
         keys: Keys<'s, E>,
         simd: crate::kernels::Simd,
-    ) -> Option<(Search<'s, E>, &'s mut Room)> {
+    ) -> Option<(Search<'s, E>, &'s mut QueryScratch)> {
         let search = Search {
             simd,
             codes,
             keys: Some(keys),
             query: &self.query,
             prepared: self.prepared.as_ref()?,
-            sight: self.sight,
+            row_visibility: self.row_visibility,
             eps: self.eps,
             trim: false,
         };
@@ -550,14 +570,14 @@ pub(super) fn sum_error(values: &Data<'_>) -> f64 {
 /// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.
 fn score_chosen<E: Coded>(
     keys: Keys<'_, E>,
-    rows: &mut [Row<'_>],
+    rows: &mut [PendingRow<'_>],
     chosen: &[Option<Chosen>],
     simd: crate::kernels::Simd,
 ) {
     let lists: Vec<&[u32]> =
         chosen.iter().map(|chosen| chosen.as_ref().map_or(&[][..], |list| &list.kept)).collect();
     by_stretches(&lists, |row, list, (from, end)| {
-        let Row { query, prepared, scratch, .. } = &mut rows[row];
+        let PendingRow { query, prepared, scratch, .. } = &mut rows[row];
         let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
         let to = &mut scratch.room.exact[from..end];
         query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);

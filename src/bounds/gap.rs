@@ -2,11 +2,11 @@
 
 use super::levels;
 use super::measure::Measure;
-use super::rows::{Row, map_rows};
+use super::rows::{VisibleRow, map_rows};
 use crate::error::{Error, Place};
 use crate::mass;
 use crate::scores::Scores;
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// More than the logarithm of a quotient changes when both products in it are rounded.
@@ -95,10 +95,10 @@ pub(crate) fn score_gap_with(
     scores: &Scores<'_>,
     k: &[i64],
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<f64>, Error> {
     scores.per_row("k", k.len())?;
-    map_rows(scores, threads, hook, |mut row| {
+    map_rows(scores, threads, interrupt, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None if kept == row.keys.len() => f64::INFINITY,
@@ -131,10 +131,10 @@ pub(crate) fn single_gap_with(
     scores: &Scores<'_>,
     k: &[i64],
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<f64>, Error> {
     scores.per_row("k", k.len())?;
-    map_rows(scores, threads, hook, |mut row| {
+    map_rows(scores, threads, interrupt, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None => f64::from(u8::from(kept < row.keys.len())),
@@ -150,7 +150,7 @@ pub(super) fn from_gap(measure: Measure, n: usize, kept: usize, (worst, next): (
 }
 
 /// The worst key of the top `kept` and the best of the others; `None` where one side is empty.
-fn boundary(row: &mut Row<'_>, kept: usize) -> Option<(f64, f64)> {
+fn boundary(row: &mut VisibleRow<'_>, kept: usize) -> Option<(f64, f64)> {
     if kept == 0 || kept == row.keys.len() {
         return None;
     }

@@ -3,11 +3,11 @@
 use super::cuts::{best_split, of_heads, of_tails};
 use super::levels;
 use super::measure::Measure;
-use super::rows::{Row, map_rows};
+use super::rows::{VisibleRow, map_rows};
 use crate::error::Error;
-use crate::memory::afford;
+use crate::memory::check_memory;
 use crate::scores::Scores;
-use crate::threads::Hook;
+use crate::threads::Interrupt;
 
 /// Where sorted rows are cut, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,11 +46,11 @@ pub(crate) fn multi_gap_with(
     k: &[i64],
     cuts: Cuts<'_>,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<f64>, Error> {
     scores.per_row("k", k.len())?;
     judge(scores, cuts)?;
-    map_rows(scores, threads, hook, |mut row| {
+    map_rows(scores, threads, interrupt, |mut row| {
         let kept = row.kept(k)?;
         if let Cuts::At(cuts) = cuts {
             fit(cuts, &row, kept)?;
@@ -90,11 +90,11 @@ pub(crate) fn best_cuts_with(
     k: &[i64],
     most: usize,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<Vec<usize>>, Error> {
     scores.per_row("k", k.len())?;
     judge(scores, Cuts::Best(most))?;
-    map_rows(scores, threads, hook, |mut row| {
+    map_rows(scores, threads, interrupt, |mut row| {
         let kept = row.kept(k)?;
         if kept == 0 || kept == row.keys.len() {
             return Ok(Vec::new());
@@ -109,7 +109,7 @@ pub(crate) fn best_cuts_with(
 /// each number of cuts a cost and a cut per key, on either side.
 pub(super) fn ask(n: usize, most: usize) -> Result<(), Error> {
     let layers = most.min(n).saturating_add(1);
-    afford("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(64))
+    check_memory("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(64))
 }
 
 /// Judges what does not depend on a row.
@@ -145,7 +145,7 @@ pub(super) fn judge(scores: &Scores<'_>, cuts: Cuts<'_>) -> Result<(), Error> {
 }
 
 /// Judges increasing positive cuts against a row.
-fn fit(cuts: &[i64], row: &Row<'_>, kept: usize) -> Result<(), Error> {
+fn fit(cuts: &[i64], row: &VisibleRow<'_>, kept: usize) -> Result<(), Error> {
     let n = row.keys.len();
     for (position, &value) in cuts.iter().enumerate() {
         let problem = if value.unsigned_abs() >= n as u64 {

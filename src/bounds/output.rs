@@ -11,9 +11,9 @@ mod row;
 mod spectrum;
 
 use crate::error::Error;
-use crate::memory::{afford, afford_in_each, afford_square, filled, room};
+use crate::memory::{check_memory, check_memory_in_each, check_memory_square, filled, room};
 use crate::scores::{Keep, Scores, Values};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 use cloud::{Cloud, Outline};
 use prefix::Found;
 use row::{Bounds, Parted, Weighed};
@@ -110,13 +110,13 @@ pub(crate) fn output_error_with(
     values: &Values<'_>,
     keep: &Keep<'_>,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<OutputError, Error> {
     // Bounds are compared below, and a caller that flushes subnormal numbers to zero would find 0 the best.
     let _modes = threads::default_floats();
     keep.check(scores)?;
     // The sum of outer products of a head's values, and a few more such matrices.
-    afford_square("values", &[values.components()], 4 * size_of::<f64>())?;
+    check_memory_square("values", &[values.components()], 4 * size_of::<f64>())?;
     let outlined = |head: Cloud| {
         let outline = head.outline();
         (head, outline)
@@ -124,13 +124,13 @@ pub(crate) fn output_error_with(
     let bound = |head: &(Cloud, Outline), row: usize| {
         let (cloud, outline) = head;
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
-        afford("scores", weighed.keys.len(), SIDES)?;
+        check_memory("scores", weighed.keys.len(), SIDES)?;
         let mut kept = filled("scores", weighed.keys.len(), 0)?;
         keep.lay(scores, row, &mut kept)?;
         let parted = Parted::new(cloud, &weighed, |j| kept[j] != 0);
         Ok(parted.map(|parted| parted.bounds(outline)).unwrap_or_default())
     };
-    let found = by_head(scores, values, threads, outlined, bound, hook)?;
+    let found = by_head(scores, values, threads, outlined, bound, interrupt)?;
     let mut all = OutputError::default();
     for bounds in found {
         all.push(&bounds);
@@ -186,17 +186,17 @@ pub(crate) fn select_output_with(
     values: &Values<'_>,
     out_tol: &[f64],
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<OutputSelection, Error> {
     let _modes = threads::default_floats();
     scores.check_out_tol(out_tol)?;
     let choose = |cloud: &Cloud, row: usize| {
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
-        afford("scores", weighed.keys.len(), SIDES + PREFIXES)?;
+        check_memory("scores", weighed.keys.len(), SIDES + PREFIXES)?;
         let out_tol = if out_tol.len() == 1 { out_tol[0] } else { out_tol[row] };
         Ok(prefix::shortest(cloud, &weighed, out_tol))
     };
-    let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose, hook)?;
+    let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose, interrupt)?;
     let mut all = OutputSelection { indptr: vec![0], ..OutputSelection::default() };
     room("scores", &mut all.indices, found.iter().map(|row| row.kept.len()).sum())?;
     for row in found {
@@ -217,16 +217,16 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     threads: Option<usize>,
     prepare: impl Fn(Cloud) -> P + Sync + Send,
     work: impl Fn(&P, usize) -> Result<R, Error> + Sync + Send,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<R>, Error> {
     // Of each row what is found, its number and its task; positions kept are counted row by row.
     let row = size_of::<R>() + size_of::<(&P, usize)>() + 32;
-    afford("scores", scores.rows(), row.saturating_add(ROW))?;
+    check_memory("scores", scores.rows(), row.saturating_add(ROW))?;
     let served = values.rows_by_head(scores)?;
     let (n, d) = (scores.longest().max(1), values.components().max(1));
     let size = n.saturating_mul(d);
     let threads = threads::count(threads, scores.rows().saturating_mul(size) > SERIAL)?;
-    afford_in_each("values", threads, (served.len(), size), size_of::<f64>())?;
+    check_memory_in_each("values", threads, (served.len(), size), size_of::<f64>())?;
     let _environment = threads::default_floats();
     let mut results = vec![R::default(); scores.rows()];
     let heads = (HELD / size.max(LEAST)).max(1);
@@ -238,7 +238,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
             }
             cloud(scores, values, head, &served[head]).map(|cloud| Some(prepare(cloud)))
         });
-        hook()?;
+        interrupt()?;
         let clouds = clouds.into_iter().collect::<Result<Vec<_>, Error>>()?;
         let tasks: Vec<(&P, usize)> = (clouds.iter().zip(&served[start..end]))
             .filter_map(|(cloud, rows)| Some((cloud.as_ref()?, rows)))
@@ -251,7 +251,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
             for (&(_, row), found) in portion.iter().zip(found) {
                 results[row] = found?;
             }
-            hook()?;
+            interrupt()?;
         }
     }
     Ok(results)
@@ -266,7 +266,7 @@ fn cloud(
 ) -> Result<Cloud, Error> {
     let (mut seen, mut keys) = (filled("scores", scores.longest(), false)?, Vec::new());
     for &row in rows {
-        scores.keys64(row, &mut keys)?;
+        scores.wide_scores(row, &mut keys)?;
         for (seen, key) in seen.iter_mut().zip(&keys) {
             *seen |= *key > f64::NEG_INFINITY;
         }
@@ -274,7 +274,7 @@ fn cloud(
     let mut wide = Vec::new();
     values.widen(head, &seen, &mut wide)?;
     // Their lengths, and a few vectors.
-    afford("values", seen.len().saturating_add(values.components().saturating_mul(8)), 8)?;
+    check_memory("values", seen.len().saturating_add(values.components().saturating_mul(8)), 8)?;
     Ok(Cloud::new(wide, seen, values.components()))
 }
 

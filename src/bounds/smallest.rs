@@ -7,7 +7,7 @@ use super::multi_gap::{self, Cuts};
 use super::rows::map_rows;
 use crate::error::Error;
 use crate::scores::Scores;
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,14 +52,14 @@ pub(crate) fn smallest_k_with(
     eps: &[f64],
     rule: Rule,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<i64>, Error> {
     let _modes = threads::default_floats();
     scores.check_eps(eps)?;
     if let Rule::MultiGap { cuts } = rule {
         multi_gap::judge(scores, Cuts::Best(cuts))?;
     }
-    map_rows(scores, threads, hook, |mut row| {
+    map_rows(scores, threads, interrupt, |mut row| {
         let eps = if eps.len() == 1 { eps[0] } else { eps[row.number] };
         let n = row.keys.len();
         if n <= 1 || eps == 0.0 {

@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::scores::{Keep, Scores};
 use crate::select::{Options, certify_tails};
 use crate::threads;
-use crate::threads::Hook;
+use crate::threads::Interrupt;
 use problem::{Best, Problem};
 use search::Search;
 
@@ -65,7 +65,7 @@ pub(crate) fn keep_set_with(
     scores: &Scores<'_>,
     eps: &[f64],
     options: &Options,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<KeepSet, Error> {
     let _environment = threads::default_floats();
     scores.check_eps(eps)?;
@@ -73,7 +73,7 @@ pub(crate) fn keep_set_with(
     judge_options(scores, options)?;
     let size = scores.rows().saturating_mul(scores.longest());
     let threads = threads::count(options.threads, size > SERIAL)?;
-    Problem::new(scores, eps, options, threads, hook)?.solve(hook)
+    Problem::new(scores, eps, options, threads, interrupt)?.solve(interrupt)
 }
 
 fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
@@ -101,7 +101,7 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
 }
 
 impl Problem<'_> {
-    fn solve(mut self, hook: Hook<'_>) -> Result<KeepSet, Error> {
+    fn solve(mut self, interrupt: Interrupt<'_>) -> Result<KeepSet, Error> {
         if self.visible.iter().all(|visible| !visible) {
             let none = vec![0.0; self.rows];
             return Ok(KeepSet {
@@ -118,13 +118,14 @@ impl Problem<'_> {
             let mut best = self.all_visible();
             best.lower_bound = self.forced_count;
             if self.forced_count < best.size {
-                best.multipliers = Some(Search::new(&self, &eps).improve(true, &mut best, hook)?);
+                best.multipliers =
+                    Some(Search::new(&self, &eps).improve(true, &mut best, interrupt)?);
             }
             let over = best.size > self.max_keep;
             if over {
-                self.shrink(&eps, &mut best, hook)?;
+                self.shrink(&eps, &mut best, interrupt)?;
             }
-            let set = self.certified(&best, hook)?;
+            let set = self.certified(&best, interrupt)?;
             if set.status == Status::Certified || over {
                 return Ok(set);
             }
@@ -138,7 +139,7 @@ impl Problem<'_> {
 
     /// Finds a set of `max_keep` keys whose largest ratio of loss to budget is small: bisection on a common factor of
     /// all budgets.
-    fn shrink(&self, eps: &[f64], best: &mut Best, hook: Hook<'_>) -> Result<(), Error> {
+    fn shrink(&self, eps: &[f64], best: &mut Best, interrupt: Interrupt<'_>) -> Result<(), Error> {
         let least = eps.iter().copied().filter(|e| *e > 0.0).fold(1.0, f64::min);
         let (mut low, mut high) = (0.0, -least.ln());
         let mut fitting: Option<Best> = None;
@@ -146,7 +147,7 @@ impl Problem<'_> {
             let middle = 0.5 * (low + high);
             let scaled: Vec<f64> = eps.iter().map(|e| e * middle.exp()).collect();
             let mut probe = self.all_visible();
-            Search::new(self, &scaled).improve(true, &mut probe, hook)?;
+            Search::new(self, &scaled).improve(true, &mut probe, interrupt)?;
             if probe.size <= self.max_keep {
                 high = middle;
                 fitting = Some(probe);
@@ -172,12 +173,12 @@ impl Problem<'_> {
     }
 
     /// The set with its certificate, and the lower bound for what it achieves.
-    fn certified(&self, best: &Best, hook: Hook<'_>) -> Result<KeepSet, Error> {
+    fn certified(&self, best: &Best, interrupt: Interrupt<'_>) -> Result<KeepSet, Error> {
         let indices: Vec<u32> = (0..self.n).filter(|&i| best.kept[i]).map(|i| i as u32).collect();
         let one: Vec<u8> = best.kept.iter().map(|&k| u8::from(k)).collect();
         let strides = vec![0; self.scores.batch_shape().len()];
         let keep = Keep::Mask { kept: &one, strides: &strides };
-        let judged = certify_tails(self.scores, &keep, &self.eps, self.threads, hook)?;
+        let judged = certify_tails(self.scores, &keep, &self.eps, self.threads, interrupt)?;
         let holds = judged.holds.as_ref().is_some_and(|holds| holds.iter().all(|h| *h));
         let mut proof = best.clone();
         if !holds {
@@ -188,7 +189,7 @@ impl Problem<'_> {
             proof = self.all_visible();
             proof.lower_bound = self.forced_count;
             proof.size = usize::MAX;
-            Search::new(self, &achieved).improve(false, &mut proof, hook)?;
+            Search::new(self, &achieved).improve(false, &mut proof, interrupt)?;
             proof.lower_bound = proof.lower_bound.min(best.size);
         }
         Ok(KeepSet {

@@ -2,10 +2,10 @@
 
 use crate::error::{Error, Place};
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
-use crate::memory::afford;
+use crate::memory::check_memory;
 use crate::scores::Scores;
 use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 
 /// The budget that a row without one is given when `max_keep` makes it lose something.
 const LEAST_BUDGET: f64 = 1e-12;
@@ -66,17 +66,17 @@ impl<'a> Problem<'a> {
         eps: &[f64],
         options: &Options,
         threads: usize,
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let stride = padded_stride(n);
         // Of each row its weights and some numbers of 8 bytes; of each key flags, positions and mixtures.
         let weights = stride.saturating_mul(size_of::<f32>());
-        afford("scores", rows, weights.saturating_add(192))?;
-        afford("scores", stride, 32)?;
+        check_memory("scores", rows, weights.saturating_add(192))?;
+        check_memory("scores", stride, 32)?;
         // Of each part of a pass over all keys what every row loses.
         let parts = stride.div_ceil(Self::width(rows)).saturating_add(4);
-        afford("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
+        check_memory("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
         let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
         let mut weights = vec![0.0; rows * stride];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
@@ -88,7 +88,7 @@ impl<'a> Problem<'a> {
             for part in threads::map(threads, slots, 1, work) {
                 all.push(part?);
             }
-            hook()?;
+            interrupt()?;
         }
         let mut visible = vec![false; n];
         // What rows that may lose nothing see.

@@ -450,7 +450,7 @@ impl Simd {
 
     /// What keys score, as far as their codes know: the product of each with a query's numbers, times its scale, times the
     /// query's factor; three roundings.
-    pub(crate) fn scan<const Q: usize>(
+    pub(crate) fn scan_codes<const Q: usize>(
         self,
         lines: &[u8],
         scales: &[bf16],
@@ -484,19 +484,19 @@ mod tests {
         (0..n * dim).map(value).collect()
     }
 
-    struct Block {
+    struct EncodedBlock {
         bytes: Vec<u8>,
         residuals: Vec<f32>,
         encoded: Vec<Encoded>,
         width: usize,
     }
 
-    fn encode(simd: Simd, data: &[f32], dim: usize, block: usize) -> Block {
+    fn encode(simd: Simd, data: &[f32], dim: usize, block: usize) -> EncodedBlock {
         let (n, width) = (data.len() / dim, dim.next_multiple_of(LANES));
         let mean: Vec<f32> =
             (0..width).map(|j| if j < dim { 0.01 * j as f32 } else { 0.0 }).collect();
         let signs: Vec<f32> = (0..width).map(|j| if j % 3 == 0 { -1.0 } else { 1.0 }).collect();
-        let mut out = Block {
+        let mut out = EncodedBlock {
             bytes: vec![0; n * width],
             residuals: vec![0.0; n * width],
             encoded: vec![Encoded::default(); n],
@@ -508,7 +508,7 @@ mod tests {
         out
     }
 
-    fn lines(block: &Block, dim: usize) -> (Vec<u8>, Vec<bf16>) {
+    fn lines(block: &EncodedBlock, dim: usize) -> (Vec<u8>, Vec<bf16>) {
         let n = block.encoded.len().next_multiple_of(LANES);
         let steps = dim.div_ceil(STEP);
         let mut lines = vec![BIAS; n * steps * STEP];
@@ -577,7 +577,7 @@ mod tests {
                     });
                     let mut both = [vec![0.0; scales.len()], vec![0.0; scales.len()]];
                     let [one, other] = &mut both;
-                    simd.scan(&lines, &scales, coarse, [one, other]);
+                    simd.scan_codes(&lines, &scales, coarse, [one, other]);
                     for (scores, (_, numbers)) in both.iter().zip(&prepared) {
                         for (key, &score) in scores[..n].iter().enumerate() {
                             let exact: i64 = (0..dim)
@@ -701,11 +701,11 @@ mod tests {
             let coarse = |q: usize| Coarse { steps: &prepared[q].0, correction: 0, factor: 1e-5 };
             let mut to: Vec<_> = (0..4).map(|_| vec![0.0f32; n]).collect();
             time("scan, one query", &mut || {
-                simd.scan(&lines, &scales, [coarse(0)], [&mut to[0]]);
+                simd.scan_codes(&lines, &scales, [coarse(0)], [&mut to[0]]);
             });
             time("scan, four queries", &mut || {
                 let [a, b, c, d] = &mut to[..] else { unreachable!() };
-                simd.scan(&lines, &scales, [0, 1, 2, 3].map(coarse), [a, b, c, d]);
+                simd.scan_codes(&lines, &scales, [0, 1, 2, 3].map(coarse), [a, b, c, d]);
             });
             let mut sink = 0u64;
             time("read all codes", &mut || {

@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::bytes::ByteDots;
 use super::lanes::{Element, LANES, Level, Scalar};
 use super::passes::{
-    self, Given, PIVOTS, PivotSums, Positions, RANKED, Sides, Soon, Survey, Weigh,
+    self, Given, PIVOTS, PartitionSums, PivotSums, Positions, Prefetch, RANKED, Survey, WeightFn,
 };
 use super::portable::Portable;
-use super::short::{self, Aim, Approach, BATCH, Flanks, LawOf, Room, Settled};
+use super::short::{
+    self, BATCH, BatchScratch, Candidate, KeptSums, TailTarget, TieSums, WeightFnOf,
+};
 use crate::error::Error;
 use crate::mass::CHUNK;
 
@@ -164,91 +166,91 @@ macro_rules! level {
                 unsafe { passes::survey::<$level, E>(from, len, to) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn look<E: Element, const ROUGH: bool>(
-                keys: &[E], shift: E::Scalar, scale: f64,
+            pub(super) unsafe fn scan<E: Element, const ROUGH: bool>(
+                scores: &[E], shift: E::Scalar, scale: f64,
             ) -> (Survey<E::Scalar>, f64) {
                 // SAFETY: entered only with proof that the CPU has the features.
-                unsafe { passes::look::<$level, E, ROUGH>(keys, shift, scale) }
+                unsafe { passes::scan::<$level, E, ROUGH>(scores, shift, scale) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn rough<E: Element>(
-                keys: &[E], largest: E::Scalar, scale: f64,
+                scores: &[E], largest: E::Scalar, scale: f64,
             ) -> f64 {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::rough::<$level, E>(keys, largest, scale) }
+                unsafe { passes::rough::<$level, E>(scores, largest, scale) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn admit<E: Element>(
+            pub(super) unsafe fn compact<E: Element>(
                 from: &[E], allowed: &[u8], to: *mut E::Scalar, positions: *mut u32,
             ) -> usize {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::admit::<$level, E>(from, allowed, to, positions) }
+                unsafe { passes::compact::<$level, E>(from, allowed, to, positions) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn count_live<E: Element>(
-                keys: &[E],
+            pub(super) unsafe fn count_visible<E: Element>(
+                scores: &[E],
             ) -> usize {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::count_live::<$level, E>(keys) }
+                unsafe { passes::count_visible::<$level, E>(scores) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn extent<E: Element>(
-                keys: &[E],
+                scores: &[E],
             ) -> (E::Scalar, E::Scalar) {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::extent::<$level, E>(keys) }
+                unsafe { passes::extent::<$level, E>(scores) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn widen<E: Element>(
-                keys: &[E], to: &mut [E::Scalar],
+                scores: &[E], to: &mut [E::Scalar],
             ) {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::widen::<$level, E>(keys, to) }
+                unsafe { passes::widen::<$level, E>(scores, to) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn mass<E: Element, W: Weigh<E::Scalar>>(
-                keys: &[E], law: W,
+            pub(super) unsafe fn mass<E: Element, W: WeightFn<E::Scalar>>(
+                scores: &[E], weight_fn: W,
             ) -> f64 {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::mass::<$level, E, W>(keys, law) }
+                unsafe { passes::mass::<$level, E, W>(scores, weight_fn) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn weights<E: Element, W: Weigh<E::Scalar>>(
-                keys: &[E], law: W, to: &mut [E::Scalar],
+            pub(super) unsafe fn weights<E: Element, W: WeightFn<E::Scalar>>(
+                scores: &[E], weight_fn: W, to: &mut [E::Scalar],
             ) -> f64 {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::weights::<$level, E, W>(keys, law, to) }
+                unsafe { passes::weights::<$level, E, W>(scores, weight_fn, to) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn approach<E: Element, M: LawOf<E::Scalar>>(
-                rows: &[&[E]], aim: &Aim, law: M, room: &mut Room<'_, E>,
-            ) -> [Approach<E::Scalar>; BATCH]
+            pub(super) unsafe fn find_candidate<E: Element, M: WeightFnOf<E::Scalar>>(
+                rows: &[&[E]], target: &TailTarget, weight_fn: M, room: &mut BatchScratch<'_, E>,
+            ) -> [Candidate<E::Scalar>; BATCH]
             where
                 E::Scalar: Element<Scalar = E::Scalar>,
             {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { short::approach::<$level, E, M>(rows, aim, law, room) }
+                unsafe { short::find_candidate::<$level, E, M>(rows, target, weight_fn, room) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn settle<E: Element>(
-                keys: &[E], weights: &[E::Scalar], edge: E::Scalar, positions: Positions<'_>, to: *mut u32,
-            ) -> Settled {
+            pub(super) unsafe fn sum_and_emit<E: Element>(
+                scores: &[E], weights: &[E::Scalar], edge: E::Scalar, positions: Positions<'_>, to: *mut u32,
+            ) -> KeptSums {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { short::settle::<$level, E>(keys, weights, edge, positions, to) }
+                unsafe { short::sum_and_emit::<$level, E>(scores, weights, edge, positions, to) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn flank<E: Element>(
-                keys: &[E], weights: &[E::Scalar], key: E::Scalar,
-            ) -> Flanks {
+            pub(super) unsafe fn sum_around_ties<E: Element>(
+                scores: &[E], weights: &[E::Scalar], score: E::Scalar,
+            ) -> TieSums {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { short::flank::<$level, E>(keys, weights, key) }
+                unsafe { short::sum_around_ties::<$level, E>(scores, weights, score) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn extent_within<E: Element>(
-                keys: &[E], lo: E::Scalar, hi: E::Scalar,
+                scores: &[E], lo: E::Scalar, hi: E::Scalar,
             ) -> (E::Scalar, E::Scalar) {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::extent_within::<$level, E>(keys, lo, hi) }
+                unsafe { passes::extent_within::<$level, E>(scores, lo, hi) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn squares<S: Scalar>(
@@ -259,52 +261,52 @@ macro_rules! level {
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn pivot_sums<S: Scalar, const COUNT: bool>(
-                keys: &[S], weights: &[S], pivots: &[S; PIVOTS],
+                scores: &[S], weights: &[S], pivots: &[S; PIVOTS],
             ) -> PivotSums {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::pivot_sums::<$level, S, COUNT>(keys, weights, pivots) }
+                unsafe { passes::pivot_sums::<$level, S, COUNT>(scores, weights, pivots) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn split<E: Element, W: Weigh<E::Scalar>>(
-                keys: &[E], law: W, bracket: (E::Scalar, E::Scalar), soon: Soon, to: *mut E::Scalar,
-            ) -> Sides {
+            pub(super) unsafe fn split<E: Element, W: WeightFn<E::Scalar>>(
+                scores: &[E], weight_fn: W, bracket: (E::Scalar, E::Scalar), prefetch: Prefetch, to: *mut E::Scalar,
+            ) -> PartitionSums {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::split::<$level, E, W>(keys, law, bracket, soon, to) }
+                unsafe { passes::split::<$level, E, W>(scores, weight_fn, bracket, prefetch, to) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn narrow<S: Scalar>(
-                keys: *const S, weights: *const S, len: usize, bracket: (S, S), to: *mut S, to_weights: *mut S,
-            ) -> Sides {
+                scores: *const S, weights: *const S, len: usize, bracket: (S, S), to: *mut S, to_weights: *mut S,
+            ) -> PartitionSums {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::narrow::<$level, S>(keys, weights, len, bracket, to, to_weights) }
+                unsafe { passes::narrow::<$level, S>(scores, weights, len, bracket, to, to_weights) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn candidate<S: Scalar>(
-                keys: &[S], weights: &[S], live: usize, room: S,
+                scores: &[S], weights: &[S], visible: usize, room: S,
             ) -> S {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::candidate::<$level, S>(keys, weights, live, room) }
+                unsafe { passes::candidate::<$level, S>(scores, weights, visible, room) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn given<E: Element, W: Weigh<E::Scalar>>(
-                keys: &[E], keep: &[u8], law: W,
+            pub(super) unsafe fn given<E: Element, W: WeightFn<E::Scalar>>(
+                scores: &[E], keep: &[u8], weight_fn: W,
             ) -> Given<E::Scalar> {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::given::<$level, E, W>(keys, keep, law) }
+                unsafe { passes::given::<$level, E, W>(scores, keep, weight_fn) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn emit<E: Element>(
-                keys: &[E], positions: Positions<'_>, edge: E::Scalar, inclusive: bool, to: *mut u32,
+                scores: &[E], positions: Positions<'_>, edge: E::Scalar, inclusive: bool, to: *mut u32,
             ) -> usize {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::emit::<$level, E>(keys, positions, edge, inclusive, to) }
+                unsafe { passes::emit::<$level, E>(scores, positions, edge, inclusive, to) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn find_equal<E: Element>(
-                keys: &[E], key: E::Scalar, nth: usize,
+                scores: &[E], score: E::Scalar, nth: usize,
             ) -> Result<usize, usize> {
                 // SAFETY: entered only with proof that the CPU has the features; the caller vouches for the pointers.
-                unsafe { passes::find_equal::<$level, E>(keys, key, nth) }
+                unsafe { passes::find_equal::<$level, E>(scores, score, nth) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn run<P: Pass>(pass: P) -> P::Output {
@@ -375,10 +377,10 @@ macro_rules! at_level {
     };
 }
 
-/// A growing list of keys and their weights, padded so that whole groups can be read and written.
+/// A growing list of scores and their weights, padded so that whole groups can be read and written.
 #[derive(Debug, Default)]
 pub(crate) struct Bracket<S> {
-    keys: Vec<S>,
+    scores: Vec<S>,
     weights: Vec<S>,
     len: usize,
 }
@@ -391,9 +393,9 @@ impl<S: Scalar> Bracket<S> {
     /// Makes room for that many more entries, and for a group beyond them.
     pub(crate) fn reserve(&mut self, more: usize) {
         let room = (self.len + more).next_multiple_of(LANES) + 2 * LANES;
-        if self.keys.len() < room {
-            self.keys.resize(room.max(2 * self.keys.len()), S::NEG_INFINITY);
-            self.weights.resize(self.keys.len(), S::default());
+        if self.scores.len() < room {
+            self.scores.resize(room.max(2 * self.scores.len()), S::NEG_INFINITY);
+            self.weights.resize(self.scores.len(), S::default());
         }
     }
 
@@ -401,25 +403,25 @@ impl<S: Scalar> Bracket<S> {
         self.len
     }
 
-    pub(crate) fn keys(&self) -> &[S] {
-        &self.keys[..self.len]
+    pub(crate) fn scores(&self) -> &[S] {
+        &self.scores[..self.len]
     }
 
-    /// Appends another list's keys; weights are to be weighed anew.
+    /// Appends another list's scores; weights are to be weighed anew.
     pub(crate) fn append(&mut self, other: &Bracket<S>) {
         self.reserve(other.len);
         let end = self.len + other.len;
-        self.keys[self.len..end].copy_from_slice(other.keys());
+        self.scores[self.len..end].copy_from_slice(other.scores());
         self.len = end;
     }
 
-    /// Keys and weights in whole groups of `lanes`, filled up with masked entries.
+    /// Scores and weights in whole groups of `lanes`, filled up with masked entries.
     pub(crate) fn padded(&mut self, lanes: usize) -> (&[S], &[S]) {
         self.reserve(lanes);
         let end = self.len.next_multiple_of(lanes).max(lanes);
-        self.keys[self.len..end].fill(S::NEG_INFINITY);
+        self.scores[self.len..end].fill(S::NEG_INFINITY);
         self.weights[self.len..end].fill(S::default());
-        (&self.keys[..end], &self.weights[..end])
+        (&self.scores[..end], &self.weights[..end])
     }
 }
 
@@ -461,29 +463,29 @@ impl Simd {
         at_level!(self, survey(from, len, to))
     }
 
-    /// Looks over whole groups where they are; given a shift and a scale also the sum of `exp(scale * (key - shift))`, as
+    /// Looks over whole groups where they are; given a shift and a scale also the sum of `exp(scale * (score - shift))`, as
     /// roughly as [`Simd::rough`] has it, as long as no exponent is above 80.
-    pub(crate) fn look<E: Element>(
+    pub(crate) fn scan<E: Element>(
         self,
-        keys: &[E],
+        scores: &[E],
         rough: Option<(E::Scalar, f64)>,
     ) -> (Survey<E::Scalar>, f64) {
-        assert!(keys.len().is_multiple_of(LANES));
+        assert!(scores.len().is_multiple_of(LANES));
         match rough {
-            Some((shift, scale)) => at_level!(self, look::<E, true>(keys, shift, scale)),
-            None => at_level!(self, look::<E, false>(keys, E::Scalar::default(), 1.0)),
+            Some((shift, scale)) => at_level!(self, scan::<E, true>(scores, shift, scale)),
+            None => at_level!(self, scan::<E, false>(scores, E::Scalar::default(), 1.0)),
         }
     }
 
-    /// What whole groups of keys weigh relative to the largest, to within a few per cent, for `|scale * largest|` up to
+    /// What whole groups of scores weigh relative to the largest, to within a few per cent, for `|scale * largest|` up to
     /// about 1e5.
-    pub(crate) fn rough<E: Element>(self, keys: &[E], largest: E::Scalar, scale: f64) -> f64 {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, rough(keys, largest, scale))
+    pub(crate) fn rough<E: Element>(self, scores: &[E], largest: E::Scalar, scale: f64) -> f64 {
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, rough(scores, largest, scale))
     }
 
     /// Appends the entries that are allowed and not masked, widened, and their positions.
-    pub(crate) fn admit<E: Element>(
+    pub(crate) fn compact<E: Element>(
         self,
         from: &[E],
         allowed: &[u8],
@@ -496,58 +498,62 @@ impl Simd {
         to.reserve(from.len() + 2 * LANES);
         positions.reserve(from.len() + 2 * LANES);
         let (output, listed) = (to.as_mut_ptr(), positions.as_mut_ptr());
-        let live = at_level!(self, admit(from, allowed, output, listed));
-        assert!(live <= from.len());
-        // SAFETY: the pass wrote `live` entries from the start of each, within the room reserved.
+        let visible = at_level!(self, compact(from, allowed, output, listed));
+        assert!(visible <= from.len());
+        // SAFETY: the pass wrote `visible` entries from the start of each, within the room reserved.
         unsafe {
-            to.set_len(live);
-            positions.set_len(live);
+            to.set_len(visible);
+            positions.set_len(visible);
         }
     }
 
     /// How many entries of whole groups are not masked.
-    pub(crate) fn count_live<E: Element>(self, keys: &[E]) -> usize {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, count_live(keys))
+    pub(crate) fn count_visible<E: Element>(self, scores: &[E]) -> usize {
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, count_visible(scores))
     }
 
-    /// The smallest key that is not masked and the largest of whole groups.
-    pub(crate) fn extent<E: Element>(self, keys: &[E]) -> (E::Scalar, E::Scalar) {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, extent(keys))
+    /// The smallest score that is not masked and the largest of whole groups.
+    pub(crate) fn extent<E: Element>(self, scores: &[E]) -> (E::Scalar, E::Scalar) {
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, extent(scores))
     }
 
-    /// The smallest and the largest key of `[lo, hi)` in whole groups; infinities if there is none.
+    /// The smallest and the largest score of `[lo, hi)` in whole groups; infinities if there is none.
     pub(crate) fn extent_within<E: Element>(
         self,
-        keys: &[E],
+        scores: &[E],
         (lo, hi): (E::Scalar, E::Scalar),
     ) -> (E::Scalar, E::Scalar) {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, extent_within(keys, lo, hi))
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, extent_within(scores, lo, hi))
     }
 
-    /// Whole groups of keys in the type computed in.
-    pub(crate) fn widen<E: Element>(self, keys: &[E], to: &mut [E::Scalar]) {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, widen(keys, to));
+    /// Whole groups of scores in the type computed in.
+    pub(crate) fn widen<E: Element>(self, scores: &[E], to: &mut [E::Scalar]) {
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, widen(scores, to));
     }
 
-    /// The sum of all weights of whole groups of keys.
-    pub(crate) fn mass<E: Element, W: Weigh<E::Scalar>>(self, keys: &[E], law: W) -> f64 {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, mass(keys, law))
-    }
-
-    /// The weights of whole groups of keys, and their sum.
-    pub(crate) fn weights<E: Element, W: Weigh<E::Scalar>>(
+    /// The sum of all weights of whole groups of scores.
+    pub(crate) fn mass<E: Element, W: WeightFn<E::Scalar>>(
         self,
-        keys: &[E],
-        law: W,
+        scores: &[E],
+        weight_fn: W,
+    ) -> f64 {
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, mass(scores, weight_fn))
+    }
+
+    /// The weights of whole groups of scores, and their sum.
+    pub(crate) fn weights<E: Element, W: WeightFn<E::Scalar>>(
+        self,
+        scores: &[E],
+        weight_fn: W,
         to: &mut [E::Scalar],
     ) -> f64 {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, weights(keys, law, to))
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, weights(scores, weight_fn, to))
     }
 
     /// The sum of the squares of whole groups of weights, roughly.
@@ -556,82 +562,86 @@ impl Simd {
         at_level!(self, squares(weights))
     }
 
-    /// Weighs the keys of a bracket, and says what they weigh together.
-    pub(crate) fn weigh<S: Scalar + Element<Scalar = S>, W: Weigh<S>>(
+    /// Weighs the scores of a bracket, and says what they weigh together.
+    pub(crate) fn weigh<S: Scalar + Element<Scalar = S>, W: WeightFn<S>>(
         self,
         bracket: &mut Bracket<S>,
-        law: W,
+        weight_fn: W,
     ) -> f64 {
         let end = bracket.padded(LANES).0.len();
-        let Bracket { keys, weights, .. } = bracket;
+        let Bracket { scores, weights, .. } = bracket;
         let mut total = 0.0;
         // In chunks, like every pass whose sums end in a certificate: their f64 sums meet in order.
-        for (keys, weights) in keys[..end].chunks(CHUNK).zip(weights[..end].chunks_mut(CHUNK)) {
-            total += self.weights(keys, law, weights);
+        for (scores, weights) in scores[..end].chunks(CHUNK).zip(weights[..end].chunks_mut(CHUNK)) {
+            total += self.weights(scores, weight_fn, weights);
         }
         total
     }
 
-    /// Sums strictly below each of eight pivots over whole groups of keys and their weights, and counts from each
+    /// Sums strictly below each of eight pivots over whole groups of scores and their weights, and counts from each
     /// upward if asked to. Good enough to show the way.
     pub(crate) fn pivot_sums<S: Scalar>(
         self,
-        keys: &[S],
+        scores: &[S],
         weights: &[S],
         pivots: &[S; PIVOTS],
         count: bool,
     ) -> PivotSums {
-        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+        assert!(scores.len().is_multiple_of(LANES) && scores.len() == weights.len());
         if count {
-            at_level!(self, pivot_sums::<S, true>(keys, weights, pivots))
+            at_level!(self, pivot_sums::<S, true>(scores, weights, pivots))
         } else {
-            at_level!(self, pivot_sums::<S, false>(keys, weights, pivots))
+            at_level!(self, pivot_sums::<S, false>(scores, weights, pivots))
         }
     }
 
-    /// Sums both sides of `[lo, hi)` over whole groups of keys and appends the keys inside to `to`, in order.
-    /// `to` must have room for `keys.len()` more entries. What will be wanted soon is fetched meanwhile.
-    pub(crate) fn split<E: Element, W: Weigh<E::Scalar>>(
+    /// Sums both sides of `[lo, hi)` over whole groups of scores and appends the scores inside to `to`, in order.
+    /// `to` must have room for `scores.len()` more entries. What will be wanted soon is fetched meanwhile.
+    pub(crate) fn split<E: Element, W: WeightFn<E::Scalar>>(
         self,
-        keys: &[E],
-        law: W,
+        scores: &[E],
+        weight_fn: W,
         bracket: (E::Scalar, E::Scalar),
-        soon: Option<Soon>,
+        prefetch: Option<Prefetch>,
         to: &mut Bracket<E::Scalar>,
-    ) -> Sides {
-        assert!(keys.len().is_multiple_of(LANES));
-        let soon = soon.unwrap_or(Soon::new(keys.as_ptr(), keys.as_ptr().cast()));
-        assert!(to.keys.len() >= to.len + keys.len() + LANES);
-        let output = to.keys[to.len..].as_mut_ptr();
+    ) -> PartitionSums {
+        assert!(scores.len().is_multiple_of(LANES));
+        let prefetch = prefetch.unwrap_or(Prefetch::new(scores.as_ptr(), scores.as_ptr().cast()));
+        assert!(to.scores.len() >= to.len + scores.len() + LANES);
+        let output = to.scores[to.len..].as_mut_ptr();
         // The room asserted above is what the pass needs: everything inside, and one group more.
-        let sides = at_level!(self, split(keys, law, bracket, soon, output));
+        let sides = at_level!(self, split(scores, weight_fn, bracket, prefetch, output));
         to.len += sides.inside;
         sides
     }
 
-    /// Sums both sides of `[lo, hi)` over whole groups of keys and weights and writes what lies inside to `to`.
+    /// Sums both sides of `[lo, hi)` over whole groups of scores and weights and writes what lies inside to `to`.
     pub(crate) fn narrow_into<S: Scalar>(
         self,
-        keys: &[S],
+        scores: &[S],
         weights: &[S],
         bracket: (S, S),
         to: &mut Bracket<S>,
-    ) -> Sides {
-        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+    ) -> PartitionSums {
+        assert!(scores.len().is_multiple_of(LANES) && scores.len() == weights.len());
         to.clear();
-        to.reserve(keys.len());
-        let from = (keys.as_ptr(), weights.as_ptr(), keys.len());
-        let out = (to.keys.as_mut_ptr(), to.weights.as_mut_ptr());
+        to.reserve(scores.len());
+        let from = (scores.as_ptr(), weights.as_ptr(), scores.len());
+        let out = (to.scores.as_mut_ptr(), to.weights.as_mut_ptr());
         let sides = self.narrow_between(from, bracket, out);
         to.len = sides.inside;
         sides
     }
 
     /// Narrows a bracket in place to `[lo, hi)` and sums what falls off on either side and what is left.
-    pub(crate) fn narrow<S: Scalar>(self, within: &mut Bracket<S>, bracket: (S, S)) -> Sides {
+    pub(crate) fn narrow<S: Scalar>(
+        self,
+        within: &mut Bracket<S>,
+        bracket: (S, S),
+    ) -> PartitionSums {
         let len = within.padded(LANES).0.len();
-        assert!(within.keys.len() >= len + LANES && within.weights.len() >= len + LANES);
-        let out = (within.keys.as_mut_ptr(), within.weights.as_mut_ptr());
+        assert!(within.scores.len() >= len + LANES && within.weights.len() >= len + LANES);
+        let out = (within.scores.as_mut_ptr(), within.weights.as_mut_ptr());
         // Both lists hold `len` entries and a group more, and what is written never overtakes what is read.
         let from = (out.0.cast_const(), out.1.cast_const(), len);
         let sides = self.narrow_between(from, bracket, out);
@@ -643,17 +653,17 @@ impl Simd {
     /// to write.
     fn narrow_between<S: Scalar>(
         self,
-        (keys, weights, len): (*const S, *const S, usize),
+        (scores, weights, len): (*const S, *const S, usize),
         bracket: (S, S),
         (to_keys, to_weights): (*mut S, *mut S),
-    ) -> Sides {
-        let mut sides = Sides::default();
+    ) -> PartitionSums {
+        let mut sides = PartitionSums::default();
         for at in (0..len).step_by(CHUNK) {
             let here = CHUNK.min(len - at);
-            let (keys, weights) = (keys.wrapping_add(at), weights.wrapping_add(at));
+            let (scores, weights) = (scores.wrapping_add(at), weights.wrapping_add(at));
             let output = to_keys.wrapping_add(sides.inside);
             let out = to_weights.wrapping_add(sides.inside);
-            let part = at_level!(self, narrow(keys, weights, here, bracket, output, out));
+            let part = at_level!(self, narrow(scores, weights, here, bracket, output, out));
             sides.below += part.below;
             sides.within += part.within;
             sides.above += part.above;
@@ -663,110 +673,110 @@ impl Simd {
         sides
     }
 
-    /// The largest key of a bracket of at most [`RANKED`] whose strictly smaller keys weigh at most `room`, roughly.
+    /// The largest score of a bracket of at most [`RANKED`] whose strictly smaller scores weigh at most `room`, roughly.
     pub(crate) fn candidate<S: Scalar>(self, bracket: &mut Bracket<S>, room: S) -> S {
-        let live = bracket.len();
-        assert!(live <= RANKED);
-        let (keys, weights) = bracket.padded(RANKED);
-        at_level!(self, candidate(keys, weights, live, room))
+        let visible = bracket.len();
+        assert!(visible <= RANKED);
+        let (scores, weights) = bracket.padded(RANKED);
+        at_level!(self, candidate(scores, weights, visible, room))
     }
 
-    /// Sums a kept set, given as one byte per key, and its tail, over whole groups.
-    pub(crate) fn given<E: Element, W: Weigh<E::Scalar>>(
+    /// Sums a kept set, given as one byte per score, and its tail, over whole groups.
+    pub(crate) fn given<E: Element, W: WeightFn<E::Scalar>>(
         self,
-        keys: &[E],
+        scores: &[E],
         keep: &[u8],
-        law: W,
+        weight_fn: W,
     ) -> Given<E::Scalar> {
-        assert!(keys.len().is_multiple_of(LANES) && keep.len() == keys.len());
-        at_level!(self, given(keys, keep, law))
+        assert!(scores.len().is_multiple_of(LANES) && keep.len() == scores.len());
+        at_level!(self, given(scores, keep, weight_fn))
     }
 
-    /// Appends, in order, the positions of the keys (whole groups) that are above an edge, or at it if `inclusive`.
+    /// Appends, in order, the positions of the scores (whole groups) that are above an edge, or at it if `inclusive`.
     pub(crate) fn emit<E: Element>(
         self,
-        keys: &[E],
+        scores: &[E],
         positions: Positions<'_>,
         edge: E::Scalar,
         inclusive: bool,
         to: &mut Vec<u32>,
     ) {
-        assert!(keys.len().is_multiple_of(LANES));
+        assert!(scores.len().is_multiple_of(LANES));
         if let Positions::Listed(list) = positions {
-            assert!(list.len() >= keys.len());
+            assert!(list.len() >= scores.len());
         }
-        for (c, keys) in keys.chunks(EMIT).enumerate() {
+        for (c, scores) in scores.chunks(EMIT).enumerate() {
             let positions = match positions {
                 Positions::From(first) => Positions::From(first.wrapping_add((c * EMIT) as u32)),
-                Positions::Listed(list) => Positions::Listed(&list[c * EMIT..][..keys.len()]),
+                Positions::Listed(list) => Positions::Listed(&list[c * EMIT..][..scores.len()]),
             };
-            to.reserve(keys.len() + LANES);
+            to.reserve(scores.len() + LANES);
             let out = to.spare_capacity_mut().as_mut_ptr().cast();
-            let written = at_level!(self, emit(keys, positions, edge, inclusive, out));
-            assert!(written <= keys.len());
+            let written = at_level!(self, emit(scores, positions, edge, inclusive, out));
+            assert!(written <= scores.len());
             // SAFETY: the pass wrote that many positions behind the old ones, within the room reserved.
             unsafe { to.set_len(to.len() + written) };
         }
     }
 
-    /// Copies, weighs and searches a few short rows, up to a candidate for the worst key kept.
-    pub(crate) fn approach<E: Element, M: LawOf<E::Scalar>>(
+    /// Copies, weighs and searches a few short rows, up to a candidate for the worst score kept.
+    pub(crate) fn find_candidate<E: Element, M: WeightFnOf<E::Scalar>>(
         self,
         rows: &[&[E]],
-        aim: &Aim,
-        law: M,
-        room: &mut Room<'_, E>,
-    ) -> [Approach<E::Scalar>; BATCH]
+        target: &TailTarget,
+        weight_fn: M,
+        room: &mut BatchScratch<'_, E>,
+    ) -> [Candidate<E::Scalar>; BATCH]
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        at_level!(self, approach(rows, aim, law, room))
+        at_level!(self, find_candidate(rows, target, weight_fn, room))
     }
 
-    /// Sums a row (whole groups) on both sides of an edge and appends the positions of the keys from the edge upward.
-    pub(crate) fn settle<E: Element>(
+    /// Sums a row (whole groups) on both sides of an edge and appends the positions of the scores from the edge upward.
+    pub(crate) fn sum_and_emit<E: Element>(
         self,
-        keys: &[E],
+        scores: &[E],
         weights: &[E::Scalar],
         edge: E::Scalar,
         positions: Positions<'_>,
         to: &mut Vec<u32>,
-    ) -> Settled {
-        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
+    ) -> KeptSums {
+        assert!(scores.len().is_multiple_of(LANES) && scores.len() == weights.len());
         if let Positions::Listed(list) = positions {
-            assert!(list.len() >= keys.len());
+            assert!(list.len() >= scores.len());
         }
-        to.reserve(keys.len() + LANES);
+        to.reserve(scores.len() + LANES);
         let out = to.spare_capacity_mut().as_mut_ptr().cast();
-        let settled = at_level!(self, settle(keys, weights, edge, positions, out));
-        assert!(settled.kept <= keys.len());
+        let kept_sums = at_level!(self, sum_and_emit(scores, weights, edge, positions, out));
+        assert!(kept_sums.kept <= scores.len());
         // SAFETY: the pass wrote that many positions behind the old ones, within the room reserved.
-        unsafe { to.set_len(to.len() + settled.kept) };
-        settled
+        unsafe { to.set_len(to.len() + kept_sums.kept) };
+        kept_sums
     }
 
-    /// Sums a row (whole groups) on both sides of the keys that equal one.
-    pub(crate) fn flank<E: Element>(
+    /// Sums a row (whole groups) on both sides of the scores that equal one.
+    pub(crate) fn sum_around_ties<E: Element>(
         self,
-        keys: &[E],
+        scores: &[E],
         weights: &[E::Scalar],
-        key: E::Scalar,
-    ) -> Flanks {
-        assert!(keys.len().is_multiple_of(LANES) && keys.len() == weights.len());
-        at_level!(self, flank(keys, weights, key))
+        score: E::Scalar,
+    ) -> TieSums {
+        assert!(scores.len().is_multiple_of(LANES) && scores.len() == weights.len());
+        at_level!(self, sum_around_ties(scores, weights, score))
     }
 
-    /// Where the `nth` key (from 1) that equals `key` is among whole groups, or how many there are.
+    /// Where the `nth` score (from 1) that equals `score` is among whole groups, or how many there are.
     pub(crate) fn find_equal<E: Element>(
         self,
-        keys: &[E],
-        key: E::Scalar,
+        scores: &[E],
+        score: E::Scalar,
         nth: usize,
     ) -> Result<usize, usize> {
-        assert!(keys.len().is_multiple_of(LANES));
-        at_level!(self, find_equal(keys, key, nth))
+        assert!(scores.len().is_multiple_of(LANES));
+        at_level!(self, find_equal(scores, score, nth))
     }
 }
 
-/// Keys per call of the emitting pass.
+/// Scores per call of the emitting pass.
 const EMIT: usize = 4096;

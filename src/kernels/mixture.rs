@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::dispatch::{Pass, Simd};
 use super::lanes::{Element, LANES, Lanes, Level};
-use super::passes::Weigh;
+use super::passes::WeightFn;
 
 /// Terms that are added in f32 before a sum goes to f64.
 const DEPTH: usize = 16;
@@ -83,12 +83,12 @@ unsafe fn total<V: Lanes>(wides: [V::Wide; WIDTH]) -> f64 {
 
 struct Weights<'a, E, W> {
     keys: &'a [E],
-    law: W,
+    weight_fn: W,
     unit: f64,
     to: &'a mut [f32],
 }
 
-impl<E: Element, W: Weigh<E::Scalar>> Pass for Weights<'_, E, W> {
+impl<E: Element, W: WeightFn<E::Scalar>> Pass for Weights<'_, E, W> {
     type Output = f64;
 
     #[inline(always)]
@@ -102,7 +102,7 @@ impl<E: Element, W: Weigh<E::Scalar>> Pass for Weights<'_, E, W> {
             for (keys, to) in blocks {
                 let mut sum = L::F32::splat(0.0);
                 for (keys, to) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
-                    self.law.weigh(E::load::<L>(keys.as_ptr())).store(lanes.as_mut_ptr());
+                    self.weight_fn.weigh(E::load::<L>(keys.as_ptr())).store(lanes.as_mut_ptr());
                     for (to, &weight) in to.iter_mut().zip(&lanes) {
                         let weight: f64 = weight.into();
                         *to = weight as f32;
@@ -312,15 +312,15 @@ impl Pass for Products<'_> {
 impl Simd {
     /// Writes the weights of whole groups of keys, divided by `unit`, with those that would be subnormal in f32 at 0, and
     /// returns their sum.
-    pub(crate) fn weights_f32<E: Element, W: Weigh<E::Scalar>>(
+    pub(crate) fn weights_f32<E: Element, W: WeightFn<E::Scalar>>(
         self,
         keys: &[E],
-        law: W,
+        weight_fn: W,
         unit: f64,
         to: &mut [f32],
     ) -> f64 {
         assert!(keys.len().is_multiple_of(LANES) && keys.len() == to.len());
-        self.run(Weights { keys, law, unit, to })
+        self.run(Weights { keys, weight_fn, unit, to })
     }
 
     /// The weights in some columns of a mixture, given by its rows and their factors. Relative error [`MIXED`] where
@@ -365,7 +365,7 @@ impl Simd {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Scaled, Shifted, Stored};
+    use super::super::{Exp, Identity, ScaledExp};
     use super::*;
 
     fn weights(rows: usize, n: usize) -> Vec<f32> {
@@ -413,12 +413,12 @@ mod tests {
             let narrow: Vec<f32> = keys.iter().map(|key| *key as f32).collect();
             let written = |simd: Simd| {
                 let mut to = vec![1.0; all.len()];
-                let mut out = vec![simd.weights_f32(&keys, Shifted(0.0), 1.0, &mut to).to_bits()];
+                let mut out = vec![simd.weights_f32(&keys, Exp(0.0), 1.0, &mut to).to_bits()];
                 out.extend(to.iter().map(|w| u64::from(w.to_bits())));
-                let law = Scaled { shift: 0.0, scale: 0.7 };
-                out.push(simd.weights_f32(&narrow, law, 1.0, &mut to).to_bits());
+                let weight_fn = ScaledExp { shift: 0.0, scale: 0.7 };
+                out.push(simd.weights_f32(&narrow, weight_fn, 1.0, &mut to).to_bits());
                 out.extend(to.iter().map(|w| u64::from(w.to_bits())));
-                out.push(simd.weights_f32(&all, Stored, 3.0, &mut to).to_bits());
+                out.push(simd.weights_f32(&all, Identity, 3.0, &mut to).to_bits());
                 out.extend(to.iter().map(|w| u64::from(w.to_bits())));
                 out
             };

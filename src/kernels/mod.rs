@@ -54,13 +54,15 @@ pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use panel::{
-    BLOCK as PANEL_KEYS, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows, Sees as PanelSees,
+    BLOCK as PANEL_KEYS, BlockMask, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows,
 };
 pub(crate) use passes::{
-    Given, NEAR, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored,
-    Survey, Weigh, around, ranks_between, sample, values_around,
+    Exp, GUESSABLE_SPAN, Given, Identity, PIVOTS, PartitionSums, PivotSums, Positions, Prefetch,
+    RANKED, ScaledExp, Survey, WeightFn, around, ranks_between, sample, values_around,
 };
 pub(crate) use products::Picked;
 #[cfg(feature = "python")]
 pub(crate) use rows_by_keys::{DEPTH, Queries, SIDE};
-pub(crate) use short::{Aim, BATCH, Edge, LawOf, Room, ScaledBy, Settled, Unscaled};
+pub(crate) use short::{
+    BATCH, BatchScratch, Edge, KeptSums, ScaledBy, TailTarget, Unscaled, WeightFnOf,
+};

@@ -122,12 +122,12 @@ struct Attend<'a> {
     keys: Lent<'a>,
     values: Lent<'a>,
     count: usize,
-    sees: Sees<'a>,
+    sees: BlockMask<'a>,
 }
 
 /// Which keys of a block each row sees.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Sees<'a> {
+pub(crate) enum BlockMask<'a> {
     /// So many, from the first.
     First(&'a [f32; ROWS]),
     /// Key after key, a number for each row: those above zero.
@@ -186,8 +186,8 @@ impl Attend<'_> {
         unsafe {
             let hidden = L::F32::splat(f32::NEG_INFINITY);
             let (limit, each) = match self.sees {
-                Sees::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
-                Sees::Each(each) => (hidden, Some(each)),
+                BlockMask::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
+                BlockMask::Each(each) => (hidden, Some(each)),
             };
             let all = limit.smallest() >= count as f32;
             let scale = L::F32::splat(self.rows.scale);
@@ -308,14 +308,14 @@ impl Simd {
         keys: Lent<'_>,
         values: Lent<'_>,
         count: usize,
-        sees: Sees<'_>,
+        sees: BlockMask<'_>,
     ) {
         let reach = |lent: Lent<'_>, width| (count - 1) * lent.stride + width <= lent.data.len();
         assert!(count > 0 && count <= BLOCK);
         assert!(reach(keys, rows.dim) && reach(values, rows.width));
         assert!(
-            matches!(sees, Sees::First(_))
-                || matches!(sees, Sees::Each(each) if each.len() >= count * ROWS)
+            matches!(sees, BlockMask::First(_))
+                || matches!(sees, BlockMask::Each(each) if each.len() >= count * ROWS)
         );
         self.run(Attend { rows, keys, values, count, sees });
     }

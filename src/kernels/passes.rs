@@ -1,6 +1,6 @@
 //! The passes over a row, written once for all instruction sets, element types and weight laws.
 //!
-//! Every pass reads whole groups of sixteen keys: a row is padded with masked entries, which weigh nothing and are
+//! Every pass reads whole groups of sixteen scores: a row is padded with masked entries, which weigh nothing and are
 //! below every finite pivot. Sums that a decision ends with run sixteen groups deep in the lanes' own precision, then go
 //! to sixteen f64 accumulators, which are added in a fixed tree at the end of the pass.
 //!
@@ -16,34 +16,34 @@ const LOOSE: usize = 64;
 /// Pivots per round of the search.
 pub(crate) const PIVOTS: usize = 8;
 /// Within this range, in natural-log units, mass is spread evenly enough to guess where it ends.
-pub(crate) const NEAR: f64 = 4.0;
-/// The most keys that [`candidate`] ranks.
+pub(crate) const GUESSABLE_SPAN: f64 = 4.0;
+/// The most scores that [`candidate`] ranks.
 pub(crate) const RANKED: usize = 2 * LANES;
 
 /// The lanes that an element type is computed in at a level.
 type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
-/// How a key becomes a weight.
-pub(crate) trait Weigh<S: Scalar>: Copy + Send + Sync {
+/// How a score becomes a weight.
+pub(crate) trait WeightFn<S: Scalar>: Copy + Send + Sync {
     /// # Safety
     /// The CPU must have the features of the lanes' level.
-    unsafe fn weigh<V: Lanes<Scalar = S>>(self, keys: V) -> V;
+    unsafe fn weigh<V: Lanes<Scalar = S>>(self, scores: V) -> V;
 }
 
-/// `exp(key - shift)`, the shift being the largest key.
+/// `exp(score - shift)`, the shift being the largest score.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shifted<S>(pub(crate) S);
+pub(crate) struct Exp<S>(pub(crate) S);
 
-/// `exp(scale * (key - shift))` with the argument formed in f64.
+/// `exp(scale * (score - shift))` with the argument formed in f64.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Scaled {
+pub(crate) struct ScaledExp {
     pub(crate) shift: f64,
     pub(crate) scale: f64,
 }
 
-/// The key itself, nothing for a masked one.
+/// The score itself, nothing for a masked one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stored;
+pub(crate) struct Identity;
 
 /// e^x for x <= 0, flushed to +0 below [`Scalar::CUT`]; also 0 for -inf.
 #[inline(always)]
@@ -62,27 +62,27 @@ pub(super) unsafe fn exp<V: Lanes>(x: V) -> V {
     }
 }
 
-impl<S: Scalar> Weigh<S> for Shifted<S> {
+impl<S: Scalar> WeightFn<S> for Exp<S> {
     #[inline(always)]
-    unsafe fn weigh<V: Lanes<Scalar = S>>(self, keys: V) -> V {
+    unsafe fn weigh<V: Lanes<Scalar = S>>(self, scores: V) -> V {
         // SAFETY: the caller vouches for the level.
-        unsafe { exp(keys.sub(V::splat(self.0))) }
+        unsafe { exp(scores.sub(V::splat(self.0))) }
     }
 }
 
-impl<S: Scalar> Weigh<S> for Scaled {
+impl<S: Scalar> WeightFn<S> for ScaledExp {
     #[inline(always)]
-    unsafe fn weigh<V: Lanes<Scalar = S>>(self, keys: V) -> V {
+    unsafe fn weigh<V: Lanes<Scalar = S>>(self, scores: V) -> V {
         // SAFETY: the caller vouches for the level.
-        unsafe { exp(keys.affine(self.shift, self.scale)) }
+        unsafe { exp(scores.affine(self.shift, self.scale)) }
     }
 }
 
-impl<S: Scalar> Weigh<S> for Stored {
+impl<S: Scalar> WeightFn<S> for Identity {
     #[inline(always)]
-    unsafe fn weigh<V: Lanes<Scalar = S>>(self, keys: V) -> V {
+    unsafe fn weigh<V: Lanes<Scalar = S>>(self, scores: V) -> V {
         // SAFETY: the caller vouches for the level.
-        unsafe { keys.keep(keys.gt(V::splat(S::default()))) }
+        unsafe { scores.keep(scores.gt(V::splat(S::default()))) }
     }
 }
 
@@ -132,9 +132,9 @@ impl<V: Lanes> Sum<V> {
 /// What [`survey`] saw.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Survey<S> {
-    /// The largest key, -inf if there is none.
+    /// The largest score, -inf if there is none.
     pub(crate) largest: S,
-    /// The smallest key; -inf if there is none or a masked entry.
+    /// The smallest score; -inf if there is none or a masked entry.
     pub(crate) smallest: S,
     /// Whether there is a NaN.
     pub(crate) nan: bool,
@@ -224,7 +224,7 @@ pub(super) unsafe fn survey<L: Level, E: Element>(
             }
         }
         if pairs < len {
-            // Padding must not be the smallest: for now it repeats a key.
+            // Padding must not be the smallest: for now it repeats a score.
             let repeated = to[len - 1];
             let used = len.next_multiple_of(LANES);
             to[len..used].fill(repeated);
@@ -236,7 +236,7 @@ pub(super) unsafe fn survey<L: Level, E: Element>(
     }
 }
 
-/// The floats whose bits are `key * factor + bias` as an integer.
+/// The floats whose bits are `score * factor + bias` as an integer.
 #[inline(always)]
 unsafe fn rough_weights<L: Level, E: Element>(
     at: *const E,
@@ -264,10 +264,10 @@ unsafe fn rough_line<L: Level>(shift: f64, scale: f64) -> (L::F32, L::F32) {
     }
 }
 
-/// Looks over whole groups where they are; with `ROUGH` also the sum of `exp(scale * (key - shift))`, as [`rough`] has it.
+/// Looks over whole groups where they are; with `ROUGH` also the sum of `exp(scale * (score - shift))`, as [`rough`] has it.
 #[inline(always)]
-pub(super) unsafe fn look<L: Level, E: Element, const ROUGH: bool>(
-    keys: &[E],
+pub(super) unsafe fn scan<L: Level, E: Element, const ROUGH: bool>(
+    scores: &[E],
     shift: E::Scalar,
     scale: f64,
 ) -> (Survey<E::Scalar>, f64) {
@@ -277,7 +277,7 @@ pub(super) unsafe fn look<L: Level, E: Element, const ROUGH: bool>(
         let (factor, bias) = rough_line::<L>(shift.into(), scale);
         let zero = <L::F32 as Lanes>::splat(0.0);
         let mut total = 0.0;
-        for block in keys.chunks(LANES * LOOSE) {
+        for block in scores.chunks(LANES * LOOSE) {
             let (mut first, mut second) = (zero, zero);
             let pairs = block.chunks_exact(2 * LANES);
             if let [_, ..] = pairs.remainder() {
@@ -307,18 +307,18 @@ pub(super) unsafe fn look<L: Level, E: Element, const ROUGH: bool>(
     }
 }
 
-/// The sum of `exp(scale * (key - largest))` to within a few per cent, for `|scale * largest|` up to about 1e5.
+/// The sum of `exp(scale * (score - largest))` to within a few per cent, for `|scale * largest|` up to about 1e5.
 ///
 /// It comes from the bits: an integer that is linear in x, read as a float, is a piecewise linear 2^x (N. N. Schraudolph,
 /// "A Fast, Compact Approximation of the Exponential Function", 1999).
 #[inline(always)]
 pub(super) unsafe fn rough<L: Level, E: Element>(
-    keys: &[E],
+    scores: &[E],
     largest: E::Scalar,
     scale: f64,
 ) -> f64 {
-    // SAFETY: the caller vouches for the level; `look` asks no more.
-    unsafe { look::<L, E, true>(keys, largest, scale).1 }
+    // SAFETY: the caller vouches for the level; `scan` asks no more.
+    unsafe { scan::<L, E, true>(scores, largest, scale).1 }
 }
 
 /// Copies the entries that are allowed and not masked one behind another, widened, with their positions.
@@ -326,7 +326,7 @@ pub(super) unsafe fn rough<L: Level, E: Element>(
 /// # Safety
 /// The caller vouches for the level, and for room for `from.len()` entries and sixteen more in both outputs.
 #[inline(always)]
-pub(super) unsafe fn admit<L: Level, E: Element>(
+pub(super) unsafe fn compact<L: Level, E: Element>(
     from: &[E],
     allowed: &[u8],
     to: *mut E::Scalar,
@@ -339,18 +339,18 @@ pub(super) unsafe fn admit<L: Level, E: Element>(
         let mut written = 0;
         let whole = from.len() - from.len() % LANES;
         for at in (0..from.len()).step_by(LANES) {
-            let (mut keys, mut bytes) = ([E::MASKED; LANES], [0u8; LANES]);
-            let (keys, bytes) = if at < whole {
+            let (mut scores, mut bytes) = ([E::MASKED; LANES], [0u8; LANES]);
+            let (scores, bytes) = if at < whole {
                 (from.as_ptr().add(at), allowed.as_ptr().add(at))
             } else {
-                keys[..from.len() - whole].copy_from_slice(&from[whole..]);
+                scores[..from.len() - whole].copy_from_slice(&from[whole..]);
                 bytes[..from.len() - whole].copy_from_slice(&allowed[whole..]);
-                (keys.as_ptr(), bytes.as_ptr())
+                (scores.as_ptr(), bytes.as_ptr())
             };
-            let keys = E::load::<L>(keys);
+            let scores = E::load::<L>(scores);
             // What is not masked: a NaN is let in, so that it is seen.
-            let admitted = L::nonzero_bytes(bytes) & !Of::<L, E>::bits(keys.eq(bottom));
-            keys.compress_store(admitted, to.add(written));
+            let admitted = L::nonzero_bytes(bytes) & !Of::<L, E>::bits(scores.eq(bottom));
+            scores.compress_store(admitted, to.add(written));
             L::compress_count(at as u32, admitted, positions.add(written));
             written += admitted.count_ones() as usize;
         }
@@ -360,40 +360,40 @@ pub(super) unsafe fn admit<L: Level, E: Element>(
 
 /// How many entries are not masked.
 #[inline(always)]
-pub(super) unsafe fn count_live<L: Level, E: Element>(keys: &[E]) -> usize {
+pub(super) unsafe fn count_visible<L: Level, E: Element>(scores: &[E]) -> usize {
     // SAFETY: the caller vouches for the level; every chunk is a whole group.
     unsafe {
         let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
-        let mut live = 0;
-        for group in keys.chunks_exact(LANES) {
-            let keys = E::load::<L>(group.as_ptr());
-            live += Of::<L, E>::bits(keys.gt(bottom)).count_ones() as usize;
+        let mut visible = 0;
+        for group in scores.chunks_exact(LANES) {
+            let scores = E::load::<L>(group.as_ptr());
+            visible += Of::<L, E>::bits(scores.gt(bottom)).count_ones() as usize;
         }
-        live
+        visible
     }
 }
 
-/// The largest key, and the smallest that is not masked.
+/// The largest score, and the smallest that is not masked.
 #[inline(always)]
-pub(super) unsafe fn extent<L: Level, E: Element>(keys: &[E]) -> (E::Scalar, E::Scalar) {
+pub(super) unsafe fn extent<L: Level, E: Element>(scores: &[E]) -> (E::Scalar, E::Scalar) {
     // SAFETY: the caller vouches for the level; every chunk is a whole group.
     unsafe {
         let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
         let top = Of::<L, E>::splat(E::Scalar::INFINITY);
         let (mut smallest, mut largest) = (top, bottom);
-        for group in keys.chunks_exact(LANES) {
-            let keys = E::load::<L>(group.as_ptr());
-            largest = keys.max(largest);
-            smallest = keys.select(keys.gt(bottom), top).min(smallest);
+        for group in scores.chunks_exact(LANES) {
+            let scores = E::load::<L>(group.as_ptr());
+            largest = scores.max(largest);
+            smallest = scores.select(scores.gt(bottom), top).min(smallest);
         }
         (smallest.smallest(), largest.largest())
     }
 }
 
-/// The smallest and the largest key of `[lo, hi)`; infinities if there is none.
+/// The smallest and the largest score of `[lo, hi)`; infinities if there is none.
 #[inline(always)]
 pub(super) unsafe fn extent_within<L: Level, E: Element>(
-    keys: &[E],
+    scores: &[E],
     lo: E::Scalar,
     hi: E::Scalar,
 ) -> (E::Scalar, E::Scalar) {
@@ -403,23 +403,23 @@ pub(super) unsafe fn extent_within<L: Level, E: Element>(
         let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
         let top = Of::<L, E>::splat(E::Scalar::INFINITY);
         let (mut least, mut most) = (top, bottom);
-        for group in keys.chunks_exact(LANES) {
-            let keys = E::load::<L>(group.as_ptr());
-            let within = Of::<L, E>::mask(keys.within(lo, hi));
-            least = keys.select(within, top).min(least);
-            most = keys.select(within, bottom).max(most);
+        for group in scores.chunks_exact(LANES) {
+            let scores = E::load::<L>(group.as_ptr());
+            let within = Of::<L, E>::mask(scores.within(lo, hi));
+            least = scores.select(within, top).min(least);
+            most = scores.select(within, bottom).max(most);
         }
         (least.smallest(), most.largest())
     }
 }
 
-/// The keys in the type computed in.
+/// The scores in the type computed in.
 #[inline(always)]
-pub(super) unsafe fn widen<L: Level, E: Element>(keys: &[E], to: &mut [E::Scalar]) {
-    assert_eq!(keys.len(), to.len());
+pub(super) unsafe fn widen<L: Level, E: Element>(scores: &[E], to: &mut [E::Scalar]) {
+    assert_eq!(scores.len(), to.len());
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
-        for (group, out) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
+        for (group, out) in scores.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
             E::load::<L>(group.as_ptr()).store(out.as_mut_ptr());
         }
     }
@@ -427,13 +427,16 @@ pub(super) unsafe fn widen<L: Level, E: Element>(keys: &[E], to: &mut [E::Scalar
 
 /// The sum of all weights.
 #[inline(always)]
-pub(super) unsafe fn mass<L: Level, E: Element, W: Weigh<E::Scalar>>(keys: &[E], law: W) -> f64 {
+pub(super) unsafe fn mass<L: Level, E: Element, W: WeightFn<E::Scalar>>(
+    scores: &[E],
+    weight_fn: W,
+) -> f64 {
     // SAFETY: the caller vouches for the level; every chunk is a whole group.
     unsafe {
         let mut sum = Sum::new();
-        for block in keys.chunks(LANES * DEPTH) {
+        for block in scores.chunks(LANES * DEPTH) {
             for group in block.chunks_exact(LANES) {
-                sum.add(law.weigh(E::load::<L>(group.as_ptr())));
+                sum.add(weight_fn.weigh(E::load::<L>(group.as_ptr())));
             }
             sum.flush();
         }
@@ -443,18 +446,18 @@ pub(super) unsafe fn mass<L: Level, E: Element, W: Weigh<E::Scalar>>(keys: &[E],
 
 /// The weights themselves, in the precision that the law computes in, and their sum.
 #[inline(always)]
-pub(super) unsafe fn weights<L: Level, E: Element, W: Weigh<E::Scalar>>(
-    keys: &[E],
-    law: W,
+pub(super) unsafe fn weights<L: Level, E: Element, W: WeightFn<E::Scalar>>(
+    scores: &[E],
+    weight_fn: W,
     to: &mut [E::Scalar],
 ) -> f64 {
-    assert_eq!(keys.len(), to.len());
+    assert_eq!(scores.len(), to.len());
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
         let mut sum = Sum::new();
-        for (block, out) in keys.chunks(LANES * DEPTH).zip(to.chunks_mut(LANES * DEPTH)) {
+        for (block, out) in scores.chunks(LANES * DEPTH).zip(to.chunks_mut(LANES * DEPTH)) {
             for (group, out) in block.chunks_exact(LANES).zip(out.chunks_exact_mut(LANES)) {
-                let weights = law.weigh(E::load::<L>(group.as_ptr()));
+                let weights = weight_fn.weigh(E::load::<L>(group.as_ptr()));
                 weights.store(out.as_mut_ptr());
                 sum.add(weights);
             }
@@ -485,32 +488,32 @@ pub(super) unsafe fn squares<L: Level, S: Scalar>(weights: &[S]) -> f64 {
 /// Sums below and counts from each pivot upward.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct PivotSums {
-    /// Weight of the keys strictly below pivot i, to within some units of the lanes' precision per key.
+    /// Weight of the scores strictly below pivot i, to within some units of the lanes' precision per score.
     pub(crate) below: [f64; PIVOTS],
-    /// How many keys are at or above pivot i; 0 if that was not asked for.
+    /// How many scores are at or above pivot i; 0 if that was not asked for.
     pub(crate) at_least: [usize; PIVOTS],
 }
 
-/// [`PivotSums`] for eight pivots, from keys and their weights. These sums show the way and decide nothing.
+/// [`PivotSums`] for eight pivots, from scores and their weights. These sums show the way and decide nothing.
 #[inline(always)]
 pub(super) unsafe fn pivot_sums<L: Level, S: Scalar, const COUNT: bool>(
-    keys: &[S],
+    scores: &[S],
     weights: &[S],
     pivots: &[S; PIVOTS],
 ) -> PivotSums {
-    assert_eq!(keys.len(), weights.len());
+    assert_eq!(scores.len(), weights.len());
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
         let pivots = pivots.map(|p| S::Lanes::<L>::splat(p));
         let mut below = [0.0; PIVOTS];
         let mut under = [0usize; PIVOTS];
-        for (keys, weights) in keys.chunks(LANES * LOOSE).zip(weights.chunks(LANES * LOOSE)) {
+        for (scores, weights) in scores.chunks(LANES * LOOSE).zip(weights.chunks(LANES * LOOSE)) {
             let mut sums = [S::Lanes::<L>::splat(S::default()); PIVOTS];
-            for (keys, weights) in keys.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
-                let keys = S::Lanes::<L>::load(keys.as_ptr());
+            for (scores, weights) in scores.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
+                let scores = S::Lanes::<L>::load(scores.as_ptr());
                 let weights = S::Lanes::<L>::load(weights.as_ptr());
                 for i in 0..PIVOTS {
-                    let less = keys.lt(pivots[i]);
+                    let less = scores.lt(pivots[i]);
                     sums[i] = sums[i].add_where(less, weights);
                     if COUNT {
                         under[i] += S::Lanes::<L>::number(less).count_ones() as usize;
@@ -521,41 +524,41 @@ pub(super) unsafe fn pivot_sums<L: Level, S: Scalar, const COUNT: bool>(
                 below[i] += sums[i].sum().into();
             }
         }
-        let at_least = if COUNT { under.map(|count| keys.len() - count) } else { under };
+        let at_least = if COUNT { under.map(|count| scores.len() - count) } else { under };
         PivotSums { below, at_least }
     }
 }
 
 /// What lies on either side of a bracket and in it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Sides {
+pub(crate) struct PartitionSums {
     /// Weight strictly below the bracket.
     pub(crate) below: f64,
     /// Weight inside; 0 from [`split`], which does not weigh it.
     pub(crate) within: f64,
     /// Weight at or above its upper end.
     pub(crate) above: f64,
-    /// Keys at or above its upper end.
+    /// Scores at or above its upper end.
     pub(crate) count_above: usize,
-    /// Keys inside.
+    /// Scores inside.
     pub(crate) inside: usize,
 }
 
 /// Where the next row will be read, and where the positions of this one will be written: fetched early.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Soon {
+pub(crate) struct Prefetch {
     read: *const u8,
     write: *const u8,
 }
 
 // SAFETY: the addresses are only hints to the caches; nothing is ever read or written through them.
-unsafe impl Send for Soon {}
+unsafe impl Send for Prefetch {}
 // SAFETY: as above.
-unsafe impl Sync for Soon {}
+unsafe impl Sync for Prefetch {}
 
-impl Soon {
+impl Prefetch {
     pub(crate) fn new<E>(read: *const E, write: *const u32) -> Self {
-        Soon { read: read.cast(), write: write.cast() }
+        Prefetch { read: read.cast(), write: write.cast() }
     }
 
     /// Fetches what goes with the group at an entry.
@@ -570,41 +573,41 @@ impl Soon {
 
     /// The same from a later entry on.
     pub(crate) fn from<E>(self, at: usize) -> Self {
-        Soon {
+        Prefetch {
             read: self.read.wrapping_add(at * size_of::<E>()),
             write: self.write.wrapping_add(at * size_of::<u32>()),
         }
     }
 }
 
-/// Sums both sides of `[lo, hi)` over a row and writes the keys inside, in order.
+/// Sums both sides of `[lo, hi)` over a row and writes the scores inside, in order.
 ///
 /// # Safety
-/// The caller vouches for the level. `to` must have room for all keys inside plus sixteen.
+/// The caller vouches for the level. `to` must have room for all scores inside plus sixteen.
 #[inline(always)]
-pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
-    keys: &[E],
-    law: W,
+pub(super) unsafe fn split<L: Level, E: Element, W: WeightFn<E::Scalar>>(
+    scores: &[E],
+    weight_fn: W,
     bracket: (E::Scalar, E::Scalar),
-    soon: Soon,
+    prefetch: Prefetch,
     to: *mut E::Scalar,
-) -> Sides {
+) -> PartitionSums {
     // SAFETY: every chunk is a whole group; the caller vouches for the output.
     unsafe {
         let lo = Of::<L, E>::splat(bracket.0);
         let hi = Of::<L, E>::splat(bracket.1);
         let (mut below, mut above) = (Sum::new(), Sum::new());
         let (mut count_above, mut inside) = (0usize, 0usize);
-        for (b, block) in keys.chunks(LANES * DEPTH).enumerate() {
+        for (b, block) in scores.chunks(LANES * DEPTH).enumerate() {
             // What is inside is only marked here and collected afterwards, group by group that has any: a branch in
             // this loop would be a coin toss, and compressing without one costs as much as half the exponential.
             let (mut marks, mut marked) = ([0u16; DEPTH], 0u16);
             for (g, group) in block.chunks_exact(LANES).enumerate() {
                 // This pass computes; meanwhile the memory can work.
-                soon.fetch::<L, E>((b * DEPTH + g) * LANES);
-                let keys = E::load::<L>(group.as_ptr());
-                let weights = law.weigh(keys);
-                let (under, over) = (keys.lt(lo), keys.ge(hi));
+                prefetch.fetch::<L, E>((b * DEPTH + g) * LANES);
+                let scores = E::load::<L>(group.as_ptr());
+                let weights = weight_fn.weigh(scores);
+                let (under, over) = (scores.lt(lo), scores.ge(hi));
                 below.add_where(under, weights);
                 above.add_where(over, weights);
                 let over = Of::<L, E>::number(over);
@@ -618,32 +621,38 @@ pub(super) unsafe fn split<L: Level, E: Element, W: Weigh<E::Scalar>>(
             while marked != 0 {
                 let g = marked.trailing_zeros() as usize;
                 marked &= marked - 1;
-                let keys = E::load::<L>(block.as_ptr().add(g * LANES));
-                keys.compress_store(marks[g], to.add(inside));
+                let scores = E::load::<L>(block.as_ptr().add(g * LANES));
+                scores.compress_store(marks[g], to.add(inside));
                 inside += marks[g].count_ones() as usize;
             }
         }
-        Sides { below: below.total(), within: 0.0, above: above.total(), count_above, inside }
+        PartitionSums {
+            below: below.total(),
+            within: 0.0,
+            above: above.total(),
+            count_above,
+            inside,
+        }
     }
 }
 
-/// The same from keys and their weights, writing both; `to` may be the very buffers that are read, since nothing is
+/// The same from scores and their weights, writing both; `to` may be the very buffers that are read, since nothing is
 /// written ahead of what has been read.
 ///
 /// # Safety
-/// The caller vouches for the level, for `len` (whole groups) of keys and weights, and for room for all keys inside plus
+/// The caller vouches for the level, for `len` (whole groups) of scores and weights, and for room for all scores inside plus
 /// sixteen.
 #[inline(always)]
 pub(super) unsafe fn narrow<L: Level, S: Scalar>(
-    keys: *const S,
+    scores: *const S,
     weights: *const S,
     len: usize,
     bracket: (S, S),
     to: *mut S,
     to_weights: *mut S,
-) -> Sides {
+) -> PartitionSums {
     debug_assert!(len.is_multiple_of(LANES));
-    // SAFETY: reads stay in `len` keys; a group is in registers before anything is written over it.
+    // SAFETY: reads stay in `len` scores; a group is in registers before anything is written over it.
     unsafe {
         let lo = S::Lanes::<L>::splat(bracket.0);
         let hi = S::Lanes::<L>::splat(bracket.1);
@@ -653,16 +662,16 @@ pub(super) unsafe fn narrow<L: Level, S: Scalar>(
         while at < len {
             let end = (at + LANES * DEPTH).min(len);
             while at < end {
-                let keys = S::Lanes::<L>::load(keys.add(at));
+                let scores = S::Lanes::<L>::load(scores.add(at));
                 let weights = S::Lanes::<L>::load(weights.add(at));
-                let (under, over) = (keys.lt(lo), keys.ge(hi));
+                let (under, over) = (scores.lt(lo), scores.ge(hi));
                 below.add_where(under, weights);
                 above.add_where(over, weights);
                 let over = S::Lanes::<L>::bits(over);
                 let chosen = !(S::Lanes::<L>::bits(under) | over);
                 within.add_where(S::Lanes::<L>::mask(chosen), weights);
                 count_above += over.count_ones() as usize;
-                keys.compress_store(chosen, to.add(inside));
+                scores.compress_store(chosen, to.add(inside));
                 weights.compress_store(chosen, to_weights.add(inside));
                 inside += chosen.count_ones() as usize;
                 at += LANES;
@@ -672,29 +681,29 @@ pub(super) unsafe fn narrow<L: Level, S: Scalar>(
             above.flush();
         }
         let (below, within, above) = (below.total(), within.total(), above.total());
-        Sides { below, within, above, count_above, inside }
+        PartitionSums { below, within, above, count_above, inside }
     }
 }
 
-/// The largest of at most [`RANKED`] keys whose strictly smaller keys weigh at most `room`, up to the rounding of a few
+/// The largest of at most [`RANKED`] scores whose strictly smaller scores weigh at most `room`, up to the rounding of a few
 /// additions; -inf if there is none. Compares all pairs.
 #[inline(always)]
 pub(super) unsafe fn candidate<L: Level, S: Scalar>(
-    keys: &[S],
+    scores: &[S],
     weights: &[S],
-    live: usize,
+    visible: usize,
     room: S,
 ) -> S {
-    assert!(keys.len() == RANKED && weights.len() == RANKED && live <= RANKED);
+    assert!(scores.len() == RANKED && weights.len() == RANKED && visible <= RANKED);
     // SAFETY: the caller vouches for the level; both are two groups.
     unsafe {
         let groups =
-            [S::Lanes::<L>::load(keys.as_ptr()), S::Lanes::<L>::load(keys.as_ptr().add(LANES))];
+            [S::Lanes::<L>::load(scores.as_ptr()), S::Lanes::<L>::load(scores.as_ptr().add(LANES))];
         let mut below = [S::Lanes::<L>::splat(S::default()); 2];
-        for (&key, &weight) in keys[..live].iter().zip(weights) {
-            let (key, weight) = (S::Lanes::<L>::splat(key), S::Lanes::<L>::splat(weight));
+        for (&score, &weight) in scores[..visible].iter().zip(weights) {
+            let (score, weight) = (S::Lanes::<L>::splat(score), S::Lanes::<L>::splat(weight));
             for g in 0..2 {
-                below[g] = below[g].add_where(groups[g].gt(key), weight);
+                below[g] = below[g].add_where(groups[g].gt(score), weight);
             }
         }
         let (room, bottom) = (S::Lanes::<L>::splat(room), S::Lanes::<L>::splat(S::NEG_INFINITY));
@@ -709,26 +718,26 @@ pub(super) unsafe fn candidate<L: Level, S: Scalar>(
 pub(crate) struct Given<S> {
     /// Weight of the kept set.
     pub(crate) head: f64,
-    /// Unmasked keys in it.
+    /// Unmasked scores in it.
     pub(crate) kept: usize,
     /// Weight of the rest.
     pub(crate) tail: f64,
-    /// Unmasked keys in the rest.
+    /// Unmasked scores in the rest.
     pub(crate) dropped: usize,
-    /// The smallest kept key, +inf if none.
+    /// The smallest kept score, +inf if none.
     pub(crate) worst_kept: S,
-    /// The largest dropped key, -inf if none.
+    /// The largest dropped score, -inf if none.
     pub(crate) best_dropped: S,
 }
 
-/// Sums a kept set, given as a byte per key, and its tail.
+/// Sums a kept set, given as a byte per score, and its tail.
 #[inline(always)]
-pub(super) unsafe fn given<L: Level, E: Element, W: Weigh<E::Scalar>>(
-    keys: &[E],
+pub(super) unsafe fn given<L: Level, E: Element, W: WeightFn<E::Scalar>>(
+    scores: &[E],
     keep: &[u8],
-    law: W,
+    weight_fn: W,
 ) -> Given<E::Scalar> {
-    assert_eq!(keys.len(), keep.len());
+    assert_eq!(scores.len(), keep.len());
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
         let bottom = Of::<L, E>::splat(E::Scalar::NEG_INFINITY);
@@ -736,20 +745,20 @@ pub(super) unsafe fn given<L: Level, E: Element, W: Weigh<E::Scalar>>(
         let (mut head, mut tail) = (Sum::new(), Sum::new());
         let (mut kept, mut dropped) = (0usize, 0usize);
         let (mut worst, mut best) = (top, bottom);
-        for (block, bytes) in keys.chunks(LANES * DEPTH).zip(keep.chunks(LANES * DEPTH)) {
+        for (block, bytes) in scores.chunks(LANES * DEPTH).zip(keep.chunks(LANES * DEPTH)) {
             for (group, bytes) in block.chunks_exact(LANES).zip(bytes.chunks_exact(LANES)) {
-                let keys = E::load::<L>(group.as_ptr());
-                let weights = law.weigh(keys);
-                let live = Of::<L, E>::bits(keys.gt(bottom));
-                let chosen = L::nonzero_bytes(bytes.as_ptr()) & live;
-                let rest = live & !chosen;
+                let scores = E::load::<L>(group.as_ptr());
+                let weights = weight_fn.weigh(scores);
+                let visible = Of::<L, E>::bits(scores.gt(bottom));
+                let chosen = L::nonzero_bytes(bytes.as_ptr()) & visible;
+                let rest = visible & !chosen;
                 let (inside, outside) = (Of::<L, E>::mask(chosen), Of::<L, E>::mask(rest));
                 head.add_where(inside, weights);
                 tail.add_where(outside, weights);
                 kept += chosen.count_ones() as usize;
                 dropped += rest.count_ones() as usize;
-                worst = worst.min(keys.select(inside, top));
-                best = best.max(keys.select(outside, bottom));
+                worst = worst.min(scores.select(inside, top));
+                best = best.max(scores.select(outside, bottom));
             }
             head.flush();
             tail.flush();
@@ -759,12 +768,12 @@ pub(super) unsafe fn given<L: Level, E: Element, W: Weigh<E::Scalar>>(
     }
 }
 
-/// Where the positions of keys come from.
+/// Where the positions of scores come from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Positions<'a> {
     /// Consecutive from here.
     From(u32),
-    /// Listed, one per key.
+    /// Listed, one per score.
     Listed(&'a [u32]),
 }
 
@@ -789,14 +798,14 @@ impl Positions<'_> {
     }
 }
 
-/// Lists, in order, the positions of the keys at or above an edge, or only of those above it.
+/// Lists, in order, the positions of the scores at or above an edge, or only of those above it.
 ///
 /// # Safety
 /// The caller vouches for the level, for room for all positions written plus sixteen, and that a list has as many
-/// positions as there are keys.
+/// positions as there are scores.
 #[inline(always)]
 pub(super) unsafe fn emit<L: Level, E: Element>(
-    keys: &[E],
+    scores: &[E],
     positions: Positions<'_>,
     edge: E::Scalar,
     inclusive: bool,
@@ -806,9 +815,9 @@ pub(super) unsafe fn emit<L: Level, E: Element>(
     unsafe {
         let lanes = Of::<L, E>::splat(edge);
         let mut written = 0;
-        for (g, group) in keys.chunks_exact(LANES).enumerate() {
-            let keys = E::load::<L>(group.as_ptr());
-            let kept = if inclusive { keys.ge(lanes) } else { keys.gt(lanes) };
+        for (g, group) in scores.chunks_exact(LANES).enumerate() {
+            let scores = E::load::<L>(group.as_ptr());
+            let kept = if inclusive { scores.ge(lanes) } else { scores.gt(lanes) };
             let kept = Of::<L, E>::bits(kept);
             let to = to.add(written);
             positions.compress::<L>(g * LANES, kept, to);
@@ -818,18 +827,18 @@ pub(super) unsafe fn emit<L: Level, E: Element>(
     }
 }
 
-/// Where the `nth` key (from 1) that equals `key` is, or how many there are.
+/// Where the `nth` score (from 1) that equals `score` is, or how many there are.
 #[inline(always)]
 pub(super) unsafe fn find_equal<L: Level, E: Element>(
-    keys: &[E],
-    key: E::Scalar,
+    scores: &[E],
+    score: E::Scalar,
     nth: usize,
 ) -> Result<usize, usize> {
     // SAFETY: the caller vouches for the level; every chunk is a whole group.
     unsafe {
-        let wanted = Of::<L, E>::splat(key);
+        let wanted = Of::<L, E>::splat(score);
         let mut seen = 0;
-        for (g, group) in keys.chunks_exact(LANES).enumerate() {
+        for (g, group) in scores.chunks_exact(LANES).enumerate() {
             let mut equal = Of::<L, E>::bits(E::load::<L>(group.as_ptr()).eq(wanted));
             let here = equal.count_ones() as usize;
             if seen + here < nth {

@@ -2,14 +2,14 @@
 //!
 //! One short row after another would wait for latencies: every step needs the result of the one before. So each step is
 //! taken for all rows of a small batch before the next, and the waits overlap. The steps up to the candidate for the
-//! boundary only show the way; [`settle`] and [`flank`] sum what a decision ends with, in the order of the row.
+//! boundary only show the way; [`sum_and_emit`] and [`sum_around_ties`] sum what a decision ends with, in the order of the row.
 //!
 //! The `unsafe` functions here ask of their caller a CPU with the level's features, and of raw pointers what each says.
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::{
-    DEPTH, NEAR, PIVOTS, Positions, RANKED, Scaled, Shifted, Soon, Sum, Weigh, around,
-    extent_within, look, ranks_between, sample, survey, values_around,
+    DEPTH, Exp, GUESSABLE_SPAN, PIVOTS, Positions, Prefetch, RANKED, ScaledExp, Sum, WeightFn,
+    around, extent_within, ranks_between, sample, scan, survey, values_around,
 };
 
 /// Rows per batch at most.
@@ -22,84 +22,84 @@ const DIRECT: usize = 16;
 const MARKS: usize = 64;
 /// Half the width of the first guess for a short row, in standard errors of its mean.
 const WIDTH: f64 = 2.1;
-/// Rows longer than this are judged by a sample, of so many keys, where they are not normal.
+/// Rows longer than this are judged by a sample, of so many scores, where they are not normal.
 const SAMPLED: usize = 1024;
 const SAMPLE: usize = 256;
 
 type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
-/// The law of a row whose largest key is known.
-pub(crate) trait LawOf<S: Scalar>: Copy {
-    type Law: Weigh<S>;
-    fn of(self, largest: S) -> Self::Law;
+/// The law of a row whose largest score is known.
+pub(crate) trait WeightFnOf<S: Scalar>: Copy {
+    type Weights: WeightFn<S>;
+    fn of(self, largest: S) -> Self::Weights;
 }
 
-/// [`Shifted`] by the largest key.
+/// [`Exp`] by the largest score.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unscaled;
 
-/// [`Scaled`], from the largest key on.
+/// [`ScaledExp`], from the largest score on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScaledBy(pub(crate) f64);
 
-impl<S: Scalar> LawOf<S> for Unscaled {
-    type Law = Shifted<S>;
+impl<S: Scalar> WeightFnOf<S> for Unscaled {
+    type Weights = Exp<S>;
     #[inline(always)]
-    fn of(self, largest: S) -> Shifted<S> {
-        Shifted(largest)
+    fn of(self, largest: S) -> Exp<S> {
+        Exp(largest)
     }
 }
 
-impl<S: Scalar> LawOf<S> for ScaledBy {
-    type Law = Scaled;
+impl<S: Scalar> WeightFnOf<S> for ScaledBy {
+    type Weights = ScaledExp;
     #[inline(always)]
-    fn of(self, largest: S) -> Scaled {
-        Scaled { shift: largest.into(), scale: self.0 }
+    fn of(self, largest: S) -> ScaledExp {
+        ScaledExp { shift: largest.into(), scale: self.0 }
     }
 }
 
 /// What is asked of a row, and where a normal row would have its boundary.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Aim {
+pub(crate) struct TailTarget {
     /// About the share of its mass that may be dropped.
     pub(crate) share: f64,
     /// Its logarithm.
     pub(crate) ln_share: f64,
-    /// Keys further below the largest than this weigh too little, all together, to matter.
+    /// Scores further below the largest than this weigh too little, all together, to matter.
     pub(crate) reach: f64,
-    /// Multiplies keys to natural-log units.
+    /// Multiplies scores to natural-log units.
     pub(crate) scale: f64,
 }
 
-/// A candidate for the worst key kept.
+/// A candidate for the worst score kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Edge<S> {
-    pub(crate) key: S,
+    pub(crate) score: S,
     /// Its weight.
     pub(crate) weight: S,
-    /// How many keys equal it.
+    /// How many scores equal it.
     pub(crate) ties: usize,
 }
 
-/// What [`approach`] found.
+/// What [`find_candidate`] found.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Approach<S> {
+pub(crate) struct Candidate<S> {
     /// `None` if the row must be searched in general.
     pub(crate) edge: Option<Edge<S>>,
     largest: S,
     plain: bool,
-    /// Sums of distances from the largest key, and of their squares, over whole groups.
+    /// Sums of distances from the largest score, and of their squares, over whole groups.
     moments: (f64, f64),
     total: f64,
     below: f64,
     inside: usize,
 }
 
-/// Scratch for a batch: for each row `stride` keys and weights, and as many for its bracket.
+/// Scratch for a batch: for each row `stride` scores and weights, and as many for its bracket.
 #[derive(Debug)]
-pub(crate) struct Room<'a, E: Element> {
+pub(crate) struct BatchScratch<'a, E: Element> {
     pub(crate) stride: usize,
-    pub(crate) keys: &'a mut [E],
+    pub(crate) scores: &'a mut [E],
     pub(crate) weights: &'a mut [E::Scalar],
     pub(crate) inside: &'a mut [E::Scalar],
     pub(crate) inside_weights: &'a mut [E::Scalar],
@@ -113,11 +113,11 @@ fn whole_groups<'a, E: Element>(row: &'a [E], copy: &'a [E]) -> &'a [E] {
     if row.len().is_multiple_of(LANES) { row } else { &copy[..row.len().next_multiple_of(LANES)] }
 }
 
-impl<E: Element> Room<'_, E> {
-    /// The keys and weights of a row in whole groups; the keys are where they were if they fill such.
+impl<E: Element> BatchScratch<'_, E> {
+    /// The scores and weights of a row in whole groups; the scores are where they were if they fill such.
     pub(crate) fn row<'b>(&'b self, at: usize, row: &'b [E]) -> (&'b [E], &'b [E::Scalar]) {
         let range = at * self.stride..at * self.stride + row.len().next_multiple_of(LANES);
-        (whole_groups(row, &self.keys[range.start..]), &self.weights[range])
+        (whole_groups(row, &self.scores[range.start..]), &self.weights[range])
     }
 }
 
@@ -126,12 +126,12 @@ impl<E: Element> Room<'_, E> {
 /// # Safety
 /// The CPU must have the level's features.
 #[inline(always)]
-pub(super) unsafe fn approach<L: Level, E: Element, M: LawOf<E::Scalar>>(
+pub(super) unsafe fn find_candidate<L: Level, E: Element, M: WeightFnOf<E::Scalar>>(
     rows: &[&[E]],
-    aim: &Aim,
-    law: M,
-    room: &mut Room<'_, E>,
-) -> [Approach<E::Scalar>; BATCH]
+    target: &TailTarget,
+    weight_fn: M,
+    room: &mut BatchScratch<'_, E>,
+) -> [Candidate<E::Scalar>; BATCH]
 where
     E::Scalar: Element<Scalar = E::Scalar>,
 {
@@ -139,9 +139,9 @@ where
     assert!(rows.len() <= BATCH && stride.is_multiple_of(LANES));
     assert!(rows.iter().all(|row| row.len() + RANKED <= stride));
     let all = stride * rows.len();
-    assert!(room.keys.len() >= all && room.weights.len() >= all);
+    assert!(room.scores.len() >= all && room.weights.len() >= all);
     assert!(room.inside.len() >= all && room.inside_weights.len() >= all);
-    let mut found = [Approach {
+    let mut found = [Candidate {
         edge: None,
         largest: E::Scalar::NEG_INFINITY,
         plain: false,
@@ -153,14 +153,14 @@ where
     // The batch after this one, if rows follow each other in memory.
     let after = rows.iter().map(|row| size_of_val(*row)).sum::<usize>();
     // SAFETY: the caller vouches for the level; every row has `stride` entries in each buffer, at least two groups more
-    // than its keys.
+    // than its scores.
     unsafe {
         for (r, row) in rows.iter().enumerate() {
             let seen = if row.len().is_multiple_of(LANES) {
-                look::<L, E, false>(row, E::Scalar::default(), 1.0).0
+                scan::<L, E, false>(row, E::Scalar::default(), 1.0).0
             } else {
                 let padded = row.len().next_multiple_of(LANES);
-                survey::<L, E>(Some(row), row.len(), &mut room.keys[r * stride..][..padded])
+                survey::<L, E>(Some(row), row.len(), &mut room.scores[r * stride..][..padded])
             };
             let finite =
                 seen.largest > E::Scalar::NEG_INFINITY && seen.largest < E::Scalar::INFINITY;
@@ -169,18 +169,25 @@ where
         let mut start = 0;
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
-            let keys = whole_groups(row, &room.keys[r * stride..]);
+            let scores = whole_groups(row, &room.scores[r * stride..]);
             let out = &mut room.weights[r * stride..][..padded];
             let whole = row.len() / LANES;
             // Positions of the rows before come first.
             let write = room.write.wrapping_add(start);
             start += row.len();
-            let soon = Soon::new(row.as_ptr().wrapping_byte_add(after), write);
-            weigh::<L, E, _>(keys, whole, law.of(found[r].largest), soon, out, &mut found[r]);
+            let prefetch = Prefetch::new(row.as_ptr().wrapping_byte_add(after), write);
+            weigh::<L, E, _>(
+                scores,
+                whole,
+                weight_fn.of(found[r].largest),
+                prefetch,
+                out,
+                &mut found[r],
+            );
         }
         let mut ranges = [(E::Scalar::LOWEST, E::Scalar::INFINITY); BATCH];
         for (range, (row, here)) in ranges.iter_mut().zip(rows.iter().zip(&found)) {
-            *range = normal(here, row.len() / LANES * LANES, aim);
+            *range = normal(here, row.len() / LANES * LANES, target);
         }
         for (r, row) in rows.iter().enumerate() {
             let padded = row.len().next_multiple_of(LANES);
@@ -188,22 +195,22 @@ where
             if !here.plain {
                 continue;
             }
-            let keys = whole_groups(row, &room.keys[r * stride..]);
+            let scores = whole_groups(row, &room.scores[r * stride..]);
             let weights = &room.weights[r * stride..][..padded];
             let to = room.inside[r * stride..].as_mut_ptr();
             let to_weights = room.inside_weights[r * stride..].as_mut_ptr();
             let range = ranges[r];
-            enclose::<L, E>((keys, weights, row.len()), range, aim, to, to_weights, here);
+            enclose::<L, E>((scores, weights, row.len()), range, target, to, to_weights, here);
         }
         for (r, row) in rows.iter().enumerate() {
             let here = &mut found[r];
-            let limit = aim.share * here.total;
-            let keys = room.inside[r * stride..][..row.len() + RANKED].as_mut_ptr();
+            let limit = target.share * here.total;
+            let scores = room.inside[r * stride..][..row.len() + RANKED].as_mut_ptr();
             let weights = room.inside_weights[r * stride..][..row.len() + RANKED].as_mut_ptr();
             let (mut round, mut stubborn) = (0, false);
             while here.inside > RANKED && round < ROUNDS && here.edge.is_none() {
                 let before = here.inside;
-                narrow::<L, E::Scalar>(keys, weights, here, limit, (aim.scale, stubborn));
+                narrow::<L, E::Scalar>(scores, weights, here, limit, (target.scale, stubborn));
                 stubborn = !stubborn && here.inside > before / 4;
                 round += 1;
             }
@@ -211,7 +218,7 @@ where
                 continue;
             }
             let room = E::Scalar::nearest(limit - here.below);
-            here.edge = candidate::<L, E::Scalar>(keys, weights, here.inside, room);
+            here.edge = candidate::<L, E::Scalar>(scores, weights, here.inside, room);
         }
     }
     found
@@ -219,28 +226,28 @@ where
 
 /// Writes the weights; their sum and the moments of the first `whole` groups, roughly.
 #[inline(always)]
-unsafe fn weigh<L: Level, E: Element, W: Weigh<E::Scalar>>(
-    keys: &[E],
+unsafe fn weigh<L: Level, E: Element, W: WeightFn<E::Scalar>>(
+    scores: &[E],
     whole: usize,
-    law: W,
-    soon: Soon,
+    weight_fn: W,
+    prefetch: Prefetch,
     to: &mut [E::Scalar],
-    found: &mut Approach<E::Scalar>,
+    found: &mut Candidate<E::Scalar>,
 ) {
     // SAFETY: the caller vouches for the level; both are whole groups of the same number.
     unsafe {
         let shift = Of::<L, E>::splat(found.largest);
         let zero = Of::<L, E>::splat(E::Scalar::default());
         let (mut sum, mut first, mut second) = (zero, zero, zero);
-        let groups = keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES));
+        let groups = scores.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES));
         for (g, (group, out)) in groups.enumerate() {
-            soon.fetch::<L, E>(g * LANES);
-            let keys = E::load::<L>(group.as_ptr());
-            let weights = law.weigh(keys);
+            prefetch.fetch::<L, E>(g * LANES);
+            let scores = E::load::<L>(group.as_ptr());
+            let weights = weight_fn.weigh(scores);
             weights.store(out.as_mut_ptr());
             sum = sum.add(weights);
             if g < whole {
-                let distance = keys.sub(shift);
+                let distance = scores.sub(shift);
                 first = first.add(distance);
                 second = distance.mul_add(distance, second);
             }
@@ -254,60 +261,60 @@ unsafe fn weigh<L: Level, E: Element, W: Weigh<E::Scalar>>(
 
 /// A range around the boundary that a normal row of these moments and this total would have.
 #[inline(always)]
-fn normal<S: Scalar>(found: &Approach<S>, n: usize, aim: &Aim) -> (S, S) {
+fn normal<S: Scalar>(found: &Candidate<S>, n: usize, target: &TailTarget) -> (S, S) {
     let count = n as f64;
     let mean = found.moments.0 / count;
     let variance = (found.moments.1 / count - mean * mean).max(0.0);
     let deviation = variance.sqrt();
-    // Of a normal population the keys below mean + variance + q * deviation, in natural-log units, weigh the normal
+    // Of a normal population the scores below mean + variance + q * deviation, in natural-log units, weigh the normal
     // probability of q, as a share of what the population weighs; the row weighs more or less than that.
-    let (mean, variance) = (aim.scale * mean, aim.scale * aim.scale * variance);
+    let (mean, variance) = (target.scale * mean, target.scale * target.scale * variance);
     let excess = rough_ln(found.total / count) - (mean + 0.5 * variance);
-    let middle = mean + variance + aim.scale * deviation * quantile(aim.ln_share + excess);
-    let width = WIDTH * aim.scale * deviation / count.sqrt();
+    let middle = mean + variance + target.scale * deviation * quantile(target.ln_share + excess);
+    let width = WIDTH * target.scale * deviation / count.sqrt();
     let largest: f64 = found.largest.into();
     (
-        S::nearest(largest + (middle - width) / aim.scale),
-        S::nearest(largest + (middle + width) / aim.scale),
+        S::nearest(largest + (middle - width) / target.scale),
+        S::nearest(largest + (middle + width) / target.scale),
     )
 }
 
 /// A range around the boundary that a sample of the row has.
 #[inline(always)]
 unsafe fn sampled<L: Level, E: Element>(
-    keys: &[E],
+    scores: &[E],
     weights: &[E::Scalar],
-    found: &Approach<E::Scalar>,
-    aim: &Aim,
+    found: &Candidate<E::Scalar>,
+    target: &TailTarget,
 ) -> (E::Scalar, E::Scalar)
 where
     E::Scalar: Element<Scalar = E::Scalar>,
 {
     let mut raw = [E::MASKED; SAMPLE];
     let mut sample_weights = [E::Scalar::default(); SAMPLE];
-    let stride = keys.len() / SAMPLE;
-    sample(keys, stride, &mut raw);
+    let stride = scores.len() / SAMPLE;
+    sample(scores, stride, &mut raw);
     sample(weights, stride, &mut sample_weights);
-    let (keys, weights) = (raw.as_ptr(), sample_weights.as_ptr());
-    let limit = aim.share * found.total * (SAMPLE as f64 / (stride * SAMPLE) as f64);
+    let (scores, weights) = (raw.as_ptr(), sample_weights.as_ptr());
+    let limit = target.share * found.total * (SAMPLE as f64 / (stride * SAMPLE) as f64);
     // SAFETY: the caller vouches for the level; the sample is whole groups.
     unsafe {
         let largest: f64 = found.largest.into();
-        let coarse: [E::Scalar; PIVOTS] = evenly(largest - aim.reach, largest);
-        let sums = below::<L, E, PIVOTS>(keys, weights, SAMPLE, &coarse);
+        let coarse: [E::Scalar; PIVOTS] = evenly(largest - target.reach, largest);
+        let sums = below::<L, E, PIVOTS>(scores, weights, SAMPLE, &coarse);
         let (first, (lo, hi)) = crossing(&coarse, &sums, limit);
         let (least, most) = extent_within::<L, E>(&raw, lo, hi);
         let fine: [E::Scalar; PIVOTS] = if least < most {
             evenly(least.into(), most.into())
         } else {
-            let from: f64 = if first == 0 { largest - aim.reach } else { lo.into() };
+            let from: f64 = if first == 0 { largest - target.reach } else { lo.into() };
             evenly(from, if first == PIVOTS { largest } else { hi.into() })
         };
-        let fine_sums = below::<L, E, PIVOTS>(keys, weights, SAMPLE, &fine);
+        let fine_sums = below::<L, E, PIVOTS>(scores, weights, SAMPLE, &fine);
         let (second, _) = crossing(&fine, &fine_sums, limit);
         // The relative deviation of a sum of weights none of which is above the heaviest of them.
         let at = second.min(PIVOTS - 1);
-        let heaviest: f64 = heaviest_below::<L, E>(keys, weights, SAMPLE, fine[at]).into();
+        let heaviest: f64 = heaviest_below::<L, E>(scores, weights, SAMPLE, fine[at]).into();
         let share = heaviest / fine_sums[at].max(f64::MIN_POSITIVE);
         let doubt = 1.05 + 2.0 * share.sqrt();
         let mut curve = [(E::Scalar::LOWEST, 0.0); PIVOTS + 4];
@@ -350,40 +357,40 @@ fn evenly<S: Scalar>(from: f64, to: f64) -> [S; PIVOTS] {
     std::array::from_fn(|i| S::nearest(from + step * (i + 1) as f64))
 }
 
-/// The largest weight of a key below a pivot; +0 if there is none.
+/// The largest weight of a score below a pivot; +0 if there is none.
 #[inline(always)]
 unsafe fn heaviest_below<L: Level, E: Element>(
-    keys: *const E,
+    scores: *const E,
     weights: *const E::Scalar,
     len: usize,
     pivot: E::Scalar,
 ) -> E::Scalar {
-    // SAFETY: the caller vouches for the level and for `len` keys and weights, whole groups.
+    // SAFETY: the caller vouches for the level and for `len` scores and weights, whole groups.
     unsafe {
         let pivot = Of::<L, E>::splat(pivot);
         let mut heaviest = Of::<L, E>::splat(E::Scalar::default());
         for at in (0..len).step_by(LANES) {
-            let under = E::load::<L>(keys.add(at)).lt(pivot);
+            let under = E::load::<L>(scores.add(at)).lt(pivot);
             heaviest = Of::<L, E>::load(weights.add(at)).keep(under).max(heaviest);
         }
         heaviest.largest()
     }
 }
 
-/// Collects the keys of a range that holds the boundary: the given one, or one on its other side.
+/// Collects the scores of a range that holds the boundary: the given one, or one on its other side.
 #[inline(always)]
 unsafe fn enclose<L: Level, E: Element>(
-    (keys, weights, len): (&[E], &[E::Scalar], usize),
+    (scores, weights, len): (&[E], &[E::Scalar], usize),
     mut range: (E::Scalar, E::Scalar),
-    aim: &Aim,
+    target: &TailTarget,
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
-    found: &mut Approach<E::Scalar>,
+    found: &mut Candidate<E::Scalar>,
 ) where
     E::Scalar: Element<Scalar = E::Scalar>,
 {
-    let limit = aim.share * found.total;
-    let from = (keys.as_ptr(), weights.as_ptr(), keys.len());
+    let limit = target.share * found.total;
+    let from = (scores.as_ptr(), weights.as_ptr(), scores.len());
     let mut left = 2;
     // SAFETY: the caller vouches for the level, the pointers and the room.
     unsafe {
@@ -405,10 +412,10 @@ unsafe fn enclose<L: Level, E: Element>(
             if left > 0 {
                 // Not a normal row. What a sample says, or a short row itself, is cut to the side of the boundary.
                 let (lo, hi) = if len > SAMPLED {
-                    sampled::<L, E>(&keys[..len], &weights[..len], found, aim)
+                    sampled::<L, E>(&scores[..len], &weights[..len], found, target)
                 } else {
                     let largest: f64 = found.largest.into();
-                    let pivots: [E::Scalar; PIVOTS] = evenly(largest - aim.reach, largest);
+                    let pivots: [E::Scalar; PIVOTS] = evenly(largest - target.reach, largest);
                     let sums = below::<L, E, PIVOTS>(from.0, from.1, from.2, &pivots);
                     crossing(&pivots, &sums, limit).1
                 };
@@ -445,12 +452,12 @@ fn quantile(ln_share: f64) -> f64 {
 /// The weight strictly below each pivot, roughly.
 #[inline(always)]
 unsafe fn below<L: Level, E: Element, const N: usize>(
-    keys: *const E,
+    scores: *const E,
     weights: *const E::Scalar,
     len: usize,
     pivots: &[E::Scalar; N],
 ) -> [f64; N] {
-    // SAFETY: the caller vouches for the level and for `len` keys and weights, whole groups.
+    // SAFETY: the caller vouches for the level and for `len` scores and weights, whole groups.
     unsafe {
         let mut sums = [Of::<L, E>::splat(E::Scalar::default()); N];
         let mut lanes = sums;
@@ -459,10 +466,10 @@ unsafe fn below<L: Level, E: Element, const N: usize>(
         }
         let mut at = 0;
         while at < len {
-            let keys = E::load::<L>(keys.add(at));
+            let scores = E::load::<L>(scores.add(at));
             let weights = Of::<L, E>::load(weights.add(at));
             for i in 0..N {
-                sums[i] = sums[i].add_where(keys.lt(lanes[i]), weights);
+                sums[i] = sums[i].add_where(scores.lt(lanes[i]), weights);
             }
             at += LANES;
         }
@@ -474,7 +481,7 @@ unsafe fn below<L: Level, E: Element, const N: usize>(
     }
 }
 
-/// How many pivots have at most `limit` below them, and the keys from the last of those up to the next.
+/// How many pivots have at most `limit` below them, and the scores from the last of those up to the next.
 #[inline(always)]
 fn crossing<S: Scalar, const N: usize>(
     pivots: &[S; N],
@@ -485,15 +492,15 @@ fn crossing<S: Scalar, const N: usize>(
     (first, around(pivots, first, (S::LOWEST, S::INFINITY)))
 }
 
-/// Collects the keys of a range and their weights; how many there are, and the weight below and inside, roughly.
+/// Collects the scores of a range and their weights; how many there are, and the weight below and inside, roughly.
 #[inline(always)]
 unsafe fn collect<L: Level, E: Element>(
-    (keys, weights, len): (*const E, *const E::Scalar, usize),
+    (scores, weights, len): (*const E, *const E::Scalar, usize),
     range: (E::Scalar, E::Scalar),
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
 ) -> (usize, f64, f64) {
-    // SAFETY: the caller vouches for the level, for `len` keys and weights (whole groups), and for room for as many and a
+    // SAFETY: the caller vouches for the level, for `len` scores and weights (whole groups), and for room for as many and a
     // group more; nothing is written ahead of what has been read.
     unsafe {
         let (lo, hi) = (Of::<L, E>::splat(range.0), Of::<L, E>::splat(range.1));
@@ -501,12 +508,12 @@ unsafe fn collect<L: Level, E: Element>(
         let (mut mass, mut inside) = (below, 0);
         if len <= LANES * DIRECT {
             for at in (0..len).step_by(LANES) {
-                let keys = E::load::<L>(keys.add(at));
+                let scores = E::load::<L>(scores.add(at));
                 let weights = Of::<L, E>::load(weights.add(at));
-                below = below.add_where(keys.lt(lo), weights);
-                let within = keys.within(lo, hi);
+                below = below.add_where(scores.lt(lo), weights);
+                let within = scores.within(lo, hi);
                 mass = mass.add_where(Of::<L, E>::mask(within), weights);
-                keys.compress_store(within, to.add(inside));
+                scores.compress_store(within, to.add(inside));
                 weights.compress_store(within, to_weights.add(inside));
                 inside += within.count_ones() as usize;
             }
@@ -517,9 +524,9 @@ unsafe fn collect<L: Level, E: Element>(
             let end = (start + LANES * MARKS).min(len);
             let (mut marks, mut marked) = ([0u16; MARKS], 0u64);
             for (g, at) in (start..end).step_by(LANES).enumerate() {
-                let keys = E::load::<L>(keys.add(at));
-                below = below.add_where(keys.lt(lo), Of::<L, E>::load(weights.add(at)));
-                let within = keys.within(lo, hi);
+                let scores = E::load::<L>(scores.add(at));
+                below = below.add_where(scores.lt(lo), Of::<L, E>::load(weights.add(at)));
+                let within = scores.within(lo, hi);
                 marks[g] = within;
                 marked |= u64::from(within != 0) << g;
             }
@@ -527,9 +534,9 @@ unsafe fn collect<L: Level, E: Element>(
                 let g = marked.trailing_zeros() as usize;
                 marked &= marked - 1;
                 let at = start + g * LANES;
-                let (keys, weights) =
-                    (E::load::<L>(keys.add(at)), Of::<L, E>::load(weights.add(at)));
-                keys.compress_store(marks[g], to.add(inside));
+                let (scores, weights) =
+                    (E::load::<L>(scores.add(at)), Of::<L, E>::load(weights.add(at)));
+                scores.compress_store(marks[g], to.add(inside));
                 weights.compress_store(marks[g], to_weights.add(inside));
                 mass = mass.add_where(Of::<L, E>::mask(marks[g]), weights);
                 inside += marks[g].count_ones() as usize;
@@ -539,33 +546,33 @@ unsafe fn collect<L: Level, E: Element>(
     }
 }
 
-/// Shrinks a bracket in place, or finds that it holds one key only.
+/// Shrinks a bracket in place, or finds that it holds one score only.
 #[inline(always)]
 unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
-    keys: *mut S,
+    scores: *mut S,
     weights: *mut S,
-    found: &mut Approach<S>,
+    found: &mut Candidate<S>,
     limit: f64,
     (scale, stubborn): (f64, bool),
 ) {
     // SAFETY: the caller vouches for the level and for room for the bracket and two groups more.
     unsafe {
         let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
-        bottom.store(keys.add(found.inside));
+        bottom.store(scores.add(found.inside));
         S::Lanes::<L>::splat(S::default()).store(weights.add(found.inside));
         let len = found.inside.next_multiple_of(LANES);
         let top = S::Lanes::<L>::splat(S::INFINITY);
         let (mut smallest, mut largest) = (top, bottom);
         let mut mass = S::Lanes::<L>::splat(S::default());
         for at in (0..len).step_by(LANES) {
-            let keys = S::Lanes::<L>::load(keys.add(at));
-            largest = keys.max(largest);
-            smallest = keys.select(keys.gt(bottom), top).min(smallest);
+            let scores = S::Lanes::<L>::load(scores.add(at));
+            largest = scores.max(largest);
+            smallest = scores.select(scores.gt(bottom), top).min(smallest);
             mass = mass.add(S::Lanes::<L>::load(weights.add(at)));
         }
         let (smallest, largest) = (smallest.smallest(), largest.largest());
         if smallest == largest {
-            found.edge = Some(Edge { key: largest, weight: *weights, ties: found.inside });
+            found.edge = Some(Edge { score: largest, weight: *weights, ties: found.inside });
             return;
         }
         let mass: f64 = mass.sum().into();
@@ -574,53 +581,53 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
         let pivots = if stubborn {
             // Values crowd somewhere; the floats themselves do not.
             ranks_between(smallest, largest)
-        } else if (most - least) * scale > NEAR {
+        } else if (most - least) * scale > GUESSABLE_SPAN {
             evenly(least, most)
         } else {
             values_around(smallest, largest, share)
         };
-        let sums = below::<L, S, PIVOTS>(keys, weights, len, &pivots);
+        let sums = below::<L, S, PIVOTS>(scores, weights, len, &pivots);
         let (first, range) = crossing(&pivots, &sums, limit - found.below);
         if first > 0 {
             found.below += sums[first - 1];
         }
-        found.inside = collect::<L, S>((keys, weights, len), range, keys, weights).0;
+        found.inside = collect::<L, S>((scores, weights, len), range, scores, weights).0;
     }
 }
 
-/// The largest of a few keys whose strictly smaller ones weigh at most `room`, roughly, comparing all pairs; `None` if
+/// The largest of a few scores whose strictly smaller ones weigh at most `room`, roughly, comparing all pairs; `None` if
 /// there is none.
 #[inline(always)]
 unsafe fn candidate<L: Level, S: Scalar>(
-    keys: *mut S,
+    scores: *mut S,
     weights: *mut S,
     len: usize,
     room: S,
 ) -> Option<Edge<S>> {
-    // SAFETY: the caller vouches for the level, for `len` keys and weights and for room for two groups more.
+    // SAFETY: the caller vouches for the level, for `len` scores and weights and for room for two groups more.
     unsafe {
         let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
-        bottom.store(keys.add(len));
-        bottom.store(keys.add(len + LANES));
+        bottom.store(scores.add(len));
+        bottom.store(scores.add(len + LANES));
         let room = S::Lanes::<L>::splat(room);
         let zero = S::Lanes::<L>::splat(S::default());
-        let one = S::Lanes::<L>::load(keys);
+        let one = S::Lanes::<L>::load(scores);
         let mut below = zero;
         let mut best = bottom;
         if len <= LANES {
             for j in 0..len {
-                let (key, weight) = (*keys.add(j), *weights.add(j));
+                let (score, weight) = (*scores.add(j), *weights.add(j));
                 below = below
-                    .add_where(one.gt(S::Lanes::<L>::splat(key)), S::Lanes::<L>::splat(weight));
+                    .add_where(one.gt(S::Lanes::<L>::splat(score)), S::Lanes::<L>::splat(weight));
             }
         } else {
-            let other = S::Lanes::<L>::load(keys.add(LANES));
+            let other = S::Lanes::<L>::load(scores.add(LANES));
             let mut more = zero;
             for j in 0..len {
-                let key = S::Lanes::<L>::splat(*keys.add(j));
+                let score = S::Lanes::<L>::splat(*scores.add(j));
                 let weight = S::Lanes::<L>::splat(*weights.add(j));
-                below = below.add_where(one.gt(key), weight);
-                more = more.add_where(other.gt(key), weight);
+                below = below.add_where(one.gt(score), weight);
+                more = more.add_where(other.gt(score), weight);
             }
             best = other.select(room.ge(more), bottom);
         }
@@ -628,54 +635,54 @@ unsafe fn candidate<L: Level, S: Scalar>(
         let edge = S::Lanes::<L>::splat(best);
         let mut equal = u32::from(S::Lanes::<L>::number(one.eq(edge)));
         if len > LANES {
-            let more = S::Lanes::<L>::number(S::Lanes::<L>::load(keys.add(LANES)).eq(edge));
+            let more = S::Lanes::<L>::number(S::Lanes::<L>::load(scores.add(LANES)).eq(edge));
             equal |= u32::from(more) << LANES;
         }
         (best > S::NEG_INFINITY).then(|| Edge {
-            key: best,
+            score: best,
             weight: *weights.add(equal.trailing_zeros() as usize),
             ties: equal.count_ones() as usize,
         })
     }
 }
 
-/// What [`settle`] summed.
+/// What [`sum_and_emit`] summed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Settled {
-    /// Weight of the keys below the edge.
+pub(crate) struct KeptSums {
+    /// Weight of the scores below the edge.
     pub(crate) below: f64,
-    /// Weight of the keys at the edge and above.
+    /// Weight of the scores at the edge and above.
     pub(crate) above: f64,
     /// How many are at the edge or above, which is how many positions were listed.
     pub(crate) kept: usize,
 }
 
-/// Sums a row on both sides of an edge and lists, in order, the positions of the keys at the edge and above.
+/// Sums a row on both sides of an edge and lists, in order, the positions of the scores at the edge and above.
 ///
 /// # Safety
 /// The caller vouches for the level, for room for all positions and sixteen more, and that a list has as many positions
-/// as there are keys.
+/// as there are scores.
 #[inline(always)]
-pub(super) unsafe fn settle<L: Level, E: Element>(
-    keys: &[E],
+pub(super) unsafe fn sum_and_emit<L: Level, E: Element>(
+    scores: &[E],
     weights: &[E::Scalar],
     edge: E::Scalar,
     positions: Positions<'_>,
     to: *mut u32,
-) -> Settled {
-    assert_eq!(keys.len(), weights.len());
+) -> KeptSums {
+    assert_eq!(scores.len(), weights.len());
     // SAFETY: both are whole groups of the same number; the caller vouches for the rest.
     unsafe {
         let edge = Of::<L, E>::splat(edge);
         let (mut below, mut above, mut kept) = (Sum::new(), Sum::new(), 0usize);
-        let blocks = keys.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
-        for (b, (keys, weights)) in blocks.enumerate() {
-            let groups = keys.chunks_exact(LANES).zip(weights.chunks_exact(LANES));
-            for (g, (keys, weights)) in groups.enumerate() {
-                let keys = E::load::<L>(keys.as_ptr());
+        let blocks = scores.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
+        for (b, (scores, weights)) in blocks.enumerate() {
+            let groups = scores.chunks_exact(LANES).zip(weights.chunks_exact(LANES));
+            for (g, (scores, weights)) in groups.enumerate() {
+                let scores = E::load::<L>(scores.as_ptr());
                 let weights = Of::<L, E>::load(weights.as_ptr());
-                let over = keys.ge(edge);
-                below.add_where(keys.lt(edge), weights);
+                let over = scores.ge(edge);
+                below.add_where(scores.lt(edge), weights);
                 above.add_where(over, weights);
                 let over = Of::<L, E>::bits(over);
                 positions.compress::<L>((b * DEPTH + g) * LANES, over, to.add(kept));
@@ -684,42 +691,42 @@ pub(super) unsafe fn settle<L: Level, E: Element>(
             below.flush();
             above.flush();
         }
-        Settled { below: below.total(), above: above.total(), kept }
+        KeptSums { below: below.total(), above: above.total(), kept }
     }
 }
 
-/// What [`flank`] summed.
+/// What [`sum_around_ties`] summed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Flanks {
-    /// Weight of the keys below a key.
+pub(crate) struct TieSums {
+    /// Weight of the scores below a score.
     pub(crate) below: f64,
     /// How many there are, masked ones and padding included.
     pub(crate) count_below: usize,
-    /// Weight of the keys above it.
+    /// Weight of the scores above it.
     pub(crate) above: f64,
     /// How many there are.
     pub(crate) count_above: usize,
 }
 
-/// Sums a row on both sides of the keys that equal one.
+/// Sums a row on both sides of the scores that equal one.
 #[inline(always)]
-pub(super) unsafe fn flank<L: Level, E: Element>(
-    keys: &[E],
+pub(super) unsafe fn sum_around_ties<L: Level, E: Element>(
+    scores: &[E],
     weights: &[E::Scalar],
-    key: E::Scalar,
-) -> Flanks {
-    assert_eq!(keys.len(), weights.len());
+    score: E::Scalar,
+) -> TieSums {
+    assert_eq!(scores.len(), weights.len());
     // SAFETY: both are whole groups of the same number; the caller vouches for the level.
     unsafe {
-        let key = Of::<L, E>::splat(key);
+        let score = Of::<L, E>::splat(score);
         let (mut below, mut above) = (Sum::new(), Sum::new());
         let (mut count_below, mut count_above) = (0usize, 0usize);
-        let blocks = keys.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
-        for (keys, weights) in blocks {
-            for (keys, weights) in keys.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
-                let keys = E::load::<L>(keys.as_ptr());
+        let blocks = scores.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
+        for (scores, weights) in blocks {
+            for (scores, weights) in scores.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
+                let scores = E::load::<L>(scores.as_ptr());
                 let weights = Of::<L, E>::load(weights.as_ptr());
-                let (under, over) = (keys.lt(key), keys.gt(key));
+                let (under, over) = (scores.lt(score), scores.gt(score));
                 below.add_where(under, weights);
                 above.add_where(over, weights);
                 count_below += Of::<L, E>::number(under).count_ones() as usize;
@@ -728,6 +735,6 @@ pub(super) unsafe fn flank<L: Level, E: Element>(
             below.flush();
             above.flush();
         }
-        Flanks { below: below.total(), count_below, above: above.total(), count_above }
+        TieSums { below: below.total(), count_below, above: above.total(), count_above }
     }
 }

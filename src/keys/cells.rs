@@ -10,7 +10,7 @@ use crate::kernels::{Element, Keys};
 /// Keys to a cell, as in the paper's experiments.
 pub(crate) const CELL: usize = 16;
 /// Relative error of a few f64 operations, generously.
-const TINY: f64 = 1e-12;
+const CELL_ROUNDING: f64 = 1e-12;
 
 /// One head's keys in cells of consecutive keys; the last may be short.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,7 +57,7 @@ impl Cells {
             };
             let radius = members.clone().map(distance).fold(0.0, f64::max);
             // Sums of `dim` terms; the conversion may round down by half a step.
-            let radius = (radius * (1.0 + TINY + dim as f64 * f64::EPSILON)) as f32;
+            let radius = (radius * (1.0 + CELL_ROUNDING + dim as f64 * f64::EPSILON)) as f32;
             cells.radii.push(radius.next_up());
             cells.edges.push([centre, low, high]);
         }
@@ -93,7 +93,7 @@ impl Cells {
             above += ends.0.max(ends.1);
         }
         let scale = query.scale.abs();
-        let reach = norm * f64::from(self.radii[cell]) * scale * (1.0 + TINY) + error;
+        let reach = norm * f64::from(self.radii[cell]) * scale * (1.0 + CELL_ROUNDING) + error;
         let (middle, below, above) = (middle * scale, below * scale, above * scale);
         let or = |value: f64, other: f64| if value.is_nan() { other } else { value };
         Bounds {
@@ -110,7 +110,7 @@ fn norm(entries: &[f64]) -> f64 {
         return 0.0;
     }
     let square: f64 = entries.iter().map(|q| (q / top).powi(2)).sum();
-    (top * square.sqrt() * (1.0 + TINY + entries.len() as f64 * f64::EPSILON)).next_up()
+    (top * square.sqrt() * (1.0 + CELL_ROUNDING + entries.len() as f64 * f64::EPSILON)).next_up()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ pub(crate) mod saved;
 use std::borrow::Cow;
 
 use super::fingerprint::Fingerprint;
-use super::gram::{Gram, Spread};
+use super::gram::{CodeError, Gram};
 use super::index::Coded;
 use crate::error::Error;
 use crate::kernels::{
@@ -14,7 +14,7 @@ use crate::kernels::{
     ask_for_huge_pages,
 };
 use crate::mass::Compensated;
-use crate::memory::{self, afford, room};
+use crate::memory::{self, check_memory, room};
 use crate::threads;
 use half::bf16;
 
@@ -49,13 +49,13 @@ pub(crate) struct Codes<'a> {
     /// An upper bound of the norm of what each code loses.
     radii: Cow<'a, [bf16]>,
     /// Keys without a code, in ascending order: they must be scored.
-    bare: Cow<'a, [u32]>,
+    uncoded: Cow<'a, [u32]>,
     gram: Gram<'a>,
     /// The largest loss that still gets a code.
     spared: f64,
     /// The largest absolute entry of any key.
     largest: f32,
-    print: Fingerprint,
+    fingerprint: Fingerprint,
 }
 
 /// How keys are moved before they are rounded, and queries with them.
@@ -109,7 +109,7 @@ pub(crate) struct Prepared {
     steps: Vec<Step>,
     correction: i32,
     factor: f32,
-    pub(crate) spread: Spread,
+    pub(crate) code_error: CodeError,
     /// What scores of codes lack: the scale times the product of the query with the mean, within f64 roundings.
     pub(crate) offset: f64,
 }
@@ -123,24 +123,24 @@ impl Prepared {
 /// A part of the keys, encoded by one task.
 struct Part {
     gram: Gram<'static>,
-    bare: Vec<u32>,
+    uncoded: Vec<u32>,
     largest: f32,
-    print: Fingerprint,
+    fingerprint: Fingerprint,
     bad: Option<usize>,
 }
 
 impl Part {
     fn new(width: usize) -> Self {
-        let (gram, print) = (Gram::new(width), Fingerprint::default());
-        Part { gram, bare: Vec::new(), largest: 0.0, print, bad: None }
+        let (gram, fingerprint) = (Gram::new(width), Fingerprint::default());
+        Part { gram, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
     }
 
     /// Takes up what follows.
     fn join(&mut self, other: Part) {
         self.gram.join(&other.gram);
-        self.bare.extend(other.bare);
+        self.uncoded.extend(other.uncoded);
         self.largest = self.largest.max(other.largest);
-        self.print.join(other.print);
+        self.fingerprint.join(other.fingerprint);
         self.bad = self.bad.or(other.bad);
     }
 }
@@ -211,11 +211,11 @@ impl Codes<'_> {
             lines: Cow::default(),
             scales: Cow::default(),
             radii: Cow::default(),
-            bare: Cow::default(),
+            uncoded: Cow::default(),
             gram: Gram::new(width),
             spared: if spared > 0.0 { spared } else { f64::INFINITY },
             largest: 0.0,
-            print: Fingerprint::default(),
+            fingerprint: Fingerprint::default(),
         }
     }
 
@@ -234,7 +234,7 @@ impl Codes<'_> {
         // What the parts sum, and their scratch.
         let width = self.frame.mean.len();
         let part = width.saturating_add(16 * PANEL).saturating_mul(width);
-        afford("keys", part, Self::together(threads).saturating_mul(size_of::<f64>()))?;
+        check_memory("keys", part, Self::together(threads).saturating_mul(size_of::<f64>()))?;
         own("keys", &mut self.lines, codes)?;
         own("keys", &mut self.scales, blocks.saturating_mul(LANES))?;
         own("keys", &mut self.radii, blocks.saturating_mul(LANES))
@@ -282,8 +282,9 @@ impl Codes<'_> {
             let (old, new) = lines[whole * block..].split_at_mut(skip * block);
             let (old_scales, new_scales) = scales[whole * LANES..].split_at_mut(skip * LANES);
             let (old_radii, new_radii) = radii[whole * LANES..].split_at_mut(skip * LANES);
-            let allowed =
-                |keys: usize| (end / SPARED + 8).saturating_sub(self.bare.len()).min(keys / 8 + 1);
+            let allowed = |keys: usize| {
+                (end / SPARED + 8).saturating_sub(self.uncoded.len()).min(keys / 8 + 1)
+            };
             if begun > 0 {
                 let out = &mut Out { lines: old, scales: old_scales, radii: old_radii };
                 let span = Span { from: 0, count: begun, at: first % LANES };
@@ -328,9 +329,9 @@ impl Codes<'_> {
             return Err(NotFinite { row, entry });
         }
         self.gram.join(&part.gram);
-        self.bare.to_mut().extend(part.bare);
+        self.uncoded.to_mut().extend(part.uncoded);
         self.largest = self.largest.max(part.largest);
-        self.print.join(part.print);
+        self.fingerprint.join(part.fingerprint);
         self.n = end;
         Ok(())
     }
@@ -372,11 +373,11 @@ impl Codes<'_> {
                     part.bad = Some(from + r);
                 }
                 part.largest = part.largest.max(key.largest);
-                part.print.add(self.n + from + r, keys.row(from + r));
+                part.fingerprint.add(self.n + from + r, keys.row(from + r));
                 let loss = f64::from(key.lost).sqrt();
                 let uncodable = key.lost == f32::INFINITY;
-                if uncodable || (loss > self.spared && part.bare.len() < allowed) {
-                    part.bare.push((self.n + from + r) as u32);
+                if uncodable || (loss > self.spared && part.uncoded.len() < allowed) {
+                    part.uncoded.push((self.n + from + r) as u32);
                     key.scale = bf16::ZERO;
                     bytes[r * width..][..width].fill(BIAS);
                     residuals[r * width..][..width].fill(0.0);
@@ -410,11 +411,11 @@ impl Codes<'_> {
 
     /// Bytes that grow with the number of keys.
     pub(crate) fn bytes(&self) -> usize {
-        self.lines.len() + 2 * (self.scales.len() + self.radii.len()) + 4 * self.bare.len()
+        self.lines.len() + 2 * (self.scales.len() + self.radii.len()) + 4 * self.uncoded.len()
     }
 
-    pub(crate) fn bare(&self) -> &[u32] {
-        &self.bare
+    pub(crate) fn uncoded(&self) -> &[u32] {
+        &self.uncoded
     }
 
     /// An upper bound of the norm of what a key's code loses.
@@ -423,8 +424,8 @@ impl Codes<'_> {
     }
 
     /// What is remembered of the keys themselves.
-    pub(crate) fn print(&self) -> Fingerprint {
-        self.print
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
     }
 
     /// The largest absolute entry of any key.
@@ -459,16 +460,16 @@ impl Codes<'_> {
         let offset = products.collect::<Compensated>().value();
         let computed = (factor * unit) as f32;
         let slip = (f64::from(computed) - factor * unit).abs() / unit + factor.abs() * 1e-15;
-        let spread = if top == 0.0 || SQUARED.contains(&top) {
-            self.gram.spread(&moved, unresolved, (factor, slip), self.frame.moves())
+        let code_error = if top == 0.0 || SQUARED.contains(&top) {
+            self.gram.code_error(&moved, unresolved, (factor, slip), self.frame.moves())
         } else {
-            Spread::NOTHING
+            CodeError::NOTHING
         };
         Prepared {
             steps: padded.as_chunks::<STEP>().0.iter().map(|four| Step::new(*four)).collect(),
             correction,
             factor: computed,
-            spread,
+            code_error,
             offset: scale * offset,
         }
     }
@@ -482,10 +483,10 @@ impl Codes<'_> {
     ) {
         let mut to = to;
         let borrowed = to.each_mut().map(|to| &mut **to);
-        simd.scan(&self.lines, &self.scales, queries.map(Prepared::coarse), borrowed);
+        simd.scan_codes(&self.lines, &self.scales, queries.map(Prepared::coarse), borrowed);
         for to in to {
-            for &bare in &*self.bare {
-                to[bare as usize] = f32::NEG_INFINITY;
+            for &uncoded in &*self.uncoded {
+                to[uncoded as usize] = f32::NEG_INFINITY;
             }
             to[self.n..].fill(f32::NEG_INFINITY);
         }
@@ -551,7 +552,7 @@ mod tests {
             }
             let product: f64 = row.iter().zip(query).map(|(k, q)| f64::from(*k) * q).sum();
             let off = (product * scale - prepared.offset - f64::from(score)).abs();
-            let reach = prepared.spread.reach_of(codes.radius(key)) + doubt;
+            let reach = prepared.code_error.reach_of(codes.radius(key)) + doubt;
             assert!(off <= reach, "{dim} {scale} {rotate}: {off} > {reach}");
             worst = worst.max(off / reach);
         }

@@ -5,12 +5,12 @@ use super::index::{Coded, KeyIndex, by_type, matrix};
 use super::mass::Query;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
-use crate::memory::{afford, afford_in_each, filled};
+use crate::memory::{check_memory, check_memory_in_each, filled};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
 use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Keep, Scores, Vectors};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 use half::{bf16, f16};
 
 impl KeyIndex<'_> {
@@ -41,10 +41,10 @@ impl KeyIndex<'_> {
         keep: &Keep<'_>,
         scale: Option<f64>,
         options: &TailOptions,
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<TailEstimate, Error> {
         let _modes = threads::default_floats();
-        afford("q", queries.heads(), size_of::<usize>())?;
+        check_memory("q", queries.heads(), size_of::<usize>())?;
         self.suits(queries, Some(keys))?;
         let rows = queries.heads().saturating_mul(queries.len());
         let scale = scale.unwrap_or_else(|| nearest_rsqrt(self.dim));
@@ -58,7 +58,7 @@ impl KeyIndex<'_> {
         }
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > 1 << 20)?;
-        afford_in_each("keys", threads, (rows, self.len()), 40)?;
+        check_memory_in_each("keys", threads, (rows, self.len()), 40)?;
         let delta = if options.all_rows && rows > 1 {
             (options.delta / rows as f64).next_down()
         } else {
@@ -77,7 +77,7 @@ impl KeyIndex<'_> {
                 threads: Some(1),
                 ..options.clone()
             };
-            let job = Row {
+            let job = RowEstimate {
                 index: self,
                 queries,
                 simd,
@@ -88,7 +88,7 @@ impl KeyIndex<'_> {
             by_type!(keys, E => job.estimate::<E>(keys, keep, &options))
         };
         let mut result = TailEstimate::room(rows)?;
-        threads::in_portions(threads, rows, (threads * 4, 1), hook, one, |estimate| {
+        threads::in_portions(threads, rows, (threads * 4, 1), interrupt, one, |estimate| {
             result.lower.extend(estimate.lower);
             result.upper.extend(estimate.upper);
             result.point.extend(estimate.point);
@@ -104,7 +104,7 @@ fn seed_of(seed: u64, row: usize) -> u64 {
 }
 
 /// One row.
-struct Row<'a> {
+struct RowEstimate<'a> {
     index: &'a KeyIndex<'a>,
     queries: &'a Vectors<'a>,
     simd: Simd,
@@ -113,7 +113,7 @@ struct Row<'a> {
     head: usize,
 }
 
-impl Row<'_> {
+impl RowEstimate<'_> {
     fn estimate<E: Coded>(
         &self,
         keys: &Vectors<'_>,
@@ -127,7 +127,7 @@ impl Row<'_> {
         let prepared = codes.prepare(&wide, self.scale);
         let matrix = matrix::<E>(keys, self.head);
         // Bounds of all keys, those of them that are known, and the kept ones, lists that grow by doubling.
-        afford("keys", codes.len(), 40)?;
+        check_memory("keys", codes.len(), 40)?;
         let mut coarse = filled("keys", codes.len().next_multiple_of(LANES), 0.0)?;
         codes.scan(self.simd, [&prepared], [&mut coarse]);
         let score = |query: &Query, listed: &[u32]| {
@@ -135,7 +135,7 @@ impl Row<'_> {
             query.score(self.simd, matrix, Picked::Listed(listed), prepared.offset, &mut to);
             to
         };
-        let (bounds, certain) = bounds(codes, &prepared.spread, &coarse, &query);
+        let (bounds, certain) = bounds(codes, &prepared.code_error, &coarse, &query);
         let mut bounds = bounds;
         for (&key, exact) in certain.iter().zip(score(&query, &certain)) {
             bounds[key as usize] = exact + 1.25 * query.error;
@@ -201,13 +201,13 @@ const USELESS: f64 = 40.0;
 /// Upper bounds of all exact scores as they are computed, and the keys that have none.
 fn bounds(
     codes: &Codes,
-    spread: &super::gram::Spread,
+    code_error: &super::gram::CodeError,
     coarse: &[f32],
     query: &Query,
 ) -> (Vec<f64>, Vec<u32>) {
     let mut certain = Vec::new();
     let bound = |(key, score): (usize, &f32)| {
-        let reach = spread.reach_of(codes.radius(key));
+        let reach = code_error.reach_of(codes.radius(key));
         let bound = f64::from(*score) + reach + 2.5 * query.error;
         if !(score.is_finite() && reach <= USELESS) {
             certain.push(key as u32);

@@ -18,8 +18,8 @@ use super::codes::{Codes, Prepared};
 use super::exact::ExactProduct;
 use super::gram::Sums;
 use super::mass::{Found, Query, Rung};
-use crate::kernels::{Element, Keys, LANES, Picked, Shifted, Simd};
-use crate::mass::{self, Split};
+use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
+use crate::mass::{self, SplitSums};
 
 /// What ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -117,7 +117,7 @@ struct Open {
 }
 
 /// One row of a search.
-pub(crate) struct Explore<'a, E> {
+pub(crate) struct BestFirst<'a, E> {
     pub(crate) simd: Simd,
     pub(crate) codes: &'a Codes<'a>,
     /// Unless codes alone are asked for.
@@ -133,13 +133,13 @@ pub(crate) struct Explore<'a, E> {
 }
 
 /// Relative error of a few f64 operations and exponentials, generously.
-const TINY: f64 = 1e-11;
+const SUM_ROUNDING: f64 = 1e-11;
 /// More than a weight that is flushed to 0.
 const NOTHING: f64 = 1e-290;
 /// Keys that are scored at a time, at least, and as a share of those that have been.
 const BATCH: (usize, usize) = (16, 32);
 
-impl<E: Element<Scalar = f32>> Explore<'_, E> {
+impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     /// Searches; also says whether the rule has been met, which for the top k no tail mass shows. `scores` are those by codes,
     /// in whole groups, or nothing without codes; they are written over.
     pub(crate) fn run(&self, scores: &mut [f32]) -> (Found, bool) {
@@ -211,7 +211,7 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
             }
             let guess = f64::from(score);
             // The exact score is less an offset of its own rounding.
-            let reach = prepared.spread.reach_of(self.codes.radius(key)) + self.doubt();
+            let reach = prepared.code_error.reach_of(self.codes.radius(key)) + self.doubt();
             let (lower, upper) = (guess - reach, guess + reach);
             let (lower, upper) = if reach.is_nan() {
                 (f64::NEG_INFINITY, f64::INFINITY)
@@ -278,17 +278,17 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
         }
         let (mut upper, mut lower) = (f64::INFINITY, 0.0f64);
         if let Some(prepared) = self.prepared {
-            let largest = self.simd.look(scores, None).0.largest;
+            let largest = self.simd.scan(scores, None).0.largest;
             let sums = self.simd.below(scores, largest, f32::INFINITY);
-            let sums = Sums::computed(sums.weights, sums.squares, 1.0 + TINY, sums.count);
+            let sums = Sums::computed(sums.weights, sums.squares, 1.0 + SUM_ROUNDING, sums.count);
             let down = grown(f64::from(largest) - top);
-            upper = prepared.spread.mass_upper(&sums) * down * (1.0 + TINY);
-            lower = prepared.spread.mass_lower(&sums) * down * (1.0 - TINY);
+            upper = prepared.code_error.mass_upper(&sums) * down * (1.0 + SUM_ROUNDING);
+            lower = prepared.code_error.mass_lower(&sums) * down * (1.0 - SUM_ROUNDING);
         }
         // One by one: hardly ever better than all codes together, and slower.
         if self.rule == Rule::Mass || self.cells.is_some() || !upper.is_finite() {
-            upper = upper.min(self.each(units, |unit| unit.upper, top) * (1.0 + TINY));
-            lower = lower.max(self.each(units, |unit| unit.lower, top) * (1.0 - TINY));
+            upper = upper.min(self.each(units, |unit| unit.upper, top) * (1.0 + SUM_ROUNDING));
+            lower = lower.max(self.each(units, |unit| unit.lower, top) * (1.0 - SUM_ROUNDING));
         }
         let bound = units.iter().fold(f64::NEG_INFINITY, |bound, unit| bound.max(unit.upper));
         let lower = if lower < f64::INFINITY { lower.max(0.0) } else { 0.0 };
@@ -316,7 +316,7 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
     /// The sum of weights relative to a shift that no score exceeds.
     fn weigh(&self, mut scores: Vec<f64>, shift: f64) -> f64 {
         scores.resize(scores.len().next_multiple_of(LANES), f64::NEG_INFINITY);
-        if scores.is_empty() { 0.0 } else { self.simd.mass(&scores, Shifted(shift)) }
+        if scores.is_empty() { 0.0 } else { self.simd.mass(&scores, Exp(shift)) }
     }
 
     /// The answer that keeps the first `k` of the known keys in this order.
@@ -328,16 +328,16 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
         let (kept, closed) = order.split_at(k);
         let (head, tail) = (sum(kept), sum(closed));
         let error = self.error();
-        let split = Split { tail: tail + open.upper, dropped: n - k, head, kept: k };
+        let split = SplitSums { tail: tail + open.upper, dropped: n - k, head, kept: k };
         let upper = split.upper(error, NOTHING);
-        let low = Split { tail: tail + open.lower, ..split };
+        let low = SplitSums { tail: tail + open.lower, ..split };
         let lower = low.lower(error, NOTHING).min(upper);
         let worst = kept.iter().map(|&i| known.scores[i]).fold(f64::INFINITY, f64::min);
         // A set of one key fewer loses at least the least kept weight more, if nothing open can be better than it.
         let minimal = k == 1
             || k > 1 && worst - self.doubt() >= open.bound && {
                 let weight = mass::exp(worst - top);
-                let fewer = Split {
+                let fewer = SplitSums {
                     tail: low.tail + weight,
                     dropped: n - k + 1,
                     head: sum(kept) - weight,
@@ -358,7 +358,7 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
 
     /// By what ratios of sums of computed weights may be off.
     fn error(&self) -> f64 {
-        (2.0 * self.query.error).exp_m1() * (1.0 + TINY) + TINY
+        (2.0 * self.query.error).exp_m1() * (1.0 + SUM_ROUNDING) + SUM_ROUNDING
     }
 
     fn by_mass(&self, units: Vec<Unit>, scores: &mut [f32], mut known: Known) -> Found {
@@ -380,7 +380,7 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
             // What only shows the way need not be proven; what is reported is.
             let open = self.suffix(&sums[queue.at]) * (shift - top).exp();
             let over = queue.open().is_empty();
-            if open <= odds * head * (1.0 - TINY) || over {
+            if open <= odds * head * (1.0 - SUM_ROUNDING) || over {
                 let open = self.open(queue.open(), scores, top);
                 let found = self.fewest(&known, top, &open);
                 if found.upper <= self.eps || over {
@@ -422,7 +422,7 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
     /// What is open weighs about that at most.
     fn suffix(&self, sum: &Suffix) -> f64 {
         let Some(prepared) = self.prepared else { return sum.each };
-        sum.each.min(prepared.spread.mass_upper(&sum.codes))
+        sum.each.min(prepared.code_error.mass_upper(&sum.codes))
     }
 
     /// The fewest known keys that are within the budget; all of them if none are.
@@ -501,7 +501,8 @@ impl<E: Element<Scalar = f32>> Explore<'_, E> {
             return 1.0;
         }
         let tail = dropped as f64 * grown(-gap);
-        let bound = Split { tail, dropped, head: k as f64, kept: k }.upper(TINY, NOTHING);
+        let bound =
+            SplitSums { tail, dropped, head: k as f64, kept: k }.upper(SUM_ROUNDING, NOTHING);
         // Equal or better scores: decided in integers.
         let equal = gap >= 0.0 && mass::equal_weights_hold(k as u64, n as u64, self.eps);
         if equal { bound.min(self.eps) } else { bound }

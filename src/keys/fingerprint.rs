@@ -9,7 +9,7 @@ use crate::random::{GOLDEN, stirred};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// As `SplitMix64` has it: zero is stirred, too.
-fn spread(bits: u64) -> u64 {
+fn code_error(bits: u64) -> u64 {
     stirred(bits.wrapping_add(GOLDEN))
 }
 
@@ -25,7 +25,7 @@ impl Fingerprint {
         let bits = xxh3_128(bytemuck::cast_slice(key));
         let halves = [bits as u64, (bits >> 64) as u64];
         for ((sum, half), salt) in self.0.iter_mut().zip(halves).zip(SALTS) {
-            *sum = sum.wrapping_add(spread(half ^ spread(position as u64 ^ salt)));
+            *sum = sum.wrapping_add(code_error(half ^ code_error(position as u64 ^ salt)));
         }
     }
 
@@ -42,9 +42,9 @@ mod tests {
     use super::*;
 
     fn of(keys: &[Vec<f32>]) -> Fingerprint {
-        let mut print = Fingerprint::default();
-        keys.iter().enumerate().for_each(|(i, key)| print.add(i, key));
-        print
+        let mut fingerprint = Fingerprint::default();
+        keys.iter().enumerate().for_each(|(i, key)| fingerprint.add(i, key));
+        fingerprint
     }
 
     #[test]
@@ -52,20 +52,20 @@ mod tests {
         for dim in [1, 2, 15, 16, 17, 33, 64] {
             let keys: Vec<Vec<f32>> =
                 (0..5).map(|i| (0..dim).map(|j| (i * dim + j) as f32).collect()).collect();
-            let print = of(&keys);
+            let fingerprint = of(&keys);
             for i in 0..5 {
                 for j in 0..dim {
                     let mut other = keys.clone();
                     other[i][j] = -other[i][j];
-                    assert_ne!(of(&other), print);
+                    assert_ne!(of(&other), fingerprint);
                     // A second sign of the same state.
                     other[i][(j + 16) % dim] = -other[i][(j + 16) % dim] - 0.0;
-                    assert!(of(&other) != print || other == keys);
+                    assert!(of(&other) != fingerprint || other == keys);
                 }
             }
             let mut other = keys.clone();
             other.swap(1, 3);
-            assert_ne!(of(&other), print);
+            assert_ne!(of(&other), fingerprint);
         }
     }
 

@@ -16,7 +16,7 @@
 use std::borrow::Cow;
 
 /// Relative error of sums and products of few terms in f64, generously.
-const TINY: f64 = 1e-12;
+const GRAM_ROUNDING: f64 = 1e-12;
 
 /// Sums of outer products of what codes lose.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,7 +36,7 @@ pub(crate) struct Gram<'a> {
 
 /// The bound of one query.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Spread {
+pub(crate) struct CodeError {
     /// X: the errors of all scores together, Euclidean norm.
     pub(crate) total: f64,
     /// D: the error of one score.
@@ -128,10 +128,10 @@ impl Gram<'_> {
         let up = |square: f64, rows: f64| {
             square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
         };
-        self.lost = (self.lost + up(lost, rows as f64) * (1.0 + TINY)).next_up();
+        self.lost = (self.lost + up(lost, rows as f64) * (1.0 + GRAM_ROUNDING)).next_up();
         self.additions += 1;
-        self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + TINY));
-        self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + TINY));
+        self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
+        self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
     }
 
     /// The sums, and what goes with them: what they leave out, the largest residual, the largest key, how many additions.
@@ -156,15 +156,15 @@ impl Gram<'_> {
     /// `query` is in the codes' frame and exact but for f64 roundings, `unresolved` is the norm of what its 16-bit form leaves
     /// out, both to be multiplied by `factor`, which scores were computed with to within `slip`; moving a key into the frame
     /// took `moves` roundings of f32.
-    pub(crate) fn spread(
+    pub(crate) fn code_error(
         &self,
         query: &[f64],
         unresolved: f64,
         (factor, slip): (f64, f64),
         moves: usize,
-    ) -> Spread {
+    ) -> CodeError {
         // Sums over the entries of a vector.
-        let short = 1.0 + TINY + self.width as f64 * f64::EPSILON;
+        let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
         let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
         let (mut form, mut trace) = (0.0, 0.0);
         for (i, row) in self.sums.chunks_exact(self.width).enumerate() {
@@ -176,23 +176,23 @@ impl Gram<'_> {
             form += y * (y * row[0] + 2.0 * product(&row[1..], rest));
         }
         // Roundings of the sums, one behind another, and of the form itself.
-        let rounded = TINY + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
+        let rounded = GRAM_ROUNDING + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
         let form = form.max(0.0) + rounded * trace * norm * norm;
-        let factor = factor.abs() * (1.0 + TINY);
-        let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + TINY);
+        let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
+        let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
         let coded = self.norm + self.largest;
         // Conversion, scale and factor; moving; the residual's own rounding.
         let roundings = 3.01 + 1.01 * moves as f64 + 1.01;
         let rho = factor * ((norm + unresolved) * coded * roundings * U + unresolved * coded)
-            + slip * (norm + unresolved) * coded * (1.0 + TINY)
+            + slip * (norm + unresolved) * coded * (1.0 + GRAM_ROUNDING)
             + 2f64.powi(-120);
         // What overflows, or was not a number, bounds nothing.
         let bound = |value: f64| if value.is_nan() { f64::INFINITY } else { value };
-        Spread {
+        CodeError {
             total: bound(total),
-            each: bound(factor * norm * self.largest * (1.0 + TINY)),
-            rho: bound(rho * (1.0 + TINY)),
-            slope: bound(factor * norm * (1.0 + TINY)),
+            each: bound(factor * norm * self.largest * (1.0 + GRAM_ROUNDING)),
+            rho: bound(rho * (1.0 + GRAM_ROUNDING)),
+            slope: bound(factor * norm * (1.0 + GRAM_ROUNDING)),
         }
     }
 }
@@ -210,9 +210,9 @@ impl Sums {
     }
 }
 
-impl Spread {
+impl CodeError {
     /// Of queries about which nothing can be said.
-    pub(crate) const NOTHING: Spread = Spread {
+    pub(crate) const NOTHING: CodeError = CodeError {
         total: f64::INFINITY,
         each: f64::INFINITY,
         rho: f64::INFINITY,
@@ -226,30 +226,31 @@ impl Spread {
 
     /// An upper bound of the real mass of the set whose sums these are.
     pub(crate) fn mass_upper(&self, sums: &Sums) -> f64 {
-        let Spread { total, each, rho, .. } = *self;
+        let CodeError { total, each, rho, .. } = *self;
         let root = total * sums.squares.sqrt();
         let growth = growth(each) * (sums.largest * total * total).min(each * root);
-        let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + TINY);
+        let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + GRAM_ROUNDING);
         if bound.is_nan() { f64::INFINITY } else { bound }
     }
 
     /// A lower bound of it.
     pub(crate) fn mass_lower(&self, sums: &Sums) -> f64 {
         let root = self.total * sums.squares.sqrt();
-        let bound = (-self.rho).exp() * (sums.lower - root * (1.0 + TINY)) * (1.0 - TINY);
+        let bound =
+            (-self.rho).exp() * (sums.lower - root * (1.0 + GRAM_ROUNDING)) * (1.0 - GRAM_ROUNDING);
         if bound > 0.0 { bound } else { 0.0 }
     }
 
     /// How far a single score may be from what its code says.
     #[cfg(test)]
     pub(crate) fn reach(&self) -> f64 {
-        (self.each + self.rho) * (1.0 + TINY)
+        (self.each + self.rho) * (1.0 + GRAM_ROUNDING)
     }
 
     /// The same for a code that loses a vector of at most that norm.
     pub(crate) fn reach_of(&self, radius: f64) -> f64 {
         // A product of 0 and an infinity is no bound.
-        (self.each.min(self.slope * radius) + self.rho) * (1.0 + TINY)
+        (self.each.min(self.slope * radius) + self.rho) * (1.0 + GRAM_ROUNDING)
     }
 }
 
@@ -257,9 +258,9 @@ impl Spread {
 fn growth(d: f64) -> f64 {
     if d <= 1.0 {
         // The series 1/2 + d/6 + d^2/24 + .. is below the geometric one with the ratio of its first two terms.
-        0.5 / (1.0 - d / 3.0) * (1.0 + TINY)
+        0.5 / (1.0 - d / 3.0) * (1.0 + GRAM_ROUNDING)
     } else {
-        (d.exp_m1() - d) / (d * d) * (1.0 + TINY)
+        (d.exp_m1() - d) / (d * d) * (1.0 + GRAM_ROUNDING)
     }
 }
 
@@ -291,17 +292,17 @@ mod tests {
         }
         let exact = 0.1 * f64::from(count);
         assert!(gram.sums_mut()[0] < exact * (1.0 - 1e-10));
-        assert!(gram.spread(&[1.0], 0.0, (1.0, 0.0), 1).total.powi(2) >= exact);
+        assert!(gram.code_error(&[1.0], 0.0, (1.0, 0.0), 1).total.powi(2) >= exact);
     }
 
     #[test]
     fn what_is_not_a_number_bounds_nothing() {
         let mut gram = Gram::new(16);
         gram.sums_mut()[0] = f64::NAN;
-        let spread = gram.spread(&[1.0; 3], 0.0, (1.0, 0.0), 1);
+        let code_error = gram.code_error(&[1.0; 3], 0.0, (1.0, 0.0), 1);
         let sums = Sums::computed(1.0, 1.0, 1.0, 1);
-        assert_eq!(spread.mass_upper(&sums), f64::INFINITY);
-        assert_eq!(spread.mass_lower(&sums), 0.0);
+        assert_eq!(code_error.mass_upper(&sums), f64::INFINITY);
+        assert_eq!(code_error.mass_lower(&sums), 0.0);
     }
 
     /// Where all weights and all errors are equal the inequalities become equalities, but for the growth of small errors.
@@ -310,10 +311,11 @@ mod tests {
         for n in [1.0f64, 7.0, 1000.0] {
             for each in [1e-9, 1e-3, 0.1, 0.9, 1.0, 1.1, 3.0, 9.0] {
                 for rho in [0.0, 1e-6, 0.3] {
-                    let spread = Spread { total: each * n.sqrt(), each, rho, slope: 0.0 };
+                    let code_error = CodeError { total: each * n.sqrt(), each, rho, slope: 0.0 };
                     let sums = Sums { upper: n, lower: n, squares: n, largest: 1.0 };
                     let (most, least) = (n * (each + rho).exp(), n * (-each - rho).exp());
-                    let (upper, lower) = (spread.mass_upper(&sums), spread.mass_lower(&sums));
+                    let (upper, lower) =
+                        (code_error.mass_upper(&sums), code_error.mass_lower(&sums));
                     assert!(upper >= most && upper <= most * 1.02, "{n} {each} {rho}: {upper}");
                     assert!(lower <= least, "{n} {each} {rho}: {lower}");
                     assert!(lower >= n * (1.0 - 1.01 * each - rho), "{n} {each} {rho}: {lower}");
@@ -326,10 +328,10 @@ mod tests {
     #[test]
     fn a_heavy_key_among_light_ones() {
         for each in [0.01, 0.5, 2.0f64] {
-            let spread = Spread { total: each, each, rho: 0.0, slope: 0.0 };
+            let code_error = CodeError { total: each, each, rho: 0.0, slope: 0.0 };
             let sums = Sums { upper: 1.0, lower: 1.0, squares: 1.0, largest: 1.0 };
-            assert!(spread.mass_upper(&sums) >= each.exp());
-            assert!(spread.mass_lower(&sums) <= (-each).exp());
+            assert!(code_error.mass_upper(&sums) >= each.exp());
+            assert!(code_error.mass_lower(&sums) <= (-each).exp());
         }
     }
 
@@ -370,22 +372,27 @@ mod tests {
                 let square: f64 = residuals.iter().map(|r| dot(r) * dot(r)).sum();
                 // What the sums leave out may point along the query, too (Minkowski).
                 let all = size * (square.sqrt() + norm * lost.sqrt());
-                let spread = gram.spread(&query, 0.0, (factor, 0.0), 1);
-                assert!(spread.total >= all * (1.0 - 1e-14) && spread.total <= all * (1.0 + 1e-5));
+                let code_error = gram.code_error(&query, 0.0, (factor, 0.0), 1);
+                assert!(
+                    code_error.total >= all * (1.0 - 1e-14)
+                        && code_error.total <= all * (1.0 + 1e-5)
+                );
                 let one = size * norm * f64::from(longest).sqrt();
-                assert!(spread.each >= one * (1.0 - 1e-14) && spread.each <= one * (1.0 + 1e-5));
-                assert!(spread.reach_of(0.5) >= 0.5 * size * norm);
+                assert!(
+                    code_error.each >= one * (1.0 - 1e-14) && code_error.each <= one * (1.0 + 1e-5)
+                );
+                assert!(code_error.reach_of(0.5) >= 0.5 * size * norm);
                 // Three roundings of a score and those of moving the key into its frame.
                 let key = f64::from(coded).sqrt();
                 for moves in [1, 7] {
-                    let rho = gram.spread(&query, 0.0, (factor, 0.0), moves).rho;
+                    let rho = gram.code_error(&query, 0.0, (factor, 0.0), moves).rho;
                     assert!(rho >= size * norm * key * (3.0 + moves as f64) * U);
                 }
                 // A query that its numbers leave a part of, and a factor that is off.
-                let rho = gram.spread(&query, 0.125, (factor, 0.0), 1).rho;
-                assert!(rho >= size * 0.125 * key + spread.rho && spread.rho < rho);
-                let rho = gram.spread(&query, 0.0, (factor, 1e-3), 1).rho;
-                assert!(rho >= 1e-3 * norm * key + spread.rho);
+                let rho = gram.code_error(&query, 0.125, (factor, 0.0), 1).rho;
+                assert!(rho >= size * 0.125 * key + code_error.rho && code_error.rho < rho);
+                let rho = gram.code_error(&query, 0.0, (factor, 1e-3), 1).rho;
+                assert!(rho >= 1e-3 * norm * key + code_error.rho);
             }
         }
         // What is joined counts, in every part.
@@ -393,8 +400,8 @@ mod tests {
         other.note(1, 0.5, 100.0, 400.0);
         other.sums_mut()[0] = 9.0;
         gram.join(&other);
-        let spread = gram.spread(&[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
-        assert!(spread.total >= (1.0 + 4.0 + 0.0625 + 9.0f64).sqrt() + 0.75f64.sqrt());
-        assert!(spread.each >= 10.0 && spread.rho >= 4.0 * 20.0 * U);
+        let code_error = gram.code_error(&[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
+        assert!(code_error.total >= (1.0 + 4.0 + 0.0625 + 9.0f64).sqrt() + 0.75f64.sqrt());
+        assert!(code_error.each >= 10.0 && code_error.rho >= 4.0 * 20.0 * U);
     }
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Place};
 use crate::kernels::{Element, Keys, LANES, STEP, Simd};
 #[cfg(feature = "python")]
 use crate::memory::product;
-use crate::memory::{afford, afford_square, list};
+use crate::memory::{check_memory, check_memory_square, list};
 use crate::scores::{Data, Vectors};
 use crate::threads;
 
@@ -144,15 +144,19 @@ impl<'a> KeyIndex<'a> {
         let _modes = threads::default_floats();
         let (n, dim) = (keys.len(), keys.dim());
         let each = size_of::<Codes>().saturating_add(n.saturating_mul(dim.next_multiple_of(STEP)));
-        afford(keys.argument(), keys.heads(), each)?;
-        afford(keys.argument(), n.saturating_mul(keys.heads()), 5)?;
+        check_memory(keys.argument(), keys.heads(), each)?;
+        check_memory(keys.argument(), n.saturating_mul(keys.heads()), 5)?;
         // Of each head the sum of the outer products of what codes lose, and those of the parts that are encoded together.
         let pool = threads::count(options.threads, worth_sharing(n, dim, keys.heads()))?;
         let matrices = match keys.heads() {
             0 => 0,
             heads => heads.saturating_add(Codes::together(pool)),
         };
-        afford_square(keys.argument(), keys.shape(), matrices.saturating_mul(size_of::<f64>()))?;
+        check_memory_square(
+            keys.argument(),
+            keys.shape(),
+            matrices.saturating_mul(size_of::<f64>()),
+        )?;
         let rotate = options.rotate;
         let (heads, stored) = by_type!(keys, E => {
             let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
@@ -240,21 +244,21 @@ impl<'a> KeyIndex<'a> {
         for (head, codes) in self.heads.iter().enumerate() {
             let prints = by_type!(keys, E => {
                 let keys = matrix::<E>(keys, head);
-                let print = |part: usize| {
-                    let mut print = Fingerprint::default();
+                let fingerprint = |part: usize| {
+                    let mut fingerprint = Fingerprint::default();
                     let from = part * PORTION;
                     for key in from..codes.len().min(from + PORTION) {
-                        print.add(key, keys.row(key));
+                        fingerprint.add(key, keys.row(key));
                     }
-                    print
+                    fingerprint
                 };
-                Ok(threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, print))
+                Ok(threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, fingerprint))
             })?;
             let mut all = Fingerprint::default();
-            for print in prints {
-                all.join(print);
+            for fingerprint in prints {
+                all.join(fingerprint);
             }
-            if all != codes.print() {
+            if all != codes.fingerprint() {
                 let place = Place::unravel(&self.batch, head);
                 let problem = "changed since they were indexed, or are others".into();
                 return Err(Error::OtherKeys { argument: keys.argument(), place, problem });
@@ -289,7 +293,7 @@ impl<'a> KeyIndex<'a> {
         if let Some(cells) = self.cells.get() {
             return Ok(cells);
         }
-        afford(keys.argument(), self.heads.len(), Cells::bytes(self.len(), self.dim))?;
+        check_memory(keys.argument(), self.heads.len(), Cells::bytes(self.len(), self.dim))?;
         let made = by_type!(keys, E => {
             let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
             Ok(threads::map(threads, 0..self.heads.len(), 1, one))

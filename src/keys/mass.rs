@@ -3,8 +3,8 @@
 use super::codes::{Codes, Prepared};
 use super::gram::Sums;
 use crate::error::Error;
-use crate::kernels::{Element, Keys, LANES, Picked, Positions, Shifted, Simd};
-use crate::mass::{self, Split};
+use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
+use crate::mass::{self, SplitSums};
 use crate::memory;
 use crate::scores::Scores;
 use crate::select::{Options, Workspace};
@@ -32,7 +32,7 @@ const DENSE: f64 = 0.6;
 /// The same where few scored keys matter more than time.
 const ALMOST_ALL: f64 = 0.96;
 /// Relative error of products and of short sums in f64, generously.
-const TINY: f64 = 1e-11;
+const SUM_ROUNDING: f64 = 1e-11;
 /// Exact scores that are off by more say nothing.
 pub(super) const BLURRED: f64 = 300.0;
 /// Of a smallest weight that matters, in f64.
@@ -40,14 +40,14 @@ const NOTHING: f64 = 1e-290;
 
 /// What a query sees of a head's keys.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sight<'a> {
+pub(crate) struct RowVisibility<'a> {
     /// Keys before this position.
     pub(crate) visible: usize,
     /// A byte per key, zero where it is masked.
     pub(crate) allowed: Option<&'a [u8]>,
 }
 
-impl Sight<'_> {
+impl RowVisibility<'_> {
     /// How many keys it sees.
     pub(crate) fn count(&self) -> usize {
         let seen =
@@ -136,20 +136,20 @@ pub(crate) struct Found {
 
 /// Scratch for rows, one after another.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct QueryScratch {
     /// Scores by codes, whole groups.
     pub(crate) scores: Vec<f32>,
     /// Exact scores less the codes' offset: of what was kept, or of everything that is visible; whole groups.
     pub(crate) exact: Vec<f64>,
     listed: Vec<u32>,
-    bare: Vec<u32>,
-    bare_scores: Vec<f64>,
+    uncoded: Vec<u32>,
+    uncoded_scores: Vec<f64>,
     pub(crate) workspace: Workspace,
     /// By how much the bound exceeded what it bounds, last time.
     excess: Option<f64>,
 }
 
-impl Room {
+impl QueryScratch {
     /// Forgets what the last row taught, so that answers do not depend on it.
     pub(crate) fn forget(&mut self) {
         self.excess = None;
@@ -164,7 +164,7 @@ pub(crate) struct Search<'a, E> {
     pub(crate) keys: Option<Keys<'a, E>>,
     pub(crate) query: &'a Query,
     pub(crate) prepared: &'a Prepared,
-    pub(crate) sight: Sight<'a>,
+    pub(crate) row_visibility: RowVisibility<'a>,
     pub(crate) eps: f64,
     /// Whether keys that were scored may be dropped again.
     pub(crate) trim: bool,
@@ -182,13 +182,13 @@ struct Cut {
 
 /// Where the search for a row's edge stands.
 #[derive(Debug)]
-pub(crate) struct Climb {
+pub(crate) struct ThresholdState {
     largest: f32,
     coded: usize,
     seen: usize,
     /// The largest score that is known before any coded key is scored.
     top: f64,
-    bare_mass: f64,
+    uncoded_mass: f64,
     budget: f64,
     excess: f64,
     /// How often a guess was found too careful; no more once one was not careful enough.
@@ -224,16 +224,16 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     ///
     /// # Errors
     /// [`Error::KeysNeeded`] if codes do not suffice and there are no keys.
-    pub(crate) fn run(&self, room: &mut Room) -> Result<Found, Error> {
+    pub(crate) fn run(&self, room: &mut QueryScratch) -> Result<Found, Error> {
         let Some(keys) = self.keys else {
             return match self.choose(room, &mut None)? {
                 Step::Done(found) => Ok(found),
                 _ => Err(Error::KeysNeeded),
             };
         };
-        let mut climb = None;
+        let mut state = None;
         loop {
-            let chosen = match self.choose(room, &mut climb)? {
+            let chosen = match self.choose(room, &mut state)? {
                 Step::Done(found) => return Ok(found),
                 Step::Dense { .. } => return self.dense(room),
                 Step::Score(chosen) => chosen,
@@ -242,7 +242,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             let (count, offset) = (chosen.kept.len(), self.prepared.offset);
             let picked = Picked::Listed(&chosen.kept);
             self.query.score(self.simd, keys, picked, offset, &mut room.exact[..count]);
-            if let Some(found) = self.judge(room, &mut climb, chosen)? {
+            if let Some(found) = self.judge(room, &mut state, chosen)? {
                 return Ok(found);
             }
         }
@@ -252,22 +252,26 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     ///
     /// # Errors
     /// As [`Search::run`].
-    pub(crate) fn choose(&self, room: &mut Room, climb: &mut Option<Climb>) -> Result<Step, Error> {
-        if climb.is_none() {
+    pub(crate) fn choose(
+        &self,
+        room: &mut QueryScratch,
+        state: &mut Option<ThresholdState>,
+    ) -> Result<Step, Error> {
+        if state.is_none() {
             match self.begin(room)? {
-                Ok(begun) => *climb = Some(begun),
+                Ok(begun) => *state = Some(begun),
                 Err(step) => return Ok(step),
             }
         }
-        match climb {
-            Some(climb) => self.climb(room, climb),
+        match state {
+            Some(state) => self.state(room, state),
             None => Ok(Step::Dense { flat: false }),
         }
     }
 
     /// Looks at the scores by codes; a step if there is nothing to climb.
-    fn begin(&self, room: &mut Room) -> Result<Result<Climb, Step>, Error> {
-        let Sight { visible, allowed } = self.sight;
+    fn begin(&self, room: &mut QueryScratch) -> Result<Result<ThresholdState, Step>, Error> {
+        let RowVisibility { visible, allowed } = self.row_visibility;
         let n = self.codes.len();
         room.scores[visible.min(n)..].fill(f32::NEG_INFINITY);
         if let Some(allowed) = allowed {
@@ -277,14 +281,14 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 }
             }
         }
-        room.bare.clear();
-        let sees = |key: &&u32| self.sight.sees(**key as usize);
-        room.bare.extend(self.codes.bare().iter().filter(sees));
-        let usable = self.prepared.spread.says_something();
+        room.uncoded.clear();
+        let sees = |key: &&u32| self.row_visibility.sees(**key as usize);
+        room.uncoded.extend(self.codes.uncoded().iter().filter(sees));
+        let usable = self.prepared.code_error.says_something();
         // Scores that overflowed to -inf look like masked ones.
-        let coded = if usable { self.simd.count_live(&room.scores) } else { 0 };
+        let coded = if usable { self.simd.count_visible(&room.scores) } else { 0 };
         let seen = if usable {
-            coded + room.bare.len()
+            coded + room.uncoded.len()
         } else {
             (0..n as u32).filter(|key| sees(&key)).count()
         };
@@ -298,42 +302,42 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             let found = Found { kept, visible: seen, minimal, ..Found::default() };
             return Ok(Err(Step::Done(Found { rung: Rung::Codes, ..found })));
         }
-        let (survey, _) = self.simd.look(&room.scores, None);
+        let (survey, _) = self.simd.scan(&room.scores, None);
         if !(usable && survey.largest < f32::INFINITY && !survey.nan) {
             return Ok(Err(Step::Dense { flat: false }));
         }
         let largest = survey.largest;
         let offset = self.prepared.offset;
-        room.bare_scores.resize(room.bare.len(), 0.0);
+        room.uncoded_scores.resize(room.uncoded.len(), 0.0);
         match self.keys {
             Some(keys) => {
-                let picked = Picked::Listed(&room.bare);
-                self.query.score(self.simd, keys, picked, offset, &mut room.bare_scores);
+                let picked = Picked::Listed(&room.uncoded);
+                self.query.score(self.simd, keys, picked, offset, &mut room.uncoded_scores);
             }
-            None if !room.bare.is_empty() => return Err(Error::KeysNeeded),
+            None if !room.uncoded.is_empty() => return Err(Error::KeysNeeded),
             None => {}
         }
-        let bare_top = room.bare_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let top = f64::from(largest).max(bare_top);
-        if coded == 0 || bare_top > f64::from(largest) + 600.0 {
+        let uncoded_top = room.uncoded_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let top = f64::from(largest).max(uncoded_top);
+        if coded == 0 || uncoded_top > f64::from(largest) + 600.0 {
             return Ok(Err(Step::Dense { flat: false }));
         }
         let shift = f64::from(largest);
         // Bare keys relative to the largest score by codes; what exceeds it is fine in f64.
-        let bare_mass: f64 = room.bare_scores.iter().map(|score| (score - shift).exp()).sum();
-        let budget = if bare_mass > 0.0 {
+        let uncoded_mass: f64 = room.uncoded_scores.iter().map(|score| (score - shift).exp()).sum();
+        let budget = if uncoded_mass > 0.0 {
             let all = self.simd.below(&room.scores, largest, f32::NEG_INFINITY).rest;
-            self.eps * (all + bare_mass) / all
+            self.eps * (all + uncoded_mass) / all
         } else {
             self.eps
         };
         let excess = room.excess.unwrap_or(1.03);
-        Ok(Ok(Climb {
+        Ok(Ok(ThresholdState {
             largest,
             coded,
             seen,
             top,
-            bare_mass,
+            uncoded_mass,
             budget,
             excess,
             careful: 0,
@@ -344,12 +348,12 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// The rungs below the dense one.
-    fn climb(&self, room: &mut Room, climb: &mut Climb) -> Result<Step, Error> {
-        let Climb { largest, coded, seen, bare_mass, budget, .. } = *climb;
+    fn state(&self, room: &mut QueryScratch, state: &mut ThresholdState) -> Result<Step, Error> {
+        let ThresholdState { largest, coded, seen, uncoded_mass, budget, .. } = *state;
         let odds = self.eps / (1.0 - self.eps);
-        while climb.rounds < ROUNDS {
-            climb.rounds += 1;
-            let Climb { excess, careful, next, limit, .. } = climb;
+        while state.rounds < ROUNDS {
+            state.rounds += 1;
+            let ThresholdState { excess, careful, next, limit, .. } = state;
             let share = (budget / *excess).min(*limit);
             let edge = if share < 1.0 { self.edge(room, share)? } else { f32::INFINITY };
             let sums = self.simd.below(&room.scores, largest, edge);
@@ -361,8 +365,12 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             );
             let cut = Cut {
                 edge,
-                upper: if sums.count == 0 { 0.0 } else { self.prepared.spread.mass_upper(&below) },
-                lower: self.prepared.spread.mass_lower(&below),
+                upper: if sums.count == 0 {
+                    0.0
+                } else {
+                    self.prepared.code_error.mass_upper(&below)
+                },
+                lower: self.prepared.code_error.mass_lower(&below),
                 below: sums.count,
             };
             let kept = coded - sums.count;
@@ -374,23 +382,23 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 return Ok(Step::Dense { flat: true });
             }
             // As far as codes know: how the bound stands to what it may be.
-            let head = sums.rest + bare_mass;
+            let head = sums.rest + uncoded_mass;
             let ratio = cut.upper / (odds * head);
             if self.keys.is_none() {
                 let above = Sums::computed(sums.rest, sums.rest_squares, 1.0, kept);
-                let head = self.prepared.spread.mass_lower(&above);
-                let high = self.prepared.spread.mass_upper(&above);
-                let split = Split { tail: cut.upper, dropped: cut.below, head, kept };
-                let upper = split.upper(TINY, 0.0);
+                let head = self.prepared.code_error.mass_lower(&above);
+                let high = self.prepared.code_error.mass_upper(&above);
+                let split = SplitSums { tail: cut.upper, dropped: cut.below, head, kept };
+                let upper = split.upper(SUM_ROUNDING, 0.0);
                 if upper <= self.eps {
-                    let split = Split { tail: cut.lower, dropped: cut.below, head: high, kept };
+                    let split = SplitSums { tail: cut.lower, dropped: cut.below, head: high, kept };
                     room.excess = Some(*excess);
                     return Ok(Step::Done(Found {
                         kept: self.list(room, &cut),
                         visible: seen,
                         scored: 0,
                         upper,
-                        lower: split.lower(TINY, 0.0).min(upper),
+                        lower: split.lower(SUM_ROUNDING, 0.0).min(upper),
                         minimal: false,
                         rung: Rung::Codes,
                     }));
@@ -420,7 +428,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn make_room(room: &mut Room, chosen: &Chosen) -> Result<(), Error> {
+    pub(crate) fn make_room(room: &mut QueryScratch, chosen: &Chosen) -> Result<(), Error> {
         let scored = chosen.kept.len();
         let more = scored.next_multiple_of(LANES).saturating_sub(room.exact.len());
         memory::room("keys", &mut room.exact, more)?;
@@ -435,25 +443,25 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     /// [`Error::NoMemory`].
     pub(crate) fn judge(
         &self,
-        room: &mut Room,
-        climb: &mut Option<Climb>,
+        room: &mut QueryScratch,
+        state: &mut Option<ThresholdState>,
         chosen: Chosen,
     ) -> Result<Option<Found>, Error> {
-        let Some(climb) = climb.as_mut() else { return Ok(None) };
-        let relative = (climb.top, f64::from(climb.largest));
-        let found = self.rescore(room, chosen, relative, climb.seen)?;
+        let Some(state) = state.as_mut() else { return Ok(None) };
+        let relative = (state.top, f64::from(state.largest));
+        let found = self.rescore(room, chosen, relative, state.seen)?;
         if found.upper <= self.eps {
-            room.excess = Some(climb.excess);
+            room.excess = Some(state.excess);
             return Ok(Some(found));
         }
         let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
-        climb.excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
-        (climb.careful, climb.limit) = (usize::MAX, climb.next);
+        state.excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
+        (state.careful, state.limit) = (usize::MAX, state.next);
         Ok(None)
     }
 
     /// The score by codes of the last key to keep if they were exact and keys of that share of the mass may go.
-    fn edge(&self, room: &mut Room, share: f64) -> Result<f32, Error> {
+    fn edge(&self, room: &mut QueryScratch, share: f64) -> Result<f32, Error> {
         let n = self.codes.len();
         let scores = Scores::new(&room.scores[..n], &[n])?;
         let selection = room.workspace.select(&scores, &[share], &Options::new())?;
@@ -462,11 +470,11 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// The coded keys from the edge upward and the bare ones, ascending.
-    fn list(&self, room: &mut Room, cut: &Cut) -> Vec<u32> {
+    fn list(&self, room: &mut QueryScratch, cut: &Cut) -> Vec<u32> {
         let mut listed = std::mem::take(&mut room.listed);
         listed.clear();
         self.simd.emit(&room.scores, Positions::From(0), cut.edge, true, &mut listed);
-        let kept = merged(&listed, &room.bare);
+        let kept = merged(&listed, &room.uncoded);
         room.listed = listed;
         kept
     }
@@ -474,7 +482,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     /// What the exact scores of chosen keys prove, after dropping what the budget then still allows.
     fn rescore(
         &self,
-        room: &mut Room,
+        room: &mut QueryScratch,
         chosen: Chosen,
         (top, shift): (f64, f64),
         seen: usize,
@@ -484,12 +492,12 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let exact = &room.exact[..scored];
         let top = exact.iter().copied().fold(top, f64::max);
         // What codes bound, relative to the common shift.
-        let down = (mass::exp(shift - top) * (1.0 + TINY)).max(NOTHING);
+        let down = (mass::exp(shift - top) * (1.0 + SUM_ROUNDING)).max(NOTHING);
         let open = cut.upper * down;
         let odds = self.eps / (1.0 - self.eps);
-        let head = self.simd.mass(&room.exact, Shifted(top));
+        let head = self.simd.mass(&room.exact, Exp(top));
         // Sums over the keys that were scored are at most so many terms deep.
-        let error = (2.0 * self.query.error).exp_m1() + TINY + scored as f64 * f64::EPSILON;
+        let error = (2.0 * self.query.error).exp_m1() + SUM_ROUNDING + scored as f64 * f64::EPSILON;
         let mut closed = 0.0;
         let room_left = (odds * head * (1.0 - error) - open) / (1.0 + odds) * (1.0 - 1e-6);
         if self.trim && room_left > 0.0 {
@@ -502,8 +510,8 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             head
         };
         let dropped = seen - kept.len();
-        let split = Split { tail: open + closed, dropped, head, kept: kept.len() };
-        let low = Split { tail: cut.lower * mass::exp(shift - top) + closed, ..split };
+        let split = SplitSums { tail: open + closed, dropped, head, kept: kept.len() };
+        let low = SplitSums { tail: cut.lower * mass::exp(shift - top) + closed, ..split };
         let upper = split.upper(error, NOTHING);
         Ok(Found {
             visible: seen,
@@ -522,7 +530,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     /// # Errors
     /// [`Error::NoMemory`]: a set that is larger for want of memory would differ from run to run.
     fn drop_scored(
-        room: &mut Room,
+        room: &mut QueryScratch,
         kept: &mut Vec<u32>,
         (share, top): (f64, f64),
     ) -> Result<f64, Error> {
@@ -552,20 +560,21 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// Scores everything.
-    fn dense(&self, room: &mut Room) -> Result<Found, Error> {
+    fn dense(&self, room: &mut QueryScratch) -> Result<Found, Error> {
         let Some(keys) = self.keys else { return Err(Error::KeysNeeded) };
-        let visible = self.sight.visible.min(self.codes.len());
-        let seen = (0..visible).filter(|&key| self.sight.sees(key)).count();
+        let visible = self.row_visibility.visible.min(self.codes.len());
+        let seen = (0..visible).filter(|&key| self.row_visibility.sees(key)).count();
         // Also where the product of an infinite norm and a scale of 0 is not a number.
         if self.query.error.is_nan() || self.query.error > BLURRED {
-            let kept = (0..visible as u32).filter(|&key| self.sight.sees(key as usize)).collect();
+            let kept =
+                (0..visible as u32).filter(|&key| self.row_visibility.sees(key as usize)).collect();
             return Ok(Found { kept, visible: seen, rung: Rung::Dense, ..Found::default() });
         }
         let more = visible.saturating_sub(room.exact.len());
         memory::room("keys", &mut room.exact, more)?;
         room.exact.resize(visible, 0.0);
         self.query.score(self.simd, keys, Picked::From(0), self.prepared.offset, &mut room.exact);
-        if let Some(allowed) = self.sight.allowed {
+        if let Some(allowed) = self.row_visibility.allowed {
             for (score, &allowed) in room.exact.iter_mut().zip(allowed) {
                 if allowed == 0 {
                     *score = f64::NEG_INFINITY;
@@ -682,7 +691,7 @@ mod tests {
             let keys = Keys::new(&data[..], dim, dim);
             let mut codes = Codes::new(dim, keys, n, Some(dim == 128));
             codes.append(simd, keys, n, 2).unwrap();
-            let mut room = Room::default();
+            let mut room = QueryScratch::default();
             for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
                 let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();
                 let scale = sigma / (dim as f64).sqrt();
@@ -698,9 +707,9 @@ mod tests {
                     .collect();
                 for (score, code) in exact.iter().zip(&room.scores) {
                     let off = score - prepared.offset - f64::from(*code);
-                    assert!(off.abs() <= prepared.spread.reach() || *code == f32::NEG_INFINITY);
+                    assert!(off.abs() <= prepared.code_error.reach() || *code == f32::NEG_INFINITY);
                 }
-                let sight = Sight { visible: n, allowed: None };
+                let row_visibility = RowVisibility { visible: n, allowed: None };
                 let (keys, trim) = (Some(keys), true);
                 let search = Search {
                     simd,
@@ -708,7 +717,7 @@ mod tests {
                     keys,
                     query: &query,
                     prepared: &prepared,
-                    sight,
+                    row_visibility,
                     eps,
                     trim,
                 };
@@ -739,9 +748,9 @@ mod tests {
                     found.kept.len(),
                     found.scored,
                     found.rung,
-                    prepared.spread.total,
-                    prepared.spread.each,
-                    prepared.spread.rho
+                    prepared.code_error.total,
+                    prepared.code_error.each,
+                    prepared.code_error.rho
                 );
             }
         }

@@ -22,6 +22,6 @@ pub use search::{SearchOptions, SearchResult};
 pub(crate) use codes::saved::{Saved, Trust};
 pub(crate) use codes::{Codes, Prepared};
 pub(crate) use index::{Coded, by_type, matrix};
-pub(crate) use mass::{Chosen, Climb, Query, Room, Search, Sight, Step};
+pub(crate) use mass::{Chosen, Query, QueryScratch, RowVisibility, Search, Step, ThresholdState};
 #[cfg(feature = "python")]
 pub(crate) use products::products;

@@ -3,9 +3,9 @@
 use super::index::{Coded, by_type, matrix};
 use crate::error::Error;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
-use crate::memory::{afford, filled, list, product};
+use crate::memory::{check_memory, filled, list, product};
 use crate::scores::{Data, Vectors};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 use half::{bf16, f16};
 
 /// Panels of a task: they stay in a second-level cache.
@@ -39,7 +39,7 @@ pub(crate) fn products(
     causal_offset: Option<i64>,
     threads: Option<usize>,
     to: &mut [f64],
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<f64>, Error> {
     let (m, n, dim) = (queries.len(), keys.len(), keys.dim());
     let (heads, kv_heads) = (queries.heads(), keys.heads());
@@ -60,7 +60,7 @@ pub(crate) fn products(
     let _modes = threads::default_floats();
     let simd = Simd::current()?;
     // The queries of a head, and the places of each block.
-    afford("q", rows, n.div_ceil(BLOCK).saturating_mul(size_of::<&mut [f64]>()))?;
+    check_memory("q", rows, n.div_ceil(BLOCK).saturating_mul(size_of::<&mut [f64]>()))?;
     let (mut wide, mut query) = (list("q", product("q", &[rows, dim])?)?, Vec::new());
     for (head, (to, reach)) in to.chunks_mut(rows * n).zip(reach.chunks_mut(rows)).enumerate() {
         wide.clear();
@@ -69,7 +69,7 @@ pub(crate) fn products(
             wide.extend_from_slice(&query);
         }
         let all = All { simd, threads, queries: &wide, m, causal_offset };
-        let longest = by_type!(keys, E => all.products(matrix::<E>(keys, head), n, to, hook))?;
+        let longest = by_type!(keys, E => all.products(matrix::<E>(keys, head), n, to, interrupt))?;
         for (reach, query) in reach.iter_mut().zip(wide.chunks_exact(dim)) {
             let square: f64 = query.iter().map(|entry| entry * entry).sum();
             *reach = square.sqrt() * NORM * (longest.sqrt() * NORM);
@@ -95,7 +95,7 @@ impl All<'_> {
         keys: Keys<'_, E>,
         n: usize,
         to: &mut [f64],
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<f64, Error> {
         // The places of each block of keys, of all rows.
         let mut blocks: Vec<(usize, Vec<&mut [f64]>)> =
@@ -111,7 +111,7 @@ impl All<'_> {
         for blocks in blocks.chunks_mut(portion) {
             let squares = threads::map(self.threads, blocks, 1, work);
             largest = squares.into_iter().fold(largest, f64::max);
-            hook()?;
+            interrupt()?;
         }
         Ok(largest)
     }

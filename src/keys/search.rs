@@ -2,17 +2,17 @@
 
 use super::cells::Cells;
 use super::codes::Prepared;
-use super::explore::{Explore, Over, Rule};
+use super::explore::{BestFirst, Over, Rule};
 use super::index::{Coded, KeyIndex, by_type, matrix};
-use super::mass::{BLURRED, Found, Query, Room, Rung, Search, Sight};
+use super::mass::{BLURRED, Found, Query, QueryScratch, RowVisibility, Rung, Search};
 use crate::certificate::Status;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Simd};
-use crate::memory::{self, afford, afford_in_each, list, room};
+use crate::memory::{self, check_memory, check_memory_in_each, list, room};
 use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Vectors};
 use crate::select::{Decision, Selection};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 use half::{bf16, f16};
 
 /// What is asked of a search.
@@ -86,13 +86,13 @@ impl KeyIndex<'_> {
         keys: Option<&Vectors<'_>>,
         eps: &[f64],
         options: &SearchOptions,
-        hook: Hook<'_>,
+        interrupt: Interrupt<'_>,
     ) -> Result<SearchResult, Error> {
         let _modes = threads::default_floats();
         let rows = queries.heads().saturating_mul(queries.len());
         // Of each row what is found, in the meantime and in the end, and its place in a group.
         let each = 2 * size_of::<Option<(Found, bool)>>() + Selection::ROW + 96;
-        afford("q", rows.max(queries.heads()), each)?;
+        check_memory("q", rows.max(queries.heads()), each)?;
         self.suits(queries, keys)?;
         let unbounded = [1.0];
         let eps = if eps.is_empty() && matches!(options.rule, Rule::TopK(_)) {
@@ -112,7 +112,7 @@ impl KeyIndex<'_> {
         let simd = Simd::current()?;
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > 1 << 20)?;
-        afford_in_each("keys", threads, (rows, self.len()), size_of::<f32>())?;
+        check_memory_in_each("keys", threads, (rows, self.len()), size_of::<f32>())?;
         let cells = match (options.over, keys) {
             (Over::Codes, _) => None,
             (_, None) => return Err(Error::KeysNeeded),
@@ -133,7 +133,7 @@ impl KeyIndex<'_> {
                 None => job.unit::<f32>(*head, rows, None),
             }
         };
-        threads::in_portions(threads, units.len(), (portion, 1), hook, one, |answers| {
+        threads::in_portions(threads, units.len(), (portion, 1), interrupt, one, |answers| {
             for (row, answer) in units[at].1.iter().zip(answers) {
                 found[*row] = Some(answer);
             }
@@ -273,8 +273,8 @@ impl Job<'_> {
         let SearchOptions { rule, max_scored, .. } = *self.options;
         let explores = rule != Rule::Mass || max_scored.is_some() || self.cells.is_some();
         let each = rows.len() * SCORED + if explores { EXPLORED } else { DECIDED };
-        afford("keys", padded, each)?;
-        let mut rooms: Vec<Room> = rows.iter().map(|_| Room::default()).collect();
+        check_memory("keys", padded, each)?;
+        let mut rooms: Vec<QueryScratch> = rows.iter().map(|_| QueryScratch::default()).collect();
         for room in rooms.iter_mut().filter(|_| over_codes) {
             memory::room("keys", &mut room.scores, padded)?;
             room.scores.resize(padded, 0.0);
@@ -295,7 +295,7 @@ impl Job<'_> {
         // One by one, so that an option that is added does not compile before both ways below have decided: the fast one, and
         // the search that every other option takes. Scale, what bounds scores and threads were seen to before.
         let SearchOptions { scale: _, rule, over: _, max_scored, threads: _ } = *self.options;
-        let sight = Sight { visible: codes.len(), allowed: None };
+        let row_visibility = RowVisibility { visible: codes.len(), allowed: None };
         rows.iter()
             .zip(queries.iter().zip(&mut rooms))
             .map(|(&row, ((query, prepared), room))| {
@@ -305,7 +305,8 @@ impl Job<'_> {
                     (rule, max_scored, cells, prepared)
                 {
                     let trim = true;
-                    let search = Search { simd, codes, keys, query, prepared, sight, eps, trim };
+                    let search =
+                        Search { simd, codes, keys, query, prepared, row_visibility, eps, trim };
                     return Ok((search.run(room)?, true));
                 }
                 let Some(keys) = keys else { return Err(Error::KeysNeeded) };
@@ -313,7 +314,7 @@ impl Job<'_> {
                 let most = max_scored.unwrap_or(usize::MAX);
                 let prepared = prepared.as_ref();
                 let explore =
-                    Explore { simd, codes, cells, keys, query, prepared, rule, eps, most };
+                    BestFirst { simd, codes, cells, keys, query, prepared, rule, eps, most };
                 Ok(explore.run(&mut room.scores))
             })
             .collect()

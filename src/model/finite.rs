@@ -9,7 +9,7 @@
 use crate::error::{Error, Place};
 use crate::mass;
 use crate::random::{GOLDEN, stirred};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 
 use super::gaussian::{check_eps, check_sigma};
 use super::normal::quantile;
@@ -60,7 +60,7 @@ pub(crate) fn expected_k_with(
     eps: f64,
     seed: u64,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Expected, Error> {
     let _modes = threads::default_floats();
     if n == 0 || n > 1 << 53 {
@@ -83,7 +83,7 @@ pub(crate) fn expected_k_with(
     let rows = (DRAWS / runs.sizes.len()).clamp(*ROWS.start(), *ROWS.end());
     let mut all: Vec<f64> = Vec::with_capacity(rows);
     let one = |row: usize| Ok(runs.minimal_k(sigma, eps, &mut Draws::new(seed, row as u64)));
-    threads::in_portions(threads, rows, (PORTION, 8), hook, one, |k| all.push(k))?;
+    threads::in_portions(threads, rows, (PORTION, 8), interrupt, one, |k| all.push(k))?;
     let count = rows as f64;
     let k = all.iter().copied().collect::<mass::Compensated>().value() / count;
     let squares: mass::Compensated = all.iter().map(|x| (x - k) * (x - k)).collect();

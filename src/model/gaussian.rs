@@ -7,9 +7,9 @@
 
 use crate::error::{Error, Place};
 use crate::mass::Compensated;
-use crate::memory::{afford, afford_in_each, list};
-use crate::scores::{Keys64, Law, Scores};
-use crate::threads::{self, Hook};
+use crate::memory::{check_memory, check_memory_in_each, list};
+use crate::scores::{Scores, WeightKind, WideScores};
+use crate::threads::{self, Interrupt};
 
 use super::normal::{hazard, log_survival, quantile, survival};
 
@@ -168,17 +168,17 @@ pub(crate) fn fit_with(
     scores: &Scores<'_>,
     eps: Option<&[f64]>,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Vec<RowFit>, Error> {
     let _modes = threads::default_floats();
     if let Some(eps) = eps {
         scores.check_eps(eps)?;
     }
     let budget = |row: usize| eps.map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
-    per_row(scores, threads, hook, |row| {
+    per_row(scores, threads, interrupt, |row| {
         let mut keys = Vec::new();
-        let meaning = scores.keys64(row, &mut keys)?;
-        Ok(fit_row(keys, meaning, budget(row)))
+        let about = scores.wide_scores(row, &mut keys)?;
+        Ok(fit_row(keys, about, budget(row)))
     })
 }
 
@@ -186,24 +186,24 @@ pub(crate) fn fit_with(
 pub(super) fn per_row<R: Send>(
     scores: &Scores<'_>,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
     one: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
-    afford_in_each("scores", threads, (rows, n), size_of::<f64>())?;
-    afford("scores", rows, size_of::<R>())?;
+    check_memory_in_each("scores", threads, (rows, n), size_of::<f64>())?;
+    check_memory("scores", rows, size_of::<R>())?;
     let mut all = list("scores", rows)?;
     let sizes = ((PORTION / n.max(LEAST)).max(1), (TASK / n).max(1));
-    threads::in_portions(threads, rows, sizes, hook, one, |row| all.push(row))?;
+    threads::in_portions(threads, rows, sizes, interrupt, one, |row| all.push(row))?;
     Ok(all)
 }
 
-fn fit_row(mut keys: Vec<f64>, meaning: Keys64, eps: Option<f64>) -> RowFit {
+fn fit_row(mut keys: Vec<f64>, about: WideScores, eps: Option<f64>) -> RowFit {
     keys.retain(|key| *key > f64::NEG_INFINITY);
-    let scale = match meaning.law {
-        Law::Exp { scale } => scale,
-        Law::Weight => {
+    let scale = match about.weight_kind {
+        WeightKind::Exp { scale } => scale,
+        WeightKind::Weight => {
             for key in &mut keys {
                 *key = libm::log(*key);
             }

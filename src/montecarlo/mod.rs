@@ -14,7 +14,7 @@ mod uniform;
 
 use crate::error::Error;
 use crate::mass::Compensated;
-use crate::memory::afford;
+use crate::memory::check_memory;
 use crate::threads;
 
 #[cfg(feature = "python")]
@@ -137,7 +137,7 @@ pub fn mean_bounds(values: &[f64], confidence: &Confidence) -> Result<(f64, f64)
         return Ok((0.0, 1.0));
     }
     // Their complements, and what a bet on each was.
-    afford("values", values.len(), 6 * size_of::<f64>())?;
+    check_memory("values", values.len(), 6 * size_of::<f64>())?;
     let upper = |sample: Sample<'_>| {
         let upper = match method {
             Method::Hoeffding => hoeffding::upper(sample, delta),

@@ -49,7 +49,8 @@ impl ValueBall {
         let stored = Stored::new(values, dtype)?;
         let values = vectors(&stored, "v")?;
         let threads = arguments::threads(threads)?;
-        let ball = detached(py, |hook| core::ValueBall::new_with(&values, threads, hook))?;
+        let ball =
+            detached(py, |interrupt| core::ValueBall::new_with(&values, threads, interrupt))?;
         Ok(ValueBall(RwLock::new(ball)))
     }
 
@@ -178,10 +179,10 @@ pub(super) fn attention<'py>(
         Some(Index::Tables(tables)) => (None, Some(tables.index(stored[1].shape(), keys_dtype)?)),
         None => (None, None),
     };
-    let (found, bounds) = detached(py, |hook| {
+    let (found, bounds) = detached(py, |interrupt| {
         let read = built.map(KeyIndex::read);
         let index = read.as_deref().or(tables.as_ref());
-        core::attention_with(&queries, &keys, &values, budget, index, &options, hook)
+        core::attention_with(&queries, &keys, &values, budget, index, &options, interrupt)
     })?;
     Ok((
         stored_as(py, found.out, precision)?,
@@ -244,6 +245,7 @@ pub(super) fn attention_error<'py>(
         rounding: copied(&rounding, "out")?,
         ..Attention::default()
     };
-    let bounds = detached(py, |hook| found.error_bound_with(&queries, &values, &options, hook))?;
+    let bounds =
+        detached(py, |interrupt| found.error_bound_with(&queries, &values, &options, interrupt))?;
     Ok(PyArray1::from_vec(py, bounds))
 }

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::memory;
 use crate::scores::Scores;
 use crate::select::{self, Options};
-use crate::threads::{Hook, default_floats};
+use crate::threads::{Interrupt, default_floats};
 
 type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
 type Ranks<'py> = Bound<'py, PyArray1<i64>>;
@@ -60,7 +60,7 @@ pub(super) fn required_gap<'py>(
 }
 
 /// A rule that asks a number of kept keys of every row.
-type RuleOfK = fn(&Scores<'_>, &[i64], Option<usize>, Hook<'_>) -> Result<Vec<f64>, Error>;
+type RuleOfK = fn(&Scores<'_>, &[i64], Option<usize>, Interrupt<'_>) -> Result<Vec<f64>, Error>;
 
 fn with_k<'py>(
     py: Python<'py>,
@@ -71,7 +71,7 @@ fn with_k<'py>(
 ) -> Floats<'py> {
     let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(k, "k")?, thread_count(threads)?);
-    let found = run(py, &scores, |hook| rule(&scores, k, threads, hook))?;
+    let found = run(py, &scores, |interrupt| rule(&scores, k, threads, interrupt))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -120,7 +120,8 @@ pub(super) fn multi_gap<'py>(
         Some(cuts) => Cuts::At(contiguous(cuts, "cuts")?),
         None => Cuts::Best(most),
     };
-    let found = run(py, &scores, |hook| core::multi_gap_with(&scores, k, cuts, threads, hook))?;
+    let found =
+        run(py, &scores, |interrupt| core::multi_gap_with(&scores, k, cuts, threads, interrupt))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -138,7 +139,8 @@ pub(super) fn best_cuts<'py>(
     let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
-    let found = run(py, &scores, |hook| core::best_cuts_with(&scores, k, most, threads, hook))?;
+    let found =
+        run(py, &scores, |interrupt| core::best_cuts_with(&scores, k, most, threads, interrupt))?;
     let counts = column(py, "scores", found.iter().map(|cuts| cuts.len() as i64))?;
     let mut cuts = memory::list("scores", found.iter().map(Vec::len).sum())?;
     cuts.extend(found.into_iter().flatten().map(|cut| cut as i64));
@@ -164,7 +166,7 @@ pub(super) fn blockwise<'py>(
         flat(&lower, "lower")?,
         flat(&kept, "kept")?,
     )?;
-    let found = detached(py, |hook| core::blockwise_with(&blocks, threads, hook))?;
+    let found = detached(py, |interrupt| core::blockwise_with(&blocks, threads, interrupt))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -196,12 +198,12 @@ pub(super) fn smallest_k<'py>(
             )));
         }
     };
-    let found = run(py, &scores, |hook| {
+    let found = run(py, &scores, |interrupt| {
         if let Some(rule) = rule {
-            return core::smallest_k_with(&scores, eps, rule, threads, hook);
+            return core::smallest_k_with(&scores, eps, rule, threads, interrupt);
         }
         let options = Options::new().prove_minimal(true).threads(threads);
-        Ok(select::select_with(&scores, eps, &options, hook)?.k)
+        Ok(select::select_with(&scores, eps, &options, interrupt)?.k)
     })?;
     Ok(PyArray1::from_vec(py, found))
 }

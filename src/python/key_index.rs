@@ -14,7 +14,7 @@ use super::errors::{CertkError, detached};
 use super::montecarlo::{self, Estimate};
 use super::results::Searched;
 use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
-use crate::memory::{afford, product};
+use crate::memory::{check_memory, product};
 use crate::scores::Vectors;
 use crate::threads::default_floats;
 
@@ -115,7 +115,7 @@ impl Tables<'_> {
         let (lines, bare) = (rows(&self.0, count)?, rows(&self.3, count)?);
         let (scales, radii) = (rows(&self.1, count)?, rows(&self.2, count)?);
         let (mean, gram) = (rows(&self.4, count)?, rows(&self.5, count)?);
-        let (numbers, print) = (rows(&self.6, count)?, rows(&self.7, count)?);
+        let (numbers, fingerprint) = (rows(&self.6, count)?, rows(&self.7, count)?);
         let head = |head: usize| -> PyResult<Saved<'_>> {
             let bare = bytemuck::cast_slice(bare[head]);
             let listed = bare.iter().position(|key| *key == u32::MAX).unwrap_or(bare.len());
@@ -123,11 +123,11 @@ impl Tables<'_> {
                 lines: lines[head].into(),
                 scales: bytemuck::cast_slice(scales[head]).into(),
                 radii: bytemuck::cast_slice(radii[head]).into(),
-                bare: bare[..listed].into(),
+                uncoded: bare[..listed].into(),
                 mean: mean[head].into(),
                 gram: gram[head].into(),
                 numbers: numbers[head].try_into().map_err(wrong)?,
-                print: bytemuck::cast_slice(print[head]).try_into().map_err(wrong)?,
+                fingerprint: bytemuck::cast_slice(fingerprint[head]).try_into().map_err(wrong)?,
             })
         };
         let heads = (0..count).map(head).collect::<PyResult<Vec<_>>>()?;
@@ -249,9 +249,9 @@ impl KeyIndex {
             return Err(CertkError::new_err(problem));
         }
         let budgets = eps.as_ref().map(Budgets::slice).transpose()?.unwrap_or(&[]);
-        let (found, n) = detached(py, |hook| {
+        let (found, n) = detached(py, |interrupt| {
             let index = self.read();
-            let found = index.search_with(&queries, keys.as_ref(), budgets, &options, hook)?;
+            let found = index.search_with(&queries, keys.as_ref(), budgets, &options, interrupt)?;
             // Afterwards there may be more.
             Ok((found, index.len()))
         })?;
@@ -282,8 +282,8 @@ impl KeyIndex {
         let keep = keep.keep(&mut strides)?;
         let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
         let options = options.read()?;
-        let found = detached(py, |hook| {
-            self.read().tail_mass_with(&queries, &keys, &keep, scale, &options, hook)
+        let found = detached(py, |interrupt| {
+            self.read().tail_mass_with(&queries, &keys, &keep, scale, &options, interrupt)
         })?;
         Ok(montecarlo::translated(py, found))
     }
@@ -311,15 +311,15 @@ impl KeyIndex {
                 PyArray1::from_slice(py, &saved.lines),
                 bits(&saved.scales),
                 bits(&saved.radii),
-                PyArray1::from_slice(py, &saved.bare),
+                PyArray1::from_slice(py, &saved.uncoded),
                 PyArray1::from_slice(py, &saved.mean),
                 PyArray1::from_slice(py, &saved.gram),
                 PyArray1::from_slice(py, &saved.numbers),
-                PyArray1::from_slice(py, &saved.print),
+                PyArray1::from_slice(py, &saved.fingerprint),
             )
         };
         // A copy, of which arrays are made.
-        self.look(py, |index| afford("an index", index.held(), 2))?;
+        self.look(py, |index| check_memory("an index", index.held(), 2))?;
         let saved: Vec<Saved<'static>> =
             self.look(py, |index| index.save().map(Saved::owned).collect());
         Ok(saved.into_iter().map(one).collect())
@@ -330,7 +330,7 @@ impl KeyIndex {
     fn of_parts(shape: Vec<usize>, dtype: &str, heads: Vec<Lent<'_>>) -> PyResult<Self> {
         let _modes = default_floats();
         let mut saved = Vec::with_capacity(heads.len());
-        for (lines, scales, radii, bare, mean, gram, numbers, print) in &heads {
+        for (lines, scales, radii, bare, mean, gram, numbers, fingerprint) in &heads {
             let bits = |array| -> PyResult<Vec<bf16>> {
                 Ok(contiguous(array, "an index")?
                     .iter()
@@ -340,16 +340,16 @@ impl KeyIndex {
             let wrong = |_| CertkError::new_err("an index has a part of another length");
             let bytes =
                 lines.len() + 2 * (scales.len() + radii.len()) + 4 * (bare.len() + mean.len());
-            afford("an index", bytes + 8 * gram.len(), 1)?;
+            check_memory("an index", bytes + 8 * gram.len(), 1)?;
             saved.push(Saved {
                 lines: contiguous(lines, "an index")?.to_vec().into(),
                 scales: bits(scales)?.into(),
                 radii: bits(radii)?.into(),
-                bare: contiguous(bare, "an index")?.to_vec().into(),
+                uncoded: contiguous(bare, "an index")?.to_vec().into(),
                 mean: contiguous(mean, "an index")?.to_vec().into(),
                 gram: contiguous(gram, "an index")?.to_vec().into(),
                 numbers: contiguous(numbers, "an index")?.try_into().map_err(wrong)?,
-                print: contiguous(print, "an index")?.try_into().map_err(wrong)?,
+                fingerprint: contiguous(fingerprint, "an index")?.try_into().map_err(wrong)?,
             });
         }
         let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing)?;

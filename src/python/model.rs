@@ -111,7 +111,7 @@ pub(super) fn fit_gaussian<'py>(
     let scores = rows.scores()?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
     let threads = thread_count(threads)?;
-    let fits = run(py, &scores, |hook| core::fit_with(&scores, budgets, threads, hook))?;
+    let fits = run(py, &scores, |interrupt| core::fit_with(&scores, budgets, threads, interrupt))?;
     let numbers = |of: fn(&core::RowFit) -> f64| column(py, "scores", fits.iter().map(of));
     Ok((
         column(py, "scores", fits.iter().map(|fit| fit.n as i64))?,
@@ -139,7 +139,8 @@ pub(super) fn expected_k(
     let _modes = default_floats();
     let (n, sigma, eps) = (count("n", n, 1)? as u64, real("sigma", sigma)?, real("eps", eps)?);
     let (seed, threads) = (count("seed", seed, 0)? as u64, thread_count(threads)?);
-    let found = detached(py, |hook| core::expected_k_with(n, sigma, eps, seed, threads, hook))?;
+    let found =
+        detached(py, |interrupt| core::expected_k_with(n, sigma, eps, seed, threads, interrupt))?;
     Ok((found.k, found.standard_error, found.rows))
 }
 
@@ -259,7 +260,9 @@ pub(super) fn effective_entries<'py>(
     )?;
     let scores = rows.scores()?;
     let (eps, threads) = (real("eps", eps)?, thread_count(threads)?);
-    let found = run(py, &scores, |hook| core::effective_entries_with(&scores, eps, threads, hook))?;
+    let found = run(py, &scores, |interrupt| {
+        core::effective_entries_with(&scores, eps, threads, interrupt)
+    })?;
     let counts = |of: fn(&core::Effective) -> usize| {
         column(py, "scores", found.iter().map(|row| of(row) as i64))
     };
@@ -297,6 +300,7 @@ pub(super) fn participation<'py>(
     )?;
     let scores = rows.scores()?;
     let threads = thread_count(threads)?;
-    let found = run(py, &scores, |hook| core::participation_with(&scores, threads, hook))?;
+    let found =
+        run(py, &scores, |interrupt| core::participation_with(&scores, threads, interrupt))?;
     Ok(PyArray1::from_vec(py, found))
 }

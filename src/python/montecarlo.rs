@@ -117,8 +117,9 @@ pub(super) fn tail_mass<'py>(
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let options = options.read()?;
-    let found =
-        detached(py, |hook| core::tail_mass_with(&scores, &keep, bounds.as_ref(), &options, hook))?;
+    let found = detached(py, |interrupt| {
+        core::tail_mass_with(&scores, &keep, bounds.as_ref(), &options, interrupt)
+    })?;
     Ok(translated(py, found))
 }
 

@@ -56,7 +56,8 @@ pub(super) fn select<'py>(
         .block_size(count("block_size", block_size, 1)?)
         .prove_minimal(flag("prove_minimal", prove_minimal)?)
         .threads(arguments::threads(threads)?);
-    let found = run(py, &scores, |hook| core::select_with(&scores, budgets, &options, hook))?;
+    let found =
+        run(py, &scores, |interrupt| core::select_with(&scores, budgets, &options, interrupt))?;
     Ok(Selected::new(found, &scores, eps, rows.starts())?)
 }
 
@@ -101,8 +102,8 @@ pub(super) fn certify<'py>(
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
-    let found = run(py, &scores, |hook| {
-        core::certify_with(&scores, &keep, budgets, independent, threads, hook)
+    let found = run(py, &scores, |interrupt| {
+        core::certify_with(&scores, &keep, budgets, independent, threads, interrupt)
     })?;
     Ok(Certified::new(found, &scores, eps))
 }

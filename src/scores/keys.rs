@@ -9,17 +9,17 @@ use crate::twofold::{Twofold, two_sum};
 
 /// How a key becomes a weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Law {
+pub(crate) enum WeightKind {
     /// `w = exp(scale * (key - shift))`, `scale > 0`; the shift is the largest key of the row.
     Exp { scale: f64 },
     /// `w = key`.
     Weight,
 }
 
-/// What [`Scores::keys64`] says about the keys it wrote.
+/// What [`Scores::wide_scores`] says about the keys it wrote.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Keys64 {
-    pub(crate) law: Law,
+pub(crate) struct WideScores {
+    pub(crate) weight_kind: WeightKind,
     /// The largest key, -inf for a row without visible entries.
     pub(crate) largest: f64,
     /// How far a key may lie from the real score (natural-log units), beyond what the law itself rounds.
@@ -61,7 +61,7 @@ impl Scores<'_> {
     ///
     /// # Errors
     /// Whatever `judge` finds; sums of weights that overflow; biased scores too large to be told apart.
-    pub(crate) fn keys64(&self, row: usize, keys: &mut Vec<f64>) -> Result<Keys64, Error> {
+    pub(crate) fn wide_scores(&self, row: usize, keys: &mut Vec<f64>) -> Result<WideScores, Error> {
         let span = self.span(row);
         let probs = self.kind == Kind::Probs;
         let hidden = if probs { 0.0 } else { f64::NEG_INFINITY };
@@ -98,12 +98,12 @@ impl Scores<'_> {
             }
         }
         let largest = keys.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a { b } else { a });
-        let law = match self.kind {
-            Kind::Probs => Law::Weight,
-            _ if self.scale == 0.0 => Law::Exp { scale: 1.0 },
-            _ => Law::Exp { scale: self.scale.abs() },
+        let weight_kind = match self.kind {
+            Kind::Probs => WeightKind::Weight,
+            _ if self.scale == 0.0 => WeightKind::Exp { scale: 1.0 },
+            _ => WeightKind::Exp { scale: self.scale.abs() },
         };
-        Ok(Keys64 { law, largest, error: self.row_radius(row) })
+        Ok(WideScores { weight_kind, largest, error: self.row_radius(row) })
     }
 
     /// Writes which visible entries an additive mask admits, a byte each, if it only masks and adds nothing.
@@ -176,7 +176,12 @@ impl Scores<'_> {
 
     /// Keys of `scale * score + bias`. The sum is carried in two parts, so what the keys lose is one rounding of the sum, or,
     /// where the sums are large, of their distance to the largest.
-    fn biased_keys(&self, row: usize, bias: Vec<f64>, keys: &mut [f64]) -> Result<Keys64, Error> {
+    fn biased_keys(
+        &self,
+        row: usize,
+        bias: Vec<f64>,
+        keys: &mut [f64],
+    ) -> Result<WideScores, Error> {
         let too_large = |j, value| Error::MaskedScore { place: self.place(row, j), value };
         let mut best = Pair { high: f64::NEG_INFINITY, low: 0.0 };
         // The low parts, and the sizes of the larger terms, beside the high parts in `keys`.
@@ -192,9 +197,9 @@ impl Scores<'_> {
             // An overflow downward must not look like a mask.
             (*key, *low) = (pair.high.max(f64::MIN), pair.low);
         }
-        let law = Law::Exp { scale: 1.0 };
+        let weight_kind = WeightKind::Exp { scale: 1.0 };
         if best.high == f64::NEG_INFINITY && keys.iter().all(|key| *key == f64::NEG_INFINITY) {
-            return Ok(Keys64 { law, largest: f64::NEG_INFINITY, error: 0.0 });
+            return Ok(WideScores { weight_kind, largest: f64::NEG_INFINITY, error: 0.0 });
         }
         if !best.high.is_finite() {
             return Err(too_large(None, best.high));
@@ -214,7 +219,7 @@ impl Scores<'_> {
         }
         let size = if near { best.high.abs() + DEPTH } else { DEPTH };
         let error = self.row_radius(row) + size * f64::EPSILON + PAIR_ERROR;
-        Ok(Keys64 { law, largest: if near { best.high } else { 0.0 }, error })
+        Ok(WideScores { weight_kind, largest: if near { best.high } else { 0.0 }, error })
     }
 
     /// `scale * score + bias` in two parts, and the size of the larger term.
@@ -236,11 +241,11 @@ mod tests {
     use super::super::Data;
     use super::*;
 
-    fn keys(data: &[f64], bias: &[f64], scale: f64) -> Result<(Keys64, Vec<f64>), Error> {
+    fn keys(data: &[f64], bias: &[f64], scale: f64) -> Result<(WideScores, Vec<f64>), Error> {
         let scores = Scores::new(data, &[data.len()])?.scale(scale)?;
         let scores = scores.mask(Mask::Additive(Data::F64(bias)), &[])?;
         let mut keys = Vec::new();
-        Ok((scores.keys64(0, &mut keys)?, keys))
+        Ok((scores.wide_scores(0, &mut keys)?, keys))
     }
 
     #[test]
@@ -252,25 +257,25 @@ mod tests {
 
     #[test]
     fn large_sums_become_distances() {
-        let (meaning, keys) = keys(&[0.1, 0.3, 0.2], &[-1e9, -1e9, -2e9], 1.0).unwrap();
-        assert_eq!((meaning.largest, keys[1]), (0.0, 0.0));
+        let (about, keys) = keys(&[0.1, 0.3, 0.2], &[-1e9, -1e9, -2e9], 1.0).unwrap();
+        assert_eq!((about.largest, keys[1]), (0.0, 0.0));
         assert!((keys[0] + 0.2).abs() < 1e-16 && keys[2] < -9.9e8);
-        assert!(meaning.error < 1e-12);
+        assert!(about.error < 1e-12);
     }
 
     #[test]
     fn a_mask_of_zeros_is_no_bias() {
-        let (meaning, keys) = keys(&[1.0, 2.0, 3.0], &[0.0, f64::MIN, -0.0], 0.5).unwrap();
-        assert_eq!(meaning.law, Law::Exp { scale: 0.5 });
-        assert_eq!(meaning.error, 0.0);
+        let (about, keys) = keys(&[1.0, 2.0, 3.0], &[0.0, f64::MIN, -0.0], 0.5).unwrap();
+        assert_eq!(about.weight_kind, WeightKind::Exp { scale: 0.5 });
+        assert_eq!(about.error, 0.0);
         assert_eq!(keys, [1.0, f64::NEG_INFINITY, 3.0]);
     }
 
     #[test]
     fn sums_beyond_all_digits_are_refused_unless_they_weigh_nothing() {
         assert!(keys(&[1e30, 0.0], &[1.0, 0.0], 1.0).is_err());
-        let (meaning, keys) = keys(&[-1e30, 0.0], &[1.0, 0.5], 1.0).unwrap();
-        assert_eq!((meaning.largest, keys[0]), (0.5, -1e30));
+        let (about, keys) = keys(&[-1e30, 0.0], &[1.0, 0.5], 1.0).unwrap();
+        assert_eq!((about.largest, keys[0]), (0.5, -1e30));
         assert!(super::tests::keys(&[1e300, 0.0], &[1.0, 0.0], 1e300).is_err());
         assert!(super::tests::keys(&[-1e300, 0.0], &[1.0, 0.0], 1e300).is_ok());
     }

@@ -2,7 +2,7 @@
 
 use super::{Data, Scores, check_strides, contiguous};
 use crate::error::{Error, Place};
-use crate::memory::{afford, product, room};
+use crate::memory::{check_memory, product, room};
 
 /// Borrowed values of shape `(..., n, d_v)`: one vector of `d_v` numbers per key; the last axis is contiguous.
 ///
@@ -104,9 +104,9 @@ impl<'a> Values<'a> {
             ));
         }
         let skipped = partners.len() - self.batch.len();
-        afford("values", self.heads(), size_of::<Vec<usize>>())?;
+        check_memory("values", self.heads(), size_of::<Vec<usize>>())?;
         // A list grows to twice its length.
-        afford("scores", scores.rows(), 2 * size_of::<usize>())?;
+        check_memory("scores", scores.rows(), 2 * size_of::<usize>())?;
         let mut served = vec![Vec::new(); self.heads()];
         for row in 0..scores.rows() {
             let place = scores.place(row, None).0;

@@ -5,19 +5,19 @@ use std::ops::Range;
 use super::block;
 use super::options::{Options, allowed_keys};
 use super::prepared::{Prepared, Source, Visitor};
-use super::row::{Aim, Field, Found, Law, Rule};
+use super::row::{Boundary, Candidates, Constraints, DecideOn, InvertibleWeightFn};
 use super::short;
-use super::workspace::{Buffers, Forced, Workspace};
+use super::workspace::{Forced, PerDtype, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{
-    DefaultFloats, Element, LANES, Piece, Positions, Simd, Soon, append_all, ask_for_huge_pages,
+    DefaultFloats, Element, LANES, Piece, Positions, Prefetch, Simd, append_all, ask_for_huge_pages,
 };
-use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
-use crate::memory::{afford, afford_in_each, filled, room};
+use crate::mass::{CHUNK, Compensated, ErrorBound, ExactSum, SplitSums};
+use crate::memory::{check_memory, check_memory_in_each, filled, room};
 use crate::order;
 use crate::scores::{Data, Scores};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 
 /// The sets kept, in compressed rows, with a certificate for each.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -111,14 +111,19 @@ impl Decision {
     const EMPTY: Decision =
         Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
 
-    pub(crate) fn new(split: &Split, minimal: bool, exact: bool, rule: &Rule) -> Self {
-        let slack = &rule.slack;
+    pub(crate) fn new(
+        split: &SplitSums,
+        minimal: bool,
+        exact: bool,
+        constraints: &Constraints,
+    ) -> Self {
+        let slack = &constraints.slack;
         let mut upper = split.upper(slack.select, slack.flush);
         if exact {
-            upper = upper.min(rule.eps);
+            upper = upper.min(constraints.eps);
         }
         let lower = split.lower(slack.certify, slack.flush).min(upper);
-        let holds = upper <= rule.eps;
+        let holds = upper <= constraints.eps;
         let status = if holds { Status::Certified } else { Status::OverBudget };
         Decision { kept: split.kept, upper, lower, minimal: minimal && holds, status }
     }
@@ -166,24 +171,24 @@ pub(crate) fn select_with(
     scores: &Scores<'_>,
     eps: &[f64],
     options: &Options,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Selection, Error> {
     let _modes = threads::default_floats();
     judge(scores, eps, options)?;
     let simd = Simd::current()?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
-    afford_in_each("scores", threads, (rows, n), 1)?;
+    check_memory_in_each("scores", threads, (rows, n), 1)?;
     let job = Job { scores, eps, options, simd };
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     // What no memory holds in the end is not begun.
-    afford("scores", rows, Selection::ROW)?;
+    check_memory("scores", rows, Selection::ROW)?;
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             // A row's way, and so its bits, depends on itself alone.
             let threads = if scores.span(row).visible >= SHARED { threads } else { 1 };
             join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads)?;
-            hook()?;
+            interrupt()?;
         }
         return Ok(selection);
     }
@@ -201,7 +206,7 @@ pub(crate) fn select_with(
             let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
             join(&mut selection, parts?, threads)?;
         }
-        hook()?;
+        interrupt()?;
     }
     Ok(selection)
 }
@@ -266,18 +271,18 @@ impl Job<'_> {
     }
 
     /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
-    fn soon(&self, row: usize, out: &[u32]) -> Option<Soon> {
+    fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
         const MOST: usize = 1 << 18;
         let row = (row + 1).min(self.scores.rows() - 1);
         let span = self.scores.span(row);
         let (start, write) = (span.start, out.as_ptr_range().end);
-        let (soon, size) = match self.scores.data {
-            Data::F32(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 4),
-            Data::F64(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 8),
-            Data::F16(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 2),
-            Data::Bf16(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 2),
+        let (prefetch, size) = match self.scores.data {
+            Data::F32(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 4),
+            Data::F64(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 8),
+            Data::F16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
+            Data::Bf16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
         };
-        (span.visible * size <= MOST).then_some(soon)
+        (span.visible * size <= MOST).then_some(prefetch)
     }
 
     fn append(
@@ -330,24 +335,29 @@ impl Job<'_> {
     }
 
     /// What a row of `n` scores without special wishes must satisfy.
-    pub(crate) fn plain_rule(&self, row: usize, n: usize) -> Rule {
+    pub(crate) fn plain_constraints(&self, row: usize, n: usize) -> Constraints {
         let radius = self.scores.row_radius(row);
         let slack = match self.scores.data {
-            Data::F64(_) => Slack::f64(n, radius),
-            _ => Slack::f32(radius),
+            Data::F64(_) => ErrorBound::f64(n, radius),
+            _ => ErrorBound::f32(radius),
         };
-        Rule {
+        Constraints {
             eps: self.eps(row),
             slack,
             min_keep: 1,
             max_keep: usize::MAX,
-            aim: Aim::Certify,
+            decide_on: DecideOn::Upper,
             exact_ties: radius == 0.0,
         }
     }
 
-    pub(crate) fn source(&self, row: usize, threads: usize, soon: Option<Soon>) -> Source<'_> {
-        Source { scores: self.scores, row, simd: self.simd, threads, copied: false, soon }
+    pub(crate) fn source(
+        &self,
+        row: usize,
+        threads: usize,
+        prefetch: Option<Prefetch>,
+    ) -> Source<'_> {
+        Source { scores: self.scores, row, simd: self.simd, threads, copied: false, prefetch }
     }
 
     pub(crate) fn row(
@@ -357,8 +367,8 @@ impl Job<'_> {
         workspace: &mut Workspace,
         out: &mut Vec<u32>,
     ) -> Result<Decision, Error> {
-        let soon = self.soon(row, out);
-        let mut source = self.source(row, threads, soon);
+        let prefetch = self.prefetch(row, out);
+        let mut source = self.source(row, threads, prefetch);
         let mark = out.len();
         if source.is_plain(workspace)? {
             let mut decision = source.native(workspace, Decide { job: self, source, out });
@@ -396,29 +406,29 @@ impl Visitor for Decide<'_> {
         self.job.options.keep_first > 0 || self.job.options.keep_last > 0
     }
 
-    fn visit<E: Buffers, W: Law<E::Scalar>>(
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
         self,
         row: Prepared<'_, E>,
-        law: W,
+        weight_fn: W,
         workspace: &mut Workspace,
     ) -> Result<Decision, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         let Prepared {
-            soon,
-            keys,
+            prefetch,
+            scores,
             positions,
             largest,
             rough,
             smallest,
-            live,
+            visible,
             slack,
             exact_ties,
             weights,
         } = row;
         let Source { row: number, simd, threads, .. } = self.source;
-        if live == 0 {
+        if visible == 0 {
             return Ok(Decision::EMPTY);
         }
         let (job, options) = (self.job, self.job.options);
@@ -433,87 +443,103 @@ impl Visitor for Decide<'_> {
             threads: _,
         } = options;
         let mut forced = std::mem::take(&mut workspace.forced);
-        let asked = keep_first.saturating_add(keep_last).min(live);
+        let asked = keep_first.saturating_add(keep_last).min(visible);
         forced.first.clear();
         forced.last.clear();
         room("keep_first", &mut forced.first, keep_first.min(asked))?;
         room("keep_last", &mut forced.last, keep_last.min(asked))?;
-        forced.find(keys.as_slice(), live, keep_first, keep_last);
+        forced.find(scores.as_slice(), visible, keep_first, keep_last);
         let count = forced.first.len() + forced.last.len();
-        let max_keep = allowed_keys(options, live, count, job.scores, number)?;
-        let rule = Rule {
+        let max_keep = allowed_keys(options, visible, count, job.scores, number)?;
+        let constraints = Constraints {
             eps: job.eps(number),
             slack,
-            min_keep: min_keep.clamp(1, live),
+            min_keep: min_keep.clamp(1, visible),
             max_keep,
-            aim: Aim::Certify,
+            decide_on: DecideOn::Upper,
             exact_ties,
         };
         if block_size > 1 {
-            let keys = keys.as_slice();
-            let field = Field {
+            let scores = scores.as_slice();
+            let candidates = Candidates {
                 simd,
-                keys,
-                live,
+                scores,
+                visible,
                 largest,
                 rough,
                 smallest,
-                soon,
+                prefetch,
                 forced: (0.0, 0),
                 threads,
             };
             let positions = forced.first.iter().chain(&forced.last).copied();
-            let found =
-                block::search(&field, law, &rule, block_size, positions, job.scores, number)?;
+            let found = block::search(
+                &candidates,
+                weight_fn,
+                &constraints,
+                block_size,
+                positions,
+                job.scores,
+                number,
+            )?;
             let masked = E::MASKED.widen();
             for (b, _) in found.kept.iter().enumerate().filter(|(_, kept)| **kept) {
                 let start = b * block_size;
-                let end = (start + block_size).min(keys.len());
-                let kept = (start..end).filter(|&j| keys[j].widen() > masked);
+                let end = (start + block_size).min(scores.len());
+                let kept = (start..end).filter(|&j| scores[j].widen() > masked);
                 self.out.extend(kept.map(|j| j as u32));
             }
             workspace.forced = forced;
-            let rule = Rule { slack: found.slack, ..rule };
-            return Ok(Decision::new(&found.split, found.minimal, false, &rule));
+            let constraints = Constraints { slack: found.slack, ..constraints };
+            return Ok(Decision::new(&found.split, found.minimal, false, &constraints));
         }
         let mut fixed = 0.0;
         let lent;
-        let keys: &[E] = if count == 0 {
-            lent = keys;
+        let scores: &[E] = if count == 0 {
+            lent = scores;
             lent.as_slice()
         } else {
-            let keys = keys.copied();
+            let scores = scores.copied();
             // What is forced does not compete: weigh it, then hide it.
             let mut own = filled("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
-            for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
-                *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
+            for (score, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
+                *score = std::mem::replace(&mut scores[position as usize], E::MASKED);
             }
             let forced = (0.0, 0);
-            let (own, live, threads) = (&own[..], count, 1);
-            let of =
-                Field { simd, keys: own, live, largest, rough, smallest, soon, forced, threads };
-            fixed = of.mass(law);
-            keys
+            let (own, visible, threads) = (&own[..], count, 1);
+            let of = Candidates {
+                simd,
+                scores: own,
+                visible,
+                largest,
+                rough,
+                smallest,
+                prefetch,
+                forced,
+                threads,
+            };
+            fixed = of.mass(weight_fn);
+            scores
         };
-        let live = live - count;
-        let field = Field {
+        let visible = visible - count;
+        let candidates = Candidates {
             simd,
-            keys,
-            live,
+            scores,
+            visible,
             largest,
             rough,
             smallest,
-            soon,
+            prefetch,
             forced: (fixed, count),
             threads,
         };
-        let mut found = field.search(law, &rule, E::scratch(workspace))?;
-        let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
-        if weights && decision.open(rule.eps) && count == 0 {
+        let mut found = candidates.search(weight_fn, &constraints, E::scratch(workspace))?;
+        let mut decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
+        if weights && decision.open(constraints.eps) && count == 0 {
             // Two lists of keys with their positions, each grown by doubling.
-            afford("scores", live, 4 * size_of::<(f64, u32)>())?;
-            refine(keys, &mut found, &rule);
-            decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
+            check_memory("scores", visible, 4 * size_of::<(f64, u32)>())?;
+            refine(scores, &mut found, &constraints);
+            decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
         }
         let mark = self.out.len();
         let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
@@ -521,9 +547,9 @@ impl Visitor for Decide<'_> {
         if let Some(boundary) = found.boundary {
             if threads > 1 {
                 // Parts of the list, which kernels fill.
-                afford("scores", keys.len(), 2 * size_of::<u32>())?;
+                check_memory("scores", scores.len(), 2 * size_of::<u32>())?;
             }
-            emit((simd, threads), keys, positions, boundary, self.out);
+            emit((simd, threads), scores, positions, boundary, self.out);
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
@@ -538,7 +564,7 @@ impl Visitor for Decide<'_> {
 /// Lists the positions kept down to a boundary.
 pub(crate) fn emit<E: Element>(
     (simd, threads): (Simd, usize),
-    keys: &[E],
+    scores: &[E],
     positions: Option<&[u32]>,
     boundary: (E::Scalar, u32),
     out: &mut Vec<u32>,
@@ -548,10 +574,10 @@ pub(crate) fn emit<E: Element>(
             Some(list) => Positions::Listed(&list[range.clone()]),
             None => Positions::From(range.start as u32),
         };
-        simd.emit(&keys[range], from, boundary.0, inclusive, out);
+        simd.emit(&scores[range], from, boundary.0, inclusive, out);
     };
     // Up to the boundary ties are kept, behind it they are not.
-    let edge = (boundary.1 as usize).min(keys.len());
+    let edge = (boundary.1 as usize).min(scores.len());
     let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
     if threads == 1 {
         list(0..before, true, out);
@@ -565,13 +591,13 @@ pub(crate) fn emit<E: Element>(
         let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
         append_all(out, &parts, |pieces| threads::map(threads, pieces, 1, Piece::copy));
     }
-    if before < keys.len() {
+    if before < scores.len() {
         for j in before..behind {
-            if order::kept(&(keys[j].widen(), j as u32), &boundary) {
+            if order::kept(&(scores[j].widen(), j as u32), &boundary) {
                 out.push(positions.map_or(j as u32, |list| list[j]));
             }
         }
-        list(behind..keys.len(), false, out);
+        list(behind..scores.len(), false, out);
     }
 }
 
@@ -579,22 +605,22 @@ impl Forced {
     /// Lists the first and the last unmasked positions; what both ends claim is listed once.
     pub(crate) fn find<E: Element>(
         &mut self,
-        keys: &[E],
-        live: usize,
+        scores: &[E],
+        visible: usize,
         keep_first: usize,
         keep_last: usize,
     ) {
         self.first.clear();
         self.last.clear();
         let masked = E::MASKED.widen();
-        let visible = |j: &usize| keys[*j].widen() > masked;
-        let first = keep_first.min(live);
-        let last = keep_last.min(live - first);
+        let shows = |j: &usize| scores[*j].widen() > masked;
+        let first = keep_first.min(visible);
+        let last = keep_last.min(visible - first);
         if first > 0 {
-            self.first.extend((0..keys.len()).filter(visible).take(first).map(|j| j as u32));
+            self.first.extend((0..scores.len()).filter(shows).take(first).map(|j| j as u32));
         }
         if last > 0 {
-            self.last.extend((0..keys.len()).rev().filter(visible).take(last).map(|j| j as u32));
+            self.last.extend((0..scores.len()).rev().filter(shows).take(last).map(|j| j as u32));
             self.last.reverse();
         }
     }
@@ -602,14 +628,14 @@ impl Forced {
 
 /// Decides a row of stored weights in exact arithmetic: drops the worst kept keys while what is lost stays within the
 /// budget, comparing sums of integers.
-fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
+fn refine<E: Element>(scores: &[E], found: &mut Boundary<E::Scalar>, constraints: &Constraints) {
     let Some(boundary) = found.boundary else {
         return;
     };
     let masked = E::MASKED.widen();
-    let live = keys.iter().enumerate().map(|(j, key)| (key.widen(), j as u32));
+    let visible = scores.iter().enumerate().map(|(j, score)| (score.widen(), j as u32));
     let (mut kept, dropped): (Vec<_>, Vec<_>) =
-        live.filter(|entry| entry.0 > masked).partition(|entry| order::kept(entry, &boundary));
+        visible.filter(|entry| entry.0 > masked).partition(|entry| order::kept(entry, &boundary));
     kept.sort_unstable_by(order::worst_first);
     let mut tail = ExactSum::new();
     let mut total = ExactSum::new();
@@ -620,19 +646,19 @@ fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
     for entry in &kept {
         total.add(entry.0.into());
     }
-    let holds = |tail: &ExactSum| tail.compare_share(&total, rule.eps).is_le();
+    let holds = |tail: &ExactSum| tail.compare_share(&total, constraints.eps).is_le();
     if !holds(&tail) {
         return;
     }
     let mut dropping = 0;
-    while kept.len() - dropping > rule.min_keep.max(1) {
+    while kept.len() - dropping > constraints.min_keep.max(1) {
         tail.add(kept[dropping].0.into());
         if !holds(&tail) {
             break;
         }
         dropping += 1;
     }
-    let mut split = Split { kept: kept.len() - dropping, ..Split::default() };
+    let mut split = SplitSums { kept: kept.len() - dropping, ..SplitSums::default() };
     split.dropped = dropped.len() + dropping;
     let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>| {
         let mut sum = Compensated::default();

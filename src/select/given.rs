@@ -2,15 +2,15 @@
 
 use super::batch::with_workspace;
 use super::prepared::{Prepared, Source, Visitor};
-use super::row::{Aim, Field, Law, Rule};
-use super::workspace::{Buffers, Workspace, grow, padded};
+use super::row::{Candidates, Constraints, DecideOn, InvertibleWeightFn};
+use super::workspace::{PerDtype, Workspace, grow, padded};
 use crate::certificate::{self, Certificate, Verdict};
 use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
-use crate::mass::{self, CHUNK, Split};
-use crate::memory::{afford, afford_in_each};
+use crate::mass::{self, CHUNK, SplitSums};
+use crate::memory::{check_memory, check_memory_in_each};
 use crate::scores::{Keep, Scores};
-use crate::threads::{self, Hook};
+use crate::threads::{self, Interrupt};
 
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
 ///
@@ -41,9 +41,9 @@ pub(crate) fn certify_with(
     eps: Option<&[f64]>,
     independent: bool,
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Certificate, Error> {
-    judge_all(scores, keep, eps, (independent, true), threads, hook)
+    judge_all(scores, keep, eps, (independent, true), threads, interrupt)
 }
 
 /// Certifies without looking for smaller sets: `minimal` is false.
@@ -52,9 +52,9 @@ pub(crate) fn certify_tails(
     keep: &Keep<'_>,
     eps: &[f64],
     threads: usize,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Certificate, Error> {
-    judge_all(scores, keep, Some(eps), (false, false), Some(threads), hook)
+    judge_all(scores, keep, Some(eps), (false, false), Some(threads), interrupt)
 }
 
 fn judge_all(
@@ -63,7 +63,7 @@ fn judge_all(
     eps: Option<&[f64]>,
     (independent, minimal): (bool, bool),
     threads: Option<usize>,
-    hook: Hook<'_>,
+    interrupt: Interrupt<'_>,
 ) -> Result<Certificate, Error> {
     let _modes = threads::default_floats();
     if let Some(eps) = eps {
@@ -73,7 +73,7 @@ fn judge_all(
     let judge = Judge { scores, keep, eps, minimal, simd: Simd::current()? };
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
-    afford_in_each("scores", threads, (rows, n), 1)?;
+    check_memory_in_each("scores", threads, (rows, n), 1)?;
     let one = |row: usize| {
         if independent {
             certificate::check_row(scores, keep, row, judge.eps(row))
@@ -81,12 +81,12 @@ fn judge_all(
             with_workspace(|workspace| judge.row(row, workspace))
         }
     };
-    afford("scores", rows, Certificate::ROW)?;
+    check_memory("scores", rows, Certificate::ROW)?;
     let mut result = Certificate::new(rows, eps.is_some())?;
     // The slow check takes some hundred times as long.
     let portion = (if independent { PORTION >> 6 } else { PORTION } / n.max(LEAST)).max(1);
     let sizes = (portion, (TASK / n).max(1));
-    threads::in_portions(threads, rows, sizes, hook, one, |verdict| result.push(&verdict))?;
+    threads::in_portions(threads, rows, sizes, interrupt, one, |verdict| result.push(&verdict))?;
     Ok(result)
 }
 
@@ -113,7 +113,7 @@ impl Judge<'_> {
 
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
-        let source = Source { scores, row, simd, threads: 1, copied: false, soon: None };
+        let source = Source { scores, row, simd, threads: 1, copied: false, prefetch: None };
         if source.is_plain(workspace)? {
             let opinion =
                 source.native(workspace, Form { judge: self, row, single: source.is_single() })?;
@@ -129,11 +129,11 @@ impl Judge<'_> {
         Ok(opinion.verdict)
     }
 
-    fn sums<E: Element, W: Law<E::Scalar>>(
+    fn sums<E: Element, W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        keys: &[E],
+        scores: &[E],
         keep: &[u8],
-        law: W,
+        weight_fn: W,
     ) -> Given<E::Scalar> {
         let mut total = Given {
             head: 0.0,
@@ -143,8 +143,8 @@ impl Judge<'_> {
             worst_kept: E::Scalar::INFINITY,
             best_dropped: E::Scalar::NEG_INFINITY,
         };
-        for (keys, keep) in keys.chunks(CHUNK).zip(keep.chunks(CHUNK)) {
-            let part = self.simd.given(keys, keep, law);
+        for (scores, keep) in scores.chunks(CHUNK).zip(keep.chunks(CHUNK)) {
+            let part = self.simd.given(scores, keep, weight_fn);
             total.head += part.head;
             total.kept += part.kept;
             total.tail += part.tail;
@@ -175,32 +175,36 @@ impl Visitor for Form<'_> {
         false
     }
 
-    fn visit<E: Buffers, W: Law<E::Scalar>>(
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
         self,
         row: Prepared<'_, E>,
-        law: W,
+        weight_fn: W,
         workspace: &mut Workspace,
     ) -> Result<Opinion, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Prepared { keys, largest, smallest, live, slack, exact_ties, .. } = row;
+        let Prepared { scores, largest, smallest, visible, slack, exact_ties, .. } = row;
         let (judge, row) = (self.judge, self.row);
-        let (scores, keys) = (judge.scores, keys.as_slice());
-        let n = scores.span(row).n;
+        let (rows, scores) = (judge.scores, scores.as_slice());
+        let n = rows.span(row).n;
         let mut keep = std::mem::take(&mut workspace.keep);
-        grow(&mut keep, keys.len().max(n))?;
-        let bytes = padded(&mut keep, keys.len().max(n), 0);
-        let laid = judge.keep.lay(scores, row, &mut bytes[..n]);
+        grow(&mut keep, scores.len().max(n))?;
+        let bytes = padded(&mut keep, scores.len().max(n), 0);
+        let laid = judge.keep.lay(rows, row, &mut bytes[..n]);
         bytes[n..].fill(0);
-        let given = judge.sums(keys, &bytes[..keys.len()], law);
+        let given = judge.sums(scores, &bytes[..scores.len()], weight_fn);
         workspace.keep = keep;
         laid?;
-        if live == 0 {
+        if visible == 0 {
             return Ok(Opinion { verdict: Verdict::EMPTY, open: false });
         }
-        let split =
-            Split { tail: given.tail, dropped: given.dropped, head: given.head, kept: given.kept };
+        let split = SplitSums {
+            tail: given.tail,
+            dropped: given.dropped,
+            head: given.head,
+            kept: given.kept,
+        };
         let upper = split.upper(slack.certify, slack.flush);
         let lower = split.lower(slack.certify, slack.flush).min(upper);
         let mut verdict = Verdict { kept: split.kept, upper, lower, holds: false, minimal: false };
@@ -223,9 +227,9 @@ impl Visitor for Form<'_> {
             // A set of the best keys: one key less is the best smaller set. Its head is a difference, whose relative
             // error is at most three times as large, because the key taken away is the smallest of at least two.
             let mut weights = [E::Scalar::default(); LANES];
-            judge.simd.weights(&[given.worst_kept; LANES], law, &mut weights);
+            judge.simd.weights(&[given.worst_kept; LANES], weight_fn, &mut weights);
             let weight: f64 = weights[0].into();
-            let smaller = Split {
+            let smaller = SplitSums {
                 tail: split.tail + weight,
                 dropped: split.dropped + 1,
                 head: (split.head - weight).max(0.0),
@@ -234,8 +238,8 @@ impl Visitor for Form<'_> {
             verdict.minimal = smaller.lower(3.0 * slack.certify, slack.flush) > eps;
             if smallest == largest && exact_ties {
                 // Equal weights: integers decide.
-                let live = live as u64;
-                verdict.minimal = !mass::equal_weights_hold(fewer as u64, live, eps);
+                let visible = visible as u64;
+                verdict.minimal = !mass::equal_weights_hold(fewer as u64, visible, eps);
                 return Ok(Opinion { verdict, open: false });
             }
             // Better arithmetic could prove more; what f32 leaves open is left open, or it would cost more than selecting.
@@ -246,17 +250,26 @@ impl Visitor for Form<'_> {
         }
         let forced = (0.0, 0);
         let (simd, threads) = (judge.simd, 1);
-        let field =
-            Field { simd, keys, live, largest, rough: None, smallest, soon: None, forced, threads };
-        let rule = Rule {
+        let candidates = Candidates {
+            simd,
+            scores,
+            visible,
+            largest,
+            rough: None,
+            smallest,
+            prefetch: None,
+            forced,
+            threads,
+        };
+        let constraints = Constraints {
             eps,
             slack,
             min_keep: 1,
             max_keep: usize::MAX,
-            aim: Aim::Refute,
+            decide_on: DecideOn::Lower,
             exact_ties: false,
         };
-        let least = field.search(law, &rule, E::scratch(workspace))?;
+        let least = candidates.search(weight_fn, &constraints, E::scratch(workspace))?;
         verdict.minimal = least.minimal && split.kept <= least.split.kept;
         Ok(Opinion { verdict, open: false })
     }

@@ -12,11 +12,12 @@
 use super::workspace::padded;
 use crate::error::Error;
 use crate::kernels::{
-    Bracket, Element, LANES, NEAR, PIVOTS, PivotSums, RANKED, Scalar, Scaled, Shifted, Sides, Simd,
-    Soon, Stored, Weigh, around, ranks_between, sample, values_around,
+    Bracket, Element, Exp, GUESSABLE_SPAN, Identity, LANES, PIVOTS, PartitionSums, PivotSums,
+    Prefetch, RANKED, Scalar, ScaledExp, Simd, WeightFn, around, ranks_between, sample,
+    values_around,
 };
-use crate::mass::{self, CHUNK, Slack, Split};
-use crate::memory::afford;
+use crate::mass::{self, CHUNK, ErrorBound, SplitSums};
+use crate::memory::check_memory;
 use crate::order::Ordered;
 use crate::threads;
 
@@ -35,81 +36,81 @@ const STEEP: f64 = 1e30;
 /// A sample's estimate of the mass is used as it is if its own deviation is below this.
 const TRUSTED: f64 = 0.09;
 /// Below such a budget it matters how many keys were flushed.
-pub(crate) const TINY: f64 = 1e-28;
+pub(crate) const TINY_BUDGET: f64 = 1e-28;
 /// By how much the rough mass of a row may be wrong, about.
 const ROUGH: f64 = 0.05;
 
 /// What a set must satisfy.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rule {
+pub(crate) struct Constraints {
     pub(crate) eps: f64,
-    pub(crate) slack: Slack,
+    pub(crate) slack: ErrorBound,
     /// At least this many keys, forced ones included.
     pub(crate) min_keep: usize,
     /// With this many keys a set is accepted whatever it loses.
     pub(crate) max_keep: usize,
-    pub(crate) aim: Aim,
+    pub(crate) decide_on: DecideOn,
     /// Whether equal keys have exactly equal real weights, so that a row of equal keys is decided by integers.
     pub(crate) exact_ties: bool,
 }
 
 /// Which end of the interval for the tail mass decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Aim {
+pub(crate) enum DecideOn {
     /// The upper end: the set found is certified.
-    Certify,
+    Upper,
     /// The lower end: no smaller set than the one found can hold.
-    Refute,
+    Lower,
 }
 
-impl Rule {
-    pub(crate) fn accepts(&self, split: &Split) -> bool {
+impl Constraints {
+    pub(crate) fn accepts(&self, split: &SplitSums) -> bool {
         split.kept >= self.min_keep && (split.kept >= self.max_keep || self.affords(split))
     }
 
     /// Whether the mass alone allows the set.
-    fn affords(&self, split: &Split) -> bool {
-        match self.aim {
-            Aim::Certify => split.upper(self.slack.select, self.slack.flush) <= self.eps,
-            Aim::Refute => !self.refutes(split),
+    fn affords(&self, split: &SplitSums) -> bool {
+        match self.decide_on {
+            DecideOn::Upper => split.upper(self.slack.select, self.slack.flush) <= self.eps,
+            DecideOn::Lower => !self.refutes(split),
         }
     }
 
     /// Whether the set provably loses more than the budget.
-    pub(crate) fn refutes(&self, split: &Split) -> bool {
+    pub(crate) fn refutes(&self, split: &SplitSums) -> bool {
         split.lower(self.slack.certify, self.slack.flush) > self.eps
     }
 
     /// About the largest tail that it affords of a row of a total mass.
     pub(crate) fn target(&self, total: f64) -> f64 {
-        let slack = match self.aim {
-            Aim::Certify => 1.0 + self.slack.select,
-            Aim::Refute => 1.0 / (1.0 + self.slack.certify),
+        let slack = match self.decide_on {
+            DecideOn::Upper => 1.0 + self.slack.select,
+            DecideOn::Lower => 1.0 / (1.0 + self.slack.certify),
         };
         total * self.eps / (self.eps + slack * (1.0 - self.eps))
     }
 
     /// Whether decisions depend on numbers of keys, and not on masses alone.
-    fn counts(&self, keys: usize) -> bool {
-        self.min_keep > 1 || self.max_keep < keys || self.eps < TINY
+    fn counts(&self, scores: usize) -> bool {
+        self.min_keep > 1 || self.max_keep < scores || self.eps < TINY_BUDGET
     }
 }
 
 /// A law of weights that can also say where in the row a depth below the largest weight lies.
-pub(crate) trait Law<S: Scalar>: Weigh<S> {
+pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
     /// The key whose weight is `e^-depth` times the largest.
-    fn key_at(&self, largest: S, depth: f64) -> S;
+    fn score_at(&self, largest: S, depth: f64) -> S;
     /// The factor of an exponential law, for scores near enough to 0 that its mass can be told roughly.
     fn scale(&self) -> Option<f64>;
 }
 
 /// Whether keys around this one, which is finite, can be weighed roughly.
-pub(crate) fn is_near(key: f64, scale: f64) -> bool {
-    (key * scale).abs() < FAR && scale < STEEP
+pub(crate) fn is_near(score: f64, scale: f64) -> bool {
+    (score * scale).abs() < FAR && scale < STEEP
 }
 
-impl<S: Scalar> Law<S> for Shifted<S> {
-    fn key_at(&self, _largest: S, depth: f64) -> S {
+impl<S: Scalar> InvertibleWeightFn<S> for Exp<S> {
+    fn score_at(&self, _largest: S, depth: f64) -> S {
         S::nearest(self.0.into() - depth)
     }
     fn scale(&self) -> Option<f64> {
@@ -117,8 +118,8 @@ impl<S: Scalar> Law<S> for Shifted<S> {
     }
 }
 
-impl<S: Scalar> Law<S> for Scaled {
-    fn key_at(&self, _largest: S, depth: f64) -> S {
+impl<S: Scalar> InvertibleWeightFn<S> for ScaledExp {
+    fn score_at(&self, _largest: S, depth: f64) -> S {
         S::nearest(self.shift - depth / self.scale)
     }
     fn scale(&self) -> Option<f64> {
@@ -126,8 +127,8 @@ impl<S: Scalar> Law<S> for Scaled {
     }
 }
 
-impl<S: Scalar> Law<S> for Stored {
-    fn key_at(&self, largest: S, depth: f64) -> S {
+impl<S: Scalar> InvertibleWeightFn<S> for Identity {
+    fn score_at(&self, largest: S, depth: f64) -> S {
         S::nearest(largest.into() * (-depth).exp())
     }
     fn scale(&self) -> Option<f64> {
@@ -137,18 +138,18 @@ impl<S: Scalar> Law<S> for Stored {
 
 /// The keys that compete for a place, padded with masked entries, and what is kept beside them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Field<'a, E: Element> {
+pub(crate) struct Candidates<'a, E: Element> {
     pub(crate) simd: Simd,
-    pub(crate) keys: &'a [E],
+    pub(crate) scores: &'a [E],
     /// Unmasked keys among them.
-    pub(crate) live: usize,
+    pub(crate) visible: usize,
     pub(crate) largest: E::Scalar,
     /// About what the keys weigh, the largest weighing 1, if that is known.
     pub(crate) rough: Option<f64>,
     /// No key is smaller.
     pub(crate) smallest: E::Scalar,
     /// What is worth fetching while this row is worked on.
-    pub(crate) soon: Option<Soon>,
+    pub(crate) prefetch: Option<Prefetch>,
     /// Weight and number of the keys that are kept in any case.
     pub(crate) forced: (f64, usize),
     /// How many threads chunks are shared out over.
@@ -157,8 +158,8 @@ pub(crate) struct Field<'a, E: Element> {
 
 /// A set found, described by its worst member.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found<S> {
-    pub(crate) split: Split,
+pub(crate) struct Boundary<S> {
+    pub(crate) split: SplitSums,
     /// The worst key kept, with its position; `None` if only forced keys are kept.
     pub(crate) boundary: Option<(S, u32)>,
     /// Whether every smaller set is proven to lose more than the budget, or is excluded by `min_keep`.
@@ -169,7 +170,7 @@ pub(crate) struct Found<S> {
 
 /// What is known outside the bracket, and of it as a whole.
 #[derive(Debug, Clone, Copy)]
-struct Outside<S> {
+struct Partition<S> {
     below: f64,
     dropped: usize,
     /// What the bracket weighs.
@@ -180,14 +181,14 @@ struct Outside<S> {
     edge: S,
 }
 
-impl<S: Scalar> Outside<S> {
+impl<S: Scalar> Partition<S> {
     /// The worst member of a set that keeps nothing of the bracket, if it keeps any competing key.
     fn boundary(&self) -> Option<(S, u32)> {
         (self.edge < S::INFINITY).then_some((self.edge, u32::MAX))
     }
 
     /// Takes note of how a bracket of `len` keys was narrowed.
-    fn narrow(&mut self, len: usize, sides: &Sides, end: S) {
+    fn narrow(&mut self, len: usize, sides: &PartitionSums, end: S) {
         self.below += sides.below;
         // Fewer than none only if another thread writes to the row meanwhile, which `Decide` finds out.
         self.dropped += len.saturating_sub(sides.inside + sides.count_above);
@@ -203,8 +204,8 @@ impl<S: Scalar> Outside<S> {
         self.below + self.within + self.above
     }
 
-    fn with(&self, tail: f64, dropped: usize, head: f64, kept: usize) -> Split {
-        Split {
+    fn with(&self, tail: f64, dropped: usize, head: f64, kept: usize) -> SplitSums {
+        SplitSums {
             tail: self.below + tail,
             dropped: self.dropped + dropped,
             head: self.above + head,
@@ -223,66 +224,66 @@ struct Known<S> {
 
 /// Scratch of the search, reused from row to row.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch<S> {
+pub(crate) struct SearchScratch<S> {
     bracket: Bracket<S>,
     /// The keys that equal a candidate for the boundary.
     equal: Bracket<S>,
     /// Brackets of the parts of a row that is shared out.
     parts: Vec<Bracket<S>>,
     /// Keys and weights of a short row or a sample.
-    keys: Vec<S>,
+    scores: Vec<S>,
     weights: Vec<S>,
 }
 
 /// Asks for what a bracket of that many keys may grow to, twice as much each time: keys and weights, and for a moment the old
 /// ones.
-fn ask<S>(keys: usize, asked: &mut usize) -> Result<(), Error> {
-    if keys <= *asked {
+fn ask<S>(scores: usize, asked: &mut usize) -> Result<(), Error> {
+    if scores <= *asked {
         return Ok(());
     }
-    *asked = keys.saturating_mul(2);
-    afford("scores", *asked, 3 * size_of::<S>())
+    *asked = scores.saturating_mul(2);
+    check_memory("scores", *asked, 3 * size_of::<S>())
 }
 
-impl<E: Element> Field<'_, E> {
+impl<E: Element> Candidates<'_, E> {
     fn fold<R: Send>(&self, pass: impl Fn(&[E]) -> R + Sync + Send, mut combine: impl FnMut(R)) {
         if self.threads == 1 {
-            self.keys.chunks(CHUNK).for_each(|chunk| combine(pass(chunk)));
+            self.scores.chunks(CHUNK).for_each(|chunk| combine(pass(chunk)));
         } else {
-            let parts = threads::map(self.threads, self.keys.chunks(CHUNK), 1, pass);
+            let parts = threads::map(self.threads, self.scores.chunks(CHUNK), 1, pass);
             parts.into_iter().for_each(combine);
         }
     }
 
     /// What the keys weigh, to within a few per cent.
-    fn rough_mass<W: Law<E::Scalar>>(&self, law: W) -> f64 {
+    fn rough_mass<W: InvertibleWeightFn<E::Scalar>>(&self, weight_fn: W) -> f64 {
         if let Some(mass) = self.rough {
             return mass;
         }
-        let Some(scale) = law.scale() else { return self.mass(law) };
+        let Some(scale) = weight_fn.scale() else { return self.mass(weight_fn) };
         let mut total = 0.0;
-        let pass = |keys: &[E]| self.simd.rough(keys, self.largest, scale);
+        let pass = |scores: &[E]| self.simd.rough(scores, self.largest, scale);
         self.fold(pass, |part| total += part);
         total
     }
 
-    pub(crate) fn mass<W: Weigh<E::Scalar>>(&self, law: W) -> f64 {
+    pub(crate) fn mass<W: WeightFn<E::Scalar>>(&self, weight_fn: W) -> f64 {
         let mut total = 0.0;
-        self.fold(|keys| self.simd.mass(keys, law), |part| total += part);
+        self.fold(|scores| self.simd.mass(scores, weight_fn), |part| total += part);
         total
     }
 
     /// Sums both sides of a range of the row and collects the keys inside; they are not weighed yet.
-    fn split<W: Weigh<E::Scalar>>(
+    fn split<W: WeightFn<E::Scalar>>(
         &self,
-        law: W,
+        weight_fn: W,
         range: (E::Scalar, E::Scalar),
-        scratch: &mut Scratch<E::Scalar>,
-    ) -> Result<Sides, Error> {
-        let Scratch { bracket, parts, .. } = scratch;
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Result<PartitionSums, Error> {
+        let SearchScratch { bracket, parts, .. } = scratch;
         bracket.clear();
-        let mut total = Sides::default();
-        let mut add = |part: &Sides| {
+        let mut total = PartitionSums::default();
+        let mut add = |part: &PartitionSums| {
             total.below += part.below;
             total.above += part.above;
             total.count_above += part.count_above;
@@ -290,31 +291,31 @@ impl<E: Element> Field<'_, E> {
         };
         if self.threads == 1 {
             let mut asked = 0;
-            for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
+            for (c, chunk) in self.scores.chunks(CHUNK).enumerate() {
                 ask::<E::Scalar>(bracket.len() + chunk.len(), &mut asked)?;
                 bracket.reserve(chunk.len());
-                let soon = self.soon.map(|soon| soon.from::<E>(c * CHUNK));
-                add(&self.simd.split(chunk, law, range, soon, bracket));
+                let prefetch = self.prefetch.map(|prefetch| prefetch.from::<E>(c * CHUNK));
+                add(&self.simd.split(chunk, weight_fn, range, prefetch, bracket));
             }
             return Ok(total);
         }
-        let share = threads::share(self.keys.len(), CHUNK, self.threads);
-        let number = self.keys.len().div_ceil(share);
+        let share = threads::share(self.scores.len(), CHUNK, self.threads);
+        let number = self.scores.len().div_ceil(share);
         if parts.len() < number {
             parts.resize_with(number, Bracket::default);
         }
-        let shares = self.keys.chunks(share).zip(parts.iter_mut());
-        let found = threads::map(self.threads, shares, 1, |(keys, part)| {
+        let shares = self.scores.chunks(share).zip(parts.iter_mut());
+        let found = threads::map(self.threads, shares, 1, |(scores, part)| {
             part.clear();
             let mut asked = 0;
             let pass = |chunk: &[E]| {
                 ask::<E::Scalar>(part.len() + chunk.len(), &mut asked)?;
                 part.reserve(chunk.len());
-                Ok(self.simd.split(chunk, law, range, None, part))
+                Ok(self.simd.split(chunk, weight_fn, range, None, part))
             };
-            keys.chunks(CHUNK).map(pass).collect()
+            scores.chunks(CHUNK).map(pass).collect()
         });
-        let found = found.into_iter().collect::<Result<Vec<Vec<Sides>>, Error>>()?;
+        let found = found.into_iter().collect::<Result<Vec<Vec<PartitionSums>>, Error>>()?;
         let all: usize = parts[..found.len()].iter().map(Bracket::len).sum();
         ask::<E::Scalar>(all, &mut 0)?;
         for (sides, part) in found.iter().zip(parts.iter()) {
@@ -328,41 +329,44 @@ impl<E: Element> Field<'_, E> {
     ///
     /// # Errors
     /// [`Error::NoMemory`], where the boundary cannot be enclosed more closely than there is memory for.
-    pub(crate) fn search<W: Law<E::Scalar>>(
+    pub(crate) fn search<W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        law: W,
-        rule: &Rule,
-        scratch: &mut Scratch<E::Scalar>,
-    ) -> Result<Found<E::Scalar>, Error>
+        weight_fn: W,
+        constraints: &Constraints,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Result<Boundary<E::Scalar>, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let nothing_lost = self.live == 0 || (rule.eps == 0.0 && rule.max_keep >= self.all());
-        if nothing_lost || rule.min_keep >= self.all() {
-            let head = self.forced.0 + self.mass(law);
-            let boundary = (self.live > 0).then_some((E::Scalar::LOWEST, u32::MAX));
-            let split = Split { tail: 0.0, dropped: 0, head, kept: self.all() };
-            return Ok(Found { split, boundary, minimal: true, exact: false });
+        let nothing_lost =
+            self.visible == 0 || (constraints.eps == 0.0 && constraints.max_keep >= self.all());
+        if nothing_lost || constraints.min_keep >= self.all() {
+            let head = self.forced.0 + self.mass(weight_fn);
+            let boundary = (self.visible > 0).then_some((E::Scalar::LOWEST, u32::MAX));
+            let split = SplitSums { tail: 0.0, dropped: 0, head, kept: self.all() };
+            return Ok(Boundary { split, boundary, minimal: true, exact: false });
         }
         if self.smallest == self.largest && self.forced.1 == 0 {
             // One value: nothing to search for.
-            let within = self.weight(law, self.largest) * self.live as f64;
-            let outside = Outside { within, ..self.nothing_outside() };
-            if let Some(found) = self.resolve_ties(law, rule, &outside, (self.largest, self.live)) {
+            let within = self.weight(weight_fn, self.largest) * self.visible as f64;
+            let partition = Partition { within, ..self.nothing_outside() };
+            if let Some(found) =
+                self.resolve_ties(weight_fn, constraints, &partition, (self.largest, self.visible))
+            {
                 return Ok(found);
             }
         }
-        let outside = self.enclose(law, rule, scratch)?;
-        if let Some(found) = self.descend(law, rule, outside, scratch) {
+        let partition = self.enclose(weight_fn, constraints, scratch)?;
+        if let Some(found) = self.descend(weight_fn, constraints, partition, scratch) {
             return Ok(found);
         }
         // Rounding put the boundary out of the bracket after all: the whole row is the bracket.
         let everything = (E::Scalar::LOWEST, E::Scalar::INFINITY);
-        self.split(law, everything, scratch)?;
-        let within = self.simd.weigh(&mut scratch.bracket, law);
-        let outside = Outside { within, ..self.nothing_outside() };
-        Ok(self.descend(law, rule, outside, scratch).unwrap_or(Found {
-            split: Split { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() },
+        self.split(weight_fn, everything, scratch)?;
+        let within = self.simd.weigh(&mut scratch.bracket, weight_fn);
+        let partition = Partition { within, ..self.nothing_outside() };
+        Ok(self.descend(weight_fn, constraints, partition, scratch).unwrap_or(Boundary {
+            split: SplitSums { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() },
             boundary: Some((E::Scalar::LOWEST, u32::MAX)),
             minimal: false,
             exact: false,
@@ -370,11 +374,11 @@ impl<E: Element> Field<'_, E> {
     }
 
     fn all(&self) -> usize {
-        self.live + self.forced.1
+        self.visible + self.forced.1
     }
 
-    fn nothing_outside(&self) -> Outside<E::Scalar> {
-        Outside {
+    fn nothing_outside(&self) -> Partition<E::Scalar> {
+        Partition {
             below: 0.0,
             dropped: 0,
             within: 0.0,
@@ -385,13 +389,13 @@ impl<E: Element> Field<'_, E> {
     }
 
     /// Shrinks the bracket until its keys can be compared pair by pair. `None` if the boundary is not inside.
-    fn descend<W: Law<E::Scalar>>(
+    fn descend<W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        law: W,
-        rule: &Rule,
-        mut outside: Outside<E::Scalar>,
-        scratch: &mut Scratch<E::Scalar>,
-    ) -> Option<Found<E::Scalar>>
+        weight_fn: W,
+        constraints: &Constraints,
+        mut partition: Partition<E::Scalar>,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Option<Boundary<E::Scalar>>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
@@ -404,50 +408,51 @@ impl<E: Element> Field<'_, E> {
                 return None;
             }
             let len = scratch.bracket.len();
-            let (keys, weights) = scratch.bracket.padded(LANES);
-            let (least, most) = self.simd.extent(keys);
+            let (scores, weights) = scratch.bracket.padded(LANES);
+            let (least, most) = self.simd.extent(scores);
             if least == most {
-                return self.resolve_ties(law, rule, &outside, (least, len));
+                return self.resolve_ties(weight_fn, constraints, &partition, (least, len));
             }
             let pivots = match stubborn {
-                0 if law
+                0 if weight_fn
                     .scale()
-                    .is_none_or(|scale| (most.into() - least.into()) * scale < NEAR) =>
+                    .is_none_or(|scale| (most.into() - least.into()) * scale < GUESSABLE_SPAN) =>
                 {
-                    let share = (rule.target(outside.total()) - outside.below) / outside.within;
+                    let share = (constraints.target(partition.total()) - partition.below)
+                        / partition.within;
                     values_around(least, most, share)
                 }
                 stubborn if stubborn % 2 == 0 => values_between(least, most),
                 _ => ranks_between(least, most),
             };
-            let counted = rule.counts(self.all());
-            let sums = self.simd.pivot_sums(keys, weights, &pivots, counted);
-            let range = self.crossing(rule, &outside, len, &pivots, &sums);
+            let counted = constraints.counts(self.all());
+            let sums = self.simd.pivot_sums(scores, weights, &pivots, counted);
+            let range = self.crossing(constraints, &partition, len, &pivots, &sums);
             let sides = self.simd.narrow(&mut scratch.bracket, range);
-            outside.narrow(len, &sides, range.1);
+            partition.narrow(len, &sides, range.1);
             stubborn = if sides.inside > len / 4 { stubborn + 1 } else { 0 };
         }
-        self.resolve(law, rule, &outside, scratch)
+        self.resolve(weight_fn, constraints, &partition, scratch)
     }
 
     /// The last pivot at which the rule still accepts, and the first at which it no longer does.
     fn crossing(
         &self,
-        rule: &Rule,
-        outside: &Outside<E::Scalar>,
+        constraints: &Constraints,
+        partition: &Partition<E::Scalar>,
         len: usize,
         pivots: &[E::Scalar; PIVOTS],
         sums: &PivotSums,
     ) -> (E::Scalar, E::Scalar) {
-        let counted = rule.counts(self.all());
-        let room = rule.target(outside.total()) - outside.below;
+        let counted = constraints.counts(self.all());
+        let room = constraints.target(partition.total()) - partition.below;
         let accepts = |i: usize| {
             let (below, at_least) = (sums.below[i], sums.at_least[i]);
             if !counted {
                 return below <= room;
             }
-            let head = (outside.within - below).max(0.0);
-            rule.accepts(&outside.with(below, len - at_least, head, at_least))
+            let head = (partition.within - below).max(0.0);
+            constraints.accepts(&partition.with(below, len - at_least, head, at_least))
         };
         // Accepting is monotone.
         let first = (0..PIVOTS).filter(|&i| accepts(i)).count();
@@ -455,41 +460,43 @@ impl<E: Element> Field<'_, E> {
     }
 
     /// Fills the bracket and sums what lies outside it.
-    fn enclose<W: Law<E::Scalar>>(
+    fn enclose<W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        law: W,
-        rule: &Rule,
-        scratch: &mut Scratch<E::Scalar>,
-    ) -> Result<Outside<E::Scalar>, Error>
+        weight_fn: W,
+        constraints: &Constraints,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Result<Partition<E::Scalar>, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        if self.keys.len() <= SHORT {
-            return Ok(self.enclose_short(law, rule, scratch));
+        if self.scores.len() <= SHORT {
+            return Ok(self.enclose_short(weight_fn, constraints, scratch));
         }
-        let mut range = self.guess(law, rule, None, scratch);
+        let mut range = self.guess(weight_fn, constraints, None, scratch);
         for turn in 0.. {
-            let sides = self.split(law, range, scratch)?;
-            let within = self.simd.weigh(&mut scratch.bracket, law);
-            let mut outside = self.nothing_outside();
-            outside.narrow(self.live, &Sides { within, ..sides }, range.1);
+            let sides = self.split(weight_fn, range, scratch)?;
+            let within = self.simd.weigh(&mut scratch.bracket, weight_fn);
+            let mut partition = self.nothing_outside();
+            partition.narrow(self.visible, &PartitionSums { within, ..sides }, range.1);
             let low = range.0 == E::Scalar::LOWEST
-                || rule.accepts(&outside.with(0.0, 0, within, sides.inside));
+                || constraints.accepts(&partition.with(0.0, 0, within, sides.inside));
             let high = range.1 == E::Scalar::INFINITY
-                || !rule.accepts(&outside.with(within, sides.inside, 0.0, 0));
+                || !constraints.accepts(&partition.with(within, sides.inside, 0.0, 0));
             // Where the guess missed, the boundary is somewhere on the other side. Summed in another order it may be on
             // this side after all, again and again, so turns are counted; the search finds out what they missed.
             let (side, edge, below) = match (low, high) {
-                (true, true) | (false, false) => return Ok(outside),
-                _ if turn == TURNS => return Ok(outside),
-                (false, true) => ((E::Scalar::LOWEST, range.0), range.0, outside.below),
-                (true, false) => ((range.1, E::Scalar::INFINITY), range.1, outside.below + within),
+                (true, true) | (false, false) => return Ok(partition),
+                _ if turn == TURNS => return Ok(partition),
+                (false, true) => ((E::Scalar::LOWEST, range.0), range.0, partition.below),
+                (true, false) => {
+                    ((range.1, E::Scalar::INFINITY), range.1, partition.below + within)
+                }
             };
             range = side;
             if turn == 0 {
                 // Now it is known what the row weighs, and its tail up to one place.
-                let known = Known { edge, below, total: outside.total() };
-                let (lo, hi) = self.guess(law, rule, Some(known), scratch);
+                let known = Known { edge, below, total: partition.total() };
+                let (lo, hi) = self.guess(weight_fn, constraints, Some(known), scratch);
                 let lo = if lo > side.0 { lo } else { side.0 };
                 let hi = if hi < side.1 { hi } else { side.1 };
                 if lo < hi {
@@ -501,73 +508,78 @@ impl<E: Element> Field<'_, E> {
     }
 
     /// Weighs a short row whole and cuts the first bracket out of it.
-    fn enclose_short<W: Law<E::Scalar>>(
+    fn enclose_short<W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        law: W,
-        rule: &Rule,
-        scratch: &mut Scratch<E::Scalar>,
-    ) -> Outside<E::Scalar>
+        weight_fn: W,
+        constraints: &Constraints,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Partition<E::Scalar>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let n = self.keys.len();
-        let Scratch { bracket, keys: wide, weights, .. } = scratch;
+        let n = self.scores.len();
+        let SearchScratch { bracket, scores: wide, weights, .. } = scratch;
         let weights = padded(weights, n, E::Scalar::default());
-        let keys = if let Some(keys) = E::scalars(self.keys) {
-            keys
+        let scores = if let Some(scores) = E::scalars(self.scores) {
+            scores
         } else {
             let wide = padded(wide, n, E::Scalar::default());
-            self.simd.widen(self.keys, wide);
+            self.simd.widen(self.scores, wide);
             wide
         };
-        let within = self.simd.weights(keys, law, weights);
-        let mut outside = Outside { within, ..self.nothing_outside() };
+        let within = self.simd.weights(scores, weight_fn, weights);
+        let mut partition = Partition { within, ..self.nothing_outside() };
         let mut range = (E::Scalar::LOWEST, E::Scalar::INFINITY);
         if n > RANKED {
-            let lowest = self.deepest(law, rule);
+            let lowest = self.deepest(weight_fn, constraints);
             let pivots = values_between(lowest, self.largest);
-            let sums = self.simd.pivot_sums(keys, weights, &pivots, rule.counts(self.all()));
-            range = self.crossing(rule, &outside, self.live, &pivots, &sums);
+            let sums =
+                self.simd.pivot_sums(scores, weights, &pivots, constraints.counts(self.all()));
+            range = self.crossing(constraints, &partition, self.visible, &pivots, &sums);
         }
-        let sides = self.simd.narrow_into(keys, weights, range, bracket);
-        outside.narrow(self.live, &sides, range.1);
-        outside
+        let sides = self.simd.narrow_into(scores, weights, range, bracket);
+        partition.narrow(self.visible, &sides, range.1);
+        partition
     }
 
     /// A key that is below the boundary where masses decide, or the smallest.
-    fn deepest<W: Law<E::Scalar>>(&self, law: W, rule: &Rule) -> E::Scalar {
-        let key = law.key_at(self.largest, depth(self.all(), rule.eps));
-        let key = if key > self.smallest { key } else { self.smallest };
-        if key > E::Scalar::LOWEST { key } else { E::Scalar::LOWEST }
+    fn deepest<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+    ) -> E::Scalar {
+        let score = weight_fn.score_at(self.largest, depth(self.all(), constraints.eps));
+        let score = if score > self.smallest { score } else { self.smallest };
+        if score > E::Scalar::LOWEST { score } else { E::Scalar::LOWEST }
     }
 
     /// A bracket proposed by a strided sample, whose tail sums are measured against the whole row's mass.
-    fn guess<W: Law<E::Scalar>>(
+    fn guess<W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        law: W,
-        rule: &Rule,
+        weight_fn: W,
+        constraints: &Constraints,
         known: Option<Known<E::Scalar>>,
-        scratch: &mut Scratch<E::Scalar>,
+        scratch: &mut SearchScratch<E::Scalar>,
     ) -> (E::Scalar, E::Scalar)
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let n = self.keys.len();
+        let n = self.scores.len();
         let size = (n / 32).clamp(SAMPLE.0, SAMPLE.1) / LANES * LANES;
-        let keys = padded(&mut scratch.keys, size, E::Scalar::default());
+        let scores = padded(&mut scratch.scores, size, E::Scalar::default());
         let weights = padded(&mut scratch.weights, size, E::Scalar::default());
-        if let Some(all) = E::scalars(self.keys) {
-            sample(all, all.len() / size, keys);
+        if let Some(all) = E::scalars(self.scores) {
+            sample(all, all.len() / size, scores);
         } else {
             let mut raw = [E::MASKED; SAMPLE.1];
-            sample(self.keys, n / size, &mut raw[..size]);
-            self.simd.widen(&raw[..size], keys);
+            sample(self.scores, n / size, &mut raw[..size]);
+            self.simd.widen(&raw[..size], scores);
         }
-        let seen = self.simd.weights(keys, law, weights);
+        let seen = self.simd.weights(scores, weight_fn, weights);
         let mut factor = n as f64 / size as f64;
         let (mass, trust) = if let Some(Known { edge, below, total }) = known {
             // The sample is stretched to what is known.
-            let sampled = self.simd.pivot_sums(keys, weights, &[edge; PIVOTS], false).below[0];
+            let sampled = self.simd.pivot_sums(scores, weights, &[edge; PIVOTS], false).below[0];
             if sampled > 0.0 && below > 0.0 {
                 factor = below / sampled;
             }
@@ -578,34 +590,37 @@ impl<E: Element> Field<'_, E> {
             let deviation = (squares - seen * seen / size as f64).max(0.0).sqrt() / seen;
             // One large key, which weighs 1, is easily missed.
             let flat = deviation < TRUSTED && TRUSTED * TRUSTED * seen * factor > 1.0;
-            let (mass, trust) =
-                if flat { (seen * factor, 2.0 * deviation) } else { (self.rough_mass(law), ROUGH) };
+            let (mass, trust) = if flat {
+                (seen * factor, 2.0 * deviation)
+            } else {
+                (self.rough_mass(weight_fn), ROUGH)
+            };
             (self.forced.0 + mass, trust)
         };
-        let lowest = self.deepest(law, rule);
+        let lowest = self.deepest(weight_fn, constraints);
         if lowest.partial_cmp(&self.largest) != Some(std::cmp::Ordering::Less) {
             return (E::Scalar::LOWEST, E::Scalar::INFINITY);
         }
-        let counted = rule.counts(self.all());
+        let counted = constraints.counts(self.all());
         let pivots = values_between(lowest, self.largest);
-        let sums = self.simd.pivot_sums(keys, weights, &pivots, counted);
+        let sums = self.simd.pivot_sums(scores, weights, &pivots, counted);
         if counted {
             return self.guess_counted(
-                rule,
+                constraints,
                 mass,
-                (keys, weights),
+                (scores, weights),
                 factor,
                 (lowest, &pivots, &sums),
             );
         }
         // A curve of the tail mass against the key, finer where it crosses the target.
-        let target = rule.target(mass);
+        let target = constraints.target(mass);
         let cross = (0..PIVOTS).filter(|&i| sums.below[i] * factor <= target).count();
         let (lo, hi) = around(&pivots, cross, (lowest, self.largest));
         // Among the sampled keys there, so that a cluster is resolved, too.
-        let (least, most) = self.simd.extent_within(keys, (lo, hi));
+        let (least, most) = self.simd.extent_within(scores, (lo, hi));
         let finer = if least < most { values_between(least, most) } else { values_between(lo, hi) };
-        let fine = self.simd.pivot_sums(keys, weights, &finer, false);
+        let fine = self.simd.pivot_sums(scores, weights, &finer, false);
         let mut curve = [(lowest, 0.0); 2 * PIVOTS + 2];
         for i in 0..PIVOTS {
             let (coarse, fine) = ((pivots[i], sums.below[i]), (finer[i], fine.below[i]));
@@ -616,7 +631,7 @@ impl<E: Element> Field<'_, E> {
         // The relative deviation of a sum of weights none of which is above the pivot's.
         let at =
             (1..curve.len()).find(|&i| curve[i].1 * factor > target).unwrap_or(curve.len() - 1);
-        let share = self.weight(law, curve[at].0) / curve[at].1.max(f64::MIN_POSITIVE);
+        let share = self.weight(weight_fn, curve[at].0) / curve[at].1.max(f64::MIN_POSITIVE);
         let doubt = 1.0 + trust + 2.0 * share.sqrt().min(1e3);
         let low = interpolate(&curve, target / doubt / factor);
         let high = interpolate(&curve, target * doubt / factor);
@@ -626,43 +641,43 @@ impl<E: Element> Field<'_, E> {
     /// The same where numbers of keys decide, too.
     fn guess_counted(
         &self,
-        rule: &Rule,
+        constraints: &Constraints,
         mass: f64,
-        (keys, weights): (&[E::Scalar], &[E::Scalar]),
+        (scores, weights): (&[E::Scalar], &[E::Scalar]),
         factor: f64,
         (lowest, pivots, sums): (E::Scalar, &[E::Scalar; PIVOTS], &PivotSums),
     ) -> (E::Scalar, E::Scalar) {
         // What the rule would say if the sample's tail, made larger or smaller by its own uncertainty, were the row's.
         let accepts = |sums: &PivotSums, i: usize, sign: f64| {
-            let (above, seen) = (sums.at_least[i] as f64, (keys.len() - sums.at_least[i]) as f64);
+            let (above, seen) = (sums.at_least[i] as f64, (scores.len() - sums.at_least[i]) as f64);
             let doubt = 1.0 + ROUGH + 4.0 / (seen + 1.0).sqrt();
             let tail = sums.below[i] * factor * doubt.powf(sign);
             let kept = above * factor - sign * 4.0 * (above + 1.0).sqrt() * factor;
             #[allow(clippy::cast_sign_loss)] // clamped at 0
-            let kept = (kept.max(0.0) as usize).min(self.live);
-            rule.accepts(&Split {
+            let kept = (kept.max(0.0) as usize).min(self.visible);
+            constraints.accepts(&SplitSums {
                 tail: tail.min(mass),
-                dropped: self.live - kept,
+                dropped: self.visible - kept,
                 head: self.forced.0 + (mass - tail).max(0.0),
                 kept: self.forced.1 + kept,
             })
         };
         let (lo, hi) = crossing(pivots, (lowest, self.largest), |i| accepts(sums, i, 0.0));
         let pivots = values_between(lo, hi);
-        let sums = self.simd.pivot_sums(keys, weights, &pivots, true);
+        let sums = self.simd.pivot_sums(scores, weights, &pivots, true);
         let low = crossing(&pivots, (E::Scalar::LOWEST, hi), |i| accepts(&sums, i, 1.0)).0;
         let high = crossing(&pivots, (lo, E::Scalar::INFINITY), |i| accepts(&sums, i, -1.0)).1;
         if low < high { (low, high) } else { (E::Scalar::LOWEST, E::Scalar::INFINITY) }
     }
 
-    /// The position that ends the first `kept` of the keys that equal `key`, all of which are `count`.
-    fn last_of(&self, key: E::Scalar, kept: usize, count: usize) -> u32 {
+    /// The position that ends the first `kept` of the keys that equal `score`, all of which are `count`.
+    fn last_of(&self, score: E::Scalar, kept: usize, count: usize) -> u32 {
         if kept == count {
             return u32::MAX;
         }
         let mut missing = kept;
-        for (c, chunk) in self.keys.chunks(CHUNK).enumerate() {
-            match self.simd.find_equal(chunk, key, missing) {
+        for (c, chunk) in self.scores.chunks(CHUNK).enumerate() {
+            match self.simd.find_equal(chunk, score, missing) {
                 Ok(at) => return (c * CHUNK + at) as u32,
                 Err(seen) => missing -= seen,
             }
@@ -670,122 +685,127 @@ impl<E: Element> Field<'_, E> {
         u32::MAX
     }
 
-    /// All `count` keys of the bracket equal `key`: only their number matters, the later positions are dropped. `None` if
+    /// All `count` keys of the bracket equal `score`: only their number matters, the later positions are dropped. `None` if
     /// even all of them are too few, or none is needed though there are keys above.
-    fn resolve_ties<W: Law<E::Scalar>>(
+    fn resolve_ties<W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        law: W,
-        rule: &Rule,
-        outside: &Outside<E::Scalar>,
-        (key, count): (E::Scalar, usize),
-    ) -> Option<Found<E::Scalar>>
+        weight_fn: W,
+        constraints: &Constraints,
+        partition: &Partition<E::Scalar>,
+        (score, count): (E::Scalar, usize),
+    ) -> Option<Boundary<E::Scalar>>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let weight = self.weight(law, key);
+        let weight = self.weight(weight_fn, score);
         let at = |kept: usize| {
             let tail = weight * (count - kept) as f64;
-            outside.with(tail, count - kept, weight * kept as f64, kept)
+            partition.with(tail, count - kept, weight * kept as f64, kept)
         };
         // The real row consists of equal weights: integers decide.
-        let exact = outside.dropped == 0 && outside.kept == 0 && rule.exact_ties;
+        let exact = partition.dropped == 0 && partition.kept == 0 && constraints.exact_ties;
         let kept = if exact {
-            let droppable = mass::equal_weights_droppable(count as u64, rule.eps) as usize;
-            (count - droppable).max(rule.min_keep).max(1).min(rule.max_keep.max(1))
+            let droppable = mass::equal_weights_droppable(count as u64, constraints.eps) as usize;
+            (count - droppable).max(constraints.min_keep).max(1).min(constraints.max_keep.max(1))
         } else {
-            if !rule.accepts(&at(count)) {
+            if !constraints.accepts(&at(count)) {
                 return None;
             }
-            if !rule.accepts(&at(0)) {
-                fewest((0, count), |kept| rule.accepts(&at(kept)))
-            } else if outside.edge < E::Scalar::INFINITY {
+            if !constraints.accepts(&at(0)) {
+                fewest((0, count), |kept| constraints.accepts(&at(kept)))
+            } else if partition.edge < E::Scalar::INFINITY {
                 return None;
             } else {
                 0
             }
         };
         let split = at(kept);
-        let boundary = (kept > 0).then(|| (key, self.last_of(key, kept, count)));
-        let holds = mass::equal_weights_hold(kept as u64, count as u64, rule.eps);
+        let boundary = (kept > 0).then(|| (score, self.last_of(score, kept, count)));
+        let holds = mass::equal_weights_hold(kept as u64, count as u64, constraints.eps);
         let minimal = if exact {
             holds
-                && (kept <= rule.min_keep
+                && (kept <= constraints.min_keep
                     || kept == 1
-                    || !mass::equal_weights_hold(kept as u64 - 1, count as u64, rule.eps))
+                    || !mass::equal_weights_hold(kept as u64 - 1, count as u64, constraints.eps))
         } else {
-            split.kept <= rule.min_keep || kept == 0 || rule.refutes(&at(kept - 1))
+            split.kept <= constraints.min_keep || kept == 0 || constraints.refutes(&at(kept - 1))
         };
-        Some(Found { split, boundary, minimal, exact: exact && holds })
+        Some(Boundary { split, boundary, minimal, exact: exact && holds })
     }
 
     /// Finds the boundary among the few keys that are left. `None` if it is not there.
-    fn resolve<W: Law<E::Scalar>>(
+    fn resolve<W: InvertibleWeightFn<E::Scalar>>(
         &self,
-        law: W,
-        rule: &Rule,
-        outside: &Outside<E::Scalar>,
-        scratch: &mut Scratch<E::Scalar>,
-    ) -> Option<Found<E::Scalar>>
+        weight_fn: W,
+        constraints: &Constraints,
+        partition: &Partition<E::Scalar>,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Option<Boundary<E::Scalar>>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let Scratch { bracket, equal, .. } = scratch;
+        let SearchScratch { bracket, equal, .. } = scratch;
         let len = bracket.len();
-        let room = rule.target(outside.total()) - outside.below;
-        let mut key = self.simd.candidate(bracket, E::Scalar::nearest(room));
-        if key == E::Scalar::NEG_INFINITY || rule.counts(self.all()) {
-            key = self.simd.extent(bracket.padded(LANES).0).0;
+        let room = constraints.target(partition.total()) - partition.below;
+        let mut score = self.simd.candidate(bracket, E::Scalar::nearest(room));
+        if score == E::Scalar::NEG_INFINITY || constraints.counts(self.all()) {
+            score = self.simd.extent(bracket.padded(LANES).0).0;
         }
         // From there up or down to where the exact rule changes its mind; few steps, if any.
         for _ in 0..=2 * len {
-            if key == E::Scalar::INFINITY || len == 0 {
+            if score == E::Scalar::INFINITY || len == 0 {
                 break;
             }
-            let next = E::Scalar::from_rank(key.rank() + 1);
-            let (keys, weights) = bracket.padded(LANES);
-            let sides = self.simd.narrow_into(keys, weights, (key, next), equal);
-            let mut here = *outside;
+            let next = E::Scalar::from_rank(score.rank() + 1);
+            let (scores, weights) = bracket.padded(LANES);
+            let sides = self.simd.narrow_into(scores, weights, (score, next), equal);
+            let mut here = *partition;
             here.narrow(len, &sides, next);
             let (mass, count) = (sides.within, sides.inside);
-            if !rule.accepts(&here.with(0.0, 0, mass, count)) {
+            if !constraints.accepts(&here.with(0.0, 0, mass, count)) {
                 // Even the keys below this one are too much to drop.
-                let lower = bracket.keys().iter().copied().filter(|k| *k < key);
-                key = lower.reduce(|a, b| if b > a { b } else { a })?;
+                let lower = bracket.scores().iter().copied().filter(|k| *k < score);
+                score = lower.reduce(|a, b| if b > a { b } else { a })?;
                 continue;
             }
             let without = here.with(mass, count, 0.0, 0);
-            if rule.accepts(&without) {
-                let higher = bracket.keys().iter().copied().filter(|k| *k > key);
+            if constraints.accepts(&without) {
+                let higher = bracket.scores().iter().copied().filter(|k| *k > score);
                 match higher.reduce(|a, b| if b < a { b } else { a }) {
-                    Some(higher) => key = higher,
+                    Some(higher) => score = higher,
                     None => break,
                 }
                 continue;
             }
             if count > 1 {
-                let edge = if sides.count_above > 0 { next } else { outside.edge };
-                let here = Outside { edge, ..here };
-                return self.resolve_ties(law, rule, &here, (key, count));
+                let edge = if sides.count_above > 0 { next } else { partition.edge };
+                let here = Partition { edge, ..here };
+                return self.resolve_ties(weight_fn, constraints, &here, (score, count));
             }
             let split = here.with(0.0, 0, mass, count);
-            let minimal = split.kept <= rule.min_keep || rule.refutes(&without);
-            return Some(Found { split, boundary: Some((key, u32::MAX)), minimal, exact: false });
+            let minimal = split.kept <= constraints.min_keep || constraints.refutes(&without);
+            return Some(Boundary {
+                split,
+                boundary: Some((score, u32::MAX)),
+                minimal,
+                exact: false,
+            });
         }
         // Everything in the bracket can go. That is an answer only if nothing was ruled out above it.
-        if outside.edge < E::Scalar::INFINITY {
+        if partition.edge < E::Scalar::INFINITY {
             return None;
         }
-        let split = outside.with(outside.within, len, 0.0, 0);
+        let split = partition.with(partition.within, len, 0.0, 0);
         let minimal = split.kept <= self.forced.1;
-        Some(Found { split, boundary: outside.boundary(), minimal, exact: false })
+        Some(Boundary { split, boundary: partition.boundary(), minimal, exact: false })
     }
 
-    fn weight<W: Weigh<E::Scalar>>(&self, law: W, key: E::Scalar) -> f64
+    fn weight<W: WeightFn<E::Scalar>>(&self, weight_fn: W, score: E::Scalar) -> f64
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
         let mut weights = [E::Scalar::default(); LANES];
-        self.simd.weights(&[key; LANES], law, &mut weights);
+        self.simd.weights(&[score; LANES], weight_fn, &mut weights);
         weights[0].into()
     }
 }

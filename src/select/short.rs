@@ -5,15 +5,15 @@ use std::ops::Range;
 use super::batch::{self, Decision, Job, Selection};
 use super::options::Options;
 use super::row;
-use super::row::Rule;
-use super::workspace::{Buffers, Workspace};
+use super::row::Constraints;
+use super::workspace::{PerDtype, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{
-    Aim, BATCH, Edge, Element, LANES, LawOf, Positions, RANKED, Room, ScaledBy, Settled, Simd,
-    Unscaled,
+    BATCH, BatchScratch, Edge, Element, KeptSums, LANES, Positions, RANKED, ScaledBy, Simd,
+    TailTarget, Unscaled, WeightFnOf,
 };
-use crate::mass::Split;
+use crate::mass::SplitSums;
 use crate::scores::{Data, Kind};
 
 /// Rows up to this length are decided here, if nothing is special about them.
@@ -56,7 +56,7 @@ pub(crate) fn rows(
     }
 }
 
-fn scaled<E: Buffers>(
+fn scaled<E: PerDtype>(
     job: &Job<'_>,
     data: &[E],
     rows: Range<usize>,
@@ -64,7 +64,7 @@ fn scaled<E: Buffers>(
     part: &mut Selection,
 ) -> Result<(), Error>
 where
-    E::Scalar: Element<Scalar = E::Scalar> + Buffers,
+    E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
 {
     if job.scores.scale == 1.0 {
         batches(job, data, Unscaled, 1.0, rows, workspace, part)
@@ -74,17 +74,17 @@ where
     }
 }
 
-fn batches<E: Buffers, M: LawOf<E::Scalar>>(
+fn batches<E: PerDtype, M: WeightFnOf<E::Scalar>>(
     job: &Job<'_>,
     data: &[E],
-    law: M,
+    weight_fn: M,
     scale: f64,
     rows: Range<usize>,
     workspace: &mut Workspace,
     part: &mut Selection,
 ) -> Result<(), Error>
 where
-    E::Scalar: Element<Scalar = E::Scalar> + Buffers,
+    E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
 {
     if rows.is_empty() {
         return Ok(());
@@ -115,7 +115,7 @@ where
             if masked && n > RANKED {
                 let source = job.source(row, 1, None);
                 let from = &data[span.start..span.start + n];
-                match source.admit(from, workspace, &mut dense[count], &mut listed[count]) {
+                match source.compact(from, workspace, &mut dense[count], &mut listed[count]) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => {
@@ -127,7 +127,7 @@ where
             }
             let most = longest.max(n);
             if n <= RANKED
-                || plan.rule.eps < row::TINY
+                || plan.constraints.eps < row::TINY_BUDGET
                 || (count > 0 && (count + 1) * most > ENTRIES)
             {
                 break;
@@ -155,14 +155,14 @@ where
                 positions[r] = Positions::Listed(&listed[r]);
             }
             let batch = (next, &batch[..count], &positions[..]);
-            decide_batch(job, &plan, batch, longest, law, workspace, part)
+            decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
         } else {
             let mut batch: [&[E]; BATCH] = [&[]; BATCH];
             for r in 0..count {
                 batch[r] = &data[starts[r]..starts[r] + lengths[r]];
             }
             let batch = (next, &batch[..count], &[Positions::From(0); BATCH][..]);
-            decide_batch(job, &plan, batch, longest, law, workspace, part)
+            decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
         };
         next += count;
     }
@@ -172,12 +172,12 @@ where
 }
 
 /// Decides the rows of a batch, the first of which has a number.
-fn decide_batch<E: Buffers, M: LawOf<E::Scalar>>(
+fn decide_batch<E: PerDtype, M: WeightFnOf<E::Scalar>>(
     job: &Job<'_>,
     plan: &Plan,
     (first, batch, positions): (usize, &[&[E]], &[Positions<'_>]),
     longest: usize,
-    law: M,
+    weight_fn: M,
     workspace: &mut Workspace,
     part: &mut Selection,
 ) -> Result<(), Error>
@@ -187,24 +187,31 @@ where
     let mut short = std::mem::take(E::short(workspace));
     let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
     let mut room = short.room(stride, batch.len(), part.indices.as_ptr_range().end);
-    let found = job.simd.approach(batch, &plan.aim, law, &mut room);
+    let found = job.simd.find_candidate(batch, &plan.target, weight_fn, &mut room);
     let mut result = Ok(());
     for (r, row) in batch.iter().enumerate() {
         let mark = part.indices.len();
-        let settled = found[r].edge.and_then(|edge| {
-            let (keys, weights) = room.row(r, row);
+        let kept_sums = found[r].edge.and_then(|edge| {
+            let (scores, weights) = room.row(r, row);
             let (n, out) = (row.len(), &mut part.indices);
             if edge.ties == 1 {
-                let sums = job.simd.settle(keys, weights, edge.key, positions[r], out);
-                decide(&plan.rule, n, &sums, edge.weight.into())
+                let sums = job.simd.sum_and_emit(scores, weights, edge.score, positions[r], out);
+                decide(&plan.constraints, n, &sums, edge.weight.into())
             } else {
-                decide_ties(job.simd, &plan.rule, n, (keys, weights, positions[r]), &edge, out)
+                decide_ties(
+                    job.simd,
+                    &plan.constraints,
+                    n,
+                    (scores, weights, positions[r]),
+                    &edge,
+                    out,
+                )
             }
         });
         let number = first + r;
         let again =
             |decision: &Decision| job.options.prove_minimal && decision.open(job.eps(number));
-        if let Some(decision) = settled.filter(|decision| !again(decision)) {
+        if let Some(decision) = kept_sums.filter(|decision| !again(decision)) {
             part.push(&decision);
         } else {
             part.indices.truncate(mark);
@@ -222,18 +229,18 @@ where
 }
 
 /// The decision, if the edge, which has this weight, is the boundary.
-fn decide(rule: &Rule, n: usize, sums: &Settled, weight: f64) -> Option<Decision> {
+fn decide(constraints: &Constraints, n: usize, sums: &KeptSums, weight: f64) -> Option<Decision> {
     let kept = sums.kept;
     // A tail that was flushed whole may be no tail at all.
     if sums.below == 0.0 && kept < n {
         return None;
     }
-    let with = Split { tail: sums.below, dropped: n - kept, head: sums.above, kept };
+    let with = SplitSums { tail: sums.below, dropped: n - kept, head: sums.above, kept };
     let mut minimal = kept == 1;
     if !minimal {
         // One key less. The head is a difference; while the key is not most of it, its relative error is at most
         // three times as large, and the proof takes that into account.
-        let without = Split {
+        let without = SplitSums {
             tail: sums.below + weight,
             dropped: n - kept + 1,
             head: sums.above - weight,
@@ -242,95 +249,96 @@ fn decide(rule: &Rule, n: usize, sums: &Settled, weight: f64) -> Option<Decision
         if weight > 0.5 * sums.above {
             return None;
         }
-        minimal = without.lower(3.0 * rule.slack.certify, rule.slack.flush) > rule.eps;
+        minimal = without.lower(3.0 * constraints.slack.certify, constraints.slack.flush)
+            > constraints.eps;
         if !minimal {
             // Open, or not the boundary: the general search knows.
             return None;
         }
     }
-    let decision = Decision::new(&with, minimal, false, rule);
+    let decision = Decision::new(&with, minimal, false, constraints);
     (decision.status == Status::Certified).then_some(decision)
 }
 
 /// The decision, and the positions kept, if the boundary is among the keys that equal the edge.
 fn decide_ties<E: Element>(
     simd: Simd,
-    rule: &Rule,
+    constraints: &Constraints,
     n: usize,
-    (keys, weights, positions): (&[E], &[E::Scalar], Positions<'_>),
+    (scores, weights, positions): (&[E], &[E::Scalar], Positions<'_>),
     edge: &Edge<E::Scalar>,
     out: &mut Vec<u32>,
 ) -> Option<Decision> {
-    let sums = simd.flank(keys, weights, edge.key);
+    let sums = simd.sum_around_ties(scores, weights, edge.score);
     let (ties, weight): (usize, f64) = (edge.ties, edge.weight.into());
     // Equal rows are decided by integers, and a tail that was flushed whole may be none: the general search knows.
-    if ties == n || (sums.below == 0.0 && sums.count_below > keys.len() - n) {
+    if ties == n || (sums.below == 0.0 && sums.count_below > scores.len() - n) {
         return None;
     }
-    let at = |kept: usize| Split {
+    let at = |kept: usize| SplitSums {
         tail: sums.below + weight * (ties - kept) as f64,
         // Fewer than none only if another thread writes to the row meanwhile.
         dropped: n.saturating_sub(sums.count_above + kept),
         head: sums.above + weight * kept as f64,
         kept: sums.count_above + kept,
     };
-    if !rule.accepts(&at(ties)) || rule.accepts(&at(0)) {
+    if !constraints.accepts(&at(ties)) || constraints.accepts(&at(0)) {
         return None;
     }
-    let enough = row::fewest((0, ties), |kept| rule.accepts(&at(kept)));
+    let enough = row::fewest((0, ties), |kept| constraints.accepts(&at(kept)));
     let last = if enough == ties {
         u32::MAX
     } else {
-        simd.find_equal(keys, edge.key, enough).ok()? as u32
+        simd.find_equal(scores, edge.score, enough).ok()? as u32
     };
     let split = at(enough);
-    let minimal = split.kept == 1 || rule.refutes(&at(enough - 1));
+    let minimal = split.kept == 1 || constraints.refutes(&at(enough - 1));
     let list = match positions {
         Positions::From(_) => None,
         Positions::Listed(list) => Some(list),
     };
     let mark = out.len();
-    batch::emit((simd, 1), keys, list, (edge.key, last), out);
+    batch::emit((simd, 1), scores, list, (edge.score, last), out);
     // The general search knows what to do with a row that another thread writes to.
-    (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, rule))
+    (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
 }
 
 /// What rows of one budget and one radius share.
 struct Plan {
-    rule: Rule,
+    constraints: Constraints,
     radius: f64,
-    aim: Aim,
+    target: TailTarget,
 }
 
 impl Plan {
     fn new(job: &Job<'_>, row: usize, scale: f64) -> Self {
-        let rule = job.plain_rule(row, LONGEST);
-        let share = rule.target(1.0);
-        let reach = row::depth(LONGEST, rule.eps) / scale;
-        let aim = Aim { share, ln_share: share.ln(), reach, scale };
-        Plan { rule, radius: job.scores.row_radius(row), aim }
+        let constraints = job.plain_constraints(row, LONGEST);
+        let share = constraints.target(1.0);
+        let reach = row::depth(LONGEST, constraints.eps) / scale;
+        let target = TailTarget { share, ln_share: share.ln(), reach, scale };
+        Plan { constraints, radius: job.scores.row_radius(row), target }
     }
 
     fn holds(&self, job: &Job<'_>, row: usize) -> bool {
-        self.rule.eps == job.eps(row) && self.radius == job.scores.row_radius(row)
+        self.constraints.eps == job.eps(row) && self.radius == job.scores.row_radius(row)
     }
 }
 
 /// Scratch of a batch.
 #[derive(Debug, Default)]
-pub(crate) struct Short<E, S> {
-    keys: Vec<E>,
+pub(crate) struct ShortRowsScratch<E, S> {
+    scores: Vec<E>,
     weights: Vec<S>,
     inside: Vec<S>,
     inside_weights: Vec<S>,
 }
 
-impl<E: Element> Short<E, E::Scalar> {
-    fn room(&mut self, stride: usize, rows: usize, write: *const u32) -> Room<'_, E> {
+impl<E: Element> ShortRowsScratch<E, E::Scalar> {
+    fn room(&mut self, stride: usize, rows: usize, write: *const u32) -> BatchScratch<'_, E> {
         let zero = E::Scalar::default();
-        Room {
+        BatchScratch {
             stride,
-            keys: super::workspace::padded(&mut self.keys, rows * stride, E::MASKED),
+            scores: super::workspace::padded(&mut self.scores, rows * stride, E::MASKED),
             weights: super::workspace::padded(&mut self.weights, rows * stride, zero),
             inside: super::workspace::padded(&mut self.inside, rows * stride, zero),
             inside_weights: super::workspace::padded(&mut self.inside_weights, rows * stride, zero),

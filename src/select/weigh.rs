@@ -2,11 +2,11 @@
 
 use super::batch::with_workspace;
 use super::prepared::{Prepared, Source, Visitor};
-use super::row::Law;
-use super::workspace::{Buffers, Workspace};
+use super::row::InvertibleWeightFn;
+use super::workspace::{PerDtype, Workspace};
 use crate::error::Error;
 use crate::kernels::{Element, Scalar, Simd};
-use crate::mass::Slack;
+use crate::mass::ErrorBound;
 use crate::scores::Scores;
 
 /// What [`weigh_row`] says about the weights that it wrote.
@@ -15,7 +15,7 @@ pub(crate) struct RowWeights {
     /// Their computed sum; 0 if nothing is visible.
     pub(crate) total: f64,
     /// The slack that a certificate of this row is judged with.
-    pub(crate) slack: Slack,
+    pub(crate) slack: ErrorBound,
     /// Whether no key is masked.
     pub(crate) whole: bool,
 }
@@ -33,7 +33,7 @@ pub(crate) fn weigh_row(
     out: &mut [f32],
 ) -> Result<RowWeights, Error> {
     let source =
-        Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, soon: None };
+        Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
     let visitor = Write { simd: source.simd, n: scores.longest(), out };
     with_workspace(|workspace| {
         if source.is_plain(workspace)? {
@@ -58,23 +58,23 @@ impl Visitor for Write<'_> {
         false
     }
 
-    fn visit<E: Buffers, W: Law<E::Scalar>>(
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
         self,
         row: Prepared<'_, E>,
-        law: W,
+        weight_fn: W,
         _workspace: &mut Workspace,
     ) -> Result<RowWeights, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        let keys = row.keys.as_slice();
+        let scores = row.scores.as_slice();
         let unit: f64 = if row.weights { row.largest.into() } else { 1.0 };
-        let total = self.simd.weights_f32(keys, law, unit, &mut self.out[..keys.len()]);
-        let whole = row.live == self.n;
+        let total = self.simd.weights_f32(scores, weight_fn, unit, &mut self.out[..scores.len()]);
+        let whole = row.visible == self.n;
         if !whole {
-            self.out[keys.len()..].fill(HIDDEN);
-            for (out, key) in self.out.iter_mut().zip(keys) {
-                if key.widen() == E::Scalar::NEG_INFINITY {
+            self.out[scores.len()..].fill(HIDDEN);
+            for (out, score) in self.out.iter_mut().zip(scores) {
+                if score.widen() == E::Scalar::NEG_INFINITY {
                     *out = HIDDEN;
                 }
             }

@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 use super::batch::{self, Selection};
 use super::options::Options;
-use super::row::Scratch;
-use super::short::Short;
+use super::row::SearchScratch;
+use super::short::ShortRowsScratch;
 use crate::error::Error;
 use crate::kernels::{BATCH, LANES};
 use crate::memory::room;
@@ -25,16 +25,16 @@ pub struct Workspace {
     pub(crate) admitted: Vec<u8>,
     /// Where the keys of a masked row come from.
     pub(crate) positions: Vec<u32>,
-    pub(crate) scratch32: Scratch<f32>,
-    pub(crate) scratch64: Scratch<f64>,
+    pub(crate) scratch32: SearchScratch<f32>,
+    pub(crate) scratch64: SearchScratch<f64>,
     pub(crate) forced: Forced,
     pub(crate) listed: [Vec<u32>; BATCH],
     dense32: [Vec<f32>; BATCH],
     dense64: [Vec<f64>; BATCH],
-    short32: Short<f32, f32>,
-    short64: Short<f64, f64>,
-    short16: Short<f16, f32>,
-    shortb16: Short<bf16, f32>,
+    short32: ShortRowsScratch<f32, f32>,
+    short64: ShortRowsScratch<f64, f64>,
+    short16: ShortRowsScratch<f16, f32>,
+    shortb16: ShortRowsScratch<bf16, f32>,
 }
 
 /// Positions that are kept in any case, ascending.
@@ -114,24 +114,24 @@ pub(crate) fn padded_for<'a, T: Copy>(
 }
 
 /// The scratch buffers of an element type.
-pub(crate) trait Buffers: crate::kernels::Element {
-    fn keys(workspace: &mut Workspace) -> &mut Vec<Self>;
-    fn scratch(workspace: &mut Workspace) -> &mut Scratch<Self::Scalar>;
-    fn short(workspace: &mut Workspace) -> &mut Short<Self, Self::Scalar>;
+pub(crate) trait PerDtype: crate::kernels::Element {
+    fn scores(workspace: &mut Workspace) -> &mut Vec<Self>;
+    fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar>;
+    fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar>;
     /// Rows of admitted keys.
     fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH];
 }
 
 macro_rules! buffers {
     ($($type:ident: $scratch:ident $short:ident $dense:ident),*) => {$(
-        impl Buffers for $type {
-            fn keys(workspace: &mut Workspace) -> &mut Vec<Self> {
+        impl PerDtype for $type {
+            fn scores(workspace: &mut Workspace) -> &mut Vec<Self> {
                 &mut workspace.$type
             }
-            fn scratch(workspace: &mut Workspace) -> &mut Scratch<Self::Scalar> {
+            fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar> {
                 &mut workspace.$scratch
             }
-            fn short(workspace: &mut Workspace) -> &mut Short<Self, Self::Scalar> {
+            fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar> {
                 &mut workspace.$short
             }
             fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH] {

@@ -15,13 +15,13 @@ pub(crate) struct Saved<'a> {
     pub(crate) lines: Cow<'a, [u8]>,
     pub(crate) scales: Cow<'a, [bf16]>,
     pub(crate) radii: Cow<'a, [bf16]>,
-    pub(crate) bare: Cow<'a, [u32]>,
+    pub(crate) uncoded: Cow<'a, [u32]>,
     pub(crate) mean: Cow<'a, [f32]>,
     pub(crate) gram: Cow<'a, [f64]>,
     /// What the Gram matrix leaves out, the largest loss, the largest key, how many additions it is made of, the largest loss
     /// that gets a code, the largest entry of any key, and the size of the frame's blocks.
     pub(crate) numbers: [f64; 7],
-    pub(crate) print: [u64; 2],
+    pub(crate) fingerprint: [u64; 2],
 }
 
 /// What of a saved index is taken at its word.
@@ -41,7 +41,7 @@ impl Saved<'_> {
             lines: self.lines.into_owned().into(),
             scales: self.scales.into_owned().into(),
             radii: self.radii.into_owned().into(),
-            bare: self.bare.into_owned().into(),
+            uncoded: self.uncoded.into_owned().into(),
             mean: self.mean.into_owned().into(),
             gram: self.gram.into_owned().into(),
             ..self
@@ -58,11 +58,11 @@ impl<'a> Codes<'a> {
             lines: (&*self.lines).into(),
             scales: (&*self.scales).into(),
             radii: (&*self.radii).into(),
-            bare: (&*self.bare).into(),
+            uncoded: (&*self.uncoded).into(),
             mean: (&*self.frame.mean).into(),
             gram: gram.into(),
             numbers: [lost, loss, norm, additions, spared, f64::from(largest), block],
-            print: self.print.0,
+            fingerprint: self.fingerprint.0,
         }
     }
 
@@ -78,15 +78,15 @@ impl<'a> Codes<'a> {
         let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
         need(saved.lines.len() == keys / LANES * dim.div_ceil(STEP) * LINE, "codes")?;
         need(saved.scales.len() == keys && saved.radii.len() == keys, "scales or radii")?;
-        let ascending = saved.bare.windows(2).all(|pair| pair[0] < pair[1]);
-        let inside = saved.bare.last().is_none_or(|last| (*last as usize) < n);
+        let ascending = saved.uncoded.windows(2).all(|pair| pair[0] < pair[1]);
+        let inside = saved.uncoded.last().is_none_or(|last| (*last as usize) < n);
         need(ascending && inside, "keys without codes")?;
         let number = |number: &bf16| (0.0..f32::INFINITY).contains(&number.to_f32());
-        let mut bare = saved.bare.iter().peekable();
+        let mut uncoded = saved.uncoded.iter().peekable();
         let mut pairs = saved.scales.iter().zip(saved.radii.iter()).take(n).enumerate();
         let coded = trust == Trust::Scales
             || pairs.all(|(i, (s, r))| {
-                let left = bare.next_if(|key| **key as usize == i).is_some();
+                let left = uncoded.next_if(|key| **key as usize == i).is_some();
                 left || (number(s) && s.to_f32() > 0.0 && number(r))
             });
         need(coded, "a scale or radius")?;
@@ -110,11 +110,11 @@ impl<'a> Codes<'a> {
             lines: saved.lines,
             scales: saved.scales,
             radii: saved.radii,
-            bare: saved.bare,
+            uncoded: saved.uncoded,
             gram,
             spared,
             largest: largest as f32,
-            print: Fingerprint(saved.print),
+            fingerprint: Fingerprint(saved.fingerprint),
         })
     }
 }

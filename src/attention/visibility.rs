@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::AttentionOptions;
 use crate::error::{Error, Place};
-use crate::keys::Sight;
+use crate::keys::RowVisibility;
 use crate::scores::{Vectors, check_strides};
 
 /// The rows of a call.
-pub(super) struct Sights<'a> {
+pub(super) struct Visibility<'a> {
     /// The axes of queries but the last.
     pub(super) shape: Vec<usize>,
     pub(super) keys: usize,
@@ -17,7 +17,7 @@ pub(super) struct Sights<'a> {
     pub(super) options: AttentionOptions<'a>,
 }
 
-impl<'a> Sights<'a> {
+impl<'a> Visibility<'a> {
     /// Judges the axes of queries beside those of keys or values, and what masks them.
     ///
     /// # Errors
@@ -36,9 +36,9 @@ impl<'a> Sights<'a> {
         let each = |head| std::iter::repeat_n(head, queries.len());
         let head_of = heads.into_iter().flat_map(each).collect();
         let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
-        let sights = Sights { shape, keys: keys.len(), head_of, options: options.clone() };
-        sights.check()?;
-        Ok(sights)
+        let visibility = Visibility { shape, keys: keys.len(), head_of, options: options.clone() };
+        visibility.check()?;
+        Ok(visibility)
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -116,7 +116,7 @@ impl<'a> Sights<'a> {
     }
 
     /// What a row sees.
-    pub(super) fn sight(&self, row: usize) -> Sight<'a> {
+    pub(super) fn row_visibility(&self, row: usize) -> RowVisibility<'a> {
         let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
         let mut visible = n;
         if let Some(lengths) = self.options.lengths {
@@ -131,6 +131,6 @@ impl<'a> Sights<'a> {
             let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
             mask.get(start..start + n).unwrap_or(&[])
         });
-        Sight { visible, allowed }
+        RowVisibility { visible, allowed }
     }
 }

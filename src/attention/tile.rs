@@ -7,9 +7,9 @@ use super::work::Answer;
 use super::{Job, MANY};
 use crate::error::Error;
 use crate::kernels::{
-    Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows, PanelSees,
+    BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
-use crate::keys::{Rung, Sight, by_type, matrix};
+use crate::keys::{RowVisibility, Rung, by_type, matrix};
 use crate::scores::Data;
 
 /// One rounding of f32.
@@ -29,7 +29,7 @@ impl Job<'_> {
     }
 
     /// Answers rows in f32 over all that they see; `None` if they are too few, or if f32 cannot hold what is stored.
-    pub(super) fn together(
+    pub(super) fn attend_tile(
         &self,
         head: usize,
         rows: &[usize],
@@ -61,17 +61,19 @@ impl Job<'_> {
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
         let entries = queries.iter().map(Vec::as_slice);
         let mut panel = PanelRows::new(entries, shape, self.scale as f32);
-        let sights: Vec<Sight<'_>> = rows.iter().map(|&row| self.sights.sight(row)).collect();
+        let visibility: Vec<RowVisibility<'_>> =
+            rows.iter().map(|&row| self.visibility.row_visibility(row)).collect();
         by_type!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             by_type!(self.values, V => {
-                self.over(keys, matrix::<V>(self.values, head), &sights, &mut panel);
+                self.over(keys, matrix::<V>(self.values, head), &visibility, &mut panel);
                 Ok(())
             })
         })?;
         let answer = |(at, error): (usize, f64)| {
             let (top, total, sums) = panel.row(at);
-            let Sunk { total, slip, .. } = self.sunk(rows[at], total, (top, 0.0), (error, 0.0));
+            let Sunk { total, slip, .. } =
+                self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
             let error = error + slip;
             let mut out = sums.to_vec();
             if total > 0.0 {
@@ -83,7 +85,7 @@ impl Job<'_> {
             if out[..dim].iter().any(|entry| !entry.is_finite()) {
                 return None;
             }
-            let seen = sights[at].count();
+            let seen = visibility[at].count();
             let (grown, rung) = (error.exp_m1(), Rung::Dense);
             let (weight_error, sum_error) = (grown + WEIGHT * (1.0 + grown), SUMS);
             Some(Answer {
@@ -104,24 +106,25 @@ impl Job<'_> {
         &self,
         keys: Keys<'_, K>,
         values: Keys<'_, V>,
-        sights: &[Sight<'_>],
+        visibility: &[RowVisibility<'_>],
         panel: &mut PanelRows,
     ) {
-        let longest = sights.iter().map(|sight| sight.visible).max().unwrap_or(0);
+        let longest =
+            visibility.iter().map(|row_visibility| row_visibility.visible).max().unwrap_or(0);
         let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
         let mut limits = [0.0f32; PANEL_ROWS];
         let mut each = Vec::new();
         for from in (0..longest).step_by(PANEL_KEYS) {
             let block = (from, PANEL_KEYS.min(longest - from));
-            let sees = match masked(sights, block, &mut each) {
+            let sees = match masked(visibility, block, &mut each) {
                 // What nobody sees is not touched.
                 Masked::All => continue,
-                Masked::Some => PanelSees::Each(&each),
+                Masked::Some => BlockMask::Each(&each),
                 Masked::None => {
-                    for (limit, sight) in limits.iter_mut().zip(sights) {
-                        *limit = sight.visible.saturating_sub(from).min(PANEL_KEYS) as f32;
+                    for (limit, row_visibility) in limits.iter_mut().zip(visibility) {
+                        *limit = row_visibility.visible.saturating_sub(from).min(PANEL_KEYS) as f32;
                     }
-                    PanelSees::First(&limits)
+                    BlockMask::First(&limits)
                 }
             };
             let width = |dim: usize| dim.next_multiple_of(LANES);
@@ -140,7 +143,7 @@ impl Job<'_> {
             let keys = matrix::<K>(self.keys, head);
             let centre = vec![0.0; keys.dim().next_multiple_of(LANES)];
             let mut most = 0.0f64;
-            for seen in self.sights.seen_by_any(head) {
+            for seen in self.visibility.seen_by_any(head) {
                 let square = self.simd.farthest(keys.behind(seen.start), seen.len(), &centre);
                 if !square.is_finite() {
                     let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
@@ -164,13 +167,17 @@ enum Masked {
 }
 
 /// Judges the masks of rows over a block; where it is `Some`, writes for each key a number for each row, above zero if it sees it.
-fn masked(sights: &[Sight<'_>], (from, count): (usize, usize), each: &mut Vec<f32>) -> Masked {
-    let part = |sight: &Sight<'_>| -> (usize, usize) {
-        let Some(allowed) = sight.allowed else { return (1, 0) };
-        let of = allowed.get(from..sight.visible.min(from + count)).unwrap_or(&[]);
+fn masked(
+    visibility: &[RowVisibility<'_>],
+    (from, count): (usize, usize),
+    each: &mut Vec<f32>,
+) -> Masked {
+    let part = |row_visibility: &RowVisibility<'_>| -> (usize, usize) {
+        let Some(allowed) = row_visibility.allowed else { return (1, 0) };
+        let of = allowed.get(from..row_visibility.visible.min(from + count)).unwrap_or(&[]);
         (of.iter().map(|&byte| usize::from(byte != 0)).sum(), of.len())
     };
-    let parts: Vec<(usize, usize)> = sights.iter().map(part).collect();
+    let parts: Vec<(usize, usize)> = visibility.iter().map(part).collect();
     if parts.iter().all(|&(seen, _)| seen == 0) {
         return Masked::All;
     }
@@ -179,9 +186,10 @@ fn masked(sights: &[Sight<'_>], (from, count): (usize, usize), each: &mut Vec<f3
     }
     each.clear();
     each.resize(count * PANEL_ROWS, 0.0);
-    for (row, sight) in sights.iter().enumerate() {
-        let end = sight.visible.min(from + count);
-        let allowed = sight.allowed.and_then(|allowed| allowed.get(from..end)).unwrap_or(&[]);
+    for (row, row_visibility) in visibility.iter().enumerate() {
+        let end = row_visibility.visible.min(from + count);
+        let allowed =
+            row_visibility.allowed.and_then(|allowed| allowed.get(from..end)).unwrap_or(&[]);
         for (to, &byte) in each.iter_mut().skip(row).step_by(PANEL_ROWS).zip(allowed) {
             *to = f32::from(u8::from(byte != 0));
         }
