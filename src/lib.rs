@@ -41,6 +41,7 @@ mod attention;
 pub mod bounds;
 mod certificate;
 mod error;
+mod interrupt;
 mod keepset;
 mod kernels;
 mod keys;
@@ -63,6 +64,7 @@ pub use attention::{Attention, AttentionOptions, Budget, Precision, ValueBall, a
 pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
 pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};
+pub use interrupt::interruptible;
 pub use keepset::{KeepSet, keep_set};
 pub use keys::{IndexOptions, KeyIndex, Over, Rule, Rung, SearchOptions, SearchResult};
 pub use scores::{Data, Keep, Kind, Mask, Scores, Values, Vectors};

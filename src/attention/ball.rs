@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::kernels::{Keys, LANES, Simd};
 use crate::memory::{check_memory, list};
 use crate::scores::{Vectors, stored};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 /// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.
 const SAMPLES: usize = 1024;
@@ -130,14 +130,6 @@ impl ValueBall {
     /// # Errors
     /// [`Error::Option`] for threads.
     pub fn new(values: &Vectors<'_>, threads: Option<usize>) -> Result<Self, Error> {
-        Self::new_with(values, threads, &mut || Ok(()))
-    }
-
-    pub(crate) fn new_with(
-        values: &Vectors<'_>,
-        threads: Option<usize>,
-        interrupt: Interrupt<'_>,
-    ) -> Result<Self, Error> {
         let _modes = threads::default_floats();
         let simd = Simd::current()?;
         let (heads, all) = (values.heads(), 0..values.len());
@@ -146,9 +138,7 @@ impl ValueBall {
         let threads = threads::count(threads, work > 1 << 20)?;
         let mut balls = list("v", heads)?;
         let one = |head| Ok(Ball::around(simd, values, head, std::slice::from_ref(&all)));
-        threads::in_portions(threads, heads, (threads, 1), interrupt, one, |ball| {
-            balls.push(ball)
-        })?;
+        threads::in_portions(threads, heads, (threads, 1), one, |ball| balls.push(ball))?;
         let (batch, dim) = (values.batch().to_vec(), values.dim());
         Ok(ValueBall { batch, dim, len: values.len(), balls })
     }

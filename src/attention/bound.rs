@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, list};
 use crate::scores::{Data, Vectors};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 use half::{bf16, f16};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -89,11 +89,7 @@ enum Shared<'a> {
 
 impl<'a> Balls<'a> {
     /// Reads the values that rows see, unless a ball around them is given.
-    pub(super) fn new(
-        visibility: &'a Visibility<'a>,
-        values: &Vectors<'_>,
-        interrupt: Interrupt<'_>,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(visibility: &'a Visibility<'a>, values: &Vectors<'_>) -> Result<Self, Error> {
         let options = &visibility.options;
         let head_of = &visibility.head_of[..];
         if let Some(ball) = options.ball {
@@ -119,7 +115,7 @@ impl<'a> Balls<'a> {
             if options.sinks.is_some() { ball.with_origin() } else { ball }
         };
         let one = |head| Ok(around(head, &visibility.seen_by_any(head)));
-        threads::in_portions(threads, heads, (threads, 1), interrupt, one, |ball| made.push(ball))?;
+        threads::in_portions(threads, heads, (threads, 1), one, |ball| made.push(ball))?;
         let mut own = Vec::new();
         if made.iter().any(|ball| ball.radius == f64::INFINITY) {
             let rows = visibility.rows();
@@ -129,7 +125,7 @@ impl<'a> Balls<'a> {
                 let needed = made[head].radius == f64::INFINITY;
                 Ok(needed.then(|| around(head, &visibility.seen(row))))
             };
-            threads::in_portions(threads, rows, (64, 1), interrupt, one, |ball| own.push(ball))?;
+            threads::in_portions(threads, rows, (64, 1), one, |ball| own.push(ball))?;
         }
         Ok(Balls { shared: Shared::Made(made), own, head_of })
     }
@@ -207,16 +203,6 @@ impl Attention {
         values: &Vectors<'_>,
         options: &AttentionOptions<'_>,
     ) -> Result<Vec<f64>, Error> {
-        self.error_bound_with(queries, values, options, &mut || Ok(()))
-    }
-
-    pub(crate) fn error_bound_with(
-        &self,
-        queries: &Vectors<'_>,
-        values: &Vectors<'_>,
-        options: &AttentionOptions<'_>,
-        interrupt: Interrupt<'_>,
-    ) -> Result<Vec<f64>, Error> {
         let _modes = threads::default_floats();
         check_memory("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
         check_memory("q", queries.heads(), 2 * size_of::<usize>())?;
@@ -229,7 +215,7 @@ impl Attention {
         {
             return Err(queries.misfit("this is not what the attention was computed of".into()));
         }
-        let balls = Balls::new(&visibility, values, interrupt)?;
+        let balls = Balls::new(&visibility, values)?;
         Ok(self.bounds(&balls, values))
     }
 

@@ -15,7 +15,7 @@ use crate::keys::{KeyIndex, Rung};
 use crate::memory::{check_memory, check_memory_in_each};
 use crate::scale::nearest_rsqrt;
 use crate::scores::Vectors;
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 pub use ball::ValueBall;
 use bound::Balls;
@@ -74,6 +74,8 @@ pub struct Attention {
     pub sum_error: Vec<f64>,
     /// How far rounding to the precision asked for moved each row.
     pub rounding: Vec<f64>,
+    /// With a budget on the output: the bound of each row's error that was held against it, as [`Attention::error_bound`] has it.
+    pub within: Option<Vec<f64>>,
 }
 
 /// Rows that share a scan of the codes.
@@ -104,20 +106,6 @@ pub fn attention(
     index: Option<&KeyIndex>,
     options: &AttentionOptions<'_>,
 ) -> Result<Attention, Error> {
-    attention_with(queries, keys, values, budget, index, options, &mut || Ok(()))
-        .map(|(all, _)| all)
-}
-
-/// The same, with the bounds of the output's error where the budget is one.
-pub(crate) fn attention_with(
-    queries: &Vectors<'_>,
-    keys: &Vectors<'_>,
-    values: &Vectors<'_>,
-    budget: Budget<'_>,
-    index: Option<&KeyIndex>,
-    options: &AttentionOptions<'_>,
-    interrupt: Interrupt<'_>,
-) -> Result<(Attention, Option<Vec<f64>>), Error> {
     let _modes = threads::default_floats();
     // Sums of values of rows that are worked on together.
     check_memory("v", values.dim(), PANEL_ROWS * 24)?;
@@ -141,8 +129,8 @@ pub(crate) fn attention_with(
                     value: eps[row],
                 });
             }
-            job.run(RowBudget { eps, careful: false }, |_| true, &mut all, interrupt)?;
-            Ok((all, None))
+            job.run(RowBudget { eps, careful: false }, |_| true, &mut all)?;
+            Ok(all)
         }
         Budget::Output(tolerance) => {
             visibility.per_row("out_tol", tolerance.len())?;
@@ -150,8 +138,8 @@ pub(crate) fn attention_with(
                 let place = visibility.place(row, tolerance.len());
                 return Err(Error::Tolerance { place, value: tolerance[row] });
             }
-            let bounds = job.within(tolerance, &mut all, interrupt)?;
-            Ok((all, Some(bounds)))
+            all.within = Some(job.within(tolerance, &mut all)?);
+            Ok(all)
         }
     }
 }
@@ -167,6 +155,7 @@ impl Attention {
             weight_error: vec![0.0; rows],
             sum_error: vec![0.0; rows],
             rounding: vec![0.0; rows],
+            within: None,
         }
     }
 }
@@ -243,7 +232,6 @@ impl<'a> Job<'a> {
         budget: RowBudget<'_>,
         wanted: impl Fn(usize) -> bool,
         all: &mut Attention,
-        interrupt: Interrupt<'_>,
     ) -> Result<(), Error> {
         let units = self.units(wanted);
         let dim = self.values.dim();
@@ -262,26 +250,19 @@ impl<'a> Job<'a> {
             }
             Ok((answers, moved))
         };
-        threads::in_portions(
-            threads,
-            units.len(),
-            (portion, 1),
-            interrupt,
-            one,
-            |(answers, moved)| {
-                for ((&row, answer), moved) in units[at].rows.iter().zip(answers).zip(moved) {
-                    all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
-                    all.tail_mass_upper[row] = answer.upper;
-                    all.k[row] = answer.kept as i64;
-                    all.scored[row] = answer.scored as i64;
-                    all.rung[row] = answer.rung;
-                    all.weight_error[row] = answer.weight_error;
-                    all.sum_error[row] = answer.sum_error;
-                    all.rounding[row] = moved;
-                }
-                at += 1;
-            },
-        )
+        threads::in_portions(threads, units.len(), (portion, 1), one, |(answers, moved)| {
+            for ((&row, answer), moved) in units[at].rows.iter().zip(answers).zip(moved) {
+                all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
+                all.tail_mass_upper[row] = answer.upper;
+                all.k[row] = answer.kept as i64;
+                all.scored[row] = answer.scored as i64;
+                all.rung[row] = answer.rung;
+                all.weight_error[row] = answer.weight_error;
+                all.sum_error[row] = answer.sum_error;
+                all.rounding[row] = moved;
+            }
+            at += 1;
+        })
     }
 
     /// Rounds a row's output, and says how far that moved it.
@@ -299,13 +280,8 @@ impl<'a> Job<'a> {
     }
 
     /// Computes all rows so that their outputs are within budgets, and returns the bounds that prove it.
-    fn within(
-        &self,
-        tolerance: &[f64],
-        all: &mut Attention,
-        interrupt: Interrupt<'_>,
-    ) -> Result<Vec<f64>, Error> {
-        let balls = Balls::new(self.visibility, self.values, interrupt)?;
+    fn within(&self, tolerance: &[f64], all: &mut Attention) -> Result<Vec<f64>, Error> {
+        let balls = Balls::new(self.visibility, self.values)?;
         let rows = self.visibility.rows();
         let of = |row: usize| tolerance[if tolerance.len() == 1 { 0 } else { row }];
         let (mut eps, mut open) = (vec![0.0; rows], vec![true; rows]);
@@ -321,7 +297,7 @@ impl<'a> Job<'a> {
             }
             let per_row = if rows == 0 { &[0.0][..] } else { &eps };
             let budget = RowBudget { eps: per_row, careful: attempt == ATTEMPTS };
-            self.run(budget, |row| open[row], all, interrupt)?;
+            self.run(budget, |row| open[row], all)?;
             let bounds = all.bounds(&balls, self.values);
             let mut missed = None;
             for row in 0..rows {

@@ -6,7 +6,7 @@ use super::rows::{VisibleRow, map_rows};
 use crate::error::{Error, Place};
 use crate::mass;
 use crate::scores::Scores;
-use crate::threads::{self, Interrupt};
+use crate::threads;
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// More than the logarithm of a quotient changes when both products in it are rounded.
@@ -88,17 +88,8 @@ pub fn score_gap(
     k: &[i64],
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    score_gap_with(scores, k, threads, &mut || Ok(()))
-}
-
-pub(crate) fn score_gap_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<f64>, Error> {
     scores.per_row("k", k.len())?;
-    map_rows(scores, threads, interrupt, |mut row| {
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None if kept == row.keys.len() => f64::INFINITY,
@@ -124,17 +115,8 @@ pub fn single_gap(
     k: &[i64],
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    single_gap_with(scores, k, threads, &mut || Ok(()))
-}
-
-pub(crate) fn single_gap_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<f64>, Error> {
     scores.per_row("k", k.len())?;
-    map_rows(scores, threads, interrupt, |mut row| {
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None => f64::from(u8::from(kept < row.keys.len())),

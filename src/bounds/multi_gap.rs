@@ -7,7 +7,6 @@ use super::rows::{VisibleRow, map_rows};
 use crate::error::Error;
 use crate::memory::check_memory;
 use crate::scores::Scores;
-use crate::threads::Interrupt;
 
 /// Where sorted rows are cut, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,19 +37,9 @@ pub fn multi_gap(
     cuts: Cuts<'_>,
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    multi_gap_with(scores, k, cuts, threads, &mut || Ok(()))
-}
-
-pub(crate) fn multi_gap_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    cuts: Cuts<'_>,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<f64>, Error> {
     scores.per_row("k", k.len())?;
     judge(scores, cuts)?;
-    map_rows(scores, threads, interrupt, |mut row| {
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         if let Cuts::At(cuts) = cuts {
             fit(cuts, &row, kept)?;
@@ -82,19 +71,9 @@ pub fn best_cuts(
     most: usize,
     threads: Option<usize>,
 ) -> Result<Vec<Vec<usize>>, Error> {
-    best_cuts_with(scores, k, most, threads, &mut || Ok(()))
-}
-
-pub(crate) fn best_cuts_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    most: usize,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<Vec<usize>>, Error> {
     scores.per_row("k", k.len())?;
     judge(scores, Cuts::Best(most))?;
-    map_rows(scores, threads, interrupt, |mut row| {
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         if kept == 0 || kept == row.keys.len() {
             return Ok(Vec::new());

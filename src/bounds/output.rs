@@ -11,14 +11,15 @@ mod row;
 mod spectrum;
 
 use crate::error::Error;
+use crate::interrupt;
 use crate::memory::{check_memory, check_memory_in_each, check_memory_square, filled, room};
 use crate::scores::{Keep, Scores, Values};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 use cloud::{Cloud, Outline};
 use prefix::Found;
 use row::{Bounds, Parted, Weighed};
 
-/// Multiplications per portion, between two calls of the hook.
+/// Multiplications per portion, between two checks for an interrupt.
 const PORTION: usize = 1 << 28;
 /// Components of values that are held in f64 at a time, if one head has fewer.
 const HELD: usize = 1 << 25;
@@ -102,16 +103,6 @@ pub fn output_error(
     keep: &Keep<'_>,
     threads: Option<usize>,
 ) -> Result<OutputError, Error> {
-    output_error_with(scores, values, keep, threads, &mut || Ok(()))
-}
-
-pub(crate) fn output_error_with(
-    scores: &Scores<'_>,
-    values: &Values<'_>,
-    keep: &Keep<'_>,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<OutputError, Error> {
     // Bounds are compared below, and a caller that flushes subnormal numbers to zero would find 0 the best.
     let _modes = threads::default_floats();
     keep.check(scores)?;
@@ -130,7 +121,7 @@ pub(crate) fn output_error_with(
         let parted = Parted::new(cloud, &weighed, |j| kept[j] != 0);
         Ok(parted.map(|parted| parted.bounds(outline)).unwrap_or_default())
     };
-    let found = by_head(scores, values, threads, outlined, bound, interrupt)?;
+    let found = by_head(scores, values, threads, outlined, bound)?;
     let mut all = OutputError::default();
     for bounds in found {
         all.push(&bounds);
@@ -178,16 +169,6 @@ pub fn select_output(
     out_tol: &[f64],
     threads: Option<usize>,
 ) -> Result<OutputSelection, Error> {
-    select_output_with(scores, values, out_tol, threads, &mut || Ok(()))
-}
-
-pub(crate) fn select_output_with(
-    scores: &Scores<'_>,
-    values: &Values<'_>,
-    out_tol: &[f64],
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<OutputSelection, Error> {
     let _modes = threads::default_floats();
     scores.check_out_tol(out_tol)?;
     let choose = |cloud: &Cloud, row: usize| {
@@ -196,7 +177,7 @@ pub(crate) fn select_output_with(
         let out_tol = if out_tol.len() == 1 { out_tol[0] } else { out_tol[row] };
         Ok(prefix::shortest(cloud, &weighed, out_tol))
     };
-    let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose, interrupt)?;
+    let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose)?;
     let mut all = OutputSelection { indptr: vec![0], ..OutputSelection::default() };
     room("scores", &mut all.indices, found.iter().map(|row| row.kept.len()).sum())?;
     for row in found {
@@ -217,7 +198,6 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     threads: Option<usize>,
     prepare: impl Fn(Cloud) -> P + Sync + Send,
     work: impl Fn(&P, usize) -> Result<R, Error> + Sync + Send,
-    interrupt: Interrupt<'_>,
 ) -> Result<Vec<R>, Error> {
     // Of each row what is found, its number and its task; positions kept are counted row by row.
     let row = size_of::<R>() + size_of::<(&P, usize)>() + 32;
@@ -238,7 +218,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
             }
             cloud(scores, values, head, &served[head]).map(|cloud| Some(prepare(cloud)))
         });
-        interrupt()?;
+        interrupt::check()?;
         let clouds = clouds.into_iter().collect::<Result<Vec<_>, Error>>()?;
         let tasks: Vec<(&P, usize)> = (clouds.iter().zip(&served[start..end]))
             .filter_map(|(cloud, rows)| Some((cloud.as_ref()?, rows)))
@@ -251,7 +231,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
             for (&(_, row), found) in portion.iter().zip(found) {
                 results[row] = found?;
             }
-            interrupt()?;
+            interrupt::check()?;
         }
     }
     Ok(results)

@@ -6,9 +6,9 @@ use crate::error::{Error, Place};
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_in_each, list};
 use crate::scores::Scores;
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
-/// Elements per task, and between two calls of the hook.
+/// Elements per task, and between two checks for an interrupt.
 const TASK: usize = 1 << 14;
 const PORTION: usize = 1 << 22;
 /// What a row counts at least: its answer waits for those of the portion.
@@ -49,7 +49,6 @@ impl VisibleRow<'_> {
 pub(super) fn map_rows<R: Send>(
     scores: &Scores<'_>,
     threads: Option<usize>,
-    interrupt: Interrupt<'_>,
     work: impl Fn(VisibleRow<'_>) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
@@ -61,21 +60,20 @@ pub(super) fn map_rows<R: Send>(
         keys.retain(|key| *key > f64::NEG_INFINITY);
         work(VisibleRow { scores, number, measure, keys })
     };
-    in_portions(threads, rows, n, interrupt, one)
+    in_portions(threads, rows, n, one)
 }
 
-/// Maps a range of equal pieces of work of size `n`, in portions between which the hook is called.
+/// Maps a range of equal pieces of work of size `n`, in portions between which it is asked whether to go on.
 pub(super) fn in_portions<R: Send>(
     threads: usize,
     count: usize,
     n: usize,
-    interrupt: Interrupt<'_>,
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     check_memory("scores", count, size_of::<R>())?;
     let mut answers = list("scores", count)?;
     let sizes = ((PORTION / n.max(LEAST)).max(threads), (TASK / n).max(1));
-    threads::in_portions(threads, count, sizes, interrupt, work, |answer| answers.push(answer))?;
+    threads::in_portions(threads, count, sizes, work, |answer| answers.push(answer))?;
     Ok(answers)
 }
 

@@ -7,7 +7,7 @@ use super::multi_gap::{self, Cuts};
 use super::rows::map_rows;
 use crate::error::Error;
 use crate::scores::Scores;
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,22 +44,12 @@ pub fn smallest_k(
     rule: Rule,
     threads: Option<usize>,
 ) -> Result<Vec<i64>, Error> {
-    smallest_k_with(scores, eps, rule, threads, &mut || Ok(()))
-}
-
-pub(crate) fn smallest_k_with(
-    scores: &Scores<'_>,
-    eps: &[f64],
-    rule: Rule,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<i64>, Error> {
     let _modes = threads::default_floats();
     scores.check_eps(eps)?;
     if let Rule::MultiGap { cuts } = rule {
         multi_gap::judge(scores, Cuts::Best(cuts))?;
     }
-    map_rows(scores, threads, interrupt, |mut row| {
+    map_rows(scores, threads, |mut row| {
         let eps = if eps.len() == 1 { eps[0] } else { eps[row.number] };
         let n = row.keys.len();
         if n <= 1 || eps == 0.0 {

@@ -1,17 +1,18 @@
 //! The covering program: the weights of all keys in all rows, and the passes over them.
 
 use crate::error::{Error, Place};
+use crate::interrupt;
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
 use crate::memory::check_memory;
 use crate::scores::Scores;
 use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 /// The budget that a row without one is given when `max_keep` makes it lose something.
 const LEAST_BUDGET: f64 = 1e-12;
 /// Relative error of a stored weight: two roundings to f32.
 const STORED: f64 = 1.0 / 4_194_304.0;
-/// Scores weighed between two calls of the hook.
+/// Scores weighed between two checks for an interrupt.
 const PORTION: usize = 1 << 24;
 /// What the lower bound leaves to an auditor's own rounding, relative to the budget.
 const AUDIT_MARGIN: f64 = 1e-6;
@@ -66,7 +67,6 @@ impl<'a> Problem<'a> {
         eps: &[f64],
         options: &Options,
         threads: usize,
-        interrupt: Interrupt<'_>,
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let stride = padded_stride(n);
@@ -88,7 +88,7 @@ impl<'a> Problem<'a> {
             for part in threads::map(threads, slots, 1, work) {
                 all.push(part?);
             }
-            interrupt()?;
+            interrupt::check()?;
         }
         let mut visible = vec![false; n];
         // What rows that may lose nothing see.

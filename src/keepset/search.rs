@@ -10,9 +10,9 @@ use super::dual::{Part, StepRule};
 use super::problem::{Best, Problem};
 use super::walk::walk;
 use crate::error::Error;
+use crate::interrupt;
 use crate::kernels::padded_stride;
 use crate::memory::check_memory;
-use crate::threads::Interrupt;
 
 /// Weights in the largest sample.
 const SAMPLE: usize = 1 << 20;
@@ -96,26 +96,21 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// Improves both bounds (only the lower one without walks), and returns the multipliers it ends with.
-    pub(super) fn improve(
-        &self,
-        walks: bool,
-        best: &mut Best,
-        interrupt: Interrupt<'_>,
-    ) -> Result<Vec<f64>, Error> {
+    pub(super) fn improve(&self, walks: bool, best: &mut Best) -> Result<Vec<f64>, Error> {
         if self.rows.is_empty() || self.problem.competing == 0 {
             return Ok(vec![0.0; self.rows.len()]);
         }
-        let (mut a, mut level) = self.begin(best, interrupt)?;
+        let (mut a, mut level) = self.begin(best)?;
         let mut view = self.view(&mut a, LEVELS[level].0, best)?;
         let mut walked = !walks;
         let mut sampled = level == AFTER_SAMPLE;
         if sampled && view.low < 1.0 - LEVELS[level].0 {
             sampled = false;
-            a = self.spread(a, interrupt)?;
+            a = self.spread(a)?;
             view = self.view(&mut a, LEVELS[level].0, best)?;
         }
         for _ in 0..MOST_VIEWS {
-            interrupt()?;
+            interrupt::check()?;
             if best.size <= best.lower_bound {
                 break;
             }
@@ -123,7 +118,7 @@ impl<'p, 'a> Search<'p, 'a> {
             let part = self.near(&view, near)?;
             let before = a.clone();
             a = part.descend(self.problem.simd, a, half, STEPS);
-            interrupt()?;
+            interrupt::check()?;
             // A ramp with hardly more keys than rows that have a say tells nothing more about them.
             let active = a.iter().filter(|a| **a > 0.0).count();
             let last = level + 1 == LEVELS.len()
@@ -132,14 +127,14 @@ impl<'p, 'a> Search<'p, 'a> {
             if walks && (last || part.keys.len() <= WORTH_A_WALK) {
                 self.walk(&view, &part, &a, best)?;
                 walked = true;
-                interrupt()?;
+                interrupt::check()?;
             }
             let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
             let settled = crossed(&view, &next, &part.keys) <= self.problem.competing / CROSSING;
             view = next;
             if !settled && sampled {
                 sampled = false;
-                a = self.spread(before, interrupt)?;
+                a = self.spread(before)?;
                 view = self.view(&mut a, LEVELS[level].0, best)?;
             } else if !settled {
                 // The part was too small a model: go on with these keys and those that are near now.
@@ -157,7 +152,7 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// Multipliers to start from, and the level to start at.
-    fn begin(&self, best: &mut Best, interrupt: Interrupt<'_>) -> Result<(Vec<f64>, usize), Error> {
+    fn begin(&self, best: &mut Best) -> Result<(Vec<f64>, usize), Error> {
         let Problem { simd, competing, .. } = *self.problem;
         let (least, most) = SAMPLE_KEYS;
         let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
@@ -176,16 +171,16 @@ impl<'p, 'a> Search<'p, 'a> {
         }
         let stride = competing / sampled;
         let (_, a) = self.sample(4 * stride)?.spread(simd, ROUNDS, StepRule::Power);
-        interrupt()?;
+        interrupt::check()?;
         let sample = self.sample(stride)?;
         let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
         let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2));
-        interrupt()?;
+        interrupt::check()?;
         Ok((a, AFTER_SAMPLE))
     }
 
     /// A few multiplicative rounds on all keys: a sample says little about rows whose losses are a few heavy keys.
-    fn spread(&self, mut a: Vec<f64>, interrupt: Interrupt<'_>) -> Result<Vec<f64>, Error> {
+    fn spread(&self, mut a: Vec<f64>) -> Result<Vec<f64>, Error> {
         let mut mixed = vec![0.0; self.problem.stride];
         let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
         for a in &mut a {
@@ -194,7 +189,7 @@ impl<'p, 'a> Search<'p, 'a> {
         let mut ratios = vec![1.0; a.len()];
         for round in 0..SPREAD {
             let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[]);
-            interrupt()?;
+            interrupt::check()?;
             let rate = (round as f64 + 1.0).sqrt().recip();
             let alpha = (1.0 - rate) / (1.0 + rate);
             for (j, a) in a.iter_mut().enumerate() {

@@ -10,7 +10,7 @@ use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
 use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Keep, Scores, Vectors};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 use half::{bf16, f16};
 
 impl KeyIndex<'_> {
@@ -30,18 +30,6 @@ impl KeyIndex<'_> {
         keep: &Keep<'_>,
         scale: Option<f64>,
         options: &TailOptions,
-    ) -> Result<TailEstimate, Error> {
-        self.tail_mass_with(queries, keys, keep, scale, options, &mut || Ok(()))
-    }
-
-    pub(crate) fn tail_mass_with(
-        &self,
-        queries: &Vectors<'_>,
-        keys: &Vectors<'_>,
-        keep: &Keep<'_>,
-        scale: Option<f64>,
-        options: &TailOptions,
-        interrupt: Interrupt<'_>,
     ) -> Result<TailEstimate, Error> {
         let _modes = threads::default_floats();
         check_memory("q", queries.heads(), size_of::<usize>())?;
@@ -88,7 +76,7 @@ impl KeyIndex<'_> {
             by_type!(keys, E => job.estimate::<E>(keys, keep, &options))
         };
         let mut result = TailEstimate::room(rows)?;
-        threads::in_portions(threads, rows, (threads * 4, 1), interrupt, one, |estimate| {
+        threads::in_portions(threads, rows, (threads * 4, 1), one, |estimate| {
             result.lower.extend(estimate.lower);
             result.upper.extend(estimate.upper);
             result.point.extend(estimate.point);

@@ -2,10 +2,11 @@
 
 use super::index::{Coded, by_type, matrix};
 use crate::error::Error;
+use crate::interrupt;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
 use crate::memory::{check_memory, filled, list, product};
 use crate::scores::{Data, Vectors};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 use half::{bf16, f16};
 
 /// Panels of a task: they stay in a second-level cache.
@@ -14,7 +15,7 @@ const PANELS: usize = 8;
 const BLOCK: usize = PANELS * SIDE;
 /// Queries that go over a task's panels together: few, so that what is written to a row lies beside what has just been.
 const TOGETHER: usize = 8;
-/// Terms that a thread adds up between two calls of the hook: well under a second.
+/// Terms that a thread adds up between two checks for an interrupt: well under a second.
 const PORTION: usize = 1 << 28;
 /// Terms up to which one thread is as fast as several: about half a millisecond.
 const WORTH_SHARING: usize = 1 << 23;
@@ -31,15 +32,13 @@ const NORM: f64 = 1.0 + 1.0 / 2_147_483_648.0;
 /// and less neither overflow nor underflow). It has the same bits for any number of threads and on every level.
 ///
 /// # Errors
-/// [`Error::Shape`] where shapes do not fit or keys are float64, [`Error::Option`] for threads, what the hook
-/// returns.
+/// [`Error::Shape`] where shapes do not fit or keys are float64, [`Error::Option`] for threads.
 pub(crate) fn products(
     queries: &Vectors<'_>,
     keys: &Vectors<'_>,
     causal_offset: Option<i64>,
     threads: Option<usize>,
     to: &mut [f64],
-    interrupt: Interrupt<'_>,
 ) -> Result<Vec<f64>, Error> {
     let (m, n, dim) = (queries.len(), keys.len(), keys.dim());
     let (heads, kv_heads) = (queries.heads(), keys.heads());
@@ -69,7 +68,7 @@ pub(crate) fn products(
             wide.extend_from_slice(&query);
         }
         let all = All { simd, threads, queries: &wide, m, causal_offset };
-        let longest = by_type!(keys, E => all.products(matrix::<E>(keys, head), n, to, interrupt))?;
+        let longest = by_type!(keys, E => all.products(matrix::<E>(keys, head), n, to))?;
         for (reach, query) in reach.iter_mut().zip(wide.chunks_exact(dim)) {
             let square: f64 = query.iter().map(|entry| entry * entry).sum();
             *reach = square.sqrt() * NORM * (longest.sqrt() * NORM);
@@ -95,7 +94,6 @@ impl All<'_> {
         keys: Keys<'_, E>,
         n: usize,
         to: &mut [f64],
-        interrupt: Interrupt<'_>,
     ) -> Result<f64, Error> {
         // The places of each block of keys, of all rows.
         let mut blocks: Vec<(usize, Vec<&mut [f64]>)> =
@@ -111,7 +109,7 @@ impl All<'_> {
         for blocks in blocks.chunks_mut(portion) {
             let squares = threads::map(self.threads, blocks, 1, work);
             largest = squares.into_iter().fold(largest, f64::max);
-            interrupt()?;
+            interrupt::check()?;
         }
         Ok(largest)
     }

@@ -12,7 +12,7 @@ use crate::memory::{self, check_memory, check_memory_in_each, list, room};
 use crate::scale::nearest_rsqrt;
 use crate::scores::{Data, Vectors};
 use crate::select::{Decision, Selection};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 use half::{bf16, f16};
 
 /// What is asked of a search.
@@ -77,17 +77,6 @@ impl KeyIndex<'_> {
         eps: &[f64],
         options: &SearchOptions,
     ) -> Result<SearchResult, Error> {
-        self.search_with(queries, keys, eps, options, &mut || Ok(()))
-    }
-
-    pub(crate) fn search_with(
-        &self,
-        queries: &Vectors<'_>,
-        keys: Option<&Vectors<'_>>,
-        eps: &[f64],
-        options: &SearchOptions,
-        interrupt: Interrupt<'_>,
-    ) -> Result<SearchResult, Error> {
         let _modes = threads::default_floats();
         let rows = queries.heads().saturating_mul(queries.len());
         // Of each row what is found, in the meantime and in the end, and its place in a group.
@@ -133,7 +122,7 @@ impl KeyIndex<'_> {
                 None => job.unit::<f32>(*head, rows, None),
             }
         };
-        threads::in_portions(threads, units.len(), (portion, 1), interrupt, one, |answers| {
+        threads::in_portions(threads, units.len(), (portion, 1), one, |answers| {
             for (row, answer) in units[at].1.iter().zip(answers) {
                 found[*row] = Some(answer);
             }

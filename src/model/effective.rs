@@ -5,7 +5,7 @@ use crate::kernels::{LANES, ScaledExp, Simd};
 use crate::mass::{self, Compensated, ExactSum};
 use crate::memory::{check_memory, filled, room};
 use crate::scores::{Scores, WeightKind, WideScores};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 use crate::twofold::Twofold;
 use std::cmp::Ordering;
 
@@ -36,19 +36,10 @@ pub fn effective_entries(
     eps: f64,
     threads: Option<usize>,
 ) -> Result<Vec<Effective>, Error> {
-    effective_entries_with(scores, eps, threads, &mut || Ok(()))
-}
-
-pub(crate) fn effective_entries_with(
-    scores: &Scores<'_>,
-    eps: f64,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<Effective>, Error> {
     let _modes = threads::default_floats();
     check_eps(eps)?;
     let simd = Simd::current()?;
-    per_row(scores, threads, interrupt, |row| {
+    per_row(scores, threads, |row| {
         let mut keys = Vec::new();
         let about = scores.wide_scores(row, &mut keys)?;
         keys.retain(|key| *key > f64::NEG_INFINITY);
@@ -244,17 +235,9 @@ fn exponent(scale: f64, key: f64, largest: f64) -> f64 {
 /// # Errors
 /// Whatever is wrong with the scores.
 pub fn participation(scores: &Scores<'_>, threads: Option<usize>) -> Result<Vec<f64>, Error> {
-    participation_with(scores, threads, &mut || Ok(()))
-}
-
-pub(crate) fn participation_with(
-    scores: &Scores<'_>,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<f64>, Error> {
     let _modes = threads::default_floats();
     let simd = Simd::current()?;
-    per_row(scores, threads, interrupt, |row| {
+    per_row(scores, threads, |row| {
         let mut keys = Vec::new();
         let about = scores.wide_scores(row, &mut keys)?;
         keys.retain(|key| *key > f64::NEG_INFINITY);

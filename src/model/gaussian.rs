@@ -9,7 +9,7 @@ use crate::error::{Error, Place};
 use crate::mass::Compensated;
 use crate::memory::{check_memory, check_memory_in_each, list};
 use crate::scores::{Scores, WeightKind, WideScores};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 use super::normal::{hazard, log_survival, quantile, survival};
 
@@ -155,38 +155,28 @@ pub fn fit(
     eps: Option<&[f64]>,
     threads: Option<usize>,
 ) -> Result<Vec<RowFit>, Error> {
-    fit_with(scores, eps, threads, &mut || Ok(()))
-}
-
-/// Scores between two calls of the hook, and per task.
-const PORTION: usize = 1 << 23;
-/// What a row counts at least: what is found of it waits for the rest of the portion.
-const LEAST: usize = 128;
-const TASK: usize = 1 << 14;
-
-pub(crate) fn fit_with(
-    scores: &Scores<'_>,
-    eps: Option<&[f64]>,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Vec<RowFit>, Error> {
     let _modes = threads::default_floats();
     if let Some(eps) = eps {
         scores.check_eps(eps)?;
     }
     let budget = |row: usize| eps.map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
-    per_row(scores, threads, interrupt, |row| {
+    per_row(scores, threads, |row| {
         let mut keys = Vec::new();
         let about = scores.wide_scores(row, &mut keys)?;
         Ok(fit_row(keys, about, budget(row)))
     })
 }
 
+/// Scores between two checks for an interrupt, and per task.
+const PORTION: usize = 1 << 23;
+/// What a row counts at least: what is found of it waits for the rest of the portion.
+const LEAST: usize = 128;
+const TASK: usize = 1 << 14;
+
 /// Does something for every row, on several threads where that is worth it.
 pub(super) fn per_row<R: Send>(
     scores: &Scores<'_>,
     threads: Option<usize>,
-    interrupt: Interrupt<'_>,
     one: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
@@ -195,7 +185,7 @@ pub(super) fn per_row<R: Send>(
     check_memory("scores", rows, size_of::<R>())?;
     let mut all = list("scores", rows)?;
     let sizes = ((PORTION / n.max(LEAST)).max(1), (TASK / n).max(1));
-    threads::in_portions(threads, rows, sizes, interrupt, one, |row| all.push(row))?;
+    threads::in_portions(threads, rows, sizes, one, |row| all.push(row))?;
     Ok(all)
 }
 

@@ -17,8 +17,6 @@ use crate::mass::Compensated;
 use crate::memory::check_memory;
 use crate::threads;
 
-#[cfg(feature = "python")]
-pub(crate) use tail::tail_mass_with;
 pub use tail::{Fetch, TailEstimate, TailOptions, tail_mass, tail_mass_of_drawn};
 
 /// Covers the roundings of the few operations that a closed formula is made of, logarithm and square root included (each is

@@ -8,7 +8,7 @@ use crate::mass::{ErrorBound, SplitSums};
 use crate::memory::{check_memory, check_memory_in_each, list, room};
 use crate::random::Random;
 use crate::scores::{Keep, Kind, Mask, Scores};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 /// What is asked of an estimate.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,17 +108,6 @@ pub fn tail_mass(
     upper_bounds: Option<&Scores<'_>>,
     options: &TailOptions,
 ) -> Result<TailEstimate, Error> {
-    tail_mass_with(scores, keep, upper_bounds, options, &mut || Ok(()))
-}
-
-/// Does as [`tail_mass`], calling a hook between portions of rows.
-pub(crate) fn tail_mass_with(
-    scores: &Scores<'_>,
-    keep: &Keep<'_>,
-    upper_bounds: Option<&Scores<'_>>,
-    options: &TailOptions,
-    interrupt: Interrupt<'_>,
-) -> Result<TailEstimate, Error> {
     let _modes = threads::default_floats();
     let rows = scores.rows();
     check_memory("scores", rows, 4 * size_of::<f64>())?;
@@ -156,7 +145,7 @@ pub(crate) fn tail_mass_with(
         })
     };
     let sizes = (((TASK << 6) / n.max(LEAST)).max(threads), (TASK / n).max(1));
-    threads::in_portions(threads, rows, sizes, interrupt, one, |estimate| result.push(estimate))?;
+    threads::in_portions(threads, rows, sizes, one, |estimate| result.push(estimate))?;
     Ok(result)
 }
 

@@ -60,7 +60,7 @@ pub(super) fn keep_set<'py>(
         .keep_first(count("keep_first", keep_first, 0)?)
         .keep_last(count("keep_last", keep_last, 0)?)
         .threads(arguments::threads(threads)?);
-    let set = detached(py, |interrupt| core::keep_set_with(&scores, eps, &options, interrupt))?;
+    let set = detached(py, || core::keep_set(&scores, eps, &options))?;
     Ok((
         column(py, "scores", set.indices.into_iter().map(i64::from))?,
         set.status as u8,

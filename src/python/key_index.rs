@@ -204,7 +204,7 @@ impl KeyIndex {
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let options = IndexOptions { rotate, threads: arguments::threads(threads)? };
-        let index = detached(py, |_| core::KeyIndex::build(&keys, &options))?;
+        let index = detached(py, || core::KeyIndex::build(&keys, &options))?;
         Ok(KeyIndex(RwLock::new(index)))
     }
 
@@ -219,7 +219,7 @@ impl KeyIndex {
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let threads = arguments::threads(threads)?;
-        detached(py, |_| self.write().append(&keys, threads))
+        detached(py, || self.write().append(&keys, threads))
     }
 
     #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -249,9 +249,9 @@ impl KeyIndex {
             return Err(CertkError::new_err(problem));
         }
         let budgets = eps.as_ref().map(Budgets::slice).transpose()?.unwrap_or(&[]);
-        let (found, n) = detached(py, |interrupt| {
+        let (found, n) = detached(py, || {
             let index = self.read();
-            let found = index.search_with(&queries, keys.as_ref(), budgets, &options, interrupt)?;
+            let found = index.search(&queries, keys.as_ref(), budgets, &options)?;
             // Afterwards there may be more.
             Ok((found, index.len()))
         })?;
@@ -282,9 +282,8 @@ impl KeyIndex {
         let keep = keep.keep(&mut strides)?;
         let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
         let options = options.read()?;
-        let found = detached(py, |interrupt| {
-            self.read().tail_mass_with(&queries, &keys, &keep, scale, &options, interrupt)
-        })?;
+        let found =
+            detached(py, || self.read().tail_mass(&queries, &keys, &keep, scale, &options))?;
         Ok(montecarlo::translated(py, found))
     }
 
@@ -299,7 +298,7 @@ impl KeyIndex {
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let threads = arguments::threads(threads)?;
-        detached(py, |_| self.read().check(&keys, threads))
+        detached(py, || self.read().check(&keys, threads))
     }
 
     fn parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<Parts<'py>>> {

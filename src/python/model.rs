@@ -111,7 +111,7 @@ pub(super) fn fit_gaussian<'py>(
     let scores = rows.scores()?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
     let threads = thread_count(threads)?;
-    let fits = run(py, &scores, |interrupt| core::fit_with(&scores, budgets, threads, interrupt))?;
+    let fits = run(py, &scores, || core::fit(&scores, budgets, threads))?;
     let numbers = |of: fn(&core::RowFit) -> f64| column(py, "scores", fits.iter().map(of));
     Ok((
         column(py, "scores", fits.iter().map(|fit| fit.n as i64))?,
@@ -139,8 +139,7 @@ pub(super) fn expected_k(
     let _modes = default_floats();
     let (n, sigma, eps) = (count("n", n, 1)? as u64, real("sigma", sigma)?, real("eps", eps)?);
     let (seed, threads) = (count("seed", seed, 0)? as u64, thread_count(threads)?);
-    let found =
-        detached(py, |interrupt| core::expected_k_with(n, sigma, eps, seed, threads, interrupt))?;
+    let found = detached(py, || core::expected_k(n, sigma, eps, seed, threads))?;
     Ok((found.k, found.standard_error, found.rows))
 }
 
@@ -260,9 +259,7 @@ pub(super) fn effective_entries<'py>(
     )?;
     let scores = rows.scores()?;
     let (eps, threads) = (real("eps", eps)?, thread_count(threads)?);
-    let found = run(py, &scores, |interrupt| {
-        core::effective_entries_with(&scores, eps, threads, interrupt)
-    })?;
+    let found = run(py, &scores, || core::effective_entries(&scores, eps, threads))?;
     let counts = |of: fn(&core::Effective) -> usize| {
         column(py, "scores", found.iter().map(|row| of(row) as i64))
     };
@@ -300,7 +297,6 @@ pub(super) fn participation<'py>(
     )?;
     let scores = rows.scores()?;
     let threads = thread_count(threads)?;
-    let found =
-        run(py, &scores, |interrupt| core::participation_with(&scores, threads, interrupt))?;
+    let found = run(py, &scores, || core::participation(&scores, threads))?;
     Ok(PyArray1::from_vec(py, found))
 }

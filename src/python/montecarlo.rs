@@ -117,9 +117,7 @@ pub(super) fn tail_mass<'py>(
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let options = options.read()?;
-    let found = detached(py, |interrupt| {
-        core::tail_mass_with(&scores, &keep, bounds.as_ref(), &options, interrupt)
-    })?;
+    let found = detached(py, || core::tail_mass(&scores, &keep, bounds.as_ref(), &options))?;
     Ok(translated(py, found))
 }
 

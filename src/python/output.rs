@@ -66,9 +66,7 @@ pub(super) fn output_error<'py>(
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
-    let found = detached(py, |interrupt| {
-        core::output_error_with(&scores, &values, &keep, threads, interrupt)
-    })?;
+    let found = detached(py, || core::output_error(&scores, &values, &keep, threads))?;
     Ok((
         PyArray1::from_vec(py, found.exact),
         PyArray1::from_vec(py, found.diameter),
@@ -108,9 +106,7 @@ pub(super) fn select_output<'py>(
     let values = borrowed(&values)?;
     let out_tol = out_tol.slice()?;
     let threads = arguments::threads(threads)?;
-    let found = detached(py, |interrupt| {
-        core::select_output_with(&scores, &values, out_tol, threads, interrupt)
-    })?;
+    let found = detached(py, || core::select_output(&scores, &values, out_tol, threads))?;
     Ok((
         PyArray1::from_vec(py, found.indptr),
         column(py, "scores", found.indices.into_iter().map(i64::from))?,

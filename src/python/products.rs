@@ -34,7 +34,6 @@ pub(super) fn products<'py>(
         return Err(not_contiguous("out"));
     }
     let to = out.as_slice_mut().map_err(|_| not_contiguous("out"))?;
-    let reach =
-        detached(py, |interrupt| core::products(&queries, &keys, offset, threads, to, interrupt))?;
+    let reach = detached(py, || core::products(&queries, &keys, offset, threads, to))?;
     Ok(PyArray1::from_vec(py, reach))
 }

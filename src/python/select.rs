@@ -56,8 +56,7 @@ pub(super) fn select<'py>(
         .block_size(count("block_size", block_size, 1)?)
         .prove_minimal(flag("prove_minimal", prove_minimal)?)
         .threads(arguments::threads(threads)?);
-    let found =
-        run(py, &scores, |interrupt| core::select_with(&scores, budgets, &options, interrupt))?;
+    let found = run(py, &scores, || core::select(&scores, budgets, &options))?;
     Ok(Selected::new(found, &scores, eps, rows.starts())?)
 }
 
@@ -102,9 +101,7 @@ pub(super) fn certify<'py>(
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
-    let found = run(py, &scores, |interrupt| {
-        core::certify_with(&scores, &keep, budgets, independent, threads, interrupt)
-    })?;
+    let found = run(py, &scores, || core::certify(&scores, &keep, budgets, independent, threads))?;
     Ok(Certified::new(found, &scores, eps))
 }
 

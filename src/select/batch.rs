@@ -10,6 +10,7 @@ use super::short;
 use super::workspace::{Forced, PerDtype, Workspace};
 use crate::certificate::Status;
 use crate::error::Error;
+use crate::interrupt;
 use crate::kernels::{
     DefaultFloats, Element, LANES, Piece, Positions, Prefetch, Simd, append_all, ask_for_huge_pages,
 };
@@ -17,7 +18,7 @@ use crate::mass::{CHUNK, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::memory::{check_memory, check_memory_in_each, filled, room};
 use crate::order;
 use crate::scores::{Data, Scores};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 /// The sets kept, in compressed rows, with a certificate for each.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -146,33 +147,6 @@ impl Decision {
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Selection, Error> {
-    select_with(scores, eps, options, &mut || Ok(()))
-}
-
-/// Judges what does not depend on a row's content.
-fn judge(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<(), Error> {
-    if scores.is_ragged() && options.block_size > 1 {
-        let remedy = "pad the rows and give lengths, or leave block_size at 1";
-        return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
-    }
-    scores.check_eps(eps)?;
-    options.check()
-}
-
-/// Elements that one task decides at least, and elements between two calls of the hook.
-const TASK: usize = 1 << 15;
-const PORTION: usize = 1 << 25;
-/// What a row counts at least: what is found waits for the rest of the portion.
-const LEAST: usize = 128;
-/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
-const SHARED: usize = 4 * CHUNK;
-
-pub(crate) fn select_with(
-    scores: &Scores<'_>,
-    eps: &[f64],
-    options: &Options,
-    interrupt: Interrupt<'_>,
-) -> Result<Selection, Error> {
     let _modes = threads::default_floats();
     judge(scores, eps, options)?;
     let simd = Simd::current()?;
@@ -188,7 +162,7 @@ pub(crate) fn select_with(
             // A row's way, and so its bits, depends on itself alone.
             let threads = if scores.span(row).visible >= SHARED { threads } else { 1 };
             join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads)?;
-            interrupt()?;
+            interrupt::check()?;
         }
         return Ok(selection);
     }
@@ -206,10 +180,28 @@ pub(crate) fn select_with(
             let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
             join(&mut selection, parts?, threads)?;
         }
-        interrupt()?;
+        interrupt::check()?;
     }
     Ok(selection)
 }
+
+/// Judges what does not depend on a row's content.
+fn judge(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<(), Error> {
+    if scores.is_ragged() && options.block_size > 1 {
+        let remedy = "pad the rows and give lengths, or leave block_size at 1";
+        return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
+    }
+    scores.check_eps(eps)?;
+    options.check()
+}
+
+/// Elements that one task decides at least, and elements between two checks for an interrupt.
+const TASK: usize = 1 << 15;
+const PORTION: usize = 1 << 25;
+/// What a row counts at least: what is found waits for the rest of the portion.
+const LEAST: usize = 128;
+/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
+const SHARED: usize = 4 * CHUNK;
 
 /// Appends the answers for later rows; the first ones are taken as they are.
 fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) -> Result<(), Error> {

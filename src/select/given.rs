@@ -10,7 +10,7 @@ use crate::kernels::{Element, Given, LANES, Scalar, Simd};
 use crate::mass::{self, CHUNK, SplitSums};
 use crate::memory::{check_memory, check_memory_in_each};
 use crate::scores::{Keep, Scores};
-use crate::threads::{self, Interrupt};
+use crate::threads;
 
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
 ///
@@ -26,25 +26,14 @@ pub fn certify(
     independent: bool,
     threads: Option<usize>,
 ) -> Result<Certificate, Error> {
-    certify_with(scores, keep, eps, independent, threads, &mut || Ok(()))
+    judge_all(scores, keep, eps, (independent, true), threads)
 }
 
-/// Elements per task, and between two calls of the hook.
+/// Elements per task, and between two checks for an interrupt.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 24;
 /// What a row counts at least: its verdict waits for those of the portion.
 const LEAST: usize = 256;
-
-pub(crate) fn certify_with(
-    scores: &Scores<'_>,
-    keep: &Keep<'_>,
-    eps: Option<&[f64]>,
-    independent: bool,
-    threads: Option<usize>,
-    interrupt: Interrupt<'_>,
-) -> Result<Certificate, Error> {
-    judge_all(scores, keep, eps, (independent, true), threads, interrupt)
-}
 
 /// Certifies without looking for smaller sets: `minimal` is false.
 pub(crate) fn certify_tails(
@@ -52,9 +41,8 @@ pub(crate) fn certify_tails(
     keep: &Keep<'_>,
     eps: &[f64],
     threads: usize,
-    interrupt: Interrupt<'_>,
 ) -> Result<Certificate, Error> {
-    judge_all(scores, keep, Some(eps), (false, false), Some(threads), interrupt)
+    judge_all(scores, keep, Some(eps), (false, false), Some(threads))
 }
 
 fn judge_all(
@@ -63,7 +51,6 @@ fn judge_all(
     eps: Option<&[f64]>,
     (independent, minimal): (bool, bool),
     threads: Option<usize>,
-    interrupt: Interrupt<'_>,
 ) -> Result<Certificate, Error> {
     let _modes = threads::default_floats();
     if let Some(eps) = eps {
@@ -86,7 +73,7 @@ fn judge_all(
     // The slow check takes some hundred times as long.
     let portion = (if independent { PORTION >> 6 } else { PORTION } / n.max(LEAST)).max(1);
     let sizes = (portion, (TASK / n).max(1));
-    threads::in_portions(threads, rows, sizes, interrupt, one, |verdict| result.push(&verdict))?;
+    threads::in_portions(threads, rows, sizes, one, |verdict| result.push(&verdict))?;
     Ok(result)
 }
 

@@ -19,11 +19,7 @@ pub use options::{MaxKeep, Options};
 pub use workspace::Workspace;
 
 pub(crate) use batch::Decision;
-#[cfg(feature = "python")]
-pub(crate) use batch::select_with;
 pub(crate) use given::certify_tails;
-#[cfg(feature = "python")]
-pub(crate) use given::certify_with;
 pub(crate) use options::allowed_keys;
 pub(crate) use weigh::{HIDDEN, RowWeights, weigh_row};
 
