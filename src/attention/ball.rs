@@ -228,12 +228,13 @@ mod tests {
     #[test]
     fn holds_what_it_held_before() {
         let far = [3.0f32, -4.0, -3.0, 4.0, 300.0, -400.0];
-        let mut ball = ValueBall::new(&Vectors::new("v", &far, &[3, 2]).unwrap(), None).unwrap();
+        let mut ball =
+            ValueBall::new(&Vectors::new("v", &far[..], &[3, 2]).unwrap(), None).unwrap();
         let before = ball.radii()[0];
         let centre: Vec<f32> = ball.balls[0].centre[..2].iter().map(|&c| c as f32).collect();
         ball.append(&Vectors::new("v", &centre, &[1, 2]).unwrap()).unwrap();
         assert_eq!(ball.radii()[0], before);
-        ball.append(&Vectors::new("v", &[-3e3f32, 4e3], &[1, 2]).unwrap()).unwrap();
+        ball.append(&Vectors::new("v", &[-3e3f32, 4e3][..], &[1, 2]).unwrap()).unwrap();
         assert!(ball.radii()[0] > before);
     }
 

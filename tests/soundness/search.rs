@@ -350,7 +350,7 @@ fn the_true_best_among_runs_of_one_vector() {
 fn masses_of_large_scores_that_were_scored() {
     let mut random = Random::new(47);
     let mut rescored = 0;
-    for round in 0..300 {
+    for _ in 0..300 {
         let (n, dim) = (30 + random.below(30), 5);
         let size = 1e9 * (1.0 + random.uniform() as f32);
         let mut keys = Vec::new();
@@ -374,6 +374,6 @@ fn masses_of_large_scores_that_were_scored() {
             let scored = found.scored[0] > found.selection.k[0] && found.rung[0] == Rung::Rescored;
             rescored += usize::from(scored);
         }
-        assert!(round < 299 || rescored > 100, "{rescored}");
     }
+    assert!(rescored > 100, "{rescored}");
 }
