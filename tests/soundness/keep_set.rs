@@ -101,7 +101,7 @@ fn the_lower_bound_of_one_row() {
 fn lower_bounds_for_what_is_achieved() {
     let mut random = Random::new(53);
     let mut fewer = 0;
-    for round in 0..90 {
+    for round in 0..60 {
         let (m, n) = (1 + random.below(3), 3 + random.below(6));
         let numbers: Vec<f32> = random.normals(m * n, 1.5).iter().map(|&x| x as f32).collect();
         let radii = [[0.0, 0.3, 1.5][round % 3]];
