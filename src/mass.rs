@@ -302,6 +302,32 @@ mod tests {
         assert!(lost.lower(0.0, 0.0) < 1.0);
     }
 
+    /// What the proofs take for granted of slacks: known exponentials, rounded up.
+    #[test]
+    fn slacks_count_what_they_are_told() {
+        for (radius, grown) in [(0.5, std::f64::consts::E.next_up()), (5.0, 22_026.465_794_806_72)]
+        {
+            for (with, without) in [
+                (Slack::f32(radius), Slack::f32(0.0)),
+                (Slack::f64(1 << 20, radius), Slack::f64(1 << 20, 0.0)),
+            ] {
+                assert!(with.flush / without.flush >= grown, "{radius}");
+                assert!(1.0 + with.certify >= (1.0 + without.certify) * grown, "{radius}");
+                assert!(1.0 + with.select >= (1.0 + without.select) * grown, "{radius}");
+            }
+        }
+        // A ratio whose sums are off by a share of m on each side is off by (1 + m) / (1 - m).
+        for slack in [Slack::f32(0.0), Slack::f64(0, 0.25), Slack::weights(1 << 20)] {
+            for share in [1e-12, 1e-9, 1e-3, 0.1, 0.15] {
+                let wide = slack.widened(share);
+                let apart = (1.0 + share) / (1.0 - share);
+                assert!(1.0 + wide.certify >= (1.0 + slack.certify) * apart, "{share}");
+                assert!(1.0 + wide.select >= (1.0 + slack.select) * apart, "{share}");
+                assert_eq!(wide.flush, slack.flush);
+            }
+        }
+    }
+
     #[test]
     fn equal_weights_are_decided_by_integers() {
         assert!(equal_weights_hold(3, 4, 0.25));

@@ -654,4 +654,18 @@ mod tests {
         assert_eq!(scores.wide_scores(0, &mut keys).unwrap().largest, 1.0);
         assert_eq!(keys, [f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY]);
     }
+
+    #[test]
+    fn whatever_byte_shows_an_entry_it_is_judged() {
+        let data = [1.0, 2.0, f64::NAN];
+        for byte in 0..=255u8 {
+            let allowed = [1, 0, byte];
+            let scores = Scores::new(&data[..], &[3]).unwrap();
+            let scores = scores.mask(Mask::Allowed(&allowed), &[]).unwrap();
+            let want =
+                if byte == 0 { Ok(()) } else { Err(Error::ScoreNan { place: Place(vec![2]) }) };
+            assert_eq!(scores.judge(0), want, "{byte}");
+            assert_eq!(scores.keys64(0, &mut Vec::new()).map(|_| ()), want, "{byte}");
+        }
+    }
 }

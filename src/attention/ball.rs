@@ -217,6 +217,20 @@ mod tests {
         assert!(ball.append(&Vectors::new("v", &data, &[60, 1]).unwrap()).is_err());
     }
 
+    /// Also if what is added is nearer than what was there before.
+    #[test]
+    fn holds_what_it_held_before() {
+        let far = [3.0f32, -4.0, -3.0, 4.0, 300.0, -400.0];
+        let mut ball =
+            ValueBall::new(&Vectors::new("v", &far[..], &[3, 2]).unwrap(), None).unwrap();
+        let before = ball.radii()[0];
+        let centre: Vec<f32> = ball.balls[0].centre[..2].iter().map(|&c| c as f32).collect();
+        ball.append(&Vectors::new("v", &centre, &[1, 2]).unwrap()).unwrap();
+        assert_eq!(ball.radii()[0], before);
+        ball.append(&Vectors::new("v", &[-3e3f32, 4e3][..], &[1, 2]).unwrap()).unwrap();
+        assert!(ball.radii()[0] > before);
+    }
+
     #[test]
     fn no_ball_around_what_is_not_finite() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -626,6 +626,36 @@ mod tests {
         assert!(worst > 0.1, "{worst}");
     }
 
+    /// The factor of all scores is an f32 number: what its rounding moves them by is added to all else that may.
+    #[test]
+    fn what_rounding_the_factor_loses() {
+        let simd = Simd::current().unwrap();
+        for dim in [1, 2, 8, 32] {
+            let data = exactly_coded(20, dim, 7);
+            let keys = Keys::new(&data[..], dim, dim);
+            let mut codes = Codes::new(dim, keys, 40, Some(false));
+            codes.append(simd, keys, 40, 1).unwrap();
+            // Its numbers are what they are, so that the factor is the scale.
+            let mut query: Vec<f64> = whole(dim, 3000, 8).iter().map(|&q| q.into()).collect();
+            query[0] = 32_639.0;
+            let length = |entries: &mut dyn Iterator<Item = f64>| -> f64 {
+                entries.map(|entry| entry * entry).sum::<f64>().sqrt()
+            };
+            let longest = data
+                .chunks_exact(dim)
+                .map(|key| length(&mut key.iter().map(|&k| k.into())))
+                .fold(0.0, f64::max);
+            // Half a step of f32 above a float that ties go to.
+            for scale in [1.0, 0.25, -4.0] {
+                let exact = codes.prepare(&query, scale);
+                let tie = codes.prepare(&query, scale * (1.0 + 2f64.powi(-24)));
+                assert_eq!((exact.factor, tie.factor), (scale as f32, scale as f32));
+                let moved = scale.abs() * 2f64.powi(-24) * length(&mut query.iter().copied());
+                assert!(tie.spread.rho >= exact.spread.rho + moved * longest, "{dim} {scale}");
+            }
+        }
+    }
+
     #[test]
     fn what_moving_keys_loses() {
         for seed in 1..60 {

@@ -329,3 +329,44 @@ fn positions(bytes: &[u8]) -> Result<Vec<usize>, Error> {
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the estimate's mean is made of: tickets for each bound, for what weighs hardly anything too, and room for them.
+    #[test]
+    fn every_position_owns_what_its_bound_weighs() {
+        let fraction = |i: usize| (i as f64 * 0.754_877_666).fract();
+        let mut rounded = 0;
+        for n in [1, 100, 256, 3000] {
+            let row: Vec<f64> = (0..n).map(|i| -45.0 * fraction(i) - 5.0).collect();
+            let single: Vec<f32> = row.iter().map(|&x| x as f32).collect();
+            let kept: Vec<u8> = (0..n).map(|i| u8::from(i % 7 == 5)).collect();
+            let keep = Keep::Mask { kept: &kept, strides: &[] };
+            for rows in [Scores::new(&row, &[n]).unwrap(), Scores::new(&single, &[n]).unwrap()] {
+                let mut fetch = |positions: &[usize]| Ok(vec![-5.0; positions.len()]);
+                let random = Random::new(3, 0);
+                let (draws, _) =
+                    Importance::new(&rows, None, &keep, 0, &mut fetch, random, 1).unwrap();
+                for b in 0..draws.blocks.len() {
+                    let mut owned = [0; BLOCK];
+                    let line = (draws.blocks[b].largest, draws.factors[b]);
+                    stored!(rows.data, stored => draws.bounds.owned(stored, b, line, &mut owned));
+                    let all = draws.starts[b + 1] - draws.starts[b];
+                    assert!(owned.iter().sum::<u64>() <= all, "{n} {b}");
+                    for (position, &owned) in (b * BLOCK..n).zip(&owned) {
+                        if kept[position] != 0 {
+                            assert_eq!(owned, 0);
+                            continue;
+                        }
+                        let tickets = (draws.bounds.at(position) - draws.top).exp() * draws.unit;
+                        assert!(owned as f64 >= tickets, "{n} {position}: {owned} < {tickets}");
+                        rounded += usize::from(tickets.fract() < 0.5 && tickets < 1e3);
+                    }
+                }
+            }
+        }
+        assert!(rounded > 10, "{rounded}");
+    }
+}

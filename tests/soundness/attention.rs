@@ -4,7 +4,7 @@ use certk_rs::{
     AttentionOptions, Budget, IndexOptions, KeyIndex, Precision, ValueBall, Vectors, attention,
 };
 
-use crate::exact::{Average, Random, Real, product, reals};
+use crate::exact::{Average, Random, Real, least_tail, product, reals, weights};
 use crate::rows::Stored;
 
 struct Case {
@@ -121,17 +121,21 @@ fn large_scores_beside_a_sink() {
     }
 }
 
-/// The same in f32, for many rows at once: scores of 1e4.
+/// The same in f32, for many rows at once: scores of 1e4 to 1e6.
 #[test]
 fn many_rows_beside_a_sink() {
     let mut random = Random::new(32);
-    for (dim, n) in [(3, 20), (40, 300)] {
+    for (dim, n, size) in [(3, 20, 1.0), (40, 300, 1.0), (2, 5, 10.0), (3, 20, 30.0), (5, 9, 100.0)]
+    {
         let m = 20;
-        let query: Vec<f64> = random.normals(dim, 1.0).iter().map(|x| 100.0 * (x + 7.0)).collect();
+        let query: Vec<f64> =
+            random.normals(dim, 1.0).iter().map(|x| 100.0 * size * (x + 7.0)).collect();
         let base: Vec<f64> =
             random.normals(dim, 1.0).iter().map(|x| 3.0 * (x + 5.0) / dim as f64).collect();
         let keys: Vec<f64> = (0..n)
-            .flat_map(|_| base.iter().map(|b| b + 1e-4 * random.normal()).collect::<Vec<f64>>())
+            .flat_map(|_| {
+                base.iter().map(|b| b + 1e-4 / size * random.normal()).collect::<Vec<f64>>()
+            })
             .collect();
         let top: f64 = query.iter().zip(&base).map(|(q, k)| q * k).sum();
         let case = Case {
@@ -149,6 +153,73 @@ fn many_rows_beside_a_sink() {
         let most = case.judge("many rows", &[0.0], &[Precision::F64]);
         assert!(most > 1e-5, "{dim}: {most}");
     }
+}
+
+/// Values that are all equal: weights do not matter, and what summing loses is all there is, whichever way it rounds.
+#[test]
+fn sums_of_equal_values() {
+    let mut random = Random::new(37);
+    for (m, n) in [(1, 100), (4, 500), (17, 50), (16, 300)] {
+        for value in [1.0 + 2f64.powi(-23), 1.1, -0.3] {
+            for (dtype, sigma) in [(0, 0.0), (0, 1.0), (1, 0.5)] {
+                // Equal scores have equal weights, however many they are.
+                let sigma = if n > 100 { 0.0 } else { sigma };
+                let case = Case {
+                    m,
+                    n,
+                    dim: 2,
+                    width: 2,
+                    queries: stored(dtype, &random.normals(2 * m, sigma)),
+                    keys: stored(dtype, &random.normals(2 * n, 1.0)),
+                    values: stored(dtype, &[value, -value].repeat(n)),
+                    sinks: None,
+                    scale: 1.0,
+                    causal: false,
+                };
+                let most = case.judge("equal values", &[0.0], &[Precision::F64]);
+                assert!(most < 1e-3, "{most}");
+            }
+        }
+    }
+}
+
+/// Scores of 1e9, whose roundings move weights far more than sums do: the reported mass is that of the real scores.
+#[test]
+fn tail_masses_of_large_scores() {
+    let mut random = Random::new(38);
+    let (mut dropped, mut close) = (0, 0);
+    for round in 0..60 {
+        let (n, dim) = (6 + random.below(20), [2, 3, 20][round % 3]);
+        let query: Vec<f64> = random.normals(dim, 1.0).iter().map(|x| 3e5 * (x + 7.0)).collect();
+        let base: Vec<f64> =
+            random.normals(dim, 1.0).iter().map(|x| 3e3 * (x + 5.0) / dim as f64).collect();
+        let keys: Vec<f64> = (0..n)
+            .flat_map(|_| base.iter().map(|b| b + 1e-6 * random.normal()).collect::<Vec<f64>>())
+            .collect();
+        let values = vec![1.0; n];
+        let q = Vectors::new("q", &query, &[1, dim]).unwrap();
+        let k = Vectors::new("k", &keys, &[n, dim]).unwrap();
+        let v = Vectors::new("v", &values, &[n, 1]).unwrap();
+        let options = AttentionOptions {
+            scale: Some(1.0),
+            even_if_slower: true,
+            ..AttentionOptions::default()
+        };
+        let wide = reals(&query);
+        let scores = keys.chunks_exact(dim).map(|key| product(1.0, &wide, &reals(key)));
+        let weights = weights(&scores.collect::<Vec<Real>>());
+        for eps in [0.5, 0.2, 0.05] {
+            let budget = Budget::TailMass(&[eps]);
+            let found = attention(&q, &k, &v, budget, None, &options).unwrap();
+            let (kept, upper) = (found.k[0] as usize, found.tail_mass_upper[0]);
+            // No set of this size loses less than the best keys do.
+            let least = least_tail(&weights, kept);
+            assert!(upper <= eps && least.at_most(upper), "{n} {dim} {eps}: {upper}");
+            dropped += usize::from(kept < n);
+            close += usize::from(kept < n && !least.at_most(upper * (1.0 - 1e-2)));
+        }
+    }
+    assert!(dropped > 100 && close > 50, "{dropped} {close}");
 }
 
 /// Ordinary rows in all dtypes: few and many, with and without an index, a sink, causal, rounded.

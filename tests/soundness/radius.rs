@@ -2,7 +2,8 @@
 
 use certk_rs::bounds::{Cuts, Rule, multi_gap, score_gap, single_gap, smallest_k};
 use certk_rs::{
-    Keep, Options, Scores, Status, Values, certify, keep_set, output_error, select, select_output,
+    Keep, Mask, Options, Scores, Status, Values, certify, keep_set, output_error, select,
+    select_output,
 };
 
 use crate::exact::{Average, Random, Real, Share, flags, moved, ranked, reals, tail, weights};
@@ -381,6 +382,136 @@ fn flushed_tails_within_a_radius() {
                     let kept = flags(count + 1, found.row(0).iter().map(|&i| i as usize));
                     let (most, _) = extremes(&reals(&stored.wide()), &kept, radius);
                     assert!(most.at_most(found.tail_mass_upper[0]) && most.at_most(eps));
+                }
+            }
+        }
+    }
+}
+
+/// Kept sets that are flushed where they are stored, but may weigh most where they are.
+#[test]
+fn flushed_heads_within_a_radius() {
+    for (depth, radius) in [(88.0, 60.0), (95.0, 10.0), (300.0, 155.0), (590.0, 300.0)] {
+        for count in [1, 50, 1100] {
+            let mut numbers = vec![-depth; count + 1];
+            numbers[count / 2] = 0.0;
+            let kept = flags(count + 1, (0..=count).filter(|&i| i != count / 2));
+            let indices: Vec<i64> = (0..=count as i64).filter(|&i| kept[i as usize]).collect();
+            for stored in Stored::all(&numbers) {
+                let (most, fewest) = extremes(&reals(&stored.wide()), &kept, radius);
+                let radii = [radius];
+                let scores = Scores::new(stored.data(), &[1, count + 1]).unwrap();
+                let scores = scores.radius(&radii).unwrap();
+                let keep = Keep::Indices { indptr: &[0, count as i64], indices: &indices };
+                for independent in [false, true] {
+                    let found = certify(&scores, &keep, None, independent, None).unwrap();
+                    let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
+                    let at = format!("{depth} {radius} {count} {independent}");
+                    assert!(fewest.at_least(lower), "{at}: {lower} > {}", fewest.down());
+                    assert!(most.at_most(upper), "{at}: {upper} < {}", most.down());
+                }
+            }
+        }
+    }
+}
+
+/// A bias is added to each score before the radius counts.
+#[test]
+fn biased_scores_within_a_radius() {
+    let mut random = Random::new(17);
+    for n in [2, 9, 70] {
+        let numbers = random.normals(n, 1.5);
+        let bias: Vec<f64> = random.normals(n, 1.0);
+        for stored in Stored::all(&numbers) {
+            let pairs = reals(&stored.wide()).into_iter().zip(reals(&bias));
+            let real: Vec<Real> = pairs.map(|(score, bias)| score.plus(&bias)).collect();
+            for radius in RADII {
+                let radii = [radius];
+                let scores = Scores::new(stored.data(), &[n]).unwrap().radius(&radii).unwrap();
+                let scores = scores.mask(Mask::Additive((&bias).into()), &[]).unwrap();
+                let found = select(&scores, &[0.3], &Options::new()).unwrap();
+                let chosen = flags(n, found.row(0).iter().map(|&i| i as usize));
+                let (most, fewest) = extremes(&real, &chosen, radius);
+                assert!(most.at_most(found.tail_mass_upper[0]) && most.at_most(0.3));
+                assert!(fewest.at_least(found.tail_mass_lower[0]));
+                let size = 1 + random.below(n - 1);
+                let kept = flags(n, ranked(&real).into_iter().take(size));
+                let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
+                let keep = Keep::Mask { kept: &bytes, strides: &[] };
+                let (most, fewest) = extremes(&real, &kept, radius);
+                for independent in [false, true] {
+                    let found = certify(&scores, &keep, Some(&[0.3]), independent, None).unwrap();
+                    let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
+                    assert!(most.at_most(upper) && fewest.at_least(lower), "{n} {radius}");
+                    assert!(!found.holds.unwrap()[0] || most.at_most(0.3), "{n} {radius}");
+                }
+            }
+        }
+    }
+}
+
+/// Whether `sqrt(tau/(1-tau)) sqrt(Var_P - (1-tau) Var_S)` is at most so much: its square is, with sums over kept (S) and
+/// dropped (T) weights w and points v, `[(S + T) S (T sum_T w v^2 - (sum_T w v)^2) + (S sum_T w v - T sum_S w v)^2] / (S (S + T))^2`.
+fn spread_is_within(weights: &[Real], points: &[f64], d: usize, kept: &[bool], bound: f64) -> bool {
+    let sum = |keep: bool, term: &dyn Fn(usize) -> Real| -> Real {
+        (0..kept.len()).filter(|&i| kept[i] == keep).map(|i| weights[i].times(&term(i))).sum()
+    };
+    let (head, tail) = (sum(true, &|_| Real::from(1.0)), sum(false, &|_| Real::from(1.0)));
+    let both = head.times(&head.plus(&tail));
+    let axis = |axis: usize| -> Real {
+        let point = |i: usize| Real::from(points[i * d + axis]);
+        let (of_head, of_tail) = (sum(true, &point), sum(false, &point));
+        let squares = sum(false, &|i| point(i).times(&point(i)));
+        let within = tail.times(&squares).minus(&of_tail.times(&of_tail));
+        let between = head.times(&of_tail).minus(&tail.times(&of_head));
+        both.times(&within).plus(&between.times(&between))
+    };
+    let most = Real::from(bound).times(&both);
+    (0..d).map(axis).sum::<Real>() <= most.times(&most)
+}
+
+/// Scores that move one by one, so that the averages of the kept and of the dropped values move towards or away from each other.
+#[test]
+fn output_errors_hold_wherever_each_score_is() {
+    let mut random = Random::new(18);
+    for (n, d) in [(3, 1), (12, 1), (30, 2), (60, 5)] {
+        let numbers = random.normals(n, 0.7);
+        let points = random.normals(n * d, 1.0);
+        let values = Values::new(&points, &[n, d]).unwrap();
+        let real = reals(&numbers);
+        let none = Real::zero();
+        for radius in [1e-9, 1e-3, 0.3] {
+            let radii = [radius];
+            let scores = Scores::new(&numbers, &[n]).unwrap().radius(&radii).unwrap();
+            for size in [1, n / 2, n - 1] {
+                let kept = flags(n, 0..size);
+                let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
+                let keep = Keep::Mask { kept: &bytes, strides: &[] };
+                let found = output_error(&scores, &values, &keep, None).unwrap();
+                let bounds = [
+                    ("exact", found.exact[0]),
+                    ("diameter", found.diameter[0]),
+                    ("ball", found.ball[0]),
+                    ("spectral", found.spectral[0]),
+                    ("variance", found.variance[0]),
+                    ("best", found.best[0]),
+                ];
+                for (axis, ways) in (0..d).flat_map(|axis| (0..4).map(move |ways| (axis, ways))) {
+                    let move_one = |(i, score): (usize, &Real)| {
+                        let way = ways >> usize::from(kept[i]) & 1 == 0;
+                        let up = (points[i * d + axis] > 0.0) == way;
+                        score.plus(&Real::from(if up { radius } else { -radius }))
+                    };
+                    let moved: Vec<Real> = real.iter().enumerate().map(move_one).collect();
+                    let weights = weights(&moved);
+                    let spread = spread_is_within(&weights, &points, d, &kept, found.variance[0]);
+                    assert!(spread, "{n} {d} {radius} {size} {axis} {ways}");
+                    let all = Average::of(&weights, &points, d, |_| true, &none);
+                    let some = Average::of(&weights, &points, d, |i| kept[i], &none);
+                    for (name, bound) in bounds {
+                        let near = bound == f64::INFINITY || all.is_near(&some, bound);
+                        assert!(near, "{name} {n} {d} {radius} {size} {axis} {ways}: {bound}");
+                    }
                 }
             }
         }

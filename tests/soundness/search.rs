@@ -303,3 +303,77 @@ fn budgets_at_the_edge_and_large_scores() {
         }
     }
 }
+
+/// Runs of one vector each, whose products are alike but for rounding: a whole run may be better than the one scored before it.
+#[test]
+fn the_true_best_among_runs_of_one_vector() {
+    let mut random = Random::new(46);
+    let mut hidden = 0;
+    for round in 0..400 {
+        let (runs, dim) = (2 + random.below(4), 3 + random.below(8));
+        let entries: Vec<f32> = (0..dim)
+            .map(|_| (random.normal() * 10f64.powf(random.uniform() * 5.0)) as f32)
+            .collect();
+        let mut keys = Vec::with_capacity(runs * 16 * dim);
+        for _ in 0..runs {
+            let mut key = entries.clone();
+            for i in (1..dim).rev() {
+                key.swap(i, random.below(i + 1));
+            }
+            let i = (0..dim).min_by(|&a, &b| key[a].abs().total_cmp(&key[b].abs())).unwrap();
+            key[i] *= 1.0 + random.below(3) as f32 * f32::EPSILON;
+            keys.extend(key.repeat(16));
+        }
+        let keys = Keys { keys, dim };
+        let query = vec![[1.0f32, 0.3][round % 2]; dim];
+        let scale = [0.1, -0.1, 1.0][round % 3];
+        let asked = keys.ask(&query, scale);
+        let firsts: Vec<&Real> = asked.scores.iter().step_by(16).collect();
+        hidden += usize::from(firsts.iter().any(|score| *score != firsts[0]));
+        let index = keys.index(None);
+        for k in [1, 16, 16 * runs - 16, 1 + random.below(16 * runs - 1)] {
+            for over in [Over::Codes, Over::Cells, Over::Both] {
+                let (scale, rule) = (Some(scale), Rule::TopK(k));
+                let options =
+                    SearchOptions { scale, rule, over, max_scored: None, threads: Some(1) };
+                let found = keys.search(&index, &asked, &[], &options);
+                asked.judge(&found, &[], &options);
+            }
+        }
+    }
+    assert!(hidden > 200, "{hidden}");
+}
+
+/// Scores of 1e9, and codes so coarse that all near keys are scored, which leaves nothing open: what is dropped of those is
+/// known as well as the products, and no better.
+#[test]
+fn masses_of_large_scores_that_were_scored() {
+    let mut random = Random::new(47);
+    let mut rescored = 0;
+    for _ in 0..300 {
+        let (n, dim) = (30 + random.below(30), 5);
+        let size = 1e9 * (1.0 + random.uniform() as f32);
+        let mut keys = Vec::new();
+        for i in 0..n {
+            // Steps between codes follow the second entry, which the query does not see.
+            let wide = 100.0 * [1.0, -1.0][i % 2] * (1.0 + random.uniform());
+            let away = if i % 5 == 0 { 0.0 } else { 300.0 };
+            let rest = random.normals(3, 0.5);
+            keys.extend([size, wide as f32]);
+            keys.extend(rest.iter().map(|&x| (x - away) as f32));
+        }
+        let keys = Keys { keys, dim };
+        let query = [1.0 + random.uniform() as f32, 0.0, 2.0, 1.7, 1.3];
+        let asked = keys.ask(&query, 1.0);
+        let index = keys.index(Some(false));
+        for eps in [0.5, 0.2, 0.05] {
+            let (scale, rule, over) = (Some(1.0), Rule::Mass, Over::Codes);
+            let options = SearchOptions { scale, rule, over, max_scored: None, threads: Some(1) };
+            let found = keys.search(&index, &asked, &[eps], &options);
+            asked.judge(&found, &[eps], &options);
+            let scored = found.scored[0] > found.selection.k[0] && found.rung[0] == Rung::Rescored;
+            rescored += usize::from(scored);
+        }
+    }
+    assert!(rescored > 100, "{rescored}");
+}
