@@ -308,8 +308,8 @@ mod tests {
         for (radius, grown) in [(0.5, std::f64::consts::E.next_up()), (5.0, 22_026.465_794_806_72)]
         {
             for (with, without) in [
-                (Slack::f32(radius), Slack::f32(0.0)),
-                (Slack::f64(1 << 20, radius), Slack::f64(1 << 20, 0.0)),
+                (ErrorBound::f32(radius), ErrorBound::f32(0.0)),
+                (ErrorBound::f64(1 << 20, radius), ErrorBound::f64(1 << 20, 0.0)),
             ] {
                 assert!(with.flush / without.flush >= grown, "{radius}");
                 assert!(1.0 + with.certify >= (1.0 + without.certify) * grown, "{radius}");
@@ -317,7 +317,8 @@ mod tests {
             }
         }
         // A ratio whose sums are off by a share of m on each side is off by (1 + m) / (1 - m).
-        for slack in [Slack::f32(0.0), Slack::f64(0, 0.25), Slack::weights(1 << 20)] {
+        for slack in [ErrorBound::f32(0.0), ErrorBound::f64(0, 0.25), ErrorBound::weights(1 << 20)]
+        {
             for share in [1e-12, 1e-9, 1e-3, 0.1, 0.15] {
                 let wide = slack.widened(share);
                 let apart = (1.0 + share) / (1.0 - share);

@@ -665,7 +665,7 @@ mod tests {
             let want =
                 if byte == 0 { Ok(()) } else { Err(Error::ScoreNan { place: Place(vec![2]) }) };
             assert_eq!(scores.judge(0), want, "{byte}");
-            assert_eq!(scores.keys64(0, &mut Vec::new()).map(|_| ()), want, "{byte}");
+            assert_eq!(scores.wide_scores(0, &mut Vec::new()).map(|_| ()), want, "{byte}");
         }
     }
 }

@@ -651,7 +651,10 @@ mod tests {
                 let tie = codes.prepare(&query, scale * (1.0 + 2f64.powi(-24)));
                 assert_eq!((exact.factor, tie.factor), (scale as f32, scale as f32));
                 let moved = scale.abs() * 2f64.powi(-24) * length(&mut query.iter().copied());
-                assert!(tie.spread.rho >= exact.spread.rho + moved * longest, "{dim} {scale}");
+                assert!(
+                    tie.code_error.rho >= exact.code_error.rho + moved * longest,
+                    "{dim} {scale}"
+                );
             }
         }
     }
