@@ -2,11 +2,11 @@
 //!
 //! The check computes in plain scalar f64, sorts, and uses nothing but the order, the rows, and the rigorous sums.
 
+use crate::certified_sums::{self, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::error::Error;
-use crate::mass::{self, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::memory::{filled, list};
 use crate::order;
-use crate::scores::{Keep, Scores, WeightKind};
+use crate::rows::{Keep, Scores, WeightKind};
 
 /// What a row's answer amounts to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -101,7 +101,9 @@ pub(crate) fn check_row(
     let weigh = |key: f64| match about.weight_kind {
         WeightKind::Weight => key,
         // Halves, because the difference may overflow where the product does not.
-        WeightKind::Exp { scale } => mass::exp((0.5 * key - 0.5 * about.largest) * scale * 2.0),
+        WeightKind::Exp { scale } => {
+            certified_sums::exp((0.5 * key - 0.5 * about.largest) * scale * 2.0)
+        }
     };
     let visible = keys.iter().filter(|key| **key > f64::NEG_INFINITY).count();
     let mut entries: Vec<((f64, u32), f64, bool)> = list("scores", visible)?;
@@ -132,7 +134,7 @@ pub(crate) fn check_row(
     let exactly = |entries: &[((f64, u32), f64, bool)], chosen: &dyn Fn(usize) -> bool| {
         let count = (0..entries.len()).filter(|&i| chosen(i)).count() as u64;
         if equal {
-            return count > 0 && mass::equal_weights_hold(count, total, eps);
+            return count > 0 && certified_sums::equal_weights_hold(count, total, eps);
         }
         if !weights || count == 0 {
             return false;

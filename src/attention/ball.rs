@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::error::Error;
 use crate::kernels::{Keys, LANES, Simd};
 use crate::memory::{check_memory, list};
-use crate::scores::{Vectors, stored};
+use crate::rows::{Vectors, stored};
 use crate::threads;
 
 /// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.

@@ -20,7 +20,7 @@ use super::{Attention, AttentionOptions};
 use crate::error::Error;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, list};
-use crate::scores::{Data, Vectors};
+use crate::rows::{Data, Vectors};
 use crate::threads;
 use half::{bf16, f16};
 use std::collections::BTreeSet;

@@ -10,11 +10,11 @@ mod work;
 use std::sync::OnceLock;
 
 use crate::error::Error;
+use crate::index::{KeyIndex, Rung};
 use crate::kernels::{PANEL_ROWS, Simd};
-use crate::keys::{KeyIndex, Rung};
 use crate::memory::{check_memory, check_memory_in_each};
+use crate::rows::Vectors;
 use crate::scale::nearest_rsqrt;
-use crate::scores::Vectors;
 use crate::threads;
 
 pub use ball::ValueBall;
@@ -334,7 +334,7 @@ impl<'a> Job<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::IndexOptions;
+    use crate::index::IndexOptions;
 
     /// Numbers that look normal.
     fn normal(count: usize, seed: u64) -> Vec<f32> {

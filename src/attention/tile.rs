@@ -6,11 +6,11 @@ use super::sink::Sunk;
 use super::work::Answer;
 use super::{Job, MANY};
 use crate::error::Error;
+use crate::index::{RowVisibility, Rung, by_type, matrix};
 use crate::kernels::{
     BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
-use crate::keys::{RowVisibility, Rung, by_type, matrix};
-use crate::scores::Data;
+use crate::rows::Data;
 
 /// One rounding of f32.
 const U: f64 = 1.0 / 16_777_216.0;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::AttentionOptions;
 use crate::error::{Error, Place};
-use crate::keys::RowVisibility;
-use crate::scores::{Vectors, check_strides};
+use crate::index::RowVisibility;
+use crate::rows::{Vectors, check_strides};
 
 /// The rows of a call.
 pub(super) struct Visibility<'a> {

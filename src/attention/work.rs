@@ -4,13 +4,13 @@ use std::cell::RefCell;
 
 use super::{AttentionOptions, GROUP, Job, MANY, RowBudget, Unit};
 use crate::error::Error;
-use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
-use crate::keys::{
+use crate::index::{
     Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Search, Step,
     ThresholdState, by_type, matrix,
 };
+use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
 use crate::memory::{self, filled};
-use crate::scores::{Data, Scores, stored};
+use crate::rows::{Data, Scores, stored};
 use crate::select::Options;
 use half::{bf16, f16};
 

@@ -3,9 +3,9 @@
 use super::levels;
 use super::measure::Measure;
 use super::rows::{VisibleRow, map_rows};
+use crate::certified_sums;
 use crate::error::{Error, Place};
-use crate::mass;
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::threads;
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
@@ -36,7 +36,7 @@ pub fn required_gap(n: u64, k: u64, eps: f64) -> Result<f64, Error> {
     if k == 0 || eps == 0.0 {
         return Ok(f64::INFINITY);
     }
-    let enough = mass::equal_weights_hold(k, n, eps);
+    let enough = certified_sums::equal_weights_hold(k, n, eps);
     let (m, e) = split(eps);
     let (high, low) = two_sum(1.0, -eps);
     let dropped = count(n - k).times(Twofold { high, low });

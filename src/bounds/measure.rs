@@ -1,7 +1,7 @@
 //! Differences of keys in natural-log units, and what they weigh, each rounded to a chosen side.
 
-use crate::mass;
-use crate::scores::{WeightKind, WideScores};
+use crate::certified_sums;
+use crate::rows::{WeightKind, WideScores};
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// How the keys of a row become gaps and weights.
@@ -20,7 +20,7 @@ impl From<WideScores> for Measure {
 
 /// What lies further below the reference weighs less than this: e^-708 < 2^-1021.
 const FLUSH: f64 = 2.0 * f64::MIN_POSITIVE;
-/// More than the relative error of `mass::exp` (2^-50) and the rounding of the product with it.
+/// More than the relative error of `certified_sums::exp` (2^-50) and the rounding of the product with it.
 const EXP_DOUBT: f64 = 1.0 / (1u64 << 49) as f64;
 /// Below this the error of a product may underflow.
 const SMALL: f64 = 1e-280;
@@ -77,7 +77,7 @@ impl Measure {
         if gap == 0.0 {
             return 1.0;
         }
-        let weight = mass::exp(-gap);
+        let weight = certified_sums::exp(-gap);
         if weight > 0.0 { weight * (1.0 + EXP_DOUBT) } else { FLUSH }
     }
 
@@ -87,7 +87,7 @@ impl Measure {
             return level;
         }
         let gap = self.gap_up(reference, level);
-        if gap == 0.0 { 1.0 } else { mass::exp(-gap) * (1.0 - EXP_DOUBT) }
+        if gap == 0.0 { 1.0 } else { certified_sums::exp(-gap) * (1.0 - EXP_DOUBT) }
     }
 
     /// By how much the ratio of two weights may grow because stored keys are not the real scores.

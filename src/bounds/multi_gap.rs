@@ -6,7 +6,7 @@ use super::measure::Measure;
 use super::rows::{VisibleRow, map_rows};
 use crate::error::Error;
 use crate::memory::check_memory;
-use crate::scores::Scores;
+use crate::rows::Scores;
 
 /// Where sorted rows are cut, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

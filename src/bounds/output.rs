@@ -13,7 +13,7 @@ mod spectrum;
 use crate::error::Error;
 use crate::interrupt;
 use crate::memory::{check_memory, check_memory_in_each, check_memory_square, filled, room};
-use crate::scores::{Keep, Scores, Values};
+use crate::rows::{Keep, Scores, Values};
 use crate::threads;
 use cloud::{Cloud, Outline};
 use prefix::Found;
@@ -267,7 +267,7 @@ mod tests {
         // Weights 3/4 and 1/4, values 0 and 4: the output is 1, that of the first key 0.
         let (weights, data) = ([0.75, 0.25], [0.0f32, 4.0]);
         let scores = Scores::new(&weights[..], &[2]).unwrap();
-        let scores = scores.kind(crate::scores::Kind::Probs).unwrap();
+        let scores = scores.kind(crate::rows::Kind::Probs).unwrap();
         let values = Values::new(&data[..], &[2, 1]).unwrap();
         let keep = Keep::Mask { kept: &[1, 0], strides: &[] };
         let found = output_error(&scores, &values, &keep, None).unwrap();

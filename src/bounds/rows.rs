@@ -5,7 +5,7 @@ use crate::error::{Error, Place};
 #[cfg(feature = "python")]
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_in_each, list};
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::threads;
 
 /// Elements per task, and between two checks for an interrupt.

@@ -6,7 +6,7 @@ use super::measure::Measure;
 use super::multi_gap::{self, Cuts};
 use super::rows::map_rows;
 use crate::error::Error;
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::threads;
 
 /// Which bound has to certify the budget.

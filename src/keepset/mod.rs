@@ -18,7 +18,7 @@ mod walk;
 
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::scores::{Keep, Scores};
+use crate::rows::{Keep, Scores};
 use crate::select::{Options, certify_tails};
 use crate::threads;
 use problem::{Best, Problem};

@@ -4,7 +4,7 @@ use crate::error::{Error, Place};
 use crate::interrupt;
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
 use crate::memory::check_memory;
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
 use crate::threads;
 

@@ -14,8 +14,8 @@ use super::portable::Portable;
 use super::short::{
     self, BATCH, BatchScratch, Candidate, KeptSums, TailTarget, TieSums, WeightFnOf,
 };
+use crate::certified_sums::CHUNK;
 use crate::error::Error;
-use crate::mass::CHUNK;
 
 /// An instruction-set level that this CPU is known to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

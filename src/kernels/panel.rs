@@ -11,7 +11,7 @@ use super::codes::Keys;
 use super::dispatch::{Pass, Simd};
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::exp;
-use crate::mass;
+use crate::certified_sums;
 
 /// Rows that are worked on together.
 pub(crate) const ROWS: usize = 4 * LANES;
@@ -82,7 +82,7 @@ impl Rows {
 
     /// What has been summed for a row, relative to a larger score.
     fn rescale(&mut self, at: usize, top: f32) {
-        let factor = mass::exp(f64::from(self.tops[at]) - f64::from(top));
+        let factor = certified_sums::exp(f64::from(self.tops[at]) - f64::from(top));
         self.tops[at] = top;
         self.totals[at] *= factor;
         for sum in &mut self.sums[at * self.width..][..self.width] {

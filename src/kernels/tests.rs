@@ -6,7 +6,7 @@ use super::{
     BatchScratch, Bracket, Element, Exp, Identity, LANES, PIVOTS, PartitionSums, Positions, RANKED,
     Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn, WeightFnOf,
 };
-use crate::mass;
+use crate::certified_sums;
 
 /// Deterministic scores: a Weyl sequence through a logistic quantile.
 fn scores(n: usize, spread: f64) -> Vec<f64> {
@@ -289,7 +289,7 @@ fn exp_stays_within_its_bound() {
         if x < f32::CUT {
             assert_eq!(weight, 0.0);
         } else {
-            let want = mass::exp(f64::from(x));
+            let want = certified_sums::exp(f64::from(x));
             let error = (f64::from(weight) / want - 1.0).abs();
             assert!(error <= allowance(f64::from(x), unit, 0.23, 5.0), "{x}: {error:e}");
         }
@@ -307,7 +307,7 @@ fn double_exp_stays_within_its_bound() {
         if x < f64::CUT {
             assert_eq!(weight, 0.0);
         } else {
-            let error = (weight / mass::exp(x) - 1.0).abs();
+            let error = (weight / certified_sums::exp(x) - 1.0).abs();
             assert!(error <= allowance(x, unit, 0.7, 145.0) + 2f64.powi(-50), "{x}: {error:e}");
         }
     }
@@ -315,7 +315,11 @@ fn double_exp_stays_within_its_bound() {
 
 /// The real mass of scores below a shift, by the checker's exponential and compensated sums: good to 2^-49.
 fn real_mass(scores: &[f64], shift: f64) -> f64 {
-    scores.iter().map(|score| mass::exp(score - shift)).collect::<mass::Compensated>().value()
+    scores
+        .iter()
+        .map(|score| certified_sums::exp(score - shift))
+        .collect::<certified_sums::Compensated>()
+        .value()
 }
 
 /// The budgets of `mass`: 216 units on either side in f32, 3110 in f64.

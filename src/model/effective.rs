@@ -1,10 +1,10 @@
 //! How many entries of a row carry weight: those of probability at least `eps`, and the participation ratio.
 
+use crate::certified_sums::{self, Compensated, ExactSum};
 use crate::error::Error;
 use crate::kernels::{LANES, ScaledExp, Simd};
-use crate::mass::{self, Compensated, ExactSum};
 use crate::memory::{check_memory, filled, room};
-use crate::scores::{Scores, WeightKind, WideScores};
+use crate::rows::{Scores, WeightKind, WideScores};
 use crate::threads;
 use crate::twofold::Twofold;
 use std::cmp::Ordering;
@@ -102,7 +102,7 @@ fn weigh(simd: Simd, keys: &mut Vec<f64>, about: &WideScores) -> Result<Vec<f64>
             if (largest - smallest).is_finite() {
                 simd.weights(keys, ScaledExp { shift: largest, scale }, &mut weights);
             } else {
-                let exact = |key: &f64| mass::exp(exponent(scale, *key, largest));
+                let exact = |key: &f64| certified_sums::exp(exponent(scale, *key, largest));
                 weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = exact(key));
             }
         }

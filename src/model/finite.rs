@@ -6,8 +6,8 @@
 //! its ends, and their mean weight is that of two Gauss points. What a run hides (the scatter of its members between its own ends)
 //! changes k by far less than one standard error. Draws are keyed by (seed, row), so that threads do not change them.
 
+use crate::certified_sums;
 use crate::error::{Error, Place};
-use crate::mass;
 use crate::random::{GOLDEN, stirred};
 use crate::threads;
 
@@ -65,7 +65,7 @@ pub fn expected_k(
     check_eps(eps)?;
     let threads = threads::count(threads, n > 16)?;
     if n == 1 || sigma == 0.0 {
-        let k = n - mass::equal_weights_droppable(n, eps).min(n - 1);
+        let k = n - certified_sums::equal_weights_droppable(n, eps).min(n - 1);
         return Ok(Expected { k: k as f64, standard_error: 0.0, rows: 0 });
     }
     let runs = Runs::new(n);
@@ -74,8 +74,8 @@ pub fn expected_k(
     let one = |row: usize| Ok(runs.minimal_k(sigma, eps, &mut Draws::new(seed, row as u64)));
     threads::in_portions(threads, rows, (PORTION, 8), one, |k| all.push(k))?;
     let count = rows as f64;
-    let k = all.iter().copied().collect::<mass::Compensated>().value() / count;
-    let squares: mass::Compensated = all.iter().map(|x| (x - k) * (x - k)).collect();
+    let k = all.iter().copied().collect::<certified_sums::Compensated>().value() / count;
+    let squares: certified_sums::Compensated = all.iter().map(|x| (x - k) * (x - k)).collect();
     let variance = squares.value() / (count - 1.0);
     Ok(Expected { k, standard_error: libm::sqrt(variance / count), rows })
 }

@@ -5,10 +5,10 @@
 //! (Tzachristas et al., arXiv 2512.07647, the Gaussian score model). It is a law for long rows: [`super::expected_k`] is the
 //! one for rows of finite length.
 
+use crate::certified_sums::Compensated;
 use crate::error::{Error, Place};
-use crate::mass::Compensated;
 use crate::memory::{check_memory, check_memory_in_each, list};
-use crate::scores::{Scores, WeightKind, WideScores};
+use crate::rows::{Scores, WeightKind, WideScores};
 use crate::threads;
 
 use super::normal::{hazard, log_survival, quantile, survival};

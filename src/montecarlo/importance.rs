@@ -16,12 +16,12 @@
 //! scores that exceed their bounds by a rounding.
 
 use super::tail::{Fetch, Population};
+use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, LANES, Scalar, Simd};
-use crate::mass::{self, Compensated, ErrorBound};
 use crate::memory::{check_memory, filled, list, room};
 use crate::random::Random;
-use crate::scores::{Keep, Scores, stored};
+use crate::rows::{Keep, Scores, stored};
 use crate::threads;
 
 /// Positions that a draw has to look at.
@@ -209,7 +209,8 @@ impl<'a> Importance<'a> {
         let mut head_scores = fetch(&kept)?;
         head_scores.retain(|score| *score > f64::NEG_INFINITY);
         let shift = head_scores.iter().copied().fold(top, f64::max);
-        let head: Compensated = head_scores.iter().map(|score| mass::exp(score - shift)).collect();
+        let head: Compensated =
+            head_scores.iter().map(|score| certified_sums::exp(score - shift)).collect();
         // Scores round once where a scale does; those that weigh anything are within 708 of the shift.
         let error = if shift.is_finite() { f64::EPSILON * (shift.abs() + 708.0) } else { 0.0 };
         if error > MOST_ERROR {
@@ -225,7 +226,7 @@ impl<'a> Importance<'a> {
             dropped: if top > f64::NEG_INFINITY { span.n } else { 0 },
             kept: head_scores.len(),
             head: head.value(),
-            unit: if all == 0 { 0.0 } else { all as f64 / unit * mass::exp(top - shift) },
+            unit: if all == 0 { 0.0 } else { all as f64 / unit * certified_sums::exp(top - shift) },
             equal: false,
             slack: ErrorBound::f64(0, error + scores.map_or(0.0, |scores| scores.row_radius(row))),
         };
@@ -295,7 +296,7 @@ impl<'a> Importance<'a> {
                 let place = self.bounds.all.place(self.bounds.row, Some(position));
                 return Err(Error::UpperBoundBroken { place, score, bound });
             }
-            let weight = mass::exp((score - self.top).min(0.0));
+            let weight = certified_sums::exp((score - self.top).min(0.0));
             values[first + i] = (weight * self.unit / owned as f64).min(1.0);
         }
         Ok(())

@@ -12,8 +12,8 @@ mod importance;
 mod tail;
 mod uniform;
 
+use crate::certified_sums::Compensated;
 use crate::error::Error;
-use crate::mass::Compensated;
 use crate::memory::check_memory;
 use crate::threads;
 

@@ -3,11 +3,11 @@
 use super::importance::Importance;
 use super::uniform::Uniform;
 use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
+use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::{Error, Place};
-use crate::mass::{ErrorBound, SplitSums};
 use crate::memory::{check_memory, check_memory_in_each, list, room};
 use crate::random::Random;
-use crate::scores::{Keep, Kind, Mask, Scores};
+use crate::rows::{Keep, Kind, Mask, Scores};
 use crate::threads;
 
 /// What is asked of an estimate.

@@ -1,11 +1,11 @@
 //! Uniform draws from a row's tail, without replacement.
 
 use super::tail::Population;
+use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
-use crate::mass::{self, Compensated, ErrorBound};
 use crate::memory::{filled, list};
 use crate::random::Random;
-use crate::scores::{Keep, Scores, WeightKind};
+use crate::rows::{Keep, Scores, WeightKind};
 
 /// A row's tail in the order in which it will be drawn, as far as it has been drawn.
 pub(super) struct Uniform {
@@ -90,6 +90,6 @@ fn weigh(weight_kind: WeightKind, key: f64, unit: f64) -> f64 {
     match weight_kind {
         WeightKind::Weight => key / unit,
         // Halves, because the difference may overflow where the product does not.
-        WeightKind::Exp { scale } => mass::exp((0.5 * key - 0.5 * unit) * scale * 2.0),
+        WeightKind::Exp { scale } => certified_sums::exp((0.5 * key - 0.5 * unit) * scale * 2.0),
     }
 }

@@ -9,7 +9,7 @@ use super::arguments;
 use super::errors::CertkError;
 use crate::kernels;
 use crate::memory;
-use crate::scores::{Data, Keep, Kind, Mask, Scores, contiguous as contiguous_strides};
+use crate::rows::{Data, Keep, Kind, Mask, Scores, contiguous as contiguous_strides};
 
 /// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
 pub(super) enum Stored<'py> {

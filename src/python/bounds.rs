@@ -10,7 +10,7 @@ use super::errors::{CertkError, detached, run};
 use crate::bounds::{self as core, Blocks, Cuts, Rule};
 use crate::error::Error;
 use crate::memory;
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::select::{self, Options};
 use crate::threads::default_floats;
 

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::interrupt::interruptible;
-use crate::scores::Scores;
+use crate::rows::Scores;
 
 pyo3::import_exception!(certk_rs.errors, CertkError);
 

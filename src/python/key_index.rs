@@ -13,9 +13,9 @@ use super::arrays::{Budgets, KeepArray, Stored, contiguous};
 use super::errors::{CertkError, detached};
 use super::montecarlo::{self, Estimate};
 use super::results::Searched;
-use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
+use crate::index::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
 use crate::memory::{check_memory, product};
-use crate::scores::Vectors;
+use crate::rows::Vectors;
 use crate::threads::default_floats;
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {

@@ -7,7 +7,7 @@ use super::arguments;
 use super::arrays::{Budgets, KeepArray, Rows, Stored, column};
 use super::errors::detached;
 use crate::bounds::output as core;
-use crate::scores::Values;
+use crate::rows::Values;
 use crate::threads::default_floats;
 
 type Floats<'py> = Bound<'py, PyArray1<f64>>;

@@ -7,7 +7,7 @@ use super::arguments;
 use super::arrays::{Stored, not_contiguous};
 use super::errors::detached;
 use super::key_index::vectors;
-use crate::keys as core;
+use crate::index as core;
 use crate::threads::default_floats;
 
 #[pyfunction]

@@ -9,15 +9,15 @@ use super::row::{Boundary, Candidates, Constraints, DecideOn, InvertibleWeightFn
 use super::short;
 use super::workspace::{Forced, PerDtype, Workspace};
 use crate::certificate::Status;
+use crate::certified_sums::{CHUNK, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::error::Error;
 use crate::interrupt;
 use crate::kernels::{
     DefaultFloats, Element, LANES, Piece, Positions, Prefetch, Simd, append_all, ask_for_huge_pages,
 };
-use crate::mass::{CHUNK, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::memory::{check_memory, check_memory_in_each, filled, room};
 use crate::order;
-use crate::scores::{Data, Scores};
+use crate::rows::{Data, Scores};
 use crate::threads;
 
 /// The sets kept, in compressed rows, with a certificate for each.

@@ -1,11 +1,11 @@
 //! The fewest whole blocks of a row, ranked by their mass.
 
 use super::row::{Candidates, Constraints};
+use crate::certified_sums::{Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, WeightFn};
-use crate::mass::{Compensated, ErrorBound, SplitSums};
 use crate::memory::{check_memory, filled};
-use crate::scores::Scores;
+use crate::rows::Scores;
 
 /// The blocks chosen.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use super::prepared::{Prepared, Source, Visitor};
 use super::row::{Candidates, Constraints, DecideOn, InvertibleWeightFn};
 use super::workspace::{PerDtype, Workspace, grow, padded};
 use crate::certificate::{self, Certificate, Verdict};
+use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
-use crate::mass::{self, CHUNK, SplitSums};
 use crate::memory::{check_memory, check_memory_in_each};
-use crate::scores::{Keep, Scores};
+use crate::rows::{Keep, Scores};
 use crate::threads;
 
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
@@ -226,7 +226,7 @@ impl Visitor for Form<'_> {
             if smallest == largest && exact_ties {
                 // Equal weights: integers decide.
                 let visible = visible as u64;
-                verdict.minimal = !mass::equal_weights_hold(fewer as u64, visible, eps);
+                verdict.minimal = !certified_sums::equal_weights_hold(fewer as u64, visible, eps);
                 return Ok(Opinion { verdict, open: false });
             }
             // Better arithmetic could prove more; what f32 leaves open is left open, or it would cost more than selecting.

@@ -1,7 +1,7 @@
 //! What a caller may ask of a selection, beside the budget.
 
 use crate::error::Error;
-use crate::scores::Scores;
+use crate::rows::Scores;
 
 /// An upper limit on how many keys of a row are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -2,10 +2,10 @@
 
 use super::row::{self, InvertibleWeightFn};
 use super::workspace::{PerDtype, Workspace, grow, padded, padded_for};
+use crate::certified_sums::{CHUNK, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Identity, LANES, Prefetch, Scalar, ScaledExp, Simd, Survey};
-use crate::mass::{CHUNK, ErrorBound};
-use crate::scores::{Data, Kind, Mask, Scores, WeightKind, WideScores};
+use crate::rows::{Data, Kind, Mask, Scores, WeightKind, WideScores};
 use crate::threads;
 use half::{bf16, f16};
 

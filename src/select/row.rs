@@ -10,13 +10,13 @@
 //! bits whether one thread walks the chunks or many share them.
 
 use super::workspace::padded;
+use crate::certified_sums::{self, CHUNK, ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
     Bracket, Element, Exp, GUESSABLE_SPAN, Identity, LANES, PIVOTS, PartitionSums, PivotSums,
     Prefetch, RANKED, Scalar, ScaledExp, Simd, WeightFn, around, ranks_between, sample,
     values_around,
 };
-use crate::mass::{self, CHUNK, ErrorBound, SplitSums};
 use crate::memory::check_memory;
 use crate::order::Ordered;
 use crate::threads;
@@ -705,7 +705,8 @@ impl<E: Element> Candidates<'_, E> {
         // The real row consists of equal weights: integers decide.
         let exact = partition.dropped == 0 && partition.kept == 0 && constraints.exact_ties;
         let kept = if exact {
-            let droppable = mass::equal_weights_droppable(count as u64, constraints.eps) as usize;
+            let droppable =
+                certified_sums::equal_weights_droppable(count as u64, constraints.eps) as usize;
             (count - droppable).max(constraints.min_keep).max(1).min(constraints.max_keep.max(1))
         } else {
             if !constraints.accepts(&at(count)) {
@@ -721,12 +722,16 @@ impl<E: Element> Candidates<'_, E> {
         };
         let split = at(kept);
         let boundary = (kept > 0).then(|| (score, self.last_of(score, kept, count)));
-        let holds = mass::equal_weights_hold(kept as u64, count as u64, constraints.eps);
+        let holds = certified_sums::equal_weights_hold(kept as u64, count as u64, constraints.eps);
         let minimal = if exact {
             holds
                 && (kept <= constraints.min_keep
                     || kept == 1
-                    || !mass::equal_weights_hold(kept as u64 - 1, count as u64, constraints.eps))
+                    || !certified_sums::equal_weights_hold(
+                        kept as u64 - 1,
+                        count as u64,
+                        constraints.eps,
+                    ))
         } else {
             split.kept <= constraints.min_keep || kept == 0 || constraints.refutes(&at(kept - 1))
         };

@@ -8,13 +8,13 @@ use super::row;
 use super::row::Constraints;
 use super::workspace::{PerDtype, Workspace};
 use crate::certificate::Status;
+use crate::certified_sums::SplitSums;
 use crate::error::Error;
 use crate::kernels::{
     BATCH, BatchScratch, Edge, Element, KeptSums, LANES, Positions, RANKED, ScaledBy, Simd,
     TailTarget, Unscaled, WeightFnOf,
 };
-use crate::mass::SplitSums;
-use crate::scores::{Data, Kind};
+use crate::rows::{Data, Kind};
 
 /// Rows up to this length are decided here, if nothing is special about them.
 const LONGEST: usize = 4096;

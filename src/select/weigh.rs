@@ -4,10 +4,10 @@ use super::batch::with_workspace;
 use super::prepared::{Prepared, Source, Visitor};
 use super::row::InvertibleWeightFn;
 use super::workspace::{PerDtype, Workspace};
+use crate::certified_sums::ErrorBound;
 use crate::error::Error;
 use crate::kernels::{Element, Scalar, Simd};
-use crate::mass::ErrorBound;
-use crate::scores::Scores;
+use crate::rows::Scores;
 
 /// What [`weigh_row`] says about the weights that it wrote.
 #[derive(Debug, Clone, Copy)]

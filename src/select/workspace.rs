@@ -9,7 +9,7 @@ use super::short::ShortRowsScratch;
 use crate::error::Error;
 use crate::kernels::{BATCH, LANES};
 use crate::memory::room;
-use crate::scores::Scores;
+use crate::rows::Scores;
 
 /// Scratch for one thread, kept until dropped. A row needs a copy of its keys (in its own dtype, and in f64 where a row is
 /// decided in f64), and keys and weights of the search's bracket, which is usually a small part of it. Where it is all of the

@@ -183,7 +183,7 @@ pub(super) struct Outline {
 pub(super) struct WeightedSum {
     block: Vec<f64>,
     in_block: usize,
-    sum: Vec<crate::mass::Compensated>,
+    sum: Vec<crate::certified_sums::Compensated>,
 }
 
 impl WeightedSum {
@@ -191,7 +191,7 @@ impl WeightedSum {
         WeightedSum {
             block: vec![0.0; d],
             in_block: 0,
-            sum: vec![crate::mass::Compensated::default(); d],
+            sum: vec![crate::certified_sums::Compensated::default(); d],
         }
     }
 
@@ -215,7 +215,7 @@ impl WeightedSum {
 
     pub(super) fn finish(mut self) -> Vec<f64> {
         self.flush();
-        self.sum.iter().map(crate::mass::Compensated::value).collect()
+        self.sum.iter().map(crate::certified_sums::Compensated::value).collect()
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::cloud::{Cloud, SUM, UP, V, WeightedSum, square};
 use super::row::{Parted, Weighed};
-use crate::mass::Compensated;
+use crate::certified_sums::Compensated;
 use crate::order;
 
 /// Prefixes that may be certified in vain, where rounding leaves the running sums undecided: at least so many, and as many

@@ -13,9 +13,9 @@
 //! Each side is weighed against its own largest key, so that its sums are at least 1 and no flushed weight matters.
 
 use super::cloud::{Cloud, Outline, SUM, UP, V, WeightedSum, square_distance};
+use crate::certified_sums::{self, Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
-use crate::mass::{self, Compensated, ErrorBound, SplitSums};
-use crate::scores::{Scores, WeightKind, WideScores};
+use crate::rows::{Scores, WeightKind, WideScores};
 
 /// Kept times dropped keys times components up to which all pairs are looked at.
 const PAIRS: usize = 1 << 20;
@@ -65,7 +65,9 @@ impl Weighed {
             // Both are positive, and a quotient that underflows is below 2^-1021.
             WeightKind::Weight => key / largest,
             // Halves, because the difference may overflow where the product does not.
-            WeightKind::Exp { scale } => mass::exp((0.5 * key - 0.5 * largest) * scale * 2.0),
+            WeightKind::Exp { scale } => {
+                certified_sums::exp((0.5 * key - 0.5 * largest) * scale * 2.0)
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::kernels::{Element, Keys, LANES, STEP, Simd};
 #[cfg(feature = "python")]
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_square, list};
-use crate::scores::{Data, Vectors};
+use crate::rows::{Data, Vectors};
 use crate::threads;
 
 /// Keys as one byte an entry, with what is needed to bound what the bytes leave out.
@@ -384,7 +384,7 @@ impl<'a> KeyIndex<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::{Over, SearchOptions};
+    use crate::index::{Over, SearchOptions};
 
     /// Keys that look random, (heads, n, d).
     fn entries(heads: usize, n: usize, dim: usize) -> Vec<f32> {

@@ -17,9 +17,9 @@ use super::cells::Cells;
 use super::codes::{Codes, Prepared};
 use super::exact::ExactProduct;
 use super::gram::Sums;
-use super::mass::{Found, Query, Rung};
+use super::threshold_search::{Found, Query, Rung};
+use crate::certified_sums::{self, SplitSums};
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
-use crate::mass::{self, SplitSums};
 
 /// What ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -336,7 +336,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         // A set of one key fewer loses at least the least kept weight more, if nothing open can be better than it.
         let minimal = k == 1
             || k > 1 && worst - self.doubt() >= open.bound && {
-                let weight = mass::exp(worst - top);
+                let weight = certified_sums::exp(worst - top);
                 let fewer = SplitSums {
                     tail: low.tail + weight,
                     dropped: n - k + 1,
@@ -504,7 +504,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let bound =
             SplitSums { tail, dropped, head: k as f64, kept: k }.upper(SUM_ROUNDING, NOTHING);
         // Equal or better scores: decided in integers.
-        let equal = gap >= 0.0 && mass::equal_weights_hold(k as u64, n as u64, self.eps);
+        let equal = gap >= 0.0 && certified_sums::equal_weights_hold(k as u64, n as u64, self.eps);
         if equal { bound.min(self.eps) } else { bound }
     }
 
@@ -612,5 +612,5 @@ fn rising(score: f64) -> u64 {
 
 /// e^x for x of either sign.
 fn grown(x: f64) -> f64 {
-    if x > 0.0 { mass::exp(-x).recip() } else { mass::exp(x) }
+    if x > 0.0 { certified_sums::exp(-x).recip() } else { certified_sums::exp(x) }
 }

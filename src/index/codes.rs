@@ -7,13 +7,13 @@ use std::borrow::Cow;
 
 use super::fingerprint::Fingerprint;
 use super::gram::{CodeError, Gram};
-use super::index::Coded;
+use super::key_index::Coded;
+use crate::certified_sums::Compensated;
 use crate::error::Error;
 use crate::kernels::{
     BIAS, Coarse, Encoded, Frame, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step,
     ask_for_huge_pages,
 };
-use crate::mass::Compensated;
 use crate::memory::{self, check_memory, room};
 use crate::threads;
 use half::bf16;
@@ -533,7 +533,7 @@ fn sign(dimension: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::mass::Query;
+    use crate::index::threshold_search::Query;
 
     /// Scores by codes against those that are exact in f64: the largest share that an error has of what it may be.
     fn share(data: &[f32], dim: usize, query: &[f64], scale: f64, rotate: bool) -> f64 {

@@ -1,16 +1,16 @@
 //! Searches over an index for batches of queries.
 
+use super::best_first::{BestFirst, Over, Rule};
 use super::cells::Cells;
 use super::codes::Prepared;
-use super::explore::{BestFirst, Over, Rule};
-use super::index::{Coded, KeyIndex, by_type, matrix};
-use super::mass::{BLURRED, Found, Query, QueryScratch, RowVisibility, Rung, Search};
+use super::key_index::{Coded, KeyIndex, by_type, matrix};
+use super::threshold_search::{BLURRED, Found, Query, QueryScratch, RowVisibility, Rung, Search};
 use crate::certificate::Status;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Simd};
 use crate::memory::{self, check_memory, check_memory_in_each, list, room};
+use crate::rows::{Data, Vectors};
 use crate::scale::nearest_rsqrt;
-use crate::scores::{Data, Vectors};
 use crate::select::{Decision, Selection};
 use crate::threads;
 use half::{bf16, f16};

@@ -2,11 +2,11 @@
 
 use super::codes::{Codes, Prepared};
 use super::gram::Sums;
+use crate::certified_sums::{self, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
-use crate::mass::{self, SplitSums};
 use crate::memory;
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::select::{Options, Workspace};
 
 /// Which way a row was answered.
@@ -492,7 +492,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         let exact = &room.exact[..scored];
         let top = exact.iter().copied().fold(top, f64::max);
         // What codes bound, relative to the common shift.
-        let down = (mass::exp(shift - top) * (1.0 + SUM_ROUNDING)).max(NOTHING);
+        let down = (certified_sums::exp(shift - top) * (1.0 + SUM_ROUNDING)).max(NOTHING);
         let open = cut.upper * down;
         let odds = self.eps / (1.0 - self.eps);
         let head = self.simd.mass(&room.exact, Exp(top));
@@ -505,13 +505,14 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         }
         let head = if closed > 0.0 {
             let pairs = room.exact[..scored].iter();
-            pairs.map(|score| mass::exp(score - top)).sum::<f64>()
+            pairs.map(|score| certified_sums::exp(score - top)).sum::<f64>()
         } else {
             head
         };
         let dropped = seen - kept.len();
         let split = SplitSums { tail: open + closed, dropped, head, kept: kept.len() };
-        let low = SplitSums { tail: cut.lower * mass::exp(shift - top) + closed, ..split };
+        let low =
+            SplitSums { tail: cut.lower * certified_sums::exp(shift - top) + closed, ..split };
         let upper = split.upper(error, NOTHING);
         Ok(Found {
             visible: seen,
@@ -551,7 +552,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             if next.next_if(|&&index| index as usize == at).is_some() {
                 left.push(key);
             } else {
-                closed += mass::exp(*score - top);
+                closed += certified_sums::exp(*score - top);
                 *score = f64::NEG_INFINITY;
             }
         }

@@ -1,27 +1,29 @@
 //! Keys scored by what is known about them: codes, the Gram certificate, and searches that end exact.
 
+mod best_first;
 mod cells;
 mod codes;
 mod estimate;
 mod exact;
-mod explore;
 mod fingerprint;
 mod gram;
-mod index;
-mod mass;
+mod key_index;
 #[cfg(feature = "python")]
 mod products;
 mod search;
+mod threshold_search;
 
-pub use explore::{Over, Rule};
-pub use index::{IndexOptions, KeyIndex};
-pub use mass::Rung;
+pub use best_first::{Over, Rule};
+pub use key_index::{IndexOptions, KeyIndex};
 pub use search::{SearchOptions, SearchResult};
+pub use threshold_search::Rung;
 
 #[cfg(feature = "python")]
 pub(crate) use codes::saved::{Saved, Trust};
 pub(crate) use codes::{Codes, Prepared};
-pub(crate) use index::{Coded, by_type, matrix};
-pub(crate) use mass::{Chosen, Query, QueryScratch, RowVisibility, Search, Step, ThresholdState};
+pub(crate) use key_index::{Coded, by_type, matrix};
 #[cfg(feature = "python")]
 pub(crate) use products::products;
+pub(crate) use threshold_search::{
+    Chosen, Query, QueryScratch, RowVisibility, Search, Step, ThresholdState,
+};

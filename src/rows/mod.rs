@@ -11,14 +11,14 @@ use crate::memory::product;
 
 mod entries;
 mod keep;
-mod keys;
 mod values;
 mod vectors;
+mod wide;
 
 pub use keep::Keep;
-pub(crate) use keys::{WeightKind, WideScores};
 pub use values::Values;
 pub use vectors::Vectors;
+pub(crate) use wide::{WeightKind, WideScores};
 
 /// A borrowed buffer of stored numbers. `f16` and `bf16` widen exactly.
 #[derive(Debug, Clone, Copy)]
@@ -37,10 +37,10 @@ pub enum Data<'a> {
 macro_rules! stored {
     ($data:expr, $slice:ident => $work:expr) => {
         match $data {
-            $crate::scores::Data::F32($slice) => $work,
-            $crate::scores::Data::F64($slice) => $work,
-            $crate::scores::Data::F16($slice) => $work,
-            $crate::scores::Data::Bf16($slice) => $work,
+            $crate::rows::Data::F32($slice) => $work,
+            $crate::rows::Data::F64($slice) => $work,
+            $crate::rows::Data::F16($slice) => $work,
+            $crate::rows::Data::Bf16($slice) => $work,
         }
     };
 }

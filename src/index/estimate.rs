@@ -1,15 +1,15 @@
 //! Tail masses from a few exact scores, drawn in proportion to what codes say: right with a stated probability only.
 
 use super::codes::Codes;
-use super::index::{Coded, KeyIndex, by_type, matrix};
-use super::mass::Query;
+use super::key_index::{Coded, KeyIndex, by_type, matrix};
+use super::threshold_search::Query;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
 use crate::memory::{check_memory, check_memory_in_each, filled};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
+use crate::rows::{Data, Keep, Scores, Vectors};
 use crate::scale::nearest_rsqrt;
-use crate::scores::{Data, Keep, Scores, Vectors};
 use crate::threads;
 use half::{bf16, f16};
 

@@ -1,11 +1,11 @@
 //! Products of all queries with all keys, in f64.
 
-use super::index::{Coded, by_type, matrix};
+use super::key_index::{Coded, by_type, matrix};
 use crate::error::Error;
 use crate::interrupt;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
 use crate::memory::{check_memory, filled, list, product};
-use crate::scores::{Data, Vectors};
+use crate::rows::{Data, Vectors};
 use crate::threads;
 use half::{bf16, f16};
 
