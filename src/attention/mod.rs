@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::index::{KeyIndex, Rung};
 use crate::kernels::{PANEL_ROWS, Simd};
 use crate::memory::{check_memory, check_memory_in_each};
-use crate::rows::Vectors;
+use crate::rows::{PerRow, Vectors};
 use crate::scale::nearest_rsqrt;
 use crate::threads;
 
@@ -122,22 +122,13 @@ pub fn attention(
     let mut all = Attention::empty(visibility.rows(), values.dim());
     match budget {
         Budget::TailMass(eps) => {
-            visibility.per_row("eps", eps.len())?;
-            if let Some(row) = eps.iter().position(|eps| !(0.0..1.0).contains(eps)) {
-                return Err(Error::Eps {
-                    place: visibility.place(row, eps.len()),
-                    value: eps[row],
-                });
-            }
+            let eps = visibility.per_row("eps", eps)?.budgets(&visibility.shape)?;
             job.run(RowBudget { eps, careful: false }, |_| true, &mut all)?;
             Ok(all)
         }
         Budget::Output(tolerance) => {
-            visibility.per_row("out_tol", tolerance.len())?;
-            if let Some(row) = tolerance.iter().position(|t| !(0.0..f64::INFINITY).contains(t)) {
-                let place = visibility.place(row, tolerance.len());
-                return Err(Error::Tolerance { place, value: tolerance[row] });
-            }
+            let tolerance =
+                visibility.per_row("out_tol", tolerance)?.tolerances(&visibility.shape)?;
             all.within = Some(job.within(tolerance, &mut all)?);
             Ok(all)
         }
@@ -180,7 +171,7 @@ struct Job<'a> {
 #[derive(Debug, Clone, Copy)]
 struct RowBudget<'a> {
     /// The tail mass that a row may drop; one number for all rows, or one per row.
-    eps: &'a [f64],
+    eps: PerRow<'a, f64>,
     /// Whether scores must be summed in f64, whatever the time.
     careful: bool,
 }
@@ -271,7 +262,7 @@ impl<'a> Job<'a> {
         match out.iter().position(|entry| !entry.is_finite()) {
             None => Ok(moved),
             Some(entry) => {
-                let mut place = self.visibility.place(row, self.visibility.rows());
+                let mut place = self.visibility.place(row);
                 place.0.push(entry);
                 let problem = "the output overflows the precision of q; pass q in a wider one, or values divided by a constant";
                 Err(Error::Number { argument: "out", place, value: out[entry], problem })
@@ -280,34 +271,39 @@ impl<'a> Job<'a> {
     }
 
     /// Computes all rows so that their outputs are within budgets, and returns the bounds that prove it.
-    fn within(&self, tolerance: &[f64], all: &mut Attention) -> Result<Vec<f64>, Error> {
+    fn within(&self, tolerance: PerRow<'_, f64>, all: &mut Attention) -> Result<Vec<f64>, Error> {
         let balls = Balls::new(self.visibility, self.values)?;
         let rows = self.visibility.rows();
-        let of = |row: usize| tolerance[if tolerance.len() == 1 { 0 } else { row }];
         let (mut eps, mut open) = (vec![0.0; rows], vec![true; rows]);
         for attempt in 0..=ATTEMPTS {
             for row in (0..rows).filter(|&row| open[row]) {
                 eps[row] = if attempt < ATTEMPTS {
                     let known = (all.weight_error[row], all.sum_error[row]);
                     let precision = self.visibility.options.precision;
-                    bound::allowed(&balls, self.values, row, of(row), precision, known)
+                    bound::allowed(&balls, self.values, row, tolerance.of(row), precision, known)
                 } else {
                     0.0
                 };
             }
-            let per_row = if rows == 0 { &[0.0][..] } else { &eps };
-            let budget = RowBudget { eps: per_row, careful: attempt == ATTEMPTS };
+            let budget = RowBudget {
+                eps: self.visibility.per_row("eps", &eps)?,
+                careful: attempt == ATTEMPTS,
+            };
             self.run(budget, |row| open[row], all)?;
             let bounds = all.bounds(&balls, self.values);
             let mut missed = None;
             for row in 0..rows {
-                open[row] = bounds[row] > of(row);
+                open[row] = bounds[row] > tolerance.of(row);
                 missed = missed.or(open[row].then_some(row));
             }
             let Some(row) = missed else { return Ok(bounds) };
             if attempt == ATTEMPTS {
-                let place = self.visibility.place(row, rows);
-                return Err(Error::Unreachable { place, value: of(row), bound: bounds[row] });
+                let place = self.visibility.place(row);
+                return Err(Error::Unreachable {
+                    place,
+                    value: tolerance.of(row),
+                    bound: bounds[row],
+                });
             }
         }
         Ok(Vec::new())
@@ -412,7 +408,8 @@ mod tests {
                 let visibility = Visibility::new(&q, &k, &options).unwrap();
                 let mut job = Job::new(&q, &k, &v, index.as_ref(), &visibility).unwrap();
                 job.simd = simd;
-                let budget = RowBudget { eps: &eps, careful: false };
+                let eps = PerRow::new("eps", &eps, 1, "").unwrap();
+                let budget = RowBudget { eps, careful: false };
                 let units = job.units(|_| true).into_iter();
                 let answers = units.flat_map(|unit| job.unit(&unit, budget).unwrap());
                 answers

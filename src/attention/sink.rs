@@ -30,9 +30,9 @@ impl Sunk {
 impl Job<'_> {
     /// The score of a row's sink, if it has one.
     fn sink(&self, row: usize) -> Option<f64> {
-        let sinks = self.visibility.options.sinks?;
+        let sinks = self.visibility.sinks?;
         let head = row / self.queries.len().max(1);
-        let sink = sinks[if sinks.len() == 1 { 0 } else { head }];
+        let sink = sinks.of(head);
         (sink > f64::NEG_INFINITY).then_some(sink)
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::AttentionOptions;
 use crate::error::{Error, Place};
 use crate::index::RowVisibility;
-use crate::rows::{Vectors, check_strides};
+use crate::rows::{PerRow, Vectors, check_strides};
 
 /// The rows of a call.
 pub(super) struct Visibility<'a> {
@@ -15,6 +15,9 @@ pub(super) struct Visibility<'a> {
     /// The head of keys of each row; it never falls.
     pub(super) head_of: Vec<usize>,
     pub(super) options: AttentionOptions<'a>,
+    lengths: Option<PerRow<'a, i64>>,
+    /// Of each head of queries.
+    pub(super) sinks: Option<PerRow<'a, f64>>,
 }
 
 impl<'a> Visibility<'a> {
@@ -36,7 +39,9 @@ impl<'a> Visibility<'a> {
         let each = |head| std::iter::repeat_n(head, queries.len());
         let head_of = heads.into_iter().flat_map(each).collect();
         let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
-        let visibility = Visibility { shape, keys: keys.len(), head_of, options: options.clone() };
+        let (keys, options) = (keys.len(), options.clone());
+        let mut visibility =
+            Visibility { shape, keys, head_of, options, lengths: None, sinks: None };
         visibility.check()?;
         Ok(visibility)
     }
@@ -45,69 +50,47 @@ impl<'a> Visibility<'a> {
         self.head_of.len()
     }
 
-    /// Heads of queries.
-    fn heads(&self) -> usize {
-        self.shape[..self.shape.len() - 1].iter().product()
-    }
-
     /// The rows of a head of keys, which lie behind those of the heads before it.
     pub(super) fn rows_of(&self, head: usize) -> Range<usize> {
         let start = self.head_of.partition_point(|&of| of < head);
         start..start + self.head_of[start..].partition_point(|&of| of == head)
     }
 
-    /// The place of a row; empty if one number is for all.
-    pub(super) fn place(&self, row: usize, numbers: usize) -> Place {
-        if numbers == 1 && self.rows() != 1 {
-            return Place(vec![]);
-        }
+    /// The place of a row.
+    pub(super) fn place(&self, row: usize) -> Place {
         Place::unravel(&self.shape, row)
     }
 
-    /// That there is one number, or one for each row.
-    pub(super) fn per_row(&self, argument: &'static str, got: usize) -> Result<(), Error> {
-        let expected = self.rows();
-        if got == 1 || got == expected {
-            return Ok(());
-        }
-        Err(Error::Length { argument, expected, got, remedy: "pass one, or one per row" })
+    /// One number for all rows, or one per row.
+    pub(super) fn per_row<'b, T: Copy>(
+        &self,
+        argument: &'static str,
+        numbers: &'b [T],
+    ) -> Result<PerRow<'b, T>, Error> {
+        PerRow::new(argument, numbers, self.rows(), "pass one, or one per row")
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&mut self) -> Result<(), Error> {
         let n = self.keys;
         if let Some(lengths) = self.options.lengths {
-            self.per_row("lengths", lengths.len())?;
-            for (row, &value) in lengths.iter().enumerate() {
-                if !usize::try_from(value).is_ok_and(|value| value <= n) {
-                    return Err(Error::RowLength {
-                        place: self.place(row, lengths.len()),
-                        value,
-                        n,
-                    });
-                }
-            }
+            let lengths = self.per_row("lengths", lengths)?.all(
+                &self.shape,
+                |value| usize::try_from(value).is_ok_and(|value| value <= n),
+                |place, value| Error::RowLength { place, value, n },
+            )?;
+            self.lengths = Some(lengths);
         }
         if let Some(sinks) = self.options.sinks {
-            let (axes, expected) = (self.shape.len() - 1, self.heads());
-            let got = sinks.len();
-            if got != 1 && got != expected {
-                let remedy = "pass one, or one per query head";
-                return Err(Error::Length { argument: "sinks", expected, got, remedy });
-            }
-            if let Some(head) =
-                sinks.iter().position(|&sink| sink.is_nan() || sink == f64::INFINITY)
-            {
-                let all = got == 1 && expected != 1;
-                let place =
-                    if all { Place(vec![]) } else { Place::unravel(&self.shape[..axes], head) };
-                let problem = "a sink is a score, or negative infinity for none";
-                return Err(Error::Number {
-                    argument: "sinks",
-                    place,
-                    value: sinks[head],
-                    problem,
-                });
-            }
+            let heads = &self.shape[..self.shape.len() - 1];
+            let remedy = "pass one, or one per query head";
+            let problem = "a sink is a score, or negative infinity for none";
+            let argument = "sinks";
+            let sinks = PerRow::new(argument, sinks, heads.iter().product(), remedy)?.all(
+                heads,
+                |sink| sink < f64::INFINITY,
+                |place, value| Error::Number { argument, place, value, problem },
+            )?;
+            self.sinks = Some(sinks);
         }
         if let Some((mask, strides)) = self.options.mask {
             check_strides("mask", mask.len(), &self.shape, n, strides)?;
@@ -119,9 +102,8 @@ impl<'a> Visibility<'a> {
     pub(super) fn row_visibility(&self, row: usize) -> RowVisibility<'a> {
         let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
         let mut visible = n;
-        if let Some(lengths) = self.options.lengths {
-            let length = lengths[if lengths.len() == 1 { 0 } else { row }];
-            visible = visible.min(length.unsigned_abs() as usize);
+        if let Some(lengths) = self.lengths {
+            visible = visible.min(lengths.of(row).unsigned_abs() as usize);
         }
         if self.options.causal {
             visible = visible.min((row % m + 1 + n).saturating_sub(m));

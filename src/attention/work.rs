@@ -143,7 +143,7 @@ impl Job<'_> {
         let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
             // Rows that may drop nothing lose nothing by it.
-            let each = even_if_slower && ask.eps.iter().any(|&eps| eps > 0.0);
+            let each = even_if_slower && ask.eps.any(|eps| eps > 0.0);
             let together =
                 if ask.careful || each { None } else { self.attend_tile(unit.head, rows)? };
             let found = if let Some(found) = together {
@@ -226,7 +226,7 @@ impl Job<'_> {
         let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
         let row = |&row: &usize| {
             let wide = self.query(row)?;
-            let eps = ask.eps[if ask.eps.len() == 1 { 0 } else { row }];
+            let eps = ask.eps.of(row);
             Ok(PendingRow {
                 number: row,
                 query: Query::new(&wide, self.scale, largest),

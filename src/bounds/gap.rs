@@ -88,7 +88,7 @@ pub fn score_gap(
     k: &[i64],
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    scores.per_row("k", k.len())?;
+    let k = scores.per_row("k", k)?;
     map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
@@ -115,7 +115,7 @@ pub fn single_gap(
     k: &[i64],
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    scores.per_row("k", k.len())?;
+    let k = scores.per_row("k", k)?;
     map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {

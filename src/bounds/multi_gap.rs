@@ -37,7 +37,7 @@ pub fn multi_gap(
     cuts: Cuts<'_>,
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    scores.per_row("k", k.len())?;
+    let k = scores.per_row("k", k)?;
     judge(scores, cuts)?;
     map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
@@ -71,7 +71,7 @@ pub fn best_cuts(
     most: usize,
     threads: Option<usize>,
 ) -> Result<Vec<Vec<usize>>, Error> {
-    scores.per_row("k", k.len())?;
+    let k = scores.per_row("k", k)?;
     judge(scores, Cuts::Best(most))?;
     map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;

@@ -170,12 +170,11 @@ pub fn select_output(
     threads: Option<usize>,
 ) -> Result<OutputSelection, Error> {
     let _modes = threads::default_floats();
-    scores.check_out_tol(out_tol)?;
+    let out_tol = scores.tolerances(out_tol)?;
     let choose = |cloud: &Cloud, row: usize| {
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
         check_memory("scores", weighed.keys.len(), SIDES + PREFIXES)?;
-        let out_tol = if out_tol.len() == 1 { out_tol[0] } else { out_tol[row] };
-        Ok(prefix::shortest(cloud, &weighed, out_tol))
+        Ok(prefix::shortest(cloud, &weighed, out_tol.of(row)))
     };
     let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose)?;
     let mut all = OutputSelection { indptr: vec![0], ..OutputSelection::default() };

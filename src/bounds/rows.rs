@@ -5,7 +5,7 @@ use crate::error::{Error, Place};
 #[cfg(feature = "python")]
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_in_each, list};
-use crate::rows::Scores;
+use crate::rows::{PerRow, Scores};
 use crate::threads;
 
 /// Elements per task, and between two checks for an interrupt.
@@ -29,8 +29,8 @@ impl VisibleRow<'_> {
     }
 
     /// How many keys are kept, judged: one number per row, or one for all.
-    pub(super) fn kept(&self, kept: &[i64]) -> Result<usize, Error> {
-        let value = if kept.len() == 1 { kept[0] } else { kept[self.number] };
+    pub(super) fn kept(&self, kept: PerRow<'_, i64>) -> Result<usize, Error> {
+        let value = kept.of(self.number);
         let n = self.keys.len();
         match usize::try_from(value) {
             Ok(k) if k <= n => Ok(k),

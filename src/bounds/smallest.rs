@@ -45,12 +45,12 @@ pub fn smallest_k(
     threads: Option<usize>,
 ) -> Result<Vec<i64>, Error> {
     let _modes = threads::default_floats();
-    scores.check_eps(eps)?;
+    let eps = scores.budgets(eps)?;
     if let Rule::MultiGap { cuts } = rule {
         multi_gap::judge(scores, Cuts::Best(cuts))?;
     }
     map_rows(scores, threads, |mut row| {
-        let eps = if eps.len() == 1 { eps[0] } else { eps[row.number] };
+        let eps = eps.of(row.number);
         let n = row.keys.len();
         if n <= 1 || eps == 0.0 {
             return Ok(n as i64);

@@ -6,10 +6,10 @@ use super::codes::Prepared;
 use super::key_index::{Coded, KeyIndex, by_type, matrix};
 use super::threshold_search::{BLURRED, Found, Query, QueryScratch, RowVisibility, Rung, Search};
 use crate::certificate::Status;
-use crate::error::{Error, Place};
+use crate::error::Error;
 use crate::kernels::{LANES, Simd};
 use crate::memory::{self, check_memory, check_memory_in_each, list, room};
-use crate::rows::{Data, Vectors};
+use crate::rows::{Data, PerRow, Vectors};
 use crate::scale::nearest_rsqrt;
 use crate::select::{Decision, Selection};
 use crate::threads;
@@ -83,12 +83,12 @@ impl KeyIndex<'_> {
         let each = 2 * size_of::<Option<(Found, bool)>>() + Selection::ROW + 96;
         check_memory("q", rows.max(queries.heads()), each)?;
         self.suits(queries, keys)?;
-        let unbounded = [1.0];
+        let remedy = "pass one budget, or one per row";
         let eps = if eps.is_empty() && matches!(options.rule, Rule::TopK(_)) {
-            &unbounded
+            PerRow::new("eps", &[1.0], rows, remedy)?
         } else {
-            check_eps(queries, eps)?;
-            eps
+            let shape = &queries.shape()[..queries.shape().len() - 1];
+            PerRow::new("eps", eps, rows, remedy)?.budgets(shape)?
         };
         if options.rule == Rule::TopK(0) {
             let problem = "the top k of a row has at least one key";
@@ -133,8 +133,7 @@ impl KeyIndex<'_> {
         room("q", &mut result.selection.indices, kept)?;
         result.selection.indptr.push(0);
         for (row, (found, met)) in found.into_iter().flatten().enumerate() {
-            let eps = eps[if eps.len() == 1 { 0 } else { row }];
-            result.push(&found, eps, met);
+            result.push(&found, eps.of(row), met);
         }
         Ok(result)
     }
@@ -214,26 +213,10 @@ impl KeyIndex<'_> {
     }
 }
 
-fn check_eps(queries: &Vectors<'_>, eps: &[f64]) -> Result<(), Error> {
-    let rows = queries.heads().saturating_mul(queries.len());
-    if eps.len() != 1 && eps.len() != rows {
-        let remedy = "pass one budget, or one per row";
-        return Err(Error::Length { argument: "eps", expected: rows, got: eps.len(), remedy });
-    }
-    for (row, &value) in eps.iter().enumerate() {
-        if !(0.0..1.0).contains(&value) {
-            let shape = &queries.shape()[..queries.shape().len() - 1];
-            let place = if eps.len() == 1 { Place(vec![]) } else { Place::unravel(shape, row) };
-            return Err(Error::Eps { place, value });
-        }
-    }
-    Ok(())
-}
-
 struct Job<'a> {
     index: &'a KeyIndex<'a>,
     queries: &'a Vectors<'a>,
-    eps: &'a [f64],
+    eps: PerRow<'a, f64>,
     scale: f64,
     simd: Simd,
     options: &'a SearchOptions,
@@ -288,7 +271,7 @@ impl Job<'_> {
         rows.iter()
             .zip(queries.iter().zip(&mut rooms))
             .map(|(&row, ((query, prepared), room))| {
-                let eps = self.eps[if self.eps.len() == 1 { 0 } else { row }];
+                let eps = self.eps.of(row);
                 let (simd, cells) = (self.simd, self.cells.map(|cells| &cells[head]));
                 if let (Rule::Mass, None, None, Some(prepared)) =
                     (rule, max_scored, cells, prepared)

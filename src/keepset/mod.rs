@@ -58,7 +58,7 @@ pub struct KeepSet {
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<KeepSet, Error> {
     let _environment = threads::default_floats();
-    scores.check_eps(eps)?;
+    let eps = scores.budgets(eps)?;
     options.check()?;
     judge_options(scores, options)?;
     let size = scores.rows().saturating_mul(scores.longest());

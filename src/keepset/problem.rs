@@ -4,7 +4,7 @@ use crate::error::{Error, Place};
 use crate::interrupt;
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
 use crate::memory::check_memory;
-use crate::rows::Scores;
+use crate::rows::{PerRow, Scores};
 use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
 use crate::threads;
 
@@ -64,7 +64,7 @@ pub(super) struct Best {
 impl<'a> Problem<'a> {
     pub(super) fn new(
         scores: &'a Scores<'a>,
-        eps: &[f64],
+        eps: PerRow<'_, f64>,
         options: &Options,
         threads: usize,
     ) -> Result<Self, Error> {
@@ -77,7 +77,7 @@ impl<'a> Problem<'a> {
         // Of each part of a pass over all keys what every row loses.
         let parts = stride.div_ceil(Self::width(rows)).saturating_add(4);
         check_memory("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
-        let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
+        let eps: Vec<f64> = (0..rows).map(|row| eps.of(row)).collect();
         let mut weights = vec![0.0; rows * stride];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
         let portion = (PORTION / stride).max(1);

@@ -156,14 +156,11 @@ pub fn fit(
     threads: Option<usize>,
 ) -> Result<Vec<RowFit>, Error> {
     let _modes = threads::default_floats();
-    if let Some(eps) = eps {
-        scores.check_eps(eps)?;
-    }
-    let budget = |row: usize| eps.map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
+    let eps = eps.map(|eps| scores.budgets(eps)).transpose()?;
     per_row(scores, threads, |row| {
         let mut keys = Vec::new();
         let about = scores.wide_scores(row, &mut keys)?;
-        Ok(fit_row(keys, about, budget(row)))
+        Ok(fit_row(keys, about, eps.map(|eps| eps.of(row))))
     })
 }
 

@@ -122,9 +122,10 @@ pub fn tail_mass(
     check_memory_in_each("scores", threads, (rows, n), 1)?;
     // One row is shared out itself.
     let inside = if rows == 1 { threads } else { 1 };
+    let budgets = options.eps.as_deref().map(|eps| scores.budgets(eps)).transpose()?;
     let one = |row: usize| {
         let random = Random::new(options.seed, row as u64);
-        let eps = options.eps.as_ref().map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
+        let eps = budgets.map(|eps| eps.of(row));
         let plan = Plan { options, delta, eps };
         if let Some(bounds) = upper_bounds {
             let fetch: &mut Fetch<'_> =
@@ -302,7 +303,7 @@ fn check(options: &TailOptions, scores: &Scores<'_>) -> Result<f64, Error> {
         });
     }
     if let Some(eps) = &options.eps {
-        scores.check_eps(eps)?;
+        scores.budgets(eps)?;
         if options.method != Method::Betting {
             return Err(Error::Conflict {
                 first: "eps",

@@ -150,23 +150,6 @@ impl<'a> Values<'a> {
     }
 }
 
-impl Scores<'_> {
-    /// Checks budgets on the output: one per row, or one for all, finite and not negative.
-    ///
-    /// # Errors
-    /// [`Error::Length`], [`Error::Tolerance`].
-    pub(crate) fn check_out_tol(&self, out_tol: &[f64]) -> Result<(), Error> {
-        self.per_row("out_tol", out_tol.len())?;
-        for (r, &value) in out_tol.iter().enumerate() {
-            if !(0.0..f64::INFINITY).contains(&value) {
-                let place = if out_tol.len() == 1 { Place(vec![]) } else { self.place(r, None) };
-                return Err(Error::Tolerance { place, value });
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,7 +17,7 @@ use crate::kernels::{
 };
 use crate::memory::{check_memory, check_memory_in_each, filled, room};
 use crate::order;
-use crate::rows::{Data, Scores};
+use crate::rows::{Data, PerRow, Scores};
 use crate::threads;
 
 /// The sets kept, in compressed rows, with a certificate for each.
@@ -148,12 +148,10 @@ impl Decision {
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Selection, Error> {
     let _modes = threads::default_floats();
-    judge(scores, eps, options)?;
-    let simd = Simd::current()?;
+    let job = Job::new(scores, eps, options)?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
-    let job = Job { scores, eps, options, simd };
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     // What no memory holds in the end is not begun.
     check_memory("scores", rows, Selection::ROW)?;
@@ -185,16 +183,6 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
     Ok(selection)
 }
 
-/// Judges what does not depend on a row's content.
-fn judge(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<(), Error> {
-    if scores.is_ragged() && options.block_size > 1 {
-        let remedy = "pad the rows and give lengths, or leave block_size at 1";
-        return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
-    }
-    scores.check_eps(eps)?;
-    options.check()
-}
-
 /// Elements that one task decides at least, and elements between two checks for an interrupt.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 25;
@@ -220,8 +208,7 @@ pub(crate) fn select_in(
     options: &Options,
 ) -> Result<Selection, Error> {
     let _environment = DefaultFloats::set();
-    judge(scores, eps, options)?;
-    let job = Job { scores, eps, options, simd: Simd::current()? };
+    let job = Job::new(scores, eps, options)?;
     let mut selection = Selection::default();
     selection.room(scores.rows())?;
     selection.indptr.push(0);
@@ -247,9 +234,22 @@ pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
     pub(crate) scores: &'a Scores<'a>,
-    eps: &'a [f64],
+    eps: PerRow<'a, f64>,
     pub(crate) options: &'a Options,
     pub(crate) simd: Simd,
+}
+
+impl<'a> Job<'a> {
+    /// Judges what does not depend on a row's content.
+    fn new(scores: &'a Scores<'a>, eps: &'a [f64], options: &'a Options) -> Result<Self, Error> {
+        if scores.is_ragged() && options.block_size > 1 {
+            let remedy = "pad the rows and give lengths, or leave block_size at 1";
+            return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
+        }
+        let eps = scores.budgets(eps)?;
+        options.check()?;
+        Ok(Job { scores, eps, options, simd: Simd::current()? })
+    }
 }
 
 impl Job<'_> {
@@ -323,7 +323,7 @@ impl Job<'_> {
     }
 
     pub(crate) fn eps(&self, row: usize) -> f64 {
-        if self.eps.len() == 1 { self.eps[0] } else { self.eps[row] }
+        self.eps.of(row)
     }
 
     /// What a row of `n` scores without special wishes must satisfy.

@@ -9,7 +9,7 @@ use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
 use crate::memory::{check_memory, check_memory_in_each};
-use crate::rows::{Keep, Scores};
+use crate::rows::{Keep, PerRow, Scores};
 use crate::threads;
 
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
@@ -53,9 +53,7 @@ fn judge_all(
     threads: Option<usize>,
 ) -> Result<Certificate, Error> {
     let _modes = threads::default_floats();
-    if let Some(eps) = eps {
-        scores.check_eps(eps)?;
-    }
+    let eps = eps.map(|eps| scores.budgets(eps)).transpose()?;
     keep.check(scores)?;
     let judge = Judge { scores, keep, eps, minimal, simd: Simd::current()? };
     let (rows, n) = (scores.rows(), scores.longest().max(1));
@@ -81,7 +79,7 @@ fn judge_all(
 struct Judge<'a> {
     scores: &'a Scores<'a>,
     keep: &'a Keep<'a>,
-    eps: Option<&'a [f64]>,
+    eps: Option<PerRow<'a, f64>>,
     /// Whether to find out if a smaller set would do.
     minimal: bool,
     simd: Simd,
@@ -95,7 +93,7 @@ struct Opinion {
 
 impl Judge<'_> {
     fn eps(&self, row: usize) -> Option<f64> {
-        self.eps.map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] })
+        self.eps.map(|eps| eps.of(row))
     }
 
     fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
