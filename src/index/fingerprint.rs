@@ -9,7 +9,7 @@ use crate::random::{GOLDEN, stirred};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// As `SplitMix64` has it: zero is stirred, too.
-fn code_error(bits: u64) -> u64 {
+fn scramble(bits: u64) -> u64 {
     stirred(bits.wrapping_add(GOLDEN))
 }
 
@@ -25,7 +25,7 @@ impl Fingerprint {
         let bits = xxh3_128(bytemuck::cast_slice(key));
         let halves = [bits as u64, (bits >> 64) as u64];
         for ((sum, half), salt) in self.0.iter_mut().zip(halves).zip(SALTS) {
-            *sum = sum.wrapping_add(code_error(half ^ code_error(position as u64 ^ salt)));
+            *sum = sum.wrapping_add(scramble(half ^ scramble(position as u64 ^ salt)));
         }
     }
 

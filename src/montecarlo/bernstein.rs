@@ -1,6 +1,6 @@
 //! Empirical Bernstein bounds.
 
-use super::{ROUNDED, Sample};
+use super::sample::{ROUNDED, Sample};
 use crate::certified_sums::Compensated;
 
 /// With replacement Maurer and Pontil (COLT 2009), Theorem 4: `mean + sqrt(2 V ln(2/delta) / m) + 7 ln(2/delta) / (3 (m - 1))`,

@@ -15,7 +15,7 @@
 //! rounding of its argument), and what is flushed is below 2^-75 tickets: so the 2^-13 makes `m_i` an upper bound, also of
 //! scores that exceed their bounds by a rounding.
 
-use super::tail::{Fetch, Population};
+use super::population::{Fetch, Population};
 use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, LANES, Scalar, Simd};

@@ -1,9 +1,10 @@
 //! Tail masses of rows from draws.
 
+use super::confidence::{Confidence, Method, check_delta, mean_bounds};
 use super::importance::Importance;
+use super::population::{Fetch, Population};
+use super::sample::ROUNDED;
 use super::uniform::Uniform;
-use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
-use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::{Error, Place};
 use crate::memory::{check_memory, check_memory_in_each, list, room};
 use crate::random::Random;
@@ -40,32 +41,6 @@ pub struct TailEstimate {
     pub point: Vec<f64>,
     /// Draws used.
     pub draws: Vec<i64>,
-}
-
-/// Computes the scores at some positions of a row, natural-log units, -inf where masked.
-pub type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
-
-/// What is known of a row before the first draw.
-pub(super) struct Population {
-    /// Items to draw from without replacement; `None` with replacement.
-    pub(super) population: Option<usize>,
-    pub(super) dropped: usize,
-    pub(super) kept: usize,
-    /// The kept weights' sum.
-    pub(super) head: f64,
-    /// What the tail's sum is times the mean of what is drawn.
-    pub(super) unit: f64,
-    /// Whether all items are 1.
-    pub(super) equal: bool,
-    /// How far computed sums and weights may be off.
-    pub(super) slack: ErrorBound,
-}
-
-impl Population {
-    fn split(&self, mean: f64) -> SplitSums {
-        let Population { dropped, kept, head, unit, .. } = *self;
-        SplitSums { tail: unit * mean, dropped, head, kept }
-    }
 }
 
 /// One row's interval.
@@ -248,15 +223,15 @@ impl Plan<'_> {
         }
         let TailOptions { draws, method, .. } = *self.options;
         let mut values = Vec::new();
-        let mut scan = if self.eps.is_some() { FIRST_LOOK.min(draws) } else { draws };
+        let mut wanted = if self.eps.is_some() { FIRST_LOOK.min(draws) } else { draws };
         loop {
-            draw(scan - values.len(), &mut values)?;
+            draw(wanted - values.len(), &mut values)?;
             let estimate = self.judge(drawn_from, method, &values)?;
             let decided = self.eps.is_some_and(|eps| estimate.upper <= eps || estimate.lower > eps);
-            if decided || scan == draws {
+            if decided || wanted == draws {
                 return Ok(estimate);
             }
-            scan = (2 * scan).min(draws);
+            wanted = (2 * wanted).min(draws);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Uniform draws from a row's tail, without replacement.
 
-use super::tail::Population;
+use super::population::Population;
 use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
 use crate::memory::{filled, list};
