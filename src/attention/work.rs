@@ -124,14 +124,14 @@ impl Job<'_> {
             // A few rows show whether to look at the codes at all.
             let step = unit.rows.len() / GROUP;
             let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
-            let attend_pruned = self.attend_pruned(unit, &shown, ask, &mut answers)?;
+            let pruned = self.attend_pruned(unit, &shown, ask, &mut answers)?;
             let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
-                let attend_few = answers[at].as_ref().map_or(0, |answer| answer.kept);
-                (kept + attend_few, seen + self.visibility.row_visibility(unit.rows[at]).count())
+                let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
+                (kept + here, seen + self.visibility.row_visibility(unit.rows[at]).count())
             });
             let together = !ask.careful && !even_if_slower && self.fit_together();
             let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
-            if attend_pruned && (sparse || !together) {
+            if pruned && (sparse || !together) {
                 let rest: Vec<usize> =
                     (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
                 for four in rest.chunks(GROUP) {

@@ -7,6 +7,7 @@
 
 mod cloud;
 mod prefix;
+mod rounding;
 mod row;
 mod spectrum;
 

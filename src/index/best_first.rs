@@ -16,34 +16,12 @@ use std::collections::BinaryHeap;
 use super::cells::Cells;
 use super::codes::{Codes, Prepared};
 use super::exact::ExactProduct;
+use super::found::{Found, Rung};
 use super::gram::Sums;
-use super::threshold_search::{Found, Query, Rung};
+use super::options::Rule;
+use super::query::Query;
 use crate::certified_sums::{self, SplitSums};
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
-
-/// What ends a search.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Rule {
-    /// Sums of weights are within the budget.
-    #[default]
-    Mass,
-    /// One gap between two scores proves the budget.
-    Gap,
-    /// So many best keys are known.
-    TopK(usize),
-}
-
-/// What bounds scores that are not computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Over {
-    /// The code of each key, and the Gram certificate over all of them.
-    #[default]
-    Codes,
-    /// Balls and boxes around runs of keys, as in the paper.
-    Cells,
-    /// The smaller of both bounds, key by key.
-    Both,
-}
 
 /// Keys that share bounds.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@
 //! and a scale a, every score of the cell lies within `a q.c +- |a||q| r`, and between the sums over j of the smaller and of
 //! the larger of `a q_j lo_j` and `a q_j hi_j`. The tighter of both counts (arXiv 2512.07647, certified search over cells).
 
-use super::threshold_search::Query;
+use super::query::Query;
 use crate::kernels::{Element, Keys};
 
 /// Keys to a cell, as in the paper's experiments.

@@ -5,14 +5,14 @@ pub(crate) mod saved;
 
 use std::borrow::Cow;
 
+use super::element::Coded;
 use super::fingerprint::Fingerprint;
+use super::frame::{OwnFrame, sign};
 use super::gram::{CodeError, Gram};
-use super::key_index::Coded;
 use crate::certified_sums::Compensated;
 use crate::error::Error;
 use crate::kernels::{
-    BIAS, Coarse, Encoded, Frame, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step,
-    ask_for_huge_pages,
+    BIAS, Coarse, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step, ask_for_huge_pages,
 };
 use crate::memory::{self, check_memory, room};
 use crate::threads;
@@ -56,51 +56,6 @@ pub(crate) struct Codes<'a> {
     /// The largest absolute entry of any key.
     largest: f32,
     fingerprint: Fingerprint,
-}
-
-/// How keys are moved before they are rounded, and queries with them.
-#[derive(Debug, Clone, PartialEq)]
-struct OwnFrame<'a> {
-    mean: Cow<'a, [f32]>,
-    block: usize,
-    signs: Vec<f32>,
-}
-
-impl OwnFrame<'_> {
-    /// How many roundings of f32 an entry goes through.
-    fn moves(&self) -> usize {
-        1 + self.block.trailing_zeros() as usize
-    }
-
-    fn borrow(&self) -> Frame<'_> {
-        Frame { mean: &self.mean, block: self.block, signs: &self.signs }
-    }
-
-    /// The query in the frame, f64, and what products in the frame are to be divided by.
-    fn query(&self, query: &[f64]) -> (Vec<f64>, f64) {
-        let mut moved = query.to_vec();
-        if self.block > 1 {
-            for (entry, sign) in moved.iter_mut().zip(&self.signs) {
-                *entry *= f64::from(*sign);
-            }
-            moved.chunks_exact_mut(self.block).for_each(hadamard);
-        }
-        (moved, self.block as f64)
-    }
-}
-
-/// The Hadamard matrix of a power of two, not normalised, in place.
-fn hadamard(block: &mut [f64]) {
-    let mut half = 1;
-    while half < block.len() {
-        for pair in block.chunks_exact_mut(2 * half) {
-            let (low, high) = pair.split_at_mut(half);
-            for (a, b) in low.iter_mut().zip(high) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
-    }
 }
 
 /// A query as codes are scored with, and what the scores are worth.
@@ -523,17 +478,10 @@ fn radius(norm: f64, width: usize) -> bf16 {
     bf16::from_bits(((bits + 0xffff) >> 16) as u16)
 }
 
-/// A fixed sign for a dimension, as if by chance.
-fn sign(dimension: usize) -> bool {
-    let mut bits = (dimension as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bits ^= bits >> 29;
-    bits.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 63 != 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::threshold_search::Query;
+    use crate::index::query::Query;
 
     /// Scores by codes against those that are exact in f64: the largest share that an error has of what it may be.
     fn share(data: &[f32], dim: usize, query: &[f64], scale: f64, rotate: bool) -> f64 {

@@ -1,8 +1,9 @@
 //! Tail masses from a few exact scores, drawn in proportion to what codes say: right with a stated probability only.
 
 use super::codes::Codes;
-use super::key_index::{Coded, KeyIndex, by_type, matrix};
-use super::threshold_search::Query;
+use super::element::{Coded, by_type, matrix};
+use super::key_index::KeyIndex;
+use super::query::Query;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
 use crate::memory::{check_memory, check_memory_in_each, filled};

@@ -4,7 +4,7 @@
 //! portions and on any thread. That keys were changed by accident shows but for a chance of about 2^-128; it is no defence
 //! against somebody who wants two sets of keys to look alike.
 
-use super::key_index::Coded;
+use super::element::Coded;
 use crate::random::{GOLDEN, stirred};
 use xxhash_rust::xxh3::xxh3_128;
 

@@ -8,9 +8,11 @@ use super::cells::Cells;
 use super::codes::Codes;
 #[cfg(feature = "python")]
 use super::codes::saved::{Saved, Trust};
+use super::element::{Coded, by_type, matrix};
 use super::fingerprint::Fingerprint;
+use super::options::IndexOptions;
 use crate::error::{Error, Place};
-use crate::kernels::{Element, Keys, LANES, STEP, Simd};
+use crate::kernels::{Keys, LANES, STEP, Simd};
 #[cfg(feature = "python")]
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_square, list};
@@ -49,70 +51,6 @@ impl PartialEq for KeyIndex<'_> {
 
 /// Keys whose fingerprint is taken by one task.
 const PORTION: usize = 1 << 12;
-
-/// How an index is built.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct IndexOptions {
-    /// Whether keys are turned by a Hadamard matrix before they are rounded, which helps where few entries are large; `None`
-    /// decides for each head by a sample.
-    pub rotate: Option<bool>,
-    /// How many threads; `None` for all available. The index does not depend on it.
-    pub threads: Option<usize>,
-}
-
-/// Keys that an index can be built of.
-pub(crate) trait Coded: Element<Scalar = f32> + bytemuck::NoUninit {
-    const NAME: &'static str;
-
-    fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]>;
-}
-
-macro_rules! coded {
-    ($($type:ty => $variant:ident, $name:literal);*) => {$(
-        impl Coded for $type {
-            const NAME: &'static str = $name;
-
-            fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]> {
-                match data {
-                    Data::$variant(data) => Some(data),
-                    _ => None,
-                }
-            }
-        }
-    )*};
-}
-coded!(f32 => F32, "float32"; f16 => F16, "float16"; bf16 => Bf16, "bfloat16");
-
-/// Runs generic code for the stored type of keys.
-macro_rules! by_type {
-    ($vectors:expr, $type:ident => $work:expr) => {
-        match $vectors.data {
-            Data::F32(_) => {
-                type $type = f32;
-                $work
-            }
-            Data::F16(_) => {
-                type $type = f16;
-                $work
-            }
-            Data::Bf16(_) => {
-                type $type = bf16;
-                $work
-            }
-            Data::F64(_) => Err($vectors.misfit(
-                "keys in float64 cannot be indexed: convert them to float32, or attend without an index".into(),
-            )),
-        }
-    };
-}
-pub(crate) use by_type;
-
-/// One matrix of keys.
-pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, E> {
-    let (start, stride) = keys.matrix(head);
-    let data = E::of(&keys.data).map_or(&[][..], |data| data.get(start..).unwrap_or(&[]));
-    Keys::new(data, stride, keys.dim())
-}
 
 /// Whether so many entries of keys are worth several threads.
 fn worth_sharing(n: usize, dim: usize, heads: usize) -> bool {

@@ -1,6 +1,6 @@
 //! Products of all queries with all keys, in f64.
 
-use super::key_index::{Coded, by_type, matrix};
+use super::element::{Coded, by_type, matrix};
 use crate::error::Error;
 use crate::interrupt;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};

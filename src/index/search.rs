@@ -1,10 +1,14 @@
 //! Searches over an index for batches of queries.
 
-use super::best_first::{BestFirst, Over, Rule};
+use super::best_first::BestFirst;
 use super::cells::Cells;
 use super::codes::Prepared;
-use super::key_index::{Coded, KeyIndex, by_type, matrix};
-use super::threshold_search::{BLURRED, Found, Query, QueryScratch, RowVisibility, Rung, Search};
+use super::element::{Coded, by_type, matrix};
+use super::found::{Found, Rung};
+use super::key_index::KeyIndex;
+use super::options::{Over, Rule, SearchOptions};
+use super::query::{BLURRED, Query, RowVisibility};
+use super::threshold_search::{QueryScratch, Search};
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
@@ -14,22 +18,6 @@ use crate::scale::nearest_rsqrt;
 use crate::select::{Decision, Selection};
 use crate::threads;
 use half::{bf16, f16};
-
-/// What is asked of a search.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SearchOptions {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
-    pub scale: Option<f64>,
-    /// What ends a search.
-    pub rule: Rule,
-    /// What bounds the scores that are not computed.
-    pub over: Over,
-    /// The most keys of a row that are scored exactly. Where that is not enough, what was found until then is returned with
-    /// an interval that holds.
-    pub max_scored: Option<usize>,
-    /// How many threads; `None` for all available. Results do not depend on it.
-    pub threads: Option<usize>,
-}
 
 /// The sets found, and how.
 #[derive(Debug, Clone, PartialEq, Default)]

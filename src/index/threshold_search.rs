@@ -1,26 +1,15 @@
 //! Search by mass: the fewest keys, scored exactly, that with the codes of all others prove the budget.
 
 use super::codes::{Codes, Prepared};
+use super::found::{Found, Rung};
 use super::gram::Sums;
+use super::query::{BLURRED, Query, RowVisibility};
 use crate::certified_sums::{self, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
 use crate::memory;
 use crate::rows::Scores;
 use crate::select::{Options, Workspace};
-
-/// Which way a row was answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(u8)]
-pub enum Rung {
-    /// By codes alone: no key was scored exactly.
-    Codes = 0,
-    /// Codes chose which keys to score exactly, and bounded the others.
-    Rescored = 1,
-    /// All visible keys were scored exactly.
-    #[default]
-    Dense = 2,
-}
 
 /// Rounds of choosing an edge.
 const ROUNDS: usize = 8;
@@ -33,106 +22,8 @@ const DENSE: f64 = 0.6;
 const ALMOST_ALL: f64 = 0.96;
 /// Relative error of products and of short sums in f64, generously.
 const SUM_ROUNDING: f64 = 1e-11;
-/// Exact scores that are off by more say nothing.
-pub(super) const BLURRED: f64 = 300.0;
 /// Of a smallest weight that matters, in f64.
 const NOTHING: f64 = 1e-290;
-
-/// What a query sees of a head's keys.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowVisibility<'a> {
-    /// Keys before this position.
-    pub(crate) visible: usize,
-    /// A byte per key, zero where it is masked.
-    pub(crate) allowed: Option<&'a [u8]>,
-}
-
-impl RowVisibility<'_> {
-    /// How many keys it sees.
-    pub(crate) fn count(&self) -> usize {
-        let seen =
-            |allowed: &[u8]| allowed[..self.visible].iter().filter(|byte| **byte != 0).count();
-        self.allowed.map_or(self.visible, seen)
-    }
-
-    pub(crate) fn sees(&self, key: usize) -> bool {
-        key < self.visible && self.allowed.is_none_or(|allowed| allowed[key] != 0)
-    }
-}
-
-/// A query.
-#[derive(Debug, Clone)]
-pub(crate) struct Query {
-    /// In whole groups.
-    pub(crate) entries: Vec<f64>,
-    pub(crate) scale: f64,
-    /// How far the product with a key, times the scale, may be off when computed in f64.
-    pub(crate) error: f64,
-}
-
-impl Query {
-    /// Of keys whose entries are at most `largest` in size.
-    pub(crate) fn new(entries: &[f64], scale: f64, largest: f64) -> Self {
-        let dim = entries.len();
-        let mut padded = entries.to_vec();
-        padded.resize(dim.next_multiple_of(LANES), 0.0);
-        let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * largest;
-        // Terms of a sum in lanes and a tree, the scale, an offset of the same size (a compensated sum) and subtracting it;
-        // v = 2^-53. Each may also underflow.
-        let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
-        let error =
-            (norm * f64::EPSILON + f64::from_bits(1)) * roundings * scale.abs() + f64::MIN_POSITIVE;
-        Query { entries: padded, scale, error }
-    }
-
-    /// The exact scores of some keys less the codes' offset.
-    pub(crate) fn score<E: Element>(
-        &self,
-        simd: Simd,
-        keys: Keys<'_, E>,
-        picked: Picked<'_>,
-        offset: f64,
-        to: &mut [f64],
-    ) {
-        simd.products_f64(keys, picked, &self.entries, to);
-        for score in to {
-            *score = *score * self.scale - offset;
-        }
-    }
-
-    /// The exact scores of consecutive keys for four queries, which are read once for all.
-    pub(crate) fn score_shared<E: Element>(
-        simd: Simd,
-        keys: Keys<'_, E>,
-        from: usize,
-        four: [(&Query, &mut [f64]); 4],
-    ) {
-        let queries = four.each_ref().map(|(query, _)| *query);
-        let mut to = four.map(|(_, to)| to);
-        let entries = queries.map(|query| &query.entries[..]);
-        simd.shared_products(keys, from, entries, to.each_mut().map(|to| &mut **to));
-        for (query, to) in queries.into_iter().zip(to) {
-            for score in to {
-                *score *= query.scale;
-            }
-        }
-    }
-}
-
-/// What was found for a row.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Found {
-    /// Positions kept, ascending.
-    pub(crate) kept: Vec<u32>,
-    /// Visible keys.
-    pub(crate) visible: usize,
-    /// How many keys were scored exactly.
-    pub(crate) scored: usize,
-    pub(crate) upper: f64,
-    pub(crate) lower: f64,
-    pub(crate) minimal: bool,
-    pub(crate) rung: Rung,
-}
 
 /// Scratch for rows, one after another.
 #[derive(Debug, Default)]

@@ -12,7 +12,8 @@
 //!
 //! Each side is weighed against its own largest key, so that its sums are at least 1 and no flushed weight matters.
 
-use super::cloud::{Cloud, Outline, SUM, UP, V, WeightedSum, square_distance};
+use super::cloud::{Cloud, Outline, WeightedSum, square_distance};
+use super::rounding::{SUM, UP, V};
 use crate::certified_sums::{self, Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::rows::{Scores, WeightKind, WideScores};

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use half::bf16;
 
 use super::super::fingerprint::Fingerprint;
+use super::super::frame::{OwnFrame, sign};
 use super::super::gram::Gram;
-use super::{Codes, OwnFrame, sign};
+use super::Codes;
 use crate::kernels::{LANES, LINE, STEP};
 
 /// Everything that cannot be worked out from the number of keys and their entries.
