@@ -4,24 +4,33 @@
 //! that somebody else chose.
 
 mod batch;
-mod block;
-mod given;
+mod candidates;
+mod certify;
+mod constraints;
+mod curve;
+mod decide;
+mod job;
 mod options;
+mod partition;
 mod prepared;
-mod row;
-mod short;
-mod weigh;
-mod workspace;
+mod scratch;
+mod search_batch;
+mod search_blocks;
+mod search_row;
+mod selection;
+mod weight_fn;
+mod weights;
 
-pub use batch::{Selection, select};
-pub use given::certify;
+pub use batch::select;
+pub use certify::certify;
 pub use options::{MaxKeep, Options};
-pub use workspace::Workspace;
+pub use scratch::Workspace;
+pub use selection::Selection;
 
-pub(crate) use batch::Decision;
-pub(crate) use given::certify_tails;
+pub(crate) use certify::certify_tails;
 pub(crate) use options::allowed_keys;
-pub(crate) use weigh::{HIDDEN, RowWeights, weigh_row};
+pub(crate) use selection::Decision;
+pub(crate) use weights::{HIDDEN, RowWeights, weigh_row};
 
 use crate::error::Error;
 use crate::kernels::Simd;

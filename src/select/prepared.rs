@@ -1,7 +1,7 @@
 //! A row made ready for the passes: copied, masked, judged, with the law of its weights and the slack of its sums.
 
-use super::row::{self, InvertibleWeightFn};
-use super::workspace::{PerDtype, Workspace, grow, padded, padded_for};
+use super::scratch::{PerDtype, Workspace, grow, padded, padded_for};
+use super::weight_fn::{InvertibleWeightFn, is_near};
 use crate::certified_sums::{CHUNK, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Identity, LANES, Prefetch, Scalar, ScaledExp, Simd, Survey};
@@ -365,8 +365,7 @@ impl Source<'_> {
                 least = if score < least { score } else { least };
             }
         }
-        let near =
-            row::is_near(shift.into(), scale) && (shift.into() - least.into()) * scale > FLAT;
+        let near = is_near(shift.into(), scale) && (shift.into() - least.into()) * scale > FLAT;
         let rough = near.then_some((shift, scale));
         let mut seen: Option<Survey<E::Scalar>> = None;
         let mut mass = 0.0;

@@ -2,14 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::batch::{self, Selection};
-use super::options::Options;
-use super::row::SearchScratch;
-use super::short::ShortRowsScratch;
 use crate::error::Error;
-use crate::kernels::{BATCH, LANES};
+use crate::kernels::{BATCH, BatchScratch, Bracket, Element, LANES};
 use crate::memory::room;
-use crate::rows::Scores;
 
 /// Scratch for one thread, kept until dropped. A row needs a copy of its keys (in its own dtype, and in f64 where a row is
 /// decided in f64), and keys and weights of the search's bracket, which is usually a small part of it. Where it is all of the
@@ -50,24 +45,66 @@ impl Workspace {
         Self::default()
     }
 
-    /// Selects as [`select`](crate::select) does, on the calling thread and in this scratch.
-    ///
-    /// # Errors
-    /// As [`select`](crate::select).
-    pub fn select(
-        &mut self,
-        scores: &Scores<'_>,
-        eps: &[f64],
-        options: &Options,
-    ) -> Result<Selection, Error> {
-        batch::select_in(self, scores, eps, options)
-    }
-
     /// Gives back what an unusually long row left behind.
     pub(crate) fn trim(&mut self) {
         const MOST: usize = 1 << 24;
         if self.f32.len().max(self.f64.len()).max(self.f16.len()).max(self.bf16.len()) > MOST {
             *self = Self::default();
+        }
+    }
+}
+
+thread_local! {
+    /// Kept between calls, because pool threads live as long as the process and rows come again.
+    static WORKSPACE: std::cell::Cell<Option<Box<Workspace>>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs with this thread's workspace; a nested call gets a fresh one.
+pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
+    let mut workspace = WORKSPACE.take().unwrap_or_default();
+    let result = work(&mut workspace);
+    workspace.trim();
+    WORKSPACE.set(Some(workspace));
+    result
+}
+
+/// Scratch of the search, reused from row to row.
+#[derive(Debug, Default)]
+pub(crate) struct SearchScratch<S> {
+    pub(super) bracket: Bracket<S>,
+    /// The keys that equal a candidate for the boundary.
+    pub(super) equal: Bracket<S>,
+    /// Brackets of the parts of a row that is shared out.
+    pub(super) parts: Vec<Bracket<S>>,
+    /// Keys and weights of a short row or a sample.
+    pub(super) scores: Vec<S>,
+    pub(super) weights: Vec<S>,
+}
+
+/// Scratch of a batch.
+#[derive(Debug, Default)]
+pub(crate) struct ShortRowsScratch<E, S> {
+    pub(super) scores: Vec<E>,
+    pub(super) weights: Vec<S>,
+    pub(super) inside: Vec<S>,
+    pub(super) inside_weights: Vec<S>,
+}
+
+impl<E: Element> ShortRowsScratch<E, E::Scalar> {
+    pub(super) fn room(
+        &mut self,
+        stride: usize,
+        rows: usize,
+        write: *const u32,
+    ) -> BatchScratch<'_, E> {
+        let zero = E::Scalar::default();
+        BatchScratch {
+            stride,
+            scores: padded(&mut self.scores, rows * stride, E::MASKED),
+            weights: padded(&mut self.weights, rows * stride, zero),
+            inside: padded(&mut self.inside, rows * stride, zero),
+            inside_weights: padded(&mut self.inside_weights, rows * stride, zero),
+            write,
         }
     }
 }

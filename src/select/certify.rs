@@ -1,9 +1,11 @@
 //! Certifies a set that somebody else chose.
 
-use super::batch::with_workspace;
+use super::candidates::Candidates;
+use super::constraints::{Constraints, DecideOn};
 use super::prepared::{Prepared, Source, Visitor};
-use super::row::{Candidates, Constraints, DecideOn, InvertibleWeightFn};
-use super::workspace::{PerDtype, Workspace, grow, padded};
+use super::scratch::with_workspace;
+use super::scratch::{PerDtype, Workspace, grow, padded};
+use super::weight_fn::InvertibleWeightFn;
 use crate::certificate::{self, Certificate, Verdict};
 use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;

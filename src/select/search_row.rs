@@ -9,17 +9,19 @@
 //! The passes see a row in chunks with fixed edges whose sums meet in f64 in order, so it makes no difference to the
 //! bits whether one thread walks the chunks or many share them.
 
-use super::workspace::padded;
-use crate::certified_sums::{self, CHUNK, ErrorBound, SplitSums};
+use super::candidates::{Boundary, Candidates};
+use super::constraints::Constraints;
+use super::curve::{crossing, interpolate, values_between};
+use super::partition::{Known, Partition};
+use super::scratch::{SearchScratch, padded};
+use super::weight_fn::InvertibleWeightFn;
+use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
-    Bracket, Element, Exp, GUESSABLE_SPAN, Identity, LANES, PIVOTS, PartitionSums, PivotSums,
-    Prefetch, RANKED, Scalar, ScaledExp, Simd, WeightFn, around, ranks_between, sample,
-    values_around,
+    Element, GUESSABLE_SPAN, LANES, PIVOTS, PartitionSums, PivotSums, RANKED, Scalar,
+    WeightFn, around, ranks_between, sample, values_around,
 };
-use crate::memory::check_memory;
 use crate::order::Ordered;
-use crate::threads;
 
 /// Rows up to this length are weighed whole, once.
 const SHORT: usize = 1024;
@@ -29,302 +31,12 @@ const SAMPLE: (usize, usize) = (256, 4096);
 const ROUNDS: usize = 96;
 /// How often the search turns to the other side of a bracket.
 const TURNS: usize = 3;
-/// Scores that are so large, scaled, are not weighed roughly.
-const FAR: f64 = 1e5;
-/// Scales that f32 can multiply by what makes an exponent of a float.
-const STEEP: f64 = 1e30;
 /// A sample's estimate of the mass is used as it is if its own deviation is below this.
 const TRUSTED: f64 = 0.09;
-/// Below such a budget it matters how many keys were flushed.
-pub(crate) const TINY_BUDGET: f64 = 1e-28;
 /// By how much the rough mass of a row may be wrong, about.
 const ROUGH: f64 = 0.05;
 
-/// What a set must satisfy.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Constraints {
-    pub(crate) eps: f64,
-    pub(crate) slack: ErrorBound,
-    /// At least this many keys, forced ones included.
-    pub(crate) min_keep: usize,
-    /// With this many keys a set is accepted whatever it loses.
-    pub(crate) max_keep: usize,
-    pub(crate) decide_on: DecideOn,
-    /// Whether equal keys have exactly equal real weights, so that a row of equal keys is decided by integers.
-    pub(crate) exact_ties: bool,
-}
-
-/// Which end of the interval for the tail mass decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DecideOn {
-    /// The upper end: the set found is certified.
-    Upper,
-    /// The lower end: no smaller set than the one found can hold.
-    Lower,
-}
-
-impl Constraints {
-    pub(crate) fn accepts(&self, split: &SplitSums) -> bool {
-        split.kept >= self.min_keep && (split.kept >= self.max_keep || self.affords(split))
-    }
-
-    /// Whether the mass alone allows the set.
-    fn affords(&self, split: &SplitSums) -> bool {
-        match self.decide_on {
-            DecideOn::Upper => split.upper(self.slack.select, self.slack.flush) <= self.eps,
-            DecideOn::Lower => !self.refutes(split),
-        }
-    }
-
-    /// Whether the set provably loses more than the budget.
-    pub(crate) fn refutes(&self, split: &SplitSums) -> bool {
-        split.lower(self.slack.certify, self.slack.flush) > self.eps
-    }
-
-    /// About the largest tail that it affords of a row of a total mass.
-    pub(crate) fn target(&self, total: f64) -> f64 {
-        let slack = match self.decide_on {
-            DecideOn::Upper => 1.0 + self.slack.select,
-            DecideOn::Lower => 1.0 / (1.0 + self.slack.certify),
-        };
-        total * self.eps / (self.eps + slack * (1.0 - self.eps))
-    }
-
-    /// Whether decisions depend on numbers of keys, and not on masses alone.
-    fn counts(&self, scores: usize) -> bool {
-        self.min_keep > 1 || self.max_keep < scores || self.eps < TINY_BUDGET
-    }
-}
-
-/// A law of weights that can also say where in the row a depth below the largest weight lies.
-pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
-    /// The key whose weight is `e^-depth` times the largest.
-    fn score_at(&self, largest: S, depth: f64) -> S;
-    /// The factor of an exponential law, for scores near enough to 0 that its mass can be told roughly.
-    fn scale(&self) -> Option<f64>;
-}
-
-/// Whether keys around this one, which is finite, can be weighed roughly.
-pub(crate) fn is_near(score: f64, scale: f64) -> bool {
-    (score * scale).abs() < FAR && scale < STEEP
-}
-
-impl<S: Scalar> InvertibleWeightFn<S> for Exp<S> {
-    fn score_at(&self, _largest: S, depth: f64) -> S {
-        S::nearest(self.0.into() - depth)
-    }
-    fn scale(&self) -> Option<f64> {
-        is_near(self.0.into(), 1.0).then_some(1.0)
-    }
-}
-
-impl<S: Scalar> InvertibleWeightFn<S> for ScaledExp {
-    fn score_at(&self, _largest: S, depth: f64) -> S {
-        S::nearest(self.shift - depth / self.scale)
-    }
-    fn scale(&self) -> Option<f64> {
-        is_near(self.shift, self.scale).then_some(self.scale)
-    }
-}
-
-impl<S: Scalar> InvertibleWeightFn<S> for Identity {
-    fn score_at(&self, largest: S, depth: f64) -> S {
-        S::nearest(largest.into() * (-depth).exp())
-    }
-    fn scale(&self) -> Option<f64> {
-        None
-    }
-}
-
-/// The keys that compete for a place, padded with masked entries, and what is kept beside them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Candidates<'a, E: Element> {
-    pub(crate) simd: Simd,
-    pub(crate) scores: &'a [E],
-    /// Unmasked keys among them.
-    pub(crate) visible: usize,
-    pub(crate) largest: E::Scalar,
-    /// About what the keys weigh, the largest weighing 1, if that is known.
-    pub(crate) rough: Option<f64>,
-    /// No key is smaller.
-    pub(crate) smallest: E::Scalar,
-    /// What is worth fetching while this row is worked on.
-    pub(crate) prefetch: Option<Prefetch>,
-    /// Weight and number of the keys that are kept in any case.
-    pub(crate) forced: (f64, usize),
-    /// How many threads chunks are shared out over.
-    pub(crate) threads: usize,
-}
-
-/// A set found, described by its worst member.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Boundary<S> {
-    pub(crate) split: SplitSums,
-    /// The worst key kept, with its position; `None` if only forced keys are kept.
-    pub(crate) boundary: Option<(S, u32)>,
-    /// Whether every smaller set is proven to lose more than the budget, or is excluded by `min_keep`.
-    pub(crate) minimal: bool,
-    /// Whether the decision was made in exact arithmetic, so that the budget itself bounds the tail mass.
-    pub(crate) exact: bool,
-}
-
-/// What is known outside the bracket, and of it as a whole.
-#[derive(Debug, Clone, Copy)]
-struct Partition<S> {
-    below: f64,
-    dropped: usize,
-    /// What the bracket weighs.
-    within: f64,
-    above: f64,
-    kept: usize,
-    /// Keys from here on lie above the bracket.
-    edge: S,
-}
-
-impl<S: Scalar> Partition<S> {
-    /// The worst member of a set that keeps nothing of the bracket, if it keeps any competing key.
-    fn boundary(&self) -> Option<(S, u32)> {
-        (self.edge < S::INFINITY).then_some((self.edge, u32::MAX))
-    }
-
-    /// Takes note of how a bracket of `len` keys was narrowed.
-    fn narrow(&mut self, len: usize, sides: &PartitionSums, end: S) {
-        self.below += sides.below;
-        // Fewer than none only if another thread writes to the row meanwhile, which `Decide` finds out.
-        self.dropped += len.saturating_sub(sides.inside + sides.count_above);
-        self.within = sides.within;
-        self.above += sides.above;
-        self.kept += sides.count_above;
-        if end < S::INFINITY {
-            self.edge = end;
-        }
-    }
-
-    fn total(&self) -> f64 {
-        self.below + self.within + self.above
-    }
-
-    fn with(&self, tail: f64, dropped: usize, head: f64, kept: usize) -> SplitSums {
-        SplitSums {
-            tail: self.below + tail,
-            dropped: self.dropped + dropped,
-            head: self.above + head,
-            kept: self.kept + kept,
-        }
-    }
-}
-
-/// The exact mass of a row, and of its keys below an edge.
-#[derive(Debug, Clone, Copy)]
-struct Known<S> {
-    edge: S,
-    below: f64,
-    total: f64,
-}
-
-/// Scratch of the search, reused from row to row.
-#[derive(Debug, Default)]
-pub(crate) struct SearchScratch<S> {
-    bracket: Bracket<S>,
-    /// The keys that equal a candidate for the boundary.
-    equal: Bracket<S>,
-    /// Brackets of the parts of a row that is shared out.
-    parts: Vec<Bracket<S>>,
-    /// Keys and weights of a short row or a sample.
-    scores: Vec<S>,
-    weights: Vec<S>,
-}
-
-/// Asks for what a bracket of that many keys may grow to, twice as much each time: keys and weights, and for a moment the old
-/// ones.
-fn ask<S>(scores: usize, asked: &mut usize) -> Result<(), Error> {
-    if scores <= *asked {
-        return Ok(());
-    }
-    *asked = scores.saturating_mul(2);
-    check_memory("scores", *asked, 3 * size_of::<S>())
-}
-
 impl<E: Element> Candidates<'_, E> {
-    fn fold<R: Send>(&self, pass: impl Fn(&[E]) -> R + Sync + Send, mut combine: impl FnMut(R)) {
-        if self.threads == 1 {
-            self.scores.chunks(CHUNK).for_each(|chunk| combine(pass(chunk)));
-        } else {
-            let parts = threads::map(self.threads, self.scores.chunks(CHUNK), 1, pass);
-            parts.into_iter().for_each(combine);
-        }
-    }
-
-    /// What the keys weigh, to within a few per cent.
-    fn rough_mass<W: InvertibleWeightFn<E::Scalar>>(&self, weight_fn: W) -> f64 {
-        if let Some(mass) = self.rough {
-            return mass;
-        }
-        let Some(scale) = weight_fn.scale() else { return self.mass(weight_fn) };
-        let mut total = 0.0;
-        let pass = |scores: &[E]| self.simd.rough(scores, self.largest, scale);
-        self.fold(pass, |part| total += part);
-        total
-    }
-
-    pub(crate) fn mass<W: WeightFn<E::Scalar>>(&self, weight_fn: W) -> f64 {
-        let mut total = 0.0;
-        self.fold(|scores| self.simd.mass(scores, weight_fn), |part| total += part);
-        total
-    }
-
-    /// Sums both sides of a range of the row and collects the keys inside; they are not weighed yet.
-    fn split<W: WeightFn<E::Scalar>>(
-        &self,
-        weight_fn: W,
-        range: (E::Scalar, E::Scalar),
-        scratch: &mut SearchScratch<E::Scalar>,
-    ) -> Result<PartitionSums, Error> {
-        let SearchScratch { bracket, parts, .. } = scratch;
-        bracket.clear();
-        let mut total = PartitionSums::default();
-        let mut add = |part: &PartitionSums| {
-            total.below += part.below;
-            total.above += part.above;
-            total.count_above += part.count_above;
-            total.inside += part.inside;
-        };
-        if self.threads == 1 {
-            let mut asked = 0;
-            for (c, chunk) in self.scores.chunks(CHUNK).enumerate() {
-                ask::<E::Scalar>(bracket.len() + chunk.len(), &mut asked)?;
-                bracket.reserve(chunk.len());
-                let prefetch = self.prefetch.map(|prefetch| prefetch.from::<E>(c * CHUNK));
-                add(&self.simd.split(chunk, weight_fn, range, prefetch, bracket));
-            }
-            return Ok(total);
-        }
-        let share = threads::share(self.scores.len(), CHUNK, self.threads);
-        let number = self.scores.len().div_ceil(share);
-        if parts.len() < number {
-            parts.resize_with(number, Bracket::default);
-        }
-        let shares = self.scores.chunks(share).zip(parts.iter_mut());
-        let found = threads::map(self.threads, shares, 1, |(scores, part)| {
-            part.clear();
-            let mut asked = 0;
-            let pass = |chunk: &[E]| {
-                ask::<E::Scalar>(part.len() + chunk.len(), &mut asked)?;
-                part.reserve(chunk.len());
-                Ok(self.simd.split(chunk, weight_fn, range, None, part))
-            };
-            scores.chunks(CHUNK).map(pass).collect()
-        });
-        let found = found.into_iter().collect::<Result<Vec<Vec<PartitionSums>>, Error>>()?;
-        let all: usize = parts[..found.len()].iter().map(Bracket::len).sum();
-        ask::<E::Scalar>(all, &mut 0)?;
-        for (sides, part) in found.iter().zip(parts.iter()) {
-            bracket.append(part);
-            sides.iter().for_each(&mut add);
-        }
-        Ok(total)
-    }
-
     /// Finds the smallest set that the rule accepts.
     ///
     /// # Errors
@@ -834,31 +546,4 @@ pub(crate) fn fewest(
 /// So far below the largest key, in natural-log units, all of `n` keys together weigh less than the budget.
 pub(crate) fn depth(n: usize, eps: f64) -> f64 {
     (n as f64 / eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5
-}
-
-/// Where a curve of ascending keys and values reaches a value, linearly between its points; `None` beyond its ends.
-fn interpolate<S: Scalar>(curve: &[(S, f64)], value: f64) -> Option<S> {
-    let at = curve.iter().position(|point| point.1 > value)?;
-    let (right, left) = (curve[at], curve[at.checked_sub(1)?]);
-    let share = ((value - left.1) / (right.1 - left.1)).clamp(0.0, 1.0);
-    Some(S::nearest(left.0.into() * (1.0 - share) + right.0.into() * share))
-}
-
-/// The last pivot at which the rule still accepts, and the first at which it no longer does.
-fn crossing<S: Copy>(
-    pivots: &[S; PIVOTS],
-    outer: (S, S),
-    accepts: impl Fn(usize) -> bool,
-) -> (S, S) {
-    let first = (0..PIVOTS).find(|&i| !accepts(i)).unwrap_or(PIVOTS);
-    around(pivots, first, outer)
-}
-
-/// Pivots spaced evenly in value strictly inside a range, ascending.
-fn values_between<S: Scalar>(least: S, most: S) -> [S; PIVOTS] {
-    let (least, most): (f64, f64) = (least.into(), most.into());
-    std::array::from_fn(|i| {
-        let share = (i + 1) as f64 / (PIVOTS + 1) as f64;
-        S::nearest(least * (1.0 - share) + most * share)
-    })
 }

@@ -1,9 +1,9 @@
 //! The weights of a row in f32, relative to its largest.
 
-use super::batch::with_workspace;
 use super::prepared::{Prepared, Source, Visitor};
-use super::row::InvertibleWeightFn;
-use super::workspace::{PerDtype, Workspace};
+use super::scratch::with_workspace;
+use super::scratch::{PerDtype, Workspace};
+use super::weight_fn::InvertibleWeightFn;
 use crate::certified_sums::ErrorBound;
 use crate::error::Error;
 use crate::kernels::{Element, Scalar, Simd};

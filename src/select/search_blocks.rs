@@ -1,6 +1,7 @@
 //! The fewest whole blocks of a row, ranked by their mass.
 
-use super::row::{Candidates, Constraints};
+use super::candidates::Candidates;
+use super::constraints::Constraints;
 use crate::certified_sums::{Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, WeightFn};

@@ -2,17 +2,19 @@
 
 use std::ops::Range;
 
-use super::batch::{self, Decision, Job, Selection};
+use super::constraints::{Constraints, TINY_BUDGET};
+use super::decide::emit;
+use super::job::Job;
 use super::options::Options;
-use super::row;
-use super::row::Constraints;
-use super::workspace::{PerDtype, Workspace};
+use super::scratch::{PerDtype, Workspace};
+use super::search_row;
+use super::selection::{Decision, Selection};
 use crate::certificate::Status;
 use crate::certified_sums::SplitSums;
 use crate::error::Error;
 use crate::kernels::{
-    BATCH, BatchScratch, Edge, Element, KeptSums, LANES, Positions, RANKED, ScaledBy, Simd,
-    TailTarget, Unscaled, WeightFnOf,
+    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, ScaledBy, Simd, TailTarget, Unscaled,
+    WeightFnOf,
 };
 use crate::rows::{Data, Kind};
 
@@ -127,7 +129,7 @@ where
             }
             let most = longest.max(n);
             if n <= RANKED
-                || plan.constraints.eps < row::TINY_BUDGET
+                || plan.constraints.eps < TINY_BUDGET
                 || (count > 0 && (count + 1) * most > ENTRIES)
             {
                 break;
@@ -285,7 +287,7 @@ fn decide_ties<E: Element>(
     if !constraints.accepts(&at(ties)) || constraints.accepts(&at(0)) {
         return None;
     }
-    let enough = row::fewest((0, ties), |kept| constraints.accepts(&at(kept)));
+    let enough = search_row::fewest((0, ties), |kept| constraints.accepts(&at(kept)));
     let last = if enough == ties {
         u32::MAX
     } else {
@@ -298,7 +300,7 @@ fn decide_ties<E: Element>(
         Positions::Listed(list) => Some(list),
     };
     let mark = out.len();
-    batch::emit((simd, 1), scores, list, (edge.score, last), out);
+    emit((simd, 1), scores, list, (edge.score, last), out);
     // The general search knows what to do with a row that another thread writes to.
     (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
 }
@@ -314,35 +316,12 @@ impl Plan {
     fn new(job: &Job<'_>, row: usize, scale: f64) -> Self {
         let constraints = job.plain_constraints(row, LONGEST);
         let share = constraints.target(1.0);
-        let reach = row::depth(LONGEST, constraints.eps) / scale;
+        let reach = search_row::depth(LONGEST, constraints.eps) / scale;
         let target = TailTarget { share, ln_share: share.ln(), reach, scale };
         Plan { constraints, radius: job.scores.row_radius(row), target }
     }
 
     fn holds(&self, job: &Job<'_>, row: usize) -> bool {
         self.constraints.eps == job.eps(row) && self.radius == job.scores.row_radius(row)
-    }
-}
-
-/// Scratch of a batch.
-#[derive(Debug, Default)]
-pub(crate) struct ShortRowsScratch<E, S> {
-    scores: Vec<E>,
-    weights: Vec<S>,
-    inside: Vec<S>,
-    inside_weights: Vec<S>,
-}
-
-impl<E: Element> ShortRowsScratch<E, E::Scalar> {
-    fn room(&mut self, stride: usize, rows: usize, write: *const u32) -> BatchScratch<'_, E> {
-        let zero = E::Scalar::default();
-        BatchScratch {
-            stride,
-            scores: super::workspace::padded(&mut self.scores, rows * stride, E::MASKED),
-            weights: super::workspace::padded(&mut self.weights, rows * stride, zero),
-            inside: super::workspace::padded(&mut self.inside, rows * stride, zero),
-            inside_weights: super::workspace::padded(&mut self.inside_weights, rows * stride, zero),
-            write,
-        }
     }
 }
