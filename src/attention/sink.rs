@@ -1,7 +1,7 @@
 //! Attention sinks: a score that takes its share of the softmax and has no value.
 
-use super::Job;
 use super::ball::UP;
+use super::job::Job;
 
 /// The most that a sink is taken to weigh, so that what it leaves to others is not rounded to nothing.
 const MOST: f64 = 1e200;

@@ -2,9 +2,8 @@
 
 use half::{bf16, f16};
 
+use super::job::{Answer, Job, MANY};
 use super::sink::Sunk;
-use super::work::Answer;
-use super::{Job, MANY};
 use crate::error::Error;
 use crate::index::{RowVisibility, Rung, by_type, matrix};
 use crate::kernels::{

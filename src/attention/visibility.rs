@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::AttentionOptions;
+use super::options::AttentionOptions;
 use crate::error::{Error, Place};
 use crate::index::RowVisibility;
 use crate::rows::{PerRow, Vectors, check_strides};

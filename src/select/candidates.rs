@@ -4,9 +4,7 @@ use super::scratch::SearchScratch;
 use super::weight_fn::InvertibleWeightFn;
 use crate::certified_sums::{CHUNK, SplitSums};
 use crate::error::Error;
-use crate::kernels::{
-    Bracket, Element, PartitionSums, Prefetch, Simd, WeightFn,
-};
+use crate::kernels::{Bracket, Element, PartitionSums, Prefetch, Simd, WeightFn};
 use crate::memory::check_memory;
 use crate::threads;
 

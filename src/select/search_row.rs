@@ -18,8 +18,8 @@ use super::weight_fn::InvertibleWeightFn;
 use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
-    Element, GUESSABLE_SPAN, LANES, PIVOTS, PartitionSums, PivotSums, RANKED, Scalar,
-    WeightFn, around, ranks_between, sample, values_around,
+    Element, GUESSABLE_SPAN, LANES, PIVOTS, PartitionSums, PivotSums, RANKED, Scalar, WeightFn,
+    around, ranks_between, sample, values_around,
 };
 use crate::order::Ordered;
 

@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 
-use super::{AttentionOptions, GROUP, Job, MANY, RowBudget, Unit};
+use super::error_bound::sum_error;
+use super::job::{Answer, GROUP, Job, MANY, RowBudget, Unit};
+use super::options::AttentionOptions;
 use crate::error::Error;
 use crate::index::{
     Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Search, Step,
@@ -26,21 +28,6 @@ const ALL: f64 = 0.5;
 const VAGUE: f64 = 1.0;
 /// Relative error of the exponential in f64, generously.
 const EXP: f64 = 1e-12;
-/// Terms that are summed in the values' own precision before f64 takes over, and the rounding of their weights.
-const DEPTH: f64 = 17.0;
-
-/// One row's answer.
-pub(super) struct Answer {
-    pub(super) out: Vec<f64>,
-    pub(super) upper: f64,
-    pub(super) kept: usize,
-    pub(super) scored: usize,
-    pub(super) rung: Rung,
-    /// How far weights are from a common multiple of the real ones, relatively.
-    pub(super) weight_error: f64,
-    /// What sums of weighted values may be off by, relative to their lengths.
-    pub(super) sum_error: f64,
-}
 
 /// One row on its way.
 struct PendingRow<'a> {
@@ -560,11 +547,6 @@ impl PendingRow<'_> {
         };
         Some((search, &mut self.scratch.room))
     }
-}
-
-/// What sums of weighted values may be off by, relative to their lengths, but for what f64 adds.
-pub(super) fn sum_error(values: &Data<'_>) -> f64 {
-    DEPTH * if let Data::F64(_) = values { f64::EPSILON } else { f64::from(f32::EPSILON) / 2.0 }
 }
 
 /// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.

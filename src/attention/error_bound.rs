@@ -13,65 +13,24 @@
 //!
 //! A sink is one more kept key, whose value is zero: the ball is then one that holds zero, too.
 
-use super::ball::{Ball, UP, norm};
+use super::ball::{Ball, UP};
+use super::options::{AttentionOptions, Precision};
+use super::result::Attention;
 use super::visibility::Visibility;
-use super::work::sum_error;
-use super::{Attention, AttentionOptions};
 use crate::error::Error;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, list};
 use crate::rows::{Data, Vectors};
 use crate::threads;
-use half::{bf16, f16};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The precision of an output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Precision {
-    /// f64, in which it is computed.
-    #[default]
-    F64,
-    /// f32.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// Brain floating point.
-    Bf16,
-}
+/// Terms that are summed in the values' own precision before f64 takes over, and the rounding of their weights.
+const DEPTH: f64 = 17.0;
 
-impl Precision {
-    /// The nearest number of this precision (f16 and bf16 by way of f32).
-    fn nearest(self, entry: f64) -> f64 {
-        match self {
-            Precision::F64 => entry,
-            Precision::F32 => f64::from(entry as f32),
-            Precision::F16 => f64::from(f16::from_f32(entry as f32)),
-            Precision::Bf16 => f64::from(bf16::from_f32(entry as f32)),
-        }
-    }
-
-    /// Rounds a vector, and says how far that moved it at most.
-    pub(super) fn round(self, vector: &mut [f64]) -> f64 {
-        if self == Precision::F64 {
-            return 0.0;
-        }
-        norm(vector.iter_mut().map(|entry| {
-            let exact = std::mem::replace(entry, self.nearest(*entry));
-            *entry - exact
-        }))
-    }
-
-    /// Rounding moves a vector of this length and so many entries by at most this.
-    fn moves(self, length: f64, dim: usize) -> f64 {
-        let (relative, absolute) = match self {
-            Precision::F64 => return 0.0,
-            Precision::F32 => (2f64.powi(-24), 2f64.powi(-149)),
-            Precision::F16 => (2f64.powi(-11) * 1.001, 2f64.powi(-24)),
-            Precision::Bf16 => (2f64.powi(-8) * 1.001, 2f64.powi(-132)),
-        };
-        relative * length + absolute * dim as f64
-    }
+/// What sums of weighted values may be off by, relative to their lengths, but for what f64 adds.
+pub(super) fn sum_error(values: &Data<'_>) -> f64 {
+    DEPTH * if let Data::F64(_) = values { f64::EPSILON } else { f64::from(f32::EPSILON) / 2.0 }
 }
 
 /// Balls around what rows see, each around what the rows of a head see together, or a row's own.
