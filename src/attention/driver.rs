@@ -190,6 +190,8 @@ impl Job<'_> {
 mod tests {
     use super::*;
     use crate::index::IndexOptions;
+    use crate::kernels::Simd;
+    use crate::scale::nearest_rsqrt;
 
     /// Numbers that look normal.
     fn normal(count: usize, seed: u64) -> Vec<f32> {

@@ -14,11 +14,12 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use super::cells::Cells;
-use super::codes::{Codes, Prepared};
+use super::codes::Codes;
 use super::exact::ExactProduct;
 use super::found::{Found, Rung};
 use super::gram::Sums;
 use super::options::Rule;
+use super::prepared::Prepared;
 use super::query::Query;
 use crate::certified_sums::{self, SplitSums};
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};

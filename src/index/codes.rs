@@ -9,10 +9,11 @@ use super::element::Coded;
 use super::fingerprint::Fingerprint;
 use super::frame::{OwnFrame, sign};
 use super::gram::{CodeError, Gram};
+use super::prepared::Prepared;
 use crate::certified_sums::Compensated;
 use crate::error::Error;
 use crate::kernels::{
-    BIAS, Coarse, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step, ask_for_huge_pages,
+    BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, Step, ask_for_huge_pages,
 };
 use crate::memory::{self, check_memory, room};
 use crate::threads;
@@ -56,23 +57,6 @@ pub(crate) struct Codes<'a> {
     /// The largest absolute entry of any key.
     largest: f32,
     fingerprint: Fingerprint,
-}
-
-/// A query as codes are scored with, and what the scores are worth.
-#[derive(Debug, Clone)]
-pub(crate) struct Prepared {
-    steps: Vec<Step>,
-    correction: i32,
-    factor: f32,
-    pub(crate) code_error: CodeError,
-    /// What scores of codes lack: the scale times the product of the query with the mean, within f64 roundings.
-    pub(crate) offset: f64,
-}
-
-impl Prepared {
-    pub(crate) fn coarse(&self) -> Coarse<'_> {
-        Coarse { steps: &self.steps, correction: self.correction, factor: self.factor }
-    }
 }
 
 /// A part of the keys, encoded by one task.

@@ -12,22 +12,26 @@ mod frame;
 mod gram;
 mod key_index;
 mod options;
+mod prepared;
 #[cfg(feature = "python")]
 mod products;
 mod query;
 mod search;
 mod threshold_search;
+mod threshold_state;
 
 pub use found::Rung;
 pub use key_index::KeyIndex;
 pub use options::{IndexOptions, Over, Rule, SearchOptions};
 pub use search::SearchResult;
 
+pub(crate) use codes::Codes;
 #[cfg(feature = "python")]
 pub(crate) use codes::saved::{Saved, Trust};
-pub(crate) use codes::{Codes, Prepared};
 pub(crate) use element::{Coded, by_type, matrix};
+pub(crate) use prepared::Prepared;
 #[cfg(feature = "python")]
 pub(crate) use products::products;
 pub(crate) use query::{Query, RowVisibility};
-pub(crate) use threshold_search::{Chosen, QueryScratch, Search, Step, ThresholdState};
+pub(crate) use threshold_search::Search;
+pub(crate) use threshold_state::{Chosen, QueryScratch, Step, ThresholdState};

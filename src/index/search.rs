@@ -2,13 +2,14 @@
 
 use super::best_first::BestFirst;
 use super::cells::Cells;
-use super::codes::Prepared;
 use super::element::{Coded, by_type, matrix};
 use super::found::{Found, Rung};
 use super::key_index::KeyIndex;
 use super::options::{Over, Rule, SearchOptions};
+use super::prepared::Prepared;
 use super::query::{BLURRED, Query, RowVisibility};
-use super::threshold_search::{QueryScratch, Search};
+use super::threshold_search::Search;
+use super::threshold_state::QueryScratch;
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};

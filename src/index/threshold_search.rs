@@ -1,15 +1,17 @@
 //! Search by mass: the fewest keys, scored exactly, that with the codes of all others prove the budget.
 
-use super::codes::{Codes, Prepared};
+use super::codes::Codes;
 use super::found::{Found, Rung};
 use super::gram::Sums;
+use super::prepared::Prepared;
 use super::query::{BLURRED, Query, RowVisibility};
+use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState};
 use crate::certified_sums::{self, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
 use crate::memory;
 use crate::rows::Scores;
-use crate::select::{Options, Workspace};
+use crate::select::Options;
 
 /// Rounds of choosing an edge.
 const ROUNDS: usize = 8;
@@ -25,28 +27,6 @@ const SUM_ROUNDING: f64 = 1e-11;
 /// Of a smallest weight that matters, in f64.
 const NOTHING: f64 = 1e-290;
 
-/// Scratch for rows, one after another.
-#[derive(Debug, Default)]
-pub(crate) struct QueryScratch {
-    /// Scores by codes, whole groups.
-    pub(crate) scores: Vec<f32>,
-    /// Exact scores less the codes' offset: of what was kept, or of everything that is visible; whole groups.
-    pub(crate) exact: Vec<f64>,
-    listed: Vec<u32>,
-    uncoded: Vec<u32>,
-    uncoded_scores: Vec<f64>,
-    pub(crate) workspace: Workspace,
-    /// By how much the bound exceeded what it bounds, last time.
-    excess: Option<f64>,
-}
-
-impl QueryScratch {
-    /// Forgets what the last row taught, so that answers do not depend on it.
-    pub(crate) fn forget(&mut self) {
-        self.excess = None;
-    }
-}
-
 /// One row of a search.
 #[derive(Clone, Copy)]
 pub(crate) struct Search<'a, E> {
@@ -59,55 +39,6 @@ pub(crate) struct Search<'a, E> {
     pub(crate) eps: f64,
     /// Whether keys that were scored may be dropped again.
     pub(crate) trim: bool,
-}
-
-/// What an edge amounts to.
-#[derive(Debug)]
-struct Cut {
-    edge: f32,
-    /// Upper and lower bound of what the coded keys below it weigh, relative to the largest score by codes.
-    upper: f64,
-    lower: f64,
-    below: usize,
-}
-
-/// Where the search for a row's edge stands.
-#[derive(Debug)]
-pub(crate) struct ThresholdState {
-    largest: f32,
-    coded: usize,
-    seen: usize,
-    /// The largest score that is known before any coded key is scored.
-    top: f64,
-    uncoded_mass: f64,
-    budget: f64,
-    excess: f64,
-    /// How often a guess was found too careful; no more once one was not careful enough.
-    careful: usize,
-    /// No larger share can be dropped; and the next smaller one that makes a difference.
-    limit: f64,
-    next: f64,
-    rounds: usize,
-}
-
-/// What to do next for a row.
-#[derive(Debug)]
-pub(crate) enum Step {
-    Done(Found),
-    /// Score these keys exactly, and judge.
-    Score(Chosen),
-    /// Score everything that is visible. If the row is flat, little can be dropped.
-    Dense {
-        flat: bool,
-    },
-}
-
-/// Keys that are to be scored.
-#[derive(Debug)]
-pub(crate) struct Chosen {
-    /// Positions, ascending.
-    pub(crate) kept: Vec<u32>,
-    cut: Cut,
 }
 
 impl<E: Element<Scalar = f32>> Search<'_, E> {
