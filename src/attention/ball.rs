@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::error::Error;
 use crate::kernels::{Keys, LANES, Simd};
 use crate::memory::{check_memory, list};
-use crate::rows::{Vectors, stored};
+use crate::rows::{Vectors, for_dtype};
 use crate::threads;
 
 /// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.
@@ -91,7 +91,7 @@ impl Ball {
     fn reach(&self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &Range<usize>) -> f64 {
         let (start, stride) = vectors.matrix(head);
         let (dim, from) = (vectors.dim(), start + places.start * stride);
-        let square = stored!(vectors.data, data => {
+        let square = for_dtype!(vectors.data, data => {
             let rows = Keys::new(data.get(from..).unwrap_or(&[]), stride, dim);
             simd.farthest(rows, places.len(), &self.centre)
         });

@@ -12,7 +12,7 @@ use crate::index::{
 };
 use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
 use crate::memory::{self, filled};
-use crate::rows::{Data, Scores, stored};
+use crate::rows::{Data, Scores, for_dtype};
 use crate::select::Options;
 use half::{bf16, f16};
 
@@ -182,7 +182,7 @@ impl Job<'_> {
     ) -> Result<Vec<Answer>, Error> {
         let mut rows = self.rows(head, list, ask)?;
         self.prune_by_codes(head, &mut rows)?;
-        stored!(self.keys.data, data => self.dense(head, data, &mut rows))?;
+        for_dtype!(self.keys.data, data => self.dense(head, data, &mut rows))?;
         let answers = self.average(head, &mut rows);
         for row in rows {
             row.scratch.give_back();
@@ -406,7 +406,7 @@ impl Job<'_> {
     }
 
     fn average(&self, head: usize, rows: &mut [PendingRow<'_>]) -> Result<Vec<Answer>, Error> {
-        stored!(self.values.data, data => self.averages(head, data, rows))
+        for_dtype!(self.values.data, data => self.averages(head, data, rows))
     }
 
     /// Averages values by the weights of exact scores.

@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::kernels::{Element, Exp, LANES, Scalar, Simd};
 use crate::memory::{check_memory, filled, list, room};
 use crate::random::Random;
-use crate::rows::{Keep, Scores, stored};
+use crate::rows::{Keep, Scores, for_dtype};
 use crate::threads;
 
 /// Positions that a draw has to look at.
@@ -188,7 +188,7 @@ impl<'a> Importance<'a> {
         }
         let bounds =
             Bounds { all: bounds, row, start: span.start, outside, simd: Simd::current()? };
-        let blocks: Vec<BlockMass> = stored!(bounds.all.data, stored => {
+        let blocks: Vec<BlockMass> = for_dtype!(bounds.all.data, stored => {
             threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))
         });
         if let Some(bad) = blocks.iter().position(|block| block.bad) {
@@ -272,7 +272,7 @@ impl<'a> Importance<'a> {
             let b = self.starts.partition_point(|start| *start <= ticket) - 1;
             if b != loaded {
                 let line = (self.blocks[b].largest, self.factors[b]);
-                stored!(self.bounds.all.data, stored => {
+                for_dtype!(self.bounds.all.data, stored => {
                     self.bounds.owned(stored, b, line, &mut owned);
                 });
                 loaded = b;
@@ -353,7 +353,7 @@ mod tests {
                 for b in 0..draws.blocks.len() {
                     let mut owned = [0; BLOCK];
                     let line = (draws.blocks[b].largest, draws.factors[b]);
-                    stored!(rows.data, stored => draws.bounds.owned(stored, b, line, &mut owned));
+                    for_dtype!(rows.data, stored => draws.bounds.owned(stored, b, line, &mut owned));
                     let all = draws.starts[b + 1] - draws.starts[b];
                     assert!(owned.iter().sum::<u64>() <= all, "{n} {b}");
                     for (position, &owned) in (b * BLOCK..n).zip(&owned) {

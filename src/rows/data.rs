@@ -16,7 +16,7 @@ pub enum Data<'a> {
 }
 
 /// Runs generic code for what a buffer stores.
-macro_rules! stored {
+macro_rules! for_dtype {
     ($data:expr, $slice:ident => $work:expr) => {
         match $data {
             $crate::rows::Data::F32($slice) => $work,
@@ -26,7 +26,7 @@ macro_rules! stored {
         }
     };
 }
-pub(crate) use stored;
+pub(crate) use for_dtype;
 
 macro_rules! data_from {
     ($($type:ty => $variant:ident),*) => {$(

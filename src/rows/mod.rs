@@ -22,7 +22,7 @@ pub use scores::{Kind, Scores};
 pub use values::Values;
 pub use vectors::Vectors;
 
-pub(crate) use data::stored;
+pub(crate) use data::for_dtype;
 pub(crate) use per_row::PerRow;
 pub(crate) use scores::Span;
 pub(crate) use strides::{check_strides, contiguous};
