@@ -1,4 +1,7 @@
 //! AVX-512 (F, DQ, BW, VL): one register of sixteen f32 lanes, two of eight f64 lanes.
+//!
+//! SAFETY: methods are `unsafe` as the traits have it: the CPU has these features, and pointers are valid for sixteen elements;
+//! unaligned loads and stores are used throughout.
 #![allow(clippy::wildcard_imports)] // the intrinsics are a vocabulary
 
 use std::arch::x86_64::*;
@@ -14,9 +17,6 @@ pub(crate) struct Avx512;
 /// Toward minus infinity, no exceptions.
 const FLOOR: i32 = 0x09;
 
-// SAFETY of every block in this file: the trait's contract gives a CPU with these features, and pointers that are
-// valid for sixteen elements; unaligned loads and stores are used throughout.
-
 #[derive(Clone, Copy)]
 pub(crate) struct F32(pub(super) __m512);
 
@@ -27,81 +27,64 @@ impl Lanes for F32 {
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_set1_ps(value) })
+        F32(_mm512_set1_ps(value))
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_loadu_ps(from) })
+        F32(_mm512_loadu_ps(from))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: see the head of the file.
-        unsafe { _mm512_storeu_ps(to, self.0) }
+        _mm512_storeu_ps(to, self.0)
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_sub_ps(self.0, other.0) })
+        F32(_mm512_sub_ps(self.0, other.0))
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_mul_ps(self.0, other.0) })
+        F32(_mm512_mul_ps(self.0, other.0))
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_add_ps(self.0, other.0) })
+        F32(_mm512_add_ps(self.0, other.0))
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_fmadd_ps(self.0, factor.0, term.0) })
+        F32(_mm512_fmadd_ps(self.0, factor.0, term.0))
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_max_ps(self.0, other.0) })
+        F32(_mm512_max_ps(self.0, other.0))
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_min_ps(self.0, other.0) })
+        F32(_mm512_min_ps(self.0, other.0))
     }
     #[inline(always)]
     unsafe fn lt(self, other: Self) -> __mmask16 {
-        // SAFETY: see the head of the file.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0) }
+        _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0)
     }
     #[inline(always)]
     unsafe fn ge(self, other: Self) -> __mmask16 {
-        // SAFETY: see the head of the file.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, other.0) }
+        _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, other.0)
     }
     #[inline(always)]
     unsafe fn gt(self, other: Self) -> __mmask16 {
-        // SAFETY: see the head of the file.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, other.0) }
+        _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, other.0)
     }
     #[inline(always)]
     unsafe fn eq(self, other: Self) -> __mmask16 {
-        // SAFETY: see the head of the file.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0) }
+        _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0)
     }
     #[inline(always)]
     unsafe fn within(self, lo: Self, hi: Self) -> u16 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let over = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, lo.0);
-            number(_mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(over, self.0, hi.0))
-        }
+        let over = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, lo.0);
+        number(_mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(over, self.0, hi.0))
     }
     #[inline(always)]
     unsafe fn unordered(self, other: Self) -> __mmask16 {
-        // SAFETY: see the head of the file.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, other.0) }
+        _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, other.0)
     }
     #[inline(always)]
     unsafe fn bits(mask: __mmask16) -> u16 {
@@ -109,8 +92,7 @@ impl Lanes for F32 {
     }
     #[inline(always)]
     unsafe fn number(mask: __mmask16) -> u16 {
-        // SAFETY: see the head of the file.
-        unsafe { number(mask) }
+        number(mask)
     }
     #[inline(always)]
     unsafe fn mask(bits: u16) -> __mmask16 {
@@ -118,98 +100,74 @@ impl Lanes for F32 {
     }
     #[inline(always)]
     unsafe fn keep(self, mask: __mmask16) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_maskz_mov_ps(mask, self.0) })
+        F32(_mm512_maskz_mov_ps(mask, self.0))
     }
     #[inline(always)]
     unsafe fn select(self, mask: __mmask16, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_mask_mov_ps(other.0, mask, self.0) })
+        F32(_mm512_mask_mov_ps(other.0, mask, self.0))
     }
     #[inline(always)]
     unsafe fn add_where(self, mask: __mmask16, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_mask_add_ps(self.0, mask, self.0, other.0) })
+        F32(_mm512_mask_add_ps(self.0, mask, self.0, other.0))
     }
     #[inline(always)]
     unsafe fn fraction(self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_reduce_ps::<FLOOR>(self.0) })
+        F32(_mm512_reduce_ps::<FLOOR>(self.0))
     }
     #[inline(always)]
     unsafe fn scale_by_floor(self, exponent: Self, mask: __mmask16) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_maskz_scalef_ps(mask, self.0, exponent.0) })
+        F32(_mm512_maskz_scalef_ps(mask, self.0, exponent.0))
     }
     #[inline(always)]
     unsafe fn affine(self, shift: f64, scale: f64) -> Self {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let (shift, scale) = (_mm512_set1_pd(shift), _mm512_set1_pd(scale));
-            F32(narrow(widen(self.0).map(|half| _mm512_mul_pd(scale, _mm512_sub_pd(half, shift)))))
-        }
+        let (shift, scale) = (_mm512_set1_pd(shift), _mm512_set1_pd(scale));
+        F32(narrow(widen(self.0).map(|half| _mm512_mul_pd(scale, _mm512_sub_pd(half, shift)))))
     }
     #[inline(always)]
     unsafe fn wide_zero() -> [__m512d; 2] {
-        // SAFETY: see the head of the file.
-        [unsafe { _mm512_setzero_pd() }; 2]
+        [_mm512_setzero_pd(); 2]
     }
     #[inline(always)]
     unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let halves = widen(self.0);
-            [_mm512_add_pd(wide[0], halves[0]), _mm512_add_pd(wide[1], halves[1])]
-        }
+        let halves = widen(self.0);
+        [_mm512_add_pd(wide[0], halves[0]), _mm512_add_pd(wide[1], halves[1])]
     }
     #[inline(always)]
     unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
         let mut lanes = [0.0; LANES];
-        // SAFETY: see the head of the file; the array holds sixteen numbers.
-        unsafe { F64(wide).store(lanes.as_mut_ptr()) };
+        F64(wide).store(lanes.as_mut_ptr());
         lanes
     }
     #[inline(always)]
     unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {
-        // SAFETY: see the head of the file.
-        unsafe { total(wide) }
+        total(wide)
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), upper(self.0));
-            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-        }
+        let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), upper(self.0));
+        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), upper(self.0));
-            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
-        }
+        let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), upper(self.0));
+        let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
     }
     #[inline(always)]
     unsafe fn smallest(self) -> f32 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let eight = _mm256_min_ps(_mm512_castps512_ps256(self.0), upper(self.0));
-            let four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)))
-        }
+        let eight = _mm256_min_ps(_mm512_castps512_ps256(self.0), upper(self.0));
+        let four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)))
     }
     #[inline(always)]
     unsafe fn compress_store(self, bits: u16, to: *mut f32) {
         // Into a register and stored whole: compressing to memory is microcoded on Zen 4. Merging into the
         // operand itself avoids the false dependency of the zeroing form.
-        // SAFETY: see the head of the file.
-        unsafe { _mm512_storeu_ps(to, _mm512_mask_compress_ps(self.0, bits, self.0)) }
+        _mm512_storeu_ps(to, _mm512_mask_compress_ps(self.0, bits, self.0))
     }
 }
 
@@ -218,65 +176,52 @@ impl Lanes for F32 {
 #[inline]
 unsafe fn number(mask: __mmask16) -> u16 {
     let bits: u32;
-    // SAFETY: a move between registers.
-    unsafe {
-        std::arch::asm!(
-            "kmovw {0:e}, {1}",
-            out(reg) bits,
-            in(kreg) mask,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
+    // A move between registers.
+    std::arch::asm!(
+        "kmovw {0:e}, {1}",
+        out(reg) bits,
+        in(kreg) mask,
+        options(pure, nomem, nostack, preserves_flags)
+    );
     bits as u16
 }
 
 /// The low and the high eight lanes in f64.
 #[inline(always)]
 unsafe fn widen(lanes: __m512) -> [__m512d; 2] {
-    // SAFETY: see the head of the file.
-    unsafe {
-        [
-            _mm512_cvtps_pd(_mm512_castps512_ps256(lanes)),
-            _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(lanes)),
-        ]
-    }
+    [
+        _mm512_cvtps_pd(_mm512_castps512_ps256(lanes)),
+        _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(lanes)),
+    ]
 }
 
 /// Two registers of f64 lanes rounded to one of f32.
 #[inline(always)]
 unsafe fn narrow(lanes: [__m512d; 2]) -> __m512 {
-    // SAFETY: see the head of the file.
-    unsafe {
-        let low = _mm512_castps256_ps512(_mm512_cvtpd_ps(lanes[0]));
-        _mm512_insertf32x8::<1>(low, _mm512_cvtpd_ps(lanes[1]))
-    }
+    let low = _mm512_castps256_ps512(_mm512_cvtpd_ps(lanes[0]));
+    _mm512_insertf32x8::<1>(low, _mm512_cvtpd_ps(lanes[1]))
 }
 
 /// The upper eight lanes.
 #[inline(always)]
 unsafe fn upper(lanes: __m512) -> __m256 {
-    // SAFETY: see the head of the file.
-    unsafe { _mm512_extractf32x8_ps::<1>(lanes) }
+    _mm512_extractf32x8_ps::<1>(lanes)
 }
 
 /// The sum of sixteen f64 lanes, in halves.
 #[inline(always)]
 unsafe fn total(wide: [__m512d; 2]) -> f64 {
-    // SAFETY: see the head of the file.
-    unsafe {
-        let eight = _mm512_add_pd(wide[0], wide[1]);
-        let high = _mm512_extractf64x4_pd::<1>(eight);
-        let four = _mm256_add_pd(_mm512_castpd512_pd256(eight), high);
-        let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
-        _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
-    }
+    let eight = _mm512_add_pd(wide[0], wide[1]);
+    let high = _mm512_extractf64x4_pd::<1>(eight);
+    let four = _mm256_add_pd(_mm512_castpd512_pd256(eight), high);
+    let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+    _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
 }
 
 impl Single for F32 {
     #[inline(always)]
     unsafe fn as_bits(self) -> Self {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_castsi512_ps(_mm512_cvttps_epi32(self.0)) })
+        F32(_mm512_castsi512_ps(_mm512_cvttps_epi32(self.0)))
     }
 }
 
@@ -305,41 +250,32 @@ impl Lanes for F64 {
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
-        // SAFETY: see the head of the file.
-        F64([unsafe { _mm512_set1_pd(value) }; 2])
+        F64([_mm512_set1_pd(value); 2])
     }
     #[inline(always)]
     unsafe fn load(from: *const f64) -> Self {
-        // SAFETY: see the head of the file.
-        F64(unsafe { [_mm512_loadu_pd(from), _mm512_loadu_pd(from.add(8))] })
+        F64([_mm512_loadu_pd(from), _mm512_loadu_pd(from.add(8))])
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f64) {
-        // SAFETY: see the head of the file.
-        unsafe {
-            _mm512_storeu_pd(to, self.0[0]);
-            _mm512_storeu_pd(to.add(8), self.0[1]);
-        }
+        _mm512_storeu_pd(to, self.0[0]);
+        _mm512_storeu_pd(to.add(8), self.0[1]);
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm512_sub_pd(a, b) })
+        self.zip(other, |a, b| _mm512_sub_pd(a, b))
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm512_mul_pd(a, b) })
+        self.zip(other, |a, b| _mm512_mul_pd(a, b))
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm512_add_pd(a, b) })
+        self.zip(other, |a, b| _mm512_add_pd(a, b))
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F64(unsafe {
+        F64({
             [
                 _mm512_fmadd_pd(self.0[0], factor.0[0], term.0[0]),
                 _mm512_fmadd_pd(self.0[1], factor.0[1], term.0[1]),
@@ -348,48 +284,38 @@ impl Lanes for F64 {
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm512_max_pd(a, b) })
+        self.zip(other, |a, b| _mm512_max_pd(a, b))
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        self.zip(other, |a, b| unsafe { _mm512_min_pd(a, b) })
+        self.zip(other, |a, b| _mm512_min_pd(a, b))
     }
     #[inline(always)]
     unsafe fn lt(self, other: Self) -> [__mmask8; 2] {
-        // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b) })
+        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b))
     }
     #[inline(always)]
     unsafe fn ge(self, other: Self) -> [__mmask8; 2] {
-        // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_GE_OQ>(a, b) })
+        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_GE_OQ>(a, b))
     }
     #[inline(always)]
     unsafe fn gt(self, other: Self) -> [__mmask8; 2] {
-        // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_GT_OQ>(a, b) })
+        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_GT_OQ>(a, b))
     }
     #[inline(always)]
     unsafe fn eq(self, other: Self) -> [__mmask8; 2] {
-        // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(a, b) })
+        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(a, b))
     }
     #[inline(always)]
     unsafe fn within(self, lo: Self, hi: Self) -> u16 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            Self::number(std::array::from_fn(|i| {
-                let over = _mm512_cmp_pd_mask::<_CMP_GE_OQ>(self.0[i], lo.0[i]);
-                _mm512_mask_cmp_pd_mask::<_CMP_LT_OQ>(over, self.0[i], hi.0[i])
-            }))
-        }
+        Self::number(std::array::from_fn(|i| {
+            let over = _mm512_cmp_pd_mask::<_CMP_GE_OQ>(self.0[i], lo.0[i]);
+            _mm512_mask_cmp_pd_mask::<_CMP_LT_OQ>(over, self.0[i], hi.0[i])
+        }))
     }
     #[inline(always)]
     unsafe fn unordered(self, other: Self) -> [__mmask8; 2] {
-        // SAFETY: see the head of the file.
-        self.test(other, |a, b| unsafe { _mm512_cmp_pd_mask::<_CMP_UNORD_Q>(a, b) })
+        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_UNORD_Q>(a, b))
     }
     #[inline(always)]
     unsafe fn bits(mask: [__mmask8; 2]) -> u16 {
@@ -397,11 +323,7 @@ impl Lanes for F64 {
     }
     #[inline(always)]
     unsafe fn number(mask: [__mmask8; 2]) -> u16 {
-        // SAFETY: see the head of the file.
-        mask.map(|half| unsafe { number(half.into()) })
-            .into_iter()
-            .rev()
-            .fold(0, |all, half| all << 8 | half)
+        mask.map(|half| number(half.into())).into_iter().rev().fold(0, |all, half| all << 8 | half)
     }
     #[inline(always)]
     unsafe fn mask(bits: u16) -> [__mmask8; 2] {
@@ -409,15 +331,11 @@ impl Lanes for F64 {
     }
     #[inline(always)]
     unsafe fn keep(self, mask: [__mmask8; 2]) -> Self {
-        // SAFETY: see the head of the file.
-        F64(unsafe {
-            [_mm512_maskz_mov_pd(mask[0], self.0[0]), _mm512_maskz_mov_pd(mask[1], self.0[1])]
-        })
+        F64([_mm512_maskz_mov_pd(mask[0], self.0[0]), _mm512_maskz_mov_pd(mask[1], self.0[1])])
     }
     #[inline(always)]
     unsafe fn select(self, mask: [__mmask8; 2], other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F64(unsafe {
+        F64({
             [
                 _mm512_mask_mov_pd(other.0[0], mask[0], self.0[0]),
                 _mm512_mask_mov_pd(other.0[1], mask[1], self.0[1]),
@@ -426,8 +344,7 @@ impl Lanes for F64 {
     }
     #[inline(always)]
     unsafe fn add_where(self, mask: [__mmask8; 2], other: Self) -> Self {
-        // SAFETY: see the head of the file.
-        F64(unsafe {
+        F64({
             [
                 _mm512_mask_add_pd(self.0[0], mask[0], self.0[0], other.0[0]),
                 _mm512_mask_add_pd(self.0[1], mask[1], self.0[1], other.0[1]),
@@ -436,86 +353,66 @@ impl Lanes for F64 {
     }
     #[inline(always)]
     unsafe fn fraction(self) -> Self {
-        // SAFETY: see the head of the file.
-        self.map(|t| unsafe { _mm512_reduce_pd::<FLOOR>(t) })
+        self.map(|t| _mm512_reduce_pd::<FLOOR>(t))
     }
     #[inline(always)]
     unsafe fn scale_by_floor(self, exponent: Self, mask: [__mmask8; 2]) -> Self {
-        // SAFETY: see the head of the file.
-        F64(std::array::from_fn(|i| unsafe {
-            _mm512_maskz_scalef_pd(mask[i], self.0[i], exponent.0[i])
-        }))
+        F64(std::array::from_fn(|i| _mm512_maskz_scalef_pd(mask[i], self.0[i], exponent.0[i])))
     }
     #[inline(always)]
     unsafe fn affine(self, shift: f64, scale: f64) -> Self {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let (half, two) = (_mm512_set1_pd(0.5), _mm512_set1_pd(2.0));
-            let (shift, scale) = (_mm512_set1_pd(0.5 * shift), _mm512_set1_pd(scale));
-            self.map(|s| {
-                let difference = _mm512_sub_pd(_mm512_mul_pd(half, s), shift);
-                _mm512_mul_pd(_mm512_mul_pd(difference, scale), two)
-            })
-        }
+        let (half, two) = (_mm512_set1_pd(0.5), _mm512_set1_pd(2.0));
+        let (shift, scale) = (_mm512_set1_pd(0.5 * shift), _mm512_set1_pd(scale));
+        self.map(|s| {
+            let difference = _mm512_sub_pd(_mm512_mul_pd(half, s), shift);
+            _mm512_mul_pd(_mm512_mul_pd(difference, scale), two)
+        })
     }
     #[inline(always)]
     unsafe fn wide_zero() -> [__m512d; 2] {
-        // SAFETY: see the head of the file.
-        [unsafe { _mm512_setzero_pd() }; 2]
+        [_mm512_setzero_pd(); 2]
     }
     #[inline(always)]
     unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
-        // SAFETY: see the head of the file.
-        unsafe { [_mm512_add_pd(wide[0], self.0[0]), _mm512_add_pd(wide[1], self.0[1])] }
+        [_mm512_add_pd(wide[0], self.0[0]), _mm512_add_pd(wide[1], self.0[1])]
     }
     #[inline(always)]
     unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
         let mut lanes = [0.0; LANES];
-        // SAFETY: see the head of the file; the array holds sixteen numbers.
-        unsafe { F64(wide).store(lanes.as_mut_ptr()) };
+        F64(wide).store(lanes.as_mut_ptr());
         lanes
     }
     #[inline(always)]
     unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {
-        // SAFETY: see the head of the file.
-        unsafe { total(wide) }
+        total(wide)
     }
     #[inline(always)]
     unsafe fn sum(self) -> f64 {
-        // SAFETY: see the head of the file.
-        unsafe { total(self.0) }
+        total(self.0)
     }
     #[inline(always)]
     unsafe fn largest(self) -> f64 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let eight = _mm512_max_pd(self.0[0], self.0[1]);
-            let high = _mm512_extractf64x4_pd::<1>(eight);
-            let four = _mm256_max_pd(_mm512_castpd512_pd256(eight), high);
-            let two = _mm_max_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
-            _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)))
-        }
+        let eight = _mm512_max_pd(self.0[0], self.0[1]);
+        let high = _mm512_extractf64x4_pd::<1>(eight);
+        let four = _mm256_max_pd(_mm512_castpd512_pd256(eight), high);
+        let two = _mm_max_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)))
     }
     #[inline(always)]
     unsafe fn smallest(self) -> f64 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let eight = _mm512_min_pd(self.0[0], self.0[1]);
-            let high = _mm512_extractf64x4_pd::<1>(eight);
-            let four = _mm256_min_pd(_mm512_castpd512_pd256(eight), high);
-            let two = _mm_min_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
-            _mm_cvtsd_f64(_mm_min_sd(two, _mm_unpackhi_pd(two, two)))
-        }
+        let eight = _mm512_min_pd(self.0[0], self.0[1]);
+        let high = _mm512_extractf64x4_pd::<1>(eight);
+        let four = _mm256_min_pd(_mm512_castpd512_pd256(eight), high);
+        let two = _mm_min_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_min_sd(two, _mm_unpackhi_pd(two, two)))
     }
     #[inline(always)]
     unsafe fn compress_store(self, bits: u16, to: *mut f64) {
         let masks = bits.to_le_bytes();
-        // SAFETY: see the head of the file; the second store starts at most eight places in and writes eight.
-        unsafe {
-            _mm512_storeu_pd(to, _mm512_mask_compress_pd(self.0[0], masks[0], self.0[0]));
-            let next = to.add(masks[0].count_ones() as usize);
-            _mm512_storeu_pd(next, _mm512_mask_compress_pd(self.0[1], masks[1], self.0[1]));
-        }
+        // The second store starts at most eight places in and writes eight.
+        _mm512_storeu_pd(to, _mm512_mask_compress_pd(self.0[0], masks[0], self.0[0]));
+        let next = to.add(masks[0].count_ones() as usize);
+        _mm512_storeu_pd(next, _mm512_mask_compress_pd(self.0[1], masks[1], self.0[1]));
     }
 }
 
@@ -526,80 +423,61 @@ impl Level for Avx512 {
 
     #[inline(always)]
     unsafe fn single(lanes: F64) -> F32 {
-        // SAFETY: see the head of the file.
-        F32(unsafe { narrow(lanes.0) })
+        F32(narrow(lanes.0))
     }
     #[inline(always)]
     unsafe fn double(lanes: F32) -> F64 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let high = _mm512_extractf32x8_ps::<1>(lanes.0);
-            F64([_mm512_cvtps_pd(_mm512_castps512_ps256(lanes.0)), _mm512_cvtps_pd(high)])
-        }
+        let high = _mm512_extractf32x8_ps::<1>(lanes.0);
+        F64([_mm512_cvtps_pd(_mm512_castps512_ps256(lanes.0)), _mm512_cvtps_pd(high)])
     }
     #[inline(always)]
     unsafe fn low_bytes(lanes: F32) -> [u8; LANES] {
         let mut bytes = [0; LANES];
-        // SAFETY: see the head of the file; sixteen bytes are written.
-        unsafe {
-            let low = _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes.0));
-            _mm_storeu_si128(bytes.as_mut_ptr().cast(), low);
-        }
+        let low = _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes.0));
+        _mm_storeu_si128(bytes.as_mut_ptr().cast(), low);
         bytes
     }
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        // A prefetch never faults.
+        _mm_prefetch::<_MM_HINT_T0>(at.cast())
     }
     #[inline(always)]
     unsafe fn prefetch_far(at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+        // A prefetch never faults.
+        _mm_prefetch::<_MM_HINT_T1>(at.cast())
     }
     #[inline(always)]
     unsafe fn prefetch_to_write(at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast()) }
+        // A prefetch never faults.
+        _mm_prefetch::<_MM_HINT_ET0>(at.cast())
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> F32 {
-        // SAFETY: see the head of the file.
-        F32(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+        F32(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> F32 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            F32(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
-        }
+        let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+        F32(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
     }
     #[inline(always)]
     unsafe fn nonzero_bytes(from: *const u8) -> u16 {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let bytes = _mm_loadu_si128(from.cast());
-            _mm_test_epi8_mask(bytes, bytes)
-        }
+        let bytes = _mm_loadu_si128(from.cast());
+        _mm_test_epi8_mask(bytes, bytes)
     }
     #[inline(always)]
     unsafe fn compress_count(first: u32, bits: u16, to: *mut u32) {
-        // SAFETY: see the head of the file.
-        unsafe {
-            let steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            let positions = _mm512_add_epi32(_mm512_set1_epi32(first.cast_signed()), steps);
-            let packed = _mm512_mask_compress_epi32(positions, bits, positions);
-            _mm512_storeu_si512(to.cast(), packed);
-        }
+        let steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        let positions = _mm512_add_epi32(_mm512_set1_epi32(first.cast_signed()), steps);
+        let packed = _mm512_mask_compress_epi32(positions, bits, positions);
+        _mm512_storeu_si512(to.cast(), packed);
     }
     #[inline(always)]
     unsafe fn compress_positions(from: *const u32, bits: u16, to: *mut u32) {
-        // SAFETY: see the head of the file; the load is complete before the store.
-        unsafe {
-            let positions = _mm512_loadu_si512(from.cast());
-            let packed = _mm512_mask_compress_epi32(positions, bits, positions);
-            _mm512_storeu_si512(to.cast(), packed);
-        }
+        // The load is complete before the store.
+        let positions = _mm512_loadu_si512(from.cast());
+        let packed = _mm512_mask_compress_epi32(positions, bits, positions);
+        _mm512_storeu_si512(to.cast(), packed);
     }
 }

@@ -1,6 +1,7 @@
 //! Keys as bytes: encoding them, summing the outer products of what encoding loses, and scoring them.
 //!
-//! The `unsafe` functions here ask of their caller a CPU with the level's features.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
+//! that run a pass.
 
 use half::bf16;
 
@@ -77,13 +78,11 @@ impl<'a, E: Element> Keys<'a, E> {
     pub(super) unsafe fn fetch<L: Level>(&self, at: usize) {
         let row = self.row(at);
         let (start, bytes) = (row.as_ptr().cast::<u8>(), size_of_val(row));
-        // SAFETY: the caller vouches for the level; a prefetch never faults.
-        unsafe {
-            for at in (0..bytes).step_by(64) {
-                L::prefetch_far(start.wrapping_add(at));
-            }
-            L::prefetch_far(start.wrapping_add(bytes - 1));
+        // A prefetch never faults.
+        for at in (0..bytes).step_by(64) {
+            L::prefetch_far(start.wrapping_add(at));
         }
+        L::prefetch_far(start.wrapping_add(bytes - 1));
     }
 
     /// Consecutive rows where they lie, if they are f32.
@@ -103,13 +102,10 @@ impl<'a, E: Element> Keys<'a, E> {
         at: usize,
     ) -> <E::Scalar as super::Scalar>::Lanes<L> {
         let rest = &row[at..];
-        // SAFETY: the caller vouches for the level; sixteen entries are there.
-        unsafe {
-            if rest.len() >= LANES {
-                return E::load::<L>(rest.as_ptr());
-            }
-            E::load::<L>(padded(rest).as_ptr())
+        if rest.len() >= LANES {
+            return E::load::<L>(rest.as_ptr());
         }
+        E::load::<L>(padded(rest).as_ptr())
     }
 }
 
@@ -156,63 +152,60 @@ impl<E: Element<Scalar = f32>> Pass for Encode<'_, E> {
         let rows = self.residuals.chunks_exact_mut(width).zip(self.bytes.chunks_exact_mut(width));
         for (r, ((residual, bytes), encoded)) in rows.zip(self.encoded.iter_mut()).enumerate() {
             let key = self.keys.row(self.from + r);
-            // SAFETY: the caller vouches for the level; all slices hold whole groups.
-            unsafe {
-                let zero = L::F32::splat(0.0);
-                let (mut largest, mut spoiled) = (zero, zero);
-                let (mut reach, mut square) = (zero, zero);
-                for at in (0..width).step_by(LANES) {
-                    let lanes = Keys::group::<L>(key, at);
-                    largest = largest.max(lanes.max(zero.sub(lanes)));
-                    // 0 for finite entries, NaN for others.
-                    spoiled = lanes.sub(lanes).add(spoiled);
-                    let moved = lanes.sub(L::F32::load(self.frame.mean[at..].as_ptr()));
-                    moved.store(residual[at..].as_mut_ptr());
+            let zero = L::F32::splat(0.0);
+            let (mut largest, mut spoiled) = (zero, zero);
+            let (mut reach, mut square) = (zero, zero);
+            for at in (0..width).step_by(LANES) {
+                let lanes = Keys::group::<L>(key, at);
+                largest = largest.max(lanes.max(zero.sub(lanes)));
+                // 0 for finite entries, NaN for others.
+                spoiled = lanes.sub(lanes).add(spoiled);
+                let moved = lanes.sub(L::F32::load(self.frame.mean[at..].as_ptr()));
+                moved.store(residual[at..].as_mut_ptr());
+                reach = reach.max(moved.max(zero.sub(moved)));
+                square = moved.mul_add(moved, square);
+            }
+            if self.frame.block > 1 {
+                for (entry, sign) in residual.iter_mut().zip(self.frame.signs) {
+                    *entry *= sign;
+                }
+                residual[..self.keys.dim].chunks_exact_mut(self.frame.block).for_each(hadamard);
+                (reach, square) = (zero, zero);
+                for group in residual.chunks_exact(LANES) {
+                    let moved = L::F32::load(group.as_ptr());
                     reach = reach.max(moved.max(zero.sub(moved)));
                     square = moved.mul_add(moved, square);
                 }
-                if self.frame.block > 1 {
-                    for (entry, sign) in residual.iter_mut().zip(self.frame.signs) {
-                        *entry *= sign;
-                    }
-                    residual[..self.keys.dim].chunks_exact_mut(self.frame.block).for_each(hadamard);
-                    (reach, square) = (zero, zero);
-                    for group in residual.chunks_exact(LANES) {
-                        let moved = L::F32::load(group.as_ptr());
-                        reach = reach.max(moved.max(zero.sub(moved)));
-                        square = moved.mul_add(moved, square);
-                    }
-                }
-                encoded.largest = largest.largest() + spoiled.sum();
-                encoded.square = square.sum();
-                let scale = rounded_up(reach.largest() / CODE);
-                // Too large, or not a number at all: no codes for this one.
-                if !(scale.to_f32() <= SCALES.1 && encoded.square < f32::INFINITY) {
-                    encoded.scale = bf16::ZERO;
-                    residual.fill(0.0);
-                    bytes.fill(BIAS);
-                    encoded.lost = f32::INFINITY;
-                    continue;
-                }
-                encoded.scale = scale;
-                let inverse = L::F32::splat(1.0 / scale.to_f32());
-                let scale = L::F32::splat(0.0 - scale.to_f32());
-                let (round, top) = (L::F32::splat(ROUND), L::F32::splat(CODE));
-                let bottom = L::F32::splat(-CODE);
-                let offset = L::F32::splat(ROUND + f32::from(BIAS));
-                let mut lost = zero;
-                for (group, bytes) in
-                    residual.chunks_exact_mut(LANES).zip(bytes.chunks_exact_mut(LANES))
-                {
-                    let moved = L::F32::load(group.as_ptr());
-                    let code = moved.mul_add(inverse, round).sub(round).min(top).max(bottom);
-                    bytes.copy_from_slice(&L::low_bytes(code.add(offset)));
-                    let rest = code.mul_add(scale, moved);
-                    lost = rest.mul_add(rest, lost);
-                    rest.store(group.as_mut_ptr());
-                }
-                encoded.lost = lost.sum();
             }
+            encoded.largest = largest.largest() + spoiled.sum();
+            encoded.square = square.sum();
+            let scale = rounded_up(reach.largest() / CODE);
+            // Too large, or not a number at all: no codes for this one.
+            if !(scale.to_f32() <= SCALES.1 && encoded.square < f32::INFINITY) {
+                encoded.scale = bf16::ZERO;
+                residual.fill(0.0);
+                bytes.fill(BIAS);
+                encoded.lost = f32::INFINITY;
+                continue;
+            }
+            encoded.scale = scale;
+            let inverse = L::F32::splat(1.0 / scale.to_f32());
+            let scale = L::F32::splat(0.0 - scale.to_f32());
+            let (round, top) = (L::F32::splat(ROUND), L::F32::splat(CODE));
+            let bottom = L::F32::splat(-CODE);
+            let offset = L::F32::splat(ROUND + f32::from(BIAS));
+            let mut lost = zero;
+            for (group, bytes) in
+                residual.chunks_exact_mut(LANES).zip(bytes.chunks_exact_mut(LANES))
+            {
+                let moved = L::F32::load(group.as_ptr());
+                let code = moved.mul_add(inverse, round).sub(round).min(top).max(bottom);
+                bytes.copy_from_slice(&L::low_bytes(code.add(offset)));
+                let rest = code.mul_add(scale, moved);
+                lost = rest.mul_add(rest, lost);
+                rest.store(group.as_mut_ptr());
+            }
+            encoded.lost = lost.sum();
         }
     }
 }
@@ -251,29 +244,26 @@ impl Pass for Pack<'_> {
         for (rows, packed) in
             self.residuals.chunks_exact(four).zip(self.packed.chunks_exact_mut(four))
         {
-            // SAFETY: the caller vouches for the level; rows hold whole groups.
-            unsafe {
-                let (inverse, round) = (L::F32::splat(self.inverse), L::F32::splat(ROUND));
-                let offset = L::F32::splat(ROUND + f32::from(BIAS));
-                let unit = L::F32::splat(-self.unit);
-                let mut lost = L::F32::splat(0.0);
-                for (at, to) in packed.chunks_exact_mut(LINE).enumerate() {
-                    let mut bytes = [[0; LANES]; STEP];
-                    for (r, bytes) in bytes.iter_mut().enumerate() {
-                        let rest = L::F32::load(rows[r * self.width + at * LANES..].as_ptr());
-                        let code = rest.mul_add(inverse, round).sub(round);
-                        *bytes = L::low_bytes(code.add(offset));
-                        let left = code.mul_add(unit, rest);
-                        lost = left.mul_add(left, lost);
-                    }
-                    // As words, so that compilers see vectors.
-                    let [a, b, c, d] = bytes.map(|row| row.map(u32::from));
-                    for (i, to) in to.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
-                        *to = (a[i] | b[i] << 8 | c[i] << 16 | d[i] << 24).to_le_bytes();
-                    }
+            let (inverse, round) = (L::F32::splat(self.inverse), L::F32::splat(ROUND));
+            let offset = L::F32::splat(ROUND + f32::from(BIAS));
+            let unit = L::F32::splat(-self.unit);
+            let mut lost = L::F32::splat(0.0);
+            for (at, to) in packed.chunks_exact_mut(LINE).enumerate() {
+                let mut bytes = [[0; LANES]; STEP];
+                for (r, bytes) in bytes.iter_mut().enumerate() {
+                    let rest = L::F32::load(rows[r * self.width + at * LANES..].as_ptr());
+                    let code = rest.mul_add(inverse, round).sub(round);
+                    *bytes = L::low_bytes(code.add(offset));
+                    let left = code.mul_add(unit, rest);
+                    lost = left.mul_add(left, lost);
                 }
-                total += f64::from(lost.sum());
+                // As words, so that compilers see vectors.
+                let [a, b, c, d] = bytes.map(|row| row.map(u32::from));
+                for (i, to) in to.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
+                    *to = (a[i] | b[i] << 8 | c[i] << 16 | d[i] << 24).to_le_bytes();
+                }
             }
+            total += f64::from(lost.sum());
         }
         total
     }
@@ -297,27 +287,23 @@ impl Outer<'_> {
     /// The tile of rows `i ..` and columns `j ..`.
     #[inline(always)]
     unsafe fn tile<B: ByteDots, const GROUPS: usize>(&mut self, i: usize, j: usize) {
-        // SAFETY: the caller vouches for the level, and that the tile lies within the width.
-        unsafe {
-            let mut sums = [[B::short_zero(); GROUPS]; TILE.0];
-            let four = STEP * self.width;
-            for (keys, signed) in self.packed.chunks_exact(four).zip(self.signed.chunks_exact(four))
-            {
-                let rows = signed[STEP * i..][..STEP * TILE.0].as_chunks::<STEP>().0;
-                let columns = &keys[STEP * j..][..GROUPS * LINE];
-                for (sums, row) in sums.iter_mut().zip(rows) {
-                    for (sum, line) in sums.iter_mut().zip(columns.chunks_exact(LINE)) {
-                        *sum = B::short_add(*sum, line.as_ptr(), *row);
-                    }
+        let mut sums = [[B::short_zero(); GROUPS]; TILE.0];
+        let four = STEP * self.width;
+        for (keys, signed) in self.packed.chunks_exact(four).zip(self.signed.chunks_exact(four)) {
+            let rows = signed[STEP * i..][..STEP * TILE.0].as_chunks::<STEP>().0;
+            let columns = &keys[STEP * j..][..GROUPS * LINE];
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                for (sum, line) in sums.iter_mut().zip(columns.chunks_exact(LINE)) {
+                    *sum = B::short_add(*sum, line.as_ptr(), *row);
                 }
             }
-            let totals = self.totals[i..i + TILE.0].iter();
-            for (r, (sums, &total)) in sums.into_iter().zip(totals).enumerate() {
-                for (g, sum) in sums.into_iter().enumerate() {
-                    let to = &mut self.sums[(i + r) * self.width + j + g * LANES..][..LANES];
-                    for (to, sum) in to.iter_mut().zip(B::short_sums(sum)) {
-                        *to += self.square * f64::from(sum - i32::from(BIAS) * total);
-                    }
+        }
+        let totals = self.totals[i..i + TILE.0].iter();
+        for (r, (sums, &total)) in sums.into_iter().zip(totals).enumerate() {
+            for (g, sum) in sums.into_iter().enumerate() {
+                let to = &mut self.sums[(i + r) * self.width + j + g * LANES..][..LANES];
+                for (to, sum) in to.iter_mut().zip(B::short_sums(sum)) {
+                    *to += self.square * f64::from(sum - i32::from(BIAS) * total);
                 }
             }
         }
@@ -332,27 +318,21 @@ impl BytePass for Outer<'_> {
         let four = STEP * self.width;
         let keys = i32::from(BIAS) * (self.packed.len() / self.width) as i32;
         for (g, totals) in self.totals.chunks_exact_mut(LANES).enumerate() {
-            // SAFETY: the caller vouches for the level; the width is whole groups.
-            unsafe {
-                let mut sum = B::short_zero();
-                for keys in self.packed.chunks_exact(four) {
-                    sum = B::short_add(sum, keys[g * LINE..][..LINE].as_ptr(), [1; STEP]);
-                }
-                totals.copy_from_slice(&B::short_sums(sum).map(|sum| sum - keys));
+            let mut sum = B::short_zero();
+            for keys in self.packed.chunks_exact(four) {
+                sum = B::short_add(sum, keys[g * LINE..][..LINE].as_ptr(), [1; STEP]);
             }
+            totals.copy_from_slice(&B::short_sums(sum).map(|sum| sum - keys));
         }
         for i in (0..self.width).step_by(TILE.0) {
             let mut j = i / LANES * LANES;
-            // SAFETY: the caller vouches for the level; the width is whole groups.
-            unsafe {
-                while j + TILE.1 * LANES <= self.width {
-                    self.tile::<B, { TILE.1 }>(i, j);
-                    j += TILE.1 * LANES;
-                }
-                while j < self.width {
-                    self.tile::<B, 1>(i, j);
-                    j += LANES;
-                }
+            while j + TILE.1 * LANES <= self.width {
+                self.tile::<B, { TILE.1 }>(i, j);
+                j += TILE.1 * LANES;
+            }
+            while j < self.width {
+                self.tile::<B, 1>(i, j);
+                j += LANES;
             }
         }
     }
@@ -385,21 +365,18 @@ impl<const Q: usize> BytePass for Scan<'_, Q> {
         let blocks = self.lines.chunks_exact(steps * LINE).zip(self.scales.chunks_exact(LANES));
         let steps = self.queries.map(|query| &query.steps[..steps]);
         for (b, (lines, scales)) in blocks.enumerate() {
-            // SAFETY: the caller vouches for the level; chunks are whole lines and groups.
-            unsafe {
-                let mut sums = [B::zero(); Q];
-                for (s, line) in lines.chunks_exact(LINE).enumerate() {
-                    for (sum, steps) in sums.iter_mut().zip(steps) {
-                        *sum = B::add(*sum, line.as_ptr(), steps[s]);
-                    }
+            let mut sums = [B::zero(); Q];
+            for (s, line) in lines.chunks_exact(LINE).enumerate() {
+                for (sum, steps) in sums.iter_mut().zip(steps) {
+                    *sum = B::add(*sum, line.as_ptr(), steps[s]);
                 }
-                let scales = B::Level::load_bf16(scales.as_ptr());
-                for ((sum, query), to) in sums.into_iter().zip(self.queries).zip(&mut self.to) {
-                    let products = B::plus(sum, query.correction);
-                    let factor = Lanes::splat(query.factor);
-                    let scores = products.mul(scales).mul(factor);
-                    scores.store(to[b * LANES..][..LANES].as_mut_ptr());
-                }
+            }
+            let scales = B::Level::load_bf16(scales.as_ptr());
+            for ((sum, query), to) in sums.into_iter().zip(self.queries).zip(&mut self.to) {
+                let products = B::plus(sum, query.correction);
+                let factor = Lanes::splat(query.factor);
+                let scores = products.mul(scales).mul(factor);
+                scores.store(to[b * LANES..][..LANES].as_mut_ptr());
             }
         }
     }

@@ -3,8 +3,8 @@
 //! Every pass is written once over these traits, so all levels execute the same sequence of correctly rounded
 //! operations on the same sixteen lanes and return the same bits. The portable implementation is the definition.
 //!
-//! All methods are `unsafe`: the caller must run on a CPU with the level's features (the entry points in `dispatch`
-//! see to that), and pointers must be valid for the sixteen elements they address. Every implementation is
+//! SAFETY: all methods are `unsafe`: the caller must run on a CPU with the level's features (the entry points in `dispatch`
+//! see to that), and pointers must be valid for the sixteen elements they address, however aligned. Every implementation is
 //! `inline(always)` so that it is compiled with the features of the entry point it ends up in.
 
 use half::{bf16, f16};
@@ -45,8 +45,7 @@ pub(crate) trait Lanes: Copy {
     /// The same for masks that are used as numbers only: in a general register at once, where logic on it costs nothing.
     #[inline(always)]
     unsafe fn number(mask: Self::Mask) -> u16 {
-        // SAFETY: the caller vouches for the level.
-        unsafe { Self::bits(mask) }
+        Self::bits(mask)
     }
     unsafe fn mask(bits: u16) -> Self::Mask;
     /// The lanes where the mask holds, +0 elsewhere.
@@ -210,12 +209,9 @@ unsafe fn copy_lanes<L: Level, E: Scalar + Element<Scalar = E>>(
     from: *const E,
     to: *mut E,
 ) -> E::Lanes<L> {
-    // SAFETY: the caller vouches for the level and both pointers.
-    unsafe {
-        let lanes = E::Lanes::<L>::load(from);
-        lanes.store(to);
-        lanes
-    }
+    let lanes = E::Lanes::<L>::load(from);
+    lanes.store(to);
+    lanes
 }
 
 /// As they are, and widened.
@@ -224,11 +220,8 @@ unsafe fn copy_stored<L: Level, E: Element>(
     from: *const E,
     to: *mut E,
 ) -> <E::Scalar as Scalar>::Lanes<L> {
-    // SAFETY: the caller vouches for the level and both pointers.
-    unsafe {
-        to.copy_from_nonoverlapping(from, LANES);
-        E::load::<L>(to)
-    }
+    to.copy_from_nonoverlapping(from, LANES);
+    E::load::<L>(to)
 }
 
 macro_rules! element {
@@ -248,26 +241,22 @@ macro_rules! element {
             }
             #[inline(always)]
             unsafe fn load<L: Level>(from: *const Self) -> <$scalar as Scalar>::Lanes<L> {
-                // SAFETY: the caller vouches for the level and for sixteen readable elements.
-                unsafe { $load(from) }
+                $load(from)
             }
             #[inline(always)]
             unsafe fn copy<L: Level>(
                 from: *const Self,
                 to: *mut Self,
             ) -> <$scalar as Scalar>::Lanes<L> {
-                // SAFETY: the caller vouches for the level and both pointers.
-                unsafe { $copy::<L, Self>(from, to) }
+                $copy::<L, Self>(from, to)
             }
             #[inline(always)]
             unsafe fn single<L: Level>(lanes: <$scalar as Scalar>::Lanes<L>) -> L::F32 {
-                // SAFETY: the caller vouches for the level.
-                unsafe { $single(lanes) }
+                $single(lanes)
             }
             #[inline(always)]
             unsafe fn double<L: Level>(lanes: <$scalar as Scalar>::Lanes<L>) -> L::F64 {
-                // SAFETY: the caller vouches for the level.
-                unsafe { $double(lanes) }
+                $double(lanes)
             }
             #[inline(always)]
             #[allow(clippy::redundant_closure_call)]

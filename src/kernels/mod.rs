@@ -10,6 +10,9 @@
 //! exactly 0 where x is below the cut. Sums that a decision ends with run at most sixteen terms deep before they go to
 //! f64; sums that only show the way may run deeper, and are the same at all levels, too.
 #![allow(unsafe_code)]
+// The body of a pass is lanes from end to end: a block around it would mark nothing. The head of each file says under the
+// word SAFETY what its `unsafe` functions ask for; blocks are for the safe functions that enter them.
+#![allow(unsafe_op_in_unsafe_fn)]
 // Code that is written once for all levels is compiled with a level's features only if it is inlined into its entry.
 #![allow(clippy::inline_always)]
 

@@ -4,8 +4,8 @@
 //! their maxima and their weights stay in the same lanes. Every number of a row is computed by the same operations in the
 //! same order whatever the level and whichever rows are beside it.
 //!
-//! `unsafe` here has one contract, that of [`Pass`]: the CPU has the level's instructions. Lengths are checked by the methods of
-//! [`Simd`] that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
+//! that run a pass.
 
 use super::codes::Keys;
 use super::dispatch::{Pass, Simd};
@@ -98,23 +98,20 @@ pub(super) unsafe fn product<L: Level, S: Scalar, const R: usize, const C: usize
     (right, right_step): (*const S, usize),
     depth: usize,
 ) -> [[S::Lanes<L>; C]; R] {
-    // SAFETY: the caller vouches for the level and for all places.
-    unsafe {
-        let mut sums = [[S::Lanes::<L>::splat(S::default()); C]; R];
-        for k in 0..depth {
-            let mut columns = [S::Lanes::<L>::splat(S::default()); C];
-            for (c, column) in columns.iter_mut().enumerate() {
-                *column = S::Lanes::<L>::load(right.add(k * right_step + c * LANES));
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let entry = S::Lanes::<L>::splat(*left.add(r * row + k * step));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = column.mul_add(entry, *sum);
-                }
+    let mut sums = [[S::Lanes::<L>::splat(S::default()); C]; R];
+    for k in 0..depth {
+        let mut columns = [S::Lanes::<L>::splat(S::default()); C];
+        for (c, column) in columns.iter_mut().enumerate() {
+            *column = S::Lanes::<L>::load(right.add(k * right_step + c * LANES));
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let entry = S::Lanes::<L>::splat(*left.add(r * row + k * step));
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = column.mul_add(entry, *sum);
             }
         }
-        sums
     }
+    sums
 }
 
 struct Attend<'a> {
@@ -144,18 +141,16 @@ impl Attend<'_> {
         (from, depth): (usize, usize),
     ) {
         let Lent { data, stride } = self.keys;
-        // SAFETY: the caller vouches for the level; `attend` has checked that keys, entries and rows are there.
-        unsafe {
-            let left = data.as_ptr().add(key * stride + from);
-            let right = self.rows.queries.as_ptr().add(from * ROWS + at);
-            let sums = product::<L, f32, R, C>((left, stride, 1), (right, ROWS), depth);
-            for (r, sums) in sums.into_iter().enumerate() {
-                let to = self.rows.weights.as_mut_ptr().add((key + r) * ROWS + at);
-                for (c, sum) in sums.into_iter().enumerate() {
-                    let to = to.add(c * LANES);
-                    let sum = if from == 0 { sum } else { sum.add(L::F32::load(to)) };
-                    sum.store(to);
-                }
+        // `attend` has checked that keys, entries and rows are there.
+        let left = data.as_ptr().add(key * stride + from);
+        let right = self.rows.queries.as_ptr().add(from * ROWS + at);
+        let sums = product::<L, f32, R, C>((left, stride, 1), (right, ROWS), depth);
+        for (r, sums) in sums.into_iter().enumerate() {
+            let to = self.rows.weights.as_mut_ptr().add((key + r) * ROWS + at);
+            for (c, sum) in sums.into_iter().enumerate() {
+                let to = to.add(c * LANES);
+                let sum = if from == 0 { sum } else { sum.add(L::F32::load(to)) };
+                sum.store(to);
             }
         }
     }
@@ -166,14 +161,12 @@ impl Attend<'_> {
         let whole = self.count / TILE * TILE;
         for from in (0..self.rows.dim).step_by(RUN) {
             let entries = (from, RUN.min(self.rows.dim - from));
-            // SAFETY: the caller vouches for the level; keys and rows are those that are there.
-            unsafe {
-                for key in (0..whole).step_by(TILE) {
-                    self.score::<L, TILE, C>(key, at, entries);
-                }
-                for key in whole..self.count {
-                    self.score::<L, 1, C>(key, at, entries);
-                }
+            // Keys and rows are those that are there.
+            for key in (0..whole).step_by(TILE) {
+                self.score::<L, TILE, C>(key, at, entries);
+            }
+            for key in whole..self.count {
+                self.score::<L, 1, C>(key, at, entries);
             }
         }
     }
@@ -182,65 +175,60 @@ impl Attend<'_> {
     #[inline(always)]
     unsafe fn weigh<L: Level>(&mut self, at: usize) {
         let count = self.count;
-        // SAFETY: the caller vouches for the level; the weights of a block and the limits are whole groups of rows.
-        unsafe {
-            let hidden = L::F32::splat(f32::NEG_INFINITY);
-            let (limit, each) = match self.sees {
-                BlockMask::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
-                BlockMask::Each(each) => (hidden, Some(each)),
-            };
-            let all = limit.smallest() >= count as f32;
-            let scale = L::F32::splat(self.rows.scale);
-            let mut top = L::F32::load(self.rows.tops[at..].as_ptr());
-            let scores = self.rows.weights.as_mut_ptr().add(at);
-            for key in 0..count {
-                let to = scores.add(key * ROWS);
-                let mut score = L::F32::load(to).mul(scale);
-                if let Some(each) = each {
-                    let seen = L::F32::load(each[key * ROWS + at..].as_ptr());
-                    score = score.select(seen.gt(L::F32::splat(0.0)), hidden);
-                } else if !all {
-                    score = score.select(limit.gt(L::F32::splat(key as f32)), hidden);
-                }
-                score.store(to);
-                top = score.max(top);
+        let hidden = L::F32::splat(f32::NEG_INFINITY);
+        let (limit, each) = match self.sees {
+            BlockMask::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
+            BlockMask::Each(each) => (hidden, Some(each)),
+        };
+        let all = limit.smallest() >= count as f32;
+        let scale = L::F32::splat(self.rows.scale);
+        let mut top = L::F32::load(self.rows.tops[at..].as_ptr());
+        let scores = self.rows.weights.as_mut_ptr().add(at);
+        for key in 0..count {
+            let to = scores.add(key * ROWS);
+            let mut score = L::F32::load(to).mul(scale);
+            if let Some(each) = each {
+                let seen = L::F32::load(each[key * ROWS + at..].as_ptr());
+                score = score.select(seen.gt(L::F32::splat(0.0)), hidden);
+            } else if !all {
+                score = score.select(limit.gt(L::F32::splat(key as f32)), hidden);
             }
-            let mut tops = [0.0f32; LANES];
-            top.store(tops.as_mut_ptr());
-            for (lane, top) in tops.into_iter().enumerate() {
-                if top != self.rows.tops[at + lane] {
-                    self.rows.rescale(at + lane, top);
-                }
-            }
-            let scores = self.rows.weights.as_mut_ptr().add(at);
-            let mut sum = L::F32::splat(0.0);
-            for key in 0..count {
-                let to = scores.add(key * ROWS);
-                // A row that has seen nothing yet has the exponent NaN, which weighs nothing.
-                let weight = exp(L::F32::load(to).sub(top));
-                weight.store(to);
-                sum = sum.add(weight);
-            }
-            let totals = self.rows.totals[at..].as_mut_ptr();
-            L::double(sum).add(L::F64::load(totals)).store(totals);
+            score.store(to);
+            top = score.max(top);
         }
+        let mut tops = [0.0f32; LANES];
+        top.store(tops.as_mut_ptr());
+        for (lane, top) in tops.into_iter().enumerate() {
+            if top != self.rows.tops[at + lane] {
+                self.rows.rescale(at + lane, top);
+            }
+        }
+        let scores = self.rows.weights.as_mut_ptr().add(at);
+        let mut sum = L::F32::splat(0.0);
+        for key in 0..count {
+            let to = scores.add(key * ROWS);
+            // A row that has seen nothing yet has the exponent NaN, which weighs nothing.
+            let weight = exp(L::F32::load(to).sub(top));
+            weight.store(to);
+            sum = sum.add(weight);
+        }
+        let totals = self.rows.totals[at..].as_mut_ptr();
+        L::double(sum).add(L::F64::load(totals)).store(totals);
     }
 
     /// Adds the weighted values of `C` groups of entries for a tile of rows.
     #[inline(always)]
     unsafe fn average<L: Level, const C: usize>(&mut self, row: usize, at: usize) {
         let Lent { data, stride } = self.values;
-        // SAFETY: the caller vouches for the level; `attend` has checked that values, entries and rows are there.
-        unsafe {
-            let left = self.rows.weights.as_ptr().add(row);
-            let right = data.as_ptr().add(at);
-            let sums = product::<L, f32, TILE, C>((left, 1, ROWS), (right, stride), self.count);
-            for (r, sums) in sums.into_iter().enumerate() {
-                let to = self.rows.sums.as_mut_ptr().add((row + r) * self.rows.width + at);
-                for (c, sum) in sums.into_iter().enumerate() {
-                    let to = to.add(c * LANES);
-                    L::double(sum).add(L::F64::load(to)).store(to);
-                }
+        // `attend` has checked that values, entries and rows are there.
+        let left = self.rows.weights.as_ptr().add(row);
+        let right = data.as_ptr().add(at);
+        let sums = product::<L, f32, TILE, C>((left, 1, ROWS), (right, stride), self.count);
+        for (r, sums) in sums.into_iter().enumerate() {
+            let to = self.rows.sums.as_mut_ptr().add((row + r) * self.rows.width + at);
+            for (c, sum) in sums.into_iter().enumerate() {
+                let to = to.add(c * LANES);
+                L::double(sum).add(L::F64::load(to)).store(to);
             }
         }
     }
@@ -253,26 +241,23 @@ impl Pass for Attend<'_> {
     unsafe fn run<L: Level>(mut self) {
         const WIDE: usize = 4 * LANES;
         let (padded, width) = (self.rows.padded, self.rows.width);
-        // SAFETY: the caller vouches for the level; rows and entries are whole groups.
-        unsafe {
-            if L::ROOMY && padded == WIDE {
-                self.scores::<L, 4>(0);
-            } else {
-                for at in (0..padded).step_by(LANES) {
-                    self.scores::<L, 1>(at);
-                }
-            }
+        if L::ROOMY && padded == WIDE {
+            self.scores::<L, 4>(0);
+        } else {
             for at in (0..padded).step_by(LANES) {
-                self.weigh::<L>(at);
+                self.scores::<L, 1>(at);
             }
-            let whole = if L::ROOMY { width / WIDE * WIDE } else { 0 };
-            for row in (0..padded).step_by(TILE) {
-                for at in (0..whole).step_by(WIDE) {
-                    self.average::<L, 4>(row, at);
-                }
-                for at in (whole..width).step_by(LANES) {
-                    self.average::<L, 1>(row, at);
-                }
+        }
+        for at in (0..padded).step_by(LANES) {
+            self.weigh::<L>(at);
+        }
+        let whole = if L::ROOMY { width / WIDE * WIDE } else { 0 };
+        for row in (0..padded).step_by(TILE) {
+            for at in (0..whole).step_by(WIDE) {
+                self.average::<L, 4>(row, at);
+            }
+            for at in (whole..width).step_by(LANES) {
+                self.average::<L, 1>(row, at);
             }
         }
     }
@@ -293,8 +278,7 @@ impl<E: Element<Scalar = f32>> Pass for Widen<'_, E> {
         for (i, to) in self.to.chunks_exact_mut(self.width).enumerate() {
             let row = self.keys.row(self.from + i);
             for (g, to) in to.chunks_exact_mut(LANES).enumerate() {
-                // SAFETY: the caller vouches for the level; the chunk is a whole group.
-                unsafe { Keys::group::<L>(row, g * LANES).store(to.as_mut_ptr()) };
+                Keys::group::<L>(row, g * LANES).store(to.as_mut_ptr());
             }
         }
     }

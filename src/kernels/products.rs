@@ -1,7 +1,7 @@
 //! Inner products of stored vectors with a query, in f64.
 //!
-//! `unsafe` here has one contract, that of [`Pass`]: the CPU has the level's instructions. Lengths are checked by the methods of
-//! [`Simd`] that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
+//! that run a pass.
 
 use super::codes::Keys;
 use super::dispatch::{Pass, Simd};
@@ -46,21 +46,18 @@ impl<E: Element> Pass for Products<'_, E> {
             Picked::Listed(list) => list.len(),
         };
         for (at, to) in self.to.iter_mut().enumerate() {
-            // SAFETY: the caller vouches for the level; the query holds whole groups.
-            unsafe {
-                if let Picked::Listed(_) = self.picked
-                    && at + AHEAD < count
-                {
-                    self.keys.fetch::<L>(self.picked.row(at + AHEAD));
-                }
-                let row = self.keys.row(self.picked.row(at));
-                let mut sum = L::F64::splat(0.0);
-                for (g, query) in self.query.chunks_exact(LANES).enumerate() {
-                    let key = Keys::group::<L>(row, g * LANES);
-                    sum = E::double::<L>(key).mul_add(L::F64::load(query.as_ptr()), sum);
-                }
-                *to = sum.sum();
+            if let Picked::Listed(_) = self.picked
+                && at + AHEAD < count
+            {
+                self.keys.fetch::<L>(self.picked.row(at + AHEAD));
             }
+            let row = self.keys.row(self.picked.row(at));
+            let mut sum = L::F64::splat(0.0);
+            for (g, query) in self.query.chunks_exact(LANES).enumerate() {
+                let key = Keys::group::<L>(row, g * LANES);
+                sum = E::double::<L>(key).mul_add(L::F64::load(query.as_ptr()), sum);
+            }
+            *to = sum.sum();
         }
     }
 }
@@ -80,19 +77,16 @@ impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
         let groups = self.queries[0].len() / LANES;
         for at in 0..self.to[0].len() {
             let row = self.keys.row(self.from + at);
-            // SAFETY: the caller vouches for the level; all queries hold as many whole groups.
-            unsafe {
-                let mut sums = [L::F64::splat(0.0); Q];
-                for g in 0..groups {
-                    let key = E::double::<L>(Keys::group::<L>(row, g * LANES));
-                    for (sum, query) in sums.iter_mut().zip(self.queries) {
-                        let query = L::F64::load(query.as_ptr().add(g * LANES));
-                        *sum = key.mul_add(query, *sum);
-                    }
+            let mut sums = [L::F64::splat(0.0); Q];
+            for g in 0..groups {
+                let key = E::double::<L>(Keys::group::<L>(row, g * LANES));
+                for (sum, query) in sums.iter_mut().zip(self.queries) {
+                    let query = L::F64::load(query.as_ptr().add(g * LANES));
+                    *sum = key.mul_add(query, *sum);
                 }
-                for (sum, to) in sums.into_iter().zip(&mut self.to) {
-                    to[at] = sum.sum();
-                }
+            }
+            for (sum, to) in sums.into_iter().zip(&mut self.to) {
+                to[at] = sum.sum();
             }
         }
     }
@@ -110,20 +104,17 @@ impl<E: Element> Pass for Largest<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
         type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
-        // SAFETY: the caller vouches for the level.
-        unsafe {
-            let zero = Of::<L, E>::splat(E::Scalar::default());
-            let mut largest = [zero; 2];
-            for at in 0..self.count {
-                let row = self.keys.row(self.picked.row(at));
-                for from in (0..row.len()).step_by(LANES) {
-                    let lanes = Keys::group::<L>(row, from);
-                    largest[0] = lanes.max(largest[0]);
-                    largest[1] = zero.sub(lanes).max(largest[1]);
-                }
+        let zero = Of::<L, E>::splat(E::Scalar::default());
+        let mut largest = [zero; 2];
+        for at in 0..self.count {
+            let row = self.keys.row(self.picked.row(at));
+            for from in (0..row.len()).step_by(LANES) {
+                let lanes = Keys::group::<L>(row, from);
+                largest[0] = lanes.max(largest[0]);
+                largest[1] = zero.sub(lanes).max(largest[1]);
             }
-            largest[0].max(largest[1]).largest().into()
         }
+        largest[0].max(largest[1]).largest().into()
     }
 }
 

@@ -4,7 +4,8 @@
 //! taken for all rows of a small batch before the next, and the waits overlap. The steps up to the candidate for the
 //! boundary only show the way; [`sum_and_emit`] and [`sum_around_ties`] sum what a decision ends with, in the order of the row.
 //!
-//! The `unsafe` functions here ask of their caller a CPU with the level's features, and of raw pointers what each says.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, for slices of whole groups where it does not say
+//! otherwise, and for the room behind a raw pointer that it says.
 
 use super::lanes::{Element, LANES, Lanes, Level, Scalar};
 use super::passes::{
@@ -152,74 +153,70 @@ where
     }; BATCH];
     // The batch after this one, if rows follow each other in memory.
     let after = rows.iter().map(|row| size_of_val(*row)).sum::<usize>();
-    // SAFETY: the caller vouches for the level; every row has `stride` entries in each buffer, at least two groups more
-    // than its scores.
-    unsafe {
-        for (r, row) in rows.iter().enumerate() {
-            let seen = if row.len().is_multiple_of(LANES) {
-                scan::<L, E, false>(row, E::Scalar::default(), 1.0).0
-            } else {
-                let padded = row.len().next_multiple_of(LANES);
-                survey::<L, E>(Some(row), row.len(), &mut room.scores[r * stride..][..padded])
-            };
-            let finite =
-                seen.largest > E::Scalar::NEG_INFINITY && seen.largest < E::Scalar::INFINITY;
-            (found[r].largest, found[r].plain) = (seen.largest, finite && !seen.nan);
-        }
-        let mut start = 0;
-        for (r, row) in rows.iter().enumerate() {
+    // Every row has `stride` entries in each buffer, at least two groups more than its scores.
+    for (r, row) in rows.iter().enumerate() {
+        let seen = if row.len().is_multiple_of(LANES) {
+            scan::<L, E, false>(row, E::Scalar::default(), 1.0).0
+        } else {
             let padded = row.len().next_multiple_of(LANES);
-            let scores = whole_groups(row, &room.scores[r * stride..]);
-            let out = &mut room.weights[r * stride..][..padded];
-            let whole = row.len() / LANES;
-            // Positions of the rows before come first.
-            let write = room.write.wrapping_add(start);
-            start += row.len();
-            let prefetch = Prefetch::new(row.as_ptr().wrapping_byte_add(after), write);
-            weigh::<L, E, _>(
-                scores,
-                whole,
-                weight_fn.of(found[r].largest),
-                prefetch,
-                out,
-                &mut found[r],
-            );
+            survey::<L, E>(Some(row), row.len(), &mut room.scores[r * stride..][..padded])
+        };
+        let finite = seen.largest > E::Scalar::NEG_INFINITY && seen.largest < E::Scalar::INFINITY;
+        (found[r].largest, found[r].plain) = (seen.largest, finite && !seen.nan);
+    }
+    let mut start = 0;
+    for (r, row) in rows.iter().enumerate() {
+        let padded = row.len().next_multiple_of(LANES);
+        let scores = whole_groups(row, &room.scores[r * stride..]);
+        let out = &mut room.weights[r * stride..][..padded];
+        let whole = row.len() / LANES;
+        // Positions of the rows before come first.
+        let write = room.write.wrapping_add(start);
+        start += row.len();
+        let prefetch = Prefetch::new(row.as_ptr().wrapping_byte_add(after), write);
+        weigh::<L, E, _>(
+            scores,
+            whole,
+            weight_fn.of(found[r].largest),
+            prefetch,
+            out,
+            &mut found[r],
+        );
+    }
+    let mut ranges = [(E::Scalar::LOWEST, E::Scalar::INFINITY); BATCH];
+    for (range, (row, here)) in ranges.iter_mut().zip(rows.iter().zip(&found)) {
+        *range = normal(here, row.len() / LANES * LANES, target);
+    }
+    for (r, row) in rows.iter().enumerate() {
+        let padded = row.len().next_multiple_of(LANES);
+        let here = &mut found[r];
+        if !here.plain {
+            continue;
         }
-        let mut ranges = [(E::Scalar::LOWEST, E::Scalar::INFINITY); BATCH];
-        for (range, (row, here)) in ranges.iter_mut().zip(rows.iter().zip(&found)) {
-            *range = normal(here, row.len() / LANES * LANES, target);
+        let scores = whole_groups(row, &room.scores[r * stride..]);
+        let weights = &room.weights[r * stride..][..padded];
+        let to = room.inside[r * stride..].as_mut_ptr();
+        let to_weights = room.inside_weights[r * stride..].as_mut_ptr();
+        let range = ranges[r];
+        enclose::<L, E>((scores, weights, row.len()), range, target, to, to_weights, here);
+    }
+    for (r, row) in rows.iter().enumerate() {
+        let here = &mut found[r];
+        let limit = target.share * here.total;
+        let scores = room.inside[r * stride..][..row.len() + RANKED].as_mut_ptr();
+        let weights = room.inside_weights[r * stride..][..row.len() + RANKED].as_mut_ptr();
+        let (mut round, mut stubborn) = (0, false);
+        while here.inside > RANKED && round < ROUNDS && here.edge.is_none() {
+            let before = here.inside;
+            narrow::<L, E::Scalar>(scores, weights, here, limit, (target.scale, stubborn));
+            stubborn = !stubborn && here.inside > before / 4;
+            round += 1;
         }
-        for (r, row) in rows.iter().enumerate() {
-            let padded = row.len().next_multiple_of(LANES);
-            let here = &mut found[r];
-            if !here.plain {
-                continue;
-            }
-            let scores = whole_groups(row, &room.scores[r * stride..]);
-            let weights = &room.weights[r * stride..][..padded];
-            let to = room.inside[r * stride..].as_mut_ptr();
-            let to_weights = room.inside_weights[r * stride..].as_mut_ptr();
-            let range = ranges[r];
-            enclose::<L, E>((scores, weights, row.len()), range, target, to, to_weights, here);
+        if here.inside == 0 || here.inside > RANKED || here.edge.is_some() {
+            continue;
         }
-        for (r, row) in rows.iter().enumerate() {
-            let here = &mut found[r];
-            let limit = target.share * here.total;
-            let scores = room.inside[r * stride..][..row.len() + RANKED].as_mut_ptr();
-            let weights = room.inside_weights[r * stride..][..row.len() + RANKED].as_mut_ptr();
-            let (mut round, mut stubborn) = (0, false);
-            while here.inside > RANKED && round < ROUNDS && here.edge.is_none() {
-                let before = here.inside;
-                narrow::<L, E::Scalar>(scores, weights, here, limit, (target.scale, stubborn));
-                stubborn = !stubborn && here.inside > before / 4;
-                round += 1;
-            }
-            if here.inside == 0 || here.inside > RANKED || here.edge.is_some() {
-                continue;
-            }
-            let room = E::Scalar::nearest(limit - here.below);
-            here.edge = candidate::<L, E::Scalar>(scores, weights, here.inside, room);
-        }
+        let room = E::Scalar::nearest(limit - here.below);
+        here.edge = candidate::<L, E::Scalar>(scores, weights, here.inside, room);
     }
     found
 }
@@ -234,29 +231,26 @@ unsafe fn weigh<L: Level, E: Element, W: WeightFn<E::Scalar>>(
     to: &mut [E::Scalar],
     found: &mut Candidate<E::Scalar>,
 ) {
-    // SAFETY: the caller vouches for the level; both are whole groups of the same number.
-    unsafe {
-        let shift = Of::<L, E>::splat(found.largest);
-        let zero = Of::<L, E>::splat(E::Scalar::default());
-        let (mut sum, mut first, mut second) = (zero, zero, zero);
-        let groups = scores.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES));
-        for (g, (group, out)) in groups.enumerate() {
-            prefetch.fetch::<L, E>(g * LANES);
-            let scores = E::load::<L>(group.as_ptr());
-            let weights = weight_fn.weigh(scores);
-            weights.store(out.as_mut_ptr());
-            sum = sum.add(weights);
-            if g < whole {
-                let distance = scores.sub(shift);
-                first = first.add(distance);
-                second = distance.mul_add(distance, second);
-            }
+    let shift = Of::<L, E>::splat(found.largest);
+    let zero = Of::<L, E>::splat(E::Scalar::default());
+    let (mut sum, mut first, mut second) = (zero, zero, zero);
+    let groups = scores.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES));
+    for (g, (group, out)) in groups.enumerate() {
+        prefetch.fetch::<L, E>(g * LANES);
+        let scores = E::load::<L>(group.as_ptr());
+        let weights = weight_fn.weigh(scores);
+        weights.store(out.as_mut_ptr());
+        sum = sum.add(weights);
+        if g < whole {
+            let distance = scores.sub(shift);
+            first = first.add(distance);
+            second = distance.mul_add(distance, second);
         }
-        found.total = sum.sum().into();
-        found.moments = (first.sum().into(), second.sum().into());
-        // A masked entry makes them infinite, and rows of one value need no search.
-        found.plain &= found.moments.0 > f64::NEG_INFINITY && found.moments.1 > 0.0;
     }
+    found.total = sum.sum().into();
+    found.moments = (first.sum().into(), second.sum().into());
+    // A masked entry makes them infinite, and rows of one value need no search.
+    found.plain &= found.moments.0 > f64::NEG_INFINITY && found.moments.1 > 0.0;
 }
 
 /// A range around the boundary that a normal row of these moments and this total would have.
@@ -297,43 +291,40 @@ where
     sample(weights, stride, &mut sample_weights);
     let (scores, weights) = (raw.as_ptr(), sample_weights.as_ptr());
     let limit = target.share * found.total * (SAMPLE as f64 / (stride * SAMPLE) as f64);
-    // SAFETY: the caller vouches for the level; the sample is whole groups.
-    unsafe {
-        let largest: f64 = found.largest.into();
-        let coarse: [E::Scalar; PIVOTS] = evenly(largest - target.reach, largest);
-        let sums = below::<L, E, PIVOTS>(scores, weights, SAMPLE, &coarse);
-        let (first, (lo, hi)) = crossing(&coarse, &sums, limit);
-        let (least, most) = extent_within::<L, E>(&raw, lo, hi);
-        let fine: [E::Scalar; PIVOTS] = if least < most {
-            evenly(least.into(), most.into())
-        } else {
-            let from: f64 = if first == 0 { largest - target.reach } else { lo.into() };
-            evenly(from, if first == PIVOTS { largest } else { hi.into() })
-        };
-        let fine_sums = below::<L, E, PIVOTS>(scores, weights, SAMPLE, &fine);
-        let (second, _) = crossing(&fine, &fine_sums, limit);
-        // The relative deviation of a sum of weights none of which is above the heaviest of them.
-        let at = second.min(PIVOTS - 1);
-        let heaviest: f64 = heaviest_below::<L, E>(scores, weights, SAMPLE, fine[at]).into();
-        let share = heaviest / fine_sums[at].max(f64::MIN_POSITIVE);
-        let doubt = 1.05 + 2.0 * share.sqrt();
-        let mut curve = [(E::Scalar::LOWEST, 0.0); PIVOTS + 4];
-        // Beyond the finer pivots the next coarse ones must do.
-        let coarse_at = |i: usize| (coarse[i], sums[i]);
-        curve[1] = if first >= 2 { coarse_at(first - 2) } else { curve[0] };
-        curve[2] = if first >= 1 { coarse_at(first - 1) } else { curve[0] };
-        for i in 0..PIVOTS {
-            curve[3 + i] = (fine[i], fine_sums[i]);
-        }
-        let end = (E::Scalar::INFINITY, f64::INFINITY);
-        curve[PIVOTS + 3] = if first < PIVOTS { coarse_at(first) } else { end };
-        let (low, high) = (limit / doubt, limit * doubt);
-        let below_low = curve.iter().map(|&(_, sum)| usize::from(sum <= low)).sum::<usize>();
-        let below_high = curve.iter().map(|&(_, sum)| usize::from(sum <= high)).sum::<usize>();
-        let low = between(&curve, below_low, low, curve[below_low.max(1) - 1].0);
-        let high = between(&curve, below_high, high, E::Scalar::INFINITY);
-        (low, high)
+    let largest: f64 = found.largest.into();
+    let coarse: [E::Scalar; PIVOTS] = evenly(largest - target.reach, largest);
+    let sums = below::<L, E, PIVOTS>(scores, weights, SAMPLE, &coarse);
+    let (first, (lo, hi)) = crossing(&coarse, &sums, limit);
+    let (least, most) = extent_within::<L, E>(&raw, lo, hi);
+    let fine: [E::Scalar; PIVOTS] = if least < most {
+        evenly(least.into(), most.into())
+    } else {
+        let from: f64 = if first == 0 { largest - target.reach } else { lo.into() };
+        evenly(from, if first == PIVOTS { largest } else { hi.into() })
+    };
+    let fine_sums = below::<L, E, PIVOTS>(scores, weights, SAMPLE, &fine);
+    let (second, _) = crossing(&fine, &fine_sums, limit);
+    // The relative deviation of a sum of weights none of which is above the heaviest of them.
+    let at = second.min(PIVOTS - 1);
+    let heaviest: f64 = heaviest_below::<L, E>(scores, weights, SAMPLE, fine[at]).into();
+    let share = heaviest / fine_sums[at].max(f64::MIN_POSITIVE);
+    let doubt = 1.05 + 2.0 * share.sqrt();
+    let mut curve = [(E::Scalar::LOWEST, 0.0); PIVOTS + 4];
+    // Beyond the finer pivots the next coarse ones must do.
+    let coarse_at = |i: usize| (coarse[i], sums[i]);
+    curve[1] = if first >= 2 { coarse_at(first - 2) } else { curve[0] };
+    curve[2] = if first >= 1 { coarse_at(first - 1) } else { curve[0] };
+    for i in 0..PIVOTS {
+        curve[3 + i] = (fine[i], fine_sums[i]);
     }
+    let end = (E::Scalar::INFINITY, f64::INFINITY);
+    curve[PIVOTS + 3] = if first < PIVOTS { coarse_at(first) } else { end };
+    let (low, high) = (limit / doubt, limit * doubt);
+    let below_low = curve.iter().map(|&(_, sum)| usize::from(sum <= low)).sum::<usize>();
+    let below_high = curve.iter().map(|&(_, sum)| usize::from(sum <= high)).sum::<usize>();
+    let low = between(&curve, below_low, low, curve[below_low.max(1) - 1].0);
+    let high = between(&curve, below_high, high, E::Scalar::INFINITY);
+    (low, high)
 }
 
 /// Where a curve reaches a value between the point before `at` and that at it, linearly; `other` where that cannot be said.
@@ -365,16 +356,13 @@ unsafe fn heaviest_below<L: Level, E: Element>(
     len: usize,
     pivot: E::Scalar,
 ) -> E::Scalar {
-    // SAFETY: the caller vouches for the level and for `len` scores and weights, whole groups.
-    unsafe {
-        let pivot = Of::<L, E>::splat(pivot);
-        let mut heaviest = Of::<L, E>::splat(E::Scalar::default());
-        for at in (0..len).step_by(LANES) {
-            let under = E::load::<L>(scores.add(at)).lt(pivot);
-            heaviest = Of::<L, E>::load(weights.add(at)).keep(under).max(heaviest);
-        }
-        heaviest.largest()
+    let pivot = Of::<L, E>::splat(pivot);
+    let mut heaviest = Of::<L, E>::splat(E::Scalar::default());
+    for at in (0..len).step_by(LANES) {
+        let under = E::load::<L>(scores.add(at)).lt(pivot);
+        heaviest = Of::<L, E>::load(weights.add(at)).keep(under).max(heaviest);
     }
+    heaviest.largest()
 }
 
 /// Collects the scores of a range that holds the boundary: the given one, or one on its other side.
@@ -392,38 +380,35 @@ unsafe fn enclose<L: Level, E: Element>(
     let limit = target.share * found.total;
     let from = (scores.as_ptr(), weights.as_ptr(), scores.len());
     let mut left = 2;
-    // SAFETY: the caller vouches for the level, the pointers and the room.
-    unsafe {
-        loop {
-            let within;
-            (found.inside, found.below, within) = collect::<L, E>(from, range, to, to_weights);
-            let side = if found.below > limit {
-                (E::Scalar::LOWEST, range.0)
-            } else if found.below + within <= limit {
-                (range.1, E::Scalar::INFINITY)
+    loop {
+        let within;
+        (found.inside, found.below, within) = collect::<L, E>(from, range, to, to_weights);
+        let side = if found.below > limit {
+            (E::Scalar::LOWEST, range.0)
+        } else if found.below + within <= limit {
+            (range.1, E::Scalar::INFINITY)
+        } else {
+            return;
+        };
+        if left == 0 {
+            return;
+        }
+        left -= 1;
+        range = side;
+        if left > 0 {
+            // Not a normal row. What a sample says, or a short row itself, is cut to the side of the boundary.
+            let (lo, hi) = if len > SAMPLED {
+                sampled::<L, E>(&scores[..len], &weights[..len], found, target)
             } else {
-                return;
+                let largest: f64 = found.largest.into();
+                let pivots: [E::Scalar; PIVOTS] = evenly(largest - target.reach, largest);
+                let sums = below::<L, E, PIVOTS>(from.0, from.1, from.2, &pivots);
+                crossing(&pivots, &sums, limit).1
             };
-            if left == 0 {
-                return;
-            }
-            left -= 1;
-            range = side;
-            if left > 0 {
-                // Not a normal row. What a sample says, or a short row itself, is cut to the side of the boundary.
-                let (lo, hi) = if len > SAMPLED {
-                    sampled::<L, E>(&scores[..len], &weights[..len], found, target)
-                } else {
-                    let largest: f64 = found.largest.into();
-                    let pivots: [E::Scalar; PIVOTS] = evenly(largest - target.reach, largest);
-                    let sums = below::<L, E, PIVOTS>(from.0, from.1, from.2, &pivots);
-                    crossing(&pivots, &sums, limit).1
-                };
-                let inner =
-                    (if lo > side.0 { lo } else { side.0 }, if hi < side.1 { hi } else { side.1 });
-                if inner.0 < inner.1 {
-                    range = inner;
-                }
+            let inner =
+                (if lo > side.0 { lo } else { side.0 }, if hi < side.1 { hi } else { side.1 });
+            if inner.0 < inner.1 {
+                range = inner;
             }
         }
     }
@@ -457,28 +442,25 @@ unsafe fn below<L: Level, E: Element, const N: usize>(
     len: usize,
     pivots: &[E::Scalar; N],
 ) -> [f64; N] {
-    // SAFETY: the caller vouches for the level and for `len` scores and weights, whole groups.
-    unsafe {
-        let mut sums = [Of::<L, E>::splat(E::Scalar::default()); N];
-        let mut lanes = sums;
-        for i in 0..N {
-            lanes[i] = Of::<L, E>::splat(pivots[i]);
-        }
-        let mut at = 0;
-        while at < len {
-            let scores = E::load::<L>(scores.add(at));
-            let weights = Of::<L, E>::load(weights.add(at));
-            for i in 0..N {
-                sums[i] = sums[i].add_where(scores.lt(lanes[i]), weights);
-            }
-            at += LANES;
-        }
-        let mut below = [0.0; N];
-        for i in 0..N {
-            below[i] = sums[i].sum().into();
-        }
-        below
+    let mut sums = [Of::<L, E>::splat(E::Scalar::default()); N];
+    let mut lanes = sums;
+    for i in 0..N {
+        lanes[i] = Of::<L, E>::splat(pivots[i]);
     }
+    let mut at = 0;
+    while at < len {
+        let scores = E::load::<L>(scores.add(at));
+        let weights = Of::<L, E>::load(weights.add(at));
+        for i in 0..N {
+            sums[i] = sums[i].add_where(scores.lt(lanes[i]), weights);
+        }
+        at += LANES;
+    }
+    let mut below = [0.0; N];
+    for i in 0..N {
+        below[i] = sums[i].sum().into();
+    }
+    below
 }
 
 /// How many pivots have at most `limit` below them, and the scores from the last of those up to the next.
@@ -500,50 +482,47 @@ unsafe fn collect<L: Level, E: Element>(
     to: *mut E::Scalar,
     to_weights: *mut E::Scalar,
 ) -> (usize, f64, f64) {
-    // SAFETY: the caller vouches for the level, for `len` scores and weights (whole groups), and for room for as many and a
-    // group more; nothing is written ahead of what has been read.
-    unsafe {
-        let (lo, hi) = (Of::<L, E>::splat(range.0), Of::<L, E>::splat(range.1));
-        let mut below = Of::<L, E>::splat(E::Scalar::default());
-        let (mut mass, mut inside) = (below, 0);
-        if len <= LANES * DIRECT {
-            for at in (0..len).step_by(LANES) {
-                let scores = E::load::<L>(scores.add(at));
-                let weights = Of::<L, E>::load(weights.add(at));
-                below = below.add_where(scores.lt(lo), weights);
-                let within = scores.within(lo, hi);
-                mass = mass.add_where(Of::<L, E>::mask(within), weights);
-                scores.compress_store(within, to.add(inside));
-                weights.compress_store(within, to_weights.add(inside));
-                inside += within.count_ones() as usize;
-            }
-            return (inside, below.sum().into(), mass.sum().into());
+    // Nothing is written ahead of what has been read.
+    let (lo, hi) = (Of::<L, E>::splat(range.0), Of::<L, E>::splat(range.1));
+    let mut below = Of::<L, E>::splat(E::Scalar::default());
+    let (mut mass, mut inside) = (below, 0);
+    if len <= LANES * DIRECT {
+        for at in (0..len).step_by(LANES) {
+            let scores = E::load::<L>(scores.add(at));
+            let weights = Of::<L, E>::load(weights.add(at));
+            below = below.add_where(scores.lt(lo), weights);
+            let within = scores.within(lo, hi);
+            mass = mass.add_where(Of::<L, E>::mask(within), weights);
+            scores.compress_store(within, to.add(inside));
+            weights.compress_store(within, to_weights.add(inside));
+            inside += within.count_ones() as usize;
         }
-        for start in (0..len).step_by(LANES * MARKS) {
-            // Marked first, collected group by group that has any: see `split`.
-            let end = (start + LANES * MARKS).min(len);
-            let (mut marks, mut marked) = ([0u16; MARKS], 0u64);
-            for (g, at) in (start..end).step_by(LANES).enumerate() {
-                let scores = E::load::<L>(scores.add(at));
-                below = below.add_where(scores.lt(lo), Of::<L, E>::load(weights.add(at)));
-                let within = scores.within(lo, hi);
-                marks[g] = within;
-                marked |= u64::from(within != 0) << g;
-            }
-            while marked != 0 {
-                let g = marked.trailing_zeros() as usize;
-                marked &= marked - 1;
-                let at = start + g * LANES;
-                let (scores, weights) =
-                    (E::load::<L>(scores.add(at)), Of::<L, E>::load(weights.add(at)));
-                scores.compress_store(marks[g], to.add(inside));
-                weights.compress_store(marks[g], to_weights.add(inside));
-                mass = mass.add_where(Of::<L, E>::mask(marks[g]), weights);
-                inside += marks[g].count_ones() as usize;
-            }
-        }
-        (inside, below.sum().into(), mass.sum().into())
+        return (inside, below.sum().into(), mass.sum().into());
     }
+    for start in (0..len).step_by(LANES * MARKS) {
+        // Marked first, collected group by group that has any: see `split`.
+        let end = (start + LANES * MARKS).min(len);
+        let (mut marks, mut marked) = ([0u16; MARKS], 0u64);
+        for (g, at) in (start..end).step_by(LANES).enumerate() {
+            let scores = E::load::<L>(scores.add(at));
+            below = below.add_where(scores.lt(lo), Of::<L, E>::load(weights.add(at)));
+            let within = scores.within(lo, hi);
+            marks[g] = within;
+            marked |= u64::from(within != 0) << g;
+        }
+        while marked != 0 {
+            let g = marked.trailing_zeros() as usize;
+            marked &= marked - 1;
+            let at = start + g * LANES;
+            let (scores, weights) =
+                (E::load::<L>(scores.add(at)), Of::<L, E>::load(weights.add(at)));
+            scores.compress_store(marks[g], to.add(inside));
+            weights.compress_store(marks[g], to_weights.add(inside));
+            mass = mass.add_where(Of::<L, E>::mask(marks[g]), weights);
+            inside += marks[g].count_ones() as usize;
+        }
+    }
+    (inside, below.sum().into(), mass.sum().into())
 }
 
 /// Shrinks a bracket in place, or finds that it holds one score only.
@@ -555,44 +534,41 @@ unsafe fn narrow<L: Level, S: Scalar + Element<Scalar = S>>(
     limit: f64,
     (scale, stubborn): (f64, bool),
 ) {
-    // SAFETY: the caller vouches for the level and for room for the bracket and two groups more.
-    unsafe {
-        let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
-        bottom.store(scores.add(found.inside));
-        S::Lanes::<L>::splat(S::default()).store(weights.add(found.inside));
-        let len = found.inside.next_multiple_of(LANES);
-        let top = S::Lanes::<L>::splat(S::INFINITY);
-        let (mut smallest, mut largest) = (top, bottom);
-        let mut mass = S::Lanes::<L>::splat(S::default());
-        for at in (0..len).step_by(LANES) {
-            let scores = S::Lanes::<L>::load(scores.add(at));
-            largest = scores.max(largest);
-            smallest = scores.select(scores.gt(bottom), top).min(smallest);
-            mass = mass.add(S::Lanes::<L>::load(weights.add(at)));
-        }
-        let (smallest, largest) = (smallest.smallest(), largest.largest());
-        if smallest == largest {
-            found.edge = Some(Edge { score: largest, weight: *weights, ties: found.inside });
-            return;
-        }
-        let mass: f64 = mass.sum().into();
-        let share = (limit - found.below) / mass;
-        let (least, most): (f64, f64) = (smallest.into(), largest.into());
-        let pivots = if stubborn {
-            // Values crowd somewhere; the floats themselves do not.
-            ranks_between(smallest, largest)
-        } else if (most - least) * scale > GUESSABLE_SPAN {
-            evenly(least, most)
-        } else {
-            values_around(smallest, largest, share)
-        };
-        let sums = below::<L, S, PIVOTS>(scores, weights, len, &pivots);
-        let (first, range) = crossing(&pivots, &sums, limit - found.below);
-        if first > 0 {
-            found.below += sums[first - 1];
-        }
-        found.inside = collect::<L, S>((scores, weights, len), range, scores, weights).0;
+    let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
+    bottom.store(scores.add(found.inside));
+    S::Lanes::<L>::splat(S::default()).store(weights.add(found.inside));
+    let len = found.inside.next_multiple_of(LANES);
+    let top = S::Lanes::<L>::splat(S::INFINITY);
+    let (mut smallest, mut largest) = (top, bottom);
+    let mut mass = S::Lanes::<L>::splat(S::default());
+    for at in (0..len).step_by(LANES) {
+        let scores = S::Lanes::<L>::load(scores.add(at));
+        largest = scores.max(largest);
+        smallest = scores.select(scores.gt(bottom), top).min(smallest);
+        mass = mass.add(S::Lanes::<L>::load(weights.add(at)));
     }
+    let (smallest, largest) = (smallest.smallest(), largest.largest());
+    if smallest == largest {
+        found.edge = Some(Edge { score: largest, weight: *weights, ties: found.inside });
+        return;
+    }
+    let mass: f64 = mass.sum().into();
+    let share = (limit - found.below) / mass;
+    let (least, most): (f64, f64) = (smallest.into(), largest.into());
+    let pivots = if stubborn {
+        // Values crowd somewhere; the floats themselves do not.
+        ranks_between(smallest, largest)
+    } else if (most - least) * scale > GUESSABLE_SPAN {
+        evenly(least, most)
+    } else {
+        values_around(smallest, largest, share)
+    };
+    let sums = below::<L, S, PIVOTS>(scores, weights, len, &pivots);
+    let (first, range) = crossing(&pivots, &sums, limit - found.below);
+    if first > 0 {
+        found.below += sums[first - 1];
+    }
+    found.inside = collect::<L, S>((scores, weights, len), range, scores, weights).0;
 }
 
 /// The largest of a few scores whose strictly smaller ones weigh at most `room`, roughly, comparing all pairs; `None` if
@@ -604,46 +580,43 @@ unsafe fn candidate<L: Level, S: Scalar>(
     len: usize,
     room: S,
 ) -> Option<Edge<S>> {
-    // SAFETY: the caller vouches for the level, for `len` scores and weights and for room for two groups more.
-    unsafe {
-        let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
-        bottom.store(scores.add(len));
-        bottom.store(scores.add(len + LANES));
-        let room = S::Lanes::<L>::splat(room);
-        let zero = S::Lanes::<L>::splat(S::default());
-        let one = S::Lanes::<L>::load(scores);
-        let mut below = zero;
-        let mut best = bottom;
-        if len <= LANES {
-            for j in 0..len {
-                let (score, weight) = (*scores.add(j), *weights.add(j));
-                below = below
-                    .add_where(one.gt(S::Lanes::<L>::splat(score)), S::Lanes::<L>::splat(weight));
-            }
-        } else {
-            let other = S::Lanes::<L>::load(scores.add(LANES));
-            let mut more = zero;
-            for j in 0..len {
-                let score = S::Lanes::<L>::splat(*scores.add(j));
-                let weight = S::Lanes::<L>::splat(*weights.add(j));
-                below = below.add_where(one.gt(score), weight);
-                more = more.add_where(other.gt(score), weight);
-            }
-            best = other.select(room.ge(more), bottom);
+    let bottom = S::Lanes::<L>::splat(S::NEG_INFINITY);
+    bottom.store(scores.add(len));
+    bottom.store(scores.add(len + LANES));
+    let room = S::Lanes::<L>::splat(room);
+    let zero = S::Lanes::<L>::splat(S::default());
+    let one = S::Lanes::<L>::load(scores);
+    let mut below = zero;
+    let mut best = bottom;
+    if len <= LANES {
+        for j in 0..len {
+            let (score, weight) = (*scores.add(j), *weights.add(j));
+            below =
+                below.add_where(one.gt(S::Lanes::<L>::splat(score)), S::Lanes::<L>::splat(weight));
         }
-        let best = one.select(room.ge(below), bottom).max(best).largest();
-        let edge = S::Lanes::<L>::splat(best);
-        let mut equal = u32::from(S::Lanes::<L>::number(one.eq(edge)));
-        if len > LANES {
-            let more = S::Lanes::<L>::number(S::Lanes::<L>::load(scores.add(LANES)).eq(edge));
-            equal |= u32::from(more) << LANES;
+    } else {
+        let other = S::Lanes::<L>::load(scores.add(LANES));
+        let mut more = zero;
+        for j in 0..len {
+            let score = S::Lanes::<L>::splat(*scores.add(j));
+            let weight = S::Lanes::<L>::splat(*weights.add(j));
+            below = below.add_where(one.gt(score), weight);
+            more = more.add_where(other.gt(score), weight);
         }
-        (best > S::NEG_INFINITY).then(|| Edge {
-            score: best,
-            weight: *weights.add(equal.trailing_zeros() as usize),
-            ties: equal.count_ones() as usize,
-        })
+        best = other.select(room.ge(more), bottom);
     }
+    let best = one.select(room.ge(below), bottom).max(best).largest();
+    let edge = S::Lanes::<L>::splat(best);
+    let mut equal = u32::from(S::Lanes::<L>::number(one.eq(edge)));
+    if len > LANES {
+        let more = S::Lanes::<L>::number(S::Lanes::<L>::load(scores.add(LANES)).eq(edge));
+        equal |= u32::from(more) << LANES;
+    }
+    (best > S::NEG_INFINITY).then(|| Edge {
+        score: best,
+        weight: *weights.add(equal.trailing_zeros() as usize),
+        ties: equal.count_ones() as usize,
+    })
 }
 
 /// What [`sum_and_emit`] summed.
@@ -671,28 +644,25 @@ pub(super) unsafe fn sum_and_emit<L: Level, E: Element>(
     to: *mut u32,
 ) -> KeptSums {
     assert_eq!(scores.len(), weights.len());
-    // SAFETY: both are whole groups of the same number; the caller vouches for the rest.
-    unsafe {
-        let edge = Of::<L, E>::splat(edge);
-        let (mut below, mut above, mut kept) = (Sum::new(), Sum::new(), 0usize);
-        let blocks = scores.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
-        for (b, (scores, weights)) in blocks.enumerate() {
-            let groups = scores.chunks_exact(LANES).zip(weights.chunks_exact(LANES));
-            for (g, (scores, weights)) in groups.enumerate() {
-                let scores = E::load::<L>(scores.as_ptr());
-                let weights = Of::<L, E>::load(weights.as_ptr());
-                let over = scores.ge(edge);
-                below.add_where(scores.lt(edge), weights);
-                above.add_where(over, weights);
-                let over = Of::<L, E>::bits(over);
-                positions.compress::<L>((b * DEPTH + g) * LANES, over, to.add(kept));
-                kept += over.count_ones() as usize;
-            }
-            below.flush();
-            above.flush();
+    let edge = Of::<L, E>::splat(edge);
+    let (mut below, mut above, mut kept) = (Sum::new(), Sum::new(), 0usize);
+    let blocks = scores.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
+    for (b, (scores, weights)) in blocks.enumerate() {
+        let groups = scores.chunks_exact(LANES).zip(weights.chunks_exact(LANES));
+        for (g, (scores, weights)) in groups.enumerate() {
+            let scores = E::load::<L>(scores.as_ptr());
+            let weights = Of::<L, E>::load(weights.as_ptr());
+            let over = scores.ge(edge);
+            below.add_where(scores.lt(edge), weights);
+            above.add_where(over, weights);
+            let over = Of::<L, E>::bits(over);
+            positions.compress::<L>((b * DEPTH + g) * LANES, over, to.add(kept));
+            kept += over.count_ones() as usize;
         }
-        KeptSums { below: below.total(), above: above.total(), kept }
+        below.flush();
+        above.flush();
     }
+    KeptSums { below: below.total(), above: above.total(), kept }
 }
 
 /// What [`sum_around_ties`] summed.
@@ -716,25 +686,22 @@ pub(super) unsafe fn sum_around_ties<L: Level, E: Element>(
     score: E::Scalar,
 ) -> TieSums {
     assert_eq!(scores.len(), weights.len());
-    // SAFETY: both are whole groups of the same number; the caller vouches for the level.
-    unsafe {
-        let score = Of::<L, E>::splat(score);
-        let (mut below, mut above) = (Sum::new(), Sum::new());
-        let (mut count_below, mut count_above) = (0usize, 0usize);
-        let blocks = scores.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
-        for (scores, weights) in blocks {
-            for (scores, weights) in scores.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
-                let scores = E::load::<L>(scores.as_ptr());
-                let weights = Of::<L, E>::load(weights.as_ptr());
-                let (under, over) = (scores.lt(score), scores.gt(score));
-                below.add_where(under, weights);
-                above.add_where(over, weights);
-                count_below += Of::<L, E>::number(under).count_ones() as usize;
-                count_above += Of::<L, E>::number(over).count_ones() as usize;
-            }
-            below.flush();
-            above.flush();
+    let score = Of::<L, E>::splat(score);
+    let (mut below, mut above) = (Sum::new(), Sum::new());
+    let (mut count_below, mut count_above) = (0usize, 0usize);
+    let blocks = scores.chunks(LANES * DEPTH).zip(weights.chunks(LANES * DEPTH));
+    for (scores, weights) in blocks {
+        for (scores, weights) in scores.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
+            let scores = E::load::<L>(scores.as_ptr());
+            let weights = Of::<L, E>::load(weights.as_ptr());
+            let (under, over) = (scores.lt(score), scores.gt(score));
+            below.add_where(under, weights);
+            above.add_where(over, weights);
+            count_below += Of::<L, E>::number(under).count_ones() as usize;
+            count_above += Of::<L, E>::number(over).count_ones() as usize;
         }
-        TieSums { below: below.total(), count_below, above: above.total(), count_above }
+        below.flush();
+        above.flush();
     }
+    TieSums { below: below.total(), count_below, above: above.total(), count_above }
 }
