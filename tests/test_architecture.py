@@ -51,8 +51,8 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     "twofold": set(),
     "scale": set(),
 }
-# Each instruction set is reached through the dispatcher alone.
-LEVELS = {"portable", "avx2", "avx512", "neon"}
+# What names an instruction set: `Simd` alone does, outside of `kernels/isa`.
+LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Neon|avx2|avx512|neon)\b")
 
 _NOT_CODE = re.compile(
     r"""//[^\n]*|/\*.*?\*/|b?r(\#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'(?:\\[^']+|[^\\'])'""", re.DOTALL
@@ -157,18 +157,17 @@ def test_rust_rooms_form_no_cycle() -> None:
         pytest.fail(f"a cycle: {' -> '.join(error.args[1])}")
 
 
-def test_levels_are_reached_through_dispatch_alone() -> None:
+def test_levels_are_entered_in_one_place() -> None:
+    """A pass is written over the traits of a level, and no level knows how it is chosen."""
     wrong = set()
     for file in rust_files():
-        module = module_path(file)
-        for path in rust_imports(file.read_text(), module):
-            names_level = path[0] == "kernels" and len(path) == 2 and path[1] in LEVELS
-            inside = module[0] == "kernels"
-            if names_level and not (inside and (module[-1] == "dispatch" or path[1] == "portable")):
-                wrong.add(f"{'/'.join(module)} -> {'/'.join(path)}")
-            if path == ("kernels", "dispatch") and inside and module[-1] in LEVELS:
-                wrong.add(f"{'/'.join(module)} -> kernels/dispatch")
+        module, code = module_path(file), code_of(file.read_text())
+        if module[:2] == ["kernels", "isa"]:
+            wrong |= {f"{'/'.join(module)} -> {name}" for name in re.findall(r"\b[Ss]imd\b", code)}
+        elif module != ["kernels", "simd"]:
+            wrong |= {f"{'/'.join(module)} -> {name}" for name in LEVELS.findall(code)}
     assert not wrong
+    assert LEVELS.search(code_of((RUST / "kernels" / "simd.rs").read_text()))
 
 
 def undocumented_unsafe(text: str) -> list[int]:

@@ -1,11 +1,11 @@
 //! What the scores of a row below an edge weigh together.
 //!
-//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
-//! that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
-use super::dispatch::{Pass, Simd};
-use super::lanes::{LANES, Lanes, Level};
-use super::passes::{DEPTH, Exp, Sum, WeightFn};
+use super::isa::{LANES, Lanes, Level};
+use super::simd::{Pass, Simd};
+use super::weights::{DEPTH, Exp, Sum, WeightFn};
 
 /// Sums over scores that lie below an edge and are not masked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,9 +28,7 @@ struct Sums<'a> {
     edge: f32,
 }
 
-impl Pass for Sums<'_> {
-    type Output = Below;
-
+impl Pass<Below> for Sums<'_> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> Below {
         let (weight_fn, edge) = (Exp(self.shift), L::F32::splat(self.edge));

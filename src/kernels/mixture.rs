@@ -1,23 +1,22 @@
 //! The passes over many rows of weights at once: writing them, mixing them, and what each row loses.
 //!
 //! A [`Panel`] holds the rows one behind another. Mixing goes down the rows with a few groups of lanes in registers, so
-//! that every weight is read once; callers cut long rows into blocks that stay in the second-level cache from the mixing to
-//! the sums that follow it.
+//! that every weight is read once; callers cut long rows into blocks that stay in the second-level cache from the
+//! mixing to the sums that follow it.
 //!
-//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
-//! that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
 use std::ops::Range;
 
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level};
-use super::passes::WeightFn;
+use super::isa::{Element, LANES, Lanes, Level};
+use super::simd::{Pass, Simd};
+use super::weights::WeightFn;
 
 /// Terms that are added in f32 before a sum goes to f64.
 const DEPTH: usize = 16;
 /// Groups that are mixed, or rows that are multiplied, at a time.
 const WIDTH: usize = 4;
-
 /// Relative error of a mixed weight: sixteen fused steps in f32, a sum in f64, one rounding to f32.
 pub(crate) const MIXED: f64 = 20.0 / 16_777_216.0;
 /// Relative error of a row's sum over keys: fifteen additions in f32, and sums in f64.
@@ -46,8 +45,9 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// How long a row of `n` weights is laid out: whole groups, and an odd number of them, because rows at a distance of a power
-/// of two would compete for the same few places in the caches; long rows so that blocks of them lie side by side there.
+/// How long a row of `n` weights is laid out: whole groups, and an odd number of them, because rows at a distance of a
+/// power of two would compete for the same few places in the caches; long rows so that blocks of them lie side by side
+/// there.
 pub(crate) fn padded_stride(n: usize) -> usize {
     /// Groups (cache lines) from which a few more make little difference.
     const LONG: usize = 2048;
@@ -82,25 +82,23 @@ unsafe fn total<V: Lanes>(wides: [V::Wide; WIDTH]) -> f64 {
 }
 
 struct Weights<'a, E, W> {
-    keys: &'a [E],
+    scores: &'a [E],
     weight_fn: W,
     unit: f64,
     to: &'a mut [f32],
 }
 
-impl<E: Element, W: WeightFn<E::Scalar>> Pass for Weights<'_, E, W> {
-    type Output = f64;
-
+impl<E: Element, W: WeightFn<E::Scalar>> Pass<f64> for Weights<'_, E, W> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
         let mut lanes = [E::Scalar::default(); LANES];
         let least = L::F32::splat(f32::MIN_POSITIVE);
         let mut wide = L::F32::wide_zero();
-        let blocks = self.keys.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
-        for (keys, to) in blocks {
+        let blocks = self.scores.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
+        for (scores, to) in blocks {
             let mut sum = L::F32::splat(0.0);
-            for (keys, to) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
-                self.weight_fn.weigh(E::load::<L>(keys.as_ptr())).store(lanes.as_mut_ptr());
+            for (scores, to) in scores.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
+                self.weight_fn.weigh(E::load::<L>(scores.as_ptr())).store(lanes.as_mut_ptr());
                 for (to, &weight) in to.iter_mut().zip(&lanes) {
                     let weight: f64 = weight.into();
                     *to = weight as f32;
@@ -157,8 +155,6 @@ impl Mix<'_> {
 }
 
 impl Pass for Mix<'_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let whole = self.to.len() / (WIDTH * LANES) * (WIDTH * LANES);
@@ -179,8 +175,6 @@ struct Losses<'a> {
 }
 
 impl Pass for Losses<'_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(self) {
         for (row, sum) in self.sums.iter_mut().enumerate() {
@@ -220,9 +214,7 @@ struct Ramp<'a> {
     to: &'a mut [f32],
 }
 
-impl Pass for Ramp<'_> {
-    type Output = f64;
-
+impl Pass<f64> for Ramp<'_> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
         let zero = L::F32::splat(0.0);
@@ -274,8 +266,6 @@ impl Products<'_> {
 }
 
 impl Pass for Products<'_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let whole = self.rows.len() / WIDTH * WIDTH;
@@ -289,17 +279,17 @@ impl Pass for Products<'_> {
 }
 
 impl Simd {
-    /// Writes the weights of whole groups of keys, divided by `unit`, with those that would be subnormal in f32 at 0, and
-    /// returns their sum.
+    /// Writes the weights of whole groups of scores, divided by `unit`, with those that would be subnormal in f32 at 0,
+    /// and returns their sum.
     pub(crate) fn weights_f32<E: Element, W: WeightFn<E::Scalar>>(
         self,
-        keys: &[E],
+        scores: &[E],
         weight_fn: W,
         unit: f64,
         to: &mut [f32],
     ) -> f64 {
-        assert!(keys.len().is_multiple_of(LANES) && keys.len() == to.len());
-        self.run(Weights { keys, weight_fn, unit, to })
+        assert!(scores.len().is_multiple_of(LANES) && scores.len() == to.len());
+        self.run(Weights { scores, weight_fn, unit, to })
     }
 
     /// The weights in some columns of a mixture, given by its rows and their factors. Relative error [`MIXED`] where

@@ -18,8 +18,8 @@ fn scores(n: usize, spread: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Both sides of a group (16), of what is compared pair by pair (32), of a summed block (256), of a block of marks and a
-/// sampled row (1024), of an emitting call and the longest row of a batch (4096), and short rows.
+/// Both sides of a group (16), of what is compared pair by pair (32), of a summed block (256), of a block of marks and
+/// a sampled row (1024), of an emitting call and the longest row of a batch (4096), and short rows.
 const LENGTHS: [usize; 20] =
     [1, 2, 3, 15, 16, 17, 31, 32, 33, 255, 256, 257, 513, 1023, 1024, 1025, 4095, 4096, 4097, 9000];
 

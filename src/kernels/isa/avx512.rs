@@ -1,7 +1,7 @@
 //! AVX-512 (F, DQ, BW, VL): one register of sixteen f32 lanes, two of eight f64 lanes.
 //!
-//! SAFETY: methods are `unsafe` as the traits have it: the CPU has these features, and pointers are valid for sixteen elements;
-//! unaligned loads and stores are used throughout.
+//! SAFETY: methods are `unsafe` as the traits have it: the CPU has these features, and pointers are valid for sixteen
+//! elements; unaligned loads and stores are used throughout.
 #![allow(clippy::wildcard_imports)] // the intrinsics are a vocabulary
 
 use std::arch::x86_64::*;
@@ -35,7 +35,7 @@ impl Lanes for F32 {
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        _mm512_storeu_ps(to, self.0)
+        _mm512_storeu_ps(to, self.0);
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
@@ -167,7 +167,7 @@ impl Lanes for F32 {
     unsafe fn compress_store(self, bits: u16, to: *mut f32) {
         // Into a register and stored whole: compressing to memory is microcoded on Zen 4. Merging into the
         // operand itself avoids the false dependency of the zeroing form.
-        _mm512_storeu_ps(to, _mm512_mask_compress_ps(self.0, bits, self.0))
+        _mm512_storeu_ps(to, _mm512_mask_compress_ps(self.0, bits, self.0));
     }
 }
 
@@ -440,17 +440,17 @@ impl Level for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         // A prefetch never faults.
-        _mm_prefetch::<_MM_HINT_T0>(at.cast())
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
     #[inline(always)]
     unsafe fn prefetch_far(at: *const u8) {
         // A prefetch never faults.
-        _mm_prefetch::<_MM_HINT_T1>(at.cast())
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
     #[inline(always)]
     unsafe fn prefetch_to_write(at: *const u8) {
         // A prefetch never faults.
-        _mm_prefetch::<_MM_HINT_ET0>(at.cast())
+        _mm_prefetch::<_MM_HINT_ET0>(at.cast());
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> F32 {

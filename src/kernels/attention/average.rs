@@ -1,19 +1,16 @@
 //! Weighted sums of stored vectors.
 //!
-//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
-//! that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
-use super::codes::Keys;
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level, Scalar};
-use super::products::Picked;
+use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
+use crate::kernels::matrix::{Keys, Picked};
+use crate::kernels::simd::{Pass, Simd};
 
 /// Groups of entries that are summed at a time.
 const WIDTH: usize = 4;
 /// Rows that are fetched ahead of their use.
 const AHEAD: usize = 16;
-
-type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
 struct Average<'a, E> {
     values: Keys<'a, E>,
@@ -36,13 +33,13 @@ impl<E: Element> Average<'_, E> {
             Picked::Listed(list) if at == 0 => list.get(from + AHEAD..).unwrap_or(&[]),
             _ => &[],
         };
-        let mut sums = [Of::<L, E>::splat(E::Scalar::default()); G];
+        let mut sums = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
         for (i, &weight) in weights.iter().enumerate() {
             if let Some(&ahead) = fetched.get(i) {
                 self.values.fetch::<L>(ahead as usize);
             }
             let row = self.values.row(self.picked.row(from + i));
-            let weight = Of::<L, E>::splat(weight);
+            let weight = LanesOf::<L, E>::splat(weight);
             for (g, sum) in sums.iter_mut().enumerate() {
                 *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
             }
@@ -55,8 +52,6 @@ impl<E: Element> Average<'_, E> {
 }
 
 impl<E: Element> Pass for Average<'_, E> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let width = self.sums.len();
@@ -79,8 +74,8 @@ impl<E: Element> Pass for Average<'_, E> {
 }
 
 impl Simd {
-    /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole groups: sixteen terms at a time in the rows' own precision, weights rounded to it,
-    /// then in f64.
+    /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole
+    /// groups: sixteen terms at a time in the rows' own precision, weights rounded to it, then in f64.
     pub(crate) fn average<E: Element>(
         self,
         values: Keys<'_, E>,
@@ -112,15 +107,15 @@ impl<E: Element, const Q: usize> Shared<'_, E, Q> {
         weights: &[[E::Scalar; Q]; LANES],
         at: usize,
     ) {
-        let mut sums = [[Of::<L, E>::splat(E::Scalar::default()); G]; Q];
+        let mut sums = [[LanesOf::<L, E>::splat(E::Scalar::default()); G]; Q];
         for (i, weights) in weights[..count].iter().enumerate() {
             let row = self.values.row(from + i);
-            let mut entries = [Of::<L, E>::splat(E::Scalar::default()); G];
+            let mut entries = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
             for (g, entries) in entries.iter_mut().enumerate() {
                 *entries = Keys::group::<L>(row, at + g * LANES);
             }
             for (sums, &weight) in sums.iter_mut().zip(weights) {
-                let weight = Of::<L, E>::splat(weight);
+                let weight = LanesOf::<L, E>::splat(weight);
                 for (sum, entries) in sums.iter_mut().zip(entries) {
                     *sum = entries.mul_add(weight, *sum);
                 }
@@ -136,8 +131,6 @@ impl<E: Element, const Q: usize> Shared<'_, E, Q> {
 }
 
 impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let (count, width) = (self.weights[0].len(), self.sums[0].len());
@@ -180,9 +173,7 @@ struct Farthest<'a, E> {
     centre: &'a [f64],
 }
 
-impl<E: Element> Pass for Farthest<'_, E> {
-    type Output = f64;
-
+impl<E: Element> Pass<f64> for Farthest<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
         let mut most = 0.0;

@@ -1,16 +1,16 @@
 //! Attention of many rows over a block of keys, in f32: a lane is a row.
 //!
-//! Queries lie with their rows side by side, so that products need no reordering of keys and no sum across lanes; scores,
-//! their maxima and their weights stay in the same lanes. Every number of a row is computed by the same operations in the
-//! same order whatever the level and whichever rows are beside it.
+//! Queries lie with their rows side by side, so that products need no reordering of keys and no sum across lanes;
+//! scores, their maxima and their weights stay in the same lanes. Every number of a row is computed by the same
+//! operations in the same order whatever the level and whichever rows are beside it.
 //!
-//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
-//! that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
-use super::codes::Keys;
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level, Scalar};
-use super::passes::exp;
+use crate::kernels::isa::{LANES, Lanes, Level};
+use crate::kernels::matrix::{Lent, product};
+use crate::kernels::simd::{Pass, Simd};
+use crate::kernels::weights::exp;
 use crate::mass;
 
 /// Rows that are worked on together.
@@ -21,13 +21,6 @@ pub(crate) const BLOCK: usize = 128;
 pub(crate) const RUN: usize = 32;
 /// Rows of a tile of a product of matrices.
 const TILE: usize = 4;
-
-/// Consecutive rows of f32.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Lent<'a> {
-    pub(crate) data: &'a [f32],
-    pub(crate) stride: usize,
-}
 
 /// Rows on their way over blocks of keys.
 #[derive(Debug)]
@@ -91,35 +84,12 @@ impl Rows {
     }
 }
 
-/// Rows of one matrix times a few columns of another, in `R x C` groups of sums, `depth` terms one after another.
-#[inline(always)]
-pub(super) unsafe fn product<L: Level, S: Scalar, const R: usize, const C: usize>(
-    (left, row, step): (*const S, usize, usize),
-    (right, right_step): (*const S, usize),
-    depth: usize,
-) -> [[S::Lanes<L>; C]; R] {
-    let mut sums = [[S::Lanes::<L>::splat(S::default()); C]; R];
-    for k in 0..depth {
-        let mut columns = [S::Lanes::<L>::splat(S::default()); C];
-        for (c, column) in columns.iter_mut().enumerate() {
-            *column = S::Lanes::<L>::load(right.add(k * right_step + c * LANES));
-        }
-        for (r, sums) in sums.iter_mut().enumerate() {
-            let entry = S::Lanes::<L>::splat(*left.add(r * row + k * step));
-            for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = column.mul_add(entry, *sum);
-            }
-        }
-    }
-    sums
-}
-
 struct Attend<'a> {
     rows: &'a mut Rows,
     keys: Lent<'a>,
     values: Lent<'a>,
     count: usize,
-    sees: BlockMask<'a>,
+    mask: BlockMask<'a>,
 }
 
 /// Which keys of a block each row sees.
@@ -176,7 +146,7 @@ impl Attend<'_> {
     unsafe fn weigh<L: Level>(&mut self, at: usize) {
         let count = self.count;
         let hidden = L::F32::splat(f32::NEG_INFINITY);
-        let (limit, each) = match self.sees {
+        let (limit, each) = match self.mask {
             BlockMask::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
             BlockMask::Each(each) => (hidden, Some(each)),
         };
@@ -235,8 +205,6 @@ impl Attend<'_> {
 }
 
 impl Pass for Attend<'_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         const WIDE: usize = 4 * LANES;
@@ -263,27 +231,6 @@ impl Pass for Attend<'_> {
     }
 }
 
-struct Widen<'a, E> {
-    keys: Keys<'a, E>,
-    from: usize,
-    width: usize,
-    to: &'a mut [f32],
-}
-
-impl<E: Element<Scalar = f32>> Pass for Widen<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<L: Level>(self) {
-        for (i, to) in self.to.chunks_exact_mut(self.width).enumerate() {
-            let row = self.keys.row(self.from + i);
-            for (g, to) in to.chunks_exact_mut(LANES).enumerate() {
-                Keys::group::<L>(row, g * LANES).store(to.as_mut_ptr());
-            }
-        }
-    }
-}
-
 impl Simd {
     /// Takes rows over at most [`BLOCK`] keys. Keys that a row sees are finite, and no product with them overflows.
     pub(crate) fn attend(
@@ -292,34 +239,15 @@ impl Simd {
         keys: Lent<'_>,
         values: Lent<'_>,
         count: usize,
-        sees: BlockMask<'_>,
+        mask: BlockMask<'_>,
     ) {
         let reach = |lent: Lent<'_>, width| (count - 1) * lent.stride + width <= lent.data.len();
         assert!(count > 0 && count <= BLOCK);
         assert!(reach(keys, rows.dim) && reach(values, rows.width));
         assert!(
-            matches!(sees, BlockMask::First(_))
-                || matches!(sees, BlockMask::Each(each) if each.len() >= count * ROWS)
+            matches!(mask, BlockMask::First(_))
+                || matches!(mask, BlockMask::Each(each) if each.len() >= count * ROWS)
         );
-        self.run(Attend { rows, keys, values, count, sees });
-    }
-
-    /// Consecutive rows in f32, as they are if they can be read `width` entries wide where they lie.
-    pub(crate) fn lend<'a, E: Element<Scalar = f32>>(
-        self,
-        keys: Keys<'a, E>,
-        (from, count): (usize, usize),
-        width: usize,
-        scratch: &'a mut Vec<f32>,
-    ) -> Lent<'a> {
-        assert!(count > 0 && width.is_multiple_of(LANES) && width >= keys.dim());
-        if width == keys.dim()
-            && let Some(lent) = keys.lend(from, count)
-        {
-            return lent;
-        }
-        scratch.resize(count * width, 0.0);
-        self.run(Widen { keys, from, width, to: &mut scratch[..] });
-        Lent { data: scratch, stride: width }
+        self.run(Attend { rows, keys, values, count, mask });
     }
 }

@@ -3,8 +3,8 @@
 //! Every pass is written once over these traits, so all levels execute the same sequence of correctly rounded
 //! operations on the same sixteen lanes and return the same bits. The portable implementation is the definition.
 //!
-//! SAFETY: all methods are `unsafe`: the caller must run on a CPU with the level's features (the entry points in `dispatch`
-//! see to that), and pointers must be valid for the sixteen elements they address, however aligned. Every implementation is
+//! SAFETY: all methods are `unsafe`: the caller must run on a CPU with the level's features (the entries of `Simd` see
+//! to that), and pointers must be valid for the sixteen elements they address, however aligned. Every implementation is
 //! `inline(always)` so that it is compiled with the features of the entry point it ends up in.
 
 use half::{bf16, f16};
@@ -42,7 +42,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn unordered(self, other: Self) -> Self::Mask;
     /// Bit i is lane i.
     unsafe fn bits(mask: Self::Mask) -> u16;
-    /// The same for masks that are used as numbers only: in a general register at once, where logic on it costs nothing.
+    /// The same for masks that are used as numbers only: in a general register at once, where logic on it costs
+    /// nothing.
     #[inline(always)]
     unsafe fn number(mask: Self::Mask) -> u16 {
         Self::bits(mask)
@@ -193,9 +194,12 @@ pub(crate) trait Element: Copy + Default + Send + Sync + std::fmt::Debug + 'stat
     unsafe fn single<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F32;
     /// Lanes of the type computed in, as f64.
     unsafe fn double<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F64;
-    /// The keys as they are, if they are stored in the type computed in.
-    fn scalars(keys: &[Self]) -> Option<&[Self::Scalar]>;
+    /// The entries as they are, if they are stored in the type computed in.
+    fn scalars(entries: &[Self]) -> Option<&[Self::Scalar]>;
 }
+
+/// The lanes that an element type is computed in at a level.
+pub(crate) type LanesOf<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
 /// What is in the right type already; unsafe only to look like the conversions beside it.
 #[inline(always)]
@@ -260,8 +264,8 @@ macro_rules! element {
             }
             #[inline(always)]
             #[allow(clippy::redundant_closure_call)]
-            fn scalars(keys: &[Self]) -> Option<&[$scalar]> {
-                $scalars(keys)
+            fn scalars(entries: &[Self]) -> Option<&[$scalar]> {
+                $scalars(entries)
             }
         }
     };

@@ -260,4 +260,4 @@ mod x86 {
     }
 }
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::Vnni;
+pub(crate) use x86::Vnni;

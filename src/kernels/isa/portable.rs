@@ -1,11 +1,13 @@
 //! The definition of the bits: sixteen lanes as an array, plain IEEE arithmetic.
 //!
-//! SAFETY: methods are `unsafe` as the traits have it. They need no CPU feature; pointers must be valid for sixteen elements.
 //! Compiled twice: for any CPU, where `mul_add` is a correctly rounded library call, and with FMA enabled.
 //!
 //! Compilers make vector code of what is done lane by lane, if it ends in memory: they work backwards from sixteen
 //! neighbouring stores. Where lanes are combined with each other they would work backwards from two numbers instead, so
 //! there the lanes go through [`black_box`] first. That changes the speed and nothing else.
+//!
+//! SAFETY: methods are `unsafe` as the traits have it. They need no CPU feature; pointers must be valid for sixteen
+//! elements.
 
 use std::hint::black_box;
 
@@ -330,6 +332,6 @@ impl Level for Portable {
     #[inline(always)]
     unsafe fn compress_positions(from: *const u32, bits: u16, to: *mut u32) {
         // Everything is read before anything is written.
-        compress(&from.cast::<[u32; LANES]>().read_unaligned(), bits, to)
+        compress(&from.cast::<[u32; LANES]>().read_unaligned(), bits, to);
     }
 }

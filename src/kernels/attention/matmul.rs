@@ -1,15 +1,14 @@
 //! Products of many queries with the same keys, in f64: a lane is a key.
 //!
-//! Keys are widened and laid side by side a panel at a time, so that sums stay in their lanes. Each sum takes its terms one after
-//! another, whatever the level and whichever queries and keys are beside it.
+//! Keys are widened and laid side by side a panel at a time, so that sums stay in their lanes. Each sum takes its terms
+//! one after another, whatever the level and whichever queries and keys are beside it.
 //!
-//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
-//! that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
-use super::codes::Keys;
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level};
-use super::panel::product;
+use crate::kernels::isa::{Element, LANES, Lanes, Level};
+use crate::kernels::matrix::{Keys, product};
+use crate::kernels::simd::{Pass, Simd};
 
 /// Groups of keys side by side.
 const GROUPS: usize = 2;
@@ -31,8 +30,6 @@ struct Lay<'a, E> {
 }
 
 impl<E: Element> Pass for Lay<'_, E> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(self) {
         let depth = self.panel.len() / SIDE;
@@ -114,8 +111,6 @@ impl Multiply<'_, '_> {
 }
 
 impl Pass for Multiply<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         const FEW: usize = 2;
@@ -144,8 +139,8 @@ impl Pass for Multiply<'_, '_> {
 }
 
 impl Simd {
-    /// Widens some entries of up to [`SIDE`] keys into a panel, `SIDE` places for each of at most [`DEPTH`] entries, and adds their
-    /// squares to those of entries before.
+    /// Widens some entries of up to [`SIDE`] keys into a panel, `SIDE` places for each of at most [`DEPTH`] entries,
+    /// and adds their squares to those of entries before.
     pub(crate) fn lay<E: Element>(
         self,
         keys: Keys<'_, E>,
@@ -159,8 +154,8 @@ impl Simd {
         self.run(Lay { keys, from, count, entry, panel, squares });
     }
 
-    /// The products of queries with the first `count` keys of a panel that begins with an entry; those of each query go to its
-    /// row, from a place on, to what is there of entries before.
+    /// The products of queries with the first `count` keys of a panel that begins with an entry; those of each query go
+    /// to its row, from a place on, to what is there of entries before.
     pub(crate) fn multiply(
         self,
         panel: &[f64],

@@ -1,32 +1,14 @@
 //! Inner products of stored vectors with a query, in f64.
 //!
-//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of [`Simd`]
-//! that run a pass.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
-use super::codes::Keys;
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level, Scalar};
+use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level};
+use crate::kernels::matrix::{Keys, Picked};
+use crate::kernels::simd::{Pass, Simd};
 
 /// Rows that are fetched ahead of their use.
 const AHEAD: usize = 16;
-
-/// Which rows.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Picked<'a> {
-    /// Consecutive from here.
-    From(usize),
-    Listed(&'a [u32]),
-}
-
-impl Picked<'_> {
-    #[inline(always)]
-    pub(super) fn row(self, at: usize) -> usize {
-        match self {
-            Picked::From(first) => first + at,
-            Picked::Listed(list) => list[at] as usize,
-        }
-    }
-}
 
 struct Products<'a, E> {
     keys: Keys<'a, E>,
@@ -37,8 +19,6 @@ struct Products<'a, E> {
 }
 
 impl<E: Element> Pass for Products<'_, E> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(self) {
         let count = match self.picked {
@@ -70,8 +50,6 @@ struct Shared<'a, E, const Q: usize> {
 }
 
 impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let groups = self.queries[0].len() / LANES;
@@ -98,13 +76,10 @@ struct Largest<'a, E> {
     count: usize,
 }
 
-impl<E: Element> Pass for Largest<'_, E> {
-    type Output = f64;
-
+impl<E: Element> Pass<f64> for Largest<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
-        type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
-        let zero = Of::<L, E>::splat(E::Scalar::default());
+        let zero = LanesOf::<L, E>::splat(E::Scalar::default());
         let mut largest = [zero; 2];
         for at in 0..self.count {
             let row = self.keys.row(self.picked.row(at));
@@ -143,7 +118,8 @@ impl Simd {
         self.run(Shared { keys, from, queries, to });
     }
 
-    /// The products of a query with some rows (as many of a list as there are places; what follows is fetched ahead), each sum `width / 16` terms deep and then a tree over sixteen lanes.
+    /// The products of a query with some rows (as many of a list as there are places; what follows is fetched ahead),
+    /// each sum `width / 16` terms deep and then a tree over sixteen lanes.
     pub(crate) fn products_f64<E: Element>(
         self,
         keys: Keys<'_, E>,

@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C: two registers of eight f32 lanes, four of four f64 lanes.
 //!
-//! SAFETY: methods are `unsafe` as the traits have it: the CPU has these features, and pointers are valid for sixteen elements;
-//! unaligned loads and stores are used throughout.
+//! SAFETY: methods are `unsafe` as the traits have it: the CPU has these features, and pointers are valid for sixteen
+//! elements; unaligned loads and stores are used throughout.
 #![allow(clippy::wildcard_imports)] // the intrinsics are a vocabulary
 #![allow(clippy::cast_sign_loss)] // they return bit sets as i32
 
@@ -467,17 +467,17 @@ impl Level for Avx2 {
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
         // A prefetch never faults.
-        _mm_prefetch::<_MM_HINT_T0>(at.cast())
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
     #[inline(always)]
     unsafe fn prefetch_far(at: *const u8) {
         // A prefetch never faults.
-        _mm_prefetch::<_MM_HINT_T1>(at.cast())
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
     #[inline(always)]
     unsafe fn prefetch_to_write(at: *const u8) {
         // A prefetch never faults.
-        _mm_prefetch::<_MM_HINT_ET0>(at.cast())
+        _mm_prefetch::<_MM_HINT_ET0>(at.cast());
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> F32 {
