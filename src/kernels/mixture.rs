@@ -63,10 +63,10 @@ pub(crate) fn padded_stride(n: usize) -> usize {
 
 /// The sum of all lanes of several accumulators, by a fixed tree.
 #[inline(always)]
-unsafe fn total<V: Lanes>(wides: [V::Wide; WIDTH]) -> f64 {
+unsafe fn total<V: Lanes<Scalar = f64>>(wides: [V; WIDTH]) -> f64 {
     let mut sums = [0.0; LANES];
     for wide in wides {
-        let lanes = V::wide_store(wide);
+        let lanes = wide.array();
         for (sum, lane) in sums.iter_mut().zip(lanes) {
             *sum += lane;
         }
@@ -93,7 +93,7 @@ impl<E: Element, W: WeightFn<E::Scalar>> Pass<f64> for Weights<'_, E, W> {
     unsafe fn run<L: Level>(self) -> f64 {
         let mut lanes = [E::Scalar::default(); LANES];
         let least = L::F32::splat(f32::MIN_POSITIVE);
-        let mut wide = L::F32::wide_zero();
+        let mut wide = L::F64::splat(0.0);
         let blocks = self.scores.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
         for (scores, to) in blocks {
             let mut sum = L::F32::splat(0.0);
@@ -117,7 +117,7 @@ impl<E: Element, W: WeightFn<E::Scalar>> Pass<f64> for Weights<'_, E, W> {
             }
             wide = sum.widen_add(wide);
         }
-        L::F32::wide_total(wide)
+        wide.sum()
     }
 }
 
@@ -132,7 +132,7 @@ impl Mix<'_> {
     /// Mixes `G` groups from a column on.
     #[inline(always)]
     unsafe fn groups<L: Level, const G: usize>(&mut self, at: usize) {
-        let mut wide = [L::F32::wide_zero(); G];
+        let mut wide = [L::F64::splat(0.0); G];
         for terms in self.terms.chunks(DEPTH) {
             let mut sums = [L::F32::splat(0.0); G];
             for &(row, factor) in terms {
@@ -147,7 +147,7 @@ impl Mix<'_> {
             }
         }
         for (to, wide) in self.to[at..][..G * LANES].chunks_exact_mut(LANES).zip(wide) {
-            for (to, sum) in to.iter_mut().zip(L::F32::wide_store(wide)) {
+            for (to, sum) in to.iter_mut().zip(wide.array()) {
                 *to = sum as f32;
             }
         }
@@ -179,7 +179,7 @@ impl Pass for Losses<'_> {
     unsafe fn run<L: Level>(self) {
         for (row, sum) in self.sums.iter_mut().enumerate() {
             let weights = &self.panel.row(row)[self.from..][..self.shares.len()];
-            let mut wide = [L::F32::wide_zero(); WIDTH];
+            let mut wide = [L::F64::splat(0.0); WIDTH];
             let blocks = weights.chunks(LANES * DEPTH * WIDTH);
             for (weights, shares) in blocks.zip(self.shares.chunks(LANES * DEPTH * WIDTH)) {
                 let mut sums = [L::F32::splat(0.0); WIDTH];
@@ -203,7 +203,7 @@ impl Pass for Losses<'_> {
                     *wide = sum.widen_add(*wide);
                 }
             }
-            *sum += total::<L::F32>(wide);
+            *sum += total(wide);
         }
     }
 }
@@ -222,7 +222,7 @@ impl Pass<f64> for Ramp<'_> {
         let width = L::F32::splat(2.0 * self.half);
         let inverse = L::F32::splat(0.5 / self.half);
         let halved = L::F32::splat(0.5);
-        let mut wide = L::F32::wide_zero();
+        let mut wide = L::F64::splat(0.0);
         let blocks = self.mixed.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
         for (mixed, to) in blocks {
             let mut sum = zero;
@@ -236,7 +236,7 @@ impl Pass<f64> for Ramp<'_> {
             }
             wide = sum.widen_add(wide);
         }
-        L::F32::wide_total(wide)
+        wide.sum()
     }
 }
 
@@ -260,7 +260,7 @@ impl Products<'_> {
             }
         }
         for (to, sum) in self.to[at..].iter_mut().zip(sums) {
-            *to = L::F32::wide_total(sum.widen_add(L::F32::wide_zero()));
+            *to = sum.widen_add(L::F64::splat(0.0)).sum();
         }
     }
 }

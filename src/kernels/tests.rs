@@ -98,19 +98,19 @@ where
         out.push(found as u64);
     }
     let allowed: Vec<u8> = (0..scores.len()).map(|i| any_byte(i, i % 5 != 0)).collect();
-    let live = &scores[..scores.len() - scores.len().min(5)];
+    let visible = &scores[..scores.len() - scores.len().min(5)];
     let (mut dense, mut from) = (Vec::new(), Vec::new());
-    simd.compact(live, &allowed[..live.len()], &mut dense, &mut from);
-    let admitted = (0..live.len() as u32).filter(|i| i % 5 != 0);
-    let admitted = admitted.filter(|&i| live[i as usize].widen() > masked);
+    simd.compact(visible, &allowed[..visible.len()], &mut dense, &mut from);
+    let admitted = (0..visible.len() as u32).filter(|i| i % 5 != 0);
+    let admitted = admitted.filter(|&i| visible[i as usize].widen() > masked);
     assert_eq!(from, admitted.collect::<Vec<u32>>());
     out.extend(dense.iter().map(|&score| bits(score.into())));
     out.extend(from.iter().map(|&position| u64::from(position)));
     let mut copy = vec![E::MASKED; scores.len()];
-    let seen = simd.survey(Some(live), live.len(), &mut copy);
+    let seen = simd.survey(Some(visible), visible.len(), &mut copy);
     out.extend([bits(seen.largest.into()), bits(seen.smallest.into())]);
     out.extend(copy.iter().map(|score| bits(score.widen().into())));
-    assert_eq!(seen, simd.survey(None, live.len(), &mut copy));
+    assert_eq!(seen, simd.survey(None, visible.len(), &mut copy));
     copy.copy_from_slice(scores);
     let seen = simd.survey(None, scores.len(), &mut copy);
     assert_eq!(simd.scan(scores, None), (seen, 0.0));

@@ -111,7 +111,7 @@ pub(super) struct Sum<V: Lanes> {
 impl<V: Lanes> Sum<V> {
     #[inline(always)]
     pub(super) unsafe fn new() -> Self {
-        Sum { lanes: V::splat(V::Scalar::default()), wide: V::wide_zero() }
+        Sum { lanes: V::splat(V::Scalar::default()), wide: V::Wide::splat(0.0) }
     }
     #[inline(always)]
     pub(super) unsafe fn add(&mut self, weights: V) {
@@ -131,7 +131,7 @@ impl<V: Lanes> Sum<V> {
     #[inline(always)]
     pub(super) unsafe fn total(mut self) -> f64 {
         self.flush();
-        V::wide_total(self.wide)
+        self.wide.sum()
     }
 }
 

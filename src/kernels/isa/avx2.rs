@@ -63,12 +63,21 @@ impl F32 {
     fn zip(self, other: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
         F32([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
     }
+    #[inline(always)]
+    fn test(self, other: Self, f: impl Fn(__m256, __m256) -> __m256) -> [__m256; 2] {
+        self.zip(other, f).0
+    }
 }
 
 impl Lanes for F32 {
     type Scalar = f32;
     type Mask = [__m256; 2];
-    type Wide = [__m256d; 4];
+    type Wide = F64;
+
+    lanewise! {
+        add: _mm256_add_ps, sub: _mm256_sub_ps, mul: _mm256_mul_ps, max: _mm256_max_ps, min: _mm256_min_ps,
+    }
+    compare!(_mm256_cmp_ps);
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -84,53 +93,13 @@ impl Lanes for F32 {
         _mm256_storeu_ps(to.add(8), self.0[1]);
     }
     #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_sub_ps(a, b))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_mul_ps(a, b))
-    }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_add_ps(a, b))
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_max_ps(a, b))
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_min_ps(a, b))
-    }
-    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
         F32(std::array::from_fn(|i| _mm256_fmadd_ps(self.0[i], factor.0[i], term.0[i])))
-    }
-    #[inline(always)]
-    unsafe fn lt(self, other: Self) -> [__m256; 2] {
-        self.zip(other, |a, b| _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)).0
-    }
-    #[inline(always)]
-    unsafe fn ge(self, other: Self) -> [__m256; 2] {
-        self.zip(other, |a, b| _mm256_cmp_ps::<_CMP_GE_OQ>(a, b)).0
-    }
-    #[inline(always)]
-    unsafe fn gt(self, other: Self) -> [__m256; 2] {
-        self.zip(other, |a, b| _mm256_cmp_ps::<_CMP_GT_OQ>(a, b)).0
-    }
-    #[inline(always)]
-    unsafe fn eq(self, other: Self) -> [__m256; 2] {
-        self.zip(other, |a, b| _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b)).0
     }
     #[inline(always)]
     unsafe fn within(self, lo: Self, hi: Self) -> u16 {
         let over = F32(self.ge(lo));
         Self::bits(over.zip(F32(self.lt(hi)), |a, b| _mm256_and_ps(a, b)).0)
-    }
-    #[inline(always)]
-    unsafe fn unordered(self, other: Self) -> [__m256; 2] {
-        self.zip(other, |a, b| _mm256_cmp_ps::<_CMP_UNORD_Q>(a, b)).0
     }
     #[inline(always)]
     unsafe fn bits(mask: [__m256; 2]) -> u16 {
@@ -175,22 +144,8 @@ impl Lanes for F32 {
         narrow(widen(self).map(|quarter| _mm256_mul_pd(scale, _mm256_sub_pd(quarter, shift))))
     }
     #[inline(always)]
-    unsafe fn wide_zero() -> [__m256d; 4] {
-        [_mm256_setzero_pd(); 4]
-    }
-    #[inline(always)]
-    unsafe fn widen_add(self, wide: [__m256d; 4]) -> [__m256d; 4] {
-        F64(wide).add(F64(widen(self))).0
-    }
-    #[inline(always)]
-    unsafe fn wide_store(wide: [__m256d; 4]) -> [f64; LANES] {
-        let mut lanes = [0.0; LANES];
-        F64(wide).store(lanes.as_mut_ptr());
-        lanes
-    }
-    #[inline(always)]
-    unsafe fn wide_total(wide: [__m256d; 4]) -> f64 {
-        total(wide)
+    unsafe fn widen_add(self, wide: F64) -> F64 {
+        wide.add(F64(widen(self)))
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -240,16 +195,6 @@ unsafe fn narrow(lanes: [__m256d; 4]) -> F32 {
     F32([_mm256_set_m128(quarters[1], quarters[0]), _mm256_set_m128(quarters[3], quarters[2])])
 }
 
-/// The sum of sixteen f64 lanes, in halves.
-#[inline(always)]
-unsafe fn total(wide: [__m256d; 4]) -> f64 {
-    let low = _mm256_add_pd(wide[0], wide[2]);
-    let high = _mm256_add_pd(wide[1], wide[3]);
-    let four = _mm256_add_pd(low, high);
-    let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
-    _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
-}
-
 impl Single for F32 {
     #[inline(always)]
     unsafe fn as_bits(self) -> Self {
@@ -269,12 +214,21 @@ impl F64 {
     fn zip(self, other: Self, f: impl Fn(__m256d, __m256d) -> __m256d) -> Self {
         F64(std::array::from_fn(|i| f(self.0[i], other.0[i])))
     }
+    #[inline(always)]
+    fn test(self, other: Self, f: impl Fn(__m256d, __m256d) -> __m256d) -> [__m256d; 4] {
+        self.zip(other, f).0
+    }
 }
 
 impl Lanes for F64 {
     type Scalar = f64;
     type Mask = [__m256d; 4];
-    type Wide = [__m256d; 4];
+    type Wide = F64;
+
+    lanewise! {
+        add: _mm256_add_pd, sub: _mm256_sub_pd, mul: _mm256_mul_pd, max: _mm256_max_pd, min: _mm256_min_pd,
+    }
+    compare!(_mm256_cmp_pd);
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
@@ -291,53 +245,13 @@ impl Lanes for F64 {
         }
     }
     #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_sub_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_mul_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_add_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_max_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm256_min_pd(a, b))
-    }
-    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
         F64(std::array::from_fn(|i| _mm256_fmadd_pd(self.0[i], factor.0[i], term.0[i])))
-    }
-    #[inline(always)]
-    unsafe fn lt(self, other: Self) -> [__m256d; 4] {
-        self.zip(other, |a, b| _mm256_cmp_pd::<_CMP_LT_OQ>(a, b)).0
-    }
-    #[inline(always)]
-    unsafe fn ge(self, other: Self) -> [__m256d; 4] {
-        self.zip(other, |a, b| _mm256_cmp_pd::<_CMP_GE_OQ>(a, b)).0
-    }
-    #[inline(always)]
-    unsafe fn gt(self, other: Self) -> [__m256d; 4] {
-        self.zip(other, |a, b| _mm256_cmp_pd::<_CMP_GT_OQ>(a, b)).0
-    }
-    #[inline(always)]
-    unsafe fn eq(self, other: Self) -> [__m256d; 4] {
-        self.zip(other, |a, b| _mm256_cmp_pd::<_CMP_EQ_OQ>(a, b)).0
     }
     #[inline(always)]
     unsafe fn within(self, lo: Self, hi: Self) -> u16 {
         let over = F64(self.ge(lo));
         Self::bits(over.zip(F64(self.lt(hi)), |a, b| _mm256_and_pd(a, b)).0)
-    }
-    #[inline(always)]
-    unsafe fn unordered(self, other: Self) -> [__m256d; 4] {
-        self.zip(other, |a, b| _mm256_cmp_pd::<_CMP_UNORD_Q>(a, b)).0
     }
     #[inline(always)]
     unsafe fn bits(mask: [__m256d; 4]) -> u16 {
@@ -390,26 +304,16 @@ impl Lanes for F64 {
         })
     }
     #[inline(always)]
-    unsafe fn wide_zero() -> [__m256d; 4] {
-        [_mm256_setzero_pd(); 4]
-    }
-    #[inline(always)]
-    unsafe fn widen_add(self, wide: [__m256d; 4]) -> [__m256d; 4] {
-        F64(wide).add(self).0
-    }
-    #[inline(always)]
-    unsafe fn wide_store(wide: [__m256d; 4]) -> [f64; LANES] {
-        let mut lanes = [0.0; LANES];
-        F64(wide).store(lanes.as_mut_ptr());
-        lanes
-    }
-    #[inline(always)]
-    unsafe fn wide_total(wide: [__m256d; 4]) -> f64 {
-        total(wide)
+    unsafe fn widen_add(self, wide: F64) -> F64 {
+        wide.add(self)
     }
     #[inline(always)]
     unsafe fn sum(self) -> f64 {
-        total(self.0)
+        let low = _mm256_add_pd(self.0[0], self.0[2]);
+        let high = _mm256_add_pd(self.0[1], self.0[3]);
+        let four = _mm256_add_pd(low, high);
+        let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
     }
     #[inline(always)]
     unsafe fn largest(self) -> f64 {

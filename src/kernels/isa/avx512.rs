@@ -20,10 +20,26 @@ const FLOOR: i32 = 0x09;
 #[derive(Clone, Copy)]
 pub(crate) struct F32(pub(super) __m512);
 
+impl F32 {
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(__m512, __m512) -> __m512) -> Self {
+        F32(f(self.0, other.0))
+    }
+    #[inline(always)]
+    fn test(self, other: Self, f: impl Fn(__m512, __m512) -> __mmask16) -> __mmask16 {
+        f(self.0, other.0)
+    }
+}
+
 impl Lanes for F32 {
     type Scalar = f32;
     type Mask = __mmask16;
-    type Wide = [__m512d; 2];
+    type Wide = F64;
+
+    lanewise! {
+        add: _mm512_add_ps, sub: _mm512_sub_ps, mul: _mm512_mul_ps, max: _mm512_max_ps, min: _mm512_min_ps,
+    }
+    compare!(_mm512_cmp_ps_mask);
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -38,53 +54,13 @@ impl Lanes for F32 {
         _mm512_storeu_ps(to, self.0);
     }
     #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        F32(_mm512_sub_ps(self.0, other.0))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        F32(_mm512_mul_ps(self.0, other.0))
-    }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        F32(_mm512_add_ps(self.0, other.0))
-    }
-    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
         F32(_mm512_fmadd_ps(self.0, factor.0, term.0))
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        F32(_mm512_max_ps(self.0, other.0))
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        F32(_mm512_min_ps(self.0, other.0))
-    }
-    #[inline(always)]
-    unsafe fn lt(self, other: Self) -> __mmask16 {
-        _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0)
-    }
-    #[inline(always)]
-    unsafe fn ge(self, other: Self) -> __mmask16 {
-        _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, other.0)
-    }
-    #[inline(always)]
-    unsafe fn gt(self, other: Self) -> __mmask16 {
-        _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, other.0)
-    }
-    #[inline(always)]
-    unsafe fn eq(self, other: Self) -> __mmask16 {
-        _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0)
     }
     #[inline(always)]
     unsafe fn within(self, lo: Self, hi: Self) -> u16 {
         let over = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, lo.0);
         number(_mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(over, self.0, hi.0))
-    }
-    #[inline(always)]
-    unsafe fn unordered(self, other: Self) -> __mmask16 {
-        _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, other.0)
     }
     #[inline(always)]
     unsafe fn bits(mask: __mmask16) -> u16 {
@@ -124,23 +100,8 @@ impl Lanes for F32 {
         F32(narrow(widen(self.0).map(|half| _mm512_mul_pd(scale, _mm512_sub_pd(half, shift)))))
     }
     #[inline(always)]
-    unsafe fn wide_zero() -> [__m512d; 2] {
-        [_mm512_setzero_pd(); 2]
-    }
-    #[inline(always)]
-    unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
-        let halves = widen(self.0);
-        [_mm512_add_pd(wide[0], halves[0]), _mm512_add_pd(wide[1], halves[1])]
-    }
-    #[inline(always)]
-    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
-        let mut lanes = [0.0; LANES];
-        F64(wide).store(lanes.as_mut_ptr());
-        lanes
-    }
-    #[inline(always)]
-    unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {
-        total(wide)
+    unsafe fn widen_add(self, wide: F64) -> F64 {
+        wide.add(F64(widen(self.0)))
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -208,16 +169,6 @@ unsafe fn upper(lanes: __m512) -> __m256 {
     _mm512_extractf32x8_ps::<1>(lanes)
 }
 
-/// The sum of sixteen f64 lanes, in halves.
-#[inline(always)]
-unsafe fn total(wide: [__m512d; 2]) -> f64 {
-    let eight = _mm512_add_pd(wide[0], wide[1]);
-    let high = _mm512_extractf64x4_pd::<1>(eight);
-    let four = _mm256_add_pd(_mm512_castpd512_pd256(eight), high);
-    let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
-    _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
-}
-
 impl Single for F32 {
     #[inline(always)]
     unsafe fn as_bits(self) -> Self {
@@ -246,7 +197,12 @@ impl F64 {
 impl Lanes for F64 {
     type Scalar = f64;
     type Mask = [__mmask8; 2];
-    type Wide = [__m512d; 2];
+    type Wide = F64;
+
+    lanewise! {
+        add: _mm512_add_pd, sub: _mm512_sub_pd, mul: _mm512_mul_pd, max: _mm512_max_pd, min: _mm512_min_pd,
+    }
+    compare!(_mm512_cmp_pd_mask);
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
@@ -262,49 +218,8 @@ impl Lanes for F64 {
         _mm512_storeu_pd(to.add(8), self.0[1]);
     }
     #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm512_sub_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm512_mul_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm512_add_pd(a, b))
-    }
-    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        F64({
-            [
-                _mm512_fmadd_pd(self.0[0], factor.0[0], term.0[0]),
-                _mm512_fmadd_pd(self.0[1], factor.0[1], term.0[1]),
-            ]
-        })
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm512_max_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        self.zip(other, |a, b| _mm512_min_pd(a, b))
-    }
-    #[inline(always)]
-    unsafe fn lt(self, other: Self) -> [__mmask8; 2] {
-        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b))
-    }
-    #[inline(always)]
-    unsafe fn ge(self, other: Self) -> [__mmask8; 2] {
-        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_GE_OQ>(a, b))
-    }
-    #[inline(always)]
-    unsafe fn gt(self, other: Self) -> [__mmask8; 2] {
-        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_GT_OQ>(a, b))
-    }
-    #[inline(always)]
-    unsafe fn eq(self, other: Self) -> [__mmask8; 2] {
-        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(a, b))
+        F64(std::array::from_fn(|i| _mm512_fmadd_pd(self.0[i], factor.0[i], term.0[i])))
     }
     #[inline(always)]
     unsafe fn within(self, lo: Self, hi: Self) -> u16 {
@@ -312,10 +227,6 @@ impl Lanes for F64 {
             let over = _mm512_cmp_pd_mask::<_CMP_GE_OQ>(self.0[i], lo.0[i]);
             _mm512_mask_cmp_pd_mask::<_CMP_LT_OQ>(over, self.0[i], hi.0[i])
         }))
-    }
-    #[inline(always)]
-    unsafe fn unordered(self, other: Self) -> [__mmask8; 2] {
-        self.test(other, |a, b| _mm512_cmp_pd_mask::<_CMP_UNORD_Q>(a, b))
     }
     #[inline(always)]
     unsafe fn bits(mask: [__mmask8; 2]) -> u16 {
@@ -369,26 +280,16 @@ impl Lanes for F64 {
         })
     }
     #[inline(always)]
-    unsafe fn wide_zero() -> [__m512d; 2] {
-        [_mm512_setzero_pd(); 2]
-    }
-    #[inline(always)]
-    unsafe fn widen_add(self, wide: [__m512d; 2]) -> [__m512d; 2] {
-        [_mm512_add_pd(wide[0], self.0[0]), _mm512_add_pd(wide[1], self.0[1])]
-    }
-    #[inline(always)]
-    unsafe fn wide_store(wide: [__m512d; 2]) -> [f64; LANES] {
-        let mut lanes = [0.0; LANES];
-        F64(wide).store(lanes.as_mut_ptr());
-        lanes
-    }
-    #[inline(always)]
-    unsafe fn wide_total(wide: [__m512d; 2]) -> f64 {
-        total(wide)
+    unsafe fn widen_add(self, wide: F64) -> F64 {
+        wide.add(self)
     }
     #[inline(always)]
     unsafe fn sum(self) -> f64 {
-        total(self.0)
+        let eight = _mm512_add_pd(self.0[0], self.0[1]);
+        let high = _mm512_extractf64x4_pd::<1>(eight);
+        let four = _mm256_add_pd(_mm512_castpd512_pd256(eight), high);
+        let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
+        _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
     }
     #[inline(always)]
     unsafe fn largest(self) -> f64 {

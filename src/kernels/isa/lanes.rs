@@ -20,7 +20,7 @@ pub(crate) trait Lanes: Copy {
     /// One truth value per lane, in the form that the level computes with.
     type Mask: Copy;
     /// Sixteen f64 accumulators.
-    type Wide: Copy;
+    type Wide: Lanes<Scalar = f64>;
 
     unsafe fn splat(value: Self::Scalar) -> Self;
     unsafe fn load(from: *const Self::Scalar) -> Self;
@@ -61,13 +61,16 @@ pub(crate) trait Lanes: Copy {
     unsafe fn scale_by_floor(self, exponent: Self, mask: Self::Mask) -> Self;
     /// `scale * (self - shift)` with the difference and the product taken in f64.
     unsafe fn affine(self, shift: f64, scale: f64) -> Self;
-    unsafe fn wide_zero() -> Self::Wide;
     /// `wide + self`, lane by lane, in f64.
     unsafe fn widen_add(self, wide: Self::Wide) -> Self::Wide;
-    unsafe fn wide_store(wide: Self::Wide) -> [f64; LANES];
-    /// The sum of the accumulators: lane i and i + 8, then i + 4, i + 2, i + 1.
-    unsafe fn wide_total(wide: Self::Wide) -> f64;
-    /// The sum of the lanes in their own precision, in the tree of [`Lanes::wide_total`].
+    /// The lanes in memory.
+    #[inline(always)]
+    unsafe fn array(self) -> [Self::Scalar; LANES] {
+        let mut lanes = [Self::Scalar::default(); LANES];
+        self.store(lanes.as_mut_ptr());
+        lanes
+    }
+    /// The sum of the lanes in their own precision: lane i and i + 8, then i + 4, i + 2, i + 1.
     unsafe fn sum(self) -> Self::Scalar;
     /// The largest lane, found in the same tree by [`Lanes::max`].
     unsafe fn largest(self) -> Self::Scalar;
@@ -85,8 +88,8 @@ pub(crate) trait Single: Lanes<Scalar = f32> {
 
 /// The f32 and f64 lanes of one instruction set, and its conversions.
 pub(crate) trait Level: Copy {
-    type F32: Single;
-    type F64: Lanes<Scalar = f64>;
+    type F32: Single<Wide = Self::F64>;
+    type F64: Lanes<Scalar = f64, Wide = Self::F64>;
     /// Whether thirty-two groups of f32 fit in registers.
     const ROOMY: bool = false;
 

@@ -1,5 +1,31 @@
 //! Instruction sets: sixteen virtual lanes, the portable code that defines them, and what each CPU has for them.
 
+/// Methods that are one intrinsic in each register, over a type's `zip`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! lanewise {
+    ($($method:ident: $intrinsic:ident),* $(,)?) => {$(
+        #[inline(always)]
+        unsafe fn $method(self, other: Self) -> Self {
+            self.zip(other, |a, b| $intrinsic(a, b))
+        }
+    )*};
+}
+
+/// The comparisons, over a type's `test`; all but the last are false for a NaN.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compare {
+    ($intrinsic:ident) => {
+        compare!($intrinsic, lt: _CMP_LT_OQ, ge: _CMP_GE_OQ, gt: _CMP_GT_OQ, eq: _CMP_EQ_OQ);
+        compare!($intrinsic, unordered: _CMP_UNORD_Q);
+    };
+    ($intrinsic:ident, $($method:ident: $predicate:ident),*) => {$(
+        #[inline(always)]
+        unsafe fn $method(self, other: Self) -> Self::Mask {
+            self.test(other, |a, b| $intrinsic::<$predicate>(a, b))
+        }
+    )*};
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

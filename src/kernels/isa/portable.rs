@@ -147,21 +147,9 @@ macro_rules! lanes {
                 self.map(|s| $affine(s, shift, scale))
             }
             #[inline(always)]
-            unsafe fn wide_zero() -> Array<f64> {
-                Array([0.0; LANES])
-            }
-            #[inline(always)]
             unsafe fn widen_add(self, wide: Array<f64>) -> Array<f64> {
                 let lanes = black_box(self);
                 Array(std::array::from_fn(|i| wide.0[i] + f64::from(lanes.0[i])))
-            }
-            #[inline(always)]
-            unsafe fn wide_store(wide: Array<f64>) -> [f64; LANES] {
-                wide.0
-            }
-            #[inline(always)]
-            unsafe fn wide_total(wide: Array<f64>) -> f64 {
-                tree(wide, |a, b| a + b)
             }
             #[inline(always)]
             unsafe fn sum(self) -> $float {

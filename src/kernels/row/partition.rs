@@ -309,7 +309,8 @@ impl Simd {
         to.reserve(scores.len());
         let from = (scores.as_ptr(), weights.as_ptr(), scores.len());
         let out = (to.scores.as_mut_ptr(), to.weights.as_mut_ptr());
-        let sides = self.narrow_between(from, bracket, out);
+        // SAFETY: both lists hold as many as there are scores, and a group more.
+        let sides = unsafe { self.narrow_between(from, bracket, out) };
         to.len = sides.inside;
         sides
     }
@@ -323,16 +324,18 @@ impl Simd {
         let len = within.padded(LANES).0.len();
         assert!(within.scores.len() >= len + LANES && within.weights.len() >= len + LANES);
         let out = (within.scores.as_mut_ptr(), within.weights.as_mut_ptr());
-        // Both lists hold `len` entries and a group more, and what is written never overtakes what is read.
         let from = (out.0.cast_const(), out.1.cast_const(), len);
-        let sides = self.narrow_between(from, bracket, out);
+        // SAFETY: both lists hold `len` entries and a group more, and what is written never overtakes what is read.
+        let sides = unsafe { self.narrow_between(from, bracket, out) };
         within.len = sides.inside;
         sides
     }
 
-    /// The pass in chunks. The caller has checked that there are `len` entries to read and as many and a group more
-    /// to write.
-    fn narrow_between<S: Scalar>(
+    /// The pass in chunks.
+    ///
+    /// # Safety
+    /// There are `len` entries to read, and room for as many and a group more to write.
+    unsafe fn narrow_between<S: Scalar>(
         self,
         (scores, weights, len): (*const S, *const S, usize),
         bracket: (S, S),
