@@ -1,4 +1,6 @@
 //! Instruction sets: sixteen virtual lanes, the portable code that defines them, and what each CPU has for them.
+//!
+//! SAFETY: methods are `unsafe` as the traits have it, in `lanes.rs`.
 
 /// Methods that are one intrinsic in each register, over a type's `zip`.
 #[cfg(target_arch = "x86_64")]
