@@ -6,6 +6,9 @@
 use super::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
 use super::simd::{Pass, Simd};
 
+/// Listed rows that are fetched ahead of their use.
+pub(super) const AHEAD: usize = 16;
+
 /// Rows of keys in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Keys<'a, E> {

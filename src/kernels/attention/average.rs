@@ -4,13 +4,11 @@
 //! [`Simd`] that run a pass.
 
 use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
-use crate::kernels::matrix::{Keys, Picked};
+use crate::kernels::matrix::{AHEAD, Keys, Picked};
 use crate::kernels::simd::{Pass, Simd};
 
 /// Groups of entries that are summed at a time.
 const WIDTH: usize = 4;
-/// Rows that are fetched ahead of their use.
-const AHEAD: usize = 16;
 
 struct Average<'a, E> {
     values: Keys<'a, E>,

@@ -4,11 +4,8 @@
 //! [`Simd`] that run a pass.
 
 use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level};
-use crate::kernels::matrix::{Keys, Picked};
+use crate::kernels::matrix::{AHEAD, Keys, Picked};
 use crate::kernels::simd::{Pass, Simd};
-
-/// Rows that are fetched ahead of their use.
-const AHEAD: usize = 16;
 
 struct Products<'a, E> {
     keys: Keys<'a, E>,

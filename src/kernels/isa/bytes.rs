@@ -32,6 +32,12 @@ impl Step {
         });
         Step { high, low, both }
     }
+
+    /// One of which only the form with both halves is read.
+    #[inline(always)]
+    fn widened(four: [i8; STEP]) -> Self {
+        Step { high: four, low: four, both: four.map(i16::from) }
+    }
 }
 
 /// Sixteen integer sums of products of bytes and 16-bit numbers at a level. Sums wrap.
@@ -83,9 +89,7 @@ impl ByteDots for Portable {
     }
     #[inline(always)]
     unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; STEP]) -> Self::Short {
-        let both = four.map(i16::from);
-        // Only one form of the numbers is read.
-        Self::add(sums, line, Step { high: four, low: four, both })
+        Self::add(sums, line, Step::widened(four))
     }
     #[inline(always)]
     unsafe fn short_sums(sums: Self::Short) -> [i32; LANES] {
@@ -140,7 +144,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; 4]) -> Self::Short {
-            Self::add(sums, line, widened(four))
+            Self::add(sums, line, Step::widened(four))
         }
         #[inline(always)]
         unsafe fn short_sums(sums: Self::Short) -> [i32; 16] {
@@ -190,7 +194,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; 4]) -> Self::Short {
-            Self::add(sums, line, widened(four))
+            Self::add(sums, line, Step::widened(four))
         }
         #[inline(always)]
         unsafe fn short_sums(sums: Self::Short) -> [i32; 16] {
@@ -245,12 +249,6 @@ mod x86 {
             _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums);
             stored
         }
-    }
-
-    /// A step of which only the form with both halves is read.
-    #[inline(always)]
-    fn widened(four: [i8; 4]) -> Step {
-        Step { high: four, low: four, both: four.map(i16::from) }
     }
 
     #[inline(always)]
