@@ -51,8 +51,8 @@ RUST_ARROWS: dict[str, set[str] | None] = {
     "twofold": set(),
     "scale": set(),
 }
-# Each instruction set is reached through the dispatcher alone.
-LEVELS = {"portable", "avx2", "avx512", "neon"}
+# What names an instruction set: `Simd` alone does, outside of `kernels/isa`.
+LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Neon|avx2|avx512|neon)\b")
 
 _NOT_CODE = re.compile(
     r"""//[^\n]*|/\*.*?\*/|b?r(\#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'(?:\\[^']+|[^\\'])'""", re.DOTALL
@@ -157,25 +157,25 @@ def test_rust_rooms_form_no_cycle() -> None:
         pytest.fail(f"a cycle: {' -> '.join(error.args[1])}")
 
 
-def test_levels_are_reached_through_dispatch_alone() -> None:
+def test_levels_are_entered_in_one_place() -> None:
+    """A pass is written over the traits of a level, and no level knows how it is chosen."""
     wrong = set()
     for file in rust_files():
-        module = module_path(file)
-        for path in rust_imports(file.read_text(), module):
-            names_level = path[0] == "kernels" and len(path) == 2 and path[1] in LEVELS
-            inside = module[0] == "kernels"
-            if names_level and not (inside and (module[-1] == "dispatch" or path[1] == "portable")):
-                wrong.add(f"{'/'.join(module)} -> {'/'.join(path)}")
-            if path == ("kernels", "dispatch") and inside and module[-1] in LEVELS:
-                wrong.add(f"{'/'.join(module)} -> kernels/dispatch")
+        module, code = module_path(file), code_of(file.read_text())
+        if module[:2] == ["kernels", "isa"]:
+            wrong |= {f"{'/'.join(module)} -> {name}" for name in re.findall(r"\b[Ss]imd\b", code)}
+        elif module != ["kernels", "simd"]:
+            wrong |= {f"{'/'.join(module)} -> {name}" for name in LEVELS.findall(code)}
     assert not wrong
+    assert LEVELS.search(code_of((RUST / "kernels" / "simd.rs").read_text()))
 
 
 def undocumented_unsafe(text: str) -> list[int]:
     """Lines whose `unsafe` says nowhere near who guarantees what.
 
     A block or impl needs a SAFETY comment at its side or shortly above. A function or trait may
-    have it in its body, or in the file's `//!` header where one contract serves many.
+    have it in its body, or in the file's `//!` header where one contract serves many; the body of
+    such a function needs no block, since all of it stands under that contract.
     """
     lines = text.splitlines()
     code = _NOT_CODE.sub(blank, text).splitlines()
@@ -187,7 +187,7 @@ def undocumented_unsafe(text: str) -> list[int]:
             near = "\n".join(lines[max(0, number - 10) : number + (6 if declares else 2)])
             if re.search("SAFETY|# Safety", near):
                 continue
-            if not (declares and re.search("SAFETY|# Safety|`unsafe`", header)):
+            if not (declares and re.search("SAFETY|# Safety", header)):
                 missing.append(number + 1)
     return missing
 
@@ -264,9 +264,10 @@ def test_the_rust_reader_sees_what_it_should() -> None:
     assert ("kernels", "avx2") in rust_imports(source, ["select", "row"])
     assert undocumented_unsafe("fn f() {\n    unsafe { g() }\n}\n") == [2]
     assert undocumented_unsafe("// SAFETY: g asks for nothing.\nunsafe { g() }\n") == []
-    assert (
-        undocumented_unsafe("//! All are `unsafe`: AVX2 must be there.\nunsafe fn f() {}\n") == []
-    )
+    header = "//! SAFETY: AVX2 must be there.\n"
+    assert undocumented_unsafe(header + "unsafe fn f() {}\n") == []
+    assert undocumented_unsafe(header + "\n" * 9 + "fn g() {\n    unsafe { f() }\n}\n") == [12]
+    assert undocumented_unsafe("//! All are `unsafe`.\n\n\nunsafe fn f() {}\n") == [4]
 
 
 # -------------------------------------------------------------------------------------- Python

@@ -1,10 +1,11 @@
 //! What the scores of a row below an edge weigh together.
 //!
-//! The `unsafe` functions here ask of their caller a CPU with the level's features.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
-use super::dispatch::{Pass, Simd};
-use super::lanes::{LANES, Lanes, Level};
-use super::passes::{DEPTH, Exp, Sum, WeightFn};
+use super::isa::{LANES, Lanes, Level};
+use super::simd::{Pass, Simd};
+use super::weights::{DEPTH, Exp, Sum, WeightFn};
 
 /// Sums over scores that lie below an edge and are not masked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,46 +28,41 @@ struct Sums<'a> {
     edge: f32,
 }
 
-impl Pass for Sums<'_> {
-    type Output = Below;
-
+impl Pass<Below> for Sums<'_> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> Below {
-        // SAFETY: the caller vouches for the level; chunks are whole groups.
-        unsafe {
-            let (weight_fn, edge) = (Exp(self.shift), L::F32::splat(self.edge));
-            let masked = L::F32::splat(f32::NEG_INFINITY);
-            let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
-            let (mut rest, mut rest_squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
-            let (mut count, mut largest) = (0, masked);
-            for block in self.scores.chunks(LANES * DEPTH) {
-                for scores in block.chunks_exact(LANES) {
-                    let scores = L::F32::load(scores.as_ptr());
-                    let below = scores.lt(edge);
-                    let weight = weight_fn.weigh(scores);
-                    weights.add_where(below, weight);
-                    let square = weight.mul(weight);
-                    squares.add_where(below, square);
-                    let above = scores.ge(edge);
-                    rest.add_where(above, weight);
-                    rest_squares.add_where(above, square);
-                    largest = scores.select(below, masked).max(largest);
-                    let visible = L::F32::number(below) & L::F32::number(scores.gt(masked));
-                    count += visible.count_ones() as usize;
-                }
-                weights.flush();
-                squares.flush();
-                rest.flush();
-                rest_squares.flush();
+        let (weight_fn, edge) = (Exp(self.shift), L::F32::splat(self.edge));
+        let masked = L::F32::splat(f32::NEG_INFINITY);
+        let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
+        let (mut rest, mut rest_squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
+        let (mut count, mut largest) = (0, masked);
+        for block in self.scores.chunks(LANES * DEPTH) {
+            for scores in block.chunks_exact(LANES) {
+                let scores = L::F32::load(scores.as_ptr());
+                let below = scores.lt(edge);
+                let weight = weight_fn.weigh(scores);
+                weights.add_where(below, weight);
+                let square = weight.mul(weight);
+                squares.add_where(below, square);
+                let above = scores.ge(edge);
+                rest.add_where(above, weight);
+                rest_squares.add_where(above, square);
+                largest = scores.select(below, masked).max(largest);
+                let visible = L::F32::number(below) & L::F32::number(scores.gt(masked));
+                count += visible.count_ones() as usize;
             }
-            Below {
-                weights: weights.total(),
-                squares: squares.total(),
-                count,
-                largest: largest.largest(),
-                rest: rest.total(),
-                rest_squares: rest_squares.total(),
-            }
+            weights.flush();
+            squares.flush();
+            rest.flush();
+            rest_squares.flush();
+        }
+        Below {
+            weights: weights.total(),
+            squares: squares.total(),
+            count,
+            largest: largest.largest(),
+            rest: rest.total(),
+            rest_squares: rest_squares.total(),
         }
     }
 }

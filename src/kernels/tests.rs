@@ -18,8 +18,8 @@ fn scores(n: usize, spread: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Both sides of a group (16), of what is compared pair by pair (32), of a summed block (256), of a block of marks and a
-/// sampled row (1024), of an emitting call and the longest row of a batch (4096), and short rows.
+/// Both sides of a group (16), of what is compared pair by pair (32), of a summed block (256), of a block of marks and
+/// a sampled row (1024), of an emitting call and the longest row of a batch (4096), and short rows.
 const LENGTHS: [usize; 20] =
     [1, 2, 3, 15, 16, 17, 31, 32, 33, 255, 256, 257, 513, 1023, 1024, 1025, 4095, 4096, 4097, 9000];
 
@@ -98,19 +98,19 @@ where
         out.push(found as u64);
     }
     let allowed: Vec<u8> = (0..scores.len()).map(|i| any_byte(i, i % 5 != 0)).collect();
-    let live = &scores[..scores.len() - scores.len().min(5)];
+    let visible = &scores[..scores.len() - scores.len().min(5)];
     let (mut dense, mut from) = (Vec::new(), Vec::new());
-    simd.compact(live, &allowed[..live.len()], &mut dense, &mut from);
-    let admitted = (0..live.len() as u32).filter(|i| i % 5 != 0);
-    let admitted = admitted.filter(|&i| live[i as usize].widen() > masked);
+    simd.compact(visible, &allowed[..visible.len()], &mut dense, &mut from);
+    let admitted = (0..visible.len() as u32).filter(|i| i % 5 != 0);
+    let admitted = admitted.filter(|&i| visible[i as usize].widen() > masked);
     assert_eq!(from, admitted.collect::<Vec<u32>>());
     out.extend(dense.iter().map(|&score| bits(score.into())));
     out.extend(from.iter().map(|&position| u64::from(position)));
     let mut copy = vec![E::MASKED; scores.len()];
-    let seen = simd.survey(Some(live), live.len(), &mut copy);
+    let seen = simd.survey(Some(visible), visible.len(), &mut copy);
     out.extend([bits(seen.largest.into()), bits(seen.smallest.into())]);
     out.extend(copy.iter().map(|score| bits(score.widen().into())));
-    assert_eq!(seen, simd.survey(None, live.len(), &mut copy));
+    assert_eq!(seen, simd.survey(None, visible.len(), &mut copy));
     copy.copy_from_slice(scores);
     let seen = simd.survey(None, scores.len(), &mut copy);
     assert_eq!(simd.scan(scores, None), (seen, 0.0));

@@ -1,19 +1,14 @@
 //! Weighted sums of stored vectors.
 //!
-//! `unsafe` here has one contract, that of [`Pass`]: the CPU has the level's instructions. Lengths are checked by the methods of
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
 
-use super::codes::Keys;
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level, Scalar};
-use super::products::Picked;
+use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
+use crate::kernels::matrix::{AHEAD, Keys, Picked};
+use crate::kernels::simd::{Pass, Simd};
 
 /// Groups of entries that are summed at a time.
 const WIDTH: usize = 4;
-/// Rows that are fetched ahead of their use.
-const AHEAD: usize = 16;
-
-type Of<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
 struct Average<'a, E> {
     values: Keys<'a, E>,
@@ -36,30 +31,25 @@ impl<E: Element> Average<'_, E> {
             Picked::Listed(list) if at == 0 => list.get(from + AHEAD..).unwrap_or(&[]),
             _ => &[],
         };
-        // SAFETY: the caller vouches for the level; the sums hold whole groups.
-        unsafe {
-            let mut sums = [Of::<L, E>::splat(E::Scalar::default()); G];
-            for (i, &weight) in weights.iter().enumerate() {
-                if let Some(&ahead) = fetched.get(i) {
-                    self.values.fetch::<L>(ahead as usize);
-                }
-                let row = self.values.row(self.picked.row(from + i));
-                let weight = Of::<L, E>::splat(weight);
-                for (g, sum) in sums.iter_mut().enumerate() {
-                    *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
-                }
+        let mut sums = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
+        for (i, &weight) in weights.iter().enumerate() {
+            if let Some(&ahead) = fetched.get(i) {
+                self.values.fetch::<L>(ahead as usize);
             }
-            for (g, sum) in sums.into_iter().enumerate() {
-                let to = &mut self.sums[at + g * LANES..][..LANES];
-                E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
+            let row = self.values.row(self.picked.row(from + i));
+            let weight = LanesOf::<L, E>::splat(weight);
+            for (g, sum) in sums.iter_mut().enumerate() {
+                *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
             }
+        }
+        for (g, sum) in sums.into_iter().enumerate() {
+            let to = &mut self.sums[at + g * LANES..][..LANES];
+            E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
         }
     }
 }
 
 impl<E: Element> Pass for Average<'_, E> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let width = self.sums.len();
@@ -71,22 +61,19 @@ impl<E: Element> Pass for Average<'_, E> {
                 *weight = E::Scalar::nearest(of);
             }
             let (from, weights) = (chunk * LANES, &weights[..of.len()]);
-            // SAFETY: the caller vouches for the level.
-            unsafe {
-                for at in (0..whole).step_by(WIDTH * LANES) {
-                    self.groups::<L, WIDTH>(from, weights, at);
-                }
-                for at in (whole..width).step_by(LANES) {
-                    self.groups::<L, 1>(from, weights, at);
-                }
+            for at in (0..whole).step_by(WIDTH * LANES) {
+                self.groups::<L, WIDTH>(from, weights, at);
+            }
+            for at in (whole..width).step_by(LANES) {
+                self.groups::<L, 1>(from, weights, at);
             }
         }
     }
 }
 
 impl Simd {
-    /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole groups: sixteen terms at a time in the rows' own precision, weights rounded to it,
-    /// then in f64.
+    /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole
+    /// groups: sixteen terms at a time in the rows' own precision, weights rounded to it, then in f64.
     pub(crate) fn average<E: Element>(
         self,
         values: Keys<'_, E>,
@@ -118,35 +105,30 @@ impl<E: Element, const Q: usize> Shared<'_, E, Q> {
         weights: &[[E::Scalar; Q]; LANES],
         at: usize,
     ) {
-        // SAFETY: the caller vouches for the level; the sums hold whole groups.
-        unsafe {
-            let mut sums = [[Of::<L, E>::splat(E::Scalar::default()); G]; Q];
-            for (i, weights) in weights[..count].iter().enumerate() {
-                let row = self.values.row(from + i);
-                let mut entries = [Of::<L, E>::splat(E::Scalar::default()); G];
-                for (g, entries) in entries.iter_mut().enumerate() {
-                    *entries = Keys::group::<L>(row, at + g * LANES);
-                }
-                for (sums, &weight) in sums.iter_mut().zip(weights) {
-                    let weight = Of::<L, E>::splat(weight);
-                    for (sum, entries) in sums.iter_mut().zip(entries) {
-                        *sum = entries.mul_add(weight, *sum);
-                    }
+        let mut sums = [[LanesOf::<L, E>::splat(E::Scalar::default()); G]; Q];
+        for (i, weights) in weights[..count].iter().enumerate() {
+            let row = self.values.row(from + i);
+            let mut entries = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
+            for (g, entries) in entries.iter_mut().enumerate() {
+                *entries = Keys::group::<L>(row, at + g * LANES);
+            }
+            for (sums, &weight) in sums.iter_mut().zip(weights) {
+                let weight = LanesOf::<L, E>::splat(weight);
+                for (sum, entries) in sums.iter_mut().zip(entries) {
+                    *sum = entries.mul_add(weight, *sum);
                 }
             }
-            for (sums, to) in sums.into_iter().zip(&mut self.sums) {
-                for (g, sum) in sums.into_iter().enumerate() {
-                    let to = &mut to[at + g * LANES..][..LANES];
-                    E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
-                }
+        }
+        for (sums, to) in sums.into_iter().zip(&mut self.sums) {
+            for (g, sum) in sums.into_iter().enumerate() {
+                let to = &mut to[at + g * LANES..][..LANES];
+                E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
             }
         }
     }
 }
 
 impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let (count, width) = (self.weights[0].len(), self.sums[0].len());
@@ -157,14 +139,11 @@ impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
             for (i, weights) in weights[..rows.1].iter_mut().enumerate() {
                 *weights = self.weights.map(|of| E::Scalar::nearest(of[start + i]));
             }
-            // SAFETY: the caller vouches for the level.
-            unsafe {
-                for at in (0..whole).step_by(WIDTH * LANES) {
-                    self.groups::<L, WIDTH>(rows, &weights, at);
-                }
-                for at in (whole..width).step_by(LANES) {
-                    self.groups::<L, 1>(rows, &weights, at);
-                }
+            for at in (0..whole).step_by(WIDTH * LANES) {
+                self.groups::<L, WIDTH>(rows, &weights, at);
+            }
+            for at in (whole..width).step_by(LANES) {
+                self.groups::<L, 1>(rows, &weights, at);
             }
         }
     }
@@ -192,16 +171,13 @@ struct Farthest<'a, E> {
     centre: &'a [f64],
 }
 
-impl<E: Element> Pass for Farthest<'_, E> {
-    type Output = f64;
-
+impl<E: Element> Pass<f64> for Farthest<'_, E> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
         let mut most = 0.0;
         for i in 0..self.count {
             let row = self.values.row(i);
-            // SAFETY: the caller vouches for the level; the centre holds whole groups.
-            let square = unsafe {
+            let square = {
                 let mut sum = L::F64::splat(0.0);
                 for (g, centre) in self.centre.chunks_exact(LANES).enumerate() {
                     let value = E::double::<L>(Keys::group::<L>(row, g * LANES));

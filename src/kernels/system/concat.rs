@@ -27,8 +27,8 @@ impl Piece<'_> {
     }
 }
 
-/// Appends all parts in order. Long ones are copied by `share_out`, which has threads: touching new memory for the first
-/// time costs more than filling it.
+/// Appends all parts in order. Long ones are copied by `share_out`, which has threads: touching new memory for the
+/// first time costs more than filling it.
 ///
 /// # Panics
 /// If `share_out` leaves a piece out.

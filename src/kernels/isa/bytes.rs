@@ -3,7 +3,7 @@
 //! Bytes come in lines of 64: sixteen keys by four dimensions, a key's four behind each other. A number of the query is
 //! `256 * high + low` with both halves signed bytes, because the fastest instruction multiplies bytes only.
 //!
-//! The `unsafe` functions here ask of their caller a CPU with the level's features, and slices of whole lines.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's features, and for a readable line behind a pointer.
 
 use super::lanes::{LANES, Level};
 use super::portable::{Array, Portable};
@@ -31,6 +31,12 @@ impl Step {
             high as i8
         });
         Step { high, low, both }
+    }
+
+    /// One of which only the form with both halves is read.
+    #[inline(always)]
+    fn widened(four: [i8; STEP]) -> Self {
+        Step { high: four, low: four, both: four.map(i16::from) }
     }
 }
 
@@ -63,8 +69,7 @@ impl ByteDots for Portable {
     }
     #[inline(always)]
     unsafe fn add(mut sums: Self::Sums, line: *const u8, step: Step) -> Self::Sums {
-        // SAFETY: the caller vouches for a readable line.
-        let line = unsafe { line.cast::<[[u8; STEP]; LANES]>().read_unaligned() };
+        let line = line.cast::<[[u8; STEP]; LANES]>().read_unaligned();
         for (sum, bytes) in sums.iter_mut().zip(line) {
             for (byte, number) in bytes.into_iter().zip(step.both) {
                 *sum = sum.wrapping_add(i32::from(byte) * i32::from(number));
@@ -84,9 +89,7 @@ impl ByteDots for Portable {
     }
     #[inline(always)]
     unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; STEP]) -> Self::Short {
-        let both = four.map(i16::from);
-        // SAFETY: the caller vouches for a readable line; only one form of the numbers is read.
-        unsafe { Self::add(sums, line, Step { high: four, low: four, both }) }
+        Self::add(sums, line, Step::widened(four))
     }
     #[inline(always)]
     unsafe fn short_sums(sums: Self::Short) -> [i32; LANES] {
@@ -103,8 +106,6 @@ mod x86 {
     use super::super::avx512::{self, Avx512};
     use super::{ByteDots, Step};
 
-    // SAFETY of every block here: the trait's contract gives a CPU with the level's features and a readable line.
-
     impl ByteDots for Avx2 {
         type Level = Avx2;
         /// Two sums for each key, that of its first two dimensions and that of the others, key after key.
@@ -112,53 +113,44 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn zero() -> Self::Sums {
-            // SAFETY: see the head of the module.
-            unsafe { [_mm256_setzero_si256(); 4] }
+            [_mm256_setzero_si256(); 4]
         }
         #[inline(always)]
         unsafe fn add(mut sums: Self::Sums, line: *const u8, step: Step) -> Self::Sums {
-            // SAFETY: see the head of the module. A product is below 2^23, so that pairs of them do not saturate.
-            unsafe {
-                let numbers = _mm256_set1_epi64x(i64::from_ne_bytes(bytes(step.both)));
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let four = _mm256_cvtepu8_epi16(_mm_loadu_si128(line.add(16 * i).cast()));
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(four, numbers));
-                }
+            // A product is below 2^23, so that pairs of them do not saturate.
+            let numbers = _mm256_set1_epi64x(i64::from_ne_bytes(bytes(step.both)));
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let four = _mm256_cvtepu8_epi16(_mm_loadu_si128(line.add(16 * i).cast()));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(four, numbers));
             }
             sums
         }
         #[inline(always)]
         unsafe fn plus(sums: Self::Sums, number: i32) -> avx2::F32 {
-            // SAFETY: see the head of the module.
-            unsafe {
-                let number = _mm256_set1_epi32(number);
-                let halves = [[sums[0], sums[1]], [sums[2], sums[3]]];
-                avx2::F32(halves.map(|[one, other]| {
-                    // Keys 0 1 4 5 | 2 3 6 7, and back into order.
-                    let paired = _mm256_hadd_epi32(one, other);
-                    let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(paired);
-                    _mm256_cvtepi32_ps(_mm256_add_epi32(ordered, number))
-                }))
-            }
+            let number = _mm256_set1_epi32(number);
+            let halves = [[sums[0], sums[1]], [sums[2], sums[3]]];
+            avx2::F32(halves.map(|[one, other]| {
+                // Keys 0 1 4 5 | 2 3 6 7, and back into order.
+                let paired = _mm256_hadd_epi32(one, other);
+                let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(paired);
+                _mm256_cvtepi32_ps(_mm256_add_epi32(ordered, number))
+            }))
         }
 
         type Short = Self::Sums;
         #[inline(always)]
         unsafe fn short_zero() -> Self::Short {
-            // SAFETY: see the head of the module.
-            unsafe { Self::zero() }
+            Self::zero()
         }
         #[inline(always)]
         unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; 4]) -> Self::Short {
-            // SAFETY: see the head of the module.
-            unsafe { Self::add(sums, line, widened(four)) }
+            Self::add(sums, line, Step::widened(four))
         }
         #[inline(always)]
         unsafe fn short_sums(sums: Self::Short) -> [i32; 16] {
             let mut stored = [[0; 8]; 4];
             for (stored, sums) in stored.iter_mut().zip(sums) {
-                // SAFETY: see the head of the module; eight numbers are written.
-                unsafe { _mm256_storeu_si256(stored.as_mut_ptr().cast(), sums) };
+                _mm256_storeu_si256(stored.as_mut_ptr().cast(), sums);
             }
             std::array::from_fn(|i| stored[i / 4][i % 4 * 2] + stored[i / 4][i % 4 * 2 + 1])
         }
@@ -171,54 +163,44 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn zero() -> Self::Sums {
-            // SAFETY: see the head of the module.
-            unsafe { [_mm512_setzero_si512(); 2] }
+            [_mm512_setzero_si512(); 2]
         }
         #[inline(always)]
         unsafe fn add(mut sums: Self::Sums, line: *const u8, step: Step) -> Self::Sums {
-            // SAFETY: see the head of the module. A product is below 2^23, so that pairs of them do not saturate.
-            unsafe {
-                let numbers = _mm512_set1_epi64(i64::from_ne_bytes(bytes(step.both)));
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let eight = _mm512_cvtepu8_epi16(_mm256_loadu_si256(line.add(32 * i).cast()));
-                    *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(eight, numbers));
-                }
+            // A product is below 2^23, so that pairs of them do not saturate.
+            let numbers = _mm512_set1_epi64(i64::from_ne_bytes(bytes(step.both)));
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let eight = _mm512_cvtepu8_epi16(_mm256_loadu_si256(line.add(32 * i).cast()));
+                *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(eight, numbers));
             }
             sums
         }
         #[inline(always)]
         unsafe fn plus(sums: Self::Sums, number: i32) -> avx512::F32 {
-            // SAFETY: see the head of the module.
-            unsafe {
-                let even =
-                    _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-                let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-                let paired = _mm512_add_epi32(
-                    _mm512_permutex2var_epi32(sums[0], even, sums[1]),
-                    _mm512_permutex2var_epi32(sums[0], odd, sums[1]),
-                );
-                let all = _mm512_add_epi32(paired, _mm512_set1_epi32(number));
-                avx512::F32(_mm512_cvtepi32_ps(all))
-            }
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            let paired = _mm512_add_epi32(
+                _mm512_permutex2var_epi32(sums[0], even, sums[1]),
+                _mm512_permutex2var_epi32(sums[0], odd, sums[1]),
+            );
+            let all = _mm512_add_epi32(paired, _mm512_set1_epi32(number));
+            avx512::F32(_mm512_cvtepi32_ps(all))
         }
 
         type Short = Self::Sums;
         #[inline(always)]
         unsafe fn short_zero() -> Self::Short {
-            // SAFETY: see the head of the module.
-            unsafe { Self::zero() }
+            Self::zero()
         }
         #[inline(always)]
         unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; 4]) -> Self::Short {
-            // SAFETY: see the head of the module.
-            unsafe { Self::add(sums, line, widened(four)) }
+            Self::add(sums, line, Step::widened(four))
         }
         #[inline(always)]
         unsafe fn short_sums(sums: Self::Short) -> [i32; 16] {
             let mut stored = [[0; 16]; 2];
             for (stored, sums) in stored.iter_mut().zip(sums) {
-                // SAFETY: see the head of the module; sixteen numbers are written.
-                unsafe { _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums) };
+                _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums);
             }
             std::array::from_fn(|i| stored[i / 8][i % 8 * 2] + stored[i / 8][i % 8 * 2 + 1])
         }
@@ -235,59 +217,38 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn zero() -> Self::Sums {
-            // SAFETY: see the head of the module.
-            unsafe { [_mm512_setzero_si512(); 2] }
+            [_mm512_setzero_si512(); 2]
         }
         #[inline(always)]
         unsafe fn add([high, low]: Self::Sums, line: *const u8, step: Step) -> Self::Sums {
-            // SAFETY: see the head of the module.
-            unsafe {
-                let line = _mm512_loadu_si512(line.cast());
-                let halves = [step.high, step.low]
-                    .map(|half| _mm512_set1_epi32(i32::from_ne_bytes(half.map(i8::cast_unsigned))));
-                [
-                    _mm512_dpbusd_epi32(high, line, halves[0]),
-                    _mm512_dpbusd_epi32(low, line, halves[1]),
-                ]
-            }
+            let line = _mm512_loadu_si512(line.cast());
+            let halves = [step.high, step.low]
+                .map(|half| _mm512_set1_epi32(i32::from_ne_bytes(half.map(i8::cast_unsigned))));
+            [_mm512_dpbusd_epi32(high, line, halves[0]), _mm512_dpbusd_epi32(low, line, halves[1])]
         }
         #[inline(always)]
         unsafe fn plus([high, low]: Self::Sums, number: i32) -> avx512::F32 {
-            // SAFETY: see the head of the module.
-            unsafe {
-                let both = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
-                let all = _mm512_add_epi32(both, _mm512_set1_epi32(number));
-                avx512::F32(_mm512_cvtepi32_ps(all))
-            }
+            let both = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
+            let all = _mm512_add_epi32(both, _mm512_set1_epi32(number));
+            avx512::F32(_mm512_cvtepi32_ps(all))
         }
 
         type Short = __m512i;
         #[inline(always)]
         unsafe fn short_zero() -> __m512i {
-            // SAFETY: see the head of the module.
-            unsafe { _mm512_setzero_si512() }
+            _mm512_setzero_si512()
         }
         #[inline(always)]
         unsafe fn short_add(sums: __m512i, line: *const u8, four: [i8; 4]) -> __m512i {
-            // SAFETY: see the head of the module.
-            unsafe {
-                let four = _mm512_set1_epi32(i32::from_ne_bytes(four.map(i8::cast_unsigned)));
-                _mm512_dpbusd_epi32(sums, _mm512_loadu_si512(line.cast()), four)
-            }
+            let four = _mm512_set1_epi32(i32::from_ne_bytes(four.map(i8::cast_unsigned)));
+            _mm512_dpbusd_epi32(sums, _mm512_loadu_si512(line.cast()), four)
         }
         #[inline(always)]
         unsafe fn short_sums(sums: __m512i) -> [i32; 16] {
             let mut stored = [0; 16];
-            // SAFETY: see the head of the module; sixteen numbers are written.
-            unsafe { _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums) };
+            _mm512_storeu_si512(stored.as_mut_ptr().cast(), sums);
             stored
         }
-    }
-
-    /// A step of which only the form with both halves is read.
-    #[inline(always)]
-    fn widened(four: [i8; 4]) -> Step {
-        Step { high: four, low: four, both: four.map(i16::from) }
     }
 
     #[inline(always)]
@@ -297,4 +258,4 @@ mod x86 {
     }
 }
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::Vnni;
+pub(crate) use x86::Vnni;

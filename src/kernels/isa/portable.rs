@@ -1,11 +1,13 @@
 //! The definition of the bits: sixteen lanes as an array, plain IEEE arithmetic.
 //!
-//! The `unsafe` methods need no CPU feature here; what pointers must be valid for is said where they are used.
 //! Compiled twice: for any CPU, where `mul_add` is a correctly rounded library call, and with FMA enabled.
 //!
 //! Compilers make vector code of what is done lane by lane, if it ends in memory: they work backwards from sixteen
 //! neighbouring stores. Where lanes are combined with each other they would work backwards from two numbers instead, so
 //! there the lanes go through [`black_box`] first. That changes the speed and nothing else.
+//!
+//! SAFETY: methods are `unsafe` as the traits have it. They need no CPU feature; pointers must be valid for sixteen
+//! elements.
 
 use std::hint::black_box;
 
@@ -50,13 +52,11 @@ macro_rules! lanes {
             }
             #[inline(always)]
             unsafe fn load(from: *const $float) -> Self {
-                // SAFETY: the caller vouches for sixteen readable elements; alignment is not assumed.
-                Array(unsafe { from.cast::<[$float; LANES]>().read_unaligned() })
+                Array(from.cast::<[$float; LANES]>().read_unaligned())
             }
             #[inline(always)]
             unsafe fn store(self, to: *mut $float) {
-                // SAFETY: the caller vouches for sixteen writable elements.
-                unsafe { to.cast::<[$float; LANES]>().write_unaligned(self.0) }
+                to.cast::<[$float; LANES]>().write_unaligned(self.0)
             }
             #[inline(always)]
             unsafe fn sub(self, other: Self) -> Self {
@@ -100,11 +100,8 @@ macro_rules! lanes {
             }
             #[inline(always)]
             unsafe fn within(self, lo: Self, hi: Self) -> u16 {
-                // SAFETY: portable code needs no CPU feature.
-                unsafe {
-                    let (over, under) = (self.ge(lo), self.lt(hi));
-                    Self::bits(std::array::from_fn(|i| over[i] & under[i]))
-                }
+                let (over, under) = (self.ge(lo), self.lt(hi));
+                Self::bits(std::array::from_fn(|i| over[i] & under[i]))
             }
             #[inline(always)]
             unsafe fn unordered(self, other: Self) -> [bool; LANES] {
@@ -129,8 +126,7 @@ macro_rules! lanes {
             }
             #[inline(always)]
             unsafe fn add_where(self, mask: [bool; LANES], other: Self) -> Self {
-                // SAFETY: portable code needs no CPU feature.
-                unsafe { self.add(other.keep(mask)) }
+                self.add(other.keep(mask))
             }
             #[inline(always)]
             unsafe fn fraction(self) -> Self {
@@ -144,29 +140,16 @@ macro_rules! lanes {
                     let power = (t.floor() + MAGIC).to_bits() << $mantissa;
                     $float::from_bits(p.to_bits().wrapping_add(power))
                 });
-                // SAFETY: portable code needs no CPU feature.
-                unsafe { scaled.keep(mask) }
+                scaled.keep(mask)
             }
             #[inline(always)]
             unsafe fn affine(self, shift: f64, scale: f64) -> Self {
                 self.map(|s| $affine(s, shift, scale))
             }
             #[inline(always)]
-            unsafe fn wide_zero() -> Array<f64> {
-                Array([0.0; LANES])
-            }
-            #[inline(always)]
             unsafe fn widen_add(self, wide: Array<f64>) -> Array<f64> {
                 let lanes = black_box(self);
                 Array(std::array::from_fn(|i| wide.0[i] + f64::from(lanes.0[i])))
-            }
-            #[inline(always)]
-            unsafe fn wide_store(wide: Array<f64>) -> [f64; LANES] {
-                wide.0
-            }
-            #[inline(always)]
-            unsafe fn wide_total(wide: Array<f64>) -> f64 {
-                tree(wide, |a, b| a + b)
             }
             #[inline(always)]
             unsafe fn sum(self) -> $float {
@@ -182,8 +165,7 @@ macro_rules! lanes {
             }
             #[inline(always)]
             unsafe fn compress_store(self, bits: u16, to: *mut $float) {
-                // SAFETY: the caller vouches for sixteen writable elements.
-                unsafe { compress(&self.0, bits, to) }
+                compress(&self.0, bits, to)
             }
         }
     };
@@ -214,8 +196,7 @@ fn tree<T: Copy>(lanes: Array<T>, combine: impl Fn(T, T) -> T) -> T {
 impl Single for Array<f32> {
     #[inline(always)]
     unsafe fn as_bits(self) -> Self {
-        // SAFETY: the caller vouches for lanes that an i32 can hold.
-        self.map(|lane| f32::from_bits(unsafe { lane.to_int_unchecked::<i32>() }.cast_unsigned()))
+        self.map(|lane| f32::from_bits(lane.to_int_unchecked::<i32>().cast_unsigned()))
     }
 }
 
@@ -260,8 +241,8 @@ unsafe fn compress<T: Copy>(values: &[T; LANES], bits: u16, to: *mut T) {
     let (mut rest, mut next) = (u32::from(bits), 0);
     loop {
         for _ in 0..FEW {
-            // SAFETY: 16 is a multiple of `FEW`, so that `next < 16`, within what the caller vouches for.
-            unsafe { to.add(next).write(values[rest.trailing_zeros() as usize % LANES]) };
+            // 16 is a multiple of `FEW`, so that `next < 16`, within what the caller vouches for.
+            to.add(next).write(values[rest.trailing_zeros() as usize % LANES]);
             rest &= rest.wrapping_sub(1);
             next += 1;
         }
@@ -312,20 +293,17 @@ impl Level for Portable {
     unsafe fn prefetch_to_write(_at: *const u8) {}
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Array<f32> {
-        // SAFETY: the caller vouches for sixteen readable elements.
-        let stored = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        let stored = from.cast::<[u16; LANES]>().read_unaligned();
         Array(stored.map(widen))
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Array<f32> {
-        // SAFETY: the caller vouches for sixteen readable elements.
-        let stored = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        let stored = from.cast::<[u16; LANES]>().read_unaligned();
         Array(stored.map(|bits| f32::from_bits(u32::from(bits) << 16)))
     }
     #[inline(always)]
     unsafe fn nonzero_bytes(from: *const u8) -> u16 {
-        // SAFETY: the caller vouches for sixteen readable bytes.
-        let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        let bytes = from.cast::<[u8; LANES]>().read_unaligned();
         gather(Array(bytes.map(|byte| u8::from(byte != 0))))
     }
     #[inline(always)]
@@ -334,16 +312,14 @@ impl Level for Portable {
         let positions = |first: u32, bits: u8| {
             CHOSEN[usize::from(bits)].map(|lane| first.wrapping_add(u32::from(lane)))
         };
-        // SAFETY: the caller vouches for sixteen writable positions; the second eight start at most eight places in.
-        unsafe {
-            to.cast::<[u32; 8]>().write_unaligned(positions(first, low));
-            let next = to.add(low.count_ones() as usize);
-            next.cast::<[u32; 8]>().write_unaligned(positions(first.wrapping_add(8), high));
-        }
+        // The second eight start at most eight places in.
+        to.cast::<[u32; 8]>().write_unaligned(positions(first, low));
+        let next = to.add(low.count_ones() as usize);
+        next.cast::<[u32; 8]>().write_unaligned(positions(first.wrapping_add(8), high));
     }
     #[inline(always)]
     unsafe fn compress_positions(from: *const u32, bits: u16, to: *mut u32) {
-        // SAFETY: the caller vouches for both pointers; everything is read before anything is written.
-        unsafe { compress(&from.cast::<[u32; LANES]>().read_unaligned(), bits, to) }
+        // Everything is read before anything is written.
+        compress(&from.cast::<[u32; LANES]>().read_unaligned(), bits, to);
     }
 }

@@ -3,8 +3,8 @@
 //! Every pass is written once over these traits, so all levels execute the same sequence of correctly rounded
 //! operations on the same sixteen lanes and return the same bits. The portable implementation is the definition.
 //!
-//! All methods are `unsafe`: the caller must run on a CPU with the level's features (the entry points in `dispatch`
-//! see to that), and pointers must be valid for the sixteen elements they address. Every implementation is
+//! SAFETY: all methods are `unsafe`: the caller must run on a CPU with the level's features (the entries of `Simd` see
+//! to that), and pointers must be valid for the sixteen elements they address, however aligned. Every implementation is
 //! `inline(always)` so that it is compiled with the features of the entry point it ends up in.
 
 use half::{bf16, f16};
@@ -20,7 +20,7 @@ pub(crate) trait Lanes: Copy {
     /// One truth value per lane, in the form that the level computes with.
     type Mask: Copy;
     /// Sixteen f64 accumulators.
-    type Wide: Copy;
+    type Wide: Lanes<Scalar = f64>;
 
     unsafe fn splat(value: Self::Scalar) -> Self;
     unsafe fn load(from: *const Self::Scalar) -> Self;
@@ -42,11 +42,11 @@ pub(crate) trait Lanes: Copy {
     unsafe fn unordered(self, other: Self) -> Self::Mask;
     /// Bit i is lane i.
     unsafe fn bits(mask: Self::Mask) -> u16;
-    /// The same for masks that are used as numbers only: in a general register at once, where logic on it costs nothing.
+    /// The same for masks that are used as numbers only: in a general register at once, where logic on it costs
+    /// nothing.
     #[inline(always)]
     unsafe fn number(mask: Self::Mask) -> u16 {
-        // SAFETY: the caller vouches for the level.
-        unsafe { Self::bits(mask) }
+        Self::bits(mask)
     }
     unsafe fn mask(bits: u16) -> Self::Mask;
     /// The lanes where the mask holds, +0 elsewhere.
@@ -61,13 +61,16 @@ pub(crate) trait Lanes: Copy {
     unsafe fn scale_by_floor(self, exponent: Self, mask: Self::Mask) -> Self;
     /// `scale * (self - shift)` with the difference and the product taken in f64.
     unsafe fn affine(self, shift: f64, scale: f64) -> Self;
-    unsafe fn wide_zero() -> Self::Wide;
     /// `wide + self`, lane by lane, in f64.
     unsafe fn widen_add(self, wide: Self::Wide) -> Self::Wide;
-    unsafe fn wide_store(wide: Self::Wide) -> [f64; LANES];
-    /// The sum of the accumulators: lane i and i + 8, then i + 4, i + 2, i + 1.
-    unsafe fn wide_total(wide: Self::Wide) -> f64;
-    /// The sum of the lanes in their own precision, in the tree of [`Lanes::wide_total`].
+    /// The lanes in memory.
+    #[inline(always)]
+    unsafe fn array(self) -> [Self::Scalar; LANES] {
+        let mut lanes = [Self::Scalar::default(); LANES];
+        self.store(lanes.as_mut_ptr());
+        lanes
+    }
+    /// The sum of the lanes in their own precision: lane i and i + 8, then i + 4, i + 2, i + 1.
     unsafe fn sum(self) -> Self::Scalar;
     /// The largest lane, found in the same tree by [`Lanes::max`].
     unsafe fn largest(self) -> Self::Scalar;
@@ -85,8 +88,8 @@ pub(crate) trait Single: Lanes<Scalar = f32> {
 
 /// The f32 and f64 lanes of one instruction set, and its conversions.
 pub(crate) trait Level: Copy {
-    type F32: Single;
-    type F64: Lanes<Scalar = f64>;
+    type F32: Single<Wide = Self::F64>;
+    type F64: Lanes<Scalar = f64, Wide = Self::F64>;
     /// Whether thirty-two groups of f32 fit in registers.
     const ROOMY: bool = false;
 
@@ -194,9 +197,12 @@ pub(crate) trait Element: Copy + Default + Send + Sync + std::fmt::Debug + 'stat
     unsafe fn single<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F32;
     /// Lanes of the type computed in, as f64.
     unsafe fn double<L: Level>(lanes: <Self::Scalar as Scalar>::Lanes<L>) -> L::F64;
-    /// The keys as they are, if they are stored in the type computed in.
-    fn scalars(keys: &[Self]) -> Option<&[Self::Scalar]>;
+    /// The entries as they are, if they are stored in the type computed in.
+    fn scalars(entries: &[Self]) -> Option<&[Self::Scalar]>;
 }
+
+/// The lanes that an element type is computed in at a level.
+pub(crate) type LanesOf<L, E> = <<E as Element>::Scalar as Scalar>::Lanes<L>;
 
 /// What is in the right type already; unsafe only to look like the conversions beside it.
 #[inline(always)]
@@ -210,12 +216,9 @@ unsafe fn copy_lanes<L: Level, E: Scalar + Element<Scalar = E>>(
     from: *const E,
     to: *mut E,
 ) -> E::Lanes<L> {
-    // SAFETY: the caller vouches for the level and both pointers.
-    unsafe {
-        let lanes = E::Lanes::<L>::load(from);
-        lanes.store(to);
-        lanes
-    }
+    let lanes = E::Lanes::<L>::load(from);
+    lanes.store(to);
+    lanes
 }
 
 /// As they are, and widened.
@@ -224,11 +227,8 @@ unsafe fn copy_stored<L: Level, E: Element>(
     from: *const E,
     to: *mut E,
 ) -> <E::Scalar as Scalar>::Lanes<L> {
-    // SAFETY: the caller vouches for the level and both pointers.
-    unsafe {
-        to.copy_from_nonoverlapping(from, LANES);
-        E::load::<L>(to)
-    }
+    to.copy_from_nonoverlapping(from, LANES);
+    E::load::<L>(to)
 }
 
 macro_rules! element {
@@ -248,31 +248,27 @@ macro_rules! element {
             }
             #[inline(always)]
             unsafe fn load<L: Level>(from: *const Self) -> <$scalar as Scalar>::Lanes<L> {
-                // SAFETY: the caller vouches for the level and for sixteen readable elements.
-                unsafe { $load(from) }
+                $load(from)
             }
             #[inline(always)]
             unsafe fn copy<L: Level>(
                 from: *const Self,
                 to: *mut Self,
             ) -> <$scalar as Scalar>::Lanes<L> {
-                // SAFETY: the caller vouches for the level and both pointers.
-                unsafe { $copy::<L, Self>(from, to) }
+                $copy::<L, Self>(from, to)
             }
             #[inline(always)]
             unsafe fn single<L: Level>(lanes: <$scalar as Scalar>::Lanes<L>) -> L::F32 {
-                // SAFETY: the caller vouches for the level.
-                unsafe { $single(lanes) }
+                $single(lanes)
             }
             #[inline(always)]
             unsafe fn double<L: Level>(lanes: <$scalar as Scalar>::Lanes<L>) -> L::F64 {
-                // SAFETY: the caller vouches for the level.
-                unsafe { $double(lanes) }
+                $double(lanes)
             }
             #[inline(always)]
             #[allow(clippy::redundant_closure_call)]
-            fn scalars(keys: &[Self]) -> Option<&[$scalar]> {
-                $scalars(keys)
+            fn scalars(entries: &[Self]) -> Option<&[$scalar]> {
+                $scalars(entries)
             }
         }
     };

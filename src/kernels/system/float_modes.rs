@@ -2,8 +2,8 @@
 
 /// Puts rounding to nearest, no flush-to-zero, back in force, and restores the thread's own modes when dropped.
 ///
-/// A host may have set flush-to-zero or another rounding direction on its thread; the proofs assume neither. Where modes are
-/// kept in a register that is not known here, nothing is done.
+/// A host may have set flush-to-zero or another rounding direction on its thread; the proofs assume neither. Where
+/// modes are kept in a register that is not known here, nothing is done.
 #[derive(Debug)]
 pub(crate) struct DefaultFloats {
     saved: register::Modes,

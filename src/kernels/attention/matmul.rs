@@ -1,15 +1,14 @@
 //! Products of many queries with the same keys, in f64: a lane is a key.
 //!
-//! Keys are widened and laid side by side a panel at a time, so that sums stay in their lanes. Each sum takes its terms one after
-//! another, whatever the level and whichever queries and keys are beside it.
+//! Keys are widened and laid side by side a panel at a time, so that sums stay in their lanes. Each sum takes its terms
+//! one after another, whatever the level and whichever queries and keys are beside it.
 //!
-//! `unsafe` here has one contract, that of [`Pass`]: the CPU has the level's instructions. Lengths are checked by the methods of
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
 
-use super::codes::Keys;
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level};
-use super::panel::product;
+use crate::kernels::isa::{Element, LANES, Lanes, Level};
+use crate::kernels::matrix::{Keys, product};
+use crate::kernels::simd::{Pass, Simd};
 
 /// Groups of keys side by side.
 const GROUPS: usize = 2;
@@ -31,8 +30,6 @@ struct Lay<'a, E> {
 }
 
 impl<E: Element> Pass for Lay<'_, E> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(self) {
         let depth = self.panel.len() / SIDE;
@@ -42,11 +39,8 @@ impl<E: Element> Pass for Lay<'_, E> {
             for at in (0..depth).step_by(LANES) {
                 for (key, tile) in tile[..count].iter_mut().enumerate() {
                     let row = self.keys.row(self.from + side + key);
-                    // SAFETY: the caller vouches for the level; the tile holds whole groups.
-                    unsafe {
-                        let group = Keys::group::<L>(row, self.entry + at);
-                        E::double::<L>(group).store(tile.as_mut_ptr());
-                    }
+                    let group = Keys::group::<L>(row, self.entry + at);
+                    E::double::<L>(group).store(tile.as_mut_ptr());
                 }
                 let places = self.panel[at * SIDE..].chunks_exact_mut(SIDE).take(LANES);
                 for (i, to) in places.enumerate() {
@@ -56,15 +50,12 @@ impl<E: Element> Pass for Lay<'_, E> {
             }
         }
         for at in (0..SIDE).step_by(LANES) {
-            // SAFETY: the caller vouches for the level; panel and squares hold whole groups.
-            unsafe {
-                let mut sum = L::F64::load(self.squares[at..].as_ptr());
-                for entries in self.panel.chunks_exact(SIDE) {
-                    let lanes = L::F64::load(entries[at..].as_ptr());
-                    sum = lanes.mul_add(lanes, sum);
-                }
-                sum.store(self.squares[at..].as_mut_ptr());
+            let mut sum = L::F64::load(self.squares[at..].as_ptr());
+            for entries in self.panel.chunks_exact(SIDE) {
+                let lanes = L::F64::load(entries[at..].as_ptr());
+                sum = lanes.mul_add(lanes, sum);
             }
+            sum.store(self.squares[at..].as_mut_ptr());
         }
     }
 }
@@ -95,35 +86,31 @@ impl Multiply<'_, '_> {
         }
         let count = (self.count - side).min(C * LANES);
         let (dim, depth) = (self.queries.dim, self.panel.len() / SIDE);
-        // SAFETY: the caller vouches for the level; `multiply` has checked that queries and panel are there.
-        unsafe {
-            let left = self.queries.data.as_ptr().add(row * dim + self.entry);
-            let right = self.panel.as_ptr().add(side);
-            let sums = product::<L, f64, R, C>((left, dim, 1), (right, SIDE), depth);
-            for (to, sums) in self.to[row..].iter_mut().zip(sums) {
-                let to = &mut to[self.at + side..][..count];
-                let mut all = [0.0; SIDE];
-                let whole = count == C * LANES;
-                if self.entry > 0 && !whole {
-                    all[..count].copy_from_slice(to);
-                }
-                let places = if whole { to.as_mut_ptr() } else { all.as_mut_ptr() };
-                for (c, sum) in sums.into_iter().enumerate() {
-                    let place = places.add(c * LANES);
-                    let sum = if self.entry > 0 { sum.add(L::F64::load(place)) } else { sum };
-                    sum.store(place);
-                }
-                if !whole {
-                    to.copy_from_slice(&all[..count]);
-                }
+        // `multiply` has checked that queries and panel are there.
+        let left = self.queries.data.as_ptr().add(row * dim + self.entry);
+        let right = self.panel.as_ptr().add(side);
+        let sums = product::<L, f64, R, C>((left, dim, 1), (right, SIDE), depth);
+        for (to, sums) in self.to[row..].iter_mut().zip(sums) {
+            let to = &mut to[self.at + side..][..count];
+            let mut all = [0.0; SIDE];
+            let whole = count == C * LANES;
+            if self.entry > 0 && !whole {
+                all[..count].copy_from_slice(to);
+            }
+            let places = if whole { to.as_mut_ptr() } else { all.as_mut_ptr() };
+            for (c, sum) in sums.into_iter().enumerate() {
+                let place = places.add(c * LANES);
+                let sum = if self.entry > 0 { sum.add(L::F64::load(place)) } else { sum };
+                sum.store(place);
+            }
+            if !whole {
+                to.copy_from_slice(&all[..count]);
             }
         }
     }
 }
 
 impl Pass for Multiply<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         const FEW: usize = 2;
@@ -131,31 +118,29 @@ impl Pass for Multiply<'_, '_> {
         const MANY: usize = 4;
         let rows = self.to.len();
         let mut row = 0;
-        // SAFETY: the caller vouches for the level; rows and groups are those that are there.
-        unsafe {
-            while L::ROOMY && row + MANY <= rows {
-                self.tile::<L, MANY, GROUPS>(row, 0);
-                row += MANY;
+        // Rows and groups are those that are there.
+        while L::ROOMY && row + MANY <= rows {
+            self.tile::<L, MANY, GROUPS>(row, 0);
+            row += MANY;
+        }
+        while row + FEW <= rows {
+            for side in (0..SIDE).step_by(LANES) {
+                self.tile::<L, FEW, 1>(row, side);
             }
-            while row + FEW <= rows {
-                for side in (0..SIDE).step_by(LANES) {
-                    self.tile::<L, FEW, 1>(row, side);
-                }
-                row += FEW;
+            row += FEW;
+        }
+        while row < rows {
+            for side in (0..SIDE).step_by(LANES) {
+                self.tile::<L, 1, 1>(row, side);
             }
-            while row < rows {
-                for side in (0..SIDE).step_by(LANES) {
-                    self.tile::<L, 1, 1>(row, side);
-                }
-                row += 1;
-            }
+            row += 1;
         }
     }
 }
 
 impl Simd {
-    /// Widens some entries of up to [`SIDE`] keys into a panel, `SIDE` places for each of at most [`DEPTH`] entries, and adds their
-    /// squares to those of entries before.
+    /// Widens some entries of up to [`SIDE`] keys into a panel, `SIDE` places for each of at most [`DEPTH`] entries,
+    /// and adds their squares to those of entries before.
     pub(crate) fn lay<E: Element>(
         self,
         keys: Keys<'_, E>,
@@ -169,8 +154,8 @@ impl Simd {
         self.run(Lay { keys, from, count, entry, panel, squares });
     }
 
-    /// The products of queries with the first `count` keys of a panel that begins with an entry; those of each query go to its
-    /// row, from a place on, to what is there of entries before.
+    /// The products of queries with the first `count` keys of a panel that begins with an entry; those of each query go
+    /// to its row, from a place on, to what is there of entries before.
     pub(crate) fn multiply(
         self,
         panel: &[f64],

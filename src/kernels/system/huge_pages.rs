@@ -3,8 +3,8 @@
 /// Room from this size on is worth it.
 const LEAST: usize = 1 << 22;
 
-/// Asks the system to back room that is about to be written with large pages, where it has such: touching memory for the
-/// first time, page by small page, costs more than what is written to it.
+/// Asks the system to back room that is about to be written with large pages, where it has such: touching memory for
+/// the first time, page by small page, costs more than what is written to it.
 pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     let spare = room.spare_capacity_mut();
     if size_of_val(spare) < LEAST {
