@@ -3,13 +3,14 @@
 use half::{bf16, f16};
 use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::PyFloat;
+use pyo3::types::{PyFloat, PyString, PyTuple};
 
 use super::arguments;
 use super::errors::CertkError;
 use crate::kernels;
 use crate::memory;
 use crate::rows::{Data, Keep, Kind, Mask, Scores, contiguous as contiguous_strides};
+use crate::threads::default_floats;
 
 /// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
 pub(super) enum Stored<'py> {
@@ -121,32 +122,45 @@ pub(super) struct Rows<'py> {
     radius: Option<PyReadonlyArray1<'py, f64>>,
 }
 
-impl<'py> Rows<'py> {
-    #[allow(clippy::too_many_arguments)] // as many as the Python functions have row options
-    pub(super) fn new(
-        scores: &Bound<'py, PyAny>,
-        dtype: &str,
-        kind: &Bound<'py, PyAny>,
-        scale: &Bound<'py, PyAny>,
-        mask: Option<&Bound<'py, PyAny>>,
-        mask_dtype: Option<&str>,
-        lengths: Option<PyReadonlyArray1<'py, i64>>,
-        indptr: Option<PyReadonlyArray1<'py, i64>>,
-        causal_offset: Option<&Bound<'py, PyAny>>,
-        radius: Option<PyReadonlyArray1<'py, f64>>,
-    ) -> PyResult<Self> {
-        let kind = arguments::kind(kind)?;
-        let scale = arguments::real("scale", scale)?;
-        let causal_offset = causal_offset
-            .map(|offset| arguments::integer("causal_offset", offset, -(1 << 62)))
-            .transpose()?;
-        let mask = match (mask, mask_dtype) {
-            (Some(mask), Some("bool")) => Some(MaskArray::Allowed(Bytes::new(mask)?)),
-            (Some(mask), Some(dtype)) => Some(MaskArray::Additive(Stored::new(mask, dtype)?)),
+/// From `(scores, dtype, kind, scale, mask, mask dtype, lengths, indptr, causal_offset)`, as `_arrays.rows` makes it: an option
+/// of rows is bound here and there, and nowhere between.
+impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
+    type Error = PyErr;
+
+    fn extract(rows: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _modes = default_floats();
+        let rows = rows.cast::<PyTuple>()?;
+        let at = |i: usize| rows.get_item(i);
+        let given = |i: usize| Ok::<_, PyErr>(Some(at(i)?).filter(|value| !value.is_none()));
+        let mask = match (given(4)?, given(5)?) {
+            (Some(mask), Some(dtype)) => {
+                let dtype = dtype.cast_into::<PyString>()?;
+                Some(match dtype.to_str()? {
+                    "bool" => MaskArray::Allowed(Bytes::new(&mask)?),
+                    dtype => MaskArray::Additive(Stored::new(&mask, dtype)?),
+                })
+            }
             _ => None,
         };
-        let scores = Stored::new(scores, dtype)?;
-        Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
+        let offset = |offset| arguments::integer("causal_offset", &offset, -(1 << 62));
+        Ok(Rows {
+            kind: arguments::kind(&at(2)?)?,
+            scale: arguments::real("scale", &at(3)?)?,
+            causal_offset: given(8)?.map(offset).transpose()?,
+            mask,
+            scores: Stored::new(&at(0)?, at(1)?.cast::<PyString>()?.to_str()?)?,
+            lengths: given(6)?.map(|lengths| lengths.extract()).transpose()?,
+            indptr: given(7)?.map(|indptr| indptr.extract()).transpose()?,
+            radius: None,
+        })
+    }
+}
+
+impl<'py> Rows<'py> {
+    /// The same, of which real scores may be off by a radius.
+    pub(super) fn within(mut self, radius: Option<PyReadonlyArray1<'py, f64>>) -> Self {
+        self.radius = radius;
+        self
     }
 
     /// Scores in natural-log units, without any option; ragged if there are row starts.
@@ -165,6 +179,10 @@ impl<'py> Rows<'py> {
             causal_offset: None,
             radius: None,
         })
+    }
+
+    pub(super) fn indptr(&self) -> Option<&PyReadonlyArray1<'py, i64>> {
+        self.indptr.as_ref()
     }
 
     /// Where each ragged row starts.
@@ -236,19 +254,21 @@ pub(super) enum KeepArray<'py> {
     Indices(PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, i64>),
 }
 
-impl<'py> KeepArray<'py> {
-    pub(super) fn new(
-        mask: Option<&Bound<'py, PyAny>>,
-        indptr: Option<PyReadonlyArray1<'py, i64>>,
-        indices: Option<PyReadonlyArray1<'py, i64>>,
-    ) -> PyResult<Self> {
+/// From `(mask, indptr, indices)`, of which the first or the last two are there, as `_arrays.kept` makes it.
+impl<'py> FromPyObject<'_, 'py> for KeepArray<'py> {
+    type Error = PyErr;
+
+    fn extract(keep: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (mask, indptr, indices) = keep.extract::<(Option<Bound<'py, PyAny>>, _, _)>()?;
         match (mask, indptr, indices) {
-            (Some(mask), None, None) => Ok(KeepArray::Mask(Bytes::new(mask)?)),
+            (Some(mask), None, None) => Ok(KeepArray::Mask(Bytes::new(&mask)?)),
             (None, Some(indptr), Some(indices)) => Ok(KeepArray::Indices(indptr, indices)),
             _ => Err(CertkError::new_err("keep must be given once, as a mask or as indices")),
         }
     }
+}
 
+impl KeepArray<'_> {
     /// The borrowed set; `strides` receives those of a mask.
     pub(super) fn keep<'a>(&'a self, strides: &'a mut Vec<usize>) -> PyResult<Keep<'a>> {
         Ok(match self {

@@ -269,15 +269,13 @@ impl KeyIndex {
         dtype: &str,
         keys: &Bound<'py, PyAny>,
         keys_dtype: &str,
-        keep_indptr: PyReadonlyArray1<'py, i64>,
-        keep_indices: PyReadonlyArray1<'py, i64>,
+        keep: KeepArray<'py>,
         scale: Option<&Bound<'py, PyAny>>,
         options: montecarlo::Options<'py>,
     ) -> PyResult<Estimate<'py>> {
         let _modes = default_floats();
         let (stored, lent) = (Stored::new(q, dtype)?, Stored::new(keys, keys_dtype)?);
         let (queries, keys) = (vectors(&stored, "q")?, vectors(&lent, "keys")?);
-        let keep = KeepArray::new(None, Some(keep_indptr), Some(keep_indices))?;
         let mut strides = Vec::new();
         let keep = keep.keep(&mut strides)?;
         let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;

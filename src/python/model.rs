@@ -83,31 +83,11 @@ type Fits<'py> = (Bound<'py, PyArray1<i64>>, [Bound<'py, PyArray1<f64>>; 6]);
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn fit_gaussian<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     eps: Option<Budgets<'py>>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Fits<'py>> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
     let threads = thread_count(threads)?;
@@ -232,31 +212,11 @@ type Counts<'py> =
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn effective_entries<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     eps: &Bound<'py, PyAny>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Counts<'py>> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let (eps, threads) = (real("eps", eps)?, thread_count(threads)?);
     let found = run(py, &scores, || core::effective_entries(&scores, eps, threads))?;
@@ -271,30 +231,10 @@ pub(super) fn effective_entries<'py>(
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn participation<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
+    rows: Rows<'py>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let threads = thread_count(threads)?;
     let found = run(py, &scores, || core::participation(&scores, threads))?;

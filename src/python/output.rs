@@ -1,6 +1,6 @@
 //! `output_error` and `select_output`.
 
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::PyArray1;
 use pyo3::prelude::*;
 
 use super::arguments;
@@ -40,29 +40,16 @@ fn borrowed<'a>(values: &'a Stored<'_>) -> PyResult<Values<'a>> {
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn output_error<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     values: &Bound<'py, PyAny>,
     values_dtype: &str,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
-    keep_mask: Option<&Bound<'py, PyAny>>,
-    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
-    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    keep: KeepArray<'py>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Errors<'py>> {
     let _modes = default_floats();
-    let offset = causal_offset;
-    let rows =
-        Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;
     let scores = rows.scores()?;
     let values = Stored::new(values, values_dtype)?;
     let values = borrowed(&values)?;
-    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
@@ -84,23 +71,13 @@ pub(super) fn output_error<'py>(
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn select_output<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     values: &Bound<'py, PyAny>,
     values_dtype: &str,
     out_tol: Budgets<'py>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Chosen<'py>> {
     let _modes = default_floats();
-    let offset = causal_offset;
-    let rows =
-        Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;
     let scores = rows.scores()?;
     let values = Stored::new(values, values_dtype)?;
     let values = borrowed(&values)?;
