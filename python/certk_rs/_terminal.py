@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any
 
-from ._plain import plain
+from ._display.plain import plain
 from .audit import Audit, OutputAudit
 from .jobs.analyze import CacheAnalysis
 from .jobs.analyze_page import ADVISED, HEADS, LAYERS, NARROW, cells, layer_cells, layer_heads

@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from ._atomic import write_text
-from ._npy import read_array
-from ._page import pyplot
+from ._display.page import pyplot
+from ._files.atomic import write_text
+from ._files.npy import read_array
 from ._plan_command import plan as plan_command
 from ._terminal import (
     audit_json,

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certk_rs._plain import escaped, plain
 
 from certk_rs import CertkError, _terminal, cli, reproduce
-from certk_rs._page import Section, Table, page
-from certk_rs._plain import escaped, plain
+from certk_rs._display.page import Section, Table, page
 from certk_rs.cache_format import read_certificate
 from certk_rs.reproduce import Settings, gap_rules, run_experiments
 from cli_fixtures import (
@@ -331,7 +331,7 @@ def test_tables_of_an_earlier_run(tmp_path: Path) -> None:
     """A forged table is drawn as text, or told, but never as a traceback."""
     from types import SimpleNamespace
 
-    from certk_rs._page import pyplot, svg
+    from certk_rs._display.page import pyplot, svg
 
     def plots(data: dict[str, Any]) -> list[str]:
         figure, axis = pyplot().subplots()

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 import certk_rs as ck
 from certk_rs import reproduce, sparse_attention
-from certk_rs._page import Table
+from certk_rs._display.page import Table
 from certk_rs.errors import CertkError
 from certk_rs.reproduce import (
     EXPERIMENTS,

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import certk_rs as ck
-from certk_rs import _atomic
-from certk_rs._atomic import NewFile, write_text
+from certk_rs._files import atomic
+from certk_rs._files.atomic import NewFile, write_text
 from certk_rs.errors import CertkError
 from certk_rs.jobs.plan import expand
 from cli_fixtures import certk, write_cache
@@ -112,7 +112,7 @@ WRITER = """
 import os, sys
 from pathlib import Path
 os.getpid = lambda: 1  # as in containers
-from certk_rs._atomic import NewFile
+from certk_rs._files.atomic import NewFile
 from certk_rs.errors import CertkError
 
 try:
@@ -171,7 +171,7 @@ def test_two_processes_of_the_same_number(
         stopped.send_signal(signal.SIGCONT)
         said = answer(stopped)
     if how == "new":
-        assert said == f"refused: {_atomic.already_exists(path)}\n"
+        assert said == f"refused: {atomic.already_exists(path)}\n"
         assert path.read_bytes() == b"b" * 100_000
     else:
         assert said == "done\n"
@@ -200,7 +200,7 @@ def test_many_threads_write_one_file(tmp_path: Path, replace: bool) -> None:
     for thread in threads:
         thread.join()
     assert ends.count("done") == (8 if replace else 1)
-    assert {*ends} <= {"done", str(_atomic.already_exists(path))}
+    assert {*ends} <= {"done", str(atomic.already_exists(path))}
     assert len(ends) == 8
     content = path.read_bytes()
     assert content == content[:1] * 8000
@@ -218,11 +218,11 @@ def test_what_has_the_partial_name_is_left_alone(
     path, victim = tmp_path / "out", tmp_path / "victim"
     victim.write_text("precious")
     names = [bytes(8), bytes(7) + b"\1"]
-    planted = tmp_path / f".certk-{_atomic._host()}-{names[0].hex()}.partial"
+    planted = tmp_path / f".certk-{atomic._host()}-{names[0].hex()}.partial"
     if kind == "file":
         planted.write_text("precious")
         lock = planted.open("rb+")  # somebody is at it
-        assert _atomic._lock(lock.fileno()) is not False
+        assert atomic._lock(lock.fileno()) is not False
     elif kind == "directory":
         planted.mkdir()
     elif kind == "fifo":
@@ -240,7 +240,7 @@ def test_what_has_the_partial_name_is_left_alone(
 
 def test_no_free_partial_name_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", bytes)
-    (tmp_path / f".certk-{_atomic._host()}-{bytes(8).hex()}.partial").mkdir()
+    (tmp_path / f".certk-{atomic._host()}-{bytes(8).hex()}.partial").mkdir()
     with pytest.raises(OSError, match="No free name") as refused:
         write_text(tmp_path / "out", "whole")
     assert refused.value.filename == str(tmp_path / "out")
@@ -410,8 +410,8 @@ def test_as_on_windows(
     monkeypatch.setattr(os, "rename", rename)
     monkeypatch.setattr(os, "replace", lambda a, b: (closed(a), real["replace"](a, b)))
     monkeypatch.setattr(Path, "unlink", lambda self: (closed(self), real["unlink"](self)))
-    monkeypatch.setattr(_atomic, "_fcntl", None)
-    monkeypatch.setattr(_atomic, "_CLOSE_FIRST", True)
+    monkeypatch.setattr(atomic, "_fcntl", None)
+    monkeypatch.setattr(atomic, "_CLOSE_FIRST", True)
 
     def write(text: bytes, meanwhile: str | None = None) -> None:
         with file:
@@ -479,7 +479,7 @@ A_WEEK = 7 * 86400
 
 def left_behind(folder: Path, host: str | None = None, days: float = 0.0) -> Path:
     """A partial file that nobody has open."""
-    path = folder / f".certk-{host or _atomic._host()}-{os.urandom(8).hex()}.partial"
+    path = folder / f".certk-{host or atomic._host()}-{os.urandom(8).hex()}.partial"
     path.write_text("half")
     then = time.time() - days * 86400
     os.utime(path, (then, then))
@@ -509,22 +509,22 @@ def test_what_another_host_left_is_removed_after_a_week(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
     if not locks:
-        monkeypatch.setattr(_atomic, "_fcntl", None)
-    theirs, unknown = "12345678", _atomic._NOWHERE
+        monkeypatch.setattr(atomic, "_fcntl", None)
+    theirs, unknown = "12345678", atomic._NOWHERE
     young = [left_behind(tmp_path, host, 6.9) for host in (theirs, unknown)]
     old = [left_behind(tmp_path, host, 7.1) for host in (theirs, unknown)]
     ours = left_behind(tmp_path, days=6.9)
     write_text(tmp_path / "out", "whole")
     assert all(path.exists() for path in young)
     assert not any(path.exists() for path in old)
-    seen = locks and _atomic._fcntl is not None and _atomic._host() != unknown
+    seen = locks and atomic._fcntl is not None and atomic._host() != unknown
     assert ours.exists() == (not seen)
 
 
 def test_files_of_others_are_never_removed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    stem = f".certk-{_atomic._host()}-"
+    stem = f".certk-{atomic._host()}-"
     others = [
         tmp_path / name
         for name in (
@@ -550,7 +550,7 @@ def test_files_of_others_are_never_removed(tmp_path: Path) -> None:
 def test_a_file_that_is_cleaned_away_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = _atomic._lock, []
+    real, calls = atomic._lock, []
 
     def late(fd: int) -> bool | None:
         calls.append(fd)
@@ -561,7 +561,7 @@ def test_a_file_that_is_cleaned_away_before_it_is_locked_is_made_anew(
             return False
         return real(fd)
 
-    monkeypatch.setattr(_atomic, "_lock", late)
+    monkeypatch.setattr(atomic, "_lock", late)
     write_text(tmp_path / "out", "whole")
     assert len(calls) == 3
     assert (tmp_path / "out").read_text() == "whole"
@@ -684,8 +684,8 @@ READERS = {
 
 
 def test_nothing_in_the_package_writes_files_in_another_way() -> None:
-    """Whatever writes goes through `_atomic`; what is written to elsewhere is a stream of its."""
-    package, wrong = Path(_atomic.__file__).parent, []
+    """Whatever writes goes through `_files.atomic`; the rest are streams that it has opened."""
+    package, wrong = Path(atomic.__file__).parents[1], []
     names = {"open", "fdopen", "write_text", "write_bytes", "tofile", "save_file", "savetxt"}
     names |= {"save", "savez", "savez_compressed", "savefig", "mkstemp", "NamedTemporaryFile"}
     fine = READERS | {
@@ -695,7 +695,7 @@ def test_nothing_in_the_package_writes_files_in_another_way() -> None:
     }
     for file in package.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and file.name != "_atomic.py":
+            if isinstance(node, ast.Call) and file.name != "atomic.py":
                 called, text = ast.unparse(node.func), ast.unparse(node)
                 if called.split(".")[-1] in names - {called} | {"open"} and text not in fine:
                     wrong.append(f"{file.name}: {text}")

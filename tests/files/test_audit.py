@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError, _recompute
+from certk_rs import CertkError
+from certk_rs._audit import recompute
 from certk_rs.audit import WITHOUT_INPUT, audit
 from certk_rs.cache_format import Options, SafetensorsFile
 from certk_rs.jobs.plan import make_plan
@@ -335,8 +336,8 @@ def test_many_rows_and_keys_are_checked_block_by_block(
 ) -> None:
     cache = {"n": 70, "m": 13, "metadata": {"causal_offset": "40"}}
     job = Job(tmp_path, cache=cache, granularity="layer")
-    monkeypatch.setattr("certk_rs._audit_layer._BLOCK", 200)
-    monkeypatch.setattr(_recompute, "_CHUNK", 16)
+    monkeypatch.setattr("certk_rs._audit.layer._BLOCK", 200)
+    monkeypatch.setattr(recompute, "_CHUNK", 16)
     output = job.check(against=True)
     assert output.holds, job.lines(against=True)
     assert output.confirmed_rows == 2 * 4 * 13
@@ -344,9 +345,9 @@ def test_many_rows_and_keys_are_checked_block_by_block(
 
 def recomputed(
     q: np.ndarray, k: np.ndarray, scale: float, kept: np.ndarray, seen: np.ndarray
-) -> _recompute.Rows:
-    sides = (_recompute.Keys(k[side], np.flatnonzero(side)) for side in (kept, ~kept))
-    return _recompute.recompute(q, *sides, scale, seen)
+) -> recompute.Rows:
+    sides = (recompute.Keys(k[side], np.flatnonzero(side)) for side in (kept, ~kept))
+    return recompute.recompute(q, *sides, scale, seen)
 
 
 def test_recomputed_masses_enclose_the_exact_ones() -> None:
@@ -403,7 +404,7 @@ def test_masses_near_one_are_told_apart() -> None:
 
 
 def test_the_arithmetic_imports_nothing_of_the_package() -> None:
-    tree = ast.parse(Path(_recompute.__file__).read_text())
+    tree = ast.parse(Path(recompute.__file__).read_text())
     imported = {
         alias.name if isinstance(node, ast.Import) else node.module
         for node in ast.walk(tree)

@@ -518,7 +518,7 @@ class Shaped:
 def test_findings_are_counted_when_they_are_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("certk_rs.audit.MOST_FINDINGS", 7)
+    monkeypatch.setattr("certk_rs._audit.report.MOST_FINDINGS", 7)
     job = Job(tmp_path, cache={"m": 5, "layers": 1})
     forge(
         job.output,
@@ -893,7 +893,7 @@ def test_all_that_does_not_hold_is_told(job: Job) -> None:
 
 
 def test_rows_are_placed_beyond_the_first_block(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("certk_rs._audit_layer._BLOCK", 48)
+    monkeypatch.setattr("certk_rs._audit.layer._BLOCK", 48)
 
     def edit(arrays: Arrays) -> None:
         for end in ("upper", "lower"):

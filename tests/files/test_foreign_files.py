@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import certk_rs as ck
-from certk_rs._npy import read_array
-from certk_rs._safetensors import ITEMSIZE, SafetensorsFile, byte_size, canonical
+from certk_rs._files.npy import read_array
+from certk_rs._files.safetensors import ITEMSIZE, SafetensorsFile, byte_size, canonical
 from cli_fixtures import certk, raw_file, safetensors_bytes, tensor
 
 LONG = 10**4200  # Python reads and writes numbers of up to 4300 digits

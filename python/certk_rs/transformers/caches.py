@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from .._safetensors import STORAGE
+from .._files.safetensors import STORAGE
 from ..cache_format import Cache as CacheFile
 from ..cache_format import (
     Layer,

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from .. import _native
-from .._atomic import NewFile
-from .._safetensors import Entry, written
+from .._files.atomic import NewFile
+from .._files.safetensors import Entry, written
 from ..errors import CertkError
 from .masks import Seen
 

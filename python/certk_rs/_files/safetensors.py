@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ._atomic import names_the_file
-from .errors import CertkError
+from ..errors import CertkError
+from .atomic import names_the_file
 
 ITEMSIZE = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._recompute import Floats, Keys, Proof, Rows, recompute
-from .cache_format import Certificate, Layer, SafetensorsFile, output_tensors, widen
+from ..cache_format import Certificate, Layer, SafetensorsFile, output_tensors, widen
+from .recompute import Floats, Keys, Proof, Rows, recompute
 
 Note = Callable[[str, str], None]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._safetensors import ITEMSIZE, are_sizes, parse_json
+from .safetensors import ITEMSIZE, are_sizes, parse_json
 
 FORMAT = 1
 _SHA256 = re.compile("[0-9a-f]{64}")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from ._plain import escaped, plain
-from .errors import CertkError, pip_install
+from ..errors import CertkError, pip_install
+from .plain import escaped, plain
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }

@@ -18,8 +18,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._safetensors import byte_size, quote
-from .errors import CertkError
+from ..errors import CertkError
+from .safetensors import byte_size, quote
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[Any, bool, Any]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import BinaryIO
 
-from .errors import CertkError
+from ..errors import CertkError
 
 try:
     import fcntl
