@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import certk_rs as ck
-from certk_rs import cli
 from cli_fixtures import cache_tensors, certk, rewrite, safetensors_bytes, tensor, write_cache
 from repository import EXAMPLE, ROOT
 
@@ -360,7 +359,7 @@ def test_an_unexpected_error_is_one_line(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(cli, "make_plan", broken)
+    monkeypatch.setattr("certk_rs._cli.prune.make_plan", broken)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "unexpected RuntimeError: two lines" in line
 
@@ -371,7 +370,7 @@ def test_too_little_memory_is_one_line(
     def too_much(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(cli, "make_plan", too_much)
+    monkeypatch.setattr("certk_rs._cli.prune.make_plan", too_much)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "not enough memory" in line
 
@@ -414,7 +413,7 @@ def test_demo_without_its_example(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "cli.py"))
+    monkeypatch.setattr("certk_rs._cli.example.__file__", str(tmp_path / "example.py"))
     assert "--data FILE" in refused(capsys, "demo")
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certk_rs._plain import escaped, plain
 
-from certk_rs import CertkError, _terminal, cli, reproduce
+from certk_rs import CertkError, reproduce
+from certk_rs._cli import terminal
 from certk_rs._display.page import Section, Table, page
+from certk_rs._display.plain import escaped, plain
 from certk_rs.cache_format import read_certificate
 from certk_rs.reproduce import Settings, gap_rules, run_experiments
 from cli_fixtures import (
@@ -243,7 +244,7 @@ def test_messages_of_exceptions(
     def broken(*_: object, **__: object) -> None:
         raise OSError(5, HOSTILE, NAME) if error is OSError else error(HOSTILE)
 
-    monkeypatch.setattr(cli, "make_plan", broken)
+    monkeypatch.setattr("certk_rs._cli.prune.make_plan", broken)
     assert certk("prune", "x", "-o", folder / "o", "--eps", "0.1") == 2
     assert shown(capsys)[1].count("\n") == 1
 
@@ -270,7 +271,7 @@ def test_progress_labels(folder: Path, capsys: Captured, monkeypatch: pytest.Mon
 
 
 def test_tables_have_no_markup(capsys: Captured) -> None:
-    assert _terminal.print_table((STYLE, f"{HOSTILE}2"), [(HOSTILE, "[red]x[/red]")])
+    assert terminal.print_table((STYLE, f"{HOSTILE}2"), [(HOSTILE, "[red]x[/red]")])
     out, _ = shown(capsys)
     assert "[bold]" in out
     assert "[red]x[/red]" in out
@@ -364,7 +365,7 @@ def test_tables_of_an_earlier_run(tmp_path: Path) -> None:
 
 def test_nothing_is_printed_but_through_here() -> None:
     """One module prints, and what it prints passes through `plain`; pages escape likewise."""
-    package = Path(_terminal.__file__).parent
+    package = Path(terminal.__file__).parents[1]
     fine = {
         "print(plain(line))",
         "print(f'certk: {plain(line)}', file=sys.stderr, flush=True)",

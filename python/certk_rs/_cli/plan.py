@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from ._terminal import print_json, print_table, print_text, say
-from .gaussian import Plan
-from .gaussian import plan as plan_rows
+from ..gaussian import Plan
+from ..gaussian import plan as plan_rows
+from .options import AsJson, Job, Threads
+from .terminal import print_json, print_table, print_text, say
 
 
 def plan(
@@ -20,13 +20,9 @@ def plan(
     ],
     eps: Annotated[float, typer.Option(help="Tail mass that a row may lose, 0 < eps < 1.")],
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the simulated rows.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Default: all there are.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
-) -> Callable[[], int]:
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> Job:
     """Tell how many keys rows of normal scores need, and whether to sparsify.
 
     Expectations of a model, no certificate: `certk select` finds what a real row needs.
