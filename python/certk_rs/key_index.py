@@ -17,10 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
+from . import _native
+from ._arrays import coerce
+from ._arrays.kept import Keep, as_native_kept
+from ._arrays.rows import budgets
 from ._files.index import PARTS, read_index, write_index
-from ._kept import Keep, lend_kept
-from ._rows import budgets
 from .errors import CertkError
 from .montecarlo import Family, Method, TailEstimate, estimate_of
 from .results import SearchResult
@@ -83,7 +84,7 @@ class KeyIndex:
                 f"bits is {bits!r}; pass 8: fewer bits were measured not to pay, since the keys "
                 "that must then be scored exactly cost more than the bytes saved"
             )
-        array, dtype = _lend_keys(keys)
+        array, dtype = _as_native_keys(keys)
         index = _native.KeyIndex.build(array, dtype, rotate, threads)
         return cls(index, array if keep_keys else None)
 
@@ -123,7 +124,7 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; names the place.
         """
-        array, dtype = _lend_keys(keys)
+        array, dtype = _as_native_keys(keys)
         with self._appending:
             n = len(self)
             kept = self._kept
@@ -187,14 +188,14 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; keys of another shape or dtype; keys needed but not given.
         """
-        array, dtype = _arrays.lend_floats("q", q)
+        array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        lent, lent_dtype = self._lent(keys)
+        given, given_dtype = self._given(keys)
         found = self._index.search(
             array.reshape(1, -1) if array.ndim == 1 else array,
             dtype,
-            lent,
-            lent_dtype,
+            given,
+            given_dtype,
             None if eps is None else budgets(eps, array, None),
             batch,
             (scale, rule, k, over, max_scored, threads),
@@ -241,16 +242,16 @@ class KeyIndex:
         """
         if family not in ("row", "all"):
             raise CertkError(f'family is {family!r}; pass "row" or "all"')
-        array, dtype = _arrays.lend_floats("q", q)
+        array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        lent, lent_dtype = self._lent(keys)
-        if lent is None or lent_dtype is None:
+        given, given_dtype = self._given(keys)
+        if given is None or given_dtype is None:
             raise CertkError(
                 "keys are needed: the index does not keep them; pass the keys that it was built of"
             )
         # Only the shape of the scores matters to a kept set.
         scores = np.broadcast_to(np.float32(0.0), (*batch, len(self)))
-        mask, indptr, indices = lend_kept(keep, scores, None)
+        mask, indptr, indices = as_native_kept(keep, scores, None)
         if indptr is None or indices is None:
             rows = np.asarray(mask).reshape(prod(batch), len(self))
             indptr = np.concatenate([[0], np.cumsum(rows.sum(axis=1))]).astype(np.int64)
@@ -259,8 +260,8 @@ class KeyIndex:
         found = self._index.tail_mass(
             array.reshape(1, -1) if array.ndim == 1 else array,
             dtype,
-            lent,
-            lent_dtype,
+            given,
+            given_dtype,
             np.ascontiguousarray(indptr),
             np.ascontiguousarray(indices),
             scale,
@@ -278,10 +279,10 @@ class KeyIndex:
         Raises:
             CertkError: They are not those; names the head. Or there are none to check.
         """
-        lent, dtype = self._lent(keys)
-        if lent is None or dtype is None:
+        given, dtype = self._given(keys)
+        if given is None or dtype is None:
             raise CertkError("keys are needed: the index does not keep them; pass them to check")
-        self._index.check(lent, dtype, threads)
+        self._index.check(given, dtype, threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index, not the keys, to a safetensors file at exactly `path`.
@@ -312,8 +313,8 @@ class KeyIndex:
         except CertkError as error:
             raise CertkError(f"{Path(path)}: {error}") from None
         if keys is not None:
-            array, lent = _lend_keys(keys)
-            index._index.check(array, lent, None)
+            array, stored = _as_native_keys(keys)
+            index._index.check(array, stored, None)
             index._kept = array
         return index
 
@@ -335,11 +336,11 @@ class KeyIndex:
             stacked.append(rows.reshape(*self.shape[:-2], most))
         return stacked
 
-    def _lent(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
+    def _given(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
         """The keys of a call, or else the kept ones."""
         if keys is None:
             return self._kept, None if self._kept is None else self.dtype
-        return _lend_keys(keys)
+        return _as_native_keys(keys)
 
 
 def _restored(
@@ -361,15 +362,15 @@ class IndexArrays:
 
         Nothing is copied where the last axis is contiguous and the others can be seen as one.
         """
-        self._index = tuple(map(_rows_lent, arrays))
+        self._index = tuple(map(_in_rows, arrays))
 
 
-def _rows_lent(array: NDArray[Any]) -> NDArray[Any]:
+def _in_rows(array: NDArray[Any]) -> NDArray[Any]:
     flags = array.flags
     if flags.c_contiguous and flags.aligned:
         return array
-    return _arrays.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
+    return coerce.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
 
 
-def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:
-    return _arrays.lend_floats("keys", keys)
+def _as_native_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:
+    return coerce.as_native_floats("keys", keys)

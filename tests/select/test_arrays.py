@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 import certk_rs as ck
-from certk_rs import _arrays
+from certk_rs._arrays import coerce
 
 RNG = np.random.default_rng(20)
 SHAPE = (3, 4, 33)
@@ -33,7 +33,7 @@ def same(a: ck.Selection, b: ck.Selection) -> None:
 
 
 def lent(scores: Any) -> NDArray[Any]:
-    return _arrays.lend_floats("scores", scores)[0]
+    return coerce.as_native_floats("scores", scores)[0]
 
 
 def shares(scores: Any) -> bool:

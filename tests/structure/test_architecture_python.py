@@ -24,7 +24,7 @@ SUBJECTS = {
     *{"key_index", "sparse_attention"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
-COMMON = {"_native", "_arrays", "_rows", "_kept", "results", "errors"}
+COMMON = {"_native", "_arrays", "results", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
@@ -46,14 +46,11 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "sparse_attention": COMMON | {"key_index"},
     # A fit sets the rule beside what selection finds.
     "gaussian": COMMON | {"selection"},
-    "torch": {"_torch_operators", "key_index", "errors"},
-    "_torch_operators": {"_torch_gradient", "_arrays", "errors", *SUBJECTS},
-    "_torch_gradient": {"_native"},
+    "torch": {"_torch", "key_index", "errors"},
+    "_torch": {"_native", "_arrays", "errors", *SUBJECTS},
     "reproduce": {"", "cache_format", "_display", "_files", "results", "errors", *SUBJECTS},
-    "_kept": {"_arrays", "_rows", "results", "errors"},
-    "_rows": {"_arrays", "errors"},
-    # In what modes they compute, `_native` says; it knows neither.
-    "_arrays": {"_native", "errors"},
+    # In what modes they compute, `_native` says; it knows neither. A kept set may be a result.
+    "_arrays": {"_native", "results", "errors"},
     "_display": {"_native", "errors"},
     # A selection is shown, and saved.
     "results": {"_native", "_display", "_files", "errors"},
@@ -70,8 +67,7 @@ THIRD_PARTY = {
     "cli": {"typer"},
     "_cli": {"typer"},
     "torch": {"torch"},
-    "_torch_operators": {"torch"},
-    "_torch_gradient": {"torch"},
+    "_torch": {"torch"},
     # Who imports this room has asked for them.
     "transformers": {"torch", "transformers"},
     "kvpress": {"torch", "transformers", "kvpress"},
@@ -199,7 +195,7 @@ def test_the_python_reader_sees_what_it_should() -> None:
     assert wrong("audit", "def f():\n    from certk_rs.selection import select") == {
         "audit -> selection"
     }
-    assert wrong("results", "from ._arrays import borrow") == {"results -> _arrays"}
+    assert wrong("results", "from ._arrays.coerce import borrow") == {"results -> _arrays"}
     assert wrong("selection", "import torch") == {"selection -> torch at import"}
     assert wrong("selection", "def f():\n    import torch") == {"selection -> torch"}
     assert wrong("selection", "if TYPE_CHECKING:\n    import torch") == set()

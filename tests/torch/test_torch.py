@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import certk_rs as ck  # noqa: E402
 import certk_rs.torch as ct  # noqa: E402
 from certk_rs import _native  # noqa: E402
-from certk_rs._torch_operators import _lend_index  # noqa: E402
+from certk_rs._torch.operators import as_index  # noqa: E402
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 CODED = (torch.float32, torch.float16, torch.bfloat16)
@@ -307,10 +307,9 @@ def test_an_index_that_has_grown_as_tensors() -> None:
     assert torch.equal(found.out, ck.attention(q, k, v, 0.01, index=index).out)
 
 
-def test_parts_of_an_index_are_lent() -> None:
+def test_parts_of_an_index_are_read_where_they_are() -> None:
     tensors = ct.index_tensors(thinned(torch.bfloat16)[-1])
-
-    for tensor, array in zip(tensors, _lend_index(tuple(tensors))._index, strict=True):
+    for tensor, array in zip(tensors, as_index(tuple(tensors))._index, strict=True):
         assert array.ctypes.data == tensor.data_ptr() or tensor.numel() == 0
 
 

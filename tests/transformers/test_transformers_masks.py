@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from certk_rs import CertkError  # noqa: E402
-from certk_rs.transformers.masks import seen  # noqa: E402
+from certk_rs.transformers.masks import visibility_of  # noqa: E402
 
 
 def shown(arguments: dict[str, Any], shape: tuple[int, int, int, int]) -> np.ndarray:
@@ -62,7 +62,7 @@ def test_a_mask_is_read_as_it_is(mask: np.ndarray, additive: bool, causal: bool)
     tensor = torch.from_numpy(mask)
     if additive:
         tensor = torch.zeros(mask.shape).masked_fill(~tensor, torch.finfo(torch.float32).min)
-    read = seen(tensor, causal, shape)
+    read = visibility_of(tensor, causal, shape)
     assert (shown(read.arguments(), shape) == full).all()
     assert (np.broadcast_to(read.full_mask(), shape) == full).all()
     assert (read.counts == full.sum(-1)).all()
@@ -81,15 +81,15 @@ def test_no_mask_is_everything_or_causal_from_the_first_key(m: int, n: int, caus
     full = np.ones(shape, dtype=bool)
     if causal and m > 1:
         full &= np.arange(n) <= np.arange(m)[:, None]
-    assert (shown(seen(None, causal, shape).arguments(), shape) == full).all()
+    assert (shown(visibility_of(None, causal, shape).arguments(), shape) == full).all()
 
 
 def test_the_usual_masks_need_no_mask() -> None:
     triangle = torch.ones(3, 5, dtype=torch.bool).tril(2)[None, None]
-    assert seen(triangle, False, (2, 4, 3, 5)).arguments() == {"causal": True}
+    assert visibility_of(triangle, False, (2, 4, 3, 5)).arguments() == {"causal": True}
     padded = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])[:, None, None].expand(2, 1, 3, 5)
-    assert list(seen(padded, False, (2, 4, 3, 5)).arguments()) == ["lengths"]
-    assert seen(padded[:1], False, (2, 4, 3, 5)).arguments() == {}
+    assert list(visibility_of(padded, False, (2, 4, 3, 5)).arguments()) == ["lengths"]
+    assert visibility_of(padded[:1], False, (2, 4, 3, 5)).arguments() == {}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_usual_masks_need_no_mask() -> None:
 )
 def test_what_is_no_mask_is_refused(mask: Any, says: str) -> None:
     with pytest.raises(CertkError, match=says):
-        seen(mask, True, (1, 2, 2, 3))
+        visibility_of(mask, True, (1, 2, 2, 3))
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])

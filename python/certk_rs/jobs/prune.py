@@ -200,8 +200,8 @@ def score(
         What `keep_set` is told of each row at scale 1, without the slack: (heads, m).
     """
     reach = _native.products(
-        *_lend(query, layer.dtypes["query"]),
-        *_lend(key, layer.dtypes["key"]),
+        *_as_native(query, layer.dtypes["query"]),
+        *_as_native(key, layer.dtypes["key"]),
         causal_offset,
         scores,
         threads,
@@ -211,7 +211,7 @@ def score(
     return radius
 
 
-def _lend(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
+def _as_native(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
     """A stored tensor and its dtype, as `_native` takes them."""
     bits = stored.view(np.uint16) if stored.itemsize == 2 else stored
     return bits, {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]

@@ -6,14 +6,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import _arrays, _native
+from .. import _native
+from .._arrays import coerce
 from ..errors import CertkError
 from ..keepset import keep_set_of_inexact
 
 _U = 2.0**-53
 
 
-def head_sets(
+def select_per_head(
     place: str,
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -64,8 +65,13 @@ def head_sets(
         queries, key = query[g * group : (g + 1) * group].detach(), keys[g : g + 1].detach()
         if not (torch.isfinite(key).all() and torch.isfinite(queries).all()):
             raise CertkError(f"{place}, kv head {g}: a NaN or infinite query or key")
-        lent = (*_arrays.lend_floats("queries", queries), *_arrays.lend_floats("keys", key))
-        reach = _native.products(*lent, offset, scores, threads).reshape(group, m)
+        reach = _native.products(
+            *coerce.as_native_floats("queries", queries),
+            *coerce.as_native_floats("keys", key),
+            offset,
+            scores,
+            threads,
+        ).reshape(group, m)
         # Products of two float32 are exact in float64, so a sum of d of them is off by at most
         # gamma_d |q||k|; the scale's own rounding is counted by the selection.
         radius = abs(factor) * reach * ((d + 3) * _U * (1 + 2.0**-10)) + 2.0**-1000
@@ -84,7 +90,7 @@ def head_sets(
     return kept, upper
 
 
-def filled(indices: NDArray[np.int64], most: int, n: int) -> NDArray[np.int64]:
+def pad_with_latest(indices: NDArray[np.int64], most: int, n: int) -> NDArray[np.int64]:
     """The kept positions and the latest others of n, `most` in all, ascending."""
     others = np.setdiff1d(np.arange(n), indices)
     return np.sort(np.concatenate([indices, others[len(others) - (most - len(indices)) :]]))

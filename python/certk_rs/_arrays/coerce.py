@@ -1,7 +1,7 @@
 """Coercion of what users hold (NumPy, torch on the CPU, ml_dtypes, lists) to what `_native` takes.
 
 Only dtype, stride and device are settled here; values and shapes are judged in Rust. An array is
-lent without a copy when its last axis is contiguous, its other strides are non-negative and its
+taken without a copy when its last axis is contiguous, its other strides are non-negative and its
 bytes are aligned and in native order; otherwise it is copied once. Neither torch nor ml_dtypes is
 imported: a torch tensor can only exist where torch has been imported, and a bfloat16 dtype is
 known by its name.
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _native
-from .errors import CertkError
+from .. import _native
+from ..errors import CertkError
 
 _FLOATS = {np.dtype(c): np.dtype(c).name for c in "efd"}
 _INTEGERS = {np.dtype(c): np.dtype(c).name for c in "bBhHiIlLqQ"}
@@ -30,8 +30,8 @@ _INT64_MAX = 2**63 - 1
 _EXACT = 2.0**53
 
 
-def lend_floats(name: str, value: object) -> tuple[NDArray[Any], str]:
-    """Lend `value`, of any shape with at least one axis, as an array of floating-point numbers.
+def as_native_floats(name: str, value: object) -> tuple[NDArray[Any], str]:
+    """Take `value`, of any shape with at least one axis, as an array of floating-point numbers.
 
     Args:
         name: What to call the argument in an error.
@@ -59,8 +59,8 @@ def lend_floats(name: str, value: object) -> tuple[NDArray[Any], str]:
     return lay_out(array.view(np.uint16) if array.itemsize == 2 else array), dtype
 
 
-def lend_mask(value: object, shape: tuple[int, ...]) -> tuple[NDArray[Any], str]:
-    """Lend a mask, boolean (True = may be kept) or an additive bias, broadcast to `shape`."""
+def as_native_mask(value: object, shape: tuple[int, ...]) -> tuple[NDArray[Any], str]:
+    """Take a mask, boolean (True = may be kept) or an additive bias, broadcast to `shape`."""
     array, dtype = borrow("mask", value)
     if dtype != "bool" and dtype not in _FLOAT_NAMES:
         raise CertkError(
@@ -73,7 +73,7 @@ def lend_mask(value: object, shape: tuple[int, ...]) -> tuple[NDArray[Any], str]
 
 
 def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Lend an array broadcast to `shape`: leading axes with stride 0, the last axis in full."""
+    """View an array broadcast to `shape`: leading axes with stride 0, the last axis in full."""
     if array.shape == shape:
         return lay_out(array)
     try:
@@ -91,7 +91,7 @@ def broadcast(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray
 
 
 def lay_out(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array itself if its strides can be lent, else a C-ordered copy."""
+    """Return the array itself if Rust can read its strides, else a C-ordered copy."""
     flags = array.flags
     if flags.aligned:
         if flags.c_contiguous:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays
-from .errors import CertkError
+from ..errors import CertkError
+from . import coerce
 
 Rows = tuple[
     NDArray[Any],  # scores
@@ -20,17 +20,17 @@ Rows = tuple[
 ]
 
 
-def lend_rows(
+def as_native_rows(
     scores: ArrayLike,
     mask: ArrayLike | None,
     lengths: ArrayLike | None,
     indptr: ArrayLike | None,
 ) -> Rows:
     """Coerce the scores (..., n) and what goes with them; see `certk_rs.select` for the meaning."""
-    array, dtype = _arrays.lend_floats("scores", scores)
+    array, dtype = coerce.as_native_floats("scores", scores)
     starts = bias = bias_dtype = valid = None
     if indptr is not None:
-        starts = _arrays.integers("indptr", indptr)
+        starts = coerce.integers("indptr", indptr)
         if starts.ndim != 1 or starts.size == 0:
             raise CertkError(f"indptr has shape {starts.shape}; pass rows + 1 integers")
         if array.ndim != 1:
@@ -39,9 +39,9 @@ def lend_rows(
             )
         starts.setflags(write=False)
     if mask is not None:
-        bias, bias_dtype = _arrays.lend_mask(mask, array.shape)
+        bias, bias_dtype = coerce.as_native_mask(mask, array.shape)
     if lengths is not None:
-        valid = _arrays.per_row_integers("lengths", lengths, batch_shape(array, starts))
+        valid = coerce.per_row_integers("lengths", lengths, batch_shape(array, starts))
     return array, dtype, bias, bias_dtype, valid, starts
 
 
@@ -56,6 +56,6 @@ def budgets(
     """Coerce tail-mass budgets to a float, or to read-only float64 of shape () or the batch's."""
     if isinstance(eps, float):
         return eps
-    array = _arrays.per_row_floats("eps", eps, batch_shape(scores, indptr))
+    array = coerce.per_row_floats("eps", eps, batch_shape(scores, indptr))
     array.setflags(write=False)
     return array

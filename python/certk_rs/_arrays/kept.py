@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays
-from ._rows import batch_shape
-from .errors import CertkError
-from .results import Selection
+from ..errors import CertkError
+from ..results import Selection
+from . import coerce
+from .rows import batch_shape
 
 Keep = ArrayLike | Selection | Sequence[ArrayLike]
-Lent = tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None, NDArray[np.int64] | None]
+NativeKept = tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None, NDArray[np.int64] | None]
 _PADDING = -1
 
 
-def lend_kept(keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> Lent:
+def as_native_kept(
+    keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None
+) -> NativeKept:
     """Coerce a kept set to a mask with the scores' shape, or to CSR indices (indptr, indices).
 
     Only bool dtype is a mask. Range and repetition of the indices are judged in Rust.
@@ -29,10 +31,10 @@ def lend_kept(keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None
     batch = batch_shape(scores, indptr)
     if isinstance(keep, list | tuple) and not _is_mask(keep):
         return None, *_of_list(keep, batch)
-    array, dtype = _arrays.borrow("keep", keep)
+    array, dtype = coerce.borrow("keep", keep)
     if dtype == "bool":
-        return _arrays.broadcast("keep", array, scores.shape), None, None
-    return None, *_of_padded(_arrays.integers("keep", keep), batch)
+        return coerce.broadcast("keep", array, scores.shape), None, None
+    return None, *_of_padded(coerce.integers("keep", keep), batch)
 
 
 def _of_selection(
@@ -78,7 +80,7 @@ def _of_list(
             f"keep lists {len(keep)} entries, but the scores have {n_rows} rows; pass one array of "
             "indices per row"
         )
-    entries = [_arrays.integers(f"keep[{i}]", entry) for i, entry in enumerate(keep)]
+    entries = [coerce.integers(f"keep[{i}]", entry) for i, entry in enumerate(keep)]
     for i, entry in enumerate(entries):
         if entry.ndim != 1:
             raise CertkError(f"keep[{i}] has shape {entry.shape}; pass a flat array of indices")
