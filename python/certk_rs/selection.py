@@ -5,8 +5,8 @@ from __future__ import annotations
 from numpy.typing import ArrayLike
 
 from . import _native
-from ._kept import Keep, lend_kept
-from ._rows import budgets, lend_rows
+from ._arrays.kept import Keep, as_native_kept
+from ._arrays.rows import as_native_rows, budgets
 from .results import Certificate, Selection
 
 
@@ -68,7 +68,7 @@ def select(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    data, dtype, bias, bias_dtype, valid, starts = as_native_rows(scores, mask, lengths, indptr)
     found = _native.select(
         data,
         dtype,
@@ -129,8 +129,8 @@ def certify(
     Raises:
         CertkError: Bad input, also an index that is out of range or listed twice.
     """
-    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
-    keep_mask, keep_indptr, keep_indices = lend_kept(keep, data, starts)
+    data, dtype, bias, bias_dtype, valid, starts = as_native_rows(scores, mask, lengths, indptr)
+    keep_mask, keep_indptr, keep_indices = as_native_kept(keep, data, starts)
     found = _native.certify(
         data,
         dtype,

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from . import _torch_operators as _operators
+from ._torch import operators as _operators
 
 __all__ = [
     "AttentionResult",
