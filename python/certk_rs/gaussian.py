@@ -133,21 +133,9 @@ def fit(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = as_native_rows(scores, mask, lengths, indptr)
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
     asked = None if eps is None else np.asarray(budgets(eps, data, starts))
-    n, columns = _native.fit_gaussian(
-        data,
-        dtype,
-        asked,
-        kind,
-        scale,
-        bias,
-        bias_dtype,
-        valid,
-        starts,
-        causal_offset,
-        threads,
-    )
+    n, columns = _native.fit_gaussian(rows, asked, threads)
     batch = batch_shape(data, starts)
     n = n.reshape(batch)
     mean, sigma, ks_distance, skewness, excess_kurtosis, predicted = (

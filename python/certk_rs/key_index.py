@@ -262,8 +262,7 @@ class KeyIndex:
             dtype,
             given,
             given_dtype,
-            np.ascontiguousarray(indptr),
-            np.ascontiguousarray(indices),
+            (None, np.ascontiguousarray(indptr), np.ascontiguousarray(indices)),
             scale,
             (delta, draws, method, seed, budget, family == "all", threads),
         )

@@ -146,7 +146,9 @@ def tail_mass(
     else:
         if scores is None:
             raise CertkError("scores is None; pass scores (..., n), or score= and upper_bounds=")
-        data, dtype, bias, bias_dtype, valid, starts = as_native_rows(scores, mask, lengths, indptr)
+        rows, data, starts = as_native_rows(
+            scores, mask, lengths, indptr, kind, scale, causal_offset
+        )
         batch = batch_shape(data, starts)
         bounds = bounds_dtype = None
         if upper_bounds is not None:
@@ -154,16 +156,8 @@ def tail_mass(
             bounds = coerce.broadcast("upper_bounds", bounds, data.shape)
         budget = None if eps is None else budgets(eps, data, starts)
         found = _native.tail_mass(
-            data,
-            dtype,
-            kind,
-            scale,
-            bias,
-            bias_dtype,
-            valid,
-            starts,
-            causal_offset,
-            *as_native_kept(keep, data, starts),
+            rows,
+            as_native_kept(keep, data, starts),
             bounds,
             bounds_dtype,
             (delta, draws, method, seed, budget, family == "all", threads),
@@ -229,7 +223,7 @@ def _of_drawn(
     budget = None if eps is None else budgets(eps, bounds, None)
     options = (delta, draws, method, seed, budget, family == "all", threads)
     found = _native.tail_mass_of_drawn(
-        bounds, dtype, *as_native_kept(keep, bounds, None), computed, options
+        bounds, dtype, as_native_kept(keep, bounds, None), computed, options
     )
     return found, ()
 

@@ -172,10 +172,8 @@ def effective(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = as_native_rows(scores, mask, lengths, indptr)
-    columns = _native.effective_entries(
-        data, dtype, eps, kind, scale, bias, bias_dtype, valid, starts, causal_offset, threads
-    )
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
+    columns = _native.effective_entries(rows, eps, threads)
     batch = batch_shape(data, starts)
     count, upper, n = (column.reshape(batch) for column in columns)
     return EffectiveEntries(float(eps), count, upper, n)
@@ -260,10 +258,8 @@ def participation(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = as_native_rows(scores, mask, lengths, indptr)
-    ratio = _native.participation(
-        data, dtype, kind, scale, bias, bias_dtype, valid, starts, causal_offset, threads
-    ).reshape(batch_shape(data, starts))
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
+    ratio = _native.participation(rows, threads).reshape(batch_shape(data, starts))
     ratio.setflags(write=False)
     return ratio
 

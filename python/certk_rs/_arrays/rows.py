@@ -10,13 +10,17 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import CertkError
 from . import coerce
 
-Rows = tuple[
+# As `_native` takes them. What is declared as object is judged there.
+NativeRows = tuple[
     NDArray[Any],  # scores
     str,  # dtype
+    object,  # kind
+    object,  # scale
     NDArray[Any] | None,  # mask
     str | None,  # mask_dtype
     NDArray[np.int64] | None,  # lengths
     NDArray[np.int64] | None,  # indptr
+    object,  # causal_offset
 ]
 
 
@@ -25,8 +29,14 @@ def as_native_rows(
     mask: ArrayLike | None,
     lengths: ArrayLike | None,
     indptr: ArrayLike | None,
-) -> Rows:
-    """Coerce the scores (..., n) and what goes with them; see `certk_rs.select` for the meaning."""
+    kind: str,
+    scale: float,
+    causal_offset: int | None,
+) -> tuple[NativeRows, NDArray[Any], NDArray[np.int64] | None]:
+    """Coerce the scores (..., n) and what goes with them; see `certk_rs.select` for the meaning.
+
+    Returns the rows, and of them the scores and indptr.
+    """
     array, dtype = coerce.as_native_floats("scores", scores)
     starts = bias = bias_dtype = valid = None
     if indptr is not None:
@@ -42,7 +52,8 @@ def as_native_rows(
         bias, bias_dtype = coerce.as_native_mask(mask, array.shape)
     if lengths is not None:
         valid = coerce.per_row_integers("lengths", lengths, batch_shape(array, starts))
-    return array, dtype, bias, bias_dtype, valid, starts
+    rows = (array, dtype, kind, scale, bias, bias_dtype, valid, starts, causal_offset)
+    return rows, array, starts
 
 
 def batch_shape(scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> tuple[int, ...]:
