@@ -130,25 +130,25 @@ impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
     fn extract(rows: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let _modes = default_floats();
         let rows = rows.cast::<PyTuple>()?;
-        let at = |i: usize| rows.get_item(i);
+        let at = |i: usize| rows.get_borrowed_item(i);
         let given = |i: usize| Ok::<_, PyErr>(Some(at(i)?).filter(|value| !value.is_none()));
         let mask = match (given(4)?, given(5)?) {
-            (Some(mask), Some(dtype)) => {
-                let dtype = dtype.cast_into::<PyString>()?;
-                Some(match dtype.to_str()? {
-                    "bool" => MaskArray::Allowed(Bytes::new(&mask)?),
-                    dtype => MaskArray::Additive(Stored::new(&mask, dtype)?),
-                })
-            }
+            (Some(mask), Some(dtype)) => Some(match dtype.cast::<PyString>()?.to_str()? {
+                "bool" => MaskArray::Allowed(Bytes::new(&mask)?),
+                dtype => MaskArray::Additive(Stored::new(&mask, dtype)?),
+            }),
             _ => None,
         };
-        let offset = |offset| arguments::integer("causal_offset", &offset, -(1 << 62));
+        let (scores, dtype, kind, scale) = (at(0)?, at(1)?, at(2)?, at(3)?);
+        let causal_offset = given(8)?
+            .map(|offset| arguments::integer("causal_offset", &offset, -(1 << 62)))
+            .transpose()?;
         Ok(Rows {
-            kind: arguments::kind(&at(2)?)?,
-            scale: arguments::real("scale", &at(3)?)?,
-            causal_offset: given(8)?.map(offset).transpose()?,
+            kind: arguments::kind(&kind)?,
+            scale: arguments::real("scale", &scale)?,
+            causal_offset,
             mask,
-            scores: Stored::new(&at(0)?, at(1)?.cast::<PyString>()?.to_str()?)?,
+            scores: Stored::new(&scores, dtype.cast::<PyString>()?.to_str()?)?,
             lengths: given(6)?.map(|lengths| lengths.extract()).transpose()?,
             indptr: given(7)?.map(|indptr| indptr.extract()).transpose()?,
             radius: None,
