@@ -24,7 +24,7 @@ SUBJECTS = {
     *{"key_index", "sparse_attention"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
-COMMON = {"_native", "_arrays", "results", "errors"}
+COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
@@ -47,13 +47,13 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # A fit sets the rule beside what selection finds.
     "gaussian": COMMON | {"selection"},
     "torch": {"_torch", "key_index", "errors"},
-    "_torch": {"_native", "_arrays", "errors", *SUBJECTS},
+    "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
     "reproduce": {"", "cache_format", "_display", "_files", "results", "errors", *SUBJECTS},
     # In what modes they compute, `_native` says; it knows neither. A kept set may be a result.
-    "_arrays": {"_native", "results", "errors"},
+    "_arrays": {"_native", "_ragged", "results", "errors"},
     "_display": {"_native", "errors"},
     # A selection is shown, and saved.
-    "results": {"_native", "_display", "_files", "errors"},
+    "results": {"_native", "_display", "_files", "_ragged", "errors"},
     # The auditor must not share code with the selector.
     "audit": {"_audit", "cache_format", "errors"},
     "_audit": {"cache_format", "errors"},
@@ -61,6 +61,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_files": {"errors"},
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
+    "_ragged": set(),
 }
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
 THIRD_PARTY = {
