@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import _native
 from ._arrays import coerce
 from ._arrays.rows import budgets
+from ._ragged import padded
 from .errors import CertkError
 from .output import OutputError, output_error
 
@@ -210,10 +211,8 @@ def best_cuts(
     """
     data, dtype, kept = _ranked(scores, k)
     flat, counts = _native.best_cuts(data, dtype, kept, n_cuts, threads)
-    most = int(counts.max(initial=0))
-    table = np.full((counts.size, most), -1, dtype=np.int64)
-    table[np.arange(most) < counts[:, None]] = flat
-    return _shaped(table, (*data.shape[:-1], most))
+    table = padded(flat, counts)
+    return _shaped(table, (*data.shape[:-1], table.shape[1]))
 
 
 def blockwise(

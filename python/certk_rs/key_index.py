@@ -22,6 +22,7 @@ from ._arrays import coerce
 from ._arrays.kept import Keep, as_native_kept
 from ._arrays.rows import budgets
 from ._files.index import PARTS, read_index, write_index
+from ._ragged import starts_of
 from .errors import CertkError
 from .montecarlo import Family, Method, TailEstimate, estimate_of
 from .results import SearchResult
@@ -254,7 +255,7 @@ class KeyIndex:
         mask, indptr, indices = as_native_kept(keep, scores, None)
         if indptr is None or indices is None:
             rows = np.asarray(mask).reshape(prod(batch), len(self))
-            indptr = np.concatenate([[0], np.cumsum(rows.sum(axis=1))]).astype(np.int64)
+            indptr = starts_of(rows.sum(axis=1))
             indices = np.nonzero(rows)[1].astype(np.int64)
         budget = None if eps is None else budgets(eps, array, None)
         found = self._index.tail_mass(

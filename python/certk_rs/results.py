@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from . import _native
 from ._display.numbers import count, masses, percent, rows_of, span, tally, worst
 from ._files.selections import read_selection, write_selection
+from ._ragged import padded
 from .errors import CertkError
 
 RowIndex = int | tuple[int, ...]
@@ -163,10 +164,8 @@ class Selection(_Frozen):
 
     def to_padded(self, fill: int = -1) -> Indices:
         """Return a new array (..., max k) of each row's kept positions, `fill` after the last."""
-        k = self.k.reshape(-1)
-        padded = np.full((k.size, int(k.max(initial=0))), fill, dtype=self.indices.dtype)
-        padded[np.arange(padded.shape[1]) < k[:, None]] = self.indices
-        return padded.reshape(*self.k.shape, padded.shape[1])
+        table: Indices = padded(self.indices, self.k.reshape(-1), fill)
+        return table.reshape(*self.k.shape, table.shape[1])
 
     @property
     def _n_scores(self) -> int:

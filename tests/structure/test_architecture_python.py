@@ -24,7 +24,7 @@ SUBJECTS = {
     *{"key_index", "sparse_attention"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
-COMMON = {"_native", "_arrays", "results", "errors"}
+COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
     "__init__": {*SUBJECTS, "_native", "results", "errors"},
     "__main__": {"cli"},
@@ -47,13 +47,13 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # A fit sets the rule beside what selection finds.
     "gaussian": COMMON | {"selection"},
     "torch": {"_torch", "key_index", "errors"},
-    "_torch": {"_native", "_arrays", "errors", *SUBJECTS},
+    "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
     "reproduce": {"", "cache_format", "_display", "_files", "results", "errors", *SUBJECTS},
     # In what modes they compute, `_native` says; it knows neither. A kept set may be a result.
-    "_arrays": {"_native", "results", "errors"},
+    "_arrays": {"_native", "_ragged", "results", "errors"},
     "_display": {"_native", "errors"},
     # A selection is shown, and saved.
-    "results": {"_native", "_display", "_files", "errors"},
+    "results": {"_native", "_display", "_files", "_ragged", "errors"},
     # The auditor must not share code with the selector.
     "audit": {"_audit", "cache_format", "errors"},
     "_audit": {"cache_format", "errors"},
@@ -61,6 +61,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "_files": {"errors"},
     # Everything stands on these, so they stand on nothing.
     "errors": set(),
+    "_ragged": set(),
 }
 # Imported at the top of a file; NumPy and the standard library may be everywhere.
 THIRD_PARTY = {
@@ -161,19 +162,30 @@ def file_of(name: str) -> str:
     return name if any(file.exists() for file in files) else file_of(name.rpartition(".")[0])
 
 
-def test_python_files_form_no_cycle() -> None:
-    """Imports inside functions count: what is put off is still needed."""
+def file_graph() -> dict[str, set[str]]:
+    """What each file needs of the others. Imports inside functions count: they are only put off."""
     graph: dict[str, set[str]] = {}
     for file in python_files():
         parts = ["certk_rs", *file.relative_to(PYTHON).with_suffix("").parts]
         names = {name for name, _ in python_imports(file.read_text(), parts[:-1])}
         own = {file_of(name) for name in names if name.partition(".")[0] == "certk_rs"}
         graph[".".join(parts).removesuffix(".__init__")] = own
-    assert graph["certk_rs.jobs.plan"] >= {"certk_rs.cache_format", "certk_rs.errors"}
+    return graph
+
+
+def test_python_files_form_no_cycle() -> None:
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(file_graph()).prepare()
     except CycleError as error:
         pytest.fail(f"a cycle: {' -> '.join(error.args[1])}")
+
+
+def test_the_auditor_reaches_nothing_that_selects() -> None:
+    graph, reached = file_graph(), {"certk_rs.audit"}
+    while more := set().union(*(graph[file] for file in reached if file in graph)) - reached:
+        reached |= more
+    rooms = {file.split(".")[1] for file in reached}
+    assert rooms == {"audit", "_audit", "cache_format", "_files", "errors"}
 
 
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:
@@ -190,6 +202,10 @@ def test_the_python_reader_sees_what_it_should() -> None:
     def wrong(room: str, text: str) -> set[str]:
         return wrong_imports(room, text, ["certk_rs"])
 
+    assert file_of("certk_rs.jobs.plan.make_plan") == "certk_rs.jobs.plan"
+    assert file_of("certk_rs.reproduce.settings") == "certk_rs.reproduce.settings"
+    assert file_of("certk_rs.__version__") == "certk_rs"
+    assert file_graph()["certk_rs.audit"] >= {"certk_rs._audit.files", "certk_rs.errors"}
     assert wrong("audit", "import numpy as np\nfrom .cache_format import x\nimport json") == set()
     assert wrong("audit", "from . import _native") == {"audit -> _native"}
     assert wrong("audit", "def f():\n    from certk_rs.selection import select") == {

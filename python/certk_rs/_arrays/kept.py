@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .._ragged import starts_of
 from ..errors import CertkError
 from ..results import Selection
 from . import coerce
@@ -61,7 +62,7 @@ def _of_padded(
         )
     keep = keep.reshape(prod(batch), keep.shape[-1])
     real = keep != _PADDING
-    return _indptr(real.sum(axis=-1)), keep[real]
+    return starts_of(real.sum(axis=-1)), keep[real]
 
 
 def _padded_shape(batch: tuple[int, ...]) -> str:
@@ -85,13 +86,7 @@ def _of_list(
         if entry.ndim != 1:
             raise CertkError(f"keep[{i}] has shape {entry.shape}; pass a flat array of indices")
     joined = np.concatenate([*entries, np.empty(0, dtype=np.int64)])
-    return _indptr([entry.size for entry in entries]), joined
-
-
-def _indptr(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    indptr = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=indptr[1:])
-    return indptr
+    return starts_of([entry.size for entry in entries]), joined
 
 
 def _is_mask(keep: Sequence[Any]) -> bool:

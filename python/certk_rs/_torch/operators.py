@@ -22,6 +22,7 @@ from torch import Tensor
 from .. import keepset, sparse_attention
 from .. import selection as rows
 from .._arrays import coerce
+from .._ragged import padded
 from ..errors import CertkError
 from ..key_index import IndexArrays
 from .gradient import remember, truncated
@@ -81,7 +82,7 @@ def _select(
     )
 
 
-def _padded(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> NDArray[np.int64]:
+def _side_by_side(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> NDArray[np.int64]:
     """Rows of indices as one array, padded with -1."""
     starts = coerce.integers("keep.indptr", keep_indptr)
     flat = coerce.integers("keep.indices", keep)
@@ -92,9 +93,8 @@ def _padded(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> NDArra
             f"keep.indptr does not lay out {flat.size} indices in {prod(batch)} rows; pass what "
             "select returned for scores of this shape"
         )
-    padded = np.full((counts.size, int(counts.max(initial=0))), -1, np.int64)
-    padded[np.arange(padded.shape[1]) < counts[:, None]] = flat
-    return padded.reshape(*batch, padded.shape[1])
+    table = padded(flat, counts)
+    return table.reshape(*batch, table.shape[1])
 
 
 def _certify(
@@ -112,7 +112,7 @@ def _certify(
     independent: bool = False,
     threads: int | None = None,
 ) -> Any:
-    kept = keep if keep_indptr is None else _padded(keep, keep_indptr, _batch(scores, indptr))
+    kept = keep if keep_indptr is None else _side_by_side(keep, keep_indptr, _batch(scores, indptr))
     return rows.certify(
         scores,
         kept,
