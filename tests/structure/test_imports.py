@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 
@@ -65,17 +64,17 @@ def test_the_command_line_loads_what_the_command_needs(arguments: list[str]) -> 
 
 
 def test_import_is_quick() -> None:
-    # Beyond NumPy's own import, which is timed in the same process just before. The median of a few
-    # fresh processes; on a machine that is busy with other work the best of them counts.
+    # Beyond NumPy's own import. Time of the processor, the best of a few fresh processes: what else
+    # the machine does is not to count.
     code = """
 import time, numpy
-start = time.perf_counter()
+start = time.process_time()
 import certk_rs
-print(1000 * (time.perf_counter() - start))
+print(1000 * (time.process_time() - start))
 """
     run(code)  # writes the byte code, reads the files once
     times = [float(run(code)) for _ in range(5)]
-    assert min(statistics.median(times), 2 * min(times)) <= ALLOWED_MS, times
+    assert min(times) <= ALLOWED_MS, times
 
 
 def test_the_public_names() -> None:
