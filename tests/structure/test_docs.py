@@ -156,6 +156,17 @@ def check_command(words: list[str], page: str) -> None:
         assert not word.startswith("-") or word in options, f"{page}: certk {' '.join(words)}"
 
 
+def test_the_map_names_every_file() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = {Path(name).name for name in re.findall(r"[\w/]+\.(?:rs|py)\b", page)}
+    files = {file for folder in ("src", "python") for file in (ROOT / folder).rglob("*.*")}
+    own = {file.name for file in files if file.suffix in (".rs", ".py")}
+    alike = {"mod.rs", "lib.rs", "tests.rs", "__init__.py", "__main__.py"}
+    alike |= {file.name for file in (ROOT / "python" / "certk_rs" / "reproduce").glob("*.py")}
+    assert own - alike <= named
+    assert named <= own
+
+
 def test_the_page_of_a_package_has_no_links_that_lead_nowhere() -> None:
     for manifest in ("pyproject.toml", "Cargo.toml"):
         readme = re.search(r'^readme = "(.*)"$', (ROOT / manifest).read_text(), re.M)
