@@ -70,7 +70,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
         }
     }
 
-    /// What to do next; at first there is no climb. Scores by codes are in the room.
+    /// What to do next; at first there is no state. Scores by codes are in the room.
     ///
     /// # Errors
     /// As [`Search::run`].
@@ -86,12 +86,12 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             }
         }
         match state {
-            Some(state) => self.state(room, state),
+            Some(state) => self.advance(room, state),
             None => Ok(Step::Dense { flat: false }),
         }
     }
 
-    /// Looks at the scores by codes; a step if there is nothing to climb.
+    /// Looks at the scores by codes; a step if there is no threshold to look for.
     fn begin(&self, room: &mut QueryScratch) -> Result<Result<ThresholdState, Step>, Error> {
         let RowVisibility { visible, allowed } = self.row_visibility;
         let n = self.codes.len();
@@ -170,7 +170,7 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// The rungs below the dense one.
-    fn state(&self, room: &mut QueryScratch, state: &mut ThresholdState) -> Result<Step, Error> {
+    fn advance(&self, room: &mut QueryScratch, state: &mut ThresholdState) -> Result<Step, Error> {
         let ThresholdState { largest, coded, seen, uncoded_mass, budget, .. } = *state;
         let odds = self.eps / (1.0 - self.eps);
         while state.rounds < ROUNDS {

@@ -7,7 +7,7 @@
 //! bits for the same input. `simd` detects the CPU once and holds the only entry points; a pass is a struct of its
 //! arguments, and beside it is the method of [`Simd`] that checks them and runs it.
 //!
-//! Weights are e^x for x <= 0 with a proven error (`mass` states it, and an ignored test enumerates every f32), or
+//! Weights are e^x for x <= 0 with a proven error (`weights` has it, `certified_sums` its share of a slack, and an ignored test enumerates every f32), or
 //! exactly 0 where x is below the cut. Sums that a decision ends with run at most sixteen terms deep before they go to
 //! f64; sums that only show the way may run deeper, and are the same at all levels, too.
 #![allow(unsafe_code)]

@@ -1,6 +1,7 @@
 //! Certified selection: the smallest set of a row whose dropped mass is proven to be within a budget.
 //!
-//! `row` finds it for one row, `block` for whole blocks of keys, `batch` for many rows over threads; `given` certifies a set
+//! `search_row` finds it for one row, `search_blocks` for whole blocks of keys, `search_batch` for short rows at a time; `batch` hands rows to
+//! threads, `decide` decides one; `certify` judges a set
 //! that somebody else chose.
 
 mod batch;
