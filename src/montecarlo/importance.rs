@@ -221,7 +221,7 @@ impl<'a> Importance<'a> {
             });
         }
         let drawn_from = Population {
-            population: None,
+            items: None,
             // Some of them may be hidden, which is no matter: what each adds is at most what was flushed.
             dropped: if top > f64::NEG_INFINITY { span.n } else { 0 },
             kept: head_scores.len(),

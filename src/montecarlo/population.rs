@@ -9,7 +9,7 @@ pub type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
 /// What is known of a row before the first draw.
 pub(super) struct Population {
     /// Items to draw from without replacement; `None` with replacement.
-    pub(super) population: Option<usize>,
+    pub(super) items: Option<usize>,
     pub(super) dropped: usize,
     pub(super) kept: usize,
     /// The kept weights' sum.

@@ -216,7 +216,7 @@ impl Plan<'_> {
         mut draw: impl FnMut(usize, &mut Vec<f64>) -> Result<(), Error>,
     ) -> Result<Estimate, Error> {
         // Nothing is lost, of an empty row, too; or all, if what has a bound is known to have a score.
-        let seen = drawn_from.population.is_some();
+        let seen = drawn_from.items.is_some();
         if drawn_from.dropped == 0 || (drawn_from.kept == 0 && seen) {
             let mass = if drawn_from.dropped == 0 { 0.0 } else { 1.0 };
             return Ok(Estimate { lower: mass, upper: mass, point: mass, draws: 0 });
@@ -247,7 +247,7 @@ impl Plan<'_> {
             let mass = f64::from(u8::from(values.iter().any(|value| *value > 0.0)));
             return Ok(Estimate { lower: mass, upper: 1.0, point: mass, draws });
         }
-        let (population, horizon) = (drawn_from.population, self.options.draws);
+        let (population, horizon) = (drawn_from.items, self.options.draws);
         let confidence = Confidence { method, delta: self.delta, population, horizon };
         let (low, high) =
             if drawn_from.equal { (1.0, 1.0) } else { mean_bounds(values, &confidence)? };

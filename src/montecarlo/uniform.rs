@@ -62,7 +62,7 @@ impl Uniform {
             dropped as f64 * weigh(weight_kind, top, about.largest)
         };
         let drawn_from = Population {
-            population: Some(dropped),
+            items: Some(dropped),
             dropped,
             kept,
             head: head.value(),

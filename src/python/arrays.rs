@@ -149,8 +149,14 @@ impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
             causal_offset,
             mask,
             scores: Stored::new(&scores, dtype.cast::<PyString>()?.to_str()?)?,
-            lengths: given(6)?.map(|lengths| lengths.extract()).transpose()?,
-            indptr: given(7)?.map(|indptr| indptr.extract()).transpose()?,
+            lengths: match given(6)? {
+                Some(lengths) => Some(lengths.extract()?),
+                None => None,
+            },
+            indptr: match given(7)? {
+                Some(indptr) => Some(indptr.extract()?),
+                None => None,
+            },
             radius: None,
         })
     }

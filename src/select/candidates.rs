@@ -33,7 +33,7 @@ pub(crate) struct Candidates<'a, E: Element> {
 pub(crate) struct Boundary<S> {
     pub(crate) split: SplitSums,
     /// The worst key kept, with its position; `None` if only forced keys are kept.
-    pub(crate) boundary: Option<(S, u32)>,
+    pub(crate) worst: Option<(S, u32)>,
     /// Whether every smaller set is proven to lose more than the budget, or is excluded by `min_keep`.
     pub(crate) minimal: bool,
     /// Whether the decision was made in exact arithmetic, so that the budget itself bounds the tail mass.

@@ -203,7 +203,7 @@ impl Visitor for Decide<'_> {
         let mark = self.out.len();
         let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
         self.out.extend(forced.first.iter().map(at));
-        if let Some(boundary) = found.boundary {
+        if let Some(boundary) = found.worst {
             if threads > 1 {
                 // Parts of the list, which kernels fill.
                 check_memory("scores", scores.len(), 2 * size_of::<u32>())?;
@@ -292,7 +292,7 @@ pub(super) fn refine<E: Element>(
     found: &mut Boundary<E::Scalar>,
     constraints: &Constraints,
 ) {
-    let Some(boundary) = found.boundary else {
+    let Some(boundary) = found.worst else {
         return;
     };
     let masked = E::MASKED.widen();
@@ -331,7 +331,7 @@ pub(super) fn refine<E: Element>(
     split.tail = weigh(&mut dropped.iter().chain(&kept[..dropping]));
     split.head = weigh(&mut kept[dropping..].iter());
     found.split = split;
-    found.boundary = Some(kept[dropping]);
+    found.worst = Some(kept[dropping]);
     found.minimal = true;
     found.exact = true;
 }

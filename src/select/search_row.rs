@@ -56,7 +56,7 @@ impl<E: Element> Candidates<'_, E> {
             let head = self.forced.0 + self.mass(weight_fn);
             let boundary = (self.visible > 0).then_some((E::Scalar::LOWEST, u32::MAX));
             let split = SplitSums { tail: 0.0, dropped: 0, head, kept: self.all() };
-            return Ok(Boundary { split, boundary, minimal: true, exact: false });
+            return Ok(Boundary { split, worst: boundary, minimal: true, exact: false });
         }
         if self.smallest == self.largest && self.forced.1 == 0 {
             // One value: nothing to search for.
@@ -79,7 +79,7 @@ impl<E: Element> Candidates<'_, E> {
         let partition = Partition { within, ..self.nothing_outside() };
         Ok(self.descend(weight_fn, constraints, partition, scratch).unwrap_or(Boundary {
             split: SplitSums { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() },
-            boundary: Some((E::Scalar::LOWEST, u32::MAX)),
+            worst: Some((E::Scalar::LOWEST, u32::MAX)),
             minimal: false,
             exact: false,
         }))
@@ -447,7 +447,7 @@ impl<E: Element> Candidates<'_, E> {
         } else {
             split.kept <= constraints.min_keep || kept == 0 || constraints.refutes(&at(kept - 1))
         };
-        Some(Boundary { split, boundary, minimal, exact: exact && holds })
+        Some(Boundary { split, worst: boundary, minimal, exact: exact && holds })
     }
 
     /// Finds the boundary among the few keys that are left. `None` if it is not there.
@@ -501,12 +501,7 @@ impl<E: Element> Candidates<'_, E> {
             }
             let split = here.with(0.0, 0, mass, count);
             let minimal = split.kept <= constraints.min_keep || constraints.refutes(&without);
-            return Some(Boundary {
-                split,
-                boundary: Some((score, u32::MAX)),
-                minimal,
-                exact: false,
-            });
+            return Some(Boundary { split, worst: Some((score, u32::MAX)), minimal, exact: false });
         }
         // Everything in the bracket can go. That is an answer only if nothing was ruled out above it.
         if partition.edge < E::Scalar::INFINITY {
@@ -514,7 +509,7 @@ impl<E: Element> Candidates<'_, E> {
         }
         let split = partition.with(partition.within, len, 0.0, 0);
         let minimal = split.kept <= self.forced.1;
-        Some(Boundary { split, boundary: partition.boundary(), minimal, exact: false })
+        Some(Boundary { split, worst: partition.boundary(), minimal, exact: false })
     }
 
     fn weight<W: WeightFn<E::Scalar>>(&self, weight_fn: W, score: E::Scalar) -> f64
