@@ -42,7 +42,7 @@ test-python: $(VENV)/.dev
 
 test-older: $(OLDER)/.dev
 	@echo '== Python tests with an older transformers, and with kvpress'
-	$(OLDER)/bin/python -m pytest tests/test_kvpress.py $(wildcard tests/test_transformers*.py)
+	$(OLDER)/bin/python -m pytest tests/transformers
 
 # Debian's compiler has the standard library of other machines as a package. Without -L the emulator finds that of libc6:arm64.
 AARCH64 := aarch64-unknown-linux-gnu
@@ -118,13 +118,13 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.installed
 	@touch $@
 
 # Its own site-packages come first on the path, then those of .venv, with what their .pth files add.
-$(OLDER)/.dev: tests/older-requirements.txt pyproject.toml | $(VENV)/.dev
+$(OLDER)/.dev: tests/transformers/older-requirements.txt pyproject.toml | $(VENV)/.dev
 	@echo '== making $(OLDER): an older transformers, and kvpress'
 	$(BIN)/python -m venv --clear --without-pip $(OLDER)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 	$(BIN)/python -m pip --python $(OLDER)/bin/python install --quiet --no-warn-conflicts \
-		-r tests/older-requirements.txt
+		-r tests/transformers/older-requirements.txt
 	@touch $@
 
 $(VENV)/.tools:

@@ -2,11 +2,11 @@
 //!
 //! The check computes in plain scalar f64, sorts, and uses nothing but the order, the rows, and the rigorous sums.
 
+use crate::certified_sums::{self, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::error::Error;
-use crate::mass::{self, Compensated, ExactSum, Slack, Split};
 use crate::memory::{filled, list};
 use crate::order;
-use crate::scores::{Keep, Law, Scores};
+use crate::rows::{Keep, Scores, WeightKind};
 
 /// What a row's answer amounts to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,13 +95,15 @@ pub(crate) fn check_row(
     eps: Option<f64>,
 ) -> Result<Verdict, Error> {
     let mut keys = Vec::new();
-    let meaning = scores.keys64(row, &mut keys)?;
+    let about = scores.wide_scores(row, &mut keys)?;
     let mut kept = filled("scores", keys.len(), 0)?;
     keep.lay(scores, row, &mut kept)?;
-    let weigh = |key: f64| match meaning.law {
-        Law::Weight => key,
+    let weigh = |key: f64| match about.weight_kind {
+        WeightKind::Weight => key,
         // Halves, because the difference may overflow where the product does not.
-        Law::Exp { scale } => mass::exp((0.5 * key - 0.5 * meaning.largest) * scale * 2.0),
+        WeightKind::Exp { scale } => {
+            certified_sums::exp((0.5 * key - 0.5 * about.largest) * scale * 2.0)
+        }
     };
     let visible = keys.iter().filter(|key| **key > f64::NEG_INFINITY).count();
     let mut entries: Vec<((f64, u32), f64, bool)> = list("scores", visible)?;
@@ -113,10 +115,10 @@ pub(crate) fn check_row(
     if entries.is_empty() {
         return Ok(Verdict::EMPTY);
     }
-    let slack = match meaning.law {
+    let slack = match about.weight_kind {
         // Rounded three times in x, an exponential and two sums: well inside the slack of the f64 kernels.
-        Law::Exp { .. } => Slack::f64(0, meaning.error),
-        Law::Weight => Slack::weights(0),
+        WeightKind::Exp { .. } => ErrorBound::f64(0, about.error),
+        WeightKind::Weight => ErrorBound::weights(0),
     };
     let split = sums(&entries, |entry| entry.2);
     let mut upper = split.upper(slack.certify, slack.flush);
@@ -125,14 +127,14 @@ pub(crate) fn check_row(
         let holds = false;
         return Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: false });
     };
-    let weights = meaning.law == Law::Weight;
+    let weights = about.weight_kind == WeightKind::Weight;
     let first = entries[0].0.0;
-    let equal = meaning.error == 0.0 && entries.iter().all(|entry| entry.0.0 == first);
+    let equal = about.error == 0.0 && entries.iter().all(|entry| entry.0.0 == first);
     let total = entries.len() as u64;
     let exactly = |entries: &[((f64, u32), f64, bool)], chosen: &dyn Fn(usize) -> bool| {
         let count = (0..entries.len()).filter(|&i| chosen(i)).count() as u64;
         if equal {
-            return count > 0 && mass::equal_weights_hold(count, total, eps);
+            return count > 0 && certified_sums::equal_weights_hold(count, total, eps);
         }
         if !weights || count == 0 {
             return false;
@@ -163,7 +165,7 @@ pub(crate) fn check_row(
     Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: holds && refuted })
 }
 
-fn sums<T>(entries: &[(T, f64, bool)], chosen: impl Fn(&(T, f64, bool)) -> bool) -> Split {
+fn sums<T>(entries: &[(T, f64, bool)], chosen: impl Fn(&(T, f64, bool)) -> bool) -> SplitSums {
     let (mut head, mut tail) = (Compensated::default(), Compensated::default());
     let mut kept = 0;
     for entry in entries {
@@ -174,5 +176,5 @@ fn sums<T>(entries: &[(T, f64, bool)], chosen: impl Fn(&(T, f64, bool)) -> bool)
             tail.add(entry.1);
         }
     }
-    Split { tail: tail.value(), dropped: entries.len() - kept, head: head.value(), kept }
+    SplitSums { tail: tail.value(), dropped: entries.len() - kept, head: head.value(), kept }
 }

@@ -492,7 +492,7 @@ pub enum Error {
         "keys are needed: the index holds codes only, and they do not decide this query; pass the keys that it was built of"
     )]
     KeysNeeded,
-    /// The caller's interrupt hook asked to stop; nothing was returned.
+    /// The caller's check asked to stop (`interruptible`); nothing was returned.
     #[error("interrupted")]
     Interrupted,
 }

@@ -40,18 +40,19 @@ struct PackagePage;
 mod attention;
 pub mod bounds;
 mod certificate;
+mod certified_sums;
 mod error;
+mod index;
+mod interrupt;
 mod keepset;
 mod kernels;
-mod keys;
-mod mass;
 mod memory;
 pub mod model;
 pub mod montecarlo;
 mod order;
 mod random;
+mod rows;
 mod scale;
-mod scores;
 mod select;
 mod threads;
 mod twofold;
@@ -63,9 +64,10 @@ pub use attention::{Attention, AttentionOptions, Budget, Precision, ValueBall, a
 pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
 pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};
+pub use index::{IndexOptions, KeyIndex, Over, Rule, Rung, SearchOptions, SearchResult};
+pub use interrupt::interruptible;
 pub use keepset::{KeepSet, keep_set};
-pub use keys::{IndexOptions, KeyIndex, Over, Rule, Rung, SearchOptions, SearchResult};
-pub use scores::{Data, Keep, Kind, Mask, Scores, Values, Vectors};
+pub use rows::{Data, Keep, Kind, Mask, Scores, Values, Vectors};
 pub use select::{
     MaxKeep, Options, Selection, Workspace, certify, force_simd_level, select, simd_level,
 };

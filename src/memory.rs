@@ -44,7 +44,7 @@ pub(crate) fn product(argument: &'static str, shape: &[usize]) -> Result<usize, 
 ///
 /// # Errors
 /// [`Error::NoMemory`].
-pub(crate) fn afford(argument: &'static str, count: usize, each: usize) -> Result<(), Error> {
+pub(crate) fn check_memory(argument: &'static str, count: usize, each: usize) -> Result<(), Error> {
     let bytes = count.saturating_mul(each);
     let little = if rayon::current_thread_index().is_some() { LITTLE_IN_POOL } else { LITTLE };
     if bytes < little || can_be_had(bytes) {
@@ -57,27 +57,31 @@ pub(crate) fn afford(argument: &'static str, count: usize, each: usize) -> Resul
 ///
 /// # Errors
 /// [`Error::NoMemory`].
-pub(crate) fn afford_in_each(
+pub(crate) fn check_memory_in_each(
     argument: &'static str,
     threads: usize,
     (rows, n): (usize, usize),
     each: usize,
 ) -> Result<(), Error> {
-    if threads > 1 { afford(argument, threads.min(rows).saturating_mul(n), each) } else { Ok(()) }
+    if threads > 1 {
+        check_memory(argument, threads.min(rows).saturating_mul(n), each)
+    } else {
+        Ok(())
+    }
 }
 
 /// The same for matrices of `d` times `d` numbers of `each` bytes, d being the last axis of a shape `(..., n, d)`.
 ///
 /// # Errors
 /// [`Error::Shape`], which asks whether the array is transposed.
-pub(crate) fn afford_square(
+pub(crate) fn check_memory_square(
     argument: &'static str,
     shape: &[usize],
     each: usize,
 ) -> Result<(), Error> {
     let d = shape.last().copied().unwrap_or(0);
     let bytes = d.saturating_mul(d).saturating_mul(each);
-    afford(argument, bytes, 1).map_err(|_| Error::Shape {
+    check_memory(argument, bytes, 1).map_err(|_| Error::Shape {
         argument,
         shape: shape.to_vec(),
         problem: format!(
@@ -185,10 +189,10 @@ mod tests {
 
     #[test]
     fn more_than_there_is() {
-        assert!(afford("q", 1 << 10, 1 << 10).is_ok());
-        assert!(afford("q", 1 << 26, 1).is_ok());
+        assert!(check_memory("q", 1 << 10, 1 << 10).is_ok());
+        assert!(check_memory("q", 1 << 26, 1).is_ok());
         for (count, each) in [(ABSURD, 1 << 10), (usize::MAX, 2), (1, usize::MAX), (ABSURD, 1)] {
-            refused(afford("q", count, each));
+            refused(check_memory("q", count, each));
         }
         refused(list::<u64>("q", ABSURD));
         refused(filled("q", ABSURD, 0.0));
@@ -225,8 +229,8 @@ mod tests {
 
     #[test]
     fn wide_vectors_are_asked_about() {
-        assert_eq!(afford_square("keys", &[4, 64], 8), Ok(()));
-        let error = afford_square("keys", &[64, ABSURD], 8).unwrap_err().to_string();
+        assert_eq!(check_memory_square("keys", &[4, 64], 8), Ok(()));
+        let error = check_memory_square("keys", &[64, ABSURD], 8).unwrap_err().to_string();
         assert!(error.contains("transpose") && error.starts_with("keys has shape"), "{error}");
     }
 }

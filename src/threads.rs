@@ -21,6 +21,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::error::Error;
+use crate::interrupt;
 use crate::kernels;
 
 /// More threads than any machine has cores is a mistake, and starting them could exhaust the system.
@@ -185,19 +186,15 @@ impl Drop for Freed<'_> {
     }
 }
 
-/// Called between portions of the work, on the calling thread; an error stops the call.
-pub(crate) type Hook<'a> = &'a mut dyn FnMut() -> Result<(), Error>;
-
-/// Maps `0..count` in portions of a size, between which the hook is called, and those in tasks of at least another size.
+/// Maps `0..count` in portions of a size, between which it is asked whether to go on, and those in tasks of at least another size.
 /// What comes out is taken in order, up to the first error.
 ///
 /// # Errors
-/// Whatever the work or the hook returns.
+/// Whatever the work returns, or the caller's check (`interrupt`).
 pub(crate) fn in_portions<R: Send>(
     threads: usize,
     count: usize,
     (portion, least): (usize, usize),
-    hook: Hook<'_>,
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
     mut take: impl FnMut(R),
 ) -> Result<(), Error> {
@@ -206,7 +203,7 @@ pub(crate) fn in_portions<R: Send>(
         for found in map(threads, start..end, least, &work) {
             take(found?);
         }
-        hook()?;
+        interrupt::check()?;
     }
     Ok(())
 }

@@ -9,26 +9,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SMALL_CACHE = ROOT / "examples" / "data" / "minilm_small.safetensors"
-
-Cache = dict[str, np.ndarray]
-
-
-def read_cache(path: Path) -> Cache:
-    """Tensors of a float16 cache file as float32 (exact)."""
-    from safetensors.numpy import load_file
-
-    return {name: tensor.astype(np.float32) for name, tensor in load_file(path).items()}
+from real_rows import Cache, read_cache
+from repository import EXAMPLE
 
 
 @pytest.fixture(scope="session")
 def small_cache() -> Cache:
     """The small real cache of examples/data: `layers.{i}.query|key|value` as float32."""
-    return read_cache(SMALL_CACHE)
+    return read_cache(EXAMPLE)
 
 
 def _large(name: str) -> Cache:

@@ -63,6 +63,20 @@ __all__ = [
 
 __version__: str
 
+_Rows = tuple[
+    NDArray[Any],  # scores
+    str,  # dtype
+    object,  # kind
+    object,  # scale
+    NDArray[Any] | None,  # mask
+    str | None,  # mask_dtype
+    NDArray[np.int64] | None,  # lengths
+    NDArray[np.int64] | None,  # indptr
+    object,  # causal_offset
+]
+# A mask, or indptr and indices.
+_Kept = tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None, NDArray[np.int64] | None]
+
 @disjoint_base
 class Selected:
     """The fields of a `Selection`. Each is made when it is first asked for, and is read-only."""
@@ -133,8 +147,7 @@ class KeyIndex:
         dtype: str,
         keys: NDArray[Any],
         keys_dtype: str,
-        keep_indptr: NDArray[np.int64],
-        keep_indices: NDArray[np.int64],
+        keep: _Kept,
         scale: object,
         options: tuple[
             object, object, object, object, float | NDArray[np.float64] | None, bool, object
@@ -180,16 +193,8 @@ class Certified:
     def minimal(self) -> NDArray[np.bool_] | None: ...
 
 def select(
-    scores: NDArray[Any],
-    dtype: str,
+    rows: _Rows,
     eps: float | NDArray[np.float64],
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    indptr: NDArray[np.int64] | None,
-    causal_offset: object,
     min_keep: object,
     max_keep: object,
     keep_first: object,
@@ -199,33 +204,15 @@ def select(
     threads: object,
 ) -> Selected: ...
 def certify(
-    scores: NDArray[Any],
-    dtype: str,
+    rows: _Rows,
     eps: float | NDArray[np.float64] | None,
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    indptr: NDArray[np.int64] | None,
-    causal_offset: object,
-    keep_mask: NDArray[np.bool_] | None,
-    keep_indptr: NDArray[np.int64] | None,
-    keep_indices: NDArray[np.int64] | None,
+    keep: _Kept,
     independent: object,
     threads: object,
 ) -> Certified: ...
 def keep_set(
-    scores: NDArray[Any],
-    dtype: str,
+    rows: _Rows,
     eps: float | NDArray[np.float64],
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    indptr: NDArray[np.int64] | None,
-    causal_offset: object,
     radius: NDArray[np.float64] | None,
     max_keep: object,
     keep_first: object,
@@ -294,19 +281,10 @@ def smallest_k(
     threads: object,
 ) -> NDArray[np.int64]: ...
 def output_error(
-    scores: NDArray[Any],
-    dtype: str,
+    rows: _Rows,
     values: NDArray[Any],
     values_dtype: str,
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    causal_offset: object,
-    keep_mask: NDArray[np.bool_] | None,
-    keep_indptr: NDArray[np.int64] | None,
-    keep_indices: NDArray[np.int64] | None,
+    keep: _Kept,
     threads: object,
 ) -> tuple[
     NDArray[np.float64],  # exact (rows,)
@@ -319,17 +297,10 @@ def output_error(
     NDArray[np.bool_],  # whether the diameter is that of the farthest pair (rows,)
 ]: ...
 def select_output(
-    scores: NDArray[Any],
-    dtype: str,
+    rows: _Rows,
     values: NDArray[Any],
     values_dtype: str,
     out_tol: float | NDArray[np.float64],
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    causal_offset: object,
     threads: object,
 ) -> tuple[
     NDArray[np.int64],  # indptr (rows + 1,)
@@ -347,16 +318,8 @@ def tail_mass_of_fraction(
     sigma: NDArray[np.float64], fraction: NDArray[np.float64]
 ) -> NDArray[np.float64]: ...
 def fit_gaussian(
-    scores: NDArray[Any],
-    dtype: str,
+    rows: _Rows,
     eps: float | NDArray[np.float64] | None,
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    indptr: NDArray[np.int64] | None,
-    causal_offset: object,
     threads: object,
 ) -> tuple[
     NDArray[np.int64],  # n (rows,)
@@ -381,16 +344,8 @@ def fit_window(
     float,  # residual
 ]: ...
 def effective_entries(
-    scores: NDArray[Any],
-    dtype: str,
+    rows: _Rows,
     eps: object,
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    indptr: NDArray[np.int64] | None,
-    causal_offset: object,
     threads: object,
 ) -> tuple[
     NDArray[np.int64],  # proven to be at eps or above (rows,)
@@ -398,30 +353,12 @@ def effective_entries(
     NDArray[np.int64],  # visible (rows,)
 ]: ...
 def participation(
-    scores: NDArray[Any],
-    dtype: str,
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    indptr: NDArray[np.int64] | None,
-    causal_offset: object,
+    rows: _Rows,
     threads: object,
 ) -> NDArray[np.float64]: ...
 def tail_mass(
-    scores: NDArray[Any],
-    dtype: str,
-    kind: object,
-    scale: object,
-    mask: NDArray[Any] | None,
-    mask_dtype: str | None,
-    lengths: NDArray[np.int64] | None,
-    indptr: NDArray[np.int64] | None,
-    causal_offset: object,
-    keep_mask: NDArray[np.bool_] | None,
-    keep_indptr: NDArray[np.int64] | None,
-    keep_indices: NDArray[np.int64] | None,
+    rows: _Rows,
+    keep: _Kept,
     bounds: NDArray[Any] | None,
     bounds_dtype: str | None,
     options: tuple[
@@ -438,9 +375,7 @@ def tail_mass(
 def tail_mass_of_drawn(
     bounds: NDArray[Any],
     dtype: str,
-    keep_mask: NDArray[np.bool_] | None,
-    keep_indptr: NDArray[np.int64] | None,
-    keep_indices: NDArray[np.int64] | None,
+    keep: _Kept,
     score: Callable[[NDArray[np.int64]], NDArray[np.float64]],
     options: tuple[
         object, object, object, object, float | NDArray[np.float64] | None, bool, object

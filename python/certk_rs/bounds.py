@@ -20,8 +20,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
-from ._rows import budgets
+from . import _native
+from ._arrays import coerce
+from ._arrays.rows import budgets
+from ._ragged import padded
 from .errors import CertkError
 from .output import OutputError, output_error
 
@@ -57,7 +59,7 @@ def kl_from_tail_mass(tail_mass: ArrayLike) -> NDArray[np.float64]:
     Raises:
         CertkError: A value that is NaN or outside [0, 1].
     """
-    values = _arrays.floats("tail_mass", tail_mass)
+    values = coerce.floats("tail_mass", tail_mass)
     return _shaped(_native.kl_from_tail_mass(values), values.shape)
 
 
@@ -74,7 +76,7 @@ def tail_mass_from_kl(kl: ArrayLike) -> NDArray[np.float64]:
     Raises:
         CertkError: A value that is NaN or negative.
     """
-    values = _arrays.floats("kl", kl)
+    values = coerce.floats("kl", kl)
     return _shaped(_native.tail_mass_from_kl(values), values.shape)
 
 
@@ -97,7 +99,7 @@ def required_gap(n: ArrayLike, k: ArrayLike, eps: ArrayLike) -> NDArray[np.float
     """
     names, values = ("n", "k", "eps"), (n, k, eps)
     counts = [
-        _arrays.floats(name, value) if name == "eps" else _arrays.integers(name, value)
+        coerce.floats(name, value) if name == "eps" else coerce.integers(name, value)
         for name, value in zip(names, values, strict=True)
     ]
     rows, kept, budget = _together(names, counts)
@@ -182,7 +184,7 @@ def multi_gap(
     data, dtype, kept = _ranked(scores, k)
     ranks = None
     if cuts is not None:
-        ranks = _arrays.integers("cuts", cuts)
+        ranks = coerce.integers("cuts", cuts)
         if ranks.ndim != 1:
             raise CertkError(f"cuts has shape {ranks.shape}; pass one list of ranks for all rows")
     found = _native.multi_gap(data, dtype, kept, ranks, n_cuts, threads)
@@ -209,10 +211,8 @@ def best_cuts(
     """
     data, dtype, kept = _ranked(scores, k)
     flat, counts = _native.best_cuts(data, dtype, kept, n_cuts, threads)
-    most = int(counts.max(initial=0))
-    table = np.full((counts.size, most), -1, dtype=np.int64)
-    table[np.arange(most) < counts[:, None]] = flat
-    return _shaped(table, (*data.shape[:-1], most))
+    table = padded(flat, counts)
+    return _shaped(table, (*data.shape[:-1], table.shape[1]))
 
 
 def blockwise(
@@ -243,14 +243,14 @@ def blockwise(
     Raises:
         CertkError: A negative size, a NaN, lower above upper, or shapes that do not broadcast.
     """
-    mask, dtype = _arrays.borrow("kept", kept)
+    mask, dtype = coerce.borrow("kept", kept)
     if dtype != "bool":
         raise CertkError(f"kept has dtype {dtype}; pass bool, True for the blocks that are kept")
     names = ("sizes", "upper", "lower", "kept")
     parts = [
-        _arrays.integers("sizes", sizes),
-        _arrays.floats("upper", upper),
-        _arrays.floats("lower", lower),
+        coerce.integers("sizes", sizes),
+        coerce.floats("upper", upper),
+        coerce.floats("lower", lower),
     ]
     counts, above, below, chosen = _together(names, [*parts, mask])
     found = _native.blockwise(counts, above, below, chosen.view(np.uint8), threads)
@@ -285,7 +285,7 @@ def smallest_k(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype = _arrays.lend_floats("scores", scores)
+    data, dtype = coerce.as_native_floats("scores", scores)
     budget = budgets(eps, data, None)
     if not isinstance(budget, float):
         budget = budget.reshape(-1)
@@ -294,8 +294,8 @@ def smallest_k(
 
 
 def _ranked(scores: ArrayLike, k: ArrayLike) -> tuple[NDArray[Any], str, NDArray[np.int64]]:
-    data, dtype = _arrays.lend_floats("scores", scores)
-    return data, dtype, _arrays.per_row_integers("k", k, data.shape[:-1])
+    data, dtype = coerce.as_native_floats("scores", scores)
+    return data, dtype, coerce.per_row_integers("k", k, data.shape[:-1])
 
 
 def _together(names: tuple[str, ...], arrays: list[Any]) -> list[Any]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
-from ._rows import batch_shape, budgets, lend_rows
+from . import _native
+from ._arrays import coerce
+from ._arrays.rows import as_native_rows, batch_shape, budgets
 from .results import _Frozen
 from .selection import select
 
@@ -132,21 +133,9 @@ def fit(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
     asked = None if eps is None else np.asarray(budgets(eps, data, starts))
-    n, columns = _native.fit_gaussian(
-        data,
-        dtype,
-        asked,
-        kind,
-        scale,
-        bias,
-        bias_dtype,
-        valid,
-        starts,
-        causal_offset,
-        threads,
-    )
+    n, columns = _native.fit_gaussian(rows, asked, threads)
     batch = batch_shape(data, starts)
     n = n.reshape(batch)
     mean, sigma, ks_distance, skewness, excess_kurtosis, predicted = (
@@ -289,7 +278,7 @@ def plan(n: int, sigma: float, eps: float, *, seed: int = 0, threads: int | None
 def _reshaped(
     rule: Rule, first_name: str, first: ArrayLike, second_name: str, second: ArrayLike
 ) -> NDArray[np.float64]:
-    a, b = _arrays.together(first_name, first, second_name, second)
+    a, b = coerce.together(first_name, first, second_name, second)
     values = rule(a, b).reshape(a.shape)
     values.setflags(write=False)
     return values

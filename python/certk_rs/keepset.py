@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import _arrays, _native
-from ._rows import budgets, lend_rows
+from . import _native
+from ._arrays import coerce
+from ._arrays.rows import as_native_rows, budgets
 from .errors import CertkError
 from .results import KeepSet, Status
 
@@ -92,21 +93,13 @@ def keep_set_of_inexact(
     a number, or one per row, in the batch shape. The certificates hold for the real scores. The
     other arguments, the result and the errors are those of `keep_set`.
     """
-    data, dtype, bias, bias_dtype, valid, _ = lend_rows(scores, mask, lengths, None)
+    rows, data, _ = as_native_rows(scores, mask, lengths, None, kind, scale, causal_offset)
     batch = data.shape[:-1]
-    spread = None if radius is None else _arrays.per_row_floats("radius", radius, batch)
+    spread = None if radius is None else coerce.per_row_floats("radius", radius, batch)
     budget = budgets(eps, data, None)
     indices, status, upper, lower, lower_bound, weights = _native.keep_set(
-        data,
-        dtype,
+        rows,
         budget,
-        kind,
-        scale,
-        bias,
-        bias_dtype,
-        valid,
-        None,
-        causal_offset,
         None if spread is None else spread.reshape(-1),
         max_keep,
         keep_first,

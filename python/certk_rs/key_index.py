@@ -7,11 +7,9 @@ is described in docs/search.md.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -19,40 +17,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
-from ._atomic import NewFile
-from ._kept import Keep, lend_kept
-from ._rows import budgets
-from ._safetensors import (
-    Entry,
-    Header,
-    SafetensorsFile,
-    are_sizes,
-    byte_size,
-    canonical,
-    parse_json,
-    quote,
-)
+from . import _native
+from ._arrays import coerce
+from ._arrays.kept import Keep, as_native_kept
+from ._arrays.rows import budgets
+from ._files.index import PARTS, read_index, write_index
+from ._ragged import starts_of
 from .errors import CertkError
 from .montecarlo import Family, Method, TailEstimate, estimate_of
 from .results import SearchResult
 
 Rule = Literal["mass", "gap", "top_k"]
 Over = Literal["codes", "cells", "both"]
-_FORMAT = "certk-key-index"
-_VERSION = 2
-_NO_SHA256 = "0" * 64
-# Of each head, in the order of `_native.KeyIndex.parts`: its name, dtypes in the file and here.
-_PARTS = (
-    ("codes", "U8", "<u1"),
-    ("scales", "BF16", "<u2"),
-    ("radii", "BF16", "<u2"),
-    ("bare", "U32", "<u4"),
-    ("mean", "F32", "<f4"),
-    ("gram", "F64", "<f8"),
-    ("numbers", "F64", "<f8"),
-    ("fingerprint", "U64", "<u8"),
-)
 
 
 class KeyIndex:
@@ -109,7 +85,7 @@ class KeyIndex:
                 f"bits is {bits!r}; pass 8: fewer bits were measured not to pay, since the keys "
                 "that must then be scored exactly cost more than the bytes saved"
             )
-        array, dtype = _lend_keys(keys)
+        array, dtype = _as_native_keys(keys)
         index = _native.KeyIndex.build(array, dtype, rotate, threads)
         return cls(index, array if keep_keys else None)
 
@@ -149,7 +125,7 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; names the place.
         """
-        array, dtype = _lend_keys(keys)
+        array, dtype = _as_native_keys(keys)
         with self._appending:
             n = len(self)
             kept = self._kept
@@ -213,14 +189,14 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; keys of another shape or dtype; keys needed but not given.
         """
-        array, dtype = _arrays.lend_floats("q", q)
+        array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        lent, lent_dtype = self._lent(keys)
+        given, given_dtype = self._given(keys)
         found = self._index.search(
             array.reshape(1, -1) if array.ndim == 1 else array,
             dtype,
-            lent,
-            lent_dtype,
+            given,
+            given_dtype,
             None if eps is None else budgets(eps, array, None),
             batch,
             (scale, rule, k, over, max_scored, threads),
@@ -267,28 +243,27 @@ class KeyIndex:
         """
         if family not in ("row", "all"):
             raise CertkError(f'family is {family!r}; pass "row" or "all"')
-        array, dtype = _arrays.lend_floats("q", q)
+        array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        lent, lent_dtype = self._lent(keys)
-        if lent is None or lent_dtype is None:
+        given, given_dtype = self._given(keys)
+        if given is None or given_dtype is None:
             raise CertkError(
                 "keys are needed: the index does not keep them; pass the keys that it was built of"
             )
         # Only the shape of the scores matters to a kept set.
         scores = np.broadcast_to(np.float32(0.0), (*batch, len(self)))
-        mask, indptr, indices = lend_kept(keep, scores, None)
+        mask, indptr, indices = as_native_kept(keep, scores, None)
         if indptr is None or indices is None:
             rows = np.asarray(mask).reshape(prod(batch), len(self))
-            indptr = np.concatenate([[0], np.cumsum(rows.sum(axis=1))]).astype(np.int64)
+            indptr = starts_of(rows.sum(axis=1))
             indices = np.nonzero(rows)[1].astype(np.int64)
         budget = None if eps is None else budgets(eps, array, None)
         found = self._index.tail_mass(
             array.reshape(1, -1) if array.ndim == 1 else array,
             dtype,
-            lent,
-            lent_dtype,
-            np.ascontiguousarray(indptr),
-            np.ascontiguousarray(indices),
+            given,
+            given_dtype,
+            (None, np.ascontiguousarray(indptr), np.ascontiguousarray(indices)),
             scale,
             (delta, draws, method, seed, budget, family == "all", threads),
         )
@@ -304,10 +279,10 @@ class KeyIndex:
         Raises:
             CertkError: They are not those; names the head. Or there are none to check.
         """
-        lent, dtype = self._lent(keys)
-        if lent is None or dtype is None:
+        given, dtype = self._given(keys)
+        if given is None or dtype is None:
             raise CertkError("keys are needed: the index does not keep them; pass them to check")
-        self._index.check(lent, dtype, threads)
+        self._index.check(given, dtype, threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index, not the keys, to a safetensors file at exactly `path`.
@@ -318,23 +293,7 @@ class KeyIndex:
         Raises:
             OSError: The file cannot be written; an old file of that name is left as it was.
         """
-        tensors: dict[str, NDArray[Any]] = {}
-        dtypes: dict[str, tuple[str, tuple[int, ...]]] = {}
-        shape, dtype = self.shape, self.dtype
-        for head, parts in enumerate(self._index.parts()):
-            for (name, stored, here), part in zip(_PARTS, parts, strict=True):
-                array = np.asarray(part).astype(here, copy=False)
-                tensors[f"{head}.{name}"] = array
-                dtypes[f"{head}.{name}"] = (stored, array.shape)
-        digest = hashlib.sha256(_header(dtypes, shape, dtype, _NO_SHA256).raw)
-        for name in _header(dtypes, shape, dtype, _NO_SHA256).entries:
-            digest.update(_bytes(tensors[name]))
-        header = _header(dtypes, shape, dtype, digest.hexdigest())
-        with NewFile(Path(path), replace=True) as file:
-            file.write_at(0, header.raw)
-            for name, entry in header.entries.items():
-                file.write_at(len(header.raw) + entry.start, _bytes(tensors[name]))
-            file.commit()
+        write_index(Path(path), self.shape, self.dtype, self._index.parts())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], keys: ArrayLike | None = None) -> KeyIndex:
@@ -348,36 +307,14 @@ class KeyIndex:
             CertkError: The file is cut off, damaged or no index; or the keys are others.
             OSError: The file cannot be read.
         """
-        with SafetensorsFile(Path(path)) as file:
-            shape, dtype, sha256 = _about(file)
-            dtypes = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
-            if file.header.raw != _header(dtypes, shape, dtype, sha256).raw:
-                raise _damaged(file.path, "its header is not one that save writes")
-            digest = hashlib.sha256(_header(dtypes, shape, dtype, _NO_SHA256).raw)
-            read: dict[str, NDArray[Any]] = {}
-            for entry in file.header.entries.values():
-                read[entry.name] = _read(file, entry)
-                digest.update(_bytes(read[entry.name]))
-            if digest.hexdigest() != sha256:
-                raise _damaged(file.path, "it does not have the SHA-256 that it states")
-            heads = []
-            for head in range(prod(shape[:-2])):
-                parts: list[NDArray[Any]] = []
-                for name, stored, here in _PARTS:
-                    part = file.header.entries.get(f"{head}.{name}")
-                    if part is None or part.dtype != stored or len(part.shape) != 1:
-                        raise _damaged(file.path, f"tensor {head}.{name} is missing or another")
-                    parts.append(read.pop(part.name).view(here))
-                heads.append(tuple(parts))
-            if read:
-                raise _damaged(file.path, f"tensor {quote(min(read))} is not part of an index")
+        shape, dtype, heads = read_index(Path(path))
         try:
             index = cls(_native.KeyIndex.of_parts(shape, dtype, heads), None)  # type: ignore[arg-type]
         except CertkError as error:
-            raise CertkError(f"{file.path}: {error}") from None
+            raise CertkError(f"{Path(path)}: {error}") from None
         if keys is not None:
-            array, lent = _lend_keys(keys)
-            index._index.check(array, lent, None)
+            array, stored = _as_native_keys(keys)
+            index._index.check(array, stored, None)
             index._kept = array
         return index
 
@@ -390,7 +327,7 @@ class KeyIndex:
         """
         heads = self._index.parts()
         stacked = []
-        for at, (_, _, here) in enumerate(_PARTS):
+        for at, (_, _, here) in enumerate(PARTS):
             most = max((head[at].size for head in heads), default=0)
             bits = here.replace("u", "i") if here != "<u1" else here
             rows = np.full((len(heads), most), -1 if bits == "<i4" else 0, bits)
@@ -399,11 +336,11 @@ class KeyIndex:
             stacked.append(rows.reshape(*self.shape[:-2], most))
         return stacked
 
-    def _lent(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
+    def _given(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
         """The keys of a call, or else the kept ones."""
         if keys is None:
             return self._kept, None if self._kept is None else self.dtype
-        return _lend_keys(keys)
+        return _as_native_keys(keys)
 
 
 def _restored(
@@ -425,78 +362,15 @@ class IndexArrays:
 
         Nothing is copied where the last axis is contiguous and the others can be seen as one.
         """
-        self._index = tuple(map(_rows_lent, arrays))
+        self._index = tuple(map(_in_rows, arrays))
 
 
-def _rows_lent(array: NDArray[Any]) -> NDArray[Any]:
+def _in_rows(array: NDArray[Any]) -> NDArray[Any]:
     flags = array.flags
     if flags.c_contiguous and flags.aligned:
         return array
-    return _arrays.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
+    return coerce.lay_out(array.reshape(prod(array.shape[:-1]), array.shape[-1]))
 
 
-def _lend_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:
-    return _arrays.lend_floats("keys", keys)
-
-
-def _bytes(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).view(np.uint8).data
-
-
-def _read(file: SafetensorsFile, entry: Entry) -> NDArray[np.uint8]:
-    data = np.empty(entry.stop - entry.start, np.uint8)
-    at = 0
-    for chunk in file.chunks(entry.name):
-        data[at : at + chunk.size] = chunk
-        at += chunk.size
-    return data
-
-
-def _header(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    shape: tuple[int, ...],
-    dtype: str,
-    sha256: str,
-) -> Header:
-    """The one header of an index; the SHA-256 is that of the whole file with 64 zeros for it."""
-    about = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "shape": shape,
-        "dtype": dtype,
-        "sha256": sha256,
-    }
-    return canonical(tensors, {"certk": json.dumps(about)})
-
-
-def _damaged(path: Path, problem: str) -> CertkError:
-    return CertkError(
-        f"{path} is no index that can be used: {problem}; build the index again and save it"
-    )
-
-
-def _about(file: SafetensorsFile) -> tuple[tuple[int, ...], str, str]:
-    """What the file says of itself: the shape and dtype of the keys, and its own hash."""
-    text = file.header.metadata.get("certk", "")
-    try:
-        about = parse_json(text)
-        if not isinstance(about, dict) or about.get("format") != _FORMAT:
-            raise ValueError
-    except (ValueError, RecursionError):
-        raise _damaged(file.path, "its metadata do not say that it is one") from None
-    version = about.get("version")
-    if type(version) is not int or version != _VERSION:
-        raise _damaged(
-            file.path, f"it has format version {quote(version)}, and {_VERSION} is what this reads"
-        )
-    shape: Any = about.get("shape")
-    dtype, sha256 = about.get("dtype"), about.get("sha256")
-    if (
-        not are_sizes(shape)
-        or len(shape) < 2
-        or byte_size(4, shape) is None
-        or dtype not in ("float32", "float16", "bfloat16")
-        or not isinstance(sha256, str)
-    ):
-        raise _damaged(file.path, "its metadata are incomplete or of no keys")
-    return tuple(shape), dtype, sha256
+def _as_native_keys(keys: ArrayLike) -> tuple[NDArray[Any], str]:
+    return coerce.as_native_floats("keys", keys)

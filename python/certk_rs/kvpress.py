@@ -39,10 +39,10 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from .transformers.attention import foreign
-from .transformers.head_sets import filled, head_sets
+from .transformers.attention import unsupported
 from .transformers.masked_layer import MaskedLayer, Watch, masking
-from .transformers.masks import seen
+from .transformers.masks import visibility_of
+from .transformers.per_head import pad_with_latest, select_per_head
 from .transformers.presses import NAME
 
 __all__ = ["CertkPress", "PressedLayer"]
@@ -227,7 +227,7 @@ class CertkPress(BasePress):  # type: ignore[misc]
         batch, n = keys.shape[0], keys.shape[2]
         chosen, upper = [], []
         for b in range(batch):
-            sets, masses = head_sets(
+            sets, masses = select_per_head(
                 f"layer {index}" if batch == 1 else f"layer {index}, sequence {b}",
                 call.query[b],
                 keys[b].detach(),
@@ -363,7 +363,7 @@ def _note(
     told = {name: value for name, value in kwargs.items() if name not in _UNDERSTOOD}
     if kwargs.get("dropout"):
         raise CertkError(f"{place} drops attention weights at random: call model.eval()")
-    if (other := foreign(told)) is not None:
+    if (other := unsupported(told)) is not None:
         raise CertkError(
             f"{place} asks for {other[0]}, {other[1]}: no certificate can be given for this model"
         )
@@ -383,7 +383,7 @@ def _note(
     if mask is None:
         plain = bool(causal) or n == 1
     else:
-        rows = seen(mask[..., -m:, :], False, shape)
+        rows = visibility_of(mask[..., -m:, :], False, shape)
         ends = np.arange(n - m + 1, n + 1)
         plain = rows.mask is None and not rows.starts.any() and bool((rows.ends == ends).all())
     if not plain:
@@ -407,7 +407,9 @@ def _dropped(chosen: list[list[NDArray[np.int64]]], n: int) -> torch.Tensor:
 def _remove(layer: Any, chosen: list[list[NDArray[np.int64]]], most: int) -> None:
     """Leave each kv head the keys it needs and its latest others, `most` in all."""
     n = layer.keys.shape[2]
-    rows = np.stack([np.stack([filled(each, most, n) for each in sets]) for sets in chosen])
+    rows = np.stack(
+        [np.stack([pad_with_latest(each, most, n) for each in sets]) for sets in chosen]
+    )
     at = torch.from_numpy(rows)[..., None]
     layer.keys = layer.keys.gather(2, at.expand(-1, -1, -1, layer.keys.shape[-1]))
     layer.values = layer.values.gather(2, at.expand(-1, -1, -1, layer.values.shape[-1]))

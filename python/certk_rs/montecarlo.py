@@ -20,9 +20,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
-from ._kept import Keep, lend_kept
-from ._rows import batch_shape, budgets, lend_rows
+from . import _native
+from ._arrays import coerce
+from ._arrays.kept import Keep, as_native_kept
+from ._arrays.rows import as_native_rows, batch_shape, budgets
 from .errors import CertkError
 from .results import _Frozen
 
@@ -145,24 +146,18 @@ def tail_mass(
     else:
         if scores is None:
             raise CertkError("scores is None; pass scores (..., n), or score= and upper_bounds=")
-        data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+        rows, data, starts = as_native_rows(
+            scores, mask, lengths, indptr, kind, scale, causal_offset
+        )
         batch = batch_shape(data, starts)
         bounds = bounds_dtype = None
         if upper_bounds is not None:
-            bounds, bounds_dtype = _arrays.lend_floats("upper_bounds", upper_bounds)
-            bounds = _arrays.broadcast("upper_bounds", bounds, data.shape)
+            bounds, bounds_dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
+            bounds = coerce.broadcast("upper_bounds", bounds, data.shape)
         budget = None if eps is None else budgets(eps, data, starts)
         found = _native.tail_mass(
-            data,
-            dtype,
-            kind,
-            scale,
-            bias,
-            bias_dtype,
-            valid,
-            starts,
-            causal_offset,
-            *lend_kept(keep, data, starts),
+            rows,
+            as_native_kept(keep, data, starts),
             bounds,
             bounds_dtype,
             (delta, draws, method, seed, budget, family == "all", threads),
@@ -210,14 +205,14 @@ def _of_drawn(
         raise CertkError("scores and score are both given; pass scores=None with score=")
     if upper_bounds is None:
         raise CertkError("score is given without upper_bounds; pass one bound per key")
-    bounds, dtype = _arrays.lend_floats("upper_bounds", upper_bounds)
+    bounds, dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
     if bounds.ndim != 1:
         raise CertkError(f"upper_bounds has shape {bounds.shape}; with score= pass one row (n,)")
     if not callable(score):
         raise CertkError("score is not callable; pass a function of positions")
 
     def computed(positions: NDArray[np.int64]) -> NDArray[np.float64]:
-        array, dtype = _arrays.lend_floats("score(positions)", score(positions))
+        array, dtype = coerce.as_native_floats("score(positions)", score(positions))
         if array.shape != positions.shape:
             raise CertkError(
                 f"score returned shape {array.shape} for positions of shape {positions.shape}; "
@@ -228,7 +223,7 @@ def _of_drawn(
     budget = None if eps is None else budgets(eps, bounds, None)
     options = (delta, draws, method, seed, budget, family == "all", threads)
     found = _native.tail_mass_of_drawn(
-        bounds, dtype, *lend_kept(keep, bounds, None), computed, options
+        bounds, dtype, as_native_kept(keep, bounds, None), computed, options
     )
     return found, ()
 
@@ -320,12 +315,12 @@ def clt_interval(
 
 
 def _values(values: ArrayLike) -> NDArray[np.float64]:
-    array, dtype = _arrays.lend_floats("values", values)
+    array, dtype = coerce.as_native_floats("values", values)
     if array.ndim != 1:
         raise CertkError(f"values has shape {array.shape}; pass a flat array (m,)")
     return _wide(array, dtype)
 
 
 def _wide(array: NDArray[np.generic], dtype: str) -> NDArray[np.float64]:
-    """Widen what `lend_floats` lends, 16-bit dtypes being bits."""
-    return _arrays.widen(array.view(np.float16) if dtype == "float16" else array, dtype)
+    """Widen what `as_native_floats` gives, 16-bit dtypes being bits."""
+    return coerce.widen(array.view(np.float16) if dtype == "float16" else array, dtype)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
-from ._kept import Keep, lend_kept
-from ._rows import lend_rows
+from . import _native
+from ._arrays import coerce
+from ._arrays.kept import Keep, as_native_kept
+from ._arrays.rows import as_native_rows
 from .results import Selection, Status, _Frozen
 
 _NAMES = np.array(["exact", "diameter", "ball", "spectral", "variance"])
@@ -122,25 +123,10 @@ def output_error(
     Raises:
         CertkError: Bad input, also a value that is not finite; the message names the place.
     """
-    data, dtype, bias, bias_dtype, valid, _ = lend_rows(scores, mask, lengths, None)
-    vectors, vectors_dtype = _arrays.lend_floats("values", values)
-    keep_mask, keep_indptr, keep_indices = lend_kept(keep, data, None)
-    found = _native.output_error(
-        data,
-        dtype,
-        vectors,
-        vectors_dtype,
-        kind,
-        scale,
-        bias,
-        bias_dtype,
-        valid,
-        causal_offset,
-        keep_mask,
-        keep_indptr,
-        keep_indices,
-        threads,
-    )
+    rows, data, _ = as_native_rows(scores, mask, lengths, None, kind, scale, causal_offset)
+    vectors, vectors_dtype = coerce.as_native_floats("values", values)
+    kept = as_native_kept(keep, data, None)
+    found = _native.output_error(rows, vectors, vectors_dtype, kept, threads)
     exact, diameter, ball, spectral, variance, best, which, pair = found
     batch = data.shape[:-1]
     return OutputError(
@@ -197,23 +183,12 @@ def select_output(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, _ = lend_rows(scores, mask, lengths, None)
-    vectors, vectors_dtype = _arrays.lend_floats("values", values)
+    rows, data, _ = as_native_rows(scores, mask, lengths, None, kind, scale, causal_offset)
+    vectors, vectors_dtype = coerce.as_native_floats("values", values)
     batch = data.shape[:-1]
-    budget = _arrays.per_row_floats("out_tol", out_tol, batch)
+    budget = coerce.per_row_floats("out_tol", out_tol, batch)
     indptr, indices, error, upper, lower, minimal = _native.select_output(
-        data,
-        dtype,
-        vectors,
-        vectors_dtype,
-        budget,
-        kind,
-        scale,
-        bias,
-        bias_dtype,
-        valid,
-        causal_offset,
-        threads,
+        rows, vectors, vectors_dtype, budget, threads
     )
     k = np.diff(indptr)
     upper = upper.reshape(batch)

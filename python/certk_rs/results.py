@@ -10,17 +10,17 @@ from __future__ import annotations
 import operator
 import os
 from dataclasses import dataclass, fields
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import IntEnum
 from math import prod
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _native
-from ._atomic import NewFile
+from ._display.numbers import count, masses, percent, rows_of, span, tally, worst
+from ._files.selections import read_selection, write_selection
+from ._ragged import padded
 from .errors import CertkError
 
 RowIndex = int | tuple[int, ...]
@@ -164,10 +164,8 @@ class Selection(_Frozen):
 
     def to_padded(self, fill: int = -1) -> Indices:
         """Return a new array (..., max k) of each row's kept positions, `fill` after the last."""
-        k = self.k.reshape(-1)
-        padded = np.full((k.size, int(k.max(initial=0))), fill, dtype=self.indices.dtype)
-        padded[np.arange(padded.shape[1]) < k[:, None]] = self.indices
-        return padded.reshape(*self.k.shape, padded.shape[1])
+        table: Indices = padded(self.indices, self.k.reshape(-1), fill)
+        return table.reshape(*self.k.shape, table.shape[1])
 
     @property
     def _n_scores(self) -> int:
@@ -183,14 +181,8 @@ class Selection(_Frozen):
         self._write(path, replace=True)
 
     def _write(self, path: str | os.PathLike[str], *, replace: bool) -> None:
-        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
-        arrays["shape"] = np.array([-1 if axis is None else axis for axis in self.shape], np.int64)
-        if self.score_indptr is None:
-            del arrays["score_indptr"]
-        with NewFile(Path(path), replace=replace) as file:
-            with file.stream() as stream:
-                np.savez(stream, **arrays)
-            file.commit()
+        fields_by_name = {field.name: getattr(self, field.name) for field in fields(self)}
+        write_selection(path, fields_by_name, replace=replace)
 
     @classmethod
     def load(cls: type[_Result], path: str | os.PathLike[str]) -> _Result:
@@ -200,28 +192,16 @@ class Selection(_Frozen):
             CertkError: The file is not one, or its fields contradict each other.
             OSError: The file cannot be read.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                stored = {name: file[name] for name in file.files}
-            searched = issubclass(cls, SearchResult)
-            if not searched:
-                # Of the result of a search, what a Selection has.
-                stored = {name: stored[name] for name in stored if name not in _SEARCHED_DTYPES}
-            return cls(**_fields_of_saved(stored, _SEARCHED_DTYPES if searched else {}))
-        except OSError:
-            raise
-        except Exception as error:  # whatever zipfile and NumPy make of foreign bytes
-            problem = " ".join(str(error).split()) or type(error).__name__
-            raise CertkError(f"{os.fspath(path)} is not a saved Selection ({problem})") from None
+        return cls(**read_selection(path, searched=issubclass(cls, SearchResult)))
 
     def summary(self) -> str:
         """Return a few lines on how much is kept and what is proven."""
         kept, total, rows = self.indices.size, self._n_scores, self.k.size
         lines = [
-            f"Selection of {_rows(rows)}, scores of shape {self.shape}, eps = {_range(self.eps)}",
-            f"  kept       {kept} of {total} scores ({_percent(kept, total)}), k {_range(self.k)}",
-            f"  tail mass  {_masses(self.tail_mass_lower, self.tail_mass_upper)}",
-            f"  minimal    {_percent(_count(self.minimal), rows)} of the rows, proven",
+            f"Selection of {rows_of(rows)}, scores of shape {self.shape}, eps = {span(self.eps)}",
+            f"  kept       {kept} of {total} scores ({percent(kept, total)}), k {span(self.k)}",
+            f"  tail mass  {masses(self.tail_mass_lower, self.tail_mass_upper)}",
+            f"  minimal    {percent(count(self.minimal), rows)} of the rows, proven",
             f"  status     {_statuses(self.status)}",
         ]
         return "\n".join(lines)
@@ -229,10 +209,10 @@ class Selection(_Frozen):
     def __repr__(self) -> str:
         kept, total = self.indices.size, self._n_scores
         return (
-            f"Selection(shape={self.shape}, eps={_range(self.eps)}, "
-            f"kept {_percent(kept, total)} (k {_range(self.k)}), "
-            f"tail mass <= {_worst(self.tail_mass_upper)}, "
-            f"minimal {_percent(_count(self.minimal), self.k.size)}, {_statuses(self.status)})"
+            f"Selection(shape={self.shape}, eps={span(self.eps)}, "
+            f"kept {percent(kept, total)} (k {span(self.k)}), "
+            f"tail mass <= {worst(self.tail_mass_upper)}, "
+            f"minimal {percent(count(self.minimal), self.k.size)}, {_statuses(self.status)})"
         )
 
 
@@ -256,21 +236,19 @@ class SearchResult(Selection):
     def summary(self) -> str:
         """Return a few lines on how much is kept and scored, and what is proven."""
         scored, total, rows = int(self.scored.sum()), self._n_scores, self.k.size
-        rungs = [(_count(self.rung == rung), rung.name.lower()) for rung in Rung]
-        ways = ", ".join(f"{count} {name}" for count, name in rungs if count) or "none"
         _, *lines = super().summary().split("\n")
         n = self.shape[-1]
         return "\n".join(
             [
-                f"SearchResult of {_rows(rows)} over {n} keys, eps = {_range(self.eps)}",
+                f"SearchResult of {rows_of(rows)} over {n} keys, eps = {span(self.eps)}",
                 *lines,
-                f"  scored     {scored} of {total} scores exactly ({_percent(scored, total)})",
-                f"  rungs      {ways}",
+                f"  scored     {scored} of {total} scores exactly ({percent(scored, total)})",
+                f"  rungs      {tally(self.rung, Rung) or 'none'}",
             ]
         )
 
     def __repr__(self) -> str:
-        share = _percent(int(self.scored.sum()), self._n_scores)
+        share = percent(int(self.scored.sum()), self._n_scores)
         inner = super().__repr__().removeprefix("Selection(").removesuffix(")")
         return f"SearchResult({inner}, scored {share})"
 
@@ -301,15 +279,15 @@ class Certificate(_Frozen):
     def summary(self) -> str:
         """Return a few lines on what is kept and what is proven."""
         lines = [
-            f"Certificate for {_rows(self.k.size)}, scores of shape {self.shape}",
-            f"  kept       {int(self.k.sum())} scores, k = {_range(self.k)}",
-            f"  tail mass  {_masses(self.tail_mass_lower, self.tail_mass_upper)}",
+            f"Certificate for {rows_of(self.k.size)}, scores of shape {self.shape}",
+            f"  kept       {int(self.k.sum())} scores, k = {span(self.k)}",
+            f"  tail mass  {masses(self.tail_mass_lower, self.tail_mass_upper)}",
         ]
         if self.eps is not None and self.holds is not None and self.minimal is not None:
-            holds = _percent(_count(self.holds), self.k.size)
-            minimal = _percent(_count(self.minimal), self.k.size)
+            holds = percent(count(self.holds), self.k.size)
+            minimal = percent(count(self.minimal), self.k.size)
             lines += [
-                f"  holds      {holds} of the rows, eps = {_range(self.eps)}",
+                f"  holds      {holds} of the rows, eps = {span(self.eps)}",
                 f"  minimal    {minimal} of the rows, proven",
             ]
         return "\n".join(lines)
@@ -317,11 +295,11 @@ class Certificate(_Frozen):
     def __repr__(self) -> str:
         verdict = ""
         if self.eps is not None and self.holds is not None:
-            share = _percent(_count(self.holds), self.k.size)
-            verdict = f", holds {share} at eps={_range(self.eps)}"
+            share = percent(count(self.holds), self.k.size)
+            verdict = f", holds {share} at eps={span(self.eps)}"
         return (
-            f"Certificate(shape={self.shape}, k {_range(self.k)}, "
-            f"tail mass <= {_worst(self.tail_mass_upper)}{verdict})"
+            f"Certificate(shape={self.shape}, k {span(self.k)}, "
+            f"tail mass <= {worst(self.tail_mass_upper)}{verdict})"
         )
 
 
@@ -369,11 +347,11 @@ class KeepSet(_Frozen):
         """Return a few lines on how much is kept, what is proven, and for which queries."""
         n = self.shape[-1]
         lines = [
-            f"KeepSet for {_rows(self.tail_mass_upper.size)}, scores of shape {self.shape}, "
-            f"eps = {_range(self.eps)}: {self.status.name.lower().replace('_', ' ')}",
-            f"  kept       {self.k} of {n} keys ({_percent(self.k, n)}); proven minimum >= "
+            f"KeepSet for {rows_of(self.tail_mass_upper.size)}, scores of shape {self.shape}, "
+            f"eps = {span(self.eps)}: {self.status.name.lower().replace('_', ' ')}",
+            f"  kept       {self.k} of {n} keys ({percent(self.k, n)}); proven minimum >= "
             f"{self.lower_bound}, gap <= {self.optimality_gap}",
-            f"  tail mass  {_masses(self.tail_mass_lower, self.tail_mass_upper)}",
+            f"  tail mass  {masses(self.tail_mass_lower, self.tail_mass_upper)}",
             "  The promise covers the listed queries only.",
         ]
         return "\n".join(lines)
@@ -381,10 +359,10 @@ class KeepSet(_Frozen):
     def __repr__(self) -> str:
         n = self.shape[-1]
         return (
-            f"KeepSet(shape={self.shape}, eps={_range(self.eps)}, kept {self.k} of {n} "
-            f"({_percent(self.k, n)}), lower bound {self.lower_bound}, "
-            f"tail mass <= {_worst(self.tail_mass_upper)}, {self.status.name}; "
-            f"covers the {_rows(self.tail_mass_upper.size)} listed only)"
+            f"KeepSet(shape={self.shape}, eps={span(self.eps)}, kept {self.k} of {n} "
+            f"({percent(self.k, n)}), lower bound {self.lower_bound}, "
+            f"tail mass <= {worst(self.tail_mass_upper)}, {self.status.name}; "
+            f"covers the {rows_of(self.tail_mass_upper.size)} listed only)"
         )
 
 
@@ -437,129 +415,13 @@ class AttentionResult(_Frozen):
     def __repr__(self) -> str:
         if self.k.size == 0:
             return f"AttentionResult(no rows, batch shape {self.k.shape})"
-        rungs = [(_count(self.rung == rung), rung.name.lower()) for rung in Rung]
         return (
-            f"AttentionResult({_rows(self.k.size)}, batch shape {self.k.shape}, "
-            f"k {_range(self.k)}, scored {_range(self.scored)}, "
-            f"tail mass <= {_worst(self.tail_mass_upper)}, "
-            f"{', '.join(f'{count} {name}' for count, name in rungs if count)})"
+            f"AttentionResult({rows_of(self.k.size)}, batch shape {self.k.shape}, "
+            f"k {span(self.k)}, scored {span(self.scored)}, "
+            f"tail mass <= {worst(self.tail_mass_upper)}, "
+            f"{tally(self.rung, Rung)})"
         )
-
-
-_STORED_DTYPES = {
-    "shape": ("int64",),
-    "eps": ("float64",),
-    "k": ("int64",),
-    "indptr": ("int64",),
-    "indices": ("int32", "int64"),
-    "tail_mass_upper": ("float64",),
-    "tail_mass_lower": ("float64",),
-    "minimal": ("bool",),
-    "status": ("uint8",),
-}
-
-
-# What the result of a search has beyond that, a number per row each.
-_SEARCHED_DTYPES: dict[str, tuple[str, ...]] = {"scored": ("int64",), "rung": ("uint8",)}
-
-
-def _need(condition: object, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)
-
-
-_MOST = 2**63 - 1
-
-
-def _fields_of_saved(
-    stored: dict[str, NDArray[Any]], more: dict[str, tuple[str, ...]]
-) -> dict[str, Any]:
-    """Turn the arrays of a file into fields; ValueError where they contradict each other.
-
-    `more` has the dtypes of fields per row beyond those of a Selection.
-    """
-    known = {**_STORED_DTYPES, **more}
-    _need(stored.keys() - {"score_indptr"} == known.keys(), "it has other fields")
-    for name, dtypes in (*known.items(), ("score_indptr", ("int64",))):
-        array = stored.get(name)
-        _need(array is None or str(array.dtype) in dtypes, f"{name} has another dtype")
-    _need(stored["shape"].ndim == 1 and stored["shape"].size > 0, "shape has no axis")
-    *axes, n = stored["shape"].tolist()
-    batch, rows = tuple(axes), prod(axes)
-    k, indptr, indices, eps = (stored[name] for name in ("k", "indptr", "indices", "eps"))
-    lower, upper, status = (stored[f] for f in ("tail_mass_lower", "tail_mass_upper", "status"))
-    for array in (k, lower, upper, status, stored["minimal"], *(stored[name] for name in more)):
-        _need(array.shape == batch, "a field per row has not the batch shape")
-    _need(eps.shape in ((), batch), "eps has not the batch shape")
-    starts = stored.get("score_indptr")
-    if starts is None:
-        _need(0 <= n <= _MOST // max(rows, 1), "shape is negative or too large")
-        starts = np.arange(rows + 1, dtype=np.int64) * n
-    else:
-        _need(len(batch) == 1 and n == -1, "shape is not that of ragged rows")
-        _need(
-            starts.shape == (rows + 1,) and starts[0] == 0, "score_indptr has not rows + 1 entries"
-        )
-    # Where nothing is negative no difference wraps; and counts that wrap would end in a crash.
-    _need((starts >= 0).all() and (indptr >= 0).all(), "a row begins before the first")
-    sizes = np.diff(starts)
-    _need((sizes >= 0).all() and (k >= 0).all(), "a row has a negative length")
-    _need(indptr.shape == (rows + 1,) and indptr[0] == 0, "indptr has not rows + 1 entries from 0")
-    _need(np.array_equal(np.diff(indptr), k.reshape(-1)), "indptr and k differ")
-    _need(indices.shape == (indptr[-1],), "indptr and indices differ")
-    inside = (indices >= 0) & (indices < np.repeat(sizes, k.reshape(-1)))
-    _need(inside.all(), "an index is out of range")
-    flat = np.repeat(starts[:-1], k.reshape(-1)) + indices
-    _need((np.diff(flat) > 0).all(), "the indices of a row are not ascending")
-    _need(((lower >= 0) & (lower <= upper) & (upper <= 1)).all(), "a tail mass is out of order")
-    certified = status == Status.CERTIFIED
-    _need(
-        (status <= Status.EMPTY).all() and (upper <= eps)[certified].all(), "a status does not hold"
-    )
-    shape = (*batch, None if "score_indptr" in stored else n)
-    return {**stored, "shape": shape}
-
-
-def _count(flags: NDArray[np.bool_]) -> int:
-    return int(np.count_nonzero(flags))
-
-
-def _percent(part: int, whole: int) -> str:
-    """A share in per cent, rounded down, so that 100 means all."""
-    return f"{part * 10000 // whole / 100:g} %" if part < whole else "100 %"
-
-
-def _rounded(value: float, rounding: str) -> str:
-    """Six digits, rounded to the given side: a bound that is shown is still a bound."""
-    with _native.DefaultFloats():
-        return f"{Context(prec=6, rounding=rounding).create_decimal(float(value)).normalize():g}"
-
-
-def _range(values: NDArray[Any]) -> str:
-    if values.size == 0:
-        return "none"
-    with _native.DefaultFloats():
-        low, high = f"{values.min():g}", f"{values.max():g}"
-    return low if low == high else f"{low}..{high}"
-
-
-def _worst(upper: NDArray[np.float64]) -> str:
-    with _native.DefaultFloats():
-        return _rounded(upper.max(initial=0.0), ROUND_CEILING)
-
-
-def _masses(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
-    if upper.size == 0:
-        return "none"
-    with _native.DefaultFloats():
-        least, mean = _rounded(lower.min(), ROUND_FLOOR), _rounded(upper.mean(), ROUND_CEILING)
-    return f"{least} to {_worst(upper)}, at most {mean} in the mean"
-
-
-def _rows(n: int) -> str:
-    return "1 row" if n == 1 else f"{n} rows"
 
 
 def _statuses(status: NDArray[np.uint8]) -> str:
-    counts = [(_count(status == s), s.name.lower().replace("_", " ")) for s in Status]
-    return ", ".join(f"{count} {name}" for count, name in counts if count) or "no rows"
+    return tally(status, Status) or "no rows"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from numpy.typing import ArrayLike
 
 from . import _native
-from ._kept import Keep, lend_kept
-from ._rows import budgets, lend_rows
+from ._arrays.kept import Keep, as_native_kept
+from ._arrays.rows import as_native_rows, budgets
 from .results import Certificate, Selection
 
 
@@ -68,18 +68,10 @@ def select(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
     found = _native.select(
-        data,
-        dtype,
+        rows,
         budgets(eps, data, starts),
-        kind,
-        scale,
-        bias,
-        bias_dtype,
-        valid,
-        starts,
-        causal_offset,
         min_keep,
         max_keep,
         keep_first,
@@ -129,23 +121,8 @@ def certify(
     Raises:
         CertkError: Bad input, also an index that is out of range or listed twice.
     """
-    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
-    keep_mask, keep_indptr, keep_indices = lend_kept(keep, data, starts)
-    found = _native.certify(
-        data,
-        dtype,
-        None if eps is None else budgets(eps, data, starts),
-        kind,
-        scale,
-        bias,
-        bias_dtype,
-        valid,
-        starts,
-        causal_offset,
-        keep_mask,
-        keep_indptr,
-        keep_indices,
-        independent,
-        threads,
-    )
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
+    budget = None if eps is None else budgets(eps, data, starts)
+    kept = as_native_kept(keep, data, starts)
+    found = _native.certify(rows, budget, kept, independent, threads)
     return Certificate._of(found)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
+from . import _native
+from ._arrays import coerce
 from .errors import CertkError
 from .key_index import IndexArrays, KeyIndex
 from .results import AttentionResult
@@ -39,7 +40,7 @@ class ValueBall:
         Raises:
             CertkError: Bad input; the message names the argument.
         """
-        array, dtype = _arrays.lend_floats("v", values)
+        array, dtype = coerce.as_native_floats("v", values)
         self._native = _native.ValueBall.build(array, dtype, threads)
         self._batch = array.shape[:-2]
 
@@ -49,7 +50,7 @@ class ValueBall:
         Raises:
             CertkError: Another shape.
         """
-        self._native.append(*_arrays.lend_floats("v", values))
+        self._native.append(*coerce.as_native_floats("v", values))
 
     @property
     def radius(self) -> NDArray[np.float64]:
@@ -123,9 +124,9 @@ def attention(
         CertkError: Bad input, or an out_tol below what rounding leaves; the message names the
             argument and the place.
     """
-    queries, dtype = _arrays.lend_floats("q", q)
-    keys, keys_dtype = _arrays.lend_floats("k", k)
-    values, values_dtype = _arrays.lend_floats("v", v)
+    queries, dtype = coerce.as_native_floats("q", q)
+    keys, keys_dtype = coerce.as_native_floats("k", k)
+    values, values_dtype = coerce.as_native_floats("v", v)
     batch = queries.shape[:-1]
     if (eps is None) == (out_tol is None):
         given = "neither" if eps is None else "both"
@@ -142,7 +143,7 @@ def attention(
         if queries.ndim < 2 or keys.ndim < 2:
             raise CertkError("mask goes with q (..., m, d) and k (..., n, d); give both two axes")
         seen = _seen(mask, (*batch, keys.shape[-2]))
-    valid = None if lengths is None else _arrays.per_row_integers("lengths", lengths, batch)
+    valid = None if lengths is None else coerce.per_row_integers("lengths", lengths, batch)
     inside = None if ball is None else ball._native
     heads = None if sinks is None else _sinks(sinks, batch[:-1])
     flat, upper, kept, scored, rung, weight_error, sum_error, rounding, proven = _native.attention(
@@ -177,7 +178,7 @@ def attention(
             seen,
             inside,
             heads,
-            _arrays.widen(_half(flat, dtype), dtype),
+            coerce.widen(_half(flat, dtype), dtype),
             upper,
             kept,
             weight_error,
@@ -250,12 +251,12 @@ def _like(q: object, out: NDArray[Any], dtype: str) -> Any:
 
 
 def _budget(name: str, value: ArrayLike | None, batch: _Shape) -> NDArray[np.float64] | None:
-    return None if value is None else _arrays.per_row_floats(name, value, batch)
+    return None if value is None else coerce.per_row_floats(name, value, batch)
 
 
 def _sinks(sinks: ArrayLike, shape: _Shape) -> NDArray[np.float64]:
     """Return the sinks' scores, one per query head; whatever floats they are stored as."""
-    values = _arrays.floats("sinks", sinks)
+    values = coerce.floats("sinks", sinks)
     try:
         return np.ascontiguousarray(np.broadcast_to(values, shape)).reshape(-1)
     except ValueError:
@@ -267,14 +268,14 @@ def _sinks(sinks: ArrayLike, shape: _Shape) -> NDArray[np.float64]:
 
 def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
     """Return a boolean mask broadcast to `shape`; additive ones of 0 and -inf become one."""
-    array, dtype = _arrays.borrow("mask", mask)
+    array, dtype = coerce.borrow("mask", mask)
     if dtype == "bool":
-        return _arrays.lend_mask(array, shape)[0]
+        return coerce.as_native_mask(array, shape)[0]
     if dtype not in ("float16", "bfloat16", "float32", "float64"):
         raise CertkError(
             f"mask has dtype {dtype}; pass bool (True = seen), or an additive one of 0 and -inf"
         )
-    bias = _arrays.widen(array, dtype)
+    bias = coerce.widen(array, dtype)
     lowest = -(2.0 - 2.0**-7) * 2.0**126 if dtype == "bfloat16" else np.finfo(array.dtype).min / 2
     with _native.DefaultFloats():
         hidden = bias <= lowest
@@ -285,4 +286,4 @@ def _seen(mask: ArrayLike, shape: _Shape) -> NDArray[np.bool_]:
             f"mask{place} is {bias[tuple(place)]:g}; attention takes no bias: pass a boolean mask "
             "(True = seen) or one of 0 and -inf, or add the bias to the scores and use select"
         )
-    return _arrays.lend_mask(~hidden, shape)[0]
+    return coerce.as_native_mask(~hidden, shape)[0]

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from . import _torch_operators as _operators
+from ._torch import operators as _operators
 
 __all__ = [
     "AttentionResult",
@@ -211,24 +211,8 @@ def select(
 
     Arguments, guarantee and errors are those of `certk_rs.select`, with tensors for arrays: scores
     (..., n) in float16, bfloat16, float32 or float64; eps a number, or a tensor of one per row;
-    mask boolean or additive; lengths and indptr integers. No gradient flows.
-
-    Args:
-        scores: See `certk_rs.select`; so for all that follows.
-        eps: A number, or a tensor of shape () or of the batch shape.
-        kind: As there.
-        scale: As there.
-        mask: As there.
-        lengths: As there.
-        indptr: As there.
-        causal_offset: As there.
-        min_keep: As there.
-        max_keep: As there: an int is a count, a float a fraction.
-        keep_first: As there.
-        keep_last: As there.
-        block_size: As there.
-        prove_minimal: As there.
-        threads: Number of threads; None for as many as torch uses.
+    mask boolean or additive; lengths and indptr integers; `threads=None` means as many as torch
+    uses. No gradient flows.
 
     Returns:
         A `Selection` of tensors.
@@ -328,19 +312,9 @@ def certify(
 ) -> Certificate:
     """Prove an interval for the softmax mass that a given kept set drops from each row.
 
-    Args:
-        scores: See `select`.
-        keep: A boolean mask that broadcasts to the scores; integer indices (..., k) padded with -1;
-            or a `Selection` of this module.
-        eps: Budget to judge the set by, as in `select`; fills `holds` and `minimal`.
-        kind: See `certk_rs.certify`; so for all that follows.
-        scale: As there.
-        mask: As there.
-        lengths: As there.
-        indptr: As there.
-        causal_offset: As there.
-        threads: Number of threads; None for as many as torch uses.
-        independent: As there.
+    Arguments are those of `certk_rs.certify`, with tensors for arrays; see `select`. `keep` is a
+    boolean mask that broadcasts to the scores, integer indices (..., k) padded with -1, or a
+    `Selection` of this module; `eps` fills `holds` and `minimal`.
 
     Raises:
         CertkError: Bad input; the message names the argument and the place.

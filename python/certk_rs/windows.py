@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _arrays, _native
-from ._rows import batch_shape, lend_rows
+from . import _native
+from ._arrays import coerce
+from ._arrays.rows import as_native_rows, batch_shape
 from .errors import CertkError
 from .results import _Frozen
 
@@ -51,7 +52,7 @@ class WindowPolicy:
         Raises:
             CertkError: An n below 1, or not an integer.
         """
-        counts = _arrays.integers("n", n)
+        counts = coerce.integers("n", n)
         sizes = _native.window_sizes(self.alpha, self.C, counts).reshape(counts.shape)
         sizes.setflags(write=False)
         return sizes
@@ -171,10 +172,8 @@ def effective(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
-    columns = _native.effective_entries(
-        data, dtype, eps, kind, scale, bias, bias_dtype, valid, starts, causal_offset, threads
-    )
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
+    columns = _native.effective_entries(rows, eps, threads)
     batch = batch_shape(data, starts)
     count, upper, n = (column.reshape(batch) for column in columns)
     return EffectiveEntries(float(eps), count, upper, n)
@@ -259,10 +258,8 @@ def participation(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, bias, bias_dtype, valid, starts = lend_rows(scores, mask, lengths, indptr)
-    ratio = _native.participation(
-        data, dtype, kind, scale, bias, bias_dtype, valid, starts, causal_offset, threads
-    ).reshape(batch_shape(data, starts))
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
+    ratio = _native.participation(rows, threads).reshape(batch_shape(data, starts))
     ratio.setflags(write=False)
     return ratio
 
@@ -286,7 +283,7 @@ def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  #
     Raises:
         CertkError: A B or an entry that is not finite, or shapes that do not fit.
     """
-    entries = float(_arrays.per_row_floats("B", B, ()))
+    entries = float(coerce.per_row_floats("B", B, ()))
     if not 0.0 <= entries < math.inf:
         raise CertkError(f"B is {entries}; pass a finite standard deviation >= 0")
     q, k = _weights("w_q", w_q), _weights("w_k", w_k)
@@ -341,14 +338,14 @@ def log_log_slope(n: int, sigma: float, eps: float) -> float:
 
 
 def _points(name: str, value: ArrayLike) -> NDArray[np.float64]:
-    array = _arrays.floats(name, value)
+    array = coerce.floats(name, value)
     if array.ndim != 1:
         raise CertkError(f"{name} has shape {array.shape}; pass one number per point, (points,)")
     return array
 
 
 def _weights(name: str, value: ArrayLike) -> NDArray[np.float64]:
-    array = _arrays.floats(name, value)
+    array = coerce.floats(name, value)
     if array.ndim < 2:
         raise CertkError(f"{name} has shape {array.shape}; pass (..., d, d_head)")
     bad = np.argwhere(~np.isfinite(array))

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::kernels::{Keys, LANES, Simd};
-use crate::memory::{afford, list};
-use crate::scores::{Vectors, stored};
-use crate::threads::{self, Hook};
+use crate::memory::{check_memory, list};
+use crate::rows::{Vectors, for_dtype};
+use crate::threads;
 
 /// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.
 const SAMPLES: usize = 1024;
 /// Of a square that underflows: its root is below this.
-const TINY: f64 = 1.5e-154;
+const SQRT_MIN_POSITIVE: f64 = 1.5e-154;
 
 /// A ball around some vectors.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ pub(super) fn norm(entries: impl Iterator<Item = f64>) -> f64 {
     if nothing {
         0.0
     } else {
-        (square * (1.0 + (count + 8.0) * f64::EPSILON)).sqrt() * UP + TINY * count
+        (square * (1.0 + (count + 8.0) * f64::EPSILON)).sqrt() * UP + SQRT_MIN_POSITIVE * count
     }
 }
 
@@ -91,13 +91,14 @@ impl Ball {
     fn reach(&self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &Range<usize>) -> f64 {
         let (start, stride) = vectors.matrix(head);
         let (dim, from) = (vectors.dim(), start + places.start * stride);
-        let square = stored!(vectors.data, data => {
+        let square = for_dtype!(vectors.data, data => {
             let rows = Keys::new(data.get(from..).unwrap_or(&[]), stride, dim);
             simd.farthest(rows, places.len(), &self.centre)
         });
         // A difference, its square and sixteen lanes of sums; squares may underflow.
         let roundings = (dim / LANES + 16) as f64;
-        let reach = (square * (1.0 + roundings * f64::EPSILON)).sqrt() * UP + TINY * dim as f64;
+        let reach = (square * (1.0 + roundings * f64::EPSILON)).sqrt() * UP
+            + SQRT_MIN_POSITIVE * dim as f64;
         if reach.is_nan() { f64::INFINITY } else { reach }
     }
 
@@ -129,23 +130,15 @@ impl ValueBall {
     /// # Errors
     /// [`Error::Option`] for threads.
     pub fn new(values: &Vectors<'_>, threads: Option<usize>) -> Result<Self, Error> {
-        Self::new_with(values, threads, &mut || Ok(()))
-    }
-
-    pub(crate) fn new_with(
-        values: &Vectors<'_>,
-        threads: Option<usize>,
-        hook: Hook<'_>,
-    ) -> Result<Self, Error> {
         let _modes = threads::default_floats();
         let simd = Simd::current()?;
         let (heads, all) = (values.heads(), 0..values.len());
-        afford("v", heads, values.dim().saturating_mul(8).saturating_add(size_of::<Ball>()))?;
+        check_memory("v", heads, values.dim().saturating_mul(8).saturating_add(size_of::<Ball>()))?;
         let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
         let threads = threads::count(threads, work > 1 << 20)?;
         let mut balls = list("v", heads)?;
         let one = |head| Ok(Ball::around(simd, values, head, std::slice::from_ref(&all)));
-        threads::in_portions(threads, heads, (threads, 1), hook, one, |ball| balls.push(ball))?;
+        threads::in_portions(threads, heads, (threads, 1), one, |ball| balls.push(ball))?;
         let (batch, dim) = (values.batch().to_vec(), values.dim());
         Ok(ValueBall { batch, dim, len: values.len(), balls })
     }

@@ -1,7 +1,7 @@
 //! Attention sinks: a score that takes its share of the softmax and has no value.
 
-use super::Job;
 use super::ball::UP;
+use super::job::Job;
 
 /// The most that a sink is taken to weigh, so that what it leaves to others is not rounded to nothing.
 const MOST: f64 = 1e200;
@@ -30,15 +30,15 @@ impl Sunk {
 impl Job<'_> {
     /// The score of a row's sink, if it has one.
     fn sink(&self, row: usize) -> Option<f64> {
-        let sinks = self.sights.options.sinks?;
+        let sinks = self.visibility.sinks?;
         let head = row / self.queries.len().max(1);
-        let sink = sinks[if sinks.len() == 1 { 0 } else { head }];
+        let sink = sinks.of(head);
         (sink > f64::NEG_INFINITY).then_some(sink)
     }
 
     /// Lets a row's sink join weights that sum to `total`, where a score of `top + offset` weighs 1. Of the scores that the
     /// real softmax has, these may be off by `error` nats, and lack `upper` of the mass.
-    pub(super) fn sunk(
+    pub(super) fn with_sink(
         &self,
         row: usize,
         total: f64,

@@ -5,7 +5,7 @@ use super::measure::Measure;
 use super::rows::in_portions;
 use crate::error::{Error, Place};
 use crate::memory::product;
-use crate::threads::{self, Hook};
+use crate::threads;
 
 /// Blocks of keys, in C order over an array of shape (..., blocks), and which of them are kept.
 #[derive(Debug, Clone)]
@@ -89,18 +89,10 @@ impl<'a> Blocks<'a> {
 /// # Errors
 /// [`Error::Option`] for a bad number of threads.
 pub fn blockwise(blocks: &Blocks<'_>, threads: Option<usize>) -> Result<Vec<f64>, Error> {
-    blockwise_with(blocks, threads, &mut || Ok(()))
-}
-
-pub(crate) fn blockwise_with(
-    blocks: &Blocks<'_>,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<f64>, Error> {
     let (batch, count) = blocks.shape.split_at(blocks.shape.len() - 1);
     let (rows, count) = (product("sizes", batch)?, count[0]);
     let threads = threads::count(threads, rows.saturating_mul(count) > 1 << 15)?;
-    in_portions(threads, rows, count.max(1), hook, |row| {
+    in_portions(threads, rows, count.max(1), |row| {
         let range = row * count..(row + 1) * count;
         let chosen = |kept| range.clone().filter(move |&i| (blocks.kept[i] != 0) == kept);
         let tail = chosen(false).map(|i| (blocks.sizes[i].unsigned_abs(), blocks.upper[i]));

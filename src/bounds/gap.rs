@@ -2,11 +2,11 @@
 
 use super::levels;
 use super::measure::Measure;
-use super::rows::{Row, map_rows};
+use super::rows::{VisibleRow, map_rows};
+use crate::certified_sums;
 use crate::error::{Error, Place};
-use crate::mass;
-use crate::scores::Scores;
-use crate::threads::{self, Hook};
+use crate::rows::Scores;
+use crate::threads;
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// More than the logarithm of a quotient changes when both products in it are rounded.
@@ -36,7 +36,7 @@ pub fn required_gap(n: u64, k: u64, eps: f64) -> Result<f64, Error> {
     if k == 0 || eps == 0.0 {
         return Ok(f64::INFINITY);
     }
-    let enough = mass::equal_weights_hold(k, n, eps);
+    let enough = certified_sums::equal_weights_hold(k, n, eps);
     let (m, e) = split(eps);
     let (high, low) = two_sum(1.0, -eps);
     let dropped = count(n - k).times(Twofold { high, low });
@@ -88,17 +88,8 @@ pub fn score_gap(
     k: &[i64],
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    score_gap_with(scores, k, threads, &mut || Ok(()))
-}
-
-pub(crate) fn score_gap_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<f64>, Error> {
-    scores.per_row("k", k.len())?;
-    map_rows(scores, threads, hook, |mut row| {
+    let k = scores.per_row("k", k)?;
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None if kept == row.keys.len() => f64::INFINITY,
@@ -124,17 +115,8 @@ pub fn single_gap(
     k: &[i64],
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    single_gap_with(scores, k, threads, &mut || Ok(()))
-}
-
-pub(crate) fn single_gap_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<f64>, Error> {
-    scores.per_row("k", k.len())?;
-    map_rows(scores, threads, hook, |mut row| {
+    let k = scores.per_row("k", k)?;
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None => f64::from(u8::from(kept < row.keys.len())),
@@ -150,7 +132,7 @@ pub(super) fn from_gap(measure: Measure, n: usize, kept: usize, (worst, next): (
 }
 
 /// The worst key of the top `kept` and the best of the others; `None` where one side is empty.
-fn boundary(row: &mut Row<'_>, kept: usize) -> Option<(f64, f64)> {
+fn boundary(row: &mut VisibleRow<'_>, kept: usize) -> Option<(f64, f64)> {
     if kept == 0 || kept == row.keys.len() {
         return None;
     }

@@ -1,7 +1,7 @@
 //! The tail mass of a row of which only levels are known: so many entries of at most, or at least, this score.
 
 use super::measure::Measure;
-use crate::mass::{self, Compensated, Split};
+use crate::certified_sums::{self, Compensated, SplitSums};
 
 /// Entries and the level that bounds them: from above in a tail, from below in a head.
 pub(super) type Level = (u64, f64);
@@ -47,7 +47,7 @@ pub(super) fn tail_mass(
         below.add(size as f64 * measure.weight_down(best, level));
         terms += 1.0;
     }
-    let split = Split {
+    let split = SplitSums {
         tail: above.value(),
         // Only whether there are any matters.
         dropped: usize::try_from(dropped).unwrap_or(usize::MAX),
@@ -63,7 +63,7 @@ pub(super) fn tail_mass(
 /// The smallest float that is not below `dropped / total`, `dropped < total`.
 pub(super) fn share_up(dropped: u64, total: u64) -> f64 {
     let mut share = (dropped as f64 / total as f64).next_down().next_down();
-    while share < 1.0 && !mass::equal_weights_hold(total - dropped, total, share) {
+    while share < 1.0 && !certified_sums::equal_weights_hold(total - dropped, total, share) {
         share = share.next_up();
     }
     share

@@ -1,42 +1,43 @@
 //! Differences of keys in natural-log units, and what they weigh, each rounded to a chosen side.
 
-use crate::mass;
-use crate::scores::{Keys64, Law};
+use crate::certified_sums;
+use crate::rows::{WeightKind, WideScores};
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// How the keys of a row become gaps and weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measure {
-    pub(super) law: Law,
+    pub(super) weight_kind: WeightKind,
     /// How far a stored key may be from the real score, natural-log units.
     pub(super) error: f64,
 }
 
-impl From<Keys64> for Measure {
-    fn from(meaning: Keys64) -> Self {
-        Measure { law: meaning.law, error: meaning.error }
+impl From<WideScores> for Measure {
+    fn from(about: WideScores) -> Self {
+        Measure { weight_kind: about.weight_kind, error: about.error }
     }
 }
 
 /// What lies further below the reference weighs less than this: e^-708 < 2^-1021.
 const FLUSH: f64 = 2.0 * f64::MIN_POSITIVE;
-/// More than the relative error of `mass::exp` (2^-50) and the rounding of the product with it.
+/// More than the relative error of `certified_sums::exp` (2^-50) and the rounding of the product with it.
 const EXP_DOUBT: f64 = 1.0 / (1u64 << 49) as f64;
 /// Below this the error of a product may underflow.
 const SMALL: f64 = 1e-280;
 
 impl Measure {
     /// Scores in natural-log units, as they are.
-    pub(super) const LOGITS: Measure = Measure { law: Law::Exp { scale: 1.0 }, error: 0.0 };
+    pub(super) const LOGITS: Measure =
+        Measure { weight_kind: WeightKind::Exp { scale: 1.0 }, error: 0.0 };
 
     /// The real gap between two stored keys, `high >= low`, is not below this.
     pub(super) fn gap_down(&self, high: f64, low: f64) -> f64 {
         if high == low {
             return 0.0;
         }
-        match self.law {
-            Law::Weight => ln_gap(high, low).down().max(0.0),
-            Law::Exp { scale } => {
+        match self.weight_kind {
+            WeightKind::Weight => ln_gap(high, low).down().max(0.0),
+            WeightKind::Exp { scale } => {
                 let (gap, lost) = two_sum(high, -low);
                 // Two finite keys have a finite gap, even where the difference overflows.
                 let gap = if lost < 0.0 { gap.next_down() } else { gap.min(f64::MAX) };
@@ -55,9 +56,9 @@ impl Measure {
         if high == low {
             return 0.0;
         }
-        match self.law {
-            Law::Weight => ln_gap(high, low).up(),
-            Law::Exp { scale } => {
+        match self.weight_kind {
+            WeightKind::Weight => ln_gap(high, low).up(),
+            WeightKind::Exp { scale } => {
                 let (gap, lost) = two_sum(high, -low);
                 let gap = if lost > 0.0 { gap.next_up() } else { gap };
                 let product = gap * scale;
@@ -69,24 +70,24 @@ impl Measure {
 
     /// What an entry at `level` weighs at most, relative to one at `reference >= level`.
     pub(super) fn weight_up(&self, reference: f64, level: f64) -> f64 {
-        if self.law == Law::Weight {
+        if self.weight_kind == WeightKind::Weight {
             return level;
         }
         let gap = self.gap_down(reference, level);
         if gap == 0.0 {
             return 1.0;
         }
-        let weight = mass::exp(-gap);
+        let weight = certified_sums::exp(-gap);
         if weight > 0.0 { weight * (1.0 + EXP_DOUBT) } else { FLUSH }
     }
 
     /// What an entry at `level` weighs at least, relative to one at `reference >= level`.
     pub(super) fn weight_down(&self, reference: f64, level: f64) -> f64 {
-        if self.law == Law::Weight {
+        if self.weight_kind == WeightKind::Weight {
             return level;
         }
         let gap = self.gap_up(reference, level);
-        if gap == 0.0 { 1.0 } else { mass::exp(-gap) * (1.0 - EXP_DOUBT) }
+        if gap == 0.0 { 1.0 } else { certified_sums::exp(-gap) * (1.0 - EXP_DOUBT) }
     }
 
     /// By how much the ratio of two weights may grow because stored keys are not the real scores.
@@ -114,10 +115,10 @@ mod tests {
         assert_eq!(unit.gap_down(1.0, 1e-30), 1.0f64.next_down());
         assert_eq!(unit.gap_up(1.0, 1e-30), 1.0);
         assert_eq!(unit.gap_down(1e308, -1e308), f64::MAX);
-        let tenth = Measure { law: Law::Exp { scale: 0.1 }, error: 0.0 };
+        let tenth = Measure { weight_kind: WeightKind::Exp { scale: 0.1 }, error: 0.0 };
         // The f64 nearest .1 lies above it, and three times that is no float.
         assert!(tenth.gap_down(3.0, 0.0) < tenth.gap_up(3.0, 0.0));
-        let weights = Measure { law: Law::Weight, error: 0.0 };
+        let weights = Measure { weight_kind: WeightKind::Weight, error: 0.0 };
         assert_eq!(weights.gap_down(0.5, 0.5), 0.0);
         assert!(weights.gap_down(1.0, 0.5) <= std::f64::consts::LN_2);
         assert!(weights.gap_up(1.0, 0.5) > std::f64::consts::LN_2);

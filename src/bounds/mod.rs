@@ -27,12 +27,6 @@ pub use multi_gap::{Cuts, best_cuts, multi_gap};
 pub use smallest::{Rule, smallest_k};
 
 #[cfg(feature = "python")]
-pub(crate) use blockwise::blockwise_with;
-#[cfg(feature = "python")]
-pub(crate) use gap::{required_gaps, score_gap_with, single_gap_with};
+pub(crate) use gap::required_gaps;
 #[cfg(feature = "python")]
 pub(crate) use identity::{kl_from_tail_masses, tail_masses_from_kl};
-#[cfg(feature = "python")]
-pub(crate) use multi_gap::{best_cuts_with, multi_gap_with};
-#[cfg(feature = "python")]
-pub(crate) use smallest::smallest_k_with;

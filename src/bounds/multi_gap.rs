@@ -3,11 +3,10 @@
 use super::cuts::{best_split, of_heads, of_tails};
 use super::levels;
 use super::measure::Measure;
-use super::rows::{Row, map_rows};
+use super::rows::{VisibleRow, map_rows};
 use crate::error::Error;
-use crate::memory::afford;
-use crate::scores::Scores;
-use crate::threads::Hook;
+use crate::memory::check_memory;
+use crate::rows::Scores;
 
 /// Where sorted rows are cut, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,19 +37,9 @@ pub fn multi_gap(
     cuts: Cuts<'_>,
     threads: Option<usize>,
 ) -> Result<Vec<f64>, Error> {
-    multi_gap_with(scores, k, cuts, threads, &mut || Ok(()))
-}
-
-pub(crate) fn multi_gap_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    cuts: Cuts<'_>,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<f64>, Error> {
-    scores.per_row("k", k.len())?;
+    let k = scores.per_row("k", k)?;
     judge(scores, cuts)?;
-    map_rows(scores, threads, hook, |mut row| {
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         if let Cuts::At(cuts) = cuts {
             fit(cuts, &row, kept)?;
@@ -82,19 +71,9 @@ pub fn best_cuts(
     most: usize,
     threads: Option<usize>,
 ) -> Result<Vec<Vec<usize>>, Error> {
-    best_cuts_with(scores, k, most, threads, &mut || Ok(()))
-}
-
-pub(crate) fn best_cuts_with(
-    scores: &Scores<'_>,
-    k: &[i64],
-    most: usize,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<Vec<usize>>, Error> {
-    scores.per_row("k", k.len())?;
+    let k = scores.per_row("k", k)?;
     judge(scores, Cuts::Best(most))?;
-    map_rows(scores, threads, hook, |mut row| {
+    map_rows(scores, threads, |mut row| {
         let kept = row.kept(k)?;
         if kept == 0 || kept == row.keys.len() {
             return Ok(Vec::new());
@@ -109,7 +88,7 @@ pub(crate) fn best_cuts_with(
 /// each number of cuts a cost and a cut per key, on either side.
 pub(super) fn ask(n: usize, most: usize) -> Result<(), Error> {
     let layers = most.min(n).saturating_add(1);
-    afford("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(64))
+    check_memory("scores", n.saturating_add(2), layers.saturating_mul(16).saturating_add(64))
 }
 
 /// Judges what does not depend on a row.
@@ -145,7 +124,7 @@ pub(super) fn judge(scores: &Scores<'_>, cuts: Cuts<'_>) -> Result<(), Error> {
 }
 
 /// Judges increasing positive cuts against a row.
-fn fit(cuts: &[i64], row: &Row<'_>, kept: usize) -> Result<(), Error> {
+fn fit(cuts: &[i64], row: &VisibleRow<'_>, kept: usize) -> Result<(), Error> {
     let n = row.keys.len();
     for (position, &value) in cuts.iter().enumerate() {
         let problem = if value.unsigned_abs() >= n as u64 {

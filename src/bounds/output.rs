@@ -7,18 +7,20 @@
 
 mod cloud;
 mod prefix;
+mod rounding;
 mod row;
 mod spectrum;
 
 use crate::error::Error;
-use crate::memory::{afford, afford_in_each, afford_square, filled, room};
-use crate::scores::{Keep, Scores, Values};
-use crate::threads::{self, Hook};
+use crate::interrupt;
+use crate::memory::{check_memory, check_memory_in_each, check_memory_square, filled, room};
+use crate::rows::{Keep, Scores, Values};
+use crate::threads;
 use cloud::{Cloud, Outline};
 use prefix::Found;
 use row::{Bounds, Parted, Weighed};
 
-/// Multiplications per portion, between two calls of the hook.
+/// Multiplications per portion, between two checks for an interrupt.
 const PORTION: usize = 1 << 28;
 /// Components of values that are held in f64 at a time, if one head has fewer.
 const HELD: usize = 1 << 25;
@@ -102,21 +104,11 @@ pub fn output_error(
     keep: &Keep<'_>,
     threads: Option<usize>,
 ) -> Result<OutputError, Error> {
-    output_error_with(scores, values, keep, threads, &mut || Ok(()))
-}
-
-pub(crate) fn output_error_with(
-    scores: &Scores<'_>,
-    values: &Values<'_>,
-    keep: &Keep<'_>,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<OutputError, Error> {
     // Bounds are compared below, and a caller that flushes subnormal numbers to zero would find 0 the best.
     let _modes = threads::default_floats();
     keep.check(scores)?;
     // The sum of outer products of a head's values, and a few more such matrices.
-    afford_square("values", &[values.components()], 4 * size_of::<f64>())?;
+    check_memory_square("values", &[values.components()], 4 * size_of::<f64>())?;
     let outlined = |head: Cloud| {
         let outline = head.outline();
         (head, outline)
@@ -124,13 +116,13 @@ pub(crate) fn output_error_with(
     let bound = |head: &(Cloud, Outline), row: usize| {
         let (cloud, outline) = head;
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
-        afford("scores", weighed.keys.len(), SIDES)?;
+        check_memory("scores", weighed.keys.len(), SIDES)?;
         let mut kept = filled("scores", weighed.keys.len(), 0)?;
         keep.lay(scores, row, &mut kept)?;
         let parted = Parted::new(cloud, &weighed, |j| kept[j] != 0);
         Ok(parted.map(|parted| parted.bounds(outline)).unwrap_or_default())
     };
-    let found = by_head(scores, values, threads, outlined, bound, hook)?;
+    let found = by_head(scores, values, threads, outlined, bound)?;
     let mut all = OutputError::default();
     for bounds in found {
         all.push(&bounds);
@@ -178,25 +170,14 @@ pub fn select_output(
     out_tol: &[f64],
     threads: Option<usize>,
 ) -> Result<OutputSelection, Error> {
-    select_output_with(scores, values, out_tol, threads, &mut || Ok(()))
-}
-
-pub(crate) fn select_output_with(
-    scores: &Scores<'_>,
-    values: &Values<'_>,
-    out_tol: &[f64],
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<OutputSelection, Error> {
     let _modes = threads::default_floats();
-    scores.check_out_tol(out_tol)?;
+    let out_tol = scores.tolerances(out_tol)?;
     let choose = |cloud: &Cloud, row: usize| {
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
-        afford("scores", weighed.keys.len(), SIDES + PREFIXES)?;
-        let out_tol = if out_tol.len() == 1 { out_tol[0] } else { out_tol[row] };
-        Ok(prefix::shortest(cloud, &weighed, out_tol))
+        check_memory("scores", weighed.keys.len(), SIDES + PREFIXES)?;
+        Ok(prefix::shortest(cloud, &weighed, out_tol.of(row)))
     };
-    let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose, hook)?;
+    let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose)?;
     let mut all = OutputSelection { indptr: vec![0], ..OutputSelection::default() };
     room("scores", &mut all.indices, found.iter().map(|row| row.kept.len()).sum())?;
     for row in found {
@@ -217,16 +198,15 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
     threads: Option<usize>,
     prepare: impl Fn(Cloud) -> P + Sync + Send,
     work: impl Fn(&P, usize) -> Result<R, Error> + Sync + Send,
-    hook: Hook<'_>,
 ) -> Result<Vec<R>, Error> {
     // Of each row what is found, its number and its task; positions kept are counted row by row.
     let row = size_of::<R>() + size_of::<(&P, usize)>() + 32;
-    afford("scores", scores.rows(), row.saturating_add(ROW))?;
+    check_memory("scores", scores.rows(), row.saturating_add(ROW))?;
     let served = values.rows_by_head(scores)?;
     let (n, d) = (scores.longest().max(1), values.components().max(1));
     let size = n.saturating_mul(d);
     let threads = threads::count(threads, scores.rows().saturating_mul(size) > SERIAL)?;
-    afford_in_each("values", threads, (served.len(), size), size_of::<f64>())?;
+    check_memory_in_each("values", threads, (served.len(), size), size_of::<f64>())?;
     let _environment = threads::default_floats();
     let mut results = vec![R::default(); scores.rows()];
     let heads = (HELD / size.max(LEAST)).max(1);
@@ -238,7 +218,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
             }
             cloud(scores, values, head, &served[head]).map(|cloud| Some(prepare(cloud)))
         });
-        hook()?;
+        interrupt::check()?;
         let clouds = clouds.into_iter().collect::<Result<Vec<_>, Error>>()?;
         let tasks: Vec<(&P, usize)> = (clouds.iter().zip(&served[start..end]))
             .filter_map(|(cloud, rows)| Some((cloud.as_ref()?, rows)))
@@ -251,7 +231,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
             for (&(_, row), found) in portion.iter().zip(found) {
                 results[row] = found?;
             }
-            hook()?;
+            interrupt::check()?;
         }
     }
     Ok(results)
@@ -266,7 +246,7 @@ fn cloud(
 ) -> Result<Cloud, Error> {
     let (mut seen, mut keys) = (filled("scores", scores.longest(), false)?, Vec::new());
     for &row in rows {
-        scores.keys64(row, &mut keys)?;
+        scores.wide_scores(row, &mut keys)?;
         for (seen, key) in seen.iter_mut().zip(&keys) {
             *seen |= *key > f64::NEG_INFINITY;
         }
@@ -274,7 +254,7 @@ fn cloud(
     let mut wide = Vec::new();
     values.widen(head, &seen, &mut wide)?;
     // Their lengths, and a few vectors.
-    afford("values", seen.len().saturating_add(values.components().saturating_mul(8)), 8)?;
+    check_memory("values", seen.len().saturating_add(values.components().saturating_mul(8)), 8)?;
     Ok(Cloud::new(wide, seen, values.components()))
 }
 
@@ -287,7 +267,7 @@ mod tests {
         // Weights 3/4 and 1/4, values 0 and 4: the output is 1, that of the first key 0.
         let (weights, data) = ([0.75, 0.25], [0.0f32, 4.0]);
         let scores = Scores::new(&weights[..], &[2]).unwrap();
-        let scores = scores.kind(crate::scores::Kind::Probs).unwrap();
+        let scores = scores.kind(crate::rows::Kind::Probs).unwrap();
         let values = Values::new(&data[..], &[2, 1]).unwrap();
         let keep = Keep::Mask { kept: &[1, 0], strides: &[] };
         let found = output_error(&scores, &values, &keep, None).unwrap();

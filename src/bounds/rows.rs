@@ -4,18 +4,18 @@ use super::measure::Measure;
 use crate::error::{Error, Place};
 #[cfg(feature = "python")]
 use crate::memory::product;
-use crate::memory::{afford, afford_in_each, list};
-use crate::scores::Scores;
-use crate::threads::{self, Hook};
+use crate::memory::{check_memory, check_memory_in_each, list};
+use crate::rows::{PerRow, Scores};
+use crate::threads;
 
-/// Elements per task, and between two calls of the hook.
+/// Elements per task, and between two checks for an interrupt.
 const TASK: usize = 1 << 14;
 const PORTION: usize = 1 << 22;
 /// What a row counts at least: its answer waits for those of the portion.
 const LEAST: usize = 64;
 
 /// The visible part of a row: what is masked is not in it.
-pub(super) struct Row<'a> {
+pub(super) struct VisibleRow<'a> {
     pub(super) scores: &'a Scores<'a>,
     pub(super) number: usize,
     pub(super) measure: Measure,
@@ -23,14 +23,14 @@ pub(super) struct Row<'a> {
     pub(super) keys: Vec<f64>,
 }
 
-impl Row<'_> {
+impl VisibleRow<'_> {
     pub(super) fn place(&self) -> Place {
         self.scores.place(self.number, None)
     }
 
     /// How many keys are kept, judged: one number per row, or one for all.
-    pub(super) fn kept(&self, kept: &[i64]) -> Result<usize, Error> {
-        let value = if kept.len() == 1 { kept[0] } else { kept[self.number] };
+    pub(super) fn kept(&self, kept: PerRow<'_, i64>) -> Result<usize, Error> {
+        let value = kept.of(self.number);
         let n = self.keys.len();
         match usize::try_from(value) {
             Ok(k) if k <= n => Ok(k),
@@ -49,33 +49,31 @@ impl Row<'_> {
 pub(super) fn map_rows<R: Send>(
     scores: &Scores<'_>,
     threads: Option<usize>,
-    hook: Hook<'_>,
-    work: impl Fn(Row<'_>) -> Result<R, Error> + Sync + Send,
+    work: impl Fn(VisibleRow<'_>) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
-    afford_in_each("scores", threads, (rows, n), size_of::<f64>())?;
+    check_memory_in_each("scores", threads, (rows, n), size_of::<f64>())?;
     let one = |number: usize| {
         let mut keys = Vec::new();
-        let measure = scores.keys64(number, &mut keys)?.into();
+        let measure = scores.wide_scores(number, &mut keys)?.into();
         keys.retain(|key| *key > f64::NEG_INFINITY);
-        work(Row { scores, number, measure, keys })
+        work(VisibleRow { scores, number, measure, keys })
     };
-    in_portions(threads, rows, n, hook, one)
+    in_portions(threads, rows, n, one)
 }
 
-/// Maps a range of equal pieces of work of size `n`, in portions between which the hook is called.
+/// Maps a range of equal pieces of work of size `n`, in portions between which it is asked whether to go on.
 pub(super) fn in_portions<R: Send>(
     threads: usize,
     count: usize,
     n: usize,
-    hook: Hook<'_>,
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
-    afford("scores", count, size_of::<R>())?;
+    check_memory("scores", count, size_of::<R>())?;
     let mut answers = list("scores", count)?;
     let sizes = ((PORTION / n.max(LEAST)).max(threads), (TASK / n).max(1));
-    threads::in_portions(threads, count, sizes, hook, work, |answer| answers.push(answer))?;
+    threads::in_portions(threads, count, sizes, work, |answer| answers.push(answer))?;
     Ok(answers)
 }
 

@@ -6,8 +6,8 @@ use super::measure::Measure;
 use super::multi_gap::{self, Cuts};
 use super::rows::map_rows;
 use crate::error::Error;
-use crate::scores::Scores;
-use crate::threads::{self, Hook};
+use crate::rows::Scores;
+use crate::threads;
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,23 +44,13 @@ pub fn smallest_k(
     rule: Rule,
     threads: Option<usize>,
 ) -> Result<Vec<i64>, Error> {
-    smallest_k_with(scores, eps, rule, threads, &mut || Ok(()))
-}
-
-pub(crate) fn smallest_k_with(
-    scores: &Scores<'_>,
-    eps: &[f64],
-    rule: Rule,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<i64>, Error> {
     let _modes = threads::default_floats();
-    scores.check_eps(eps)?;
+    let eps = scores.budgets(eps)?;
     if let Rule::MultiGap { cuts } = rule {
         multi_gap::judge(scores, Cuts::Best(cuts))?;
     }
-    map_rows(scores, threads, hook, |mut row| {
-        let eps = if eps.len() == 1 { eps[0] } else { eps[row.number] };
+    map_rows(scores, threads, |mut row| {
+        let eps = eps.of(row.number);
         let n = row.keys.len();
         if n <= 1 || eps == 0.0 {
             return Ok(n as i64);

@@ -28,7 +28,7 @@ const SMALLEST_BUDGET: f64 = 1e-30;
 
 /// How multipliers answer to what their rows lose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rule {
+pub(super) enum StepRule {
     /// By a power of loss over budget: fast where many keys share the mass.
     Power,
     /// By an exponential of the difference: steadier where single keys decide.
@@ -136,7 +136,7 @@ impl Part {
 
     /// Multiplicative updates from equal multipliers: rows that lose more than their budget when the mixture drops what it
     /// can gain weight. Leaves those at 0 that have faded away, and scales the mixture so that it drops what is below 1.
-    pub(super) fn spread(&self, simd: Simd, rounds: usize, rule: Rule) -> (f64, Vec<f64>) {
+    pub(super) fn spread(&self, simd: Simd, rounds: usize, rule: StepRule) -> (f64, Vec<f64>) {
         /// Rows that lose next to nothing fade no faster than this.
         const LEAST: f64 = 0.02;
         /// Below this, relative to the largest, a multiplier is 0 if its row loses less than half its budget.
@@ -163,8 +163,10 @@ impl Part {
             let alpha = ((1.0 - rate) / (1.0 + rate)).max(0.0);
             for (a, ratio) in a.iter_mut().zip(ratios) {
                 *a *= match rule {
-                    Rule::Power => (alpha + ratio.max(LEAST)) / (1.0 + alpha * ratio.max(LEAST)),
-                    Rule::Exponential => {
+                    StepRule::Power => {
+                        (alpha + ratio.max(LEAST)) / (1.0 + alpha * ratio.max(LEAST))
+                    }
+                    StepRule::Exponential => {
                         let s = (0.5 * rate * (ratio - 1.0) / widest).clamp(-0.9, 0.9);
                         (1.0 + s) / (1.0 - s)
                     }

@@ -18,10 +18,9 @@ mod walk;
 
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::scores::{Keep, Scores};
+use crate::rows::{Keep, Scores};
 use crate::select::{Options, certify_tails};
 use crate::threads;
-use crate::threads::Hook;
 use problem::{Best, Problem};
 use search::Search;
 
@@ -58,22 +57,13 @@ pub struct KeepSet {
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<KeepSet, Error> {
-    keep_set_with(scores, eps, options, &mut || Ok(()))
-}
-
-pub(crate) fn keep_set_with(
-    scores: &Scores<'_>,
-    eps: &[f64],
-    options: &Options,
-    hook: Hook<'_>,
-) -> Result<KeepSet, Error> {
     let _environment = threads::default_floats();
-    scores.check_eps(eps)?;
+    let eps = scores.budgets(eps)?;
     options.check()?;
     judge_options(scores, options)?;
     let size = scores.rows().saturating_mul(scores.longest());
     let threads = threads::count(options.threads, size > SERIAL)?;
-    Problem::new(scores, eps, options, threads, hook)?.solve(hook)
+    Problem::new(scores, eps, options, threads)?.solve()
 }
 
 fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
@@ -101,7 +91,7 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
 }
 
 impl Problem<'_> {
-    fn solve(mut self, hook: Hook<'_>) -> Result<KeepSet, Error> {
+    fn solve(mut self) -> Result<KeepSet, Error> {
         if self.visible.iter().all(|visible| !visible) {
             let none = vec![0.0; self.rows];
             return Ok(KeepSet {
@@ -118,13 +108,13 @@ impl Problem<'_> {
             let mut best = self.all_visible();
             best.lower_bound = self.forced_count;
             if self.forced_count < best.size {
-                best.multipliers = Some(Search::new(&self, &eps).improve(true, &mut best, hook)?);
+                best.multipliers = Some(Search::new(&self, &eps).improve(true, &mut best)?);
             }
             let over = best.size > self.max_keep;
             if over {
-                self.shrink(&eps, &mut best, hook)?;
+                self.shrink(&eps, &mut best)?;
             }
-            let set = self.certified(&best, hook)?;
+            let set = self.certified(&best)?;
             if set.status == Status::Certified || over {
                 return Ok(set);
             }
@@ -138,7 +128,7 @@ impl Problem<'_> {
 
     /// Finds a set of `max_keep` keys whose largest ratio of loss to budget is small: bisection on a common factor of
     /// all budgets.
-    fn shrink(&self, eps: &[f64], best: &mut Best, hook: Hook<'_>) -> Result<(), Error> {
+    fn shrink(&self, eps: &[f64], best: &mut Best) -> Result<(), Error> {
         let least = eps.iter().copied().filter(|e| *e > 0.0).fold(1.0, f64::min);
         let (mut low, mut high) = (0.0, -least.ln());
         let mut fitting: Option<Best> = None;
@@ -146,7 +136,7 @@ impl Problem<'_> {
             let middle = 0.5 * (low + high);
             let scaled: Vec<f64> = eps.iter().map(|e| e * middle.exp()).collect();
             let mut probe = self.all_visible();
-            Search::new(self, &scaled).improve(true, &mut probe, hook)?;
+            Search::new(self, &scaled).improve(true, &mut probe)?;
             if probe.size <= self.max_keep {
                 high = middle;
                 fitting = Some(probe);
@@ -172,12 +162,12 @@ impl Problem<'_> {
     }
 
     /// The set with its certificate, and the lower bound for what it achieves.
-    fn certified(&self, best: &Best, hook: Hook<'_>) -> Result<KeepSet, Error> {
+    fn certified(&self, best: &Best) -> Result<KeepSet, Error> {
         let indices: Vec<u32> = (0..self.n).filter(|&i| best.kept[i]).map(|i| i as u32).collect();
         let one: Vec<u8> = best.kept.iter().map(|&k| u8::from(k)).collect();
         let strides = vec![0; self.scores.batch_shape().len()];
         let keep = Keep::Mask { kept: &one, strides: &strides };
-        let judged = certify_tails(self.scores, &keep, &self.eps, self.threads, hook)?;
+        let judged = certify_tails(self.scores, &keep, &self.eps, self.threads)?;
         let holds = judged.holds.as_ref().is_some_and(|holds| holds.iter().all(|h| *h));
         let mut proof = best.clone();
         if !holds {
@@ -188,7 +178,7 @@ impl Problem<'_> {
             proof = self.all_visible();
             proof.lower_bound = self.forced_count;
             proof.size = usize::MAX;
-            Search::new(self, &achieved).improve(false, &mut proof, hook)?;
+            Search::new(self, &achieved).improve(false, &mut proof)?;
             proof.lower_bound = proof.lower_bound.min(best.size);
         }
         Ok(KeepSet {

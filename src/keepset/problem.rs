@@ -1,17 +1,18 @@
 //! The covering program: the weights of all keys in all rows, and the passes over them.
 
 use crate::error::{Error, Place};
+use crate::interrupt;
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
-use crate::memory::afford;
-use crate::scores::Scores;
+use crate::memory::check_memory;
+use crate::rows::{PerRow, Scores};
 use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
-use crate::threads::{self, Hook};
+use crate::threads;
 
 /// The budget that a row without one is given when `max_keep` makes it lose something.
 const LEAST_BUDGET: f64 = 1e-12;
 /// Relative error of a stored weight: two roundings to f32.
 const STORED: f64 = 1.0 / 4_194_304.0;
-/// Scores weighed between two calls of the hook.
+/// Scores weighed between two checks for an interrupt.
 const PORTION: usize = 1 << 24;
 /// What the lower bound leaves to an auditor's own rounding, relative to the budget.
 const AUDIT_MARGIN: f64 = 1e-6;
@@ -63,21 +64,20 @@ pub(super) struct Best {
 impl<'a> Problem<'a> {
     pub(super) fn new(
         scores: &'a Scores<'a>,
-        eps: &[f64],
+        eps: PerRow<'_, f64>,
         options: &Options,
         threads: usize,
-        hook: Hook<'_>,
     ) -> Result<Self, Error> {
         let (rows, n) = (scores.rows(), scores.longest());
         let stride = padded_stride(n);
         // Of each row its weights and some numbers of 8 bytes; of each key flags, positions and mixtures.
         let weights = stride.saturating_mul(size_of::<f32>());
-        afford("scores", rows, weights.saturating_add(192))?;
-        afford("scores", stride, 32)?;
+        check_memory("scores", rows, weights.saturating_add(192))?;
+        check_memory("scores", stride, 32)?;
         // Of each part of a pass over all keys what every row loses.
         let parts = stride.div_ceil(Self::width(rows)).saturating_add(4);
-        afford("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
-        let eps: Vec<f64> = if eps.len() == 1 { vec![eps[0]; rows] } else { eps.to_vec() };
+        check_memory("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
+        let eps: Vec<f64> = (0..rows).map(|row| eps.of(row)).collect();
         let mut weights = vec![0.0; rows * stride];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
         let portion = (PORTION / stride).max(1);
@@ -88,7 +88,7 @@ impl<'a> Problem<'a> {
             for part in threads::map(threads, slots, 1, work) {
                 all.push(part?);
             }
-            hook()?;
+            interrupt::check()?;
         }
         let mut visible = vec![false; n];
         // What rows that may lose nothing see.

@@ -6,13 +6,13 @@
 //! first, for a set.
 
 use super::bound::{Crossing, crossing};
-use super::dual::{Part, Rule};
+use super::dual::{Part, StepRule};
 use super::problem::{Best, Problem};
 use super::walk::walk;
 use crate::error::Error;
+use crate::interrupt;
 use crate::kernels::padded_stride;
-use crate::memory::afford;
-use crate::threads::Hook;
+use crate::memory::check_memory;
 
 /// Weights in the largest sample.
 const SAMPLE: usize = 1 << 20;
@@ -96,26 +96,21 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// Improves both bounds (only the lower one without walks), and returns the multipliers it ends with.
-    pub(super) fn improve(
-        &self,
-        walks: bool,
-        best: &mut Best,
-        hook: Hook<'_>,
-    ) -> Result<Vec<f64>, Error> {
+    pub(super) fn improve(&self, walks: bool, best: &mut Best) -> Result<Vec<f64>, Error> {
         if self.rows.is_empty() || self.problem.competing == 0 {
             return Ok(vec![0.0; self.rows.len()]);
         }
-        let (mut a, mut level) = self.begin(best, hook)?;
+        let (mut a, mut level) = self.begin(best)?;
         let mut view = self.view(&mut a, LEVELS[level].0, best)?;
         let mut walked = !walks;
         let mut sampled = level == AFTER_SAMPLE;
         if sampled && view.low < 1.0 - LEVELS[level].0 {
             sampled = false;
-            a = self.spread(a, hook)?;
+            a = self.spread(a)?;
             view = self.view(&mut a, LEVELS[level].0, best)?;
         }
         for _ in 0..MOST_VIEWS {
-            hook()?;
+            interrupt::check()?;
             if best.size <= best.lower_bound {
                 break;
             }
@@ -123,7 +118,7 @@ impl<'p, 'a> Search<'p, 'a> {
             let part = self.near(&view, near)?;
             let before = a.clone();
             a = part.descend(self.problem.simd, a, half, STEPS);
-            hook()?;
+            interrupt::check()?;
             // A ramp with hardly more keys than rows that have a say tells nothing more about them.
             let active = a.iter().filter(|a| **a > 0.0).count();
             let last = level + 1 == LEVELS.len()
@@ -132,14 +127,14 @@ impl<'p, 'a> Search<'p, 'a> {
             if walks && (last || part.keys.len() <= WORTH_A_WALK) {
                 self.walk(&view, &part, &a, best)?;
                 walked = true;
-                hook()?;
+                interrupt::check()?;
             }
             let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
             let settled = crossed(&view, &next, &part.keys) <= self.problem.competing / CROSSING;
             view = next;
             if !settled && sampled {
                 sampled = false;
-                a = self.spread(before, hook)?;
+                a = self.spread(before)?;
                 view = self.view(&mut a, LEVELS[level].0, best)?;
             } else if !settled {
                 // The part was too small a model: go on with these keys and those that are near now.
@@ -157,7 +152,7 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 
     /// Multipliers to start from, and the level to start at.
-    fn begin(&self, best: &mut Best, hook: Hook<'_>) -> Result<(Vec<f64>, usize), Error> {
+    fn begin(&self, best: &mut Best) -> Result<(Vec<f64>, usize), Error> {
         let Problem { simd, competing, .. } = *self.problem;
         let (least, most) = SAMPLE_KEYS;
         let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
@@ -165,7 +160,7 @@ impl<'p, 'a> Search<'p, 'a> {
             let all = self.sample(1)?;
             let mut least = (f64::INFINITY, vec![1.0; self.rows.len()]);
             self.view(&mut least.1, LEVELS[0].0, best)?;
-            for rule in [Rule::Power, Rule::Exponential] {
+            for rule in [StepRule::Power, StepRule::Exponential] {
                 let (value, mut a) = all.spread(simd, ROUNDS, rule);
                 self.view(&mut a, LEVELS[0].0, best)?;
                 if value < least.0 {
@@ -175,17 +170,17 @@ impl<'p, 'a> Search<'p, 'a> {
             return Ok((least.1, 0));
         }
         let stride = competing / sampled;
-        let (_, a) = self.sample(4 * stride)?.spread(simd, ROUNDS, Rule::Power);
-        hook()?;
+        let (_, a) = self.sample(4 * stride)?.spread(simd, ROUNDS, StepRule::Power);
+        interrupt::check()?;
         let sample = self.sample(stride)?;
         let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
         let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2));
-        hook()?;
+        interrupt::check()?;
         Ok((a, AFTER_SAMPLE))
     }
 
     /// A few multiplicative rounds on all keys: a sample says little about rows whose losses are a few heavy keys.
-    fn spread(&self, mut a: Vec<f64>, hook: Hook<'_>) -> Result<Vec<f64>, Error> {
+    fn spread(&self, mut a: Vec<f64>) -> Result<Vec<f64>, Error> {
         let mut mixed = vec![0.0; self.problem.stride];
         let seed = 1e-3 * a.iter().sum::<f64>() / a.len() as f64;
         for a in &mut a {
@@ -194,7 +189,7 @@ impl<'p, 'a> Search<'p, 'a> {
         let mut ratios = vec![1.0; a.len()];
         for round in 0..SPREAD {
             let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[]);
-            hook()?;
+            interrupt::check()?;
             let rate = (round as f64 + 1.0).sqrt().recip();
             let alpha = (1.0 - rate) / (1.0 + rate);
             for (j, a) in a.iter_mut().enumerate() {
@@ -219,12 +214,12 @@ impl<'p, 'a> Search<'p, 'a> {
 
     fn part(&self, keys: Vec<u32>, free: Vec<f64>, share: f64) -> Result<Part, Error> {
         // Weights, and of each row and each key a few numbers.
-        afford(
+        check_memory(
             "scores",
             self.rows.len().saturating_mul(padded_stride(keys.len())),
             size_of::<f32>(),
         )?;
-        afford("scores", self.rows.len().saturating_add(keys.len()), 64)?;
+        check_memory("scores", self.rows.len().saturating_add(keys.len()), 64)?;
         let rows: Vec<(&[f32], f64)> = (self.rows.iter().zip(&self.inverses))
             .map(|(&row, &inverse)| (self.problem.row(row), inverse))
             .collect();

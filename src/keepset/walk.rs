@@ -3,7 +3,7 @@
 
 use super::dual::Part;
 use crate::error::Error;
-use crate::memory::afford;
+use crate::memory::check_memory;
 
 /// Walks over the contested keys.
 const TRIALS: u64 = 24;
@@ -84,7 +84,7 @@ pub(super) fn walk(
         (0..part.free.len()).filter(|&j| loses_all(j) >= part.free[j]).collect();
     rows.sort_by(|&j, &k| multipliers[k].total_cmp(&multipliers[j]).then(j.cmp(&k)));
     // Their weights once more, in f64.
-    afford("scores", rows.len().saturating_mul(part.keys.len()), size_of::<f64>())?;
+    check_memory("scores", rows.len().saturating_mul(part.keys.len()), size_of::<f64>())?;
     let columns = Columns::new(part, &rows, flushed);
     let mut order: Vec<(f32, u32)> = mixed.iter().copied().zip(0..).collect();
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));

@@ -1,12 +1,13 @@
-//! What the keys of a row below an edge weigh together.
+//! What the scores of a row below an edge weigh together.
 //!
-//! The `unsafe` functions here ask of their caller a CPU with the level's features.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
-use super::dispatch::{Pass, Simd};
-use super::lanes::{LANES, Lanes, Level};
-use super::passes::{DEPTH, Shifted, Sum, Weigh};
+use super::isa::{LANES, Lanes, Level};
+use super::simd::{Pass, Simd};
+use super::weights::{DEPTH, Exp, Sum, WeightFn};
 
-/// Sums over keys that lie below an edge and are not masked.
+/// Sums over scores that lie below an edge and are not masked.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Below {
     /// Of the weights, relative to the shift.
@@ -14,7 +15,7 @@ pub(crate) struct Below {
     /// Of their squares, in f32 lanes.
     pub(crate) squares: f64,
     pub(crate) count: usize,
-    /// The largest key; -inf if there is none.
+    /// The largest score; -inf if there is none.
     pub(crate) largest: f32,
     /// Of the weights of all others, and of their squares.
     pub(crate) rest: f64,
@@ -22,59 +23,54 @@ pub(crate) struct Below {
 }
 
 struct Sums<'a> {
-    keys: &'a [f32],
+    scores: &'a [f32],
     shift: f32,
     edge: f32,
 }
 
-impl Pass for Sums<'_> {
-    type Output = Below;
-
+impl Pass<Below> for Sums<'_> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> Below {
-        // SAFETY: the caller vouches for the level; chunks are whole groups.
-        unsafe {
-            let (law, edge) = (Shifted(self.shift), L::F32::splat(self.edge));
-            let masked = L::F32::splat(f32::NEG_INFINITY);
-            let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
-            let (mut rest, mut rest_squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
-            let (mut count, mut largest) = (0, masked);
-            for block in self.keys.chunks(LANES * DEPTH) {
-                for keys in block.chunks_exact(LANES) {
-                    let keys = L::F32::load(keys.as_ptr());
-                    let below = keys.lt(edge);
-                    let weight = law.weigh(keys);
-                    weights.add_where(below, weight);
-                    let square = weight.mul(weight);
-                    squares.add_where(below, square);
-                    let above = keys.ge(edge);
-                    rest.add_where(above, weight);
-                    rest_squares.add_where(above, square);
-                    largest = keys.select(below, masked).max(largest);
-                    let live = L::F32::number(below) & L::F32::number(keys.gt(masked));
-                    count += live.count_ones() as usize;
-                }
-                weights.flush();
-                squares.flush();
-                rest.flush();
-                rest_squares.flush();
+        let (weight_fn, edge) = (Exp(self.shift), L::F32::splat(self.edge));
+        let masked = L::F32::splat(f32::NEG_INFINITY);
+        let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
+        let (mut rest, mut rest_squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
+        let (mut count, mut largest) = (0, masked);
+        for block in self.scores.chunks(LANES * DEPTH) {
+            for scores in block.chunks_exact(LANES) {
+                let scores = L::F32::load(scores.as_ptr());
+                let below = scores.lt(edge);
+                let weight = weight_fn.weigh(scores);
+                weights.add_where(below, weight);
+                let square = weight.mul(weight);
+                squares.add_where(below, square);
+                let above = scores.ge(edge);
+                rest.add_where(above, weight);
+                rest_squares.add_where(above, square);
+                largest = scores.select(below, masked).max(largest);
+                let visible = L::F32::number(below) & L::F32::number(scores.gt(masked));
+                count += visible.count_ones() as usize;
             }
-            Below {
-                weights: weights.total(),
-                squares: squares.total(),
-                count,
-                largest: largest.largest(),
-                rest: rest.total(),
-                rest_squares: rest_squares.total(),
-            }
+            weights.flush();
+            squares.flush();
+            rest.flush();
+            rest_squares.flush();
+        }
+        Below {
+            weights: weights.total(),
+            squares: squares.total(),
+            count,
+            largest: largest.largest(),
+            rest: rest.total(),
+            rest_squares: rest_squares.total(),
         }
     }
 }
 
 impl Simd {
-    /// Sums what lies below an edge in whole groups of keys, none of which exceeds the shift.
-    pub(crate) fn below(self, keys: &[f32], shift: f32, edge: f32) -> Below {
-        assert!(keys.len().is_multiple_of(LANES));
-        self.run(Sums { keys, shift, edge })
+    /// Sums what lies below an edge in whole groups of scores, none of which exceeds the shift.
+    pub(crate) fn below(self, scores: &[f32], shift: f32, edge: f32) -> Below {
+        assert!(scores.len().is_multiple_of(LANES));
+        self.run(Sums { scores, shift, edge })
     }
 }

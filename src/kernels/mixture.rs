@@ -1,22 +1,22 @@
 //! The passes over many rows of weights at once: writing them, mixing them, and what each row loses.
 //!
 //! A [`Panel`] holds the rows one behind another. Mixing goes down the rows with a few groups of lanes in registers, so
-//! that every weight is read once; callers cut long rows into blocks that stay in the second-level cache from the mixing to
-//! the sums that follow it.
+//! that every weight is read once; callers cut long rows into blocks that stay in the second-level cache from the
+//! mixing to the sums that follow it.
 //!
-//! The `unsafe` functions here ask of their caller a CPU with the level's features.
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
 
 use std::ops::Range;
 
-use super::dispatch::{Pass, Simd};
-use super::lanes::{Element, LANES, Lanes, Level};
-use super::passes::Weigh;
+use super::isa::{Element, LANES, Lanes, Level};
+use super::simd::{Pass, Simd};
+use super::weights::WeightFn;
 
 /// Terms that are added in f32 before a sum goes to f64.
 const DEPTH: usize = 16;
 /// Groups that are mixed, or rows that are multiplied, at a time.
 const WIDTH: usize = 4;
-
 /// Relative error of a mixed weight: sixteen fused steps in f32, a sum in f64, one rounding to f32.
 pub(crate) const MIXED: f64 = 20.0 / 16_777_216.0;
 /// Relative error of a row's sum over keys: fifteen additions in f32, and sums in f64.
@@ -45,8 +45,9 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// How long a row of `n` weights is laid out: whole groups, and an odd number of them, because rows at a distance of a power
-/// of two would compete for the same few places in the caches; long rows so that blocks of them lie side by side there.
+/// How long a row of `n` weights is laid out: whole groups, and an odd number of them, because rows at a distance of a
+/// power of two would compete for the same few places in the caches; long rows so that blocks of them lie side by side
+/// there.
 pub(crate) fn padded_stride(n: usize) -> usize {
     /// Groups (cache lines) from which a few more make little difference.
     const LONG: usize = 2048;
@@ -62,11 +63,10 @@ pub(crate) fn padded_stride(n: usize) -> usize {
 
 /// The sum of all lanes of several accumulators, by a fixed tree.
 #[inline(always)]
-unsafe fn total<V: Lanes>(wides: [V::Wide; WIDTH]) -> f64 {
+unsafe fn total<V: Lanes<Scalar = f64>>(wides: [V; WIDTH]) -> f64 {
     let mut sums = [0.0; LANES];
     for wide in wides {
-        // SAFETY: the caller vouches for the level.
-        let lanes = unsafe { V::wide_store(wide) };
+        let lanes = wide.array();
         for (sum, lane) in sums.iter_mut().zip(lanes) {
             *sum += lane;
         }
@@ -82,47 +82,42 @@ unsafe fn total<V: Lanes>(wides: [V::Wide; WIDTH]) -> f64 {
 }
 
 struct Weights<'a, E, W> {
-    keys: &'a [E],
-    law: W,
+    scores: &'a [E],
+    weight_fn: W,
     unit: f64,
     to: &'a mut [f32],
 }
 
-impl<E: Element, W: Weigh<E::Scalar>> Pass for Weights<'_, E, W> {
-    type Output = f64;
-
+impl<E: Element, W: WeightFn<E::Scalar>> Pass<f64> for Weights<'_, E, W> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
         let mut lanes = [E::Scalar::default(); LANES];
-        // SAFETY: the caller vouches for the level; both slices are whole groups of the same number.
-        unsafe {
-            let least = L::F32::splat(f32::MIN_POSITIVE);
-            let mut wide = L::F32::wide_zero();
-            let blocks = self.keys.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
-            for (keys, to) in blocks {
-                let mut sum = L::F32::splat(0.0);
-                for (keys, to) in keys.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
-                    self.law.weigh(E::load::<L>(keys.as_ptr())).store(lanes.as_mut_ptr());
+        let least = L::F32::splat(f32::MIN_POSITIVE);
+        let mut wide = L::F64::splat(0.0);
+        let blocks = self.scores.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
+        for (scores, to) in blocks {
+            let mut sum = L::F32::splat(0.0);
+            for (scores, to) in scores.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
+                self.weight_fn.weigh(E::load::<L>(scores.as_ptr())).store(lanes.as_mut_ptr());
+                for (to, &weight) in to.iter_mut().zip(&lanes) {
+                    let weight: f64 = weight.into();
+                    *to = weight as f32;
+                }
+                if self.unit != 1.0 {
                     for (to, &weight) in to.iter_mut().zip(&lanes) {
                         let weight: f64 = weight.into();
-                        *to = weight as f32;
+                        *to = (weight / self.unit) as f32;
                     }
-                    if self.unit != 1.0 {
-                        for (to, &weight) in to.iter_mut().zip(&lanes) {
-                            let weight: f64 = weight.into();
-                            *to = (weight / self.unit) as f32;
-                        }
-                    }
-                    // Never more than it is: a subnormal would not be within a relative error.
-                    let weights = L::F32::load(to.as_ptr());
-                    let weights = weights.keep(weights.ge(least));
-                    weights.store(to.as_mut_ptr());
-                    sum = sum.add(weights);
                 }
-                wide = sum.widen_add(wide);
+                // Never more than it is: a subnormal would not be within a relative error.
+                let weights = L::F32::load(to.as_ptr());
+                let weights = weights.keep(weights.ge(least));
+                weights.store(to.as_mut_ptr());
+                sum = sum.add(weights);
             }
-            L::F32::wide_total(wide)
+            wide = sum.widen_add(wide);
         }
+        wide.sum()
     }
 }
 
@@ -137,45 +132,37 @@ impl Mix<'_> {
     /// Mixes `G` groups from a column on.
     #[inline(always)]
     unsafe fn groups<L: Level, const G: usize>(&mut self, at: usize) {
-        // SAFETY: the caller vouches for the level, and has checked that the columns lie in every row and in `to`.
-        unsafe {
-            let mut wide = [L::F32::wide_zero(); G];
-            for terms in self.terms.chunks(DEPTH) {
-                let mut sums = [L::F32::splat(0.0); G];
-                for &(row, factor) in terms {
-                    let factor = L::F32::splat(factor);
-                    let weights = &self.panel.row(row)[self.from + at..][..G * LANES];
-                    for (g, sum) in sums.iter_mut().enumerate() {
-                        *sum = L::F32::load(weights[g * LANES..].as_ptr()).mul_add(factor, *sum);
-                    }
-                }
-                for (wide, sum) in wide.iter_mut().zip(sums) {
-                    *wide = sum.widen_add(*wide);
+        let mut wide = [L::F64::splat(0.0); G];
+        for terms in self.terms.chunks(DEPTH) {
+            let mut sums = [L::F32::splat(0.0); G];
+            for &(row, factor) in terms {
+                let factor = L::F32::splat(factor);
+                let weights = &self.panel.row(row)[self.from + at..][..G * LANES];
+                for (g, sum) in sums.iter_mut().enumerate() {
+                    *sum = L::F32::load(weights[g * LANES..].as_ptr()).mul_add(factor, *sum);
                 }
             }
-            for (to, wide) in self.to[at..][..G * LANES].chunks_exact_mut(LANES).zip(wide) {
-                for (to, sum) in to.iter_mut().zip(L::F32::wide_store(wide)) {
-                    *to = sum as f32;
-                }
+            for (wide, sum) in wide.iter_mut().zip(sums) {
+                *wide = sum.widen_add(*wide);
+            }
+        }
+        for (to, wide) in self.to[at..][..G * LANES].chunks_exact_mut(LANES).zip(wide) {
+            for (to, sum) in to.iter_mut().zip(wide.array()) {
+                *to = sum as f32;
             }
         }
     }
 }
 
 impl Pass for Mix<'_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let whole = self.to.len() / (WIDTH * LANES) * (WIDTH * LANES);
-        // SAFETY: the caller vouches for the level and has checked the columns.
-        unsafe {
-            for at in (0..whole).step_by(WIDTH * LANES) {
-                self.groups::<L, WIDTH>(at);
-            }
-            for at in (whole..self.to.len()).step_by(LANES) {
-                self.groups::<L, 1>(at);
-            }
+        for at in (0..whole).step_by(WIDTH * LANES) {
+            self.groups::<L, WIDTH>(at);
+        }
+        for at in (whole..self.to.len()).step_by(LANES) {
+            self.groups::<L, 1>(at);
         }
     }
 }
@@ -188,40 +175,35 @@ struct Losses<'a> {
 }
 
 impl Pass for Losses<'_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(self) {
         for (row, sum) in self.sums.iter_mut().enumerate() {
             let weights = &self.panel.row(row)[self.from..][..self.shares.len()];
-            // SAFETY: the caller vouches for the level; every chunk is whole groups.
-            unsafe {
-                let mut wide = [L::F32::wide_zero(); WIDTH];
-                let blocks = weights.chunks(LANES * DEPTH * WIDTH);
-                for (weights, shares) in blocks.zip(self.shares.chunks(LANES * DEPTH * WIDTH)) {
-                    let mut sums = [L::F32::splat(0.0); WIDTH];
-                    let whole = weights.len() / (LANES * WIDTH) * (LANES * WIDTH);
-                    let (body, tail) = weights.split_at(whole);
-                    let (shares, tail_shares) = shares.split_at(whole);
-                    let wholes = body.chunks_exact(LANES * WIDTH);
-                    for (weights, shares) in wholes.zip(shares.chunks_exact(LANES * WIDTH)) {
-                        for (g, sum) in sums.iter_mut().enumerate() {
-                            let shares = L::F32::load(shares[g * LANES..].as_ptr());
-                            let weights = L::F32::load(weights[g * LANES..].as_ptr());
-                            *sum = weights.mul_add(shares, *sum);
-                        }
-                    }
-                    let groups = tail.chunks_exact(LANES).zip(tail_shares.chunks_exact(LANES));
-                    for ((weights, shares), sum) in groups.zip(&mut sums) {
-                        let shares = L::F32::load(shares.as_ptr());
-                        *sum = L::F32::load(weights.as_ptr()).mul_add(shares, *sum);
-                    }
-                    for (wide, sum) in wide.iter_mut().zip(sums) {
-                        *wide = sum.widen_add(*wide);
+            let mut wide = [L::F64::splat(0.0); WIDTH];
+            let blocks = weights.chunks(LANES * DEPTH * WIDTH);
+            for (weights, shares) in blocks.zip(self.shares.chunks(LANES * DEPTH * WIDTH)) {
+                let mut sums = [L::F32::splat(0.0); WIDTH];
+                let whole = weights.len() / (LANES * WIDTH) * (LANES * WIDTH);
+                let (body, tail) = weights.split_at(whole);
+                let (shares, tail_shares) = shares.split_at(whole);
+                let wholes = body.chunks_exact(LANES * WIDTH);
+                for (weights, shares) in wholes.zip(shares.chunks_exact(LANES * WIDTH)) {
+                    for (g, sum) in sums.iter_mut().enumerate() {
+                        let shares = L::F32::load(shares[g * LANES..].as_ptr());
+                        let weights = L::F32::load(weights[g * LANES..].as_ptr());
+                        *sum = weights.mul_add(shares, *sum);
                     }
                 }
-                *sum += total::<L::F32>(wide);
+                let groups = tail.chunks_exact(LANES).zip(tail_shares.chunks_exact(LANES));
+                for ((weights, shares), sum) in groups.zip(&mut sums) {
+                    let shares = L::F32::load(shares.as_ptr());
+                    *sum = L::F32::load(weights.as_ptr()).mul_add(shares, *sum);
+                }
+                for (wide, sum) in wide.iter_mut().zip(sums) {
+                    *wide = sum.widen_add(*wide);
+                }
             }
+            *sum += total(wide);
         }
     }
 }
@@ -232,34 +214,29 @@ struct Ramp<'a> {
     to: &'a mut [f32],
 }
 
-impl Pass for Ramp<'_> {
-    type Output = f64;
-
+impl Pass<f64> for Ramp<'_> {
     #[inline(always)]
     unsafe fn run<L: Level>(self) -> f64 {
-        // SAFETY: the caller vouches for the level; both slices are whole groups of the same number.
-        unsafe {
-            let zero = L::F32::splat(0.0);
-            let (low, high) = (L::F32::splat(1.0 - self.half), L::F32::splat(1.0 + self.half));
-            let width = L::F32::splat(2.0 * self.half);
-            let inverse = L::F32::splat(0.5 / self.half);
-            let halved = L::F32::splat(0.5);
-            let mut wide = L::F32::wide_zero();
-            let blocks = self.mixed.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
-            for (mixed, to) in blocks {
-                let mut sum = zero;
-                for (mixed, to) in mixed.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
-                    let mixed = L::F32::load(mixed.as_ptr());
-                    let inside = high.sub(mixed).max(zero).min(width);
-                    let share = inside.mul(inverse);
-                    share.store(to.as_mut_ptr());
-                    let below = low.sub(mixed).max(zero);
-                    sum = sum.add(inside.mul(share).mul_add(halved, below));
-                }
-                wide = sum.widen_add(wide);
+        let zero = L::F32::splat(0.0);
+        let (low, high) = (L::F32::splat(1.0 - self.half), L::F32::splat(1.0 + self.half));
+        let width = L::F32::splat(2.0 * self.half);
+        let inverse = L::F32::splat(0.5 / self.half);
+        let halved = L::F32::splat(0.5);
+        let mut wide = L::F64::splat(0.0);
+        let blocks = self.mixed.chunks(LANES * DEPTH).zip(self.to.chunks_mut(LANES * DEPTH));
+        for (mixed, to) in blocks {
+            let mut sum = zero;
+            for (mixed, to) in mixed.chunks_exact(LANES).zip(to.chunks_exact_mut(LANES)) {
+                let mixed = L::F32::load(mixed.as_ptr());
+                let inside = high.sub(mixed).max(zero).min(width);
+                let share = inside.mul(inverse);
+                share.store(to.as_mut_ptr());
+                let below = low.sub(mixed).max(zero);
+                sum = sum.add(inside.mul(share).mul_add(halved, below));
             }
-            L::F32::wide_total(wide)
+            wide = sum.widen_add(wide);
         }
+        wide.sum()
     }
 }
 
@@ -275,52 +252,44 @@ impl Products<'_> {
     unsafe fn rows<L: Level, const R: usize>(&mut self, at: usize) {
         let rows: [&[f32]; R] =
             std::array::from_fn(|r| &self.panel.row(self.rows[at + r])[..self.one.len()]);
-        // SAFETY: the caller vouches for the level; all rows are whole groups of the same number.
-        unsafe {
-            let mut sums = [L::F32::splat(0.0); R];
-            for (g, one) in self.one.chunks_exact(LANES).enumerate() {
-                let one = L::F32::load(one.as_ptr());
-                for (sum, row) in sums.iter_mut().zip(rows) {
-                    *sum = L::F32::load(row[g * LANES..][..LANES].as_ptr()).mul_add(one, *sum);
-                }
+        let mut sums = [L::F32::splat(0.0); R];
+        for (g, one) in self.one.chunks_exact(LANES).enumerate() {
+            let one = L::F32::load(one.as_ptr());
+            for (sum, row) in sums.iter_mut().zip(rows) {
+                *sum = L::F32::load(row[g * LANES..][..LANES].as_ptr()).mul_add(one, *sum);
             }
-            for (to, sum) in self.to[at..].iter_mut().zip(sums) {
-                *to = L::F32::wide_total(sum.widen_add(L::F32::wide_zero()));
-            }
+        }
+        for (to, sum) in self.to[at..].iter_mut().zip(sums) {
+            *to = sum.widen_add(L::F64::splat(0.0)).sum();
         }
     }
 }
 
 impl Pass for Products<'_> {
-    type Output = ();
-
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let whole = self.rows.len() / WIDTH * WIDTH;
-        // SAFETY: the caller vouches for the level.
-        unsafe {
-            for at in (0..whole).step_by(WIDTH) {
-                self.rows::<L, WIDTH>(at);
-            }
-            for at in whole..self.rows.len() {
-                self.rows::<L, 1>(at);
-            }
+        for at in (0..whole).step_by(WIDTH) {
+            self.rows::<L, WIDTH>(at);
+        }
+        for at in whole..self.rows.len() {
+            self.rows::<L, 1>(at);
         }
     }
 }
 
 impl Simd {
-    /// Writes the weights of whole groups of keys, divided by `unit`, with those that would be subnormal in f32 at 0, and
-    /// returns their sum.
-    pub(crate) fn weights_f32<E: Element, W: Weigh<E::Scalar>>(
+    /// Writes the weights of whole groups of scores, divided by `unit`, with those that would be subnormal in f32 at 0,
+    /// and returns their sum.
+    pub(crate) fn weights_f32<E: Element, W: WeightFn<E::Scalar>>(
         self,
-        keys: &[E],
-        law: W,
+        scores: &[E],
+        weight_fn: W,
         unit: f64,
         to: &mut [f32],
     ) -> f64 {
-        assert!(keys.len().is_multiple_of(LANES) && keys.len() == to.len());
-        self.run(Weights { keys, law, unit, to })
+        assert!(scores.len().is_multiple_of(LANES) && scores.len() == to.len());
+        self.run(Weights { scores, weight_fn, unit, to })
     }
 
     /// The weights in some columns of a mixture, given by its rows and their factors. Relative error [`MIXED`] where
@@ -365,7 +334,7 @@ impl Simd {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Scaled, Shifted, Stored};
+    use super::super::{Exp, Identity, ScaledExp};
     use super::*;
 
     fn weights(rows: usize, n: usize) -> Vec<f32> {
@@ -413,12 +382,12 @@ mod tests {
             let narrow: Vec<f32> = keys.iter().map(|key| *key as f32).collect();
             let written = |simd: Simd| {
                 let mut to = vec![1.0; all.len()];
-                let mut out = vec![simd.weights_f32(&keys, Shifted(0.0), 1.0, &mut to).to_bits()];
+                let mut out = vec![simd.weights_f32(&keys, Exp(0.0), 1.0, &mut to).to_bits()];
                 out.extend(to.iter().map(|w| u64::from(w.to_bits())));
-                let law = Scaled { shift: 0.0, scale: 0.7 };
-                out.push(simd.weights_f32(&narrow, law, 1.0, &mut to).to_bits());
+                let weight_fn = ScaledExp { shift: 0.0, scale: 0.7 };
+                out.push(simd.weights_f32(&narrow, weight_fn, 1.0, &mut to).to_bits());
                 out.extend(to.iter().map(|w| u64::from(w.to_bits())));
-                out.push(simd.weights_f32(&all, Stored, 3.0, &mut to).to_bits());
+                out.push(simd.weights_f32(&all, Identity, 3.0, &mut to).to_bits());
                 out.extend(to.iter().map(|w| u64::from(w.to_bits())));
                 out
             };

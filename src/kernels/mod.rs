@@ -1,66 +1,51 @@
 //! Kernels: the only room with `unsafe` code.
 //!
 //! # The contract
-//! Keys are read in whole groups of sixteen, padded with masked entries (-inf). Each pass is written once
-//! (`passes`) over sixteen virtual lanes (`lanes`), implemented by the portable code, which defines the bits, and by each
-//! instruction set; every level executes the same correctly rounded operations in the same order, so all levels return
-//! the same bits for the same input. `dispatch` detects the CPU once and holds the only entry points.
+//! Scores are read in whole groups of sixteen, padded with masked entries (-inf). Each pass is written once over
+//! sixteen virtual lanes (`isa`), implemented by the portable code, which defines the bits, and by each instruction
+//! set; every level executes the same correctly rounded operations in the same order, so all levels return the same
+//! bits for the same input. `simd` detects the CPU once and holds the only entry points; a pass is a struct of its
+//! arguments, and beside it is the method of [`Simd`] that checks them and runs it.
 //!
-//! Weights are e^x for x <= 0 with a proven error (`mass` states it, and an ignored test enumerates every f32), or
+//! Weights are e^x for x <= 0 with a proven error (`weights` has it, `certified_sums` its share of a slack, and an ignored test enumerates every f32), or
 //! exactly 0 where x is below the cut. Sums that a decision ends with run at most sixteen terms deep before they go to
 //! f64; sums that only show the way may run deeper, and are the same at all levels, too.
 #![allow(unsafe_code)]
+// The body of a pass is lanes from end to end: a block around it would mark nothing. The head of each file says under
+// the word SAFETY what its `unsafe` functions ask for; blocks are for the safe functions that enter them.
+#![allow(unsafe_op_in_unsafe_fn)]
 // Code that is written once for all levels is compiled with a level's features only if it is inlined into its entry.
 #![allow(clippy::inline_always)]
 
-mod address_space;
-mod average;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
+mod attention;
 mod below;
-mod bytes;
-mod codes;
-mod concat;
-mod dispatch;
-mod float_modes;
-#[cfg(feature = "python")]
-mod foreign;
-mod forks;
-mod huge_pages;
-mod lanes;
+mod index;
+mod isa;
+mod matrix;
 mod mixture;
-mod panel;
-mod passes;
-mod portable;
-mod products;
-#[cfg(any(test, feature = "python"))]
-mod rows_by_keys;
-mod short;
+mod row;
+mod simd;
+mod system;
 #[cfg(test)]
 mod tests;
+mod weights;
 
-pub(crate) use address_space::left as address_space_left;
-pub(crate) use bytes::{LINE, STEP, Step};
-pub(crate) use codes::{BIAS, Coarse, Encoded, Frame, Keys, PANEL, Packed};
-pub(crate) use concat::{Piece, append_all};
-pub(crate) use dispatch::{Bracket, Simd};
-pub(crate) use float_modes::DefaultFloats;
+pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
 #[cfg(feature = "python")]
-pub(crate) use foreign::extent;
-pub(crate) use forks::forks;
-pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
-pub(crate) use lanes::{Element, LANES, Scalar};
+pub(crate) use attention::{DEPTH, Queries, SIDE};
+pub(crate) use index::{BIAS, Coarse, Encoded, Frame, PANEL, Packed};
+pub(crate) use isa::{Element, LANES, LINE, STEP, Scalar, Step};
+pub(crate) use matrix::{Keys, Picked};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
-pub(crate) use panel::{
-    BLOCK as PANEL_KEYS, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows, Sees as PanelSees,
+pub(crate) use row::{
+    BATCH, BatchScratch, Bracket, Edge, GUESSABLE_SPAN, Given, KeptSums, PIVOTS, PartitionSums,
+    PivotSums, Positions, Prefetch, RANKED, Survey, TailTarget, around, ranks_between, sample,
+    values_around,
 };
-pub(crate) use passes::{
-    Given, NEAR, PIVOTS, PivotSums, Positions, RANKED, Scaled, Shifted, Sides, Soon, Stored,
-    Survey, Weigh, around, ranks_between, sample, values_around,
-};
-pub(crate) use products::Picked;
+pub(crate) use simd::Simd;
 #[cfg(feature = "python")]
-pub(crate) use rows_by_keys::{DEPTH, Queries, SIDE};
-pub(crate) use short::{Aim, BATCH, Edge, LawOf, Room, ScaledBy, Settled, Unscaled};
+pub(crate) use system::extent;
+pub(crate) use system::{
+    DefaultFloats, Piece, address_space_left, append_all, ask_for_huge_pages, forks,
+};
+pub(crate) use weights::{Exp, Identity, ScaledBy, ScaledExp, Unscaled, WeightFn, WeightFnOf};

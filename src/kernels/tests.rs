@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 
 use super::{
-    Aim, Bracket, Element, LANES, LawOf, PIVOTS, Positions, RANKED, Room, Scalar, Scaled, ScaledBy,
-    Shifted, Sides, Simd, Stored, Unscaled, Weigh,
+    BatchScratch, Bracket, Element, Exp, Identity, LANES, PIVOTS, PartitionSums, Positions, RANKED,
+    Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn, WeightFnOf,
 };
-use crate::mass;
+use crate::certified_sums;
 
 /// Deterministic scores: a Weyl sequence through a logistic quantile.
 fn scores(n: usize, spread: f64) -> Vec<f64> {
@@ -18,15 +18,15 @@ fn scores(n: usize, spread: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Both sides of a group (16), of what is compared pair by pair (32), of a summed block (256), of a block of marks and a
-/// sampled row (1024), of an emitting call and the longest row of a batch (4096), and short rows.
+/// Both sides of a group (16), of what is compared pair by pair (32), of a summed block (256), of a block of marks and
+/// a sampled row (1024), of an emitting call and the longest row of a batch (4096), and short rows.
 const LENGTHS: [usize; 20] =
     [1, 2, 3, 15, 16, 17, 31, 32, 33, 255, 256, 257, 513, 1023, 1024, 1025, 4095, 4096, 4097, 9000];
 
 fn padded<E: Element>(values: impl Iterator<Item = E>) -> Vec<E> {
-    let mut keys: Vec<E> = values.collect();
-    keys.resize(keys.len().next_multiple_of(LANES), E::MASKED);
-    keys
+    let mut scores: Vec<E> = values.collect();
+    scores.resize(scores.len().next_multiple_of(LANES), E::MASKED);
+    scores
 }
 
 /// Zero for no, and for yes anything else, the bytes with the highest bit among them.
@@ -35,23 +35,23 @@ fn any_byte(i: usize, yes: bool) -> u8 {
 }
 
 /// Everything that the passes return, as bits.
-fn digest<E: Element, W: Weigh<E::Scalar>>(simd: Simd, keys: &[E], law: W) -> Vec<u64>
+fn digest<E: Element, W: WeightFn<E::Scalar>>(simd: Simd, scores: &[E], weight_fn: W) -> Vec<u64>
 where
     E::Scalar: Element<Scalar = E::Scalar>,
 {
     let bits = |value: f64| value.to_bits();
-    let at = |share: usize| keys[keys.len() * share / 9].widen();
+    let at = |share: usize| scores[scores.len() * share / 9].widen();
     let mut pivots: [E::Scalar; PIVOTS] = std::array::from_fn(at);
     pivots.sort_by(|a, b| a.partial_cmp(b).unwrap());
-    let mut out = vec![bits(simd.mass(keys, law)), simd.count_live(keys) as u64];
-    let (least, most) = simd.extent(keys);
+    let mut out = vec![bits(simd.mass(scores, weight_fn)), simd.count_visible(scores) as u64];
+    let (least, most) = simd.extent(scores);
     out.extend([bits(least.into()), bits(most.into())]);
-    let (least, most) = simd.extent_within(keys, (pivots[2], pivots[5]));
+    let (least, most) = simd.extent_within(scores, (pivots[2], pivots[5]));
     out.extend([bits(least.into()), bits(most.into())]);
-    let mut wide = vec![E::Scalar::default(); keys.len()];
-    simd.widen(keys, &mut wide);
+    let mut wide = vec![E::Scalar::default(); scores.len()];
+    simd.widen(scores, &mut wide);
     let mut weights = wide.clone();
-    out.push(bits(simd.weights(keys, law, &mut weights)));
+    out.push(bits(simd.weights(scores, weight_fn, &mut weights)));
     out.extend(wide.iter().chain(&weights).map(|&lane| bits(lane.into())));
     for count in [false, true] {
         let sums = simd.pivot_sums(&wide, &weights, &pivots, count);
@@ -59,62 +59,63 @@ where
         out.extend(sums.at_least.map(|count| count as u64));
     }
     let mut inside = Bracket::default();
-    let sides = |sides: Sides| {
+    let sides = |sides: PartitionSums| {
         let masses = [sides.below, sides.within, sides.above].map(bits);
         masses.into_iter().chain([sides.count_above as u64, sides.inside as u64])
     };
-    inside.reserve(keys.len());
-    out.extend(sides(simd.split(keys, law, (pivots[2], pivots[6]), None, &mut inside)));
-    out.push(bits(simd.weigh(&mut inside, law)));
+    inside.reserve(scores.len());
+    out.extend(sides(simd.split(scores, weight_fn, (pivots[2], pivots[6]), None, &mut inside)));
+    out.push(bits(simd.weigh(&mut inside, weight_fn)));
     out.extend(sides(simd.narrow(&mut inside, (pivots[3], pivots[5]))));
-    out.extend(inside.keys().iter().map(|&key| bits(key.into())));
+    out.extend(inside.scores().iter().map(|&score| bits(score.into())));
     out.extend(sides(simd.narrow_into(&wide, &weights, (pivots[1], pivots[7]), &mut inside)));
-    let first = keys.len().min(RANKED);
+    let first = scores.len().min(RANKED);
     let mut few = Bracket::default();
     let bottom = (E::Scalar::LOWEST, E::Scalar::INFINITY);
     out.extend(sides(simd.narrow_into(&wide[..first], &weights[..first], bottom, &mut few)));
     for share in [0.1, 0.5, 0.9] {
-        let room = E::Scalar::nearest(share * simd.weigh(&mut few, law));
+        let room = E::Scalar::nearest(share * simd.weigh(&mut few, weight_fn));
         out.push(bits(simd.candidate(&mut few, room).into()));
     }
-    let keep: Vec<u8> = (0..keys.len()).map(|i| any_byte(i, i % 3 == 0)).collect();
-    let given = simd.given(keys, &keep, law);
+    let keep: Vec<u8> = (0..scores.len()).map(|i| any_byte(i, i % 3 == 0)).collect();
+    let given = simd.given(scores, &keep, weight_fn);
     let masked = E::MASKED.widen();
-    let kept = keys.iter().zip(&keep).filter(|(key, byte)| key.widen() > masked && **byte != 0);
+    let kept =
+        scores.iter().zip(&keep).filter(|(score, byte)| score.widen() > masked && **byte != 0);
     assert_eq!(given.kept, kept.count());
-    assert_eq!(given.kept + given.dropped, simd.count_live(keys));
+    assert_eq!(given.kept + given.dropped, simd.count_visible(scores));
     out.extend([bits(given.head), bits(given.tail), given.kept as u64, given.dropped as u64]);
     out.extend([bits(given.worst_kept.into()), bits(given.best_dropped.into())]);
-    let list: Vec<u32> = (0..keys.len() as u32).map(|i| 3 * i).collect();
+    let list: Vec<u32> = (0..scores.len() as u32).map(|i| 3 * i).collect();
     let mut positions = Vec::new();
     for inclusive in [false, true] {
-        simd.emit(keys, Positions::From(3), pivots[4], inclusive, &mut positions);
-        simd.emit(keys, Positions::Listed(&list), pivots[3], inclusive, &mut positions);
+        simd.emit(scores, Positions::From(3), pivots[4], inclusive, &mut positions);
+        simd.emit(scores, Positions::Listed(&list), pivots[3], inclusive, &mut positions);
     }
     out.extend(positions.iter().map(|&position| u64::from(position)));
     for nth in [1, 2, 17] {
-        let (Ok(found) | Err(found)) = simd.find_equal(keys, pivots[4], nth);
+        let (Ok(found) | Err(found)) = simd.find_equal(scores, pivots[4], nth);
         out.push(found as u64);
     }
-    let allowed: Vec<u8> = (0..keys.len()).map(|i| any_byte(i, i % 5 != 0)).collect();
-    let live = &keys[..keys.len() - keys.len().min(5)];
+    let allowed: Vec<u8> = (0..scores.len()).map(|i| any_byte(i, i % 5 != 0)).collect();
+    let visible = &scores[..scores.len() - scores.len().min(5)];
     let (mut dense, mut from) = (Vec::new(), Vec::new());
-    simd.admit(live, &allowed[..live.len()], &mut dense, &mut from);
-    let admitted = (0..live.len() as u32).filter(|i| i % 5 != 0);
-    let admitted = admitted.filter(|&i| live[i as usize].widen() > masked);
+    simd.compact(visible, &allowed[..visible.len()], &mut dense, &mut from);
+    let admitted = (0..visible.len() as u32).filter(|i| i % 5 != 0);
+    let admitted = admitted.filter(|&i| visible[i as usize].widen() > masked);
     assert_eq!(from, admitted.collect::<Vec<u32>>());
-    out.extend(dense.iter().map(|&key| bits(key.into())));
+    out.extend(dense.iter().map(|&score| bits(score.into())));
     out.extend(from.iter().map(|&position| u64::from(position)));
-    let mut copy = vec![E::MASKED; keys.len()];
-    let seen = simd.survey(Some(live), live.len(), &mut copy);
+    let mut copy = vec![E::MASKED; scores.len()];
+    let seen = simd.survey(Some(visible), visible.len(), &mut copy);
     out.extend([bits(seen.largest.into()), bits(seen.smallest.into())]);
-    out.extend(copy.iter().map(|key| bits(key.widen().into())));
-    assert_eq!(seen, simd.survey(None, live.len(), &mut copy));
-    copy.copy_from_slice(keys);
-    let seen = simd.survey(None, keys.len(), &mut copy);
-    assert_eq!(simd.look(keys, None), (seen, 0.0));
+    out.extend(copy.iter().map(|score| bits(score.widen().into())));
+    assert_eq!(seen, simd.survey(None, visible.len(), &mut copy));
+    copy.copy_from_slice(scores);
+    let seen = simd.survey(None, scores.len(), &mut copy);
+    assert_eq!(simd.scan(scores, None), (seen, 0.0));
     let shift = E::Scalar::nearest(seen.largest.into() - 3.0);
-    let (same, mass) = simd.look(keys, Some((shift, 0.3)));
+    let (same, mass) = simd.scan(scores, Some((shift, 0.3)));
     assert_eq!(same, seen);
     out.push(bits(mass));
     out.push(bits(simd.rough(&copy, seen.largest, 0.3)));
@@ -122,11 +123,11 @@ where
 }
 
 /// What the passes over several short rows return, as bits: the row, a part of it, and one with a spike.
-fn digest_short<E: Element, M: LawOf<E::Scalar>>(
+fn digest_short<E: Element, M: WeightFnOf<E::Scalar>>(
     simd: Simd,
     row: &[E],
     spike: E,
-    law: M,
+    weight_fn: M,
     scale: f64,
 ) -> Vec<u64>
 where
@@ -137,27 +138,29 @@ where
     spiked[row.len() / 2] = spike;
     let rows = [row, &row[..=row.len() / 2], &spiked];
     let stride = row.len().next_multiple_of(LANES) + 2 * RANKED;
-    let mut keys = vec![E::MASKED; 3 * stride];
+    let mut scores = vec![E::MASKED; 3 * stride];
     let mut lists = [(); 3].map(|()| vec![E::Scalar::default(); 3 * stride]);
     let [weights, inside, inside_weights] = &mut lists;
-    let keys = &mut keys[..];
-    let mut room = Room { stride, keys, weights, inside, inside_weights, write: std::ptr::null() };
-    let aim = Aim { share: 0.01, ln_share: -4.605, reach: 15.0 / scale, scale };
-    let found = simd.approach(&rows, &aim, law, &mut room);
+    let scores = &mut scores[..];
+    let mut room =
+        BatchScratch { stride, scores, weights, inside, inside_weights, write: std::ptr::null() };
+    let target = TailTarget { share: 0.01, ln_share: -4.605, reach: 15.0 / scale, scale };
+    let found = simd.find_candidate(&rows, &target, weight_fn, &mut room);
     let mut out = Vec::new();
     for (r, row) in rows.iter().enumerate() {
         let Some(edge) = found[r].edge else {
             out.push(0);
             continue;
         };
-        let (keys, weights) = room.row(r, row);
+        let (scores, weights) = room.row(r, row);
         let mut positions = Vec::new();
-        let sums = simd.settle(keys, weights, edge.key, Positions::From(3), &mut positions);
-        let flanks = simd.flank(keys, weights, edge.key);
-        out.extend([bits(edge.key.into()), bits(edge.weight.into()), edge.ties as u64]);
+        let sums =
+            simd.sum_and_emit(scores, weights, edge.score, Positions::From(3), &mut positions);
+        let tie_sums = simd.sum_around_ties(scores, weights, edge.score);
+        out.extend([bits(edge.score.into()), bits(edge.weight.into()), edge.ties as u64]);
         out.extend([bits(sums.below), bits(sums.above), sums.kept as u64]);
-        out.extend([bits(flanks.below), bits(flanks.above)]);
-        out.extend([flanks.count_below as u64, flanks.count_above as u64]);
+        out.extend([bits(tie_sums.below), bits(tie_sums.above)]);
+        out.extend([tie_sums.count_below as u64, tie_sums.count_above as u64]);
         out.extend(positions.iter().map(|&position| u64::from(position)));
     }
     out
@@ -172,15 +175,15 @@ where
     let portable = levels[levels.len() - 1].1;
     for n in LENGTHS {
         for spread in [0.0, 0.7, 3.0, 60.0] {
-            let keys = padded(scores(n, spread).into_iter().map(&from));
-            let largest = keys
+            let scores = padded(scores(n, spread).into_iter().map(&from));
+            let largest = scores
                 .iter()
-                .map(|key| key.widen())
+                .map(|score| score.widen())
                 .fold(E::Scalar::LOWEST, |a, b| if b > a { b } else { a });
-            let scaled = Scaled { shift: largest.into(), scale: 0.176_776_695_296_636_9 };
-            let want = digest(portable, &keys, Shifted(largest));
-            let want_scaled = digest(portable, &keys, scaled);
-            let row = &keys[..n.min(4096)];
+            let scaled = ScaledExp { shift: largest.into(), scale: 0.176_776_695_296_636_9 };
+            let want = digest(portable, &scores, Exp(largest));
+            let want_scaled = digest(portable, &scores, scaled);
+            let row = &scores[..n.min(4096)];
             let short = |level: Simd| {
                 let spike = from(2.0 * spread + 9.0);
                 let plain = digest_short(level, row, spike, Unscaled, 1.0);
@@ -188,8 +191,8 @@ where
             };
             let want_short = short(portable);
             for (name, level) in levels {
-                assert_eq!(digest(*level, &keys, Shifted(largest)), want, "{name} {n} {spread}");
-                assert_eq!(digest(*level, &keys, scaled), want_scaled, "{name} {n} {spread}");
+                assert_eq!(digest(*level, &scores, Exp(largest)), want, "{name} {n} {spread}");
+                assert_eq!(digest(*level, &scores, scaled), want_scaled, "{name} {n} {spread}");
                 assert!(short(*level) == want_short, "{name} {n} {spread}");
             }
         }
@@ -206,13 +209,13 @@ fn every_level_has_the_same_bits() {
 
 #[test]
 fn every_half_widens_exactly() {
-    let keys: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
-    let mut wide = vec![0f32; keys.len()];
+    let scores: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    let mut wide = vec![0f32; scores.len()];
     for (name, level) in Simd::all() {
-        level.widen(&keys, &mut wide);
-        for (key, got) in keys.iter().zip(&wide) {
-            let same = got.to_bits() == key.to_f32().to_bits() || key.is_nan() && got.is_nan();
-            assert!(same, "{name} {key:?}: {got}");
+        level.widen(&scores, &mut wide);
+        for (score, got) in scores.iter().zip(&wide) {
+            let same = got.to_bits() == score.to_f32().to_bits() || score.is_nan() && got.is_nan();
+            assert!(same, "{name} {score:?}: {got}");
         }
     }
 }
@@ -220,10 +223,10 @@ fn every_half_widens_exactly() {
 #[test]
 fn stored_weights_have_the_same_bits() {
     let levels = Simd::all();
-    let keys = padded(scores(1000, 1.0).into_iter().map(f64::exp));
-    let want = digest(levels[levels.len() - 1].1, &keys, Stored);
+    let scores = padded(scores(1000, 1.0).into_iter().map(f64::exp));
+    let want = digest(levels[levels.len() - 1].1, &scores, Identity);
     for (name, level) in levels {
-        assert_eq!(digest(*level, &keys, Stored), want, "{name}");
+        assert_eq!(digest(*level, &scores, Identity), want, "{name}");
     }
 }
 
@@ -247,7 +250,7 @@ fn bad_values_are_seen_wherever_they_are() {
                     );
                     let allowed: Vec<u8> = (0..n).map(|i| u8::from(i != at)).collect();
                     let (mut dense, mut positions) = (Vec::new(), Vec::new());
-                    level.admit(&row, &allowed, &mut dense, &mut positions);
+                    level.compact(&row, &allowed, &mut dense, &mut positions);
                     assert_eq!(dense, vec![1f32; n - 1], "{name} {n} {at} {value}");
                 }
             }
@@ -258,12 +261,12 @@ fn bad_values_are_seen_wherever_they_are() {
 #[test]
 fn the_rough_mass_is_near_the_mass() {
     for spread in [0.0, 0.3, 1.0, 3.0, 20.0] {
-        let keys = padded(scores(5000, spread).into_iter().map(|v| v as f32));
+        let scores = padded(scores(5000, spread).into_iter().map(|v| v as f32));
         for (name, level) in Simd::all() {
-            let largest = level.extent(&keys).1;
-            let ratio = level.rough(&keys, largest, 1.0) / level.mass(&keys, Shifted(largest));
-            let (_, from_below) = level.look(&keys, Some((largest - 20.0, 1.0)));
-            let other = from_below / level.mass(&keys, Shifted(largest)) / 20f64.exp();
+            let largest = level.extent(&scores).1;
+            let ratio = level.rough(&scores, largest, 1.0) / level.mass(&scores, Exp(largest));
+            let (_, from_below) = level.scan(&scores, Some((largest - 20.0, 1.0)));
+            let other = from_below / level.mass(&scores, Exp(largest)) / 20f64.exp();
             assert!((other - 1.0).abs() < 0.07, "{name} {spread}: {other} from below");
             assert!((ratio - 1.0).abs() < 0.07, "{name} {spread}: {ratio}");
         }
@@ -279,14 +282,14 @@ fn allowance(x: f64, unit: f64, constant: f64, rest: f64) -> f64 {
 #[test]
 fn exp_stays_within_its_bound() {
     let unit = 2f64.powi(-24);
-    let keys = padded((0..200_000).map(|i| -(i as f32) * 4.4e-4));
-    let mut weights = vec![0f32; keys.len()];
-    Simd::all()[0].1.weights(&keys, Shifted(0.0), &mut weights);
-    for (&x, &weight) in keys.iter().zip(&weights) {
+    let scores = padded((0..200_000).map(|i| -(i as f32) * 4.4e-4));
+    let mut weights = vec![0f32; scores.len()];
+    Simd::all()[0].1.weights(&scores, Exp(0.0), &mut weights);
+    for (&x, &weight) in scores.iter().zip(&weights) {
         if x < f32::CUT {
             assert_eq!(weight, 0.0);
         } else {
-            let want = mass::exp(f64::from(x));
+            let want = certified_sums::exp(f64::from(x));
             let error = (f64::from(weight) / want - 1.0).abs();
             assert!(error <= allowance(f64::from(x), unit, 0.23, 5.0), "{x}: {error:e}");
         }
@@ -297,22 +300,26 @@ fn exp_stays_within_its_bound() {
 fn double_exp_stays_within_its_bound() {
     // The checker's exp is proven to 2^-50, the kernel's bound is looser where |x| is large.
     let unit = 2f64.powi(-53);
-    let keys = padded((0..200_000).map(|i| -f64::from(i) * 3.6e-3));
-    let mut weights = vec![0f64; keys.len()];
-    Simd::all()[0].1.weights(&keys, Shifted(0.0), &mut weights);
-    for (&x, &weight) in keys.iter().zip(&weights) {
+    let scores = padded((0..200_000).map(|i| -f64::from(i) * 3.6e-3));
+    let mut weights = vec![0f64; scores.len()];
+    Simd::all()[0].1.weights(&scores, Exp(0.0), &mut weights);
+    for (&x, &weight) in scores.iter().zip(&weights) {
         if x < f64::CUT {
             assert_eq!(weight, 0.0);
         } else {
-            let error = (weight / mass::exp(x) - 1.0).abs();
+            let error = (weight / certified_sums::exp(x) - 1.0).abs();
             assert!(error <= allowance(x, unit, 0.7, 145.0) + 2f64.powi(-50), "{x}: {error:e}");
         }
     }
 }
 
-/// The real mass of keys below a shift, by the checker's exponential and compensated sums: good to 2^-49.
-fn real_mass(keys: &[f64], shift: f64) -> f64 {
-    keys.iter().map(|key| mass::exp(key - shift)).collect::<mass::Compensated>().value()
+/// The real mass of scores below a shift, by the checker's exponential and compensated sums: good to 2^-49.
+fn real_mass(scores: &[f64], shift: f64) -> f64 {
+    scores
+        .iter()
+        .map(|score| certified_sums::exp(score - shift))
+        .collect::<certified_sums::Compensated>()
+        .value()
 }
 
 /// The budgets of `mass`: 216 units on either side in f32, 3110 in f64.
@@ -331,9 +338,9 @@ fn sums_of_weights_stay_within_what_is_budgeted() {
                 let single = padded(numbers.iter().map(|&x| x as f32));
                 let double = padded(numbers.iter().copied());
                 for (name, level) in Simd::all() {
-                    let off = (level.mass(&single, Shifted(0.0)) / want - 1.0).abs();
+                    let off = (level.mass(&single, Exp(0.0)) / want - 1.0).abs();
                     assert!(off <= 216.0 * 2f64.powi(-24), "{name} {n} {spread}: {off:e}");
-                    let off = (level.mass(&double, Shifted(0.0)) / want - 1.0).abs();
+                    let off = (level.mass(&double, Exp(0.0)) / want - 1.0).abs();
                     assert!(off <= 3110.0 * 2f64.powi(-53), "{name} {n} {spread}: {off:e}");
                     // Both sides of any set.
                     let keep: Vec<u8> =
@@ -343,7 +350,7 @@ fn sums_of_weights_stay_within_what_is_budgeted() {
                             numbers.iter().skip(parity).step_by(2).copied().collect();
                         real_mass(&some, 0.0)
                     };
-                    let given = level.given(&single, &keep, Shifted(0.0));
+                    let given = level.given(&single, &keep, Exp(0.0));
                     for (got, want) in [(given.head, side(0)), (given.tail, side(1))] {
                         let off = (got - want).abs();
                         assert!(off <= 216.0 * 2f64.powi(-24) * want, "{name} {n}: {off:e}");
@@ -369,17 +376,17 @@ fn every_f32_exponent_is_within_the_bound() {
     let mut other = weights.clone();
     let mut start = first;
     while start <= last {
-        let keys: Vec<f32> = (0..CHUNK).map(|i| f32::from_bits((start + i).min(last))).collect();
-        levels[0].1.weights(&keys, Shifted(0.0), &mut weights);
+        let scores: Vec<f32> = (0..CHUNK).map(|i| f32::from_bits((start + i).min(last))).collect();
+        levels[0].1.weights(&scores, Exp(0.0), &mut weights);
         for (name, level) in &levels[1..] {
             if *name == "portable-nofma" && !start.is_multiple_of(CHUNK * 64) {
                 continue; // a library call per operation: every 64th chunk
             }
-            level.weights(&keys, Shifted(0.0), &mut other);
+            level.weights(&scores, Exp(0.0), &mut other);
             let equal = weights.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(equal, "{name} differs near {}", keys[0]);
+            assert!(equal, "{name} differs near {}", scores[0]);
         }
-        for (&x, &weight) in keys.iter().zip(&weights) {
+        for (&x, &weight) in scores.iter().zip(&weights) {
             if x < f32::CUT {
                 assert_eq!(weight.to_bits(), 0, "{x}");
                 flushed += 1;
@@ -440,14 +447,14 @@ fn speed() {
         time("rough", &mut || {
             std::hint::black_box(simd.rough(copy, s.largest, 1.0));
         });
-        let law = Shifted(s.largest);
+        let weight_fn = Exp(s.largest);
         let copy = &*copy;
         time("mass", &mut || {
-            std::hint::black_box(simd.mass(copy, law));
+            std::hint::black_box(simd.mass(copy, weight_fn));
         });
         let mut weights = vec![0f32; n];
         time("weights", &mut || {
-            std::hint::black_box(simd.weights(copy, law, &mut weights));
+            std::hint::black_box(simd.weights(copy, weight_fn, &mut weights));
         });
         let mut sorted = row.clone();
         sorted.sort_by(f32::total_cmp);
@@ -456,7 +463,7 @@ fn speed() {
         b.reserve(n);
         time("split", &mut || {
             b.clear();
-            std::hint::black_box(simd.split(copy, law, range, None, &mut b));
+            std::hint::black_box(simd.split(copy, weight_fn, range, None, &mut b));
         });
         let p: [f32; 8] = std::array::from_fn(|i| sorted[n * (i + 1) / 9]);
         time("pivots", &mut || {

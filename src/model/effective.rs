@@ -1,11 +1,11 @@
 //! How many entries of a row carry weight: those of probability at least `eps`, and the participation ratio.
 
+use crate::certified_sums::{self, Compensated, ExactSum};
 use crate::error::Error;
-use crate::kernels::{LANES, Scaled, Simd};
-use crate::mass::{self, Compensated, ExactSum};
-use crate::memory::{afford, filled, room};
-use crate::scores::{Keys64, Law, Scores};
-use crate::threads::{self, Hook};
+use crate::kernels::{LANES, ScaledExp, Simd};
+use crate::memory::{check_memory, filled, room};
+use crate::rows::{Scores, WeightKind, WideScores};
+use crate::threads;
 use crate::twofold::Twofold;
 use std::cmp::Ordering;
 
@@ -36,39 +36,30 @@ pub fn effective_entries(
     eps: f64,
     threads: Option<usize>,
 ) -> Result<Vec<Effective>, Error> {
-    effective_entries_with(scores, eps, threads, &mut || Ok(()))
-}
-
-pub(crate) fn effective_entries_with(
-    scores: &Scores<'_>,
-    eps: f64,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<Effective>, Error> {
     let _modes = threads::default_floats();
     check_eps(eps)?;
     let simd = Simd::current()?;
-    per_row(scores, threads, hook, |row| {
+    per_row(scores, threads, |row| {
         let mut keys = Vec::new();
-        let meaning = scores.keys64(row, &mut keys)?;
+        let about = scores.wide_scores(row, &mut keys)?;
         keys.retain(|key| *key > f64::NEG_INFINITY);
         let n = keys.len();
         if n == 0 {
             return Ok(Effective { count: 0, count_upper: 0, n });
         }
-        let (count, count_upper) = match meaning.law {
-            Law::Weight => {
+        let (count, count_upper) = match about.weight_kind {
+            WeightKind::Weight => {
                 keys.sort_unstable_by(|a, b| b.total_cmp(a));
                 let count = count_weights(&keys, eps);
                 (count, count)
             }
-            Law::Exp { scale } => {
-                let weights = weigh(simd, &mut keys, &meaning)?;
+            WeightKind::Exp { scale } => {
+                let weights = weigh(simd, &mut keys, &about)?;
                 let total = weights.into_iter().collect::<Compensated>().value();
                 // Those that are open after the first look, a list that grows by doubling.
-                afford("scores", n, 2 * size_of::<f64>())?;
-                let row = Exponentials { keys: &keys[..n], largest: meaning.largest, scale };
-                row.count(total, eps, meaning.error)
+                check_memory("scores", n, 2 * size_of::<f64>())?;
+                let row = Exponentials { keys: &keys[..n], largest: about.largest, scale };
+                row.count(total, eps, about.error)
             }
         };
         Ok(Effective { count, count_upper, n })
@@ -97,21 +88,21 @@ enum Side {
 }
 
 /// The weights of keys relative to the largest, each with an error below 2^-41; keys are filled up to whole groups.
-fn weigh(simd: Simd, keys: &mut Vec<f64>, meaning: &Keys64) -> Result<Vec<f64>, Error> {
-    let (n, largest) = (keys.len(), meaning.largest);
+fn weigh(simd: Simd, keys: &mut Vec<f64>, about: &WideScores) -> Result<Vec<f64>, Error> {
+    let (n, largest) = (keys.len(), about.largest);
     room("scores", keys, n.next_multiple_of(LANES) - n)?;
     keys.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
     let mut weights = filled("scores", keys.len(), 0.0)?;
-    match meaning.law {
-        Law::Weight => {
+    match about.weight_kind {
+        WeightKind::Weight => {
             weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = key / largest);
         }
-        Law::Exp { scale } => {
+        WeightKind::Exp { scale } => {
             let smallest = keys[..n].iter().copied().fold(largest, f64::min);
             if (largest - smallest).is_finite() {
-                simd.weights(keys, Scaled { shift: largest, scale }, &mut weights);
+                simd.weights(keys, ScaledExp { shift: largest, scale }, &mut weights);
             } else {
-                let exact = |key: &f64| mass::exp(exponent(scale, *key, largest));
+                let exact = |key: &f64| certified_sums::exp(exponent(scale, *key, largest));
                 weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = exact(key));
             }
         }
@@ -244,25 +235,17 @@ fn exponent(scale: f64, key: f64, largest: f64) -> f64 {
 /// # Errors
 /// Whatever is wrong with the scores.
 pub fn participation(scores: &Scores<'_>, threads: Option<usize>) -> Result<Vec<f64>, Error> {
-    participation_with(scores, threads, &mut || Ok(()))
-}
-
-pub(crate) fn participation_with(
-    scores: &Scores<'_>,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<f64>, Error> {
     let _modes = threads::default_floats();
     let simd = Simd::current()?;
-    per_row(scores, threads, hook, |row| {
+    per_row(scores, threads, |row| {
         let mut keys = Vec::new();
-        let meaning = scores.keys64(row, &mut keys)?;
+        let about = scores.wide_scores(row, &mut keys)?;
         keys.retain(|key| *key > f64::NEG_INFINITY);
         if keys.is_empty() {
             return Ok(0.0);
         }
         let n = keys.len();
-        let weights = weigh(simd, &mut keys, &meaning)?;
+        let weights = weigh(simd, &mut keys, &about)?;
         let total = weights.iter().copied().collect::<Compensated>().value();
         let squares = weights.iter().map(|weight| weight * weight).collect::<Compensated>().value();
         Ok((total * total / squares).clamp(1.0, n as f64))

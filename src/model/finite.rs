@@ -6,10 +6,10 @@
 //! its ends, and their mean weight is that of two Gauss points. What a run hides (the scatter of its members between its own ends)
 //! changes k by far less than one standard error. Draws are keyed by (seed, row), so that threads do not change them.
 
+use crate::certified_sums;
 use crate::error::{Error, Place};
-use crate::mass;
 use crate::random::{GOLDEN, stirred};
-use crate::threads::{self, Hook};
+use crate::threads;
 
 use super::gaussian::{check_eps, check_sigma};
 use super::normal::quantile;
@@ -21,7 +21,7 @@ const PART: u64 = 64;
 /// Draws that a plan may cost, over all of its rows.
 const DRAWS: usize = 1 << 22;
 const ROWS: std::ops::RangeInclusive<usize> = 256..=16384;
-/// Rows between two calls of the hook.
+/// Rows between two checks for an interrupt.
 const PORTION: usize = 512;
 
 /// The mean of the minimal k over rows of iid normal scores.
@@ -51,17 +51,6 @@ pub fn expected_k(
     seed: u64,
     threads: Option<usize>,
 ) -> Result<Expected, Error> {
-    expected_k_with(n, sigma, eps, seed, threads, &mut || Ok(()))
-}
-
-pub(crate) fn expected_k_with(
-    n: u64,
-    sigma: f64,
-    eps: f64,
-    seed: u64,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Expected, Error> {
     let _modes = threads::default_floats();
     if n == 0 || n > 1 << 53 {
         let problem = "pass a number of keys between 1 and 2^53";
@@ -76,17 +65,17 @@ pub(crate) fn expected_k_with(
     check_eps(eps)?;
     let threads = threads::count(threads, n > 16)?;
     if n == 1 || sigma == 0.0 {
-        let k = n - mass::equal_weights_droppable(n, eps).min(n - 1);
+        let k = n - certified_sums::equal_weights_droppable(n, eps).min(n - 1);
         return Ok(Expected { k: k as f64, standard_error: 0.0, rows: 0 });
     }
     let runs = Runs::new(n);
     let rows = (DRAWS / runs.sizes.len()).clamp(*ROWS.start(), *ROWS.end());
     let mut all: Vec<f64> = Vec::with_capacity(rows);
     let one = |row: usize| Ok(runs.minimal_k(sigma, eps, &mut Draws::new(seed, row as u64)));
-    threads::in_portions(threads, rows, (PORTION, 8), hook, one, |k| all.push(k))?;
+    threads::in_portions(threads, rows, (PORTION, 8), one, |k| all.push(k))?;
     let count = rows as f64;
-    let k = all.iter().copied().collect::<mass::Compensated>().value() / count;
-    let squares: mass::Compensated = all.iter().map(|x| (x - k) * (x - k)).collect();
+    let k = all.iter().copied().collect::<certified_sums::Compensated>().value() / count;
+    let squares: certified_sums::Compensated = all.iter().map(|x| (x - k) * (x - k)).collect();
     let variance = squares.value() / (count - 1.0);
     Ok(Expected { k, standard_error: libm::sqrt(variance / count), rows })
 }

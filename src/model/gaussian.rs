@@ -5,11 +5,11 @@
 //! (Tzachristas et al., arXiv 2512.07647, the Gaussian score model). It is a law for long rows: [`super::expected_k`] is the
 //! one for rows of finite length.
 
+use crate::certified_sums::Compensated;
 use crate::error::{Error, Place};
-use crate::mass::Compensated;
-use crate::memory::{afford, afford_in_each, list};
-use crate::scores::{Keys64, Law, Scores};
-use crate::threads::{self, Hook};
+use crate::memory::{check_memory, check_memory_in_each, list};
+use crate::rows::{Scores, WeightKind, WideScores};
+use crate::threads;
 
 use super::normal::{hazard, log_survival, quantile, survival};
 
@@ -155,55 +155,42 @@ pub fn fit(
     eps: Option<&[f64]>,
     threads: Option<usize>,
 ) -> Result<Vec<RowFit>, Error> {
-    fit_with(scores, eps, threads, &mut || Ok(()))
+    let _modes = threads::default_floats();
+    let eps = eps.map(|eps| scores.budgets(eps)).transpose()?;
+    per_row(scores, threads, |row| {
+        let mut keys = Vec::new();
+        let about = scores.wide_scores(row, &mut keys)?;
+        Ok(fit_row(keys, about, eps.map(|eps| eps.of(row))))
+    })
 }
 
-/// Scores between two calls of the hook, and per task.
+/// Scores between two checks for an interrupt, and per task.
 const PORTION: usize = 1 << 23;
 /// What a row counts at least: what is found of it waits for the rest of the portion.
 const LEAST: usize = 128;
 const TASK: usize = 1 << 14;
 
-pub(crate) fn fit_with(
-    scores: &Scores<'_>,
-    eps: Option<&[f64]>,
-    threads: Option<usize>,
-    hook: Hook<'_>,
-) -> Result<Vec<RowFit>, Error> {
-    let _modes = threads::default_floats();
-    if let Some(eps) = eps {
-        scores.check_eps(eps)?;
-    }
-    let budget = |row: usize| eps.map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
-    per_row(scores, threads, hook, |row| {
-        let mut keys = Vec::new();
-        let meaning = scores.keys64(row, &mut keys)?;
-        Ok(fit_row(keys, meaning, budget(row)))
-    })
-}
-
 /// Does something for every row, on several threads where that is worth it.
 pub(super) fn per_row<R: Send>(
     scores: &Scores<'_>,
     threads: Option<usize>,
-    hook: Hook<'_>,
     one: impl Fn(usize) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
-    afford_in_each("scores", threads, (rows, n), size_of::<f64>())?;
-    afford("scores", rows, size_of::<R>())?;
+    check_memory_in_each("scores", threads, (rows, n), size_of::<f64>())?;
+    check_memory("scores", rows, size_of::<R>())?;
     let mut all = list("scores", rows)?;
     let sizes = ((PORTION / n.max(LEAST)).max(1), (TASK / n).max(1));
-    threads::in_portions(threads, rows, sizes, hook, one, |row| all.push(row))?;
+    threads::in_portions(threads, rows, sizes, one, |row| all.push(row))?;
     Ok(all)
 }
 
-fn fit_row(mut keys: Vec<f64>, meaning: Keys64, eps: Option<f64>) -> RowFit {
+fn fit_row(mut keys: Vec<f64>, about: WideScores, eps: Option<f64>) -> RowFit {
     keys.retain(|key| *key > f64::NEG_INFINITY);
-    let scale = match meaning.law {
-        Law::Exp { scale } => scale,
-        Law::Weight => {
+    let scale = match about.weight_kind {
+        WeightKind::Exp { scale } => scale,
+        WeightKind::Weight => {
             for key in &mut keys {
                 *key = libm::log(*key);
             }

@@ -20,10 +20,3 @@ pub use gaussian::{
 };
 pub use normal::{quantile, survival};
 pub use window::{Line, WindowPolicy, fit_window};
-
-#[cfg(feature = "python")]
-pub(crate) use effective::{effective_entries_with, participation_with};
-#[cfg(feature = "python")]
-pub(crate) use finite::expected_k_with;
-#[cfg(feature = "python")]
-pub(crate) use gaussian::fit_with;

@@ -39,8 +39,8 @@ fn split(t: f64, freedom: f64) -> (f64, f64) {
 
 /// The continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's method.
 fn fraction(a: f64, b: f64, x: f64) -> f64 {
-    const TINY: f64 = 1e-300;
-    let away = |v: f64| if v.abs() < TINY { TINY } else { v };
+    const LEAST_MAGNITUDE: f64 = 1e-300;
+    let away = |v: f64| if v.abs() < LEAST_MAGNITUDE { LEAST_MAGNITUDE } else { v };
     let mut c = 1.0;
     let mut d = 1.0 / away(1.0 - (a + b) * x / (a + 1.0));
     let mut value = d;

@@ -4,8 +4,8 @@
 //! window of `n^C` keys suffices is a claim of that paper about its own model; this module computes with the law and
 //! claims nothing.
 
+use crate::certified_sums::Compensated;
 use crate::error::{Error, Place};
-use crate::mass::Compensated;
 use crate::memory::list;
 use crate::threads;
 

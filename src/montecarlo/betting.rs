@@ -14,8 +14,8 @@
 //! 104 times as much, relatively. With `e` the error of C a factor is off by at most `bet (106 e + 8u) + 8u`, and relatively
 //! by four times that. The sum of these over the draws is what a capital must have beyond its target.
 
-use super::Sample;
-use crate::mass::Compensated;
+use super::sample::Sample;
+use crate::certified_sums::Compensated;
 
 /// The share of what may be staked at most.
 const STAKE: f64 = 0.75;

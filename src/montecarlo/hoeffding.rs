@@ -1,6 +1,6 @@
 //! Hoeffding's bound, and Serfling's for draws without replacement.
 
-use super::{ROUNDED, Sample};
+use super::sample::{ROUNDED, Sample};
 
 /// `mean + sqrt(rho ln(1/delta) / (2 m))`, rounded up: Hoeffding (1963), Theorem 1, with rho = 1; without replacement rho is
 /// that of Bardenet and Maillard (2015), Corollary 2.5.

@@ -15,13 +15,13 @@
 //! rounding of its argument), and what is flushed is below 2^-75 tickets: so the 2^-13 makes `m_i` an upper bound, also of
 //! scores that exceed their bounds by a rounding.
 
-use super::tail::{Fetch, Urn};
+use super::population::{Fetch, Population};
+use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
-use crate::kernels::{Element, LANES, Scalar, Shifted, Simd};
-use crate::mass::{self, Compensated, Slack};
-use crate::memory::{afford, filled, list, room};
+use crate::kernels::{Element, Exp, LANES, Scalar, Simd};
+use crate::memory::{check_memory, filled, list, room};
 use crate::random::Random;
-use crate::scores::{Keep, Scores, stored};
+use crate::rows::{Keep, Scores, for_dtype};
 use crate::threads;
 
 /// Positions that a draw has to look at.
@@ -41,7 +41,7 @@ const MOST_ERROR: f64 = 1.0 / 131_072.0;
 const HELD: usize = 1 << 16;
 
 /// What is kept of a block.
-struct Block {
+struct BlockMass {
     /// The largest bound of its part of the tail; -inf if there is none.
     largest: f64,
     /// The sum of e^(bound - largest).
@@ -91,15 +91,15 @@ impl Bounds<'_> {
         &room[..]
     }
 
-    fn weigh<E: Element>(&self, stored: &[E], block: usize) -> Block {
+    fn weigh<E: Element>(&self, stored: &[E], block: usize) -> BlockMass {
         let mut room = [E::MASKED; BLOCK];
         let bounds = self.load(stored, block, &mut room);
-        let seen = self.simd.look(bounds, None).0;
+        let seen = self.simd.scan(bounds, None).0;
         let largest: f64 = seen.largest.into();
         let bad = seen.nan || largest == f64::INFINITY;
         let empty = bad || largest == f64::NEG_INFINITY;
-        let mass = if empty { 0.0 } else { self.simd.mass(bounds, Shifted(seen.largest)) };
-        Block { largest, mass, bad }
+        let mass = if empty { 0.0 } else { self.simd.mass(bounds, Exp(seen.largest)) };
+        BlockMass { largest, mass, bad }
     }
 
     /// How many tickets each position of a block owns, given the block's largest bound and F.
@@ -115,7 +115,7 @@ impl Bounds<'_> {
         let mut weights = [E::Scalar::default(); BLOCK];
         // It came from this very type.
         let largest = E::Scalar::nearest(largest);
-        self.simd.weights(bounds, Shifted(largest), &mut weights);
+        self.simd.weights(bounds, Exp(largest), &mut weights);
         for ((to, &weight), &bound) in to.iter_mut().zip(&weights).zip(bounds) {
             let weight: f64 = weight.into();
             // Below 2^51: beside 2^52 the last bits are the integer nearest.
@@ -145,7 +145,7 @@ impl Bounds<'_> {
 /// A row's tail to draw from.
 pub(super) struct Importance<'a> {
     bounds: Bounds<'a>,
-    blocks: Vec<Block>,
+    blocks: Vec<BlockMass>,
     /// F of each block: tickets per weight relative to its largest.
     factors: Vec<f64>,
     /// The tickets before each block, and all of them.
@@ -174,21 +174,21 @@ impl<'a> Importance<'a> {
         fetch: &mut Fetch<'_>,
         random: Random,
         threads: usize,
-    ) -> Result<(Self, Urn), Error> {
+    ) -> Result<(Self, Population), Error> {
         let span = bounds.span(row);
         let mut outside = filled("scores", span.n, 0)?;
         // Of each block of keys what it weighs.
-        afford("upper_bounds", span.n.div_ceil(BLOCK), 4 * size_of::<Block>())?;
+        check_memory("upper_bounds", span.n.div_ceil(BLOCK), 4 * size_of::<BlockMass>())?;
         keep.lay(scores.unwrap_or(bounds), row, &mut outside)?;
         let kept = positions(&outside)?;
         // Their scores, which a caller computes.
-        afford("keep", kept.len(), 2 * size_of::<f64>())?;
+        check_memory("keep", kept.len(), 2 * size_of::<f64>())?;
         if let Some(scores) = scores {
             scores.mark_hidden(row, &mut outside);
         }
         let bounds =
             Bounds { all: bounds, row, start: span.start, outside, simd: Simd::current()? };
-        let blocks: Vec<Block> = stored!(bounds.all.data, stored => {
+        let blocks: Vec<BlockMass> = for_dtype!(bounds.all.data, stored => {
             threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))
         });
         if let Some(bad) = blocks.iter().position(|block| block.bad) {
@@ -209,7 +209,8 @@ impl<'a> Importance<'a> {
         let mut head_scores = fetch(&kept)?;
         head_scores.retain(|score| *score > f64::NEG_INFINITY);
         let shift = head_scores.iter().copied().fold(top, f64::max);
-        let head: Compensated = head_scores.iter().map(|score| mass::exp(score - shift)).collect();
+        let head: Compensated =
+            head_scores.iter().map(|score| certified_sums::exp(score - shift)).collect();
         // Scores round once where a scale does; those that weigh anything are within 708 of the shift.
         let error = if shift.is_finite() { f64::EPSILON * (shift.abs() + 708.0) } else { 0.0 };
         if error > MOST_ERROR {
@@ -219,19 +220,19 @@ impl<'a> Importance<'a> {
                 problem: "scores this large leave no digits for their differences; subtract a constant per row",
             });
         }
-        let urn = Urn {
-            population: None,
+        let drawn_from = Population {
+            items: None,
             // Some of them may be hidden, which is no matter: what each adds is at most what was flushed.
             dropped: if top > f64::NEG_INFINITY { span.n } else { 0 },
             kept: head_scores.len(),
             head: head.value(),
-            unit: if all == 0 { 0.0 } else { all as f64 / unit * mass::exp(top - shift) },
+            unit: if all == 0 { 0.0 } else { all as f64 / unit * certified_sums::exp(top - shift) },
             equal: false,
-            slack: Slack::f64(0, error + scores.map_or(0.0, |scores| scores.row_radius(row))),
+            slack: ErrorBound::f64(0, error + scores.map_or(0.0, |scores| scores.row_radius(row))),
         };
         let rounded = scores.is_some_and(|scores| scores.scale != 1.0);
         let draws = Importance { bounds, blocks, factors, starts, top, unit, rounded, random };
-        Ok((draws, urn))
+        Ok((draws, drawn_from))
     }
 
     /// Draws that many more, each a weight relative to what its bound allows.
@@ -271,7 +272,7 @@ impl<'a> Importance<'a> {
             let b = self.starts.partition_point(|start| *start <= ticket) - 1;
             if b != loaded {
                 let line = (self.blocks[b].largest, self.factors[b]);
-                stored!(self.bounds.all.data, stored => {
+                for_dtype!(self.bounds.all.data, stored => {
                     self.bounds.owned(stored, b, line, &mut owned);
                 });
                 loaded = b;
@@ -295,7 +296,7 @@ impl<'a> Importance<'a> {
                 let place = self.bounds.all.place(self.bounds.row, Some(position));
                 return Err(Error::UpperBoundBroken { place, score, bound });
             }
-            let weight = mass::exp((score - self.top).min(0.0));
+            let weight = certified_sums::exp((score - self.top).min(0.0));
             values[first + i] = (weight * self.unit / owned as f64).min(1.0);
         }
         Ok(())
@@ -303,13 +304,13 @@ impl<'a> Importance<'a> {
 }
 
 /// F of each block, in whole groups: by the kernel in f64, which is off by 2^-41 at most.
-fn factors(simd: Simd, blocks: &[Block], top: f64, unit: f64) -> Vec<f64> {
+fn factors(simd: Simd, blocks: &[BlockMass], top: f64, unit: f64) -> Vec<f64> {
     let len = blocks.len().next_multiple_of(LANES);
     let mut factors = vec![0.0; len];
     if top > f64::NEG_INFINITY {
         let mut tops: Vec<f64> = blocks.iter().map(|block| block.largest).collect();
         tops.resize(len, f64::NEG_INFINITY);
-        simd.weights(&tops, Shifted(top), &mut factors);
+        simd.weights(&tops, Exp(top), &mut factors);
         for factor in &mut factors {
             *factor *= unit * ENLARGED;
         }
@@ -352,7 +353,7 @@ mod tests {
                 for b in 0..draws.blocks.len() {
                     let mut owned = [0; BLOCK];
                     let line = (draws.blocks[b].largest, draws.factors[b]);
-                    stored!(rows.data, stored => draws.bounds.owned(stored, b, line, &mut owned));
+                    for_dtype!(rows.data, stored => draws.bounds.owned(stored, b, line, &mut owned));
                     let all = draws.starts[b + 1] - draws.starts[b];
                     assert!(owned.iter().sum::<u64>() <= all, "{n} {b}");
                     for (position, &owned) in (b * BLOCK..n).zip(&owned) {

@@ -1,14 +1,15 @@
 //! Tail masses of rows from draws.
 
+use super::confidence::{Confidence, Method, check_delta, mean_bounds};
 use super::importance::Importance;
+use super::population::{Fetch, Population};
+use super::sample::ROUNDED;
 use super::uniform::Uniform;
-use super::{Confidence, Method, ROUNDED, check_delta, mean_bounds};
 use crate::error::{Error, Place};
-use crate::mass::{Slack, Split};
-use crate::memory::{afford, afford_in_each, list, room};
+use crate::memory::{check_memory, check_memory_in_each, list, room};
 use crate::random::Random;
-use crate::scores::{Keep, Kind, Mask, Scores};
-use crate::threads::{self, Hook};
+use crate::rows::{Keep, Kind, Mask, Scores};
+use crate::threads;
 
 /// What is asked of an estimate.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,32 +43,6 @@ pub struct TailEstimate {
     pub draws: Vec<i64>,
 }
 
-/// Computes the scores at some positions of a row, natural-log units, -inf where masked.
-pub type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;
-
-/// What is known of a row before the first draw.
-pub(super) struct Urn {
-    /// Items to draw from without replacement; `None` with replacement.
-    pub(super) population: Option<usize>,
-    pub(super) dropped: usize,
-    pub(super) kept: usize,
-    /// The kept weights' sum.
-    pub(super) head: f64,
-    /// What the tail's sum is times the mean of what is drawn.
-    pub(super) unit: f64,
-    /// Whether all items are 1.
-    pub(super) equal: bool,
-    /// How far computed sums and weights may be off.
-    pub(super) slack: Slack,
-}
-
-impl Urn {
-    fn split(&self, mean: f64) -> Split {
-        let Urn { dropped, kept, head, unit, .. } = *self;
-        Split { tail: unit * mean, dropped, head, kept }
-    }
-}
-
 /// One row's interval.
 #[derive(Clone, Copy)]
 struct Estimate {
@@ -81,7 +56,7 @@ struct Estimate {
 const FIRST_LOOK: usize = 32;
 const MOST_DRAWS: usize = u32::MAX as usize;
 /// A tail's sum (the row's largest weight being 1) below which nothing is claimed of it: 2^-960.
-const TINY: f64 = 1.026_134_200_324_594_1e-289;
+const LEAST_TAIL: f64 = 1.026_134_200_324_594_1e-289;
 /// Entries per task.
 const TASK: usize = 1 << 15;
 /// What a row counts at least: its estimate waits for those of the portion.
@@ -108,20 +83,9 @@ pub fn tail_mass(
     upper_bounds: Option<&Scores<'_>>,
     options: &TailOptions,
 ) -> Result<TailEstimate, Error> {
-    tail_mass_with(scores, keep, upper_bounds, options, &mut || Ok(()))
-}
-
-/// Does as [`tail_mass`], calling a hook between portions of rows.
-pub(crate) fn tail_mass_with(
-    scores: &Scores<'_>,
-    keep: &Keep<'_>,
-    upper_bounds: Option<&Scores<'_>>,
-    options: &TailOptions,
-    hook: Hook<'_>,
-) -> Result<TailEstimate, Error> {
     let _modes = threads::default_floats();
     let rows = scores.rows();
-    afford("scores", rows, 4 * size_of::<f64>())?;
+    check_memory("scores", rows, 4 * size_of::<f64>())?;
     let mut result = TailEstimate::room(rows)?;
     let delta = check(options, scores)?;
     keep.check(scores)?;
@@ -130,33 +94,34 @@ pub(crate) fn tail_mass_with(
     }
     let n = scores.longest().max(1);
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
-    afford_in_each("scores", threads, (rows, n), 1)?;
+    check_memory_in_each("scores", threads, (rows, n), 1)?;
     // One row is shared out itself.
     let inside = if rows == 1 { threads } else { 1 };
+    let budgets = options.eps.as_deref().map(|eps| scores.budgets(eps)).transpose()?;
     let one = |row: usize| {
         let random = Random::new(options.seed, row as u64);
-        let eps = options.eps.as_ref().map(|eps| if eps.len() == 1 { eps[0] } else { eps[row] });
+        let eps = budgets.map(|eps| eps.of(row));
         let plan = Plan { options, delta, eps };
         if let Some(bounds) = upper_bounds {
             let fetch: &mut Fetch<'_> =
                 &mut |positions| positions.iter().map(|&j| scores.entry(row, j)).collect();
-            let (mut draws, urn) =
+            let (mut draws, drawn_from) =
                 Importance::new(bounds, Some(scores), keep, row, fetch, random, inside)?;
-            return plan.estimate(&urn, |count, values| draws.draw(count, fetch, values));
+            return plan.estimate(&drawn_from, |count, values| draws.draw(count, fetch, values));
         }
-        let (mut draws, urn) = Uniform::new(scores, keep, row, random)?;
-        if urn.kept > 0 && urn.dropped > 0 && options.draws > urn.dropped {
+        let (mut draws, drawn_from) = Uniform::new(scores, keep, row, random)?;
+        if drawn_from.kept > 0 && drawn_from.dropped > 0 && options.draws > drawn_from.dropped {
             let place = scores.place(row, None);
-            return Err(Error::Draws { place, draws: options.draws, items: urn.dropped });
+            return Err(Error::Draws { place, draws: options.draws, items: drawn_from.dropped });
         }
-        plan.estimate(&urn, |count, values| {
+        plan.estimate(&drawn_from, |count, values| {
             room("draws", values, count)?;
             draws.draw(count, values);
             Ok(())
         })
     };
     let sizes = (((TASK << 6) / n.max(LEAST)).max(threads), (TASK / n).max(1));
-    threads::in_portions(threads, rows, sizes, hook, one, |estimate| result.push(estimate))?;
+    threads::in_portions(threads, rows, sizes, one, |estimate| result.push(estimate))?;
     Ok(result)
 }
 
@@ -208,9 +173,10 @@ pub fn tail_mass_of_drawn(
     let eps = options.eps.as_ref().map(|eps| eps[0]);
     let plan = Plan { options, delta, eps };
     let random = Random::new(options.seed, 0);
-    let (mut draws, urn) = Importance::new(upper_bounds, None, keep, 0, fetch, random, threads)?;
+    let (mut draws, drawn_from) =
+        Importance::new(upper_bounds, None, keep, 0, fetch, random, threads)?;
     let mut result = TailEstimate::default();
-    result.push(plan.estimate(&urn, |count, values| draws.draw(count, fetch, values))?);
+    result.push(plan.estimate(&drawn_from, |count, values| draws.draw(count, fetch, values))?);
     Ok(result)
 }
 
@@ -246,51 +212,57 @@ struct Plan<'a> {
 impl Plan<'_> {
     fn estimate(
         &self,
-        urn: &Urn,
+        drawn_from: &Population,
         mut draw: impl FnMut(usize, &mut Vec<f64>) -> Result<(), Error>,
     ) -> Result<Estimate, Error> {
         // Nothing is lost, of an empty row, too; or all, if what has a bound is known to have a score.
-        let seen = urn.population.is_some();
-        if urn.dropped == 0 || (urn.kept == 0 && seen) {
-            let mass = if urn.dropped == 0 { 0.0 } else { 1.0 };
+        let seen = drawn_from.items.is_some();
+        if drawn_from.dropped == 0 || (drawn_from.kept == 0 && seen) {
+            let mass = if drawn_from.dropped == 0 { 0.0 } else { 1.0 };
             return Ok(Estimate { lower: mass, upper: mass, point: mass, draws: 0 });
         }
         let TailOptions { draws, method, .. } = *self.options;
         let mut values = Vec::new();
-        let mut look = if self.eps.is_some() { FIRST_LOOK.min(draws) } else { draws };
+        let mut wanted = if self.eps.is_some() { FIRST_LOOK.min(draws) } else { draws };
         loop {
-            draw(look - values.len(), &mut values)?;
-            let estimate = self.judge(urn, method, &values)?;
+            draw(wanted - values.len(), &mut values)?;
+            let estimate = self.judge(drawn_from, method, &values)?;
             let decided = self.eps.is_some_and(|eps| estimate.upper <= eps || estimate.lower > eps);
-            if decided || look == draws {
+            if decided || wanted == draws {
                 return Ok(estimate);
             }
-            look = (2 * look).min(draws);
+            wanted = (2 * wanted).min(draws);
         }
     }
 
-    fn judge(&self, urn: &Urn, method: Method, values: &[f64]) -> Result<Estimate, Error> {
+    fn judge(
+        &self,
+        drawn_from: &Population,
+        method: Method,
+        values: &[f64],
+    ) -> Result<Estimate, Error> {
         let draws = values.len();
-        if urn.kept == 0 {
+        if drawn_from.kept == 0 {
             // All is lost if there is anything: a weight that was drawn proves it.
             let mass = f64::from(u8::from(values.iter().any(|value| *value > 0.0)));
             return Ok(Estimate { lower: mass, upper: 1.0, point: mass, draws });
         }
-        let (population, horizon) = (urn.population, self.options.draws);
+        let (population, horizon) = (drawn_from.items, self.options.draws);
         let confidence = Confidence { method, delta: self.delta, population, horizon };
-        let (low, high) = if urn.equal { (1.0, 1.0) } else { mean_bounds(values, &confidence)? };
-        let slack = urn.slack.widened(ROUNDED - 1.0);
-        let upper = urn.split(high).upper(slack.certify, slack.flush);
-        let mut least = urn.split(low);
-        if least.tail < TINY {
+        let (low, high) =
+            if drawn_from.equal { (1.0, 1.0) } else { mean_bounds(values, &confidence)? };
+        let slack = drawn_from.slack.widened(ROUNDED - 1.0);
+        let upper = drawn_from.split(high).upper(slack.certify, slack.flush);
+        let mut least = drawn_from.split(low);
+        if least.tail < LEAST_TAIL {
             // Close to the subnormal numbers products may have been rounded up by any share.
             least.tail = 0.0;
         }
         let lower = least.lower(slack.certify, slack.flush).min(upper);
         let mean = values.iter().sum::<f64>() / draws as f64;
-        let tail = urn.unit * mean;
+        let tail = drawn_from.unit * mean;
         // Nothing against nothing, if bounds are hundreds of nats too high.
-        let point = if tail > 0.0 { tail / (tail + urn.head) } else { 0.0 };
+        let point = if tail > 0.0 { tail / (tail + drawn_from.head) } else { 0.0 };
         Ok(Estimate { lower, upper, point: point.clamp(lower, upper), draws })
     }
 }
@@ -306,7 +278,7 @@ fn check(options: &TailOptions, scores: &Scores<'_>) -> Result<f64, Error> {
         });
     }
     if let Some(eps) = &options.eps {
-        scores.check_eps(eps)?;
+        scores.budgets(eps)?;
         if options.method != Method::Betting {
             return Err(Error::Conflict {
                 first: "eps",

@@ -1,17 +1,17 @@
 //! Uniform draws from a row's tail, without replacement.
 
-use super::tail::Urn;
+use super::population::Population;
+use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
-use crate::mass::{self, Compensated, Slack};
 use crate::memory::{filled, list};
 use crate::random::Random;
-use crate::scores::{Keep, Law, Scores};
+use crate::rows::{Keep, Scores, WeightKind};
 
 /// A row's tail in the order in which it will be drawn, as far as it has been drawn.
 pub(super) struct Uniform {
     keys: Vec<f64>,
     top: f64,
-    law: Law,
+    weight_kind: WeightKind,
     /// What comes before `drawn` has been drawn.
     drawn: usize,
     random: Random,
@@ -27,17 +27,19 @@ impl Uniform {
         keep: &Keep<'_>,
         row: usize,
         random: Random,
-    ) -> Result<(Self, Urn), Error> {
+    ) -> Result<(Self, Population), Error> {
         let mut keys = Vec::new();
-        let meaning = scores.keys64(row, &mut keys)?;
+        let about = scores.wide_scores(row, &mut keys)?;
         let mut bytes = filled("scores", keys.len(), 0)?;
         keep.lay(scores, row, &mut bytes)?;
         // Two quotients or two exponentials make up a weight of the tail: 2 x 2132v with the head's < 6500v of 8192v.
-        let slack = match meaning.law {
-            Law::Exp { .. } => Slack::f64(0, meaning.error),
-            Law::Weight => Slack { flush: Slack::f64(0, 0.0).flush, ..Slack::weights(0) },
+        let slack = match about.weight_kind {
+            WeightKind::Exp { .. } => ErrorBound::f64(0, about.error),
+            WeightKind::Weight => {
+                ErrorBound { flush: ErrorBound::f64(0, 0.0).flush, ..ErrorBound::weights(0) }
+            }
         };
-        let law = meaning.law;
+        let weight_kind = about.weight_kind;
         let (mut head, mut kept) = (Compensated::default(), 0);
         let (mut least, mut top) = (f64::INFINITY, f64::NEG_INFINITY);
         let mut tail = list("scores", keys.len())?;
@@ -46,7 +48,7 @@ impl Uniform {
                 continue;
             }
             if byte != 0 {
-                head.add(weigh(law, key, meaning.largest));
+                head.add(weigh(weight_kind, key, about.largest));
                 kept += 1;
             } else {
                 (least, top) = (least.min(key), top.max(key));
@@ -54,10 +56,13 @@ impl Uniform {
             }
         }
         let dropped = tail.len();
-        let unit =
-            if dropped == 0 { 0.0 } else { dropped as f64 * weigh(law, top, meaning.largest) };
-        let urn = Urn {
-            population: Some(dropped),
+        let unit = if dropped == 0 {
+            0.0
+        } else {
+            dropped as f64 * weigh(weight_kind, top, about.largest)
+        };
+        let drawn_from = Population {
+            items: Some(dropped),
             dropped,
             kept,
             head: head.value(),
@@ -65,7 +70,7 @@ impl Uniform {
             equal: dropped > 0 && least == top,
             slack,
         };
-        Ok((Uniform { keys: tail, top, law, drawn: 0, random }, urn))
+        Ok((Uniform { keys: tail, top, weight_kind, drawn: 0, random }, drawn_from))
     }
 
     /// Draws that many more, each a weight relative to the tail's largest.
@@ -74,17 +79,17 @@ impl Uniform {
             let left = self.keys.len() - self.drawn;
             let other = self.drawn + self.random.below(left as u64) as usize;
             self.keys.swap(self.drawn, other);
-            values.push(weigh(self.law, self.keys[self.drawn], self.top).min(1.0));
+            values.push(weigh(self.weight_kind, self.keys[self.drawn], self.top).min(1.0));
             self.drawn += 1;
         }
     }
 }
 
 /// A key's weight, relative to that of a larger one.
-fn weigh(law: Law, key: f64, unit: f64) -> f64 {
-    match law {
-        Law::Weight => key / unit,
+fn weigh(weight_kind: WeightKind, key: f64, unit: f64) -> f64 {
+    match weight_kind {
+        WeightKind::Weight => key / unit,
         // Halves, because the difference may overflow where the product does not.
-        Law::Exp { scale } => mass::exp((0.5 * key - 0.5 * unit) * scale * 2.0),
+        WeightKind::Exp { scale } => certified_sums::exp((0.5 * key - 0.5 * unit) * scale * 2.0),
     }
 }

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
 use super::errors::CertkError;
-use crate::scores::Kind;
+use crate::rows::Kind;
 use crate::select::MaxKeep;
 
 /// An integer of any kind, at least `least`; booleans are none.

@@ -3,13 +3,14 @@
 use half::{bf16, f16};
 use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::PyFloat;
+use pyo3::types::{PyFloat, PyString, PyTuple};
 
 use super::arguments;
 use super::errors::CertkError;
 use crate::kernels;
 use crate::memory;
-use crate::scores::{Data, Keep, Kind, Mask, Scores, contiguous as contiguous_strides};
+use crate::rows::{Data, Keep, Kind, Mask, Scores, contiguous as contiguous_strides};
+use crate::threads::default_floats;
 
 /// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
 pub(super) enum Stored<'py> {
@@ -121,32 +122,51 @@ pub(super) struct Rows<'py> {
     radius: Option<PyReadonlyArray1<'py, f64>>,
 }
 
-impl<'py> Rows<'py> {
-    #[allow(clippy::too_many_arguments)] // as many as the Python functions have row options
-    pub(super) fn new(
-        scores: &Bound<'py, PyAny>,
-        dtype: &str,
-        kind: &Bound<'py, PyAny>,
-        scale: &Bound<'py, PyAny>,
-        mask: Option<&Bound<'py, PyAny>>,
-        mask_dtype: Option<&str>,
-        lengths: Option<PyReadonlyArray1<'py, i64>>,
-        indptr: Option<PyReadonlyArray1<'py, i64>>,
-        causal_offset: Option<&Bound<'py, PyAny>>,
-        radius: Option<PyReadonlyArray1<'py, f64>>,
-    ) -> PyResult<Self> {
-        let kind = arguments::kind(kind)?;
-        let scale = arguments::real("scale", scale)?;
-        let causal_offset = causal_offset
-            .map(|offset| arguments::integer("causal_offset", offset, -(1 << 62)))
-            .transpose()?;
-        let mask = match (mask, mask_dtype) {
-            (Some(mask), Some("bool")) => Some(MaskArray::Allowed(Bytes::new(mask)?)),
-            (Some(mask), Some(dtype)) => Some(MaskArray::Additive(Stored::new(mask, dtype)?)),
+/// From `(scores, dtype, kind, scale, mask, mask dtype, lengths, indptr, causal_offset)`, as `_arrays.rows` makes it: an option
+/// of rows is bound here and there, and nowhere between.
+impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
+    type Error = PyErr;
+
+    fn extract(rows: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _modes = default_floats();
+        let rows = rows.cast::<PyTuple>()?;
+        let at = |i: usize| rows.get_borrowed_item(i);
+        let given = |i: usize| Ok::<_, PyErr>(Some(at(i)?).filter(|value| !value.is_none()));
+        let mask = match (given(4)?, given(5)?) {
+            (Some(mask), Some(dtype)) => Some(match dtype.cast::<PyString>()?.to_str()? {
+                "bool" => MaskArray::Allowed(Bytes::new(&mask)?),
+                dtype => MaskArray::Additive(Stored::new(&mask, dtype)?),
+            }),
             _ => None,
         };
-        let scores = Stored::new(scores, dtype)?;
-        Ok(Rows { scores, kind, scale, mask, lengths, indptr, causal_offset, radius })
+        let (scores, dtype, kind, scale) = (at(0)?, at(1)?, at(2)?, at(3)?);
+        let causal_offset = given(8)?
+            .map(|offset| arguments::integer("causal_offset", &offset, -(1 << 62)))
+            .transpose()?;
+        Ok(Rows {
+            kind: arguments::kind(&kind)?,
+            scale: arguments::real("scale", &scale)?,
+            causal_offset,
+            mask,
+            scores: Stored::new(&scores, dtype.cast::<PyString>()?.to_str()?)?,
+            lengths: match given(6)? {
+                Some(lengths) => Some(lengths.extract()?),
+                None => None,
+            },
+            indptr: match given(7)? {
+                Some(indptr) => Some(indptr.extract()?),
+                None => None,
+            },
+            radius: None,
+        })
+    }
+}
+
+impl<'py> Rows<'py> {
+    /// The same, of which real scores may be off by a radius.
+    pub(super) fn within(mut self, radius: Option<PyReadonlyArray1<'py, f64>>) -> Self {
+        self.radius = radius;
+        self
     }
 
     /// Scores in natural-log units, without any option; ragged if there are row starts.
@@ -165,6 +185,10 @@ impl<'py> Rows<'py> {
             causal_offset: None,
             radius: None,
         })
+    }
+
+    pub(super) fn indptr(&self) -> Option<&PyReadonlyArray1<'py, i64>> {
+        self.indptr.as_ref()
     }
 
     /// Where each ragged row starts.
@@ -236,19 +260,21 @@ pub(super) enum KeepArray<'py> {
     Indices(PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, i64>),
 }
 
-impl<'py> KeepArray<'py> {
-    pub(super) fn new(
-        mask: Option<&Bound<'py, PyAny>>,
-        indptr: Option<PyReadonlyArray1<'py, i64>>,
-        indices: Option<PyReadonlyArray1<'py, i64>>,
-    ) -> PyResult<Self> {
+/// From `(mask, indptr, indices)`, of which the first or the last two are there, as `_arrays.kept` makes it.
+impl<'py> FromPyObject<'_, 'py> for KeepArray<'py> {
+    type Error = PyErr;
+
+    fn extract(keep: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (mask, indptr, indices) = keep.extract::<(Option<Bound<'py, PyAny>>, _, _)>()?;
         match (mask, indptr, indices) {
-            (Some(mask), None, None) => Ok(KeepArray::Mask(Bytes::new(mask)?)),
+            (Some(mask), None, None) => Ok(KeepArray::Mask(Bytes::new(&mask)?)),
             (None, Some(indptr), Some(indices)) => Ok(KeepArray::Indices(indptr, indices)),
             _ => Err(CertkError::new_err("keep must be given once, as a mask or as indices")),
         }
     }
+}
 
+impl KeepArray<'_> {
     /// The borrowed set; `strides` receives those of a mask.
     pub(super) fn keep<'a>(&'a self, strides: &'a mut Vec<usize>) -> PyResult<Keep<'a>> {
         Ok(match self {

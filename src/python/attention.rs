@@ -49,7 +49,7 @@ impl ValueBall {
         let stored = Stored::new(values, dtype)?;
         let values = vectors(&stored, "v")?;
         let threads = arguments::threads(threads)?;
-        let ball = detached(py, |hook| core::ValueBall::new_with(&values, threads, hook))?;
+        let ball = detached(py, || core::ValueBall::new(&values, threads))?;
         Ok(ValueBall(RwLock::new(ball)))
     }
 
@@ -57,7 +57,7 @@ impl ValueBall {
         let _modes = default_floats();
         let stored = Stored::new(values, dtype)?;
         let values = vectors(&stored, "v")?;
-        detached(py, |_| self.0.write().unwrap_or_else(PoisonError::into_inner).append(&values))
+        detached(py, || self.0.write().unwrap_or_else(PoisonError::into_inner).append(&values))
     }
 
     fn radii<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
@@ -178,10 +178,10 @@ pub(super) fn attention<'py>(
         Some(Index::Tables(tables)) => (None, Some(tables.index(stored[1].shape(), keys_dtype)?)),
         None => (None, None),
     };
-    let (found, bounds) = detached(py, |hook| {
+    let found = detached(py, || {
         let read = built.map(KeyIndex::read);
         let index = read.as_deref().or(tables.as_ref());
-        core::attention_with(&queries, &keys, &values, budget, index, &options, hook)
+        core::attention(&queries, &keys, &values, budget, index, &options)
     })?;
     Ok((
         stored_as(py, found.out, precision)?,
@@ -192,7 +192,7 @@ pub(super) fn attention<'py>(
         PyArray1::from_vec(py, found.weight_error),
         PyArray1::from_vec(py, found.sum_error),
         PyArray1::from_vec(py, found.rounding),
-        bounds.map(|bounds| PyArray1::from_vec(py, bounds)),
+        found.within.map(|bounds| PyArray1::from_vec(py, bounds)),
     ))
 }
 
@@ -244,6 +244,6 @@ pub(super) fn attention_error<'py>(
         rounding: copied(&rounding, "out")?,
         ..Attention::default()
     };
-    let bounds = detached(py, |hook| found.error_bound_with(&queries, &values, &options, hook))?;
+    let bounds = detached(py, || found.error_bound(&queries, &values, &options))?;
     Ok(PyArray1::from_vec(py, bounds))
 }

@@ -10,9 +10,9 @@ use super::errors::{CertkError, detached, run};
 use crate::bounds::{self as core, Blocks, Cuts, Rule};
 use crate::error::Error;
 use crate::memory;
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::select::{self, Options};
-use crate::threads::{Hook, default_floats};
+use crate::threads::default_floats;
 
 type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
 type Ranks<'py> = Bound<'py, PyArray1<i64>>;
@@ -25,7 +25,7 @@ pub(super) fn kl_from_tail_mass<'py>(
 ) -> Floats<'py> {
     let _modes = default_floats();
     let (values, shape) = (flat(&tail_mass, "tail_mass")?, tail_mass.shape());
-    let found = detached(py, |_| core::kl_from_tail_masses(values, shape))?;
+    let found = detached(py, || core::kl_from_tail_masses(values, shape))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -37,7 +37,7 @@ pub(super) fn tail_mass_from_kl<'py>(
 ) -> Floats<'py> {
     let _modes = default_floats();
     let (values, shape) = (flat(&kl, "kl")?, kl.shape());
-    let found = detached(py, |_| core::tail_masses_from_kl(values, shape))?;
+    let found = detached(py, || core::tail_masses_from_kl(values, shape))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -55,12 +55,12 @@ pub(super) fn required_gap<'py>(
     }
     let shape = n.shape();
     let (n, k, eps) = (flat(&n, "n")?, flat(&k, "k")?, flat(&eps, "eps")?);
-    let found = detached(py, |_| core::required_gaps(n, k, eps, shape))?;
+    let found = detached(py, || core::required_gaps(n, k, eps, shape))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
 /// A rule that asks a number of kept keys of every row.
-type RuleOfK = fn(&Scores<'_>, &[i64], Option<usize>, Hook<'_>) -> Result<Vec<f64>, Error>;
+type RuleOfK = fn(&Scores<'_>, &[i64], Option<usize>) -> Result<Vec<f64>, Error>;
 
 fn with_k<'py>(
     py: Python<'py>,
@@ -71,7 +71,7 @@ fn with_k<'py>(
 ) -> Floats<'py> {
     let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(k, "k")?, thread_count(threads)?);
-    let found = run(py, &scores, |hook| rule(&scores, k, threads, hook))?;
+    let found = run(py, &scores, || rule(&scores, k, threads))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -85,7 +85,7 @@ pub(super) fn score_gap<'py>(
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
     let _modes = default_floats();
-    with_k(py, (scores, dtype), &k, threads, core::score_gap_with)
+    with_k(py, (scores, dtype), &k, threads, core::score_gap)
 }
 
 #[pyfunction]
@@ -98,7 +98,7 @@ pub(super) fn single_gap<'py>(
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
     let _modes = default_floats();
-    with_k(py, (scores, dtype), &k, threads, core::single_gap_with)
+    with_k(py, (scores, dtype), &k, threads, core::single_gap)
 }
 
 #[pyfunction]
@@ -120,7 +120,7 @@ pub(super) fn multi_gap<'py>(
         Some(cuts) => Cuts::At(contiguous(cuts, "cuts")?),
         None => Cuts::Best(most),
     };
-    let found = run(py, &scores, |hook| core::multi_gap_with(&scores, k, cuts, threads, hook))?;
+    let found = run(py, &scores, || core::multi_gap(&scores, k, cuts, threads))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -138,7 +138,7 @@ pub(super) fn best_cuts<'py>(
     let rows = Rows::plain(scores, dtype, None)?;
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
-    let found = run(py, &scores, |hook| core::best_cuts_with(&scores, k, most, threads, hook))?;
+    let found = run(py, &scores, || core::best_cuts(&scores, k, most, threads))?;
     let counts = column(py, "scores", found.iter().map(|cuts| cuts.len() as i64))?;
     let mut cuts = memory::list("scores", found.iter().map(Vec::len).sum())?;
     cuts.extend(found.into_iter().flatten().map(|cut| cut as i64));
@@ -164,7 +164,7 @@ pub(super) fn blockwise<'py>(
         flat(&lower, "lower")?,
         flat(&kept, "kept")?,
     )?;
-    let found = detached(py, |hook| core::blockwise_with(&blocks, threads, hook))?;
+    let found = detached(py, || core::blockwise(&blocks, threads))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -196,12 +196,12 @@ pub(super) fn smallest_k<'py>(
             )));
         }
     };
-    let found = run(py, &scores, |hook| {
+    let found = run(py, &scores, || {
         if let Some(rule) = rule {
-            return core::smallest_k_with(&scores, eps, rule, threads, hook);
+            return core::smallest_k(&scores, eps, rule, threads);
         }
         let options = Options::new().prove_minimal(true).threads(threads);
-        Ok(select::select_with(&scores, eps, &options, hook)?.k)
+        Ok(select::select(&scores, eps, &options)?.k)
     })?;
     Ok(PyArray1::from_vec(py, found))
 }

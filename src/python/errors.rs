@@ -1,10 +1,14 @@
 //! The one conversion from the crate's errors to Python's.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::scores::Scores;
+use crate::interrupt::interruptible;
+use crate::rows::Scores;
 
 pyo3::import_exception!(certk_rs.errors, CertkError);
 
@@ -28,27 +32,29 @@ const BRIEF: usize = 1 << 12;
 pub(super) fn run<R: Send>(
     py: Python<'_>,
     scores: &Scores<'_>,
-    work: impl Send + FnOnce(&mut dyn FnMut() -> Result<(), Error>) -> Result<R, Error>,
+    work: impl Send + FnOnce() -> Result<R, Error>,
 ) -> PyResult<R> {
     let brief = scores.rows().saturating_mul(scores.longest().max(1)) <= BRIEF;
-    if brief { Ok(work(&mut || Ok(()))?) } else { detached(py, work) }
+    if brief { Ok(work()?) } else { detached(py, work) }
 }
 
 /// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals between portions.
 pub(super) fn detached<R: Send>(
     py: Python<'_>,
-    work: impl Send + FnOnce(&mut dyn FnMut() -> Result<(), Error>) -> Result<R, Error>,
+    work: impl Send + FnOnce() -> Result<R, Error>,
 ) -> PyResult<R> {
-    let mut raised = None;
-    let result = py.detach(|| {
-        work(&mut || {
+    let (result, raised) = py.detach(|| {
+        let raised = Rc::new(RefCell::new(None));
+        let told = Rc::clone(&raised);
+        let check = move || {
             #[allow(clippy::redundant_closure_for_method_calls)]
             // the method alone is not general enough
             Python::attach(|py| py.check_signals()).map_err(|error| {
-                raised = Some(error);
+                told.replace(Some(error));
                 Error::Interrupted
             })
-        })
+        };
+        (interruptible(check, work), raised.take())
     });
     match raised {
         Some(error) => Err(error),

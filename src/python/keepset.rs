@@ -24,16 +24,8 @@ type Kept<'py> = (
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn keep_set<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     eps: Budgets<'py>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     radius: Option<PyReadonlyArray1<'py, f64>>,
     max_keep: Option<&Bound<'py, PyAny>>,
     keep_first: &Bound<'py, PyAny>,
@@ -41,18 +33,7 @@ pub(super) fn keep_set<'py>(
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Kept<'py>> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        radius,
-    )?;
+    let rows = rows.within(radius);
     let scores = rows.scores()?;
     let eps = eps.slice()?;
     let options = Options::new()
@@ -60,7 +41,7 @@ pub(super) fn keep_set<'py>(
         .keep_first(count("keep_first", keep_first, 0)?)
         .keep_last(count("keep_last", keep_last, 0)?)
         .threads(arguments::threads(threads)?);
-    let set = detached(py, |hook| core::keep_set_with(&scores, eps, &options, hook))?;
+    let set = detached(py, || core::keep_set(&scores, eps, &options))?;
     Ok((
         column(py, "scores", set.indices.into_iter().map(i64::from))?,
         set.status as u8,

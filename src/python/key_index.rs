@@ -13,9 +13,9 @@ use super::arrays::{Budgets, KeepArray, Stored, contiguous};
 use super::errors::{CertkError, detached};
 use super::montecarlo::{self, Estimate};
 use super::results::Searched;
-use crate::keys::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
-use crate::memory::{afford, product};
-use crate::scores::Vectors;
+use crate::index::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
+use crate::memory::{check_memory, product};
+use crate::rows::Vectors;
 use crate::threads::default_floats;
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
@@ -115,7 +115,7 @@ impl Tables<'_> {
         let (lines, bare) = (rows(&self.0, count)?, rows(&self.3, count)?);
         let (scales, radii) = (rows(&self.1, count)?, rows(&self.2, count)?);
         let (mean, gram) = (rows(&self.4, count)?, rows(&self.5, count)?);
-        let (numbers, print) = (rows(&self.6, count)?, rows(&self.7, count)?);
+        let (numbers, fingerprint) = (rows(&self.6, count)?, rows(&self.7, count)?);
         let head = |head: usize| -> PyResult<Saved<'_>> {
             let bare = bytemuck::cast_slice(bare[head]);
             let listed = bare.iter().position(|key| *key == u32::MAX).unwrap_or(bare.len());
@@ -123,11 +123,11 @@ impl Tables<'_> {
                 lines: lines[head].into(),
                 scales: bytemuck::cast_slice(scales[head]).into(),
                 radii: bytemuck::cast_slice(radii[head]).into(),
-                bare: bare[..listed].into(),
+                uncoded: bare[..listed].into(),
                 mean: mean[head].into(),
                 gram: gram[head].into(),
                 numbers: numbers[head].try_into().map_err(wrong)?,
-                print: bytemuck::cast_slice(print[head]).try_into().map_err(wrong)?,
+                fingerprint: bytemuck::cast_slice(fingerprint[head]).try_into().map_err(wrong)?,
             })
         };
         let heads = (0..count).map(head).collect::<PyResult<Vec<_>>>()?;
@@ -204,7 +204,7 @@ impl KeyIndex {
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let options = IndexOptions { rotate, threads: arguments::threads(threads)? };
-        let index = detached(py, |_| core::KeyIndex::build(&keys, &options))?;
+        let index = detached(py, || core::KeyIndex::build(&keys, &options))?;
         Ok(KeyIndex(RwLock::new(index)))
     }
 
@@ -219,7 +219,7 @@ impl KeyIndex {
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let threads = arguments::threads(threads)?;
-        detached(py, |_| self.write().append(&keys, threads))
+        detached(py, || self.write().append(&keys, threads))
     }
 
     #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -249,9 +249,9 @@ impl KeyIndex {
             return Err(CertkError::new_err(problem));
         }
         let budgets = eps.as_ref().map(Budgets::slice).transpose()?.unwrap_or(&[]);
-        let (found, n) = detached(py, |hook| {
+        let (found, n) = detached(py, || {
             let index = self.read();
-            let found = index.search_with(&queries, keys.as_ref(), budgets, &options, hook)?;
+            let found = index.search(&queries, keys.as_ref(), budgets, &options)?;
             // Afterwards there may be more.
             Ok((found, index.len()))
         })?;
@@ -269,22 +269,19 @@ impl KeyIndex {
         dtype: &str,
         keys: &Bound<'py, PyAny>,
         keys_dtype: &str,
-        keep_indptr: PyReadonlyArray1<'py, i64>,
-        keep_indices: PyReadonlyArray1<'py, i64>,
+        keep: KeepArray<'py>,
         scale: Option<&Bound<'py, PyAny>>,
         options: montecarlo::Options<'py>,
     ) -> PyResult<Estimate<'py>> {
         let _modes = default_floats();
         let (stored, lent) = (Stored::new(q, dtype)?, Stored::new(keys, keys_dtype)?);
         let (queries, keys) = (vectors(&stored, "q")?, vectors(&lent, "keys")?);
-        let keep = KeepArray::new(None, Some(keep_indptr), Some(keep_indices))?;
         let mut strides = Vec::new();
         let keep = keep.keep(&mut strides)?;
         let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
         let options = options.read()?;
-        let found = detached(py, |hook| {
-            self.read().tail_mass_with(&queries, &keys, &keep, scale, &options, hook)
-        })?;
+        let found =
+            detached(py, || self.read().tail_mass(&queries, &keys, &keep, scale, &options))?;
         Ok(montecarlo::translated(py, found))
     }
 
@@ -299,7 +296,7 @@ impl KeyIndex {
         let stored = Stored::new(keys, dtype)?;
         let keys = vectors(&stored, "keys")?;
         let threads = arguments::threads(threads)?;
-        detached(py, |_| self.read().check(&keys, threads))
+        detached(py, || self.read().check(&keys, threads))
     }
 
     fn parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<Parts<'py>>> {
@@ -311,15 +308,15 @@ impl KeyIndex {
                 PyArray1::from_slice(py, &saved.lines),
                 bits(&saved.scales),
                 bits(&saved.radii),
-                PyArray1::from_slice(py, &saved.bare),
+                PyArray1::from_slice(py, &saved.uncoded),
                 PyArray1::from_slice(py, &saved.mean),
                 PyArray1::from_slice(py, &saved.gram),
                 PyArray1::from_slice(py, &saved.numbers),
-                PyArray1::from_slice(py, &saved.print),
+                PyArray1::from_slice(py, &saved.fingerprint),
             )
         };
         // A copy, of which arrays are made.
-        self.look(py, |index| afford("an index", index.held(), 2))?;
+        self.look(py, |index| check_memory("an index", index.held(), 2))?;
         let saved: Vec<Saved<'static>> =
             self.look(py, |index| index.save().map(Saved::owned).collect());
         Ok(saved.into_iter().map(one).collect())
@@ -330,7 +327,7 @@ impl KeyIndex {
     fn of_parts(shape: Vec<usize>, dtype: &str, heads: Vec<Lent<'_>>) -> PyResult<Self> {
         let _modes = default_floats();
         let mut saved = Vec::with_capacity(heads.len());
-        for (lines, scales, radii, bare, mean, gram, numbers, print) in &heads {
+        for (lines, scales, radii, bare, mean, gram, numbers, fingerprint) in &heads {
             let bits = |array| -> PyResult<Vec<bf16>> {
                 Ok(contiguous(array, "an index")?
                     .iter()
@@ -340,16 +337,16 @@ impl KeyIndex {
             let wrong = |_| CertkError::new_err("an index has a part of another length");
             let bytes =
                 lines.len() + 2 * (scales.len() + radii.len()) + 4 * (bare.len() + mean.len());
-            afford("an index", bytes + 8 * gram.len(), 1)?;
+            check_memory("an index", bytes + 8 * gram.len(), 1)?;
             saved.push(Saved {
                 lines: contiguous(lines, "an index")?.to_vec().into(),
                 scales: bits(scales)?.into(),
                 radii: bits(radii)?.into(),
-                bare: contiguous(bare, "an index")?.to_vec().into(),
+                uncoded: contiguous(bare, "an index")?.to_vec().into(),
                 mean: contiguous(mean, "an index")?.to_vec().into(),
                 gram: contiguous(gram, "an index")?.to_vec().into(),
                 numbers: contiguous(numbers, "an index")?.try_into().map_err(wrong)?,
-                print: contiguous(print, "an index")?.try_into().map_err(wrong)?,
+                fingerprint: contiguous(fingerprint, "an index")?.try_into().map_err(wrong)?,
             });
         }
         let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing)?;

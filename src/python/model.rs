@@ -83,35 +83,15 @@ type Fits<'py> = (Bound<'py, PyArray1<i64>>, [Bound<'py, PyArray1<f64>>; 6]);
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn fit_gaussian<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     eps: Option<Budgets<'py>>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Fits<'py>> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
     let threads = thread_count(threads)?;
-    let fits = run(py, &scores, |hook| core::fit_with(&scores, budgets, threads, hook))?;
+    let fits = run(py, &scores, || core::fit(&scores, budgets, threads))?;
     let numbers = |of: fn(&core::RowFit) -> f64| column(py, "scores", fits.iter().map(of));
     Ok((
         column(py, "scores", fits.iter().map(|fit| fit.n as i64))?,
@@ -139,7 +119,7 @@ pub(super) fn expected_k(
     let _modes = default_floats();
     let (n, sigma, eps) = (count("n", n, 1)? as u64, real("sigma", sigma)?, real("eps", eps)?);
     let (seed, threads) = (count("seed", seed, 0)? as u64, thread_count(threads)?);
-    let found = detached(py, |hook| core::expected_k_with(n, sigma, eps, seed, threads, hook))?;
+    let found = detached(py, || core::expected_k(n, sigma, eps, seed, threads))?;
     Ok((found.k, found.standard_error, found.rows))
 }
 
@@ -232,34 +212,14 @@ type Counts<'py> =
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn effective_entries<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     eps: &Bound<'py, PyAny>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Counts<'py>> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let (eps, threads) = (real("eps", eps)?, thread_count(threads)?);
-    let found = run(py, &scores, |hook| core::effective_entries_with(&scores, eps, threads, hook))?;
+    let found = run(py, &scores, || core::effective_entries(&scores, eps, threads))?;
     let counts = |of: fn(&core::Effective) -> usize| {
         column(py, "scores", found.iter().map(|row| of(row) as i64))
     };
@@ -271,32 +231,12 @@ pub(super) fn effective_entries<'py>(
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn participation<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
+    rows: Rows<'py>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let threads = thread_count(threads)?;
-    let found = run(py, &scores, |hook| core::participation_with(&scores, threads, hook))?;
+    let found = run(py, &scores, || core::participation(&scores, threads))?;
     Ok(PyArray1::from_vec(py, found))
 }

@@ -78,47 +78,23 @@ impl Options<'_> {
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn tail_mass<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
-    keep_mask: Option<&Bound<'py, PyAny>>,
-    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
-    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    rows: Rows<'py>,
+    keep: KeepArray<'py>,
     bounds: Option<&Bound<'py, PyAny>>,
     bounds_dtype: Option<&str>,
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
     let _modes = default_floats();
     let bounds = match (bounds, bounds_dtype) {
-        (Some(bounds), Some(dtype)) => Some(Rows::plain(bounds, dtype, indptr.clone())?),
+        (Some(bounds), Some(dtype)) => Some(Rows::plain(bounds, dtype, rows.indptr().cloned())?),
         _ => None,
     };
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let bounds = bounds.as_ref().map(Rows::scores).transpose()?;
-    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let options = options.read()?;
-    let found =
-        detached(py, |hook| core::tail_mass_with(&scores, &keep, bounds.as_ref(), &options, hook))?;
+    let found = detached(py, || core::tail_mass(&scores, &keep, bounds.as_ref(), &options))?;
     Ok(translated(py, found))
 }
 
@@ -129,16 +105,13 @@ pub(super) fn tail_mass_of_drawn<'py>(
     py: Python<'py>,
     bounds: &Bound<'py, PyAny>,
     dtype: &str,
-    keep_mask: Option<&Bound<'py, PyAny>>,
-    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
-    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    keep: KeepArray<'py>,
     score: &Bound<'py, PyAny>,
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
     let _modes = default_floats();
     let rows = Rows::plain(bounds, dtype, None)?;
     let bounds = rows.scores()?;
-    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let options = options.read()?;

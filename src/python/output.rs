@@ -1,13 +1,13 @@
 //! `output_error` and `select_output`.
 
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::PyArray1;
 use pyo3::prelude::*;
 
 use super::arguments;
 use super::arrays::{Budgets, KeepArray, Rows, Stored, column};
 use super::errors::detached;
 use crate::bounds::output as core;
-use crate::scores::Values;
+use crate::rows::Values;
 use crate::threads::default_floats;
 
 type Floats<'py> = Bound<'py, PyArray1<f64>>;
@@ -40,34 +40,20 @@ fn borrowed<'a>(values: &'a Stored<'_>) -> PyResult<Values<'a>> {
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn output_error<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     values: &Bound<'py, PyAny>,
     values_dtype: &str,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
-    keep_mask: Option<&Bound<'py, PyAny>>,
-    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
-    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    keep: KeepArray<'py>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Errors<'py>> {
     let _modes = default_floats();
-    let offset = causal_offset;
-    let rows =
-        Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;
     let scores = rows.scores()?;
     let values = Stored::new(values, values_dtype)?;
     let values = borrowed(&values)?;
-    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
-    let found =
-        detached(py, |hook| core::output_error_with(&scores, &values, &keep, threads, hook))?;
+    let found = detached(py, || core::output_error(&scores, &values, &keep, threads))?;
     Ok((
         PyArray1::from_vec(py, found.exact),
         PyArray1::from_vec(py, found.diameter),
@@ -85,30 +71,19 @@ pub(super) fn output_error<'py>(
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn select_output<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     values: &Bound<'py, PyAny>,
     values_dtype: &str,
     out_tol: Budgets<'py>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Chosen<'py>> {
     let _modes = default_floats();
-    let offset = causal_offset;
-    let rows =
-        Rows::new(scores, dtype, kind, scale, mask, mask_dtype, lengths, None, offset, None)?;
     let scores = rows.scores()?;
     let values = Stored::new(values, values_dtype)?;
     let values = borrowed(&values)?;
     let out_tol = out_tol.slice()?;
     let threads = arguments::threads(threads)?;
-    let found =
-        detached(py, |hook| core::select_output_with(&scores, &values, out_tol, threads, hook))?;
+    let found = detached(py, || core::select_output(&scores, &values, out_tol, threads))?;
     Ok((
         PyArray1::from_vec(py, found.indptr),
         column(py, "scores", found.indices.into_iter().map(i64::from))?,

@@ -13,9 +13,9 @@ use pyo3::types::PyTuple;
 use super::arrays::Budgets;
 use crate::certificate::{Certificate, Status};
 use crate::error::Error;
-use crate::keys::SearchResult;
+use crate::index::SearchResult;
 use crate::memory;
-use crate::scores::Scores;
+use crate::rows::Scores;
 use crate::select::Selection;
 
 /// A vector, or the read-only array that owns it by now.

@@ -1,6 +1,5 @@
 //! `select`, `certify` and the instruction-set level.
 
-use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 
 use super::arguments::{self, count, flag, limit};
@@ -15,16 +14,8 @@ use crate::threads::default_floats;
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn select<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     eps: Budgets<'py>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
     min_keep: &Bound<'py, PyAny>,
     max_keep: Option<&Bound<'py, PyAny>>,
     keep_first: &Bound<'py, PyAny>,
@@ -34,18 +25,6 @@ pub(super) fn select<'py>(
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Selected> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
     let budgets = eps.slice()?;
     let options = Options::new()
@@ -56,7 +35,7 @@ pub(super) fn select<'py>(
         .block_size(count("block_size", block_size, 1)?)
         .prove_minimal(flag("prove_minimal", prove_minimal)?)
         .threads(arguments::threads(threads)?);
-    let found = run(py, &scores, |hook| core::select_with(&scores, budgets, &options, hook))?;
+    let found = run(py, &scores, || core::select(&scores, budgets, &options))?;
     Ok(Selected::new(found, &scores, eps, rows.starts())?)
 }
 
@@ -65,45 +44,20 @@ pub(super) fn select<'py>(
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn certify<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    rows: Rows<'py>,
     eps: Option<Budgets<'py>>,
-    kind: &Bound<'py, PyAny>,
-    scale: &Bound<'py, PyAny>,
-    mask: Option<&Bound<'py, PyAny>>,
-    mask_dtype: Option<&str>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    indptr: Option<PyReadonlyArray1<'py, i64>>,
-    causal_offset: Option<&Bound<'py, PyAny>>,
-    keep_mask: Option<&Bound<'py, PyAny>>,
-    keep_indptr: Option<PyReadonlyArray1<'py, i64>>,
-    keep_indices: Option<PyReadonlyArray1<'py, i64>>,
+    keep: KeepArray<'py>,
     independent: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Certified> {
     let _modes = default_floats();
-    let rows = Rows::new(
-        scores,
-        dtype,
-        kind,
-        scale,
-        mask,
-        mask_dtype,
-        lengths,
-        indptr,
-        causal_offset,
-        None,
-    )?;
     let scores = rows.scores()?;
-    let keep = KeepArray::new(keep_mask, keep_indptr, keep_indices)?;
     let independent = flag("independent", independent)?;
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
-    let found = run(py, &scores, |hook| {
-        core::certify_with(&scores, &keep, budgets, independent, threads, hook)
-    })?;
+    let found = run(py, &scores, || core::certify(&scores, &keep, budgets, independent, threads))?;
     Ok(Certified::new(found, &scores, eps))
 }
 

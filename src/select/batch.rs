@@ -2,136 +2,18 @@
 
 use std::ops::Range;
 
-use super::block;
-use super::options::{Options, allowed_keys};
-use super::prepared::{Prepared, Source, Visitor};
-use super::row::{Aim, Field, Found, Law, Rule};
-use super::short;
-use super::workspace::{Buffers, Forced, Workspace};
-use crate::certificate::Status;
+use super::job::Job;
+use super::options::Options;
+use super::scratch::{Workspace, with_workspace};
+use super::search_batch;
+use super::selection::Selection;
+use crate::certified_sums::CHUNK;
 use crate::error::Error;
-use crate::kernels::{
-    DefaultFloats, Element, LANES, Piece, Positions, Simd, Soon, append_all, ask_for_huge_pages,
-};
-use crate::mass::{CHUNK, Compensated, ExactSum, Slack, Split};
-use crate::memory::{afford, afford_in_each, filled, room};
-use crate::order;
-use crate::scores::{Data, Scores};
-use crate::threads::{self, Hook};
-
-/// The sets kept, in compressed rows, with a certificate for each.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Selection {
-    /// Keys kept per row.
-    pub k: Vec<i64>,
-    /// Row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
-    pub indptr: Vec<i64>,
-    /// Positions kept, ascending within a row.
-    pub indices: Vec<u32>,
-    /// The real tail mass of a row is at most this.
-    pub tail_mass_upper: Vec<f64>,
-    /// The real tail mass of a row is at least this.
-    pub tail_mass_lower: Vec<f64>,
-    /// Whether no smaller set under the same constraints is within the budget, proven; with a block size, no set of fewer
-    /// blocks.
-    pub minimal: Vec<bool>,
-    /// Whether the row is within its budget.
-    pub status: Vec<Status>,
-}
-
-impl Selection {
-    /// Bytes of a row, but for the positions.
-    pub(crate) const ROW: usize = 4 * size_of::<i64>() + 2;
-
-    /// The positions kept of a row, ascending.
-    ///
-    /// # Panics
-    /// If there is no such row.
-    pub fn row(&self, row: usize) -> &[u32] {
-        let at = |i: usize| self.indptr[i].unsigned_abs() as usize;
-        &self.indices[at(row)..at(row + 1)]
-    }
-
-    /// Makes room for the decisions of that many rows.
-    ///
-    /// # Errors
-    /// [`Error::NoMemory`].
-    pub(crate) fn room(&mut self, rows: usize) -> Result<(), Error> {
-        room("scores", &mut self.k, rows)?;
-        room("scores", &mut self.indptr, rows.saturating_add(1))?;
-        room("scores", &mut self.tail_mass_upper, rows)?;
-        room("scores", &mut self.tail_mass_lower, rows)?;
-        room("scores", &mut self.minimal, rows)?;
-        room("scores", &mut self.status, rows)
-    }
-
-    pub(crate) fn push(&mut self, decision: &Decision) {
-        self.k.push(decision.kept as i64);
-        self.tail_mass_upper.push(decision.upper);
-        self.tail_mass_lower.push(decision.lower);
-        self.minimal.push(decision.minimal);
-        self.status.push(decision.status);
-        self.indptr.push(self.indices.len() as i64);
-    }
-
-    /// Appends the answers for later rows.
-    fn append(&mut self, parts: &[Selection], threads: usize) -> Result<(), Error> {
-        self.room(parts.iter().map(|part| part.k.len()).sum())?;
-        let listed = parts.iter().map(|part| part.indices.len()).sum();
-        room("scores", &mut self.indices, listed)?;
-        let indices: Vec<&[u32]> = parts.iter().map(|part| &part.indices[..]).collect();
-        let mut base = self.indices.len() as i64;
-        append_all(&mut self.indices, &indices, |pieces| {
-            threads::map(threads, pieces, 1, Piece::copy)
-        });
-        for part in parts {
-            self.indptr.extend(part.indptr.iter().map(|end| base + end));
-            base += part.indices.len() as i64;
-            self.k.extend_from_slice(&part.k);
-            self.tail_mass_upper.extend_from_slice(&part.tail_mass_upper);
-            self.tail_mass_lower.extend_from_slice(&part.tail_mass_lower);
-            self.minimal.extend_from_slice(&part.minimal);
-            self.status.extend_from_slice(&part.status);
-        }
-        Ok(())
-    }
-}
-
-/// What is known of one row's set.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Decision {
-    pub(crate) kept: usize,
-    pub(crate) upper: f64,
-    pub(crate) lower: f64,
-    pub(crate) minimal: bool,
-    pub(crate) status: Status,
-}
-
-impl Decision {
-    const EMPTY: Decision =
-        Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
-
-    pub(crate) fn new(split: &Split, minimal: bool, exact: bool, rule: &Rule) -> Self {
-        let slack = &rule.slack;
-        let mut upper = split.upper(slack.select, slack.flush);
-        if exact {
-            upper = upper.min(rule.eps);
-        }
-        let lower = split.lower(slack.certify, slack.flush).min(upper);
-        let holds = upper <= rule.eps;
-        let status = if holds { Status::Certified } else { Status::OverBudget };
-        Decision { kept: split.kept, upper, lower, minimal: minimal && holds, status }
-    }
-
-    /// Whether better arithmetic could still change the answer.
-    pub(crate) fn open(&self, eps: f64) -> bool {
-        match self.status {
-            Status::Certified => !self.minimal,
-            Status::OverBudget => self.lower <= eps,
-            Status::Empty => false,
-        }
-    }
-}
+use crate::interrupt;
+use crate::kernels::DefaultFloats;
+use crate::memory::{check_memory, check_memory_in_each};
+use crate::rows::Scores;
+use crate::threads;
 
 /// Selects, for every row, the smallest set of keys whose dropped softmax mass is proven to be at most `eps`.
 ///
@@ -141,49 +23,20 @@ impl Decision {
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Selection, Error> {
-    select_with(scores, eps, options, &mut || Ok(()))
-}
-
-/// Judges what does not depend on a row's content.
-fn judge(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<(), Error> {
-    if scores.is_ragged() && options.block_size > 1 {
-        let remedy = "pad the rows and give lengths, or leave block_size at 1";
-        return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
-    }
-    scores.check_eps(eps)?;
-    options.check()
-}
-
-/// Elements that one task decides at least, and elements between two calls of the hook.
-const TASK: usize = 1 << 15;
-const PORTION: usize = 1 << 25;
-/// What a row counts at least: what is found waits for the rest of the portion.
-const LEAST: usize = 128;
-/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
-const SHARED: usize = 4 * CHUNK;
-
-pub(crate) fn select_with(
-    scores: &Scores<'_>,
-    eps: &[f64],
-    options: &Options,
-    hook: Hook<'_>,
-) -> Result<Selection, Error> {
     let _modes = threads::default_floats();
-    judge(scores, eps, options)?;
-    let simd = Simd::current()?;
+    let job = Job::new(scores, eps, options)?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
-    afford_in_each("scores", threads, (rows, n), 1)?;
-    let job = Job { scores, eps, options, simd };
+    check_memory_in_each("scores", threads, (rows, n), 1)?;
     let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     // What no memory holds in the end is not begun.
-    afford("scores", rows, Selection::ROW)?;
+    check_memory("scores", rows, Selection::ROW)?;
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             // A row's way, and so its bits, depends on itself alone.
             let threads = if scores.span(row).visible >= SHARED { threads } else { 1 };
             join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads)?;
-            hook()?;
+            interrupt::check()?;
         }
         return Ok(selection);
     }
@@ -201,10 +54,18 @@ pub(crate) fn select_with(
             let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
             join(&mut selection, parts?, threads)?;
         }
-        hook()?;
+        interrupt::check()?;
     }
     Ok(selection)
 }
+
+/// Elements that one task decides at least, and elements between two checks for an interrupt.
+const TASK: usize = 1 << 15;
+const PORTION: usize = 1 << 25;
+/// What a row counts at least: what is found waits for the rest of the portion.
+const LEAST: usize = 128;
+/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
+const SHARED: usize = 4 * CHUNK;
 
 /// Appends the answers for later rows; the first ones are taken as they are.
 fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) -> Result<(), Error> {
@@ -223,36 +84,12 @@ pub(crate) fn select_in(
     options: &Options,
 ) -> Result<Selection, Error> {
     let _environment = DefaultFloats::set();
-    judge(scores, eps, options)?;
-    let job = Job { scores, eps, options, simd: Simd::current()? };
+    let job = Job::new(scores, eps, options)?;
     let mut selection = Selection::default();
     selection.room(scores.rows())?;
     selection.indptr.push(0);
     job.append(0..scores.rows(), 1, workspace, &mut selection)?;
     Ok(selection)
-}
-
-thread_local! {
-    /// Kept between calls, because pool threads live as long as the process and rows come again.
-    static WORKSPACE: std::cell::Cell<Option<Box<Workspace>>> = const { std::cell::Cell::new(None) };
-}
-
-/// Runs with this thread's workspace; a nested call gets a fresh one.
-pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
-    let mut workspace = WORKSPACE.take().unwrap_or_default();
-    let result = work(&mut workspace);
-    workspace.trim();
-    WORKSPACE.set(Some(workspace));
-    result
-}
-
-/// One call's arguments.
-#[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
-    pub(crate) scores: &'a Scores<'a>,
-    eps: &'a [f64],
-    pub(crate) options: &'a Options,
-    pub(crate) simd: Simd,
 }
 
 impl Job<'_> {
@@ -265,21 +102,6 @@ impl Job<'_> {
         })
     }
 
-    /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
-    fn soon(&self, row: usize, out: &[u32]) -> Option<Soon> {
-        const MOST: usize = 1 << 18;
-        let row = (row + 1).min(self.scores.rows() - 1);
-        let span = self.scores.span(row);
-        let (start, write) = (span.start, out.as_ptr_range().end);
-        let (soon, size) = match self.scores.data {
-            Data::F32(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 4),
-            Data::F64(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 8),
-            Data::F16(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 2),
-            Data::Bf16(data) => (Soon::new(data.as_ptr().wrapping_add(start), write), 2),
-        };
-        (span.visible * size <= MOST).then_some(soon)
-    }
-
     fn append(
         &self,
         rows: Range<usize>,
@@ -287,8 +109,8 @@ impl Job<'_> {
         workspace: &mut Workspace,
         part: &mut Selection,
     ) -> Result<(), Error> {
-        if threads == 1 && short::applies(self) {
-            return short::rows(self, rows, workspace, part);
+        if threads == 1 && search_batch::applies(self) {
+            return search_batch::rows(self, rows, workspace, part);
         }
         for row in rows.clone() {
             self.make_room(&rows, row, &mut part.indices)?;
@@ -297,352 +119,19 @@ impl Job<'_> {
         }
         Ok(())
     }
+}
 
-    /// Makes room for the positions of a row, and if that takes new memory for as many rows as are still to come: memory
-    /// touched for the first time costs more than what is written to it.
+impl Workspace {
+    /// Selects as [`select`](crate::select) does, on the calling thread and in this scratch.
     ///
     /// # Errors
-    /// [`Error::NoMemory`].
-    pub(crate) fn make_room(
-        &self,
-        rows: &Range<usize>,
-        row: usize,
-        out: &mut Vec<u32>,
-    ) -> Result<(), Error> {
-        let n = self.scores.span(row).visible + LANES;
-        if out.capacity() - out.len() < n {
-            let done = (row - rows.start).max(1);
-            let like_so_far = out.len() as f64 / done as f64 * (rows.end - row) as f64;
-            #[allow(clippy::cast_sign_loss)] // of a product of lengths
-            let more = (1.02 * like_so_far) as usize;
-            // Not everything at once: the first rows may be denser than the rest.
-            let more = more.min((8 * out.len()).max(1 << 16)).max(out.len() / 8);
-            if out.try_reserve_exact(more + n).is_err() {
-                room("scores", out, n)?;
-            }
-            ask_for_huge_pages(out);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn eps(&self, row: usize) -> f64 {
-        if self.eps.len() == 1 { self.eps[0] } else { self.eps[row] }
-    }
-
-    /// What a row of `n` scores without special wishes must satisfy.
-    pub(crate) fn plain_rule(&self, row: usize, n: usize) -> Rule {
-        let radius = self.scores.row_radius(row);
-        let slack = match self.scores.data {
-            Data::F64(_) => Slack::f64(n, radius),
-            _ => Slack::f32(radius),
-        };
-        Rule {
-            eps: self.eps(row),
-            slack,
-            min_keep: 1,
-            max_keep: usize::MAX,
-            aim: Aim::Certify,
-            exact_ties: radius == 0.0,
-        }
-    }
-
-    pub(crate) fn source(&self, row: usize, threads: usize, soon: Option<Soon>) -> Source<'_> {
-        Source { scores: self.scores, row, simd: self.simd, threads, copied: false, soon }
-    }
-
-    pub(crate) fn row(
-        &self,
-        row: usize,
-        threads: usize,
-        workspace: &mut Workspace,
-        out: &mut Vec<u32>,
-    ) -> Result<Decision, Error> {
-        let soon = self.soon(row, out);
-        let mut source = self.source(row, threads, soon);
-        let mark = out.len();
-        if source.is_plain(workspace)? {
-            let mut decision = source.native(workspace, Decide { job: self, source, out });
-            if let Err(Error::Changed { .. }) = decision {
-                out.truncate(mark);
-                source.copied = true;
-                decision = source.native(workspace, Decide { job: self, source, out });
-            }
-            let decision = decision?;
-            let again = source.is_single() && self.options.prove_minimal;
-            if !(again && decision.open(self.eps(row))) {
-                return Ok(decision);
-            }
-            out.truncate(mark);
-        }
-        source.double(workspace, Decide { job: self, source, out })
-    }
-}
-
-/// Decides a prepared row and lists what is kept.
-struct Decide<'a> {
-    job: &'a Job<'a>,
-    source: Source<'a>,
-    out: &'a mut Vec<u32>,
-}
-
-impl Visitor for Decide<'_> {
-    type Output = Decision;
-
-    fn searches(&self) -> bool {
-        self.job.options.block_size == 1
-    }
-
-    fn changes(&self) -> bool {
-        self.job.options.keep_first > 0 || self.job.options.keep_last > 0
-    }
-
-    fn visit<E: Buffers, W: Law<E::Scalar>>(
-        self,
-        row: Prepared<'_, E>,
-        law: W,
-        workspace: &mut Workspace,
-    ) -> Result<Decision, Error>
-    where
-        E::Scalar: Element<Scalar = E::Scalar>,
-    {
-        let Prepared {
-            soon,
-            keys,
-            positions,
-            largest,
-            rough,
-            smallest,
-            live,
-            slack,
-            exact_ties,
-            weights,
-        } = row;
-        let Source { row: number, simd, threads, .. } = self.source;
-        if live == 0 {
-            return Ok(Decision::EMPTY);
-        }
-        let (job, options) = (self.job, self.job.options);
-        // Every option has its say below, but those for whoever calls this.
-        let &Options {
-            min_keep,
-            max_keep: _, // by `allowed_keys`
-            keep_first,
-            keep_last,
-            block_size,
-            prove_minimal: _,
-            threads: _,
-        } = options;
-        let mut forced = std::mem::take(&mut workspace.forced);
-        let asked = keep_first.saturating_add(keep_last).min(live);
-        forced.first.clear();
-        forced.last.clear();
-        room("keep_first", &mut forced.first, keep_first.min(asked))?;
-        room("keep_last", &mut forced.last, keep_last.min(asked))?;
-        forced.find(keys.as_slice(), live, keep_first, keep_last);
-        let count = forced.first.len() + forced.last.len();
-        let max_keep = allowed_keys(options, live, count, job.scores, number)?;
-        let rule = Rule {
-            eps: job.eps(number),
-            slack,
-            min_keep: min_keep.clamp(1, live),
-            max_keep,
-            aim: Aim::Certify,
-            exact_ties,
-        };
-        if block_size > 1 {
-            let keys = keys.as_slice();
-            let field = Field {
-                simd,
-                keys,
-                live,
-                largest,
-                rough,
-                smallest,
-                soon,
-                forced: (0.0, 0),
-                threads,
-            };
-            let positions = forced.first.iter().chain(&forced.last).copied();
-            let found =
-                block::search(&field, law, &rule, block_size, positions, job.scores, number)?;
-            let masked = E::MASKED.widen();
-            for (b, _) in found.kept.iter().enumerate().filter(|(_, kept)| **kept) {
-                let start = b * block_size;
-                let end = (start + block_size).min(keys.len());
-                let kept = (start..end).filter(|&j| keys[j].widen() > masked);
-                self.out.extend(kept.map(|j| j as u32));
-            }
-            workspace.forced = forced;
-            let rule = Rule { slack: found.slack, ..rule };
-            return Ok(Decision::new(&found.split, found.minimal, false, &rule));
-        }
-        let mut fixed = 0.0;
-        let lent;
-        let keys: &[E] = if count == 0 {
-            lent = keys;
-            lent.as_slice()
-        } else {
-            let keys = keys.copied();
-            // What is forced does not compete: weigh it, then hide it.
-            let mut own = filled("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
-            for (key, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
-                *key = std::mem::replace(&mut keys[position as usize], E::MASKED);
-            }
-            let forced = (0.0, 0);
-            let (own, live, threads) = (&own[..], count, 1);
-            let of =
-                Field { simd, keys: own, live, largest, rough, smallest, soon, forced, threads };
-            fixed = of.mass(law);
-            keys
-        };
-        let live = live - count;
-        let field = Field {
-            simd,
-            keys,
-            live,
-            largest,
-            rough,
-            smallest,
-            soon,
-            forced: (fixed, count),
-            threads,
-        };
-        let mut found = field.search(law, &rule, E::scratch(workspace))?;
-        let mut decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
-        if weights && decision.open(rule.eps) && count == 0 {
-            // Two lists of keys with their positions, each grown by doubling.
-            afford("scores", live, 4 * size_of::<(f64, u32)>())?;
-            refine(keys, &mut found, &rule);
-            decision = Decision::new(&found.split, found.minimal, found.exact, &rule);
-        }
-        let mark = self.out.len();
-        let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
-        self.out.extend(forced.first.iter().map(at));
-        if let Some(boundary) = found.boundary {
-            if threads > 1 {
-                // Parts of the list, which kernels fill.
-                afford("scores", keys.len(), 2 * size_of::<u32>())?;
-            }
-            emit((simd, threads), keys, positions, boundary, self.out);
-        }
-        self.out.extend(forced.last.iter().map(at));
-        workspace.forced = forced;
-        // A row that is read where it is stored can change between the sums and the list; then it is copied.
-        if self.out.len() - mark != decision.kept {
-            return Err(Error::Changed { place: job.scores.place(number, None) });
-        }
-        Ok(decision)
-    }
-}
-
-/// Lists the positions kept down to a boundary.
-pub(crate) fn emit<E: Element>(
-    (simd, threads): (Simd, usize),
-    keys: &[E],
-    positions: Option<&[u32]>,
-    boundary: (E::Scalar, u32),
-    out: &mut Vec<u32>,
-) {
-    let list = |range: Range<usize>, inclusive: bool, out: &mut Vec<u32>| {
-        let from = match positions {
-            Some(list) => Positions::Listed(&list[range.clone()]),
-            None => Positions::From(range.start as u32),
-        };
-        simd.emit(&keys[range], from, boundary.0, inclusive, out);
-    };
-    // Up to the boundary ties are kept, behind it they are not.
-    let edge = (boundary.1 as usize).min(keys.len());
-    let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
-    if threads == 1 {
-        list(0..before, true, out);
-    } else {
-        let share = threads::share(before, CHUNK, threads);
-        let parts = threads::map(threads, (0..before).step_by(share), 1, |start| {
-            let mut part = Vec::new();
-            list(start..(start + share).min(before), true, &mut part);
-            part
-        });
-        let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
-        append_all(out, &parts, |pieces| threads::map(threads, pieces, 1, Piece::copy));
-    }
-    if before < keys.len() {
-        for j in before..behind {
-            if order::kept(&(keys[j].widen(), j as u32), &boundary) {
-                out.push(positions.map_or(j as u32, |list| list[j]));
-            }
-        }
-        list(behind..keys.len(), false, out);
-    }
-}
-
-impl Forced {
-    /// Lists the first and the last unmasked positions; what both ends claim is listed once.
-    pub(crate) fn find<E: Element>(
+    /// As [`select`](crate::select).
+    pub fn select(
         &mut self,
-        keys: &[E],
-        live: usize,
-        keep_first: usize,
-        keep_last: usize,
-    ) {
-        self.first.clear();
-        self.last.clear();
-        let masked = E::MASKED.widen();
-        let visible = |j: &usize| keys[*j].widen() > masked;
-        let first = keep_first.min(live);
-        let last = keep_last.min(live - first);
-        if first > 0 {
-            self.first.extend((0..keys.len()).filter(visible).take(first).map(|j| j as u32));
-        }
-        if last > 0 {
-            self.last.extend((0..keys.len()).rev().filter(visible).take(last).map(|j| j as u32));
-            self.last.reverse();
-        }
+        scores: &Scores<'_>,
+        eps: &[f64],
+        options: &Options,
+    ) -> Result<Selection, Error> {
+        select_in(self, scores, eps, options)
     }
-}
-
-/// Decides a row of stored weights in exact arithmetic: drops the worst kept keys while what is lost stays within the
-/// budget, comparing sums of integers.
-fn refine<E: Element>(keys: &[E], found: &mut Found<E::Scalar>, rule: &Rule) {
-    let Some(boundary) = found.boundary else {
-        return;
-    };
-    let masked = E::MASKED.widen();
-    let live = keys.iter().enumerate().map(|(j, key)| (key.widen(), j as u32));
-    let (mut kept, dropped): (Vec<_>, Vec<_>) =
-        live.filter(|entry| entry.0 > masked).partition(|entry| order::kept(entry, &boundary));
-    kept.sort_unstable_by(order::worst_first);
-    let mut tail = ExactSum::new();
-    let mut total = ExactSum::new();
-    for entry in &dropped {
-        tail.add(entry.0.into());
-        total.add(entry.0.into());
-    }
-    for entry in &kept {
-        total.add(entry.0.into());
-    }
-    let holds = |tail: &ExactSum| tail.compare_share(&total, rule.eps).is_le();
-    if !holds(&tail) {
-        return;
-    }
-    let mut dropping = 0;
-    while kept.len() - dropping > rule.min_keep.max(1) {
-        tail.add(kept[dropping].0.into());
-        if !holds(&tail) {
-            break;
-        }
-        dropping += 1;
-    }
-    let mut split = Split { kept: kept.len() - dropping, ..Split::default() };
-    split.dropped = dropped.len() + dropping;
-    let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>| {
-        let mut sum = Compensated::default();
-        entries.for_each(|entry| sum.add(entry.0.into()));
-        sum.value()
-    };
-    split.tail = weigh(&mut dropped.iter().chain(&kept[..dropping]));
-    split.head = weigh(&mut kept[dropping..].iter());
-    found.split = split;
-    found.boundary = Some(kept[dropping]);
-    found.minimal = true;
-    found.exact = true;
 }

@@ -1,31 +1,37 @@
 //! Certified selection: the smallest set of a row whose dropped mass is proven to be within a budget.
 //!
-//! `row` finds it for one row, `block` for whole blocks of keys, `batch` for many rows over threads; `given` certifies a set
+//! `search_row` finds it for one row, `search_blocks` for whole blocks of keys, `search_batch` for short rows at a time; `batch` hands rows to
+//! threads, `decide` decides one; `certify` judges a set
 //! that somebody else chose.
 
 mod batch;
-mod block;
-mod given;
+mod candidates;
+mod certify;
+mod constraints;
+mod curve;
+mod decide;
+mod job;
 mod options;
+mod partition;
 mod prepared;
-mod row;
-mod short;
-mod weigh;
-mod workspace;
+mod scratch;
+mod search_batch;
+mod search_blocks;
+mod search_row;
+mod selection;
+mod weight_fn;
+mod weights;
 
-pub use batch::{Selection, select};
-pub use given::certify;
+pub use batch::select;
+pub use certify::certify;
 pub use options::{MaxKeep, Options};
-pub use workspace::Workspace;
+pub use scratch::Workspace;
+pub use selection::Selection;
 
-pub(crate) use batch::Decision;
-#[cfg(feature = "python")]
-pub(crate) use batch::select_with;
-pub(crate) use given::certify_tails;
-#[cfg(feature = "python")]
-pub(crate) use given::certify_with;
+pub(crate) use certify::certify_tails;
 pub(crate) use options::allowed_keys;
-pub(crate) use weigh::{HIDDEN, RowWeights, weigh_row};
+pub(crate) use selection::Decision;
+pub(crate) use weights::{HIDDEN, RowWeights, weigh_row};
 
 use crate::error::Error;
 use crate::kernels::Simd;

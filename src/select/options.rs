@@ -1,7 +1,7 @@
 //! What a caller may ask of a selection, beside the budget.
 
 use crate::error::Error;
-use crate::scores::Scores;
+use crate::rows::Scores;
 
 /// An upper limit on how many keys of a row are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,95 +12,68 @@ pub enum MaxKeep {
     Fraction(f64),
 }
 
-/// Options of a selection; the defaults ask for the plain minimal set on all available threads.
-///
-/// ```
-/// use certk_rs::Options;
-/// let options = Options::new().keep_first(4).keep_last(64).threads(2);
-/// ```
-#[derive(Debug, Clone, PartialEq)]
-pub struct Options {
-    pub(crate) min_keep: usize,
-    pub(crate) max_keep: Option<MaxKeep>,
-    pub(crate) keep_first: usize,
-    pub(crate) keep_last: usize,
-    pub(crate) block_size: usize,
-    pub(crate) prove_minimal: bool,
-    pub(crate) threads: Option<usize>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            min_keep: 1,
-            max_keep: None,
-            keep_first: 0,
-            keep_last: 0,
-            block_size: 1,
-            prove_minimal: false,
-            threads: None,
+/// Declares an option in one place: what it says, its type, its default, and what its builder takes.
+macro_rules! options {
+    ($(#[$of:meta])* of: $($(#[$doc:meta])* $name:ident($taken:ty): $kept:ty = $default:expr;)*) => {
+        $(#[$of])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Options {
+            $(pub(crate) $name: $kept,)*
         }
-    }
+
+        impl Default for Options {
+            fn default() -> Self {
+                Options { $($name: $default,)* }
+            }
+        }
+
+        impl Options {
+            /// The defaults.
+            #[must_use]
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $name(mut self, $name: $taken) -> Self {
+                    self.$name = $name.into();
+                    self
+                }
+            )*
+        }
+    };
 }
 
-impl Options {
-    /// The defaults.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
+options! {
+    /// Options of a selection; the defaults ask for the plain minimal set on all available threads.
+    ///
+    /// ```
+    /// use certk_rs::Options;
+    /// let options = Options::new().keep_first(4).keep_last(64).threads(2);
+    /// ```
+    of:
 
     /// Keeps at least that many keys of a row (all of a shorter one), the forced ones counted; more than `max_keep` allows is
     /// an error.
-    #[must_use]
-    pub fn min_keep(mut self, keys: usize) -> Self {
-        self.min_keep = keys;
-        self
-    }
-
+    min_keep(usize): usize = 1;
     /// Keeps at most so many keys; a row that would need more is reported as over budget.
-    #[must_use]
-    pub fn max_keep(mut self, limit: impl Into<Option<MaxKeep>>) -> Self {
-        self.max_keep = limit.into();
-        self
-    }
-
+    max_keep(impl Into<Option<MaxKeep>>): Option<MaxKeep> = None;
     /// Always keeps the first visible keys of a row, masked ones not counted.
-    #[must_use]
-    pub fn keep_first(mut self, keys: usize) -> Self {
-        self.keep_first = keys;
-        self
-    }
-
+    keep_first(usize): usize = 0;
     /// Always keeps the last visible keys of a row, masked ones not counted.
-    #[must_use]
-    pub fn keep_last(mut self, keys: usize) -> Self {
-        self.keep_last = keys;
-        self
-    }
-
+    keep_last(usize): usize = 0;
     /// Keeps whole blocks of that many consecutive positions, ranked by their mass; the last may be short.
-    #[must_use]
-    pub fn block_size(mut self, positions: usize) -> Self {
-        self.block_size = positions;
-        self
-    }
-
+    block_size(usize): usize = 1;
     /// Decides rows again in f64 where the fast arithmetic leaves open whether the set is the smallest.
-    #[must_use]
-    pub fn prove_minimal(mut self, prove: bool) -> Self {
-        self.prove_minimal = prove;
-        self
-    }
-
+    prove_minimal(bool): bool = false;
     /// The most threads that a call uses, the caller included; `None` means all that are available, and the caller alone if it
     /// is a worker of a rayon pool. Results do not depend on it.
-    #[must_use]
-    pub fn threads(mut self, threads: impl Into<Option<usize>>) -> Self {
-        self.threads = threads.into();
-        self
-    }
+    threads(impl Into<Option<usize>>): Option<usize> = None;
+}
 
+impl Options {
     /// Judges the options that do not depend on a row.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let bad =

@@ -1,30 +1,30 @@
 //! A row made ready for the passes: copied, masked, judged, with the law of its weights and the slack of its sums.
 
-use super::row::{self, Law};
-use super::workspace::{Buffers, Workspace, grow, padded, padded_for};
+use super::scratch::{PerDtype, Workspace, grow, padded, padded_for};
+use super::weight_fn::{InvertibleWeightFn, is_near};
+use crate::certified_sums::{CHUNK, ErrorBound};
 use crate::error::Error;
-use crate::kernels::{Element, LANES, Scalar, Scaled, Shifted, Simd, Soon, Stored, Survey};
-use crate::mass::{CHUNK, Slack};
-use crate::scores::{Data, Keys64, Kind, Law as Meaning, Mask, Scores};
+use crate::kernels::{Element, Exp, Identity, LANES, Prefetch, Scalar, ScaledExp, Simd, Survey};
+use crate::rows::{Data, Kind, Mask, Scores, WeightKind, WideScores};
 use crate::threads;
 use half::{bf16, f16};
 
 /// One row, prepared.
 pub(crate) struct Prepared<'a, E: Element> {
     /// Larger is better; masked entries are -inf, and whole groups of lanes are filled up with such.
-    pub(crate) keys: Row<'a, E>,
+    pub(crate) scores: RowScores<'a, E>,
     /// Where the keys come from in the row, if they are only the ones that a mask admits.
     pub(crate) positions: Option<&'a [u32]>,
     pub(crate) largest: E::Scalar,
     /// About what the keys weigh, the largest weighing 1, if that is known.
     pub(crate) rough: Option<f64>,
     /// What is worth fetching while this row is worked on.
-    pub(crate) soon: Option<Soon>,
+    pub(crate) prefetch: Option<Prefetch>,
     /// No key is smaller; -inf if that is not known.
     pub(crate) smallest: E::Scalar,
     /// Unmasked keys.
-    pub(crate) live: usize,
-    pub(crate) slack: Slack,
+    pub(crate) visible: usize,
+    pub(crate) slack: ErrorBound,
     /// Whether equal keys have exactly equal real weights.
     pub(crate) exact_ties: bool,
     /// Whether keys are weights, whose sums can be compared exactly.
@@ -32,24 +32,24 @@ pub(crate) struct Prepared<'a, E: Element> {
 }
 
 /// Keys in scratch, or where they are stored.
-pub(crate) enum Row<'a, E> {
+pub(crate) enum RowScores<'a, E> {
     Copied(&'a mut [E]),
     Lent(&'a [E]),
 }
 
-impl<'a, E> Row<'a, E> {
+impl<'a, E> RowScores<'a, E> {
     pub(crate) fn as_slice(&self) -> &[E] {
         match self {
-            Row::Copied(keys) => keys,
-            Row::Lent(keys) => keys,
+            RowScores::Copied(scores) => scores,
+            RowScores::Lent(scores) => scores,
         }
     }
 
     /// To be written to.
     pub(crate) fn copied(self) -> &'a mut [E] {
         match self {
-            Row::Copied(keys) => keys,
-            Row::Lent(_) => unreachable!("a visitor that changes rows gets a copy"),
+            RowScores::Copied(scores) => scores,
+            RowScores::Lent(_) => unreachable!("a visitor that changes rows gets a copy"),
         }
     }
 }
@@ -66,10 +66,10 @@ pub(crate) trait Visitor {
         false
     }
 
-    fn visit<E: Buffers, W: Law<E::Scalar>>(
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
         self,
         row: Prepared<'_, E>,
-        law: W,
+        weight_fn: W,
         workspace: &mut Workspace,
     ) -> Result<Self::Output, Error>
     where
@@ -87,7 +87,7 @@ pub(crate) struct Source<'a> {
     /// Whether it is copied before anything else, and so seen at one moment, whoever writes to it meanwhile.
     pub(crate) copied: bool,
     /// What is worth fetching while this row is worked on.
-    pub(crate) soon: Option<Soon>,
+    pub(crate) prefetch: Option<Prefetch>,
 }
 
 impl Source<'_> {
@@ -110,18 +110,18 @@ impl Source<'_> {
     }
 
     /// Lists the keys that the mask of the row admits, and their positions; false if that is not all the mask does.
-    pub(crate) fn admit<E: Element>(
+    pub(crate) fn compact<E: Element>(
         &self,
         from: &[E],
         workspace: &mut Workspace,
-        keys: &mut Vec<E::Scalar>,
+        scores: &mut Vec<E::Scalar>,
         positions: &mut Vec<u32>,
     ) -> Result<bool, Error> {
         if !self.is_plain(workspace)? {
             return Ok(false);
         }
         match self.allowed(&workspace.admitted) {
-            Some(allowed) => self.simd.admit(from, allowed, keys, positions),
+            Some(allowed) => self.simd.compact(from, allowed, scores, positions),
             None => return Ok(false),
         }
         Ok(true)
@@ -152,14 +152,14 @@ impl Source<'_> {
         }
     }
 
-    fn stored<E: Buffers, V: Visitor>(
+    fn stored<E: PerDtype, V: Visitor>(
         &self,
         data: &[E],
         workspace: &mut Workspace,
         visitor: V,
     ) -> Result<V::Output, Error>
     where
-        E::Scalar: Element<Scalar = E::Scalar> + Buffers,
+        E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
     {
         let span = self.scores.span(self.row);
         let from = &data[span.start..span.start + span.visible];
@@ -174,7 +174,7 @@ impl Source<'_> {
     }
 
     /// A row without a mask.
-    fn whole<E: Buffers, V: Visitor>(
+    fn whole<E: PerDtype, V: Visitor>(
         &self,
         from: &[E],
         negate: bool,
@@ -186,23 +186,23 @@ impl Source<'_> {
     {
         let stays = !negate && !visitor.changes() && !self.copied;
         if stays && from.len().is_multiple_of(LANES) {
-            let (survey, rough) = self.look(from, visitor.searches());
-            let keys = Row::Lent(from);
-            let row = (keys, from.len(), rough);
+            let (survey, rough) = self.scan(from, visitor.searches());
+            let scores = RowScores::Lent(from);
+            let row = (scores, from.len(), rough);
             return self.surveyed(row, None, survey, workspace, visitor);
         }
-        let mut buffer = std::mem::take(E::keys(workspace));
+        let mut buffer = std::mem::take(E::scores(workspace));
         grow(&mut buffer, from.len())?;
-        let keys = padded_for(from, &mut buffer, from.len(), E::MASKED);
-        let survey = self.survey(from, negate, keys);
-        let keys = Row::Copied(keys);
-        let result = self.surveyed((keys, from.len(), None), None, survey, workspace, visitor);
-        *E::keys(workspace) = buffer;
+        let scores = padded_for(from, &mut buffer, from.len(), E::MASKED);
+        let survey = self.survey(from, negate, scores);
+        let scores = RowScores::Copied(scores);
+        let result = self.surveyed((scores, from.len(), None), None, survey, workspace, visitor);
+        *E::scores(workspace) = buffer;
         result
     }
 
     /// A row with a byte per entry that says whether it may be kept.
-    fn masked<E: Buffers, V: Visitor>(
+    fn masked<E: PerDtype, V: Visitor>(
         &self,
         from: &[E],
         allowed: &[u8],
@@ -211,49 +211,49 @@ impl Source<'_> {
         visitor: V,
     ) -> Result<V::Output, Error>
     where
-        E::Scalar: Element<Scalar = E::Scalar> + Buffers,
+        E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
     {
         if visitor.searches() {
-            let mut buffer = std::mem::take(E::Scalar::keys(workspace));
+            let mut buffer = std::mem::take(E::Scalar::scores(workspace));
             let mut positions = std::mem::take(&mut workspace.positions);
             grow(&mut buffer, from.len())?;
             grow(&mut positions, from.len())?;
-            self.simd.admit(from, allowed, &mut buffer, &mut positions);
-            let live = buffer.len();
+            self.simd.compact(from, allowed, &mut buffer, &mut positions);
+            let visible = buffer.len();
             if negate {
-                for key in &mut buffer {
-                    *key = key.negated();
+                for score in &mut buffer {
+                    *score = score.negated();
                 }
             }
-            buffer.resize(live.next_multiple_of(LANES), E::Scalar::MASKED);
-            positions.resize(live.next_multiple_of(LANES), u32::MAX);
-            let keys = &mut buffer[..];
-            let survey = self.simd.survey(None, live, keys);
+            buffer.resize(visible.next_multiple_of(LANES), E::Scalar::MASKED);
+            positions.resize(visible.next_multiple_of(LANES), u32::MAX);
+            let scores = &mut buffer[..];
+            let survey = self.simd.survey(None, visible, scores);
             let listed = Some(&positions[..]);
-            let keys = Row::Copied(keys);
-            let result = self.surveyed((keys, live, None), listed, survey, workspace, visitor);
-            *E::Scalar::keys(workspace) = buffer;
+            let scores = RowScores::Copied(scores);
+            let result = self.surveyed((scores, visible, None), listed, survey, workspace, visitor);
+            *E::Scalar::scores(workspace) = buffer;
             workspace.positions = positions;
             return result;
         }
-        let mut buffer = std::mem::take(E::keys(workspace));
+        let mut buffer = std::mem::take(E::scores(workspace));
         grow(&mut buffer, from.len())?;
-        let keys = padded(&mut buffer, from.len(), E::MASKED);
-        for ((key, &value), &allow) in keys.iter_mut().zip(from).zip(allowed) {
+        let scores = padded(&mut buffer, from.len(), E::MASKED);
+        for ((score, &value), &allow) in scores.iter_mut().zip(from).zip(allowed) {
             let value = if negate { value.negated() } else { value };
-            *key = if allow == 0 { E::MASKED } else { value };
+            *score = if allow == 0 { E::MASKED } else { value };
         }
-        let survey = self.simd.survey(None, from.len(), keys);
-        let keys = Row::Copied(keys);
-        let result = self.surveyed((keys, from.len(), None), None, survey, workspace, visitor);
-        *E::keys(workspace) = buffer;
+        let survey = self.simd.survey(None, from.len(), scores);
+        let scores = RowScores::Copied(scores);
+        let result = self.surveyed((scores, from.len(), None), None, survey, workspace, visitor);
+        *E::scores(workspace) = buffer;
         result
     }
 
     /// Hands over a row of which `len` entries were surveyed, and maybe roughly weighed.
-    fn surveyed<E: Buffers, V: Visitor>(
+    fn surveyed<E: PerDtype, V: Visitor>(
         &self,
-        (keys, len, rough): (Row<'_, E>, usize, Option<f64>),
+        (scores, len, rough): (RowScores<'_, E>, usize, Option<f64>),
         positions: Option<&[u32]>,
         survey: Survey<E::Scalar>,
         workspace: &mut Workspace,
@@ -268,22 +268,23 @@ impl Source<'_> {
             let place = self.scores.place(self.row, None);
             return Err(self.scores.judge(self.row).err().unwrap_or(Error::Changed { place }));
         }
-        let live = if smallest > E::Scalar::NEG_INFINITY {
+        let visible = if smallest > E::Scalar::NEG_INFINITY {
             len
         } else {
-            self.simd.count_live(keys.as_slice())
+            self.simd.count_visible(scores.as_slice())
         };
         let radius = self.scores.row_radius(self.row);
-        let slack = if self.is_single() { Slack::f32(radius) } else { Slack::f64(len, radius) };
-        let (exact_ties, weights, soon) = (radius == 0.0, false, self.soon);
+        let slack =
+            if self.is_single() { ErrorBound::f32(radius) } else { ErrorBound::f64(len, radius) };
+        let (exact_ties, weights, prefetch) = (radius == 0.0, false, self.prefetch);
         let row = Prepared {
-            keys,
+            scores,
             positions,
             largest,
             rough,
-            soon,
+            prefetch,
             smallest,
-            live,
+            visible,
             slack,
             exact_ties,
             weights,
@@ -298,31 +299,31 @@ impl Source<'_> {
         visitor: V,
     ) -> Result<V::Output, Error> {
         let mut buffer = std::mem::take(&mut workspace.f64);
-        let result = self.scores.keys64(self.row, &mut buffer).and_then(|meaning| {
-            let Keys64 { law, largest, error } = meaning;
+        let result = self.scores.wide_scores(self.row, &mut buffer).and_then(|about| {
+            let WideScores { weight_kind, largest, error } = about;
             let n = buffer.len();
-            let live = buffer.iter().filter(|key| **key > f64::NEG_INFINITY).count();
+            let visible = buffer.iter().filter(|score| **score > f64::NEG_INFINITY).count();
             buffer.resize(n.next_multiple_of(LANES), f64::NEG_INFINITY);
-            let keys = Row::Copied(&mut buffer[..]);
-            let (slack, weights) = match law {
-                Meaning::Exp { .. } => (Slack::f64(n, error), false),
-                Meaning::Weight => (Slack::weights(n), true),
+            let scores = RowScores::Copied(&mut buffer[..]);
+            let (slack, weights) = match weight_kind {
+                WeightKind::Exp { .. } => (ErrorBound::f64(n, error), false),
+                WeightKind::Weight => (ErrorBound::weights(n), true),
             };
             let row = Prepared {
-                keys,
+                scores,
                 positions: None,
                 largest,
                 rough: None,
-                soon: None,
+                prefetch: None,
                 smallest: f64::NEG_INFINITY,
-                live,
+                visible,
                 slack,
                 exact_ties: error == 0.0,
                 weights,
             };
-            match law {
-                Meaning::Exp { scale } => exponential(row, scale, workspace, visitor),
-                Meaning::Weight => visitor.visit(row, Stored, workspace),
+            match weight_kind {
+                WeightKind::Exp { scale } => exponential(row, scale, workspace, visitor),
+                WeightKind::Weight => visitor.visit(row, Identity, workspace),
             }
         });
         workspace.f64 = buffer;
@@ -330,25 +331,25 @@ impl Source<'_> {
     }
 
     /// Copies the visible part of a row into padded scratch and looks over it.
-    fn survey<E: Element>(&self, from: &[E], negate: bool, keys: &mut [E]) -> Survey<E::Scalar> {
+    fn survey<E: Element>(&self, from: &[E], negate: bool, scores: &mut [E]) -> Survey<E::Scalar> {
         if negate {
-            keys.iter_mut().zip(from).for_each(|(key, value)| *key = value.negated());
-            return self.simd.survey(None, from.len(), keys);
+            scores.iter_mut().zip(from).for_each(|(score, value)| *score = value.negated());
+            return self.simd.survey(None, from.len(), scores);
         }
         if self.threads == 1 {
-            return self.simd.survey(Some(from), from.len(), keys);
+            return self.simd.survey(Some(from), from.len(), scores);
         }
-        let chunks = keys.chunks_mut(CHUNK).zip(from.chunks(CHUNK));
+        let chunks = scores.chunks_mut(CHUNK).zip(from.chunks(CHUNK));
         let survey =
-            |(keys, from): (&mut [E], &[E])| self.simd.survey(Some(from), from.len(), keys);
+            |(scores, from): (&mut [E], &[E])| self.simd.survey(Some(from), from.len(), scores);
         let parts = threads::map(self.threads, chunks, 1, survey);
         let joined = parts.into_iter().reduce(Survey::join);
-        joined.unwrap_or_else(|| self.simd.survey(None, 0, keys))
+        joined.unwrap_or_else(|| self.simd.survey(None, 0, scores))
     }
 
     /// Looks over the visible part of a row, whole groups, where it is. If that is worth it, the row is weighed roughly at
     /// the same time, against the largest of a few keys.
-    fn look<E: Element>(&self, from: &[E], weigh: bool) -> (Survey<E::Scalar>, Option<f64>) {
+    fn scan<E: Element>(&self, from: &[E], weigh: bool) -> (Survey<E::Scalar>, Option<f64>) {
         /// Shorter rows are weighed whole.
         const LONG: usize = 2048;
         /// Where keys differ by less, a sample will do.
@@ -358,14 +359,13 @@ impl Source<'_> {
         let scale = self.scores.scale;
         let (mut shift, mut least) = (E::Scalar::NEG_INFINITY, E::Scalar::INFINITY);
         if weigh && from.len() >= LONG {
-            for key in from.iter().step_by(from.len() / 64) {
-                let key = key.widen();
-                shift = if key > shift { key } else { shift };
-                least = if key < least { key } else { least };
+            for score in from.iter().step_by(from.len() / 64) {
+                let score = score.widen();
+                shift = if score > shift { score } else { shift };
+                least = if score < least { score } else { least };
             }
         }
-        let near =
-            row::is_near(shift.into(), scale) && (shift.into() - least.into()) * scale > FLAT;
+        let near = is_near(shift.into(), scale) && (shift.into() - least.into()) * scale > FLAT;
         let rough = near.then_some((shift, scale));
         let mut seen: Option<Survey<E::Scalar>> = None;
         let mut mass = 0.0;
@@ -373,21 +373,21 @@ impl Source<'_> {
             seen = Some(seen.map_or(part, |seen| seen.join(part)));
             mass += weight;
         };
-        let look = |from: &[E]| self.simd.look(from, rough);
+        let scan = |from: &[E]| self.simd.scan(from, rough);
         if self.threads == 1 {
-            from.chunks(CHUNK).map(look).for_each(&mut join);
+            from.chunks(CHUNK).map(scan).for_each(&mut join);
         } else {
-            let parts = threads::map(self.threads, from.chunks(CHUNK), 1, look);
+            let parts = threads::map(self.threads, from.chunks(CHUNK), 1, scan);
             parts.into_iter().for_each(&mut join);
         }
-        let seen = seen.unwrap_or_else(|| self.simd.look(from, None).0);
+        let seen = seen.unwrap_or_else(|| self.simd.scan(from, None).0);
         let above = (seen.largest.into() - shift.into()) * scale;
         (seen, (near && above < HIGHEST).then(|| mass * (-above).exp()))
     }
 }
 
-/// Hands over a row whose weights are `exp(scale * key)`.
-fn exponential<E: Buffers, V: Visitor>(
+/// Hands over a row whose weights are `exp(scale * score)`.
+fn exponential<E: PerDtype, V: Visitor>(
     row: Prepared<'_, E>,
     scale: f64,
     workspace: &mut Workspace,
@@ -398,8 +398,8 @@ where
 {
     let shift = row.largest;
     if scale == 1.0 {
-        visitor.visit(row, Shifted(shift), workspace)
+        visitor.visit(row, Exp(shift), workspace)
     } else {
-        visitor.visit(row, Scaled { shift: shift.into(), scale }, workspace)
+        visitor.visit(row, ScaledExp { shift: shift.into(), scale }, workspace)
     }
 }

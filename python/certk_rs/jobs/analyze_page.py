@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import __version__, gaussian
-from .._page import Section, Table, legend_beside, page, plain_ticks, pyplot, svg
+from .._display.page import Section, Table, legend_beside, page, plain_ticks, pyplot, svg
 from .analyze import PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
 
 HEADS = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._atomic import already_exists
+from .._files.atomic import already_exists
 from ..cache_format import Cache, Layer, Names, Options, TensorFacts
 from ..errors import CertkError
 

@@ -17,7 +17,7 @@ by at most 2 x, and there are such scores for which it does.
    dot) is within r = d u (1 + 2^-20) R of s*. The largest |k_i| is over the keys that a query of
    the layer sees, or more.
 2. An auditor's exact ln(odds) of its own computed scores are within 2 r' of the real ones, with r'
-   <= (d + 8) u (1 + 2^-20) R; its exp and sums add an error below 2^-31.9 (`_recompute`, n <=
+   <= (d + 8) u (1 + 2^-20) R; its exp and sums add an error below 2^-31.9 (`_audit.recompute`, n <=
    2^32). What it reports has all of this once as error and once more as its own widening, so it
    never reports more than the real ln(odds) + 4 r' + 2^-30.9, nor more than ours + 2 r + 4 r' +
    2^-30.9.
@@ -200,8 +200,8 @@ def score(
         What `keep_set` is told of each row at scale 1, without the slack: (heads, m).
     """
     reach = _native.products(
-        *_lend(query, layer.dtypes["query"]),
-        *_lend(key, layer.dtypes["key"]),
+        *_as_native(query, layer.dtypes["query"]),
+        *_as_native(key, layer.dtypes["key"]),
         causal_offset,
         scores,
         threads,
@@ -211,7 +211,7 @@ def score(
     return radius
 
 
-def _lend(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
+def _as_native(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
     """A stored tensor and its dtype, as `_native` takes them."""
     bits = stored.view(np.uint16) if stored.itemsize == 2 else stored
     return bits, {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .._atomic import write_text
-from .._page import Section, page
+from .._display.page import Section, page
+from .._files.atomic import write_text
 from ..errors import CertkError, pip_install
 from . import (
     bert_table,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection
-from .._page import Table, legend_beside, pyplot, svg
+from .._display.page import Table, legend_beside, pyplot, svg
 from ..errors import CertkError
 from .settings import Settings, Tell, mean
 

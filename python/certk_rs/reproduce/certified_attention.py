@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import sparse_attention
-from .._page import Table, legend_below, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, plain_ticks, pyplot, svg
 from ..cache_format import Cache, nearest_rsqrt, widen
 from ..key_index import KeyIndex
 from ..results import AttentionResult

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import gaussian, selection
-from .._page import Table, legend_below, pyplot, svg
+from .._display.page import Table, legend_below, pyplot, svg
 from .settings import Settings, Tell, mean
 
 NAME = "gaussian-rule"

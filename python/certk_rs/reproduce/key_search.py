@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import bounds, selection
-from .._page import Table, legend_below, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, plain_ticks, pyplot, svg
 from ..key_index import KeyIndex, Over, Rule
 from ..results import Rung, SearchResult
 from .settings import Head, Settings, Tell, lengths_up_to, mean, medians, real_heads

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection, windows
-from .._page import Table, legend_below, legend_beside, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, legend_beside, plain_ticks, pyplot, svg
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "power-windows"

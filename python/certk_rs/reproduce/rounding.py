@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection
-from .._page import Table, legend_below, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, plain_ticks, pyplot, svg
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "rounding"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .._page import Table
+from .._display.page import Table
 from ..cache_format import Cache, widen
 from ..errors import CertkError
 

@@ -23,7 +23,7 @@ from ..sparse_attention import attention as attention_of
 from . import recorder, settings
 from .capture_file import WRITING
 from .masked_layer import hidden
-from .masks import Seen, seen
+from .masks import Visibility, visibility_of
 from .own_attention import is_causal_by_default
 from .presses import dropped_by_a_press
 
@@ -88,7 +88,7 @@ def certified_attention(
         kind: Any = type(module)
         causal = is_causal_by_default(kind) and getattr(module, "is_causal", True)
     try:
-        rows = seen(attention_mask, bool(causal), shape)
+        rows = visibility_of(attention_mask, bool(causal), shape)
     except CertkError as error:
         raise CertkError(f"{type(module).__name__}: {error}") from None
     if sliding_window is not None:
@@ -136,14 +136,14 @@ def _refuse(module: nn.Module, dropout: float, kwargs: dict[str, Any]) -> None:
         )
     # Not every model passes output_attentions on to its attention modules.
     asked = {"output_attentions": True} if _weights_are_collected() else {}
-    if (other := foreign(kwargs | asked)) is not None:
+    if (other := unsupported(kwargs | asked)) is not None:
         raise CertkError(
             f"{who} asks for {other[0]}, {other[1]}: not supported; use another "
             "attn_implementation for this model"
         )
 
 
-def foreign(kwargs: dict[str, Any]) -> tuple[str, str] | None:
+def unsupported(kwargs: dict[str, Any]) -> tuple[str, str] | None:
     """Name an argument that makes attention another one, and say what it is; None if none does."""
     for name, value in kwargs.items():
         if name not in _HARMLESS and value is not None and value is not False:
@@ -177,7 +177,9 @@ def _refuse_gradients(*optional: torch.Tensor | None) -> None:
         )
 
 
-def _need_window(rows: Seen, window: int, mask: torch.Tensor | None, key: torch.Tensor) -> None:
+def _need_window(
+    rows: Visibility, window: int, mask: torch.Tensor | None, key: torch.Tensor
+) -> None:
     """Make sure that a window which matters is in the mask: it is the mask that is obeyed."""
     if hasattr(key, "certk_first"):
         raise CertkError(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from .._safetensors import STORAGE
+from .._files.safetensors import STORAGE
 from ..cache_format import Cache as CacheFile
 from ..cache_format import (
     Layer,
@@ -38,7 +38,7 @@ from ..cache_format import (
 )
 from ..errors import CertkError
 from .capture_file import CacheWriter
-from .head_sets import filled, head_sets
+from .per_head import pad_with_latest, select_per_head
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ def prune_cache(
     layers = _full_layers(cache, queries)
     scale = _scale(scale)
     for index, (query, keys, _) in enumerate(layers):
-        kept, upper = head_sets(
+        kept, upper = select_per_head(
             f"layer {index}",
             query[0],
             keys[0],
@@ -258,7 +258,7 @@ def prune_cache(
     pruned = []
     for index, (_, keys, values) in enumerate(layers):
         kept = [
-            filled(indices, most, keys.shape[2]) if compact else indices
+            pad_with_latest(indices, most, keys.shape[2]) if compact else indices
             for indices in chosen[index]
         ]
         heads = [torch.from_numpy(indices) for indices in kept]

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from .. import _native
-from .._atomic import NewFile
-from .._safetensors import Entry, written
+from .._files.atomic import NewFile
+from .._files.safetensors import Entry, written
 from ..errors import CertkError
-from .masks import Seen
+from .masks import Visibility
 
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # Bytes of one entry of the header, with the longest numbers there may be.
@@ -74,7 +74,7 @@ class CacheWriter:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        rows: Seen,
+        rows: Visibility,
         scale: float | None,
     ) -> None:
         """Write one attention call as the layer that the module says it is, or as the next."""
@@ -164,7 +164,7 @@ class CacheWriter:
         self._file.write_at(8 + self._room + start, data)
 
 
-def _offset(layer: int, rows: Seen) -> int | None:
+def _offset(layer: int, rows: Visibility) -> int | None:
     """The causal offset of what the rows see; None if they see everything."""
     said = rows.arguments()
     if not said:

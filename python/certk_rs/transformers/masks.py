@@ -21,7 +21,7 @@ Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Seen:
+class Visibility:
     """What the rows (batch, heads, m) see of n keys; leading axes of length 1 stand for all.
 
     Row r sees the keys `starts[r] <= i < ends[r]` (none if these are equal), unless `mask` is
@@ -60,24 +60,24 @@ class Seen:
         keys = np.arange(self.shape[3])
         return (keys >= self.starts[..., None]) & (keys < self.ends[..., None])
 
-    def only_from(self, starts: NDArray[np.int64]) -> Seen:
+    def only_from(self, starts: NDArray[np.int64]) -> Visibility:
         """The same without the keys before `starts` (heads,), the first that a head has at all."""
         first = starts[None, :, None]
         if self.mask is not None:
             keys = np.arange(self.shape[3])
             return _of_mask(self.mask & (keys >= first[..., None]), self.shape)
-        return Seen(
+        return Visibility(
             self.shape, np.minimum(np.maximum(self.starts, first), self.ends), self.ends, None
         )
 
-    def without(self, gone: NDArray[np.bool_]) -> Seen:
+    def without(self, gone: NDArray[np.bool_]) -> Visibility:
         """The same without the keys that are True in `gone` (batch, heads, n)."""
         if not gone.any():
             return self
         return _of_mask(self.full_mask() & ~gone[:, :, None], self.shape)
 
 
-def seen(mask: torch.Tensor | None, causal: bool, shape: Shape) -> Seen:
+def visibility_of(mask: torch.Tensor | None, causal: bool, shape: Shape) -> Visibility:
     """Read a mask for scores of `shape` (batch, heads, m, n).
 
     Without one, `causal` with m > 1 means that query i sees the keys up to i, counted from the
@@ -90,7 +90,7 @@ def seen(mask: torch.Tensor | None, causal: bool, shape: Shape) -> Seen:
     if mask is None:
         ends = np.minimum(np.arange(1, m + 1), n) if causal and m > 1 else np.full(m, n)
         ends = ends.astype(np.int64).reshape(1, 1, m)
-        return Seen(shape, np.zeros_like(ends), ends, None)
+        return Visibility(shape, np.zeros_like(ends), ends, None)
     if not isinstance(mask, torch.Tensor):
         raise CertkError(
             f"attention_mask is a {type(mask).__name__}; certk takes a boolean mask (True = seen) "
@@ -125,20 +125,20 @@ def _visible(mask: torch.Tensor) -> NDArray[np.bool_]:
     return (~hidden).numpy()
 
 
-def _of_mask(mask: NDArray[np.bool_], shape: Shape) -> Seen:
+def _of_mask(mask: NDArray[np.bool_], shape: Shape) -> Visibility:
     """A mask as runs if every row is one."""
     _, _, m, n = shape
     mask = np.broadcast_to(mask, (*mask.shape[:2], m, n))
     counts = np.count_nonzero(mask, axis=-1)
     if n == 0:
         none = counts.astype(np.int64)
-        return Seen(shape, none, none, None)
+        return Visibility(shape, none, none, None)
     # Of a row without keys both are 0.
     starts = mask.argmax(axis=-1).astype(np.int64)
     last = n - mask[..., ::-1].argmax(axis=-1).astype(np.int64)
     ends = np.where(counts > 0, last, 0)
     runs = bool((ends - starts == counts).all())
-    return Seen(shape, starts, ends, None if runs else mask)
+    return Visibility(shape, starts, ends, None if runs else mask)
 
 
 def _causal_ends(m: int, n: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from torch import nn
 from .. import _native
 from ..errors import CertkError
 from ..results import AttentionResult
-from .masks import Seen
+from .masks import Visibility
 from .settings import Budget
 
 _OPEN: ContextVar[tuple[Recorder, ...]] = ContextVar("certk_recorders", default=())
@@ -223,7 +223,7 @@ class _Sum:
         )
 
 
-def record(module: nn.Module, result: AttentionResult, rows: Seen, budget: Budget) -> None:
+def record(module: nn.Module, result: AttentionResult, rows: Visibility, budget: Budget) -> None:
     """Tell every open recorder of a call, before the values it was about can change."""
     if recorders := [each for each in _OPEN.get() if not each._over]:
         call = _Found(result, rows.counts, budget)

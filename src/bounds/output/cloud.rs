@@ -4,16 +4,9 @@
 //! With c the mean (any vector would do; it is exact once it is stored) and e the common exponent, the stored point u of a
 //! value v satisfies `|2^-e (v - c) - u| <= 2^-53 |u|` per component, up to underflow.
 
+use super::rounding::{BLOCK, SUM, UP, V};
 use super::spectrum;
 
-/// Half a unit in the last place of 1.
-pub(super) const V: f64 = f64::EPSILON / 2.0;
-/// Rounds a non-negative number up by more than fifty rounded operations can lose.
-pub(super) const UP: f64 = 1.0 + 64.0 * f64::EPSILON;
-/// Keys per block of a weighted sum; sums of blocks carry their rounding errors along.
-pub(super) const BLOCK: usize = 256;
-/// What such a sum loses at most, relative to the sum of the sizes of its terms.
-pub(super) const SUM: f64 = (BLOCK + 44) as f64 * V;
 /// What lengths may lose to underflow: squares below 2^-1074, of far fewer than 2^70 components.
 const FLOOR: f64 = f64::from_bits((1023 - 500) << 52);
 /// Steps towards the smallest enclosing ball.
@@ -183,7 +176,7 @@ pub(super) struct Outline {
 pub(super) struct WeightedSum {
     block: Vec<f64>,
     in_block: usize,
-    sum: Vec<crate::mass::Compensated>,
+    sum: Vec<crate::certified_sums::Compensated>,
 }
 
 impl WeightedSum {
@@ -191,7 +184,7 @@ impl WeightedSum {
         WeightedSum {
             block: vec![0.0; d],
             in_block: 0,
-            sum: vec![crate::mass::Compensated::default(); d],
+            sum: vec![crate::certified_sums::Compensated::default(); d],
         }
     }
 
@@ -215,7 +208,7 @@ impl WeightedSum {
 
     pub(super) fn finish(mut self) -> Vec<f64> {
         self.flush();
-        self.sum.iter().map(crate::mass::Compensated::value).collect()
+        self.sum.iter().map(crate::certified_sums::Compensated::value).collect()
     }
 }
 

@@ -6,9 +6,10 @@
 //! rounding counts only T/H times). What the running sums may be off by is bounded as well, so a prefix is passed over only
 //! if its error provably exceeds the budget. The first of the others is certified as any given set would be.
 
-use super::cloud::{Cloud, SUM, UP, V, WeightedSum, square};
+use super::cloud::{Cloud, WeightedSum, square};
+use super::rounding::{SUM, UP, V};
 use super::row::{Parted, Weighed};
-use crate::mass::Compensated;
+use crate::certified_sums::Compensated;
 use crate::order;
 
 /// Prefixes that may be certified in vain, where rounding leaves the running sums undecided: at least so many, and as many

@@ -12,10 +12,11 @@
 //!
 //! Each side is weighed against its own largest key, so that its sums are at least 1 and no flushed weight matters.
 
-use super::cloud::{Cloud, Outline, SUM, UP, V, WeightedSum, square_distance};
+use super::cloud::{Cloud, Outline, WeightedSum, square_distance};
+use super::rounding::{SUM, UP, V};
+use crate::certified_sums::{self, Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
-use crate::mass::{self, Compensated, Slack, Split};
-use crate::scores::{Keys64, Law, Scores};
+use crate::rows::{Scores, WeightKind, WideScores};
 
 /// Kept times dropped keys times components up to which all pairs are looked at.
 const PAIRS: usize = 1 << 20;
@@ -23,10 +24,10 @@ const PAIRS: usize = 1 << 20;
 /// A row's keys and what they weigh.
 pub(super) struct Weighed {
     pub(super) keys: Vec<f64>,
-    pub(super) meaning: Keys64,
+    pub(super) about: WideScores,
     /// Relative error of a weight.
     pub(super) eta: f64,
-    slack: Slack,
+    slack: ErrorBound,
 }
 
 impl Weighed {
@@ -37,45 +38,47 @@ impl Weighed {
         cloud: &Cloud,
         mut keys: Vec<f64>,
     ) -> Result<Self, Error> {
-        let meaning = scores.keys64(row, &mut keys)?;
+        let about = scores.wide_scores(row, &mut keys)?;
         if keys.iter().zip(&cloud.seen).any(|(key, seen)| *key > f64::NEG_INFINITY && !seen) {
             return Err(Error::Changed { place: scores.place(row, None) });
         }
-        let (eta, slack) = match meaning.law {
-            Law::Weight => (4.0 * V, Slack::weights(0)),
+        let (eta, slack) = match about.weight_kind {
+            WeightKind::Weight => (4.0 * V, ErrorBound::weights(0)),
             // x = scale (key - largest) rounds twice, times 708, and the exponential is off by 8 V.
-            Law::Exp { .. } => {
+            WeightKind::Exp { .. } => {
                 const ROUNDED: f64 = 1536.0 * V;
-                let error = meaning.error;
+                let error = about.error;
                 let eta = if error == 0.0 {
                     ROUNDED
                 } else {
                     (error.exp_m1() * (1.0 + ROUNDED) + ROUNDED) * UP
                 };
-                (eta, Slack::f64(0, error))
+                (eta, ErrorBound::f64(0, error))
             }
         };
-        Ok(Weighed { keys, meaning, eta, slack })
+        Ok(Weighed { keys, about, eta, slack })
     }
 
     /// The weight of a key when `largest` weighs about 1; relative error `eta`, or below 2^-1021.
     #[inline]
     pub(super) fn weigh(&self, key: f64, largest: f64) -> f64 {
-        match self.meaning.law {
+        match self.about.weight_kind {
             // Both are positive, and a quotient that underflows is below 2^-1021.
-            Law::Weight => key / largest,
+            WeightKind::Weight => key / largest,
             // Halves, because the difference may overflow where the product does not.
-            Law::Exp { scale } => mass::exp((0.5 * key - 0.5 * largest) * scale * 2.0),
+            WeightKind::Exp { scale } => {
+                certified_sums::exp((0.5 * key - 0.5 * largest) * scale * 2.0)
+            }
         }
     }
 
     /// What a side weighs when the row's largest key weighs 1.
     fn mass(&self, side: &Side) -> f64 {
-        side.total * self.weigh(side.heaviest, self.meaning.largest)
+        side.total * self.weigh(side.heaviest, self.about.largest)
     }
 
     /// Bounds of the tail mass. A side far below the other is weighed by a product that may underflow.
-    fn tail_mass(&self, split: &Split) -> (f64, f64) {
+    fn tail_mass(&self, split: &SplitSums) -> (f64, f64) {
         let flush = 2.0 * self.slack.flush.max(2f64.powi(-1021));
         let upper = split.upper(2.0 * self.slack.certify, flush);
         let tiny = split.tail < 2f64.powi(-1000) && split.kept > 0;
@@ -173,8 +176,12 @@ impl<'a> Parted<'a> {
             return None;
         }
         let tail = Side::new(tail, weighed, cloud);
-        let mut split =
-            Split { tail: weighed.mass(&tail), dropped: tail.members.len(), head: 0.0, kept: 0 };
+        let mut split = SplitSums {
+            tail: weighed.mass(&tail),
+            dropped: tail.members.len(),
+            head: 0.0,
+            kept: 0,
+        };
         let (head, answer, answer_radius) = if head.is_empty() {
             (head, cloud.origin.clone(), cloud.floor)
         } else {

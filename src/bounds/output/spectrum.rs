@@ -4,7 +4,7 @@
 //! the norm then overestimates by at most a factor `d^(1/2^(p+1))`. A computed square B is off by E with
 //! `|E| <= gamma_d |A| |A|` per entry, hence `lambda(A)^2 <= lambda(B) + gamma_d |A|_F^2`.
 
-use super::cloud::{BLOCK, UP, V};
+use super::rounding::{BLOCK, UP, V};
 
 /// Multiplications that squaring may cost.
 const EFFORT: usize = 1 << 26;

@@ -1,0 +1,1 @@
+"""The auditor, which shares no code with the selector."""

@@ -1,0 +1,81 @@
+"""`certk analyze`: how many keys each head of a cache needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .._display.page import pyplot
+from .._files.atomic import write_text
+from ..jobs.analyze import CacheAnalysis, analysis_json
+from ..jobs.analyze import analyze as analyze_caches
+from ..jobs.analyze_page import (
+    ADVISED,
+    HEADS,
+    LAYERS,
+    NARROW,
+    analysis_page,
+    cells,
+    layer_cells,
+    layer_heads,
+)
+from .options import AsJson, Caches, Job, Names, Quiet, Threads, need_new
+from .terminal import print_json, print_table, print_text, progress_bar, say
+
+
+def analyze(
+    caches: Caches,
+    eps: Annotated[
+        list[float] | None,
+        typer.Option(help="A budget; may be repeated (the middle one is the main one)."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one self-contained page with plots.")
+    ] = None,
+    names: Names = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> Job:
+    """Tell how many keys each head of a cache needs, and whether pruning it is worth it."""
+
+    def job() -> int:
+        if html is not None:
+            need_new(html)
+            pyplot()
+        with progress_bar(quiet) as progress:
+            found = analyze_caches(caches, eps or [0.1, 0.01, 0.001], names, progress, threads)
+        if html is not None:
+            write_text(html, analysis_page(found))
+        if as_json:
+            print_json({"command": "analyze", "caches": [analysis_json(cache) for cache in found]})
+        else:
+            _show(found)
+            if html is not None:
+                say(f"written to {html}")
+        return 0
+
+    return job
+
+
+def _show(found: Sequence[CacheAnalysis]) -> None:
+    """Show caches as tables, a row per head and a row per layer."""
+    for cache in found:
+        say(f"{cache.path}: at eps = {cache.eps[cache.main]:g}, shares of the visible keys")
+        say("By layer.head:")
+        rows = cells(cache)
+        if not print_table(HEADS, rows, must=False):
+            # What is left out, to fit the terminal, is in --json and --html.
+            print_table(HEADS[:NARROW], [row[:NARROW] for row in rows])
+        say(LAYERS)
+        print_table(layer_heads(cache), layer_cells(cache))
+        say(f"Advice: {cache.advice()}.")
+    print_text(
+        "k/n: the keys that each row needs on its own; rule: by its sigma; 1 gap, 8 cuts: these "
+        "bounds on it; one set: what all rows of a head need together."
+    )
+    print_text(f"Advice, {ADVISED}")
+    say("Queries that are not in the file are not covered.")

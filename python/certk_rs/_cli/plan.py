@@ -1,0 +1,72 @@
+"""`certk plan`: what to expect of sparsifying Gaussian scores, before anything is pruned."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ..gaussian import Plan
+from ..gaussian import plan as plan_rows
+from .options import AsJson, Job, Threads
+from .terminal import print_json, print_table, print_text, say
+
+
+def plan(
+    n: Annotated[int, typer.Option("--n", metavar="N", help="Keys of a row.")],
+    sigma: Annotated[
+        float, typer.Option(help="Standard deviation of the scores, in natural-log units.")
+    ],
+    eps: Annotated[float, typer.Option(help="Tail mass that a row may lose, 0 < eps < 1.")],
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the simulated rows.")] = 0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> Job:
+    """Tell how many keys rows of normal scores need, and whether to sparsify.
+
+    Expectations of a model, no certificate: `certk select` finds what a real row needs.
+    """
+
+    def job() -> int:
+        found = plan_rows(n, sigma, eps, seed=seed, threads=threads)
+        if as_json:
+            print_json({"command": "plan", **asdict(found), **_derived(found)})
+        else:
+            _show(found)
+        return 0
+
+    return job
+
+
+def _derived(plan: Plan) -> dict[str, float | bool | str]:
+    return {
+        "scored_ratio": plan.scored_ratio,
+        "speedup": plan.speedup,
+        "worthwhile": plan.worthwhile,
+        "advice": plan.advice,
+        "reason": plan.reason,
+    }
+
+
+def _show(plan: Plan) -> None:
+    rule = (
+        "rule for long rows",
+        f"{plan.asymptotic_k:.6g}",
+        f"{plan.asymptotic_fraction:.4g}",
+        f"above mean {plan.threshold:+.3g} sigma",
+    )
+    how = f"simulated, standard error {plan.k_standard_error:.2g}" if plan.rows else "exact"
+    mean = ("expected for this n", f"{plan.k:.6g}", f"{plan.scored_ratio:.4g}", how)
+    say(f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps}")
+    print_table(("", "k", "k / n", "how"), [rule, mean], left=(0, 3))
+    if plan.frozen:
+        print_text(
+            f"Frozen: sigma is past sqrt(2 ln n) = {plan.freezing_sigma:.4g}; rows rest on few "
+            "entries, and the rule for long rows is too low."
+        )
+    print_text(
+        f"Keys read: {plan.speedup:.3g}x fewer (as many times faster only if time goes with the "
+        "keys read and choosing them is free)."
+    )
+    print_text(f"Advice: {plan.advice}. {plan.reason[0].upper()}{plan.reason[1:]}.")

@@ -1,0 +1,141 @@
+"""One self-contained HTML page of sections: text, tables, and plots as inline SVG.
+
+Nothing is fetched when the page is opened: no script, no font, no style sheet.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from ..errors import CertkError, pip_install
+from .plain import escaped, plain
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
+figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
+th { position: sticky; top: 0; background: #fff; } td:first-child, th:first-child { text-align: left; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+details { margin: .5rem 0; } footer { margin-top: 3rem; color: #666; font-size: .85rem; }
+"""  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column heads and rows of cells, as they are to be read."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, sentences, plots (SVG) and tables; long tables are folded."""
+
+    title: str
+    text: Sequence[str]
+    plots: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    anchor: str = field(default="")
+
+
+def pyplot() -> ModuleType:
+    """Matplotlib's pyplot, drawing to memory."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise CertkError(
+            f"plots need matplotlib, which is not installed: {pip_install('plot')}"
+        ) from None
+    mpl.use("Agg")
+    # Text stays text, and the same data gives the same bytes.
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "certk", "font.size": 10})
+    import matplotlib.pyplot as plt
+
+    module: ModuleType = plt
+    return module
+
+
+def svg(figure: Any) -> str:
+    """A figure as inline SVG; it is closed."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot().close(figure)
+    drawing = text.getvalue()
+    # Matplotlib minds what is markup in a label, but not what cannot be seen.
+    return "\n".join(map(escaped, drawing[drawing.index("<svg") :].split("\n")))
+
+
+def legend_beside(axis: Any, **options: Any) -> None:
+    """A legend to the right of the axes, where it covers no data."""
+    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5), **options)
+
+
+def legend_below(figure: Any, *args: Any, ncols: int) -> None:
+    """One legend under all panels of a figure with constrained layout."""
+    figure.legend(*args, frameon=False, fontsize=9, loc="outside lower center", ncols=ncols)
+
+
+def plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Ticks of an x- or y-axis at these values and nowhere else, written as plain numbers."""
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
+
+
+def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
+    """The whole page."""
+    body = [f"<h1>{_text(title)}</h1>", f"<p>{_text(lead)}</p>"]
+    if len(sections) > 2:
+        links = (
+            f'<li><a href="#{_text(part.anchor)}">{_text(part.title)}</a></li>'
+            for part in sections
+            if part.anchor
+        )
+        body.append(f"<ol>{''.join(links)}</ol>")
+    drawings = 0
+    for part in sections:
+        body.append(f'<h2 id="{_text(part.anchor)}">{_text(part.title)}</h2>')
+        body += [f"<p>{_text(sentence)}</p>" for sentence in part.text]
+        for plot in part.plots:
+            body.append(f"<figure>{_own_names(plot, f'plot{drawings}-')}</figure>")
+            drawings += 1
+        body += [_table(table) for table in part.tables]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<footer>{_text(foot)}</footer>\n</body></html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    """As text of an element or in the quotes of an attribute, whatever it is."""
+    return html.escape(plain(text))
+
+
+def _own_names(drawing: str, prefix: str) -> str:
+    """A drawing whose ids, and references to them, occur in no other one of the page."""
+    return re.sub(r'(\bid="|\bhref="#|\burl\(#)', lambda found: found[0] + prefix, drawing)
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f"<th>{_text(cell)}</th>" for cell in table.heads)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
+    whole = f"<table>{caption}<thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>"
+    if len(table.rows) <= 24:
+        return whole
+    summary = _text(table.caption or "table")
+    return f"<details><summary>{summary} ({len(table.rows)} rows)</summary>{whole}</details>"

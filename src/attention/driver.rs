@@ -1,0 +1,365 @@
+//! Rows in groups that share keys, over threads, and again where their outputs are not within a budget.
+
+use super::error_bound::{self, Balls};
+use super::job::{GROUP, Job, MANY, RowBudget, Unit};
+use super::options::{AttentionOptions, Budget};
+use super::result::Attention;
+use super::visibility::Visibility;
+use crate::error::Error;
+use crate::index::KeyIndex;
+use crate::kernels::PANEL_ROWS;
+use crate::memory::{check_memory, check_memory_in_each};
+use crate::rows::{PerRow, Vectors};
+use crate::threads;
+
+/// How often a row is computed at most for a budget on its output, before it is computed in full.
+const ATTEMPTS: usize = 2;
+
+/// Softmax attention of queries `(..., heads, m, d)` over keys `(..., kv_heads, n, d)` and values `(..., kv_heads, n, d_v)`, `heads` a
+/// multiple of `kv_heads`, that drops from each row no more than its budget allows, proven for the real numbers stored.
+///
+/// With an index of the keys, most keys are judged by their codes. A row that cannot be thinned is computed in full. A row that
+/// sees no key gives zeros. Keys and values that no row sees may hold anything.
+///
+/// With sinks, tail masses are shares of the whole softmax, that of the sink included. Which keys are dropped is decided without
+/// it, which keeps some more than the budget asks for.
+///
+/// # Errors
+/// [`Error::Shape`] where arguments do not fit each other, [`Error::Eps`], [`Error::Tolerance`] also where rounding alone exceeds
+/// the budget, [`Error::Scale`], [`Error::Length`], [`Error::RowLength`], [`Error::KeyNotFinite`] for a query, or a key or value
+/// that is used, [`Error::Number`] where a score or an output overflows, or a sink is NaN or positive infinity.
+pub fn attention(
+    queries: &Vectors<'_>,
+    keys: &Vectors<'_>,
+    values: &Vectors<'_>,
+    budget: Budget<'_>,
+    index: Option<&KeyIndex>,
+    options: &AttentionOptions<'_>,
+) -> Result<Attention, Error> {
+    let _modes = threads::default_floats();
+    // Sums of values of rows that are worked on together.
+    check_memory("v", values.dim(), PANEL_ROWS * 24)?;
+    // Of each row its head, its output, its group and nine numbers, of each head a norm and its rows.
+    let rows = queries.heads().saturating_mul(queries.len());
+    check_memory(
+        "q",
+        rows.max(queries.heads()),
+        values.dim().saturating_mul(8).saturating_add(160),
+    )?;
+    check_memory("k", keys.heads(), 64)?;
+    let visibility = Visibility::new(queries, keys, options)?;
+    let job = Job::new(queries, keys, values, index, &visibility)?;
+    let mut all = Attention::empty(visibility.rows(), values.dim());
+    match budget {
+        Budget::TailMass(eps) => {
+            let eps = visibility.per_row("eps", eps)?.budgets(&visibility.shape)?;
+            job.run(RowBudget { eps, careful: false }, |_| true, &mut all)?;
+            Ok(all)
+        }
+        Budget::Output(tolerance) => {
+            let tolerance =
+                visibility.per_row("out_tol", tolerance)?.tolerances(&visibility.shape)?;
+            all.within = Some(job.within(tolerance, &mut all)?);
+            Ok(all)
+        }
+    }
+}
+
+/// Entries that a group of rows counts at least: its answers wait for the rest of the portion.
+const LEAST: usize = 1 << 16;
+
+impl Job<'_> {
+    /// Computes some rows.
+    fn run(
+        &self,
+        budget: RowBudget<'_>,
+        wanted: impl Fn(usize) -> bool,
+        all: &mut Attention,
+    ) -> Result<(), Error> {
+        let units = self.units(wanted);
+        let dim = self.values.dim();
+        let each = self.keys.len().saturating_mul(self.keys.dim());
+        let rows: usize = units.iter().map(|unit| unit.rows.len()).sum();
+        let threads =
+            threads::count(self.visibility.options.threads, rows.saturating_mul(each) > 1 << 20)?;
+        check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
+        let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
+        let mut at = 0;
+        let one = |unit: usize| {
+            let mut answers = self.unit(&units[unit], budget)?;
+            let mut moved = Vec::with_capacity(answers.len());
+            for (answer, &row) in answers.iter_mut().zip(&units[unit].rows) {
+                moved.push(self.round(row, &mut answer.out[..dim])?);
+            }
+            Ok((answers, moved))
+        };
+        threads::in_portions(threads, units.len(), (portion, 1), one, |(answers, moved)| {
+            for ((&row, answer), moved) in units[at].rows.iter().zip(answers).zip(moved) {
+                all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
+                all.tail_mass_upper[row] = answer.upper;
+                all.k[row] = answer.kept as i64;
+                all.scored[row] = answer.scored as i64;
+                all.rung[row] = answer.rung;
+                all.weight_error[row] = answer.weight_error;
+                all.sum_error[row] = answer.sum_error;
+                all.rounding[row] = moved;
+            }
+            at += 1;
+        })
+    }
+
+    /// Rounds a row's output, and says how far that moved it.
+    fn round(&self, row: usize, out: &mut [f64]) -> Result<f64, Error> {
+        let moved = self.visibility.options.precision.round(out);
+        match out.iter().position(|entry| !entry.is_finite()) {
+            None => Ok(moved),
+            Some(entry) => {
+                let mut place = self.visibility.place(row);
+                place.0.push(entry);
+                let problem = "the output overflows the precision of q; pass q in a wider one, or values divided by a constant";
+                Err(Error::Number { argument: "out", place, value: out[entry], problem })
+            }
+        }
+    }
+
+    /// Computes all rows so that their outputs are within budgets, and returns the bounds that prove it.
+    fn within(&self, tolerance: PerRow<'_, f64>, all: &mut Attention) -> Result<Vec<f64>, Error> {
+        let balls = Balls::new(self.visibility, self.values)?;
+        let rows = self.visibility.rows();
+        let (mut eps, mut open) = (vec![0.0; rows], vec![true; rows]);
+        for attempt in 0..=ATTEMPTS {
+            for row in (0..rows).filter(|&row| open[row]) {
+                eps[row] = if attempt < ATTEMPTS {
+                    let known = (all.weight_error[row], all.sum_error[row]);
+                    let precision = self.visibility.options.precision;
+                    error_bound::allowed(
+                        &balls,
+                        self.values,
+                        row,
+                        tolerance.of(row),
+                        precision,
+                        known,
+                    )
+                } else {
+                    0.0
+                };
+            }
+            let budget = RowBudget {
+                eps: self.visibility.per_row("eps", &eps)?,
+                careful: attempt == ATTEMPTS,
+            };
+            self.run(budget, |row| open[row], all)?;
+            let bounds = all.bounds(&balls, self.values);
+            let mut missed = None;
+            for row in 0..rows {
+                open[row] = bounds[row] > tolerance.of(row);
+                missed = missed.or(open[row].then_some(row));
+            }
+            let Some(row) = missed else { return Ok(bounds) };
+            if attempt == ATTEMPTS {
+                let place = self.visibility.place(row);
+                return Err(Error::Unreachable {
+                    place,
+                    value: tolerance.of(row),
+                    bound: bounds[row],
+                });
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Rows in groups that share keys.
+    fn units(&self, wanted: impl Fn(usize) -> bool) -> Vec<Unit> {
+        let mut rows_of = vec![Vec::new(); self.keys.heads()];
+        for (row, &head) in self.visibility.head_of.iter().enumerate() {
+            if wanted(row) {
+                rows_of[head].push(row);
+            }
+        }
+        let mut units = Vec::new();
+        for (head, rows) in rows_of.into_iter().enumerate() {
+            // How rows are put together depends on nothing but the shapes, so that answers do not depend on threads.
+            let size = if rows.len() < MANY { GROUP } else { PANEL_ROWS };
+            units.extend(rows.chunks(size).map(|rows| Unit { head, rows: rows.to_vec() }));
+        }
+        units
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::IndexOptions;
+    use crate::kernels::Simd;
+    use crate::scale::nearest_rsqrt;
+
+    /// Numbers that look normal.
+    fn normal(count: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut uniform = move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as f64 / (1u64 << 31) as f64 - 0.5
+        };
+        (0..count).map(|_| ((0..12).map(|_| uniform()).sum::<f64>()) as f32).collect()
+    }
+
+    struct Case {
+        shape: (usize, usize, usize, usize),
+        causal: bool,
+        index: bool,
+        eps: f64,
+        sigma: f32,
+    }
+
+    /// The real output of a row within f64 roundings, and the largest distance of a value of it from there.
+    fn real(
+        query: &[f32],
+        (keys, dim): (&[f32], usize),
+        (values, width): (&[f32], usize),
+    ) -> (Vec<f64>, f64) {
+        let product = |key: &[f32]| {
+            let terms = key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q));
+            terms.sum::<f64>() * nearest_rsqrt(dim)
+        };
+        let scores: Vec<f64> = keys.chunks_exact(dim).map(product).collect();
+        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let mut out = vec![0.0; width];
+        let mut total = 0.0;
+        for (score, value) in scores.iter().zip(values.chunks_exact(width)) {
+            let weight = (score - top).exp();
+            total += weight;
+            out.iter_mut().zip(value).for_each(|(out, v)| *out += weight * f64::from(*v));
+        }
+        for out in &mut out {
+            *out /= total;
+        }
+        let away = |value: &[f32]| {
+            let squares = value.iter().zip(&out).map(|(v, out)| (f64::from(*v) - out).powi(2));
+            squares.sum::<f64>().sqrt()
+        };
+        let most = values.chunks_exact(width).map(away).fold(0.0, f64::max);
+        (out, most)
+    }
+
+    /// Whatever the level and the threads: the same bits; and as near to the real output as is claimed.
+    #[test]
+    fn attention_is_as_near_as_it_says_and_the_same_everywhere() {
+        let case = |shape, causal, index, eps, sigma| Case { shape, causal, index, eps, sigma };
+        let cases = [
+            case((70, 300, 33, 40), false, false, 0.0, 1.0),
+            case((20, 129, 128, 7), true, false, 0.01, 2.0),
+            case((66, 400, 64, 64), true, true, 0.02, 4.0),
+            case((16, 1000, 32, 80), false, true, 0.01, 0.3),
+            case((4, 700, 40, 20), false, true, 0.01, 4.0),
+            case((4, 700, 40, 20), false, false, 0.01, 0.5),
+            case((3, 200, 16, 16), false, false, 0.1, 6.0),
+        ];
+        for Case { shape: (m, n, dim, width), causal, index, eps, sigma } in cases {
+            let queries: Vec<f32> = normal(m * dim, 1).iter().map(|x| sigma * x).collect();
+            let (keys, values) = (normal(n * dim, 2), normal(n * width, 3));
+            let q = Vectors::new("q", &queries[..], &[m, dim]).unwrap();
+            let k = Vectors::new("k", &keys[..], &[n, dim]).unwrap();
+            let v = Vectors::new("v", &values[..], &[n, width]).unwrap();
+            let index = index.then(|| KeyIndex::build(&k, &IndexOptions::default()).unwrap());
+            let options = AttentionOptions { causal, ..AttentionOptions::default() };
+            let eps = [eps];
+            let by_level = |simd: Simd| {
+                let visibility = Visibility::new(&q, &k, &options).unwrap();
+                let mut job = Job::new(&q, &k, &v, index.as_ref(), &visibility).unwrap();
+                job.simd = simd;
+                let eps = PerRow::new("eps", &eps, 1, "").unwrap();
+                let budget = RowBudget { eps, careful: false };
+                let units = job.units(|_| true).into_iter();
+                let answers = units.flat_map(|unit| job.unit(&unit, budget).unwrap());
+                answers
+                    .flat_map(|row| {
+                        let numbers = [row.upper, row.kept as f64, row.weight_error, row.sum_error];
+                        row.out.into_iter().take(width).chain(numbers).map(f64::to_bits)
+                    })
+                    .collect::<Vec<u64>>()
+            };
+            let bits = by_level(Simd::all()[0].1);
+            for &(name, simd) in &Simd::all()[1..] {
+                assert!(by_level(simd) == bits, "{name} {m} {n} {dim}");
+            }
+            let by_threads = |threads| {
+                let options = AttentionOptions { threads: Some(threads), ..options.clone() };
+                attention(&q, &k, &v, Budget::TailMass(&eps), index.as_ref(), &options).unwrap()
+            };
+            let found = by_threads(1);
+            assert_eq!(found, by_threads(3));
+            for row in 0..m {
+                let seen = if causal { row + 1 + n - m } else { n };
+                let query = &queries[row * dim..][..dim];
+                let of = (&values[..seen * width], width);
+                let (want, most) = real(query, (&keys[..seen * dim], dim), of);
+                let got = &found.out[row * width..][..width];
+                let squares = got.iter().zip(&want).map(|(a, b)| (a - b).powi(2));
+                let off = squares.sum::<f64>().sqrt();
+                // What is dropped moves the rest, and every weight may be off; sums of values round, too.
+                let slack = found.tail_mass_upper[row] + 2.0 * found.weight_error[row];
+                assert!(off <= 1.001 * slack * most + 1e-5, "{m} {n} {dim} {row}: {off} {slack}");
+                assert!(found.tail_mass_upper[row] <= eps[0]);
+            }
+        }
+    }
+
+    /// A sink that outweighs its row by hundreds of nats leaves something of what was dropped.
+    #[test]
+    fn a_sink_makes_no_loss_nothing() {
+        let queries = [1.0f32];
+        let (keys, values) = ([0.0f32, -600.0, -600.0, -600.0], [1.0f32; 4]);
+        let q = Vectors::new("q", &queries[..], &[1, 1]).unwrap();
+        let k = Vectors::new("k", &keys[..], &[4, 1]).unwrap();
+        let v = Vectors::new("v", &values[..], &[4, 1]).unwrap();
+        let index = KeyIndex::build(&k, &IndexOptions::default()).unwrap();
+        for sink in [-900.0, 0.0, 200.0, 400.0, 700.0, 1e300] {
+            for index in [None, Some(&index)] {
+                let sinks = [sink];
+                let options = AttentionOptions {
+                    sinks: Some(&sinks),
+                    even_if_slower: true,
+                    ..AttentionOptions::default()
+                };
+                let budget = Budget::TailMass(&[0.1]);
+                let found = attention(&q, &k, &v, budget, index, &options).unwrap();
+                let real = 3.0 * (-600.0 - f64::max(sink, 0.0)).exp();
+                assert_eq!(found.tail_mass_upper[0] > 0.0, found.k[0] < 4, "{sink}");
+                assert!(found.k[0] == 4 || found.tail_mass_upper[0] >= real * 0.5);
+                assert!(found.tail_mass_upper[0] <= 1e-250);
+            }
+        }
+    }
+
+    /// What is masked, or behind a row's length, may be anything.
+    #[test]
+    fn what_is_not_seen_is_not_touched() {
+        let (m, n, dim) = (20, 300, 24);
+        let queries = normal(m * dim, 5);
+        let (mut keys, mut values) = (normal(n * dim, 6), normal(n * dim, 7));
+        let lengths = vec![200i64; m];
+        let clean = (keys.clone(), values.clone());
+        keys[200 * dim..].fill(f32::NAN);
+        values[200 * dim..].fill(f32::INFINITY);
+        let run = |keys: &[f32], values: &[f32], options: &AttentionOptions<'_>| {
+            let q = Vectors::new("q", &queries[..], &[m, dim]).unwrap();
+            let k = Vectors::new("k", keys, &[n, dim]).unwrap();
+            let v = Vectors::new("v", values, &[n, dim]).unwrap();
+            attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, options)
+        };
+        let options = AttentionOptions { lengths: Some(&lengths), ..AttentionOptions::default() };
+        let found = run(&keys, &values, &options).unwrap();
+        assert_eq!(found, run(&clean.0, &clean.1, &options).unwrap());
+        let bytes: Vec<u8> = (0..n).map(|key| u8::from(key < 200)).collect();
+        let masked = AttentionOptions { mask: Some((&bytes, &[0])), ..AttentionOptions::default() };
+        let again = run(&keys, &values, &masked).unwrap();
+        assert_eq!(again.k, vec![200; m]);
+        for (a, b) in again.out.iter().zip(&found.out) {
+            assert!((a - b).abs() < 1e-5);
+        }
+        let error = run(&keys, &values, &AttentionOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::KeyNotFinite { argument: "k", .. }), "{error}");
+    }
+}

@@ -1,0 +1,286 @@
+//! How far a computed output may be from the real-number attention.
+//!
+//! Write `o` for the returned output, `o*` for the real one, `o_S` for the real average over the kept keys, `tau` for the tail
+//! mass, `mu_T` for the real average over the dropped ones, and `(c, R)` for a ball around all values that a row sees. As
+//! `o* = (1 - tau) o_S + tau mu_T`,
+//!
+//! `|o - o*| <= (1 - tau) |o - o_S| + tau |o - mu_T| <= |o - o_S| + tau (|o - c| + R)`.
+//!
+//! What separates `o` from `o_S`: weights off by a factor within `1 +- delta` of a common one move the average by at most
+//! `delta / (1 - delta)` times the mean distance from `o_S`, which is at most R (the mean square of the distance from the average
+//! is the smallest about any point); sums, the division and the rounding of weights move it by a multiple of the mean length of
+//! a value, at most `|c| + R`; what rounding to the returned precision did is measured.
+//!
+//! A sink is one more kept key, whose value is zero: the ball is then one that holds zero, too.
+
+use super::ball::{Ball, UP};
+use super::options::{AttentionOptions, Precision};
+use super::result::Attention;
+use super::visibility::Visibility;
+use crate::error::Error;
+use crate::kernels::Simd;
+use crate::memory::{check_memory, list};
+use crate::rows::{Data, Vectors};
+use crate::threads;
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Terms that are summed in the values' own precision before f64 takes over, and the rounding of their weights.
+const DEPTH: f64 = 17.0;
+
+/// What sums of weighted values may be off by, relative to their lengths, but for what f64 adds.
+pub(super) fn sum_error(values: &Data<'_>) -> f64 {
+    DEPTH * if let Data::F64(_) = values { f64::EPSILON } else { f64::from(f32::EPSILON) / 2.0 }
+}
+
+/// Balls around what rows see, each around what the rows of a head see together, or a row's own.
+pub(super) struct Balls<'a> {
+    shared: Shared<'a>,
+    /// Where the shared one does not exist although a row's own may.
+    own: Vec<Option<Ball>>,
+    head_of: &'a [usize],
+}
+
+enum Shared<'a> {
+    Given(&'a [Ball]),
+    Made(Vec<Ball>),
+}
+
+impl<'a> Balls<'a> {
+    /// Reads the values that rows see, unless a ball around them is given.
+    pub(super) fn new(visibility: &'a Visibility<'a>, values: &Vectors<'_>) -> Result<Self, Error> {
+        let options = &visibility.options;
+        let head_of = &visibility.head_of[..];
+        if let Some(ball) = options.ball {
+            ball.check(values)?;
+            let balls = &ball.balls[..];
+            let shared = if options.sinks.is_some() {
+                Shared::Made(balls.iter().cloned().map(Ball::with_origin).collect())
+            } else {
+                Shared::Given(balls)
+            };
+            return Ok(Balls { shared, own: Vec::new(), head_of });
+        }
+        let simd = Simd::current()?;
+        let heads = values.heads();
+        let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
+        let threads = threads::count(options.threads, work > 1 << 20)?;
+        let each = values.dim().saturating_mul(8).saturating_add(2 * size_of::<Ball>());
+        check_memory("v", heads, each)?;
+        let mut made = list("v", heads)?;
+        // A sink counts as a value of zeros.
+        let around = |head: usize, places: &[Range<usize>]| {
+            let ball = Ball::around(simd, values, head, places);
+            if options.sinks.is_some() { ball.with_origin() } else { ball }
+        };
+        let one = |head| Ok(around(head, &visibility.seen_by_any(head)));
+        threads::in_portions(threads, heads, (threads, 1), one, |ball| made.push(ball))?;
+        let mut own = Vec::new();
+        if made.iter().any(|ball| ball.radius == f64::INFINITY) {
+            let rows = visibility.rows();
+            check_memory("v", rows, each)?;
+            let one = |row: usize| {
+                let head = head_of[row];
+                let needed = made[head].radius == f64::INFINITY;
+                Ok(needed.then(|| around(head, &visibility.seen(row))))
+            };
+            threads::in_portions(threads, rows, (64, 1), one, |ball| own.push(ball))?;
+        }
+        Ok(Balls { shared: Shared::Made(made), own, head_of })
+    }
+
+    fn of(&self, row: usize) -> &Ball {
+        let shared = match &self.shared {
+            Shared::Given(given) => &given[self.head_of[row]],
+            Shared::Made(made) => &made[self.head_of[row]],
+        };
+        self.own.get(row).and_then(Option::as_ref).unwrap_or(shared)
+    }
+}
+
+/// What summing the weighted values of so many keys may add, given the ball that they lie in.
+fn summing(ball: &Ball, values: &Vectors<'_>, sum_error: f64) -> f64 {
+    let (n, dim) = (values.len() as f64, values.dim() as f64);
+    // Products that underflow, and weights that do; the largest weight is 1.
+    let lost = if let Data::F64(_) = values.data { 1e-300 } else { 2f64.powi(-124) };
+    // In f64: the rest of the sum, the sum of the weights, the division.
+    let relative = sum_error * (1.0 + 1e-4) + (n / 8.0 + 192.0) * f64::EPSILON;
+    let longest = ball.longest();
+    (relative * longest + lost * n * (dim + longest)) * UP
+}
+
+/// What weights whose relative error is at most `delta` may add.
+fn weighing(ball: &Ball, delta: f64) -> f64 {
+    // Two averages over the same values are never farther apart than the ball is wide.
+    let share = if delta < 0.5 { (delta / (1.0 - delta) * UP).min(2.0) } else { 2.0 };
+    share * ball.radius * UP
+}
+
+/// A bound of a row's error.
+fn bound(ball: &Ball, values: &Vectors<'_>, out: &[f64], made: &RowErrors) -> f64 {
+    if made.k == 0 {
+        return 0.0;
+    }
+    let computed =
+        weighing(ball, made.weight_error) + summing(ball, values, made.sum_error) + made.rounding;
+    let dropped = if made.upper > 0.0 { made.upper * (ball.away(out) + ball.radius) } else { 0.0 };
+    let bound = (computed + dropped) * UP;
+    if bound.is_nan() { f64::INFINITY } else { bound }
+}
+
+/// What of a row's answer its bound depends on.
+struct RowErrors {
+    k: i64,
+    upper: f64,
+    weight_error: f64,
+    sum_error: f64,
+    rounding: f64,
+}
+
+impl Attention {
+    fn row(&self, row: usize) -> RowErrors {
+        RowErrors {
+            k: self.k[row],
+            upper: self.tail_mass_upper[row],
+            weight_error: self.weight_error[row],
+            sum_error: self.sum_error[row],
+            rounding: self.rounding[row],
+        }
+    }
+
+    /// Bounds, row by row, the Euclidean norm of `out` less the real-number attention over everything that the row sees; with
+    /// the queries, values and options of the call that gave this answer.
+    ///
+    /// Reads all values that some row sees, unless `options.ball` is around them. Infinite where a row sees, and dropped, a
+    /// value that is not finite.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`] and [`Error::RowLength`] if these are not the arguments of that call.
+    pub fn error_bound(
+        &self,
+        queries: &Vectors<'_>,
+        values: &Vectors<'_>,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        let _modes = threads::default_floats();
+        check_memory("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
+        check_memory("q", queries.heads(), 2 * size_of::<usize>())?;
+        let visibility = Visibility::new(queries, values, options)?;
+        let rows = visibility.rows();
+        let parts = [&self.tail_mass_upper, &self.weight_error, &self.sum_error, &self.rounding];
+        if parts.map(Vec::len) != [rows; 4]
+            || self.k.len() != rows
+            || self.out.len() != rows.saturating_mul(values.dim())
+        {
+            return Err(queries.misfit("this is not what the attention was computed of".into()));
+        }
+        let balls = Balls::new(&visibility, values)?;
+        Ok(self.bounds(&balls, values))
+    }
+
+    pub(super) fn bounds(&self, balls: &Balls<'_>, values: &Vectors<'_>) -> Vec<f64> {
+        let out = self.out.chunks_exact(values.dim()).enumerate();
+        out.map(|(row, out)| bound(balls.of(row), values, out, &self.row(row))).collect()
+    }
+}
+
+/// The tail mass that a row may drop so that its output is off by at most `tolerance`.
+pub(super) fn allowed(
+    balls: &Balls<'_>,
+    values: &Vectors<'_>,
+    row: usize,
+    tolerance: f64,
+    precision: Precision,
+    (weight_error, known): (f64, f64),
+) -> f64 {
+    let ball = balls.of(row);
+    let computed =
+        weighing(ball, weight_error) + summing(ball, values, known.max(sum_error(&values.data)));
+    let rounded = computed + precision.moves(ball.longest() + computed, values.dim());
+    // The output is within the ball but for its own error.
+    let eps = (tolerance - rounded) / (2.0 * ball.radius + rounded) * (1.0 - 1e-9);
+    // Where even no mass at all is too much, no number compares as greater.
+    if eps > 0.0 { eps.min(MOST) } else { 0.0 }
+}
+
+/// The largest tail mass that is allowed, however large the tolerance.
+const MOST: f64 = 0.999;
+
+/// Consecutive places of what is not zero.
+fn runs(seen: &[u8]) -> Vec<Range<usize>> {
+    let mut runs = Vec::new();
+    let mut start = None;
+    for (at, &seen) in seen.iter().enumerate() {
+        match (seen != 0, start) {
+            (true, None) => start = Some(at),
+            (false, Some(from)) => {
+                runs.push(from..at);
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    runs.extend(start.map(|from| from..seen.len()));
+    runs
+}
+
+impl Visibility<'_> {
+    /// Where a row sees keys.
+    fn seen(&self, row: usize) -> Vec<Range<usize>> {
+        let row_visibility = self.row_visibility(row);
+        match row_visibility.allowed {
+            None => std::iter::once(0..row_visibility.visible).collect(),
+            Some(allowed) => runs(&allowed[..row_visibility.visible]),
+        }
+    }
+
+    /// Where some row of a head sees keys.
+    pub(super) fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
+        let rows = self.rows_of(head);
+        if self.options.mask.is_none() {
+            let longest = rows.map(|row| self.row_visibility(row).visible).max().unwrap_or(0);
+            return std::iter::once(0..longest).collect();
+        }
+        let mut seen = vec![0u8; self.keys];
+        // Many rows may share a mask.
+        let mut known = BTreeSet::new();
+        for row in rows {
+            let row_visibility = self.row_visibility(row);
+            let Some(allowed) = row_visibility.allowed else { continue };
+            if known.insert((allowed.as_ptr(), row_visibility.visible)) {
+                let pairs = seen[..row_visibility.visible].iter_mut().zip(allowed);
+                pairs.for_each(|(seen, &allowed)| *seen |= u8::from(allowed != 0));
+            }
+        }
+        runs(&seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_seen_keys() {
+        assert_eq!(runs(&[]), []);
+        assert_eq!(runs(&[0, 0]), []);
+        assert_eq!(runs(&[1, 0, 2, 3, 0, 1]), [0..1, 2..4, 5..6]);
+    }
+
+    #[test]
+    fn rounding_is_measured() {
+        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+            let exact = [0.1, -3.3, 1e-9, 0.0, 1234.567];
+            let mut rounded = exact;
+            let moved = precision.round(&mut rounded);
+            let off =
+                exact.iter().zip(&rounded).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
+            assert!(moved >= off && moved <= off * 1.0001);
+            let length = exact.iter().map(|v| v * v).sum::<f64>().sqrt();
+            assert!(moved <= precision.moves(length, exact.len()));
+        }
+        let mut same = [0.1];
+        assert_eq!(Precision::F64.round(&mut same), 0.0);
+        assert_eq!(Precision::F32.round(&mut [0.5, 3.0]), 0.0);
+    }
+}

@@ -1,0 +1,587 @@
+//! A few rows over one head's keys and values.
+
+use std::cell::RefCell;
+
+use super::error_bound::sum_error;
+use super::job::{Answer, GROUP, Job, MANY, RowBudget, Unit};
+use super::options::AttentionOptions;
+use crate::error::Error;
+use crate::index::{
+    Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Search, Step,
+    ThresholdState, by_type, matrix,
+};
+use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
+use crate::memory::{self, filled};
+use crate::rows::{Data, Scores, for_dtype};
+use crate::select::Options;
+use half::{bf16, f16};
+
+/// Keys whose rows stay in a cache while a group uses them.
+const BLOCK: usize = 64;
+/// The same where a row uses a few of them.
+const SPARSE: usize = 1024;
+/// Many rows that keep a larger share of their keys are faster together, with all keys.
+const SPARSE_ROWS: f64 = 0.045;
+/// A row that keeps a larger share of its keys keeps all.
+const ALL: f64 = 0.5;
+/// A row whose scores are known no better than this, in nats, keeps all keys.
+const VAGUE: f64 = 1.0;
+/// Relative error of the exponential in f64, generously.
+const EXP: f64 = 1e-12;
+
+/// One row on its way.
+struct PendingRow<'a> {
+    number: usize,
+    wide: Vec<f64>,
+    query: Query,
+    prepared: Option<Prepared>,
+    row_visibility: RowVisibility<'a>,
+    eps: f64,
+    scratch: RowScratch,
+    /// What is kept, if not everything that is visible.
+    kept: Option<Vec<u32>>,
+    upper: f64,
+    scored: usize,
+    rung: Rung,
+    /// Not answered yet.
+    open: bool,
+    /// Not answered because little can be dropped.
+    flat: bool,
+}
+
+/// What a row needs room for; kept from call to call, because fresh memory costs as much as reading keys.
+#[derive(Default)]
+struct RowScratch {
+    room: QueryScratch,
+    weights: Vec<f64>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<RowScratch>> = const { RefCell::new(Vec::new()) };
+}
+/// Bytes of scratch that a thread keeps.
+const KEPT: usize = 1 << 26;
+
+/// Makes room for a number per key, in whole groups.
+fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
+    let all = keys.saturating_add(LANES);
+    memory::room("k", numbers, all.saturating_sub(numbers.len()))
+}
+
+impl RowScratch {
+    fn take() -> Self {
+        let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
+        scratch.room.forget();
+        scratch
+    }
+
+    fn give_back(self) {
+        let bytes = 4 * self.room.scores.capacity()
+            + 8 * (self.room.exact.capacity() + self.weights.capacity());
+        SCRATCH.with_borrow_mut(|all| {
+            if all.len() < 2 * GROUP && bytes <= KEPT / (2 * GROUP) {
+                all.push(self);
+            }
+        });
+    }
+}
+
+impl Job<'_> {
+    pub(super) fn unit(&self, unit: &Unit, ask: RowBudget<'_>) -> Result<Vec<Answer>, Error> {
+        // One by one, so that an option that is added does not compile before all ways of answering rows (by codes, a few at
+        // a time, many together) have decided what they do about it.
+        let &AttentionOptions {
+            even_if_slower,
+            // What a row sees: `Visibility`. Its scores: `Job::scale`. All ways ask for its sink where its weights are summed.
+            scale: _,
+            causal: _,
+            lengths: _,
+            mask: _,
+            sinks: _,
+            // Of outputs, whichever way they were computed.
+            precision: _,
+            ball: _,
+            threads: _,
+        } = &self.visibility.options;
+        if unit.rows.len() < MANY {
+            return self.attend_few(unit.head, &unit.rows, ask);
+        }
+        let mut answers: Vec<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
+        if self.index.is_some() {
+            // A few rows show whether to look at the codes at all.
+            let step = unit.rows.len() / GROUP;
+            let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
+            let pruned = self.attend_pruned(unit, &shown, ask, &mut answers)?;
+            let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
+                let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
+                (kept + here, seen + self.visibility.row_visibility(unit.rows[at]).count())
+            });
+            let together = !ask.careful && !even_if_slower && self.fit_together();
+            let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
+            if pruned && (sparse || !together) {
+                let rest: Vec<usize> =
+                    (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
+                for four in rest.chunks(GROUP) {
+                    self.attend_pruned(unit, four, ask, &mut answers)?;
+                }
+            }
+        }
+        let open: Vec<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
+        let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
+        for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
+            // Rows that may drop nothing lose nothing by it.
+            let each = even_if_slower && ask.eps.any(|eps| eps > 0.0);
+            let together =
+                if ask.careful || each { None } else { self.attend_tile(unit.head, rows)? };
+            let found = if let Some(found) = together {
+                found
+            } else {
+                let fours = rows.chunks(GROUP).map(|rows| self.attend_few(unit.head, rows, ask));
+                fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
+            };
+            for (&at, found) in at.iter().zip(found) {
+                answers[at] = Some(found);
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Answers those of some rows that can be thinned; whether there are any.
+    fn attend_pruned(
+        &self,
+        unit: &Unit,
+        places: &[usize],
+        ask: RowBudget<'_>,
+        answers: &mut [Option<Answer>],
+    ) -> Result<bool, Error> {
+        let list: Vec<usize> = places.iter().map(|&at| unit.rows[at]).collect();
+        let mut rows = self.rows(unit.head, &list, ask)?;
+        self.prune_by_codes(unit.head, &mut rows)?;
+        let mut places = places.to_vec();
+        let mut open = rows.iter().map(|row| row.open);
+        places.retain(|_| open.next() == Some(false));
+        let (left, mut rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.open);
+        for row in left {
+            row.scratch.give_back();
+        }
+        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?) {
+            answers[at] = Some(found);
+        }
+        for row in rows {
+            row.scratch.give_back();
+        }
+        Ok(!places.is_empty())
+    }
+
+    /// A few rows that share what is read.
+    fn attend_few(
+        &self,
+        head: usize,
+        list: &[usize],
+        ask: RowBudget<'_>,
+    ) -> Result<Vec<Answer>, Error> {
+        let mut rows = self.rows(head, list, ask)?;
+        self.prune_by_codes(head, &mut rows)?;
+        for_dtype!(self.keys.data, data => self.dense(head, data, &mut rows))?;
+        let answers = self.average(head, &mut rows);
+        for row in rows {
+            row.scratch.give_back();
+        }
+        answers
+    }
+
+    /// A query in f64.
+    ///
+    /// # Errors
+    /// [`Error::KeyNotFinite`].
+    pub(super) fn query(&self, row: usize) -> Result<Vec<f64>, Error> {
+        let m = self.queries.len();
+        let mut wide = Vec::new();
+        self.queries.finite(row / m, row % m, &mut wide)?;
+        Ok(wide)
+    }
+
+    /// Rows of which nothing is known yet.
+    fn rows(
+        &self,
+        head: usize,
+        list: &[usize],
+        ask: RowBudget<'_>,
+    ) -> Result<Vec<PendingRow<'_>>, Error> {
+        let codes = self.index.map(|index| index.head(head));
+        // Without an index the size of keys is found when they are read.
+        let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
+        let row = |&row: &usize| {
+            let wide = self.query(row)?;
+            let eps = ask.eps.of(row);
+            Ok(PendingRow {
+                number: row,
+                query: Query::new(&wide, self.scale, largest),
+                prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
+                wide,
+                row_visibility: self.visibility.row_visibility(row),
+                eps,
+                scratch: RowScratch::take(),
+                kept: None,
+                upper: 0.0,
+                scored: 0,
+                rung: Rung::Dense,
+                open: true,
+                flat: false,
+            })
+        };
+        list.iter().map(row).collect()
+    }
+
+    /// Answers what codes and a few exact scores can answer, and closes those rows.
+    fn prune_by_codes(&self, head: usize, rows: &mut [PendingRow<'_>]) -> Result<(), Error> {
+        let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
+        let padded = codes.len().next_multiple_of(LANES);
+        for row in rows.iter_mut() {
+            grow(&mut row.scratch.room.scores, padded)?;
+            row.scratch.room.scores.resize(padded, 0.0);
+        }
+        let mut asking: Vec<(&Prepared, &mut [f32])> = rows
+            .iter_mut()
+            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.scratch.room.scores[..])))
+            .collect();
+        let mut fours = asking.chunks_exact_mut(GROUP);
+        for four in &mut fours {
+            if let [(a, ra), (b, rb), (c, rc), (d, rd)] = four {
+                codes.scan(self.simd, [*a, *b, *c, *d], [ra, rb, rc, rd].map(|to| &mut **to));
+            }
+        }
+        for (prepared, to) in fours.into_remainder() {
+            codes.scan(self.simd, [*prepared], [to]);
+        }
+        by_type!(self.keys, E => self.rescore(codes, matrix::<E>(self.keys, head), rows))
+    }
+
+    /// From scores by codes to answers.
+    fn rescore<E: Coded>(
+        &self,
+        codes: &Codes,
+        keys: Keys<'_, E>,
+        rows: &mut [PendingRow<'_>],
+    ) -> Result<(), Error> {
+        let simd = self.simd;
+        let mut states: Vec<Option<ThresholdState>> = rows.iter().map(|_| None).collect();
+        let mut active: Vec<bool> = rows.iter().map(|row| row.prepared.is_some()).collect();
+        while active.contains(&true) {
+            let mut chosen: Vec<Option<Chosen>> = rows.iter().map(|_| None).collect();
+            for (at, row) in rows.iter_mut().enumerate() {
+                if !active[at] {
+                    continue;
+                }
+                let Some((search, room)) = row.search(codes, keys, simd) else { continue };
+                match search.choose(room, &mut states[at])? {
+                    Step::Done(found) => {
+                        (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
+                        (row.kept, row.open) = (Some(found.kept), false);
+                        active[at] = false;
+                    }
+                    Step::Dense { flat } => (row.flat, active[at]) = (flat, false),
+                    Step::Score(list) => {
+                        Search::<E>::make_room(room, &list)?;
+                        chosen[at] = Some(list);
+                    }
+                }
+            }
+            score_chosen(keys, rows, &chosen, simd);
+            for (at, (row, chosen)) in rows.iter_mut().zip(chosen).enumerate() {
+                let Some(chosen) = chosen else { continue };
+                let Some((search, room)) = row.search(codes, keys, simd) else { continue };
+                if let Some(found) = search.judge(room, &mut states[at], chosen)? {
+                    (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
+                    (row.kept, row.open) = (Some(found.kept), false);
+                    active[at] = false;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Scores everything that is visible for rows that are open, and drops what the budget allows if that is much.
+    fn dense<E: Element>(
+        &self,
+        head: usize,
+        data: &[E],
+        rows: &mut [PendingRow<'_>],
+    ) -> Result<(), Error> {
+        let (start, stride) = self.keys.matrix(head);
+        let keys = Keys::new(data.get(start..).unwrap_or(&[]), stride, self.keys.dim());
+        let mut rows: Vec<&mut PendingRow<'_>> = rows.iter_mut().filter(|row| row.open).collect();
+        let mut largest = 0.0f64;
+        for row in &mut rows {
+            let RowVisibility { visible, allowed } = row.row_visibility;
+            let mut seen = visible;
+            if let Some(allowed) = allowed {
+                // Masked keys may be anything: they are not touched.
+                let sees = |key: &u32| allowed[*key as usize] != 0;
+                let mut list: Vec<u32> = memory::list("k", row.row_visibility.count())?;
+                list.extend((0..visible as u32).filter(sees));
+                let exact = &mut row.scratch.room.exact;
+                grow(exact, list.len())?;
+                exact.resize(list.len(), 0.0);
+                row.query.score(self.simd, keys, Picked::Listed(&list), 0.0, exact);
+                largest = largest.max(self.simd.largest(keys, Picked::Listed(&list), list.len()));
+                seen = list.len();
+                row.kept = Some(list);
+            } else {
+                grow(&mut row.scratch.room.exact, visible)?;
+                row.scratch.room.exact.resize(visible, 0.0);
+            }
+            (row.scored, row.rung) = (seen, Rung::Dense);
+        }
+        let plain =
+            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.visible } else { 0 };
+        let longest = rows.iter().map(|row| plain(row)).max().unwrap_or(0);
+        for from in (0..longest).step_by(BLOCK) {
+            let end = longest.min(from + BLOCK);
+            if self.index.is_none() {
+                largest = largest.max(self.simd.largest(keys, Picked::From(from), end - from));
+            }
+            if let [a, b, c, d] = &mut rows[..]
+                && [&*a, b, c, d].iter().all(|row| plain(row) >= end)
+            {
+                let four = [a, b, c, d].map(|row| {
+                    let PendingRow { query, scratch, .. } = &mut **row;
+                    (&*query, &mut scratch.room.exact[from..end])
+                });
+                Query::score_shared(self.simd, keys, from, four);
+                continue;
+            }
+            for row in &mut rows {
+                let end = plain(row).min(end);
+                if from < end {
+                    let to = &mut row.scratch.room.exact[from..end];
+                    row.query.score(self.simd, keys, Picked::From(from), 0.0, to);
+                }
+            }
+        }
+        for row in rows {
+            if self.index.is_none() {
+                row.query = Query::new(&row.wide, self.scale, largest);
+            }
+            let exact = &mut row.scratch.room.exact;
+            // A key that is not finite scores what is no score.
+            if let Some(bad) = exact.iter().position(|score| !score.is_finite()) {
+                let score = exact[bad];
+                let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
+                return Err(self.bad_key(head, bad, score));
+            }
+            let always = self.visibility.options.even_if_slower;
+            let tried = always || !row.flat;
+            if row.eps > 0.0 && tried && row.scored > 0 && row.query.error < VAGUE {
+                let error = [row.query.error];
+                let scores = Scores::new(&exact[..], &[row.scored])?.radius(&error)?;
+                let options = Options::new();
+                let mut found = row.scratch.room.workspace.select(&scores, &[row.eps], &options)?;
+                let most = if always { 1.0 } else { ALL };
+                if (found.indices.len() as f64) < most * row.scored as f64 {
+                    for (at, &key) in found.indices.iter().enumerate() {
+                        exact[at] = exact[key as usize];
+                    }
+                    row.upper = found.tail_mass_upper[0];
+                    exact.truncate(found.indices.len());
+                    if let Some(list) = &row.kept {
+                        found.indices.iter_mut().for_each(|at| *at = list[*at as usize]);
+                    }
+                    row.kept = Some(found.indices);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// That a key, or its score, is not finite.
+    pub(super) fn bad_key(&self, head: usize, key: usize, score: f64) -> Error {
+        if let Err(error) = self.keys.finite(head, key, &mut Vec::new()) {
+            return error;
+        }
+        let mut place = self.keys.place(head, key, 0);
+        place.0.pop();
+        let problem = "q.k times scale overflows float64; pass smaller vectors or a smaller scale";
+        Error::Number { argument: "a score of k", place, value: score, problem }
+    }
+
+    fn average(&self, head: usize, rows: &mut [PendingRow<'_>]) -> Result<Vec<Answer>, Error> {
+        for_dtype!(self.values.data, data => self.averages(head, data, rows))
+    }
+
+    /// Averages values by the weights of exact scores.
+    fn averages<E: Element>(
+        &self,
+        head: usize,
+        data: &[E],
+        rows: &mut [PendingRow<'_>],
+    ) -> Result<Vec<Answer>, Error> {
+        let (start, stride) = self.values.matrix(head);
+        let dim = self.values.dim();
+        let values = Keys::new(data.get(start..).unwrap_or(&[]), stride, dim);
+        let width = dim.next_multiple_of(LANES);
+        let mut sums = Vec::with_capacity(rows.len());
+        let mut totals = Vec::with_capacity(rows.len());
+        for row in rows.iter_mut() {
+            let count = row.kept.as_ref().map_or(row.row_visibility.visible, Vec::len);
+            let RowScratch { room, weights } = &mut row.scratch;
+            let exact = &mut room.exact;
+            exact.truncate(count);
+            let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            grow(exact, count)?;
+            exact.resize(count.next_multiple_of(LANES), f64::NEG_INFINITY);
+            grow(weights, exact.len())?;
+            weights.resize(exact.len(), 0.0);
+            let total = if top > f64::NEG_INFINITY {
+                self.simd.weights(&exact[..], Exp(top), weights)
+            } else {
+                0.0
+            };
+            // Rows that codes have not answered were scored with no offset.
+            let offset = row.prepared.as_ref().filter(|_| !row.open).map_or(0.0, |p| p.offset);
+            let with_sink =
+                self.with_sink(row.number, total, (top, offset), (row.query.error, row.upper));
+            row.upper = with_sink.of_whole(row.upper);
+            row.query.error += with_sink.slip;
+            totals.push(with_sink.total);
+            weights.truncate(count);
+            sums.push(filled("v", width, 0.0)?);
+        }
+        // Where everything is visible the rows of a group share what is read.
+        let plain =
+            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.visible } else { 0 };
+        let longest = rows.iter().map(plain).max().unwrap_or(0);
+        for from in (0..longest).step_by(BLOCK) {
+            let end = longest.min(from + BLOCK);
+            if let ([a, b, c, d], [sa, sb, sc, sd]) = (&*rows, &mut sums[..])
+                && [a, b, c, d].iter().all(|row| plain(row) >= end)
+            {
+                let weights = [a, b, c, d].map(|row| &row.scratch.weights[from..end]);
+                let to = [sa, sb, sc, sd].map(|sums| &mut sums[..]);
+                self.simd.shared_average(values, from, weights, to);
+                continue;
+            }
+            for (row, sums) in rows.iter().zip(&mut sums) {
+                let end = plain(row).min(end);
+                if from < end {
+                    let weights = &row.scratch.weights[from..end];
+                    self.simd.average(values, Picked::From(from), weights, sums);
+                }
+            }
+        }
+        let lists = rows.iter().map(|row| row.kept.as_deref().unwrap_or(&[]));
+        by_stretches(&lists.collect::<Vec<_>>(), |row, list, (from, end)| {
+            let weights = &rows[row].scratch.weights[from..end];
+            self.simd.average(values, Picked::Listed(&list[from..]), weights, &mut sums[row]);
+        });
+        let sum_error = sum_error(&self.values.data);
+        let parts = rows.iter().zip(sums.into_iter().zip(totals));
+        parts
+            .map(|(row, (mut out, total))| {
+                if total > 0.0 {
+                    for entry in &mut out {
+                        *entry /= total;
+                    }
+                }
+                if out.iter().any(|entry| !entry.is_finite()) {
+                    out = self.average_f64(head, row, total)?;
+                }
+                // The exponential in f64, and subtracting the largest score; rounding weights counts with the sums.
+                let weight_error = row.query.error.exp_m1() + EXP;
+                let PendingRow { upper, scored, rung, .. } = *row;
+                let kept = row.kept.as_ref().map_or(scored, Vec::len);
+                Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error })
+            })
+            .collect()
+    }
+
+    /// A row's average in f64 of what it sees alone, for values that f32 cannot add.
+    fn average_f64(
+        &self,
+        head: usize,
+        row: &PendingRow<'_>,
+        total: f64,
+    ) -> Result<Vec<f64>, Error> {
+        let dim = self.values.dim();
+        let mut out = filled("v", dim.next_multiple_of(LANES), 0.0)?;
+        let (mut wide, mut sums) = (Vec::new(), filled("v", dim, 0.0)?);
+        for (block, weights) in row.scratch.weights.chunks(BLOCK).enumerate() {
+            sums.fill(0.0);
+            for (at, weight) in weights.iter().enumerate() {
+                let at = block * BLOCK + at;
+                let key = row.kept.as_ref().map_or(at, |kept| kept[at] as usize);
+                self.values.finite(head, key, &mut wide)?;
+                let weight = weight / total;
+                sums.iter_mut().zip(&wide).for_each(|(sum, value)| *sum += weight * value);
+            }
+            out.iter_mut().zip(&sums).for_each(|(out, sum)| *out += sum);
+        }
+        let largest = match out.iter().position(|entry| !entry.is_finite()) {
+            None => return Ok(out),
+            Some(entry) => out[entry],
+        };
+        let mut place = self.values.place(head, 0, 0);
+        place.0.truncate(place.0.len() - 2);
+        let problem = "an average of these values overflows float64; divide them by a constant";
+        Err(Error::Number { argument: "v", place, value: largest, problem })
+    }
+}
+
+impl PendingRow<'_> {
+    /// The search of a row that has a query for codes, and its room.
+    fn search<'s, E: Coded>(
+        &'s mut self,
+        codes: &'s Codes,
+        keys: Keys<'s, E>,
+        simd: crate::kernels::Simd,
+    ) -> Option<(Search<'s, E>, &'s mut QueryScratch)> {
+        let search = Search {
+            simd,
+            codes,
+            keys: Some(keys),
+            query: &self.query,
+            prepared: self.prepared.as_ref()?,
+            row_visibility: self.row_visibility,
+            eps: self.eps,
+            trim: false,
+        };
+        Some((search, &mut self.scratch.room))
+    }
+}
+
+/// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.
+fn score_chosen<E: Coded>(
+    keys: Keys<'_, E>,
+    rows: &mut [PendingRow<'_>],
+    chosen: &[Option<Chosen>],
+    simd: crate::kernels::Simd,
+) {
+    let lists: Vec<&[u32]> =
+        chosen.iter().map(|chosen| chosen.as_ref().map_or(&[][..], |list| &list.kept)).collect();
+    by_stretches(&lists, |row, list, (from, end)| {
+        let PendingRow { query, prepared, scratch, .. } = &mut rows[row];
+        let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+        let to = &mut scratch.room.exact[from..end];
+        query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);
+    });
+}
+
+/// Goes over ascending lists of keys side by side: of each, the part that lies in a stretch of keys, then in the next.
+fn by_stretches(lists: &[&[u32]], mut each: impl FnMut(usize, &[u32], (usize, usize))) {
+    let last = lists.iter().filter_map(|list| list.last()).max().map_or(0, |&key| key as usize + 1);
+    // One list has nothing to share.
+    let stretch = if lists.len() > 1 { SPARSE } else { usize::MAX };
+    let mut done = vec![0; lists.len()];
+    let mut edge = 0usize;
+    while edge < last {
+        edge = edge.saturating_add(stretch);
+        for (row, (list, done)) in lists.iter().zip(&mut done).enumerate() {
+            let from = *done;
+            let count = list[from..].partition_point(|&key| (key as usize) < edge);
+            if count > 0 {
+                each(row, list, (from, from + count));
+                *done += count;
+            }
+        }
+    }
+}

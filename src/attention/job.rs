@@ -1,0 +1,93 @@
+//! One call of attention: its arguments, judged, and what is asked of and answered for a row.
+
+use std::sync::OnceLock;
+
+use super::visibility::Visibility;
+use crate::error::Error;
+use crate::index::{KeyIndex, Rung};
+use crate::kernels::Simd;
+use crate::rows::{PerRow, Vectors};
+use crate::scale::nearest_rsqrt;
+
+/// Rows that share a scan of the codes.
+pub(super) const GROUP: usize = 4;
+
+/// Rows that are many: they are worked on together, in f32 where nothing can be dropped.
+pub(super) const MANY: usize = 16;
+
+/// One call.
+pub(super) struct Job<'a> {
+    pub(super) queries: &'a Vectors<'a>,
+    pub(super) keys: &'a Vectors<'a>,
+    pub(super) values: &'a Vectors<'a>,
+    pub(super) index: Option<&'a KeyIndex<'a>>,
+    pub(super) visibility: &'a Visibility<'a>,
+    pub(super) scale: f64,
+    pub(super) simd: Simd,
+    /// Of each head's keys that some row sees: the largest norm.
+    pub(super) norms: Vec<OnceLock<f64>>,
+}
+
+/// What is asked of rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowBudget<'a> {
+    /// The tail mass that a row may drop; one number for all rows, or one per row.
+    pub(super) eps: PerRow<'a, f64>,
+    /// Whether scores must be summed in f64, whatever the time.
+    pub(super) careful: bool,
+}
+
+/// Rows that share a head's keys.
+pub(super) struct Unit {
+    pub(super) head: usize,
+    pub(super) rows: Vec<usize>,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(
+        queries: &'a Vectors<'a>,
+        keys: &'a Vectors<'a>,
+        values: &'a Vectors<'a>,
+        index: Option<&'a KeyIndex>,
+        visibility: &'a Visibility<'a>,
+    ) -> Result<Self, Error> {
+        let scale = visibility.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
+        if !scale.is_finite() {
+            return Err(Error::Scale { value: scale });
+        }
+        if queries.dim() != keys.dim() {
+            return Err(queries.misfit(format!(
+                "keys have {} entries; queries and keys need as many as each other",
+                keys.dim()
+            )));
+        }
+        if values.batch() != keys.batch() || values.len() != keys.len() {
+            return Err(values.misfit(format!(
+                "there must be a value for each key; keys have shape {:?}",
+                keys.shape()
+            )));
+        }
+        if let Some(ball) = visibility.options.ball {
+            ball.check(values)?;
+        }
+        if let Some(index) = index {
+            index.fits(keys)?;
+        }
+        let simd = Simd::current()?;
+        let norms = vec![OnceLock::new(); keys.heads()];
+        Ok(Job { queries, keys, values, index, visibility, scale, simd, norms })
+    }
+}
+
+/// One row's answer.
+pub(super) struct Answer {
+    pub(super) out: Vec<f64>,
+    pub(super) upper: f64,
+    pub(super) kept: usize,
+    pub(super) scored: usize,
+    pub(super) rung: Rung,
+    /// How far weights are from a common multiple of the real ones, relatively.
+    pub(super) weight_error: f64,
+    /// What sums of weighted values may be off by, relative to their lengths.
+    pub(super) sum_error: f64,
+}

@@ -1,0 +1,86 @@
+//! How attention is to be computed, and what it may lose.
+
+use half::{bf16, f16};
+
+use super::ball::{ValueBall, norm};
+
+/// How attention is to be computed.
+#[derive(Debug, Clone, Default)]
+pub struct AttentionOptions<'a> {
+    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    pub scale: Option<f64>,
+    /// Query i of m sees keys up to i + n - m.
+    pub causal: bool,
+    /// How many keys a row sees, from the first; one for all rows or one per row.
+    pub lengths: Option<&'a [i64]>,
+    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    pub mask: Option<(&'a [u8], &'a [usize])>,
+    /// A score per query head, or one for all, that joins the softmax of each of its rows with no value (an attention sink, as
+    /// learned by gpt-oss); negative infinity for none.
+    pub sinks: Option<&'a [f64]>,
+    /// What the output is rounded to.
+    pub precision: Precision,
+    /// A ball around the values, so that they need not be read for a bound of the output's error.
+    pub ball: Option<&'a ValueBall>,
+    /// Drop what may be dropped also where computing everything is faster: to see how many keys are needed.
+    pub even_if_slower: bool,
+    /// How many threads; `None` for all available. Results do not depend on it.
+    pub threads: Option<usize>,
+}
+
+/// What a row may lose. One number for all rows, or one per row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget<'a> {
+    /// Its tail mass is to be at most this, at least 0 and below 1; 0 is plain attention.
+    TailMass(&'a [f64]),
+    /// Its output is to be off by at most this in the Euclidean norm, all rounding included; finite and not negative.
+    Output(&'a [f64]),
+}
+
+/// The precision of an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// f64, in which it is computed.
+    #[default]
+    F64,
+    /// f32.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Brain floating point.
+    Bf16,
+}
+
+impl Precision {
+    /// The nearest number of this precision (f16 and bf16 by way of f32).
+    pub(super) fn nearest(self, entry: f64) -> f64 {
+        match self {
+            Precision::F64 => entry,
+            Precision::F32 => f64::from(entry as f32),
+            Precision::F16 => f64::from(f16::from_f32(entry as f32)),
+            Precision::Bf16 => f64::from(bf16::from_f32(entry as f32)),
+        }
+    }
+
+    /// Rounds a vector, and says how far that moved it at most.
+    pub(super) fn round(self, vector: &mut [f64]) -> f64 {
+        if self == Precision::F64 {
+            return 0.0;
+        }
+        norm(vector.iter_mut().map(|entry| {
+            let exact = std::mem::replace(entry, self.nearest(*entry));
+            *entry - exact
+        }))
+    }
+
+    /// Rounding moves a vector of this length and so many entries by at most this.
+    pub(super) fn moves(self, length: f64, dim: usize) -> f64 {
+        let (relative, absolute) = match self {
+            Precision::F64 => return 0.0,
+            Precision::F32 => (2f64.powi(-24), 2f64.powi(-149)),
+            Precision::F16 => (2f64.powi(-11) * 1.001, 2f64.powi(-24)),
+            Precision::Bf16 => (2f64.powi(-8) * 1.001, 2f64.powi(-132)),
+        };
+        relative * length + absolute * dim as f64
+    }
+}

@@ -1,0 +1,197 @@
+//! Many rows that keep everything, in f32.
+
+use half::{bf16, f16};
+
+use super::job::{Answer, Job, MANY};
+use super::sink::Sunk;
+use crate::error::Error;
+use crate::index::{RowVisibility, Rung, by_type, matrix};
+use crate::kernels::{
+    BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
+};
+use crate::rows::Data;
+
+/// One rounding of f32.
+const U: f64 = 1.0 / 16_777_216.0;
+/// Sizes of products and scales up to which nothing overflows in f32.
+const SAFE: f64 = 1e36;
+/// Relative error of a weight of a given score, the difference from the largest included (`mass` has less).
+const WEIGHT: f64 = 216.0 * U;
+/// Relative error of a block's sum of weights, and of one of weighted values.
+const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
+
+impl Job<'_> {
+    /// Whether rows of this call can be answered together at all.
+    pub(super) fn fit_together(&self) -> bool {
+        let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
+        !wide(&self.keys.data) && !wide(&self.values.data)
+    }
+
+    /// Answers rows in f32 over all that they see; `None` if they are too few, or if f32 cannot hold what is stored.
+    pub(super) fn attend_tile(
+        &self,
+        head: usize,
+        rows: &[usize],
+    ) -> Result<Option<Vec<Answer>>, Error> {
+        if rows.len() < MANY || !self.fit_together() {
+            return Ok(None);
+        }
+        let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Vec<_>, _>>()?;
+        let norm = self.norm(head)?;
+        let scale = self.scale.abs();
+        let mut errors = Vec::with_capacity(rows.len());
+        for query in &queries {
+            let own = query.iter().map(|entry| entry * entry).sum::<f64>().sqrt();
+            // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
+            let most = own * norm * (1.0 + 1e-12);
+            let exact = query.iter().all(|&entry| f64::from(entry as f32) == entry);
+            let scale_fits = scale == 0.0 || (1.0 / SAFE..SAFE).contains(&scale);
+            if !(exact && scale_fits && most < SAFE && most * scale < SAFE) {
+                return Ok(None);
+            }
+            // A run of fused terms, the sums of runs, the scale's rounding and the product's.
+            let roundings = (PANEL_RUN + query.len() / PANEL_RUN + 4) as f64 * U;
+            let roundings = roundings / (1.0 - roundings).max(0.0) * 1.001;
+            // Terms that are subnormal.
+            let flushed = query.len() as f64 * 2f64.powi(-148) * scale + 2f64.powi(-148);
+            errors.push(scale * most * roundings + flushed);
+        }
+        let dim = self.values.dim();
+        let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
+        let entries = queries.iter().map(Vec::as_slice);
+        let mut panel = PanelRows::new(entries, shape, self.scale as f32);
+        let visibility: Vec<RowVisibility<'_>> =
+            rows.iter().map(|&row| self.visibility.row_visibility(row)).collect();
+        by_type!(self.keys, K => {
+            let keys = matrix::<K>(self.keys, head);
+            by_type!(self.values, V => {
+                self.over(keys, matrix::<V>(self.values, head), &visibility, &mut panel);
+                Ok(())
+            })
+        })?;
+        let answer = |(at, error): (usize, f64)| {
+            let (top, total, sums) = panel.row(at);
+            let Sunk { total, slip, .. } =
+                self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
+            let error = error + slip;
+            let mut out = sums.to_vec();
+            if total > 0.0 {
+                for entry in &mut out {
+                    *entry /= total;
+                }
+            }
+            // Values that are not finite, or that f32 cannot add, are for more careful hands.
+            if out[..dim].iter().any(|entry| !entry.is_finite()) {
+                return None;
+            }
+            let seen = visibility[at].count();
+            let (grown, rung) = (error.exp_m1(), Rung::Dense);
+            let (weight_error, sum_error) = (grown + WEIGHT * (1.0 + grown), SUMS);
+            Some(Answer {
+                out,
+                upper: 0.0,
+                kept: seen,
+                scored: seen,
+                rung,
+                weight_error,
+                sum_error,
+            })
+        };
+        Ok(errors.into_iter().enumerate().map(answer).collect())
+    }
+
+    /// Takes rows over the keys that they see, block by block.
+    fn over<K: Element<Scalar = f32>, V: Element<Scalar = f32>>(
+        &self,
+        keys: Keys<'_, K>,
+        values: Keys<'_, V>,
+        visibility: &[RowVisibility<'_>],
+        panel: &mut PanelRows,
+    ) {
+        let longest =
+            visibility.iter().map(|row_visibility| row_visibility.visible).max().unwrap_or(0);
+        let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
+        let mut limits = [0.0f32; PANEL_ROWS];
+        let mut each = Vec::new();
+        for from in (0..longest).step_by(PANEL_KEYS) {
+            let block = (from, PANEL_KEYS.min(longest - from));
+            let sees = match masked(visibility, block, &mut each) {
+                // What nobody sees is not touched.
+                Masked::All => continue,
+                Masked::Some => BlockMask::Each(&each),
+                Masked::None => {
+                    for (limit, row_visibility) in limits.iter_mut().zip(visibility) {
+                        *limit = row_visibility.visible.saturating_sub(from).min(PANEL_KEYS) as f32;
+                    }
+                    BlockMask::First(&limits)
+                }
+            };
+            let width = |dim: usize| dim.next_multiple_of(LANES);
+            let keys = self.simd.lend(keys, block, width(keys.dim()), &mut of_keys);
+            let values = self.simd.lend(values, block, width(values.dim()), &mut of_values);
+            self.simd.attend(panel, keys, values, block.1, sees);
+        }
+    }
+
+    /// The largest norm of a head's keys that some row of the head sees.
+    fn norm(&self, head: usize) -> Result<f64, Error> {
+        if let Some(&norm) = self.norms[head].get() {
+            return Ok(norm);
+        }
+        let norm = by_type!(self.keys, K => {
+            let keys = matrix::<K>(self.keys, head);
+            let centre = vec![0.0; keys.dim().next_multiple_of(LANES)];
+            let mut most = 0.0f64;
+            for seen in self.visibility.seen_by_any(head) {
+                let square = self.simd.farthest(keys.behind(seen.start), seen.len(), &centre);
+                if !square.is_finite() {
+                    let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
+                    let bad = |&key: &usize| !keys.row(key).iter().all(finite);
+                    let key = seen.clone().find(bad).unwrap_or(seen.start);
+                    return Err(self.bad_key(head, key, square));
+                }
+                most = most.max(square);
+            }
+            Ok(most.sqrt() * (1.0 + 1e-12))
+        })?;
+        Ok(*self.norms[head].get_or_init(|| norm))
+    }
+}
+
+/// How much of a block of keys is masked, for rows that see so much of it but for the mask.
+enum Masked {
+    None,
+    Some,
+    All,
+}
+
+/// Judges the masks of rows over a block; where it is `Some`, writes for each key a number for each row, above zero if it sees it.
+fn masked(
+    visibility: &[RowVisibility<'_>],
+    (from, count): (usize, usize),
+    each: &mut Vec<f32>,
+) -> Masked {
+    let part = |row_visibility: &RowVisibility<'_>| -> (usize, usize) {
+        let Some(allowed) = row_visibility.allowed else { return (1, 0) };
+        let of = allowed.get(from..row_visibility.visible.min(from + count)).unwrap_or(&[]);
+        (of.iter().map(|&byte| usize::from(byte != 0)).sum(), of.len())
+    };
+    let parts: Vec<(usize, usize)> = visibility.iter().map(part).collect();
+    if parts.iter().all(|&(seen, _)| seen == 0) {
+        return Masked::All;
+    }
+    if parts.iter().all(|&(seen, of)| seen >= of) {
+        return Masked::None;
+    }
+    each.clear();
+    each.resize(count * PANEL_ROWS, 0.0);
+    for (row, row_visibility) in visibility.iter().enumerate() {
+        let end = row_visibility.visible.min(from + count);
+        let allowed =
+            row_visibility.allowed.and_then(|allowed| allowed.get(from..end)).unwrap_or(&[]);
+        for (to, &byte) in each.iter_mut().skip(row).step_by(PANEL_ROWS).zip(allowed) {
+            *to = f32::from(u8::from(byte != 0));
+        }
+    }
+    Masked::Some
+}

@@ -1,0 +1,118 @@
+//! Which keys each row sees, and of which head.
+
+use std::ops::Range;
+
+use super::options::AttentionOptions;
+use crate::error::{Error, Place};
+use crate::index::RowVisibility;
+use crate::rows::{PerRow, Vectors, check_strides};
+
+/// The rows of a call.
+pub(super) struct Visibility<'a> {
+    /// The axes of queries but the last.
+    pub(super) shape: Vec<usize>,
+    pub(super) keys: usize,
+    /// The head of keys of each row; it never falls.
+    pub(super) head_of: Vec<usize>,
+    pub(super) options: AttentionOptions<'a>,
+    lengths: Option<PerRow<'a, i64>>,
+    /// Of each head of queries.
+    pub(super) sinks: Option<PerRow<'a, f64>>,
+}
+
+impl<'a> Visibility<'a> {
+    /// Judges the axes of queries beside those of keys or values, and what masks them.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Length`], [`Error::RowLength`].
+    pub(super) fn new(
+        queries: &Vectors<'_>,
+        keys: &Vectors<'_>,
+        options: &AttentionOptions<'a>,
+    ) -> Result<Self, Error> {
+        let need = keys.batch();
+        let Some(heads) = queries.heads_among(need) else {
+            return Err(queries.misfit(format!(
+                "the axes before the last two must be those of the keys, {need:?}, of which the last may be a multiple"
+            )));
+        };
+        let each = |head| std::iter::repeat_n(head, queries.len());
+        let head_of = heads.into_iter().flat_map(each).collect();
+        let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
+        let (keys, options) = (keys.len(), options.clone());
+        let mut visibility =
+            Visibility { shape, keys, head_of, options, lengths: None, sinks: None };
+        visibility.check()?;
+        Ok(visibility)
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.head_of.len()
+    }
+
+    /// The rows of a head of keys, which lie behind those of the heads before it.
+    pub(super) fn rows_of(&self, head: usize) -> Range<usize> {
+        let start = self.head_of.partition_point(|&of| of < head);
+        start..start + self.head_of[start..].partition_point(|&of| of == head)
+    }
+
+    /// The place of a row.
+    pub(super) fn place(&self, row: usize) -> Place {
+        Place::unravel(&self.shape, row)
+    }
+
+    /// One number for all rows, or one per row.
+    pub(super) fn per_row<'b, T: Copy>(
+        &self,
+        argument: &'static str,
+        numbers: &'b [T],
+    ) -> Result<PerRow<'b, T>, Error> {
+        PerRow::new(argument, numbers, self.rows(), "pass one, or one per row")
+    }
+
+    fn check(&mut self) -> Result<(), Error> {
+        let n = self.keys;
+        if let Some(lengths) = self.options.lengths {
+            let lengths = self.per_row("lengths", lengths)?.all(
+                &self.shape,
+                |value| usize::try_from(value).is_ok_and(|value| value <= n),
+                |place, value| Error::RowLength { place, value, n },
+            )?;
+            self.lengths = Some(lengths);
+        }
+        if let Some(sinks) = self.options.sinks {
+            let heads = &self.shape[..self.shape.len() - 1];
+            let remedy = "pass one, or one per query head";
+            let problem = "a sink is a score, or negative infinity for none";
+            let argument = "sinks";
+            let sinks = PerRow::new(argument, sinks, heads.iter().product(), remedy)?.all(
+                heads,
+                |sink| sink < f64::INFINITY,
+                |place, value| Error::Number { argument, place, value, problem },
+            )?;
+            self.sinks = Some(sinks);
+        }
+        if let Some((mask, strides)) = self.options.mask {
+            check_strides("mask", mask.len(), &self.shape, n, strides)?;
+        }
+        Ok(())
+    }
+
+    /// What a row sees.
+    pub(super) fn row_visibility(&self, row: usize) -> RowVisibility<'a> {
+        let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
+        let mut visible = n;
+        if let Some(lengths) = self.lengths {
+            visible = visible.min(lengths.of(row).unsigned_abs() as usize);
+        }
+        if self.options.causal {
+            visible = visible.min((row % m + 1 + n).saturating_sub(m));
+        }
+        let allowed = self.options.mask.map(|(mask, strides)| {
+            let place = Place::unravel(&self.shape, row).0;
+            let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+            mask.get(start..start + n).unwrap_or(&[])
+        });
+        RowVisibility { visible, allowed }
+    }
+}

@@ -1,0 +1,595 @@
+//! Search in decreasing bound: scores what may matter most, until one of the paper's three rules allows to stop.
+//!
+//! Keys, one by one or in cells, have upper bounds of their scores. Let E be what has been scored exactly and U the largest of
+//! all other scores: of E outside S as well as of the bounds of what is open (arXiv 2512.07647).
+//!
+//! - mass ("MC-Search"): S, within E, may stay if what E outside S and the open keys can weigh at most is within the budget.
+//! - gap ("Delta_k-Search"): S, the k best of E, may stay if `s_(k) - U >= ln[(n - k)(1 - eps) / (k eps)]`, n counting all keys.
+//! - top k: S, the k best of E, is the true top k if no open bound reaches `s_(k)`. Nothing is said of masses.
+//!
+//! Scores of members of S enter with their lower ends, those of all others with their upper ends. What has all been scored
+//! is the exact answer, so every search ends; and wherever it is stopped, the interval that it reports holds.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+use super::cells::Cells;
+use super::codes::Codes;
+use super::exact::ExactProduct;
+use super::found::{Found, Rung};
+use super::gram::Sums;
+use super::options::Rule;
+use super::prepared::Prepared;
+use super::query::Query;
+use crate::certified_sums::{self, SplitSums};
+use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
+
+/// Keys that share bounds.
+#[derive(Debug, Clone, Copy)]
+struct Unit {
+    upper: f64,
+    lower: f64,
+    /// Where the score probably is.
+    guess: f64,
+    first: u32,
+    count: u32,
+}
+
+/// Units in decreasing order of their upper bounds, put in order as far as they are asked for.
+struct Queue {
+    units: Vec<Unit>,
+    at: usize,
+    sorted: usize,
+}
+
+/// Units that are put in order first.
+const FIRST_SORT: usize = 1024;
+
+impl Queue {
+    fn new(units: Vec<Unit>, at: usize) -> Self {
+        Queue { units, at, sorted: at }
+    }
+
+    fn peek(&mut self) -> Option<Unit> {
+        if self.at == self.sorted && self.sorted < self.units.len() {
+            let order = |a: &Unit, b: &Unit| {
+                b.upper.total_cmp(&a.upper).then_with(|| a.first.cmp(&b.first))
+            };
+            let rest = &mut self.units[self.sorted..];
+            let more = FIRST_SORT.max(2 * self.sorted);
+            let more = if more < rest.len() {
+                rest.select_nth_unstable_by(more, order);
+                more
+            } else {
+                rest.len()
+            };
+            rest[..more].sort_unstable_by(order);
+            self.sorted += more;
+        }
+        self.units.get(self.at).copied()
+    }
+
+    /// The largest open bound.
+    fn upper(&mut self) -> f64 {
+        self.peek().map_or(f64::NEG_INFINITY, |unit| unit.upper)
+    }
+
+    fn open(&self) -> &[Unit] {
+        &self.units[self.at..]
+    }
+}
+
+/// Keys that have been scored.
+#[derive(Default)]
+struct Known {
+    keys: Vec<u32>,
+    scores: Vec<f64>,
+}
+
+/// What the open keys weigh, relative to a top.
+#[derive(Clone, Copy)]
+struct Open {
+    upper: f64,
+    lower: f64,
+    /// The largest of their bounds.
+    bound: f64,
+}
+
+/// One row of a search.
+pub(crate) struct BestFirst<'a, E> {
+    pub(crate) simd: Simd,
+    pub(crate) codes: &'a Codes<'a>,
+    /// Unless codes alone are asked for.
+    pub(crate) cells: Option<&'a Cells>,
+    pub(crate) keys: Keys<'a, E>,
+    pub(crate) query: &'a Query,
+    /// Unless cells alone are asked for.
+    pub(crate) prepared: Option<&'a Prepared>,
+    pub(crate) rule: Rule,
+    pub(crate) eps: f64,
+    /// The most keys to be scored.
+    pub(crate) most: usize,
+}
+
+/// Relative error of a few f64 operations and exponentials, generously.
+const SUM_ROUNDING: f64 = 1e-11;
+/// More than a weight that is flushed to 0.
+const NOTHING: f64 = 1e-290;
+/// Keys that are scored at a time, at least, and as a share of those that have been.
+const BATCH: (usize, usize) = (16, 32);
+
+impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
+    /// Searches; also says whether the rule has been met, which for the top k no tail mass shows. `scores` are those by codes,
+    /// in whole groups, or nothing without codes; they are written over.
+    pub(crate) fn run(&self, scores: &mut [f32]) -> (Found, bool) {
+        let n = self.codes.len();
+        let all = match self.rule {
+            Rule::TopK(k) => k >= n,
+            Rule::Mass | Rule::Gap => self.eps == 0.0,
+        };
+        if all {
+            let minimal = n <= 1 || self.eps == 0.0;
+            let kept = (0..n as u32).collect();
+            let found = Found { kept, visible: n, minimal, rung: Rung::Codes, ..Found::default() };
+            return (found, true);
+        }
+        let mut known = Known::default();
+        let (units, certain) = self.units(scores);
+        let affordable = certain.len().min(self.most);
+        self.score(&certain[..affordable], scores, &mut known);
+        if affordable < certain.len() {
+            // Nothing bounds the others.
+            let open = Open { upper: f64::INFINITY, lower: 0.0, bound: f64::INFINITY };
+            let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let k = if let Rule::TopK(k) = self.rule { k.min(affordable) } else { affordable };
+            return (self.found(&ranked(&known), k, &known, top, &open), false);
+        }
+        match self.rule {
+            Rule::Mass => (self.by_mass(units, scores, known), true),
+            Rule::Gap => (self.by_gap(units, scores, known), true),
+            Rule::TopK(k) => self.top(k, units, scores, known),
+        }
+    }
+
+    /// What codes leave out of all scores.
+    fn offset(&self) -> f64 {
+        self.prepared.map_or(0.0, |prepared| prepared.offset)
+    }
+
+    /// How far an exact score may be off, a sum or difference with it included.
+    fn doubt(&self) -> f64 {
+        1.25 * self.query.error
+    }
+
+    /// All that can be bounded, and the keys that cannot.
+    fn units(&self, scores: &[f32]) -> (Vec<Unit>, Vec<u32>) {
+        let (n, largest) = (self.codes.len(), f64::from(self.codes.largest()));
+        let cell =
+            |cells: &Cells, cell: usize| cells.bounds(cell, self.query, self.offset(), largest);
+        let Some(prepared) = self.prepared else {
+            let units = self.cells.into_iter().flat_map(|cells| {
+                (0..cells.len()).map(move |c| {
+                    let (bounds, members) = (cell(cells, c), cells.members(c));
+                    Unit {
+                        upper: bounds.upper,
+                        lower: bounds.lower,
+                        guess: bounds.upper,
+                        first: members.start as u32,
+                        count: members.len() as u32,
+                    }
+                })
+            });
+            return (units.collect(), Vec::new());
+        };
+        let (mut units, mut certain) = (Vec::with_capacity(n), Vec::new());
+        for (key, &score) in scores[..n].iter().enumerate() {
+            // Without a code, or beyond what f32 holds: never a mask.
+            if !score.is_finite() {
+                certain.push(key as u32);
+                continue;
+            }
+            let guess = f64::from(score);
+            // The exact score is less an offset of its own rounding.
+            let reach = prepared.code_error.reach_of(self.codes.radius(key)) + self.doubt();
+            let (lower, upper) = (guess - reach, guess + reach);
+            let (lower, upper) = if reach.is_nan() {
+                (f64::NEG_INFINITY, f64::INFINITY)
+            } else {
+                (lower.next_down(), upper.next_up())
+            };
+            units.push(Unit { upper, lower, guess, first: key as u32, count: 1 });
+        }
+        if let Some(cells) = self.cells {
+            let mut units = units.iter_mut().peekable();
+            for c in 0..cells.len() {
+                let (bounds, end) = (cell(cells, c), cells.members(c).end as u32);
+                while let Some(unit) = units.next_if(|unit| unit.first < end) {
+                    unit.upper = unit.upper.min(bounds.upper);
+                    unit.lower = unit.lower.max(bounds.lower);
+                }
+            }
+        }
+        (units, certain)
+    }
+
+    /// Scores keys exactly; their codes are not looked at any more.
+    fn score(&self, keys: &[u32], scores: &mut [f32], known: &mut Known) {
+        let from = known.scores.len();
+        known.keys.extend_from_slice(keys);
+        known.scores.resize(from + keys.len(), 0.0);
+        let to = &mut known.scores[from..];
+        self.query.score(self.simd, self.keys, Picked::Listed(keys), self.offset(), to);
+        if self.prepared.is_some() {
+            for &key in keys {
+                scores[key as usize] = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    /// Scores the next units whose bounds are not below a floor; whether there was any that may still be scored.
+    fn advance(
+        &self,
+        queue: &mut Queue,
+        floor: f64,
+        scores: &mut [f32],
+        known: &mut Known,
+    ) -> bool {
+        let room = self.most.saturating_sub(known.keys.len());
+        let batch = BATCH.0.max(known.keys.len() / BATCH.1);
+        let mut keys: Vec<u32> = Vec::with_capacity(batch);
+        while let Some(unit) = queue.peek() {
+            let end = keys.len() + unit.count as usize;
+            // A cell is scored as a whole, and cells one after another.
+            if unit.upper < floor || end > room || !keys.is_empty() && end > batch {
+                break;
+            }
+            keys.extend(unit.first..unit.first + unit.count);
+            queue.at += 1;
+        }
+        self.score(&keys, scores, known);
+        !keys.is_empty()
+    }
+
+    /// What is open, relative to a top.
+    fn open(&self, units: &[Unit], scores: &[f32], top: f64) -> Open {
+        if units.is_empty() {
+            return Open { upper: 0.0, lower: 0.0, bound: f64::NEG_INFINITY };
+        }
+        let (mut upper, mut lower) = (f64::INFINITY, 0.0f64);
+        if let Some(prepared) = self.prepared {
+            let largest = self.simd.scan(scores, None).0.largest;
+            let sums = self.simd.below(scores, largest, f32::INFINITY);
+            let sums = Sums::computed(sums.weights, sums.squares, 1.0 + SUM_ROUNDING, sums.count);
+            let down = grown(f64::from(largest) - top);
+            upper = prepared.code_error.mass_upper(&sums) * down * (1.0 + SUM_ROUNDING);
+            lower = prepared.code_error.mass_lower(&sums) * down * (1.0 - SUM_ROUNDING);
+        }
+        // One by one: hardly ever better than all codes together, and slower.
+        if self.rule == Rule::Mass || self.cells.is_some() || !upper.is_finite() {
+            upper = upper.min(self.each(units, |unit| unit.upper, top) * (1.0 + SUM_ROUNDING));
+            lower = lower.max(self.each(units, |unit| unit.lower, top) * (1.0 - SUM_ROUNDING));
+        }
+        let bound = units.iter().fold(f64::NEG_INFINITY, |bound, unit| bound.max(unit.upper));
+        let lower = if lower < f64::INFINITY { lower.max(0.0) } else { 0.0 };
+        Open { upper: if upper.is_nan() { f64::INFINITY } else { upper }, lower, bound }
+    }
+
+    /// What units weigh together by one end of their bounds, relative to a top; what is flushed is added.
+    fn each(&self, units: &[Unit], end: fn(&Unit) -> f64, top: f64) -> f64 {
+        let most = units[0].count.max(units[units.len() - 1].count);
+        let whole: Vec<f64> = units.iter().filter(|unit| unit.count == most).map(end).collect();
+        let shift = whole.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let mut sum = 0.0;
+        if shift == f64::INFINITY {
+            return shift;
+        }
+        if shift > f64::NEG_INFINITY {
+            let flushed = whole.len() as f64 * NOTHING;
+            sum = f64::from(most) * (self.weigh(whole, shift) + flushed) * grown(shift - top);
+        }
+        // A last cell may be short.
+        let rest = units.iter().filter(|unit| unit.count != most);
+        sum + rest.map(|unit| f64::from(unit.count) * grown(end(unit) - top)).sum::<f64>()
+    }
+
+    /// The sum of weights relative to a shift that no score exceeds.
+    fn weigh(&self, mut scores: Vec<f64>, shift: f64) -> f64 {
+        scores.resize(scores.len().next_multiple_of(LANES), f64::NEG_INFINITY);
+        if scores.is_empty() { 0.0 } else { self.simd.mass(&scores, Exp(shift)) }
+    }
+
+    /// The answer that keeps the first `k` of the known keys in this order.
+    fn found(&self, order: &[usize], k: usize, known: &Known, top: f64, open: &Open) -> Found {
+        let n = self.codes.len();
+        let sum = |order: &[usize]| -> f64 {
+            self.weigh(order.iter().map(|&i| known.scores[i]).collect(), top)
+        };
+        let (kept, closed) = order.split_at(k);
+        let (head, tail) = (sum(kept), sum(closed));
+        let error = self.error();
+        let split = SplitSums { tail: tail + open.upper, dropped: n - k, head, kept: k };
+        let upper = split.upper(error, NOTHING);
+        let low = SplitSums { tail: tail + open.lower, ..split };
+        let lower = low.lower(error, NOTHING).min(upper);
+        let worst = kept.iter().map(|&i| known.scores[i]).fold(f64::INFINITY, f64::min);
+        // A set of one key fewer loses at least the least kept weight more, if nothing open can be better than it.
+        let minimal = k == 1
+            || k > 1 && worst - self.doubt() >= open.bound && {
+                let weight = certified_sums::exp(worst - top);
+                let fewer = SplitSums {
+                    tail: low.tail + weight,
+                    dropped: n - k + 1,
+                    head: sum(kept) - weight,
+                    kept: k - 1,
+                };
+                fewer.lower(error, NOTHING) > self.eps
+            };
+        let mut keys: Vec<u32> = kept.iter().map(|&i| known.keys[i]).collect();
+        keys.sort_unstable();
+        let scored = known.keys.len();
+        let rung = match scored {
+            0 => Rung::Codes,
+            _ if scored == n => Rung::Dense,
+            _ => Rung::Rescored,
+        };
+        Found { kept: keys, visible: n, scored, upper, lower, minimal, rung }
+    }
+
+    /// By what ratios of sums of computed weights may be off.
+    fn error(&self) -> f64 {
+        (2.0 * self.query.error).exp_m1() * (1.0 + SUM_ROUNDING) + SUM_ROUNDING
+    }
+
+    fn by_mass(&self, units: Vec<Unit>, scores: &mut [f32], mut known: Known) -> Found {
+        let odds = self.eps / (1.0 - self.eps);
+        let mut queue = Queue::new(units, 0);
+        let mut sums: Vec<Suffix> = Vec::new();
+        let shift = self.suffixes(&mut queue, scores, &mut sums);
+        let (mut top, mut head, mut summed) = (f64::NEG_INFINITY, 0.0, 0);
+        loop {
+            for &score in &known.scores[summed..] {
+                if score > top {
+                    head = head * (top - score).exp() + 1.0;
+                    top = score;
+                } else {
+                    head += (score - top).exp();
+                }
+            }
+            summed = known.scores.len();
+            // What only shows the way need not be proven; what is reported is.
+            let open = self.suffix(&sums[queue.at]) * (shift - top).exp();
+            let over = queue.open().is_empty();
+            if open <= odds * head * (1.0 - SUM_ROUNDING) || over {
+                let open = self.open(queue.open(), scores, top);
+                let found = self.fewest(&known, top, &open);
+                if found.upper <= self.eps || over {
+                    return found;
+                }
+            }
+            if !self.advance(&mut queue, f64::NEG_INFINITY, scores, &mut known) {
+                let open = self.open(queue.open(), scores, top);
+                return self.found(&ranked(&known), known.keys.len(), &known, top, &open);
+            }
+        }
+    }
+
+    /// Sums over what is open when so many units have been scored, relative to a shift, which is returned.
+    fn suffixes(&self, queue: &mut Queue, scores: &[f32], sums: &mut Vec<Suffix>) -> f64 {
+        queue.sorted = queue.units.len();
+        queue.units.sort_unstable_by(|a, b| {
+            b.upper.total_cmp(&a.upper).then_with(|| a.first.cmp(&b.first))
+        });
+        let finite =
+            |upper: f64, top: f64| if upper < f64::INFINITY { top.max(upper) } else { top };
+        let shift = queue.units.iter().fold(f64::NEG_INFINITY, |top, u| finite(u.upper, top));
+        let shift = if shift > f64::NEG_INFINITY { shift } else { 0.0 };
+        sums.resize(queue.units.len() + 1, Suffix::default());
+        for (at, unit) in queue.units.iter().enumerate().rev() {
+            let mut sum = sums[at + 1];
+            sum.each += f64::from(unit.count) * (unit.upper - shift).exp();
+            if self.prepared.is_some() {
+                let weight = (f64::from(scores[unit.first as usize]) - shift).exp();
+                sum.codes.upper += weight;
+                sum.codes.squares += weight * weight;
+                sum.codes.largest = sum.codes.largest.max(weight);
+            }
+            sums[at] = sum;
+        }
+        shift
+    }
+
+    /// What is open weighs about that at most.
+    fn suffix(&self, sum: &Suffix) -> f64 {
+        let Some(prepared) = self.prepared else { return sum.each };
+        sum.each.min(prepared.code_error.mass_upper(&sum.codes))
+    }
+
+    /// The fewest known keys that are within the budget; all of them if none are.
+    fn fewest(&self, known: &Known, top: f64, open: &Open) -> Found {
+        let order = ranked(known);
+        let odds = self.eps / (1.0 - self.eps) / (1.0 + self.error());
+        let weights: Vec<f64> = order.iter().map(|&i| (known.scores[i] - top).exp()).collect();
+        let mut head = weights.iter().sum::<f64>();
+        let (mut k, mut tail) = (order.len(), open.upper);
+        while k > 1 && tail + weights[k - 1] <= odds * (head - weights[k - 1]) {
+            k -= 1;
+            tail += weights[k];
+            head -= weights[k];
+        }
+        // Sums above ran one way only; what is reported decides.
+        loop {
+            let found = self.found(&order, k, known, top, open);
+            if found.upper <= self.eps || k == order.len() {
+                return found;
+            }
+            k += 1;
+        }
+    }
+
+    fn by_gap(&self, units: Vec<Unit>, scores: &mut [f32], mut known: Known) -> Found {
+        let n = self.codes.len();
+        let mut queue = Queue::new(units, 0);
+        // Known keys that are not settled, the best first.
+        let mut pending: BinaryHeap<(u64, Reverse<u32>, usize)> = BinaryHeap::new();
+        let mut order: Vec<usize> = Vec::new();
+        let (mut worst, mut taken) = (f64::INFINITY, 0);
+        let error = self.doubt();
+        loop {
+            let place = |i: usize| (rising(known.scores[i]), Reverse(known.keys[i]), i);
+            pending.extend((taken..known.keys.len()).map(place));
+            taken = known.keys.len();
+            let open = queue.upper();
+            while let Some(&(_, _, best)) = pending.peek() {
+                if known.scores[best] - error < open {
+                    break;
+                }
+                pending.pop();
+                order.push(best);
+                worst = worst.min(known.scores[best]);
+                // The largest score of all others: of those that were scored, too.
+                let next =
+                    pending.peek().map_or(f64::NEG_INFINITY, |&(_, _, i)| known.scores[i] + error);
+                let gap = (worst - error - next.max(open)).next_down();
+                let bound = self.gap_bound(gap, order.len());
+                if bound <= self.eps {
+                    let k = order.len();
+                    order.extend(pending.iter().map(|&(_, _, i)| i));
+                    let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let open = self.open(queue.open(), scores, top);
+                    let mut found = self.found(&order, k, &known, top, &open);
+                    found.upper = found.upper.min(bound);
+                    found.lower = found.lower.min(found.upper);
+                    return found;
+                }
+            }
+            if order.len() == n || !self.advance(&mut queue, f64::NEG_INFINITY, scores, &mut known)
+            {
+                let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let open = self.open(queue.open(), scores, top);
+                return self.found(&ranked(&known), known.keys.len(), &known, top, &open);
+            }
+        }
+    }
+
+    /// An upper bound of the tail mass, given a lower bound of the gap behind the k best of all keys.
+    fn gap_bound(&self, gap: f64, k: usize) -> f64 {
+        let n = self.codes.len();
+        let dropped = n - k;
+        // Most ranks are far from it.
+        if dropped as f64 * (-gap).exp() > 1.001 * self.eps / (1.0 - self.eps) * k as f64 {
+            return 1.0;
+        }
+        let tail = dropped as f64 * grown(-gap);
+        let bound =
+            SplitSums { tail, dropped, head: k as f64, kept: k }.upper(SUM_ROUNDING, NOTHING);
+        // Equal or better scores: decided in integers.
+        let equal = gap >= 0.0 && certified_sums::equal_weights_hold(k as u64, n as u64, self.eps);
+        if equal { bound.min(self.eps) } else { bound }
+    }
+
+    fn top(
+        &self,
+        k: usize,
+        mut units: Vec<Unit>,
+        scores: &mut [f32],
+        mut known: Known,
+    ) -> (Found, bool) {
+        let error = self.doubt();
+        let mut first = 0;
+        if self.prepared.is_some() {
+            // What is probably best gives a floor at once.
+            first = k.min(units.len()).min(self.most.saturating_sub(known.keys.len()));
+            if first > 0 && first < units.len() {
+                units.select_nth_unstable_by(first - 1, |a, b| {
+                    b.guess.total_cmp(&a.guess).then_with(|| a.first.cmp(&b.first))
+                });
+            }
+            let keys: Vec<u32> = units[..first].iter().map(|unit| unit.first).collect();
+            self.score(&keys, scores, &mut known);
+        }
+        let mut queue = Queue::new(units, first);
+        let floor = |known: &Known| -> f64 {
+            if known.scores.len() < k {
+                return f64::NEG_INFINITY;
+            }
+            let mut scores = known.scores.clone();
+            let (_, kth, _) = scores.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+            *kth - error
+        };
+        let mut least = floor(&known);
+        while queue.upper() >= least {
+            if !self.advance(&mut queue, least, scores, &mut known) {
+                break;
+            }
+            least = floor(&known);
+        }
+        let proven = known.keys.len() >= k && queue.upper() < least;
+        let order = self.told_apart(ranked(&known), k, &known);
+        let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let open = self.open(queue.open(), scores, top);
+        (self.found(&order, k.min(order.len()), &known, top, &open), proven)
+    }
+
+    /// Puts known keys around rank k in their true order where rounding hides it; equal scores by position.
+    fn told_apart(&self, mut order: Vec<usize>, k: usize, known: &Known) -> Vec<usize> {
+        if k == 0 || k >= order.len() {
+            return order;
+        }
+        let (kth, doubt) = (known.scores[order[k - 1]], 2.0 * self.doubt());
+        let from = order.partition_point(|&i| known.scores[i] > kth + doubt);
+        let to = order.partition_point(|&i| known.scores[i] >= kth - doubt);
+        if to <= k || to - from < 2 {
+            return order;
+        }
+        let entries = &self.query.entries;
+        let mut exact: Vec<(ExactProduct, usize)> = order[from..to]
+            .iter()
+            .map(|&i| {
+                let key = self.keys.row(known.keys[i] as usize).iter();
+                (ExactProduct::of(entries, key.map(|entry| entry.widen())), i)
+            })
+            .collect();
+        exact.sort_by(|(a, i), (b, j)| {
+            let order = match self.query.scale.partial_cmp(&0.0) {
+                Some(Ordering::Greater) => b.cmp(a),
+                Some(Ordering::Less) => a.cmp(b),
+                _ => Ordering::Equal,
+            };
+            order.then_with(|| known.keys[*i].cmp(&known.keys[*j]))
+        });
+        for (to, (_, i)) in order[from..to].iter_mut().zip(exact) {
+            *to = i;
+        }
+        order
+    }
+}
+
+/// Sums over open units.
+#[derive(Debug, Clone, Copy, Default)]
+struct Suffix {
+    each: f64,
+    codes: Sums,
+}
+
+/// Which of two known keys is better: by score, equal ones by position.
+fn better(known: &Known, a: usize, b: usize) -> Ordering {
+    known.scores[b].total_cmp(&known.scores[a]).then_with(|| known.keys[a].cmp(&known.keys[b]))
+}
+
+/// Known keys, the best first.
+fn ranked(known: &Known) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..known.keys.len()).collect();
+    order.sort_unstable_by(|&a, &b| better(known, a, b));
+    order
+}
+
+/// Bits that rise with the number.
+fn rising(score: f64) -> u64 {
+    let bits = score.to_bits();
+    if score.is_sign_negative() { !bits } else { bits | 1 << 63 }
+}
+
+/// e^x for x of either sign.
+fn grown(x: f64) -> f64 {
+    if x > 0.0 { certified_sums::exp(-x).recip() } else { certified_sums::exp(x) }
+}

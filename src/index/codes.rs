@@ -1,0 +1,578 @@
+//! The keys of one head as bytes, and what is known of what the bytes leave out.
+
+#[cfg(feature = "python")]
+pub(crate) mod saved;
+
+use std::borrow::Cow;
+
+use super::element::Coded;
+use super::fingerprint::Fingerprint;
+use super::frame::{OwnFrame, sign};
+use super::gram::Gram;
+use super::prepared::Prepared;
+use crate::error::Error;
+use crate::kernels::{
+    BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, ask_for_huge_pages,
+};
+use crate::memory::{self, check_memory, room};
+use crate::threads;
+use half::bf16;
+
+/// Chunks per thread that are encoded before their sums are added up.
+const WAVE: usize = 4;
+/// Keys per task, whole panels.
+const CHUNK: usize = 16 * PANEL;
+/// Keys that are looked at to choose a frame.
+const SAMPLE: usize = 1024;
+/// A key whose code loses so many times as much as that of the median key is left without one.
+const OUTLYING: f64 = 4.0;
+/// One key in so many may be left without a code.
+const SPARED: usize = 64;
+
+/// One head's keys in codes. What grows with them is owned, or lent by somebody who keeps the index as arrays.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Codes<'a> {
+    dim: usize,
+    /// Keys.
+    n: usize,
+    frame: OwnFrame<'a>,
+    /// Bytes, sixteen keys to a block; a block is one line of 64 bytes for every four dimensions.
+    lines: Cow<'a, [u8]>,
+    /// What each key's codes are to be multiplied by, in whole groups.
+    scales: Cow<'a, [bf16]>,
+    /// An upper bound of the norm of what each code loses.
+    radii: Cow<'a, [bf16]>,
+    /// Keys without a code, in ascending order: they must be scored.
+    uncoded: Cow<'a, [u32]>,
+    gram: Gram<'a>,
+    /// The largest loss that still gets a code.
+    spared: f64,
+    /// The largest absolute entry of any key.
+    largest: f32,
+    fingerprint: Fingerprint,
+}
+
+/// A part of the keys, encoded by one task.
+struct Part {
+    gram: Gram<'static>,
+    uncoded: Vec<u32>,
+    largest: f32,
+    fingerprint: Fingerprint,
+    bad: Option<usize>,
+}
+
+impl Part {
+    fn new(width: usize) -> Self {
+        let (gram, fingerprint) = (Gram::new(width), Fingerprint::default());
+        Part { gram, uncoded: Vec::new(), largest: 0.0, fingerprint, bad: None }
+    }
+
+    /// Takes up what follows.
+    fn join(&mut self, other: Part) {
+        self.gram.join(&other.gram);
+        self.uncoded.extend(other.uncoded);
+        self.largest = self.largest.max(other.largest);
+        self.fingerprint.join(other.fingerprint);
+        self.bad = self.bad.or(other.bad);
+    }
+}
+
+/// Makes a list our own, with room for so many entries in all.
+fn own<T: Clone>(argument: &'static str, list: &mut Cow<'_, [T]>, all: usize) -> Result<(), Error> {
+    if let Cow::Borrowed(lent) = *list {
+        let mut copy = memory::list(argument, all.max(lent.len()))?;
+        copy.extend_from_slice(lent);
+        *list = copy.into();
+    }
+    let owned = list.to_mut();
+    room(argument, owned, all.saturating_sub(owned.len()))
+}
+
+impl Codes<'_> {
+    /// Codes of no keys, in a frame chosen by looking at some.
+    pub(crate) fn new<E: Coded>(
+        dim: usize,
+        keys: Keys<'_, E>,
+        n: usize,
+        rotate: Option<bool>,
+    ) -> Self {
+        let width = dim.next_multiple_of(LANES);
+        let count = n.min(SAMPLE);
+        let sample: Vec<Vec<f64>> = (0..count)
+            .map(|i| keys.row(i * n / count).iter().map(|&entry| entry.widen().into()).collect())
+            .collect();
+        let mut mean = vec![0.0; width];
+        for (j, mean) in mean[..dim].iter_mut().enumerate() {
+            let total: f64 = sample.iter().map(|key| key[j]).sum();
+            let value = total / count.max(1) as f64;
+            // Of keys that are not finite, or overflow together, none is worth moving.
+            *mean = if value.abs() < 1e30 { value as f32 } else { 0.0 };
+        }
+        let block = 1 << dim.trailing_zeros();
+        let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
+        let mut frame = OwnFrame { mean: mean.into(), block, signs };
+        let norm_of_loss = |frame: &OwnFrame| -> Vec<f64> {
+            let loss = |key: &Vec<f64>| {
+                let centred: Vec<f64> =
+                    key.iter().zip(&*frame.mean).map(|(k, m)| k - f64::from(*m)).collect();
+                let (moved, size) = frame.query(&centred);
+                let reach = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
+                // The norm of rounding errors spread evenly over the step between codes, in the frame of the keys.
+                reach / 127.0 * (dim as f64 / 12.0 / size).sqrt()
+            };
+            let mut losses: Vec<f64> = sample.iter().map(loss).collect();
+            losses.sort_by(f64::total_cmp);
+            losses
+        };
+        let rotated = norm_of_loss(&frame);
+        frame.block = 1;
+        let plain = norm_of_loss(&frame);
+        let middle =
+            |losses: &[f64]| losses.get(losses.len() / 2).copied().unwrap_or(f64::INFINITY);
+        // Turning keys costs some time when they are encoded; it must be worth it.
+        let better = middle(&rotated) < 0.8 * middle(&plain);
+        let mut spared = OUTLYING * middle(&plain);
+        if block > 1 && rotate.unwrap_or(better) {
+            frame.block = block;
+            spared = OUTLYING * middle(&rotated) * (block as f64).sqrt();
+        }
+        Codes {
+            dim,
+            n: 0,
+            frame,
+            lines: Cow::default(),
+            scales: Cow::default(),
+            radii: Cow::default(),
+            uncoded: Cow::default(),
+            gram: Gram::new(width),
+            spared: if spared > 0.0 { spared } else { f64::INFINITY },
+            largest: 0.0,
+            fingerprint: Fingerprint::default(),
+        }
+    }
+
+    /// Chunks that are encoded before their sums are joined.
+    fn wave(threads: usize) -> usize {
+        if threads == 1 { 1 } else { WAVE.saturating_mul(threads) }
+    }
+
+    /// Makes room for that many more keys, so that appending them does not fail for want of it.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]; the codes are as they were.
+    pub(crate) fn make_room(&mut self, count: usize, threads: usize) -> Result<(), Error> {
+        let blocks = self.n.saturating_add(count).div_ceil(LANES);
+        let codes = blocks.saturating_mul(self.dim.div_ceil(STEP) * LINE);
+        // What the parts sum, and their scratch.
+        let width = self.frame.mean.len();
+        let part = width.saturating_add(16 * PANEL).saturating_mul(width);
+        check_memory("keys", part, Self::together(threads).saturating_mul(size_of::<f64>()))?;
+        own("keys", &mut self.lines, codes)?;
+        own("keys", &mut self.scales, blocks.saturating_mul(LANES))?;
+        own("keys", &mut self.radii, blocks.saturating_mul(LANES))
+    }
+
+    /// How many sums there are at once while keys are encoded, beside the index's own.
+    pub(crate) fn together(threads: usize) -> usize {
+        Self::wave(threads) + 2
+    }
+
+    /// Appends the codes of keys. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// [`NotFinite`] at the first entry that is not finite.
+    pub(crate) fn append<E: Coded>(
+        &mut self,
+        simd: Simd,
+        keys: Keys<'_, E>,
+        count: usize,
+        threads: usize,
+    ) -> Result<(), NotFinite> {
+        let (first, end) = (self.n, self.n + count);
+        let block = self.dim.div_ceil(STEP) * LINE;
+        let blocks = end.div_ceil(LANES);
+        // The last block may have begun: what is behind its last key is put back on an error.
+        let (begins, ends) = (first / LANES, first.div_ceil(LANES));
+        let before = (
+            self.lines[begins * block..ends * block].to_vec(),
+            self.scales[begins * LANES..ends * LANES].to_vec(),
+            self.radii[begins * LANES..ends * LANES].to_vec(),
+        );
+        let mut lines = std::mem::take(&mut self.lines).into_owned();
+        let mut scales = std::mem::take(&mut self.scales).into_owned();
+        let mut radii = std::mem::take(&mut self.radii).into_owned();
+        ask_for_huge_pages(&mut lines);
+        lines.resize(blocks * block, BIAS);
+        scales.resize(blocks * LANES, bf16::ZERO);
+        radii.resize(blocks * LANES, bf16::ZERO);
+        // Up to a whole block first, then in chunks.
+        let begun = (first.next_multiple_of(LANES) - first).min(count);
+        let whole = first / LANES;
+        let mut part = Part::new(self.frame.mean.len());
+        {
+            let skip = usize::from(begun > 0);
+            let (old, new) = lines[whole * block..].split_at_mut(skip * block);
+            let (old_scales, new_scales) = scales[whole * LANES..].split_at_mut(skip * LANES);
+            let (old_radii, new_radii) = radii[whole * LANES..].split_at_mut(skip * LANES);
+            let allowed = |keys: usize| {
+                (end / SPARED + 8).saturating_sub(self.uncoded.len()).min(keys / 8 + 1)
+            };
+            if begun > 0 {
+                let out = &mut Out { lines: old, scales: old_scales, radii: old_radii };
+                let span = Span { from: 0, count: begun, at: first % LANES };
+                part.join(self.encode(simd, keys, span, out, allowed(begun)));
+            }
+            let chunk = CHUNK / LANES;
+            let mut outs: Vec<Out<'_>> = new
+                .chunks_mut(chunk * block)
+                .zip(new_scales.chunks_mut(CHUNK))
+                .zip(new_radii.chunks_mut(CHUNK))
+                .map(|((lines, scales), radii)| Out { lines, scales, radii })
+                .collect();
+            // A few chunks at a time: what they sum is a matrix each.
+            let wave = Self::wave(threads);
+            for (w, outs) in outs.chunks_mut(wave).enumerate() {
+                let one = |(c, out): (usize, &mut Out<'_>)| {
+                    let from = begun + (w * wave + c) * CHUNK;
+                    let span = Span { from, count: CHUNK.min(count - from), at: 0 };
+                    self.encode(simd, keys, span, out, allowed(span.count))
+                };
+                let parts = threads::map(threads, outs.iter_mut().enumerate(), 1, one);
+                for other in parts {
+                    part.join(other);
+                }
+                if part.bad.is_some() {
+                    break;
+                }
+            }
+        }
+        if part.bad.is_some() {
+            lines.truncate(begins * block);
+            scales.truncate(begins * LANES);
+            radii.truncate(begins * LANES);
+            lines.extend(before.0);
+            scales.extend(before.1);
+            radii.extend(before.2);
+        }
+        (self.lines, self.scales, self.radii) = (lines.into(), scales.into(), radii.into());
+        if let Some(row) = part.bad {
+            let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
+            let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
+            return Err(NotFinite { row, entry });
+        }
+        self.gram.join(&part.gram);
+        self.uncoded.to_mut().extend(part.uncoded);
+        self.largest = self.largest.max(part.largest);
+        self.fingerprint.join(part.fingerprint);
+        self.n = end;
+        Ok(())
+    }
+
+    /// Encodes some keys. `allowed` of them may be left without a code.
+    fn encode<E: Coded>(
+        &self,
+        simd: Simd,
+        keys: Keys<'_, E>,
+        span: Span,
+        out: &mut Out<'_>,
+        allowed: usize,
+    ) -> Part {
+        let (width, steps) = (self.frame.mean.len(), self.dim.div_ceil(STEP));
+        let most = PANEL.min(span.count);
+        let mut bytes = vec![0; most * width];
+        let mut residuals = vec![0.0; most.next_multiple_of(STEP) * width];
+        let mut packed = Packed::default();
+        let mut encoded = vec![Encoded::default(); most];
+        let mut part = Part::new(width);
+        for done in (0..span.count).step_by(PANEL) {
+            let (from, len) = (span.from + done, PANEL.min(span.count - done));
+            let bytes = &mut bytes[..len * width];
+            let padded = len.next_multiple_of(STEP) * width;
+            residuals[len * width..padded].fill(0.0);
+            let encoded = &mut encoded[..len];
+            simd.encode(
+                keys,
+                from,
+                self.frame.borrow(),
+                bytes,
+                &mut residuals[..len * width],
+                encoded,
+            );
+            let (mut lost, mut norm, mut unit) = (0.0f32, 0.0f32, 0.0f32);
+            for (r, key) in encoded.iter_mut().enumerate() {
+                let at = span.at + done + r;
+                if key.largest.is_nan() && part.bad.is_none() {
+                    part.bad = Some(from + r);
+                }
+                part.largest = part.largest.max(key.largest);
+                part.fingerprint.add(self.n + from + r, keys.row(from + r));
+                let loss = f64::from(key.lost).sqrt();
+                let uncodable = key.lost == f32::INFINITY;
+                if uncodable || (loss > self.spared && part.uncoded.len() < allowed) {
+                    part.uncoded.push((self.n + from + r) as u32);
+                    key.scale = bf16::ZERO;
+                    bytes[r * width..][..width].fill(BIAS);
+                    residuals[r * width..][..width].fill(0.0);
+                } else {
+                    (lost, norm) = (lost.max(key.lost), norm.max(key.square));
+                    // No residual is larger than half a step, up to rounding.
+                    unit = unit.max(key.scale.to_f32());
+                }
+                out.scales[at] = key.scale;
+                out.radii[at] = radius(loss, width);
+                let block = &mut out.lines[at / LANES * steps * LINE..][..steps * LINE];
+                let lines = block.as_chunks_mut::<STEP>().0.chunks_exact_mut(LANES);
+                let fours = bytes[r * width..][..steps * STEP].as_chunks::<STEP>().0;
+                for (line, four) in lines.zip(fours) {
+                    line[at % LANES] = *four;
+                }
+            }
+            if unit > 0.0 {
+                let unit = unit * (0.502 / 127.0);
+                let rows = &residuals[..padded];
+                let left = simd.outer(rows, width, unit, &mut packed, part.gram.sums_mut());
+                part.gram.note(len, left, lost, norm);
+            }
+        }
+        part
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.n
+    }
+
+    /// Bytes that grow with the number of keys.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lines.len() + 2 * (self.scales.len() + self.radii.len()) + 4 * self.uncoded.len()
+    }
+
+    pub(crate) fn uncoded(&self) -> &[u32] {
+        &self.uncoded
+    }
+
+    /// An upper bound of the norm of what a key's code loses.
+    pub(crate) fn radius(&self, key: usize) -> f64 {
+        f64::from(self.radii[key])
+    }
+
+    /// What is remembered of the keys themselves.
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// The largest absolute entry of any key.
+    pub(crate) fn largest(&self) -> f32 {
+        self.largest
+    }
+
+    /// A query as codes are scored with; `scale` multiplies all products.
+    pub(crate) fn prepare(&self, query: &[f64], scale: f64) -> Prepared {
+        Prepared::new(query, scale, &self.frame, &self.gram)
+    }
+
+    /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
+    pub(crate) fn scan<const Q: usize>(
+        &self,
+        simd: Simd,
+        queries: [&Prepared; Q],
+        to: [&mut [f32]; Q],
+    ) {
+        let mut to = to;
+        let borrowed = to.each_mut().map(|to| &mut **to);
+        simd.scan_codes(&self.lines, &self.scales, queries.map(Prepared::coarse), borrowed);
+        for to in to {
+            for &uncoded in &*self.uncoded {
+                to[uncoded as usize] = f32::NEG_INFINITY;
+            }
+            to[self.n..].fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// A key's entry that is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotFinite {
+    pub(crate) row: usize,
+    pub(crate) entry: usize,
+}
+
+/// Keys `from ..` of those that are appended; the first goes to place `at` of where codes are written.
+#[derive(Clone, Copy)]
+struct Span {
+    from: usize,
+    count: usize,
+    at: usize,
+}
+
+/// Where codes are written.
+struct Out<'a> {
+    lines: &'a mut [u8],
+    scales: &'a mut [bf16],
+    radii: &'a mut [bf16],
+}
+
+/// An upper bound of a norm, given what was computed.
+fn radius(norm: f64, width: usize) -> bf16 {
+    // Sums of at most `width` squares in f32, and terms that were flushed.
+    let bound = norm * (1.0 + width as f64 * 6e-8 + 1e-6) + (width as f64).sqrt() * 1.1e-19;
+    let bits = (bound as f32).next_up().to_bits();
+    bf16::from_bits(((bits + 0xffff) >> 16) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::query::Query;
+
+    /// Scores by codes against those that are exact in f64: the largest share that an error has of what it may be.
+    fn share(data: &[f32], dim: usize, query: &[f64], scale: f64, rotate: bool) -> f64 {
+        let (simd, n) = (Simd::current().unwrap(), data.len() / dim);
+        let keys = Keys::new(data, dim, dim);
+        let mut codes = Codes::new(dim, keys, n, Some(rotate));
+        codes.append(simd, keys, n, 1).unwrap();
+        let prepared = codes.prepare(query, scale);
+        let doubt = Query::new(query, scale, f64::from(codes.largest())).error;
+        let mut scores = vec![0.0; n.next_multiple_of(LANES)];
+        codes.scan(simd, [&prepared], [&mut scores]);
+        let mut worst = 0.0f64;
+        for (key, (row, &score)) in data.chunks_exact(dim).zip(&scores).enumerate() {
+            if score == f32::NEG_INFINITY {
+                continue;
+            }
+            let product: f64 = row.iter().zip(query).map(|(k, q)| f64::from(*k) * q).sum();
+            let off = (product * scale - prepared.offset - f64::from(score)).abs();
+            let reach = prepared.code_error.reach_of(codes.radius(key)) + doubt;
+            assert!(off <= reach, "{dim} {scale} {rotate}: {off} > {reach}");
+            worst = worst.max(off / reach);
+        }
+        worst
+    }
+
+    /// Whole numbers up to a size, which look random.
+    fn whole(count: usize, size: i64, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_041);
+            (state >> 33) as i64
+        };
+        (0..count).map(|_| (next() % (2 * size + 1) - size) as f32).collect()
+    }
+
+    /// Keys of whole numbers up to 127, one of which is 127, and their opposites: codes lose nothing, and the mean is 0.
+    fn exactly_coded(n: usize, dim: usize, seed: u64) -> Vec<f32> {
+        let mut keys = whole(n * dim, 127, seed);
+        for (i, key) in keys.chunks_exact_mut(dim).enumerate() {
+            key[i % dim] = 127.0;
+        }
+        let opposite: Vec<f32> = keys.iter().map(|k| -k).collect();
+        keys.extend(opposite);
+        keys
+    }
+
+    #[test]
+    fn what_codes_of_keys_lose() {
+        let mut worst = 0.0f64;
+        for seed in 1..200 {
+            let dim = [1, 2, 3, 16, 40][seed as usize % 5];
+            let keys: Vec<f32> =
+                whole(40 * dim, 100_000, seed).iter().map(|k| k / 1024.0).collect();
+            let query: Vec<f64> = whole(dim, 30_000, seed + 1).iter().map(|&q| q.into()).collect();
+            worst = worst.max(share(&keys, dim, &query, 1e-4, seed % 2 == 0));
+        }
+        assert!(worst > 0.6, "{worst}");
+    }
+
+    #[test]
+    fn what_numbers_of_a_query_lose() {
+        let mut worst = 0.0f64;
+        for seed in 1..60 {
+            let dim = [2, 4, 20][seed as usize % 3];
+            let keys = exactly_coded(20, dim, seed);
+            // Beside the first entry the others are less than half a unit.
+            let mut query: Vec<f64> =
+                whole(dim, 14_000, seed).iter().map(|&q| f64::from(q) * 1e-9).collect();
+            query[0] = 1.0;
+            for scale in [1.0, -3.0] {
+                worst = worst.max(share(&keys, dim, &query, scale, false));
+            }
+        }
+        assert!(worst > 0.3, "{worst}");
+    }
+
+    #[test]
+    fn what_scores_by_codes_are_rounded_by() {
+        let mut worst = 0.0f64;
+        for seed in 1..300 {
+            let dim = [1, 2, 8, 32][seed as usize % 4];
+            let keys = exactly_coded(20, dim, seed);
+            // Numbers of sixteen bits are what they are.
+            let mut query: Vec<f64> = whole(dim, 3000, seed).iter().map(|&q| q.into()).collect();
+            query[0] = 32_639.0;
+            for scale in [1.0, 0.1, -0.3, 1e-3] {
+                worst = worst.max(share(&keys, dim, &query, scale, false));
+            }
+        }
+        assert!(worst > 0.1, "{worst}");
+    }
+
+    /// The factor of all scores is an f32 number: what its rounding moves them by is added to all else that may.
+    #[test]
+    fn what_rounding_the_factor_loses() {
+        let simd = Simd::current().unwrap();
+        for dim in [1, 2, 8, 32] {
+            let data = exactly_coded(20, dim, 7);
+            let keys = Keys::new(&data[..], dim, dim);
+            let mut codes = Codes::new(dim, keys, 40, Some(false));
+            codes.append(simd, keys, 40, 1).unwrap();
+            // Its numbers are what they are, so that the factor is the scale.
+            let mut query: Vec<f64> = whole(dim, 3000, 8).iter().map(|&q| q.into()).collect();
+            query[0] = 32_639.0;
+            let length = |entries: &mut dyn Iterator<Item = f64>| -> f64 {
+                entries.map(|entry| entry * entry).sum::<f64>().sqrt()
+            };
+            let longest = data
+                .chunks_exact(dim)
+                .map(|key| length(&mut key.iter().map(|&k| k.into())))
+                .fold(0.0, f64::max);
+            // Half a step of f32 above a float that ties go to.
+            for scale in [1.0, 0.25, -4.0] {
+                let exact = codes.prepare(&query, scale);
+                let tie = codes.prepare(&query, scale * (1.0 + 2f64.powi(-24)));
+                assert_eq!((exact.factor, tie.factor), (scale as f32, scale as f32));
+                let moved = scale.abs() * 2f64.powi(-24) * length(&mut query.iter().copied());
+                assert!(
+                    tie.code_error.rho >= exact.code_error.rho + moved * longest,
+                    "{dim} {scale}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_moving_keys_loses() {
+        for seed in 1..60 {
+            let dim = [16, 64, 128][seed as usize % 3];
+            let mut keys = whole(30 * dim, 1000, seed);
+            // A mean far away, and its entries no floats of few digits.
+            keys.iter_mut().enumerate().for_each(|(i, k)| *k = *k / 3.0 + (i % dim) as f32 * 100.1);
+            let query: Vec<f64> = whole(dim, 30_000, seed + 1).iter().map(|&q| q.into()).collect();
+            for rotate in [false, true] {
+                share(&keys, dim, &query, 1e-3, rotate);
+            }
+        }
+    }
+
+    #[test]
+    fn radii_are_not_below_what_is_lost() {
+        for norm in [0.0, 1e-30, 1e-19, 1e-3, 1.0, 1.003_906_25, 77.7, 1e30] {
+            for width in [16, 128] {
+                let radius = radius(norm, width).to_f32();
+                // Sums of `width` squares in f32 are off by as many roundings; squares below 2^-126 were flushed.
+                let most = norm * (1.0 + width as f64 / 2.0 * 2f64.powi(-24))
+                    + (width as f64 * 2f64.powi(-126)).sqrt();
+                assert!(f64::from(radius) >= most, "{norm} {width}");
+                assert!(f64::from(radius) <= most * 1.02 + 1e-17, "{norm} {width}");
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! One head's codes as they are written to a file, and back.
+
+use std::borrow::Cow;
+
+use half::bf16;
+
+use super::super::fingerprint::Fingerprint;
+use super::super::frame::{OwnFrame, sign};
+use super::super::gram::Gram;
+use super::Codes;
+use crate::kernels::{LANES, LINE, STEP};
+
+/// Everything that cannot be worked out from the number of keys and their entries.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Saved<'a> {
+    pub(crate) lines: Cow<'a, [u8]>,
+    pub(crate) scales: Cow<'a, [bf16]>,
+    pub(crate) radii: Cow<'a, [bf16]>,
+    pub(crate) uncoded: Cow<'a, [u32]>,
+    pub(crate) mean: Cow<'a, [f32]>,
+    pub(crate) gram: Cow<'a, [f64]>,
+    /// What the Gram matrix leaves out, the largest loss, the largest key, how many additions it is made of, the largest loss
+    /// that gets a code, the largest entry of any key, and the size of the frame's blocks.
+    pub(crate) numbers: [f64; 7],
+    pub(crate) fingerprint: [u64; 2],
+}
+
+/// What of a saved index is taken at its word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Nothing that can be judged without the keys.
+    Nothing,
+    /// That scales and radii are those of keys: judging them takes time proportional to the keys. Others make certificates of
+    /// nothing; scores that are not numbers, or overflow, are met by reading the keys.
+    Scales,
+}
+
+impl Saved<'_> {
+    /// The same, with arrays of its own.
+    pub(crate) fn owned(self) -> Saved<'static> {
+        Saved {
+            lines: self.lines.into_owned().into(),
+            scales: self.scales.into_owned().into(),
+            radii: self.radii.into_owned().into(),
+            uncoded: self.uncoded.into_owned().into(),
+            mean: self.mean.into_owned().into(),
+            gram: self.gram.into_owned().into(),
+            ..self
+        }
+    }
+}
+
+impl<'a> Codes<'a> {
+    pub(crate) fn save(&self) -> Saved<'_> {
+        let (gram, [lost, loss, norm, additions]) = self.gram.parts();
+        let Codes { spared, largest, .. } = *self;
+        let block = self.frame.block as f64;
+        Saved {
+            lines: (&*self.lines).into(),
+            scales: (&*self.scales).into(),
+            radii: (&*self.radii).into(),
+            uncoded: (&*self.uncoded).into(),
+            mean: (&*self.frame.mean).into(),
+            gram: gram.into(),
+            numbers: [lost, loss, norm, additions, spared, f64::from(largest), block],
+            fingerprint: self.fingerprint.0,
+        }
+    }
+
+    /// Codes of `n` keys of `dim` entries; an error says what of it no index would have written.
+    pub(crate) fn load(
+        n: usize,
+        dim: usize,
+        saved: Saved<'a>,
+        trust: Trust,
+    ) -> Result<Self, &'static str> {
+        let need = |fits: bool, problem: &'static str| if fits { Ok(()) } else { Err(problem) };
+        let [lost, loss, norm, additions, spared, largest, block] = saved.numbers;
+        let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
+        need(saved.lines.len() == keys / LANES * dim.div_ceil(STEP) * LINE, "codes")?;
+        need(saved.scales.len() == keys && saved.radii.len() == keys, "scales or radii")?;
+        let ascending = saved.uncoded.windows(2).all(|pair| pair[0] < pair[1]);
+        let inside = saved.uncoded.last().is_none_or(|last| (*last as usize) < n);
+        need(ascending && inside, "keys without codes")?;
+        let number = |number: &bf16| (0.0..f32::INFINITY).contains(&number.to_f32());
+        let mut uncoded = saved.uncoded.iter().peekable();
+        let mut pairs = saved.scales.iter().zip(saved.radii.iter()).take(n).enumerate();
+        let coded = trust == Trust::Scales
+            || pairs.all(|(i, (s, r))| {
+                let left = uncoded.next_if(|key| **key as usize == i).is_some();
+                left || (number(s) && s.to_f32() > 0.0 && number(r))
+            });
+        need(coded, "a scale or radius")?;
+        let finite = saved.mean.iter().all(|mean| mean.is_finite());
+        let padded = saved.mean.get(dim..).is_some_and(|rest| rest.iter().all(|mean| *mean == 0.0));
+        need(saved.mean.len() == width && finite && padded, "the mean")?;
+        let whole = 1usize << dim.trailing_zeros();
+        need(block == 1.0 || block == whole as f64, "the rotation")?;
+        need(spared > 0.0 && largest >= 0.0 && largest <= f64::from(f32::MAX), "a bound")?;
+        let gram = Gram::of_parts(width, saved.gram, [lost, loss, norm, additions]);
+        let gram = gram.ok_or("the Gram matrix")?;
+        let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
+        Ok(Codes {
+            dim,
+            n,
+            frame: OwnFrame {
+                mean: saved.mean,
+                block: if block == 1.0 { 1 } else { whole },
+                signs,
+            },
+            lines: saved.lines,
+            scales: saved.scales,
+            radii: saved.radii,
+            uncoded: saved.uncoded,
+            gram,
+            spared,
+            largest: largest as f32,
+            fingerprint: Fingerprint(saved.fingerprint),
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! What keys may be stored in to be indexed.
+
+use half::{bf16, f16};
+
+use crate::kernels::{Element, Keys};
+use crate::rows::{Data, Vectors};
+
+/// Keys that an index can be built of.
+pub(crate) trait Coded: Element<Scalar = f32> + bytemuck::NoUninit {
+    const NAME: &'static str;
+
+    fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]>;
+}
+
+macro_rules! coded {
+    ($($type:ty => $variant:ident, $name:literal);*) => {$(
+        impl Coded for $type {
+            const NAME: &'static str = $name;
+
+            fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]> {
+                match data {
+                    Data::$variant(data) => Some(data),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+coded!(f32 => F32, "float32"; f16 => F16, "float16"; bf16 => Bf16, "bfloat16");
+
+/// Runs generic code for the stored type of keys.
+macro_rules! by_type {
+    ($vectors:expr, $type:ident => $work:expr) => {
+        match $vectors.data {
+            Data::F32(_) => {
+                type $type = f32;
+                $work
+            }
+            Data::F16(_) => {
+                type $type = f16;
+                $work
+            }
+            Data::Bf16(_) => {
+                type $type = bf16;
+                $work
+            }
+            Data::F64(_) => Err($vectors.misfit(
+                "keys in float64 cannot be indexed: convert them to float32, or attend without an index".into(),
+            )),
+        }
+    };
+}
+
+pub(crate) use by_type;
+
+/// One matrix of keys.
+pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, E> {
+    let (start, stride) = keys.matrix(head);
+    let data = E::of(&keys.data).map_or(&[][..], |data| data.get(start..).unwrap_or(&[]));
+    Keys::new(data, stride, keys.dim())
+}

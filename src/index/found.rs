@@ -1,0 +1,29 @@
+//! What a search finds for a row.
+
+/// Which way a row was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Rung {
+    /// By codes alone: no key was scored exactly.
+    Codes = 0,
+    /// Codes chose which keys to score exactly, and bounded the others.
+    Rescored = 1,
+    /// All visible keys were scored exactly.
+    #[default]
+    Dense = 2,
+}
+
+/// What was found for a row.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Found {
+    /// Positions kept, ascending.
+    pub(crate) kept: Vec<u32>,
+    /// Visible keys.
+    pub(crate) visible: usize,
+    /// How many keys were scored exactly.
+    pub(crate) scored: usize,
+    pub(crate) upper: f64,
+    pub(crate) lower: f64,
+    pub(crate) minimal: bool,
+    pub(crate) rung: Rung,
+}

@@ -1,0 +1,57 @@
+//! The frame in which keys are coded: moved by their mean, and turned.
+
+use std::borrow::Cow;
+
+use crate::kernels::Frame;
+
+/// How keys are moved before they are rounded, and queries with them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct OwnFrame<'a> {
+    pub(super) mean: Cow<'a, [f32]>,
+    pub(super) block: usize,
+    pub(super) signs: Vec<f32>,
+}
+
+impl OwnFrame<'_> {
+    /// How many roundings of f32 an entry goes through.
+    pub(super) fn moves(&self) -> usize {
+        1 + self.block.trailing_zeros() as usize
+    }
+
+    pub(super) fn borrow(&self) -> Frame<'_> {
+        Frame { mean: &self.mean, block: self.block, signs: &self.signs }
+    }
+
+    /// The query in the frame, f64, and what products in the frame are to be divided by.
+    pub(super) fn query(&self, query: &[f64]) -> (Vec<f64>, f64) {
+        let mut moved = query.to_vec();
+        if self.block > 1 {
+            for (entry, sign) in moved.iter_mut().zip(&self.signs) {
+                *entry *= f64::from(*sign);
+            }
+            moved.chunks_exact_mut(self.block).for_each(hadamard);
+        }
+        (moved, self.block as f64)
+    }
+}
+
+/// The Hadamard matrix of a power of two, not normalised, in place.
+pub(super) fn hadamard(block: &mut [f64]) {
+    let mut half = 1;
+    while half < block.len() {
+        for pair in block.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+}
+
+/// A fixed sign for a dimension, as if by chance.
+pub(super) fn sign(dimension: usize) -> bool {
+    let mut bits = (dimension as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bits ^= bits >> 29;
+    bits.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 63 != 0
+}

@@ -1,0 +1,407 @@
+//! What many small errors of scores can do to a sum of weights, together.
+//!
+//! Let `e_i` be what the code of key i loses, and `G` the sum of `e_i e_i^T` over all keys with codes. For a query q the
+//! scores that codes give are off by `x_i = a q.e_i` and a rounding of at most `rho`, and `sum x_i^2 <= X^2 = a^2 q^T G q`
+//! over any set of these keys. As `e^x <= 1 + x + g x^2` for `|x| <= D` with `g = (e^D - 1 - D) / D^2`, the inequality of
+//! Cauchy and Schwarz bounds the real mass of a set by the sums of its computed weights and of their squares:
+//!
+//! `e^rho (W1 + X sqrt(W2) + g min(Winf X^2, D X sqrt(W2)))` from above and `e^-rho (W1 - X sqrt(W2))` from below.
+//!
+//! The roundings of `G` itself: products of residuals are summed as integers, exactly, after the residuals were rounded
+//! to multiples of a unit. With `r_i` the rounded residual and `f_i` what that rounding lost, `sum x_i^2` is at most
+//! `a^2 (sqrt(q^T R q) + |q| sqrt(F))^2`, where R is the sum of `r_i r_i^T` and F that of `|f_i|^2` (Minkowski).
+//! R is added up in f64, and each of m additions may round, as may the 2 d steps of the form: as `R_ij^2 <= R_ii R_jj` for the
+//! sums of absolute products too, that is at most `(m + 2 d) 2^-53 tr(R) |q|^2`, taken twice here.
+
+use std::borrow::Cow;
+
+/// Relative error of sums and products of few terms in f64, generously.
+const GRAM_ROUNDING: f64 = 1e-12;
+
+/// Sums of outer products of what codes lose.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Gram<'a> {
+    width: usize,
+    /// Row-major; the entries left of the diagonal's groups of sixteen are not used.
+    sums: Cow<'a, [f64]>,
+    /// Sum of squares of what the sums leave out, rounded up.
+    lost: f64,
+    /// The largest norm of a residual, rounded up.
+    largest: f64,
+    /// The largest norm of a coded key in the codes' frame, rounded up.
+    norm: f64,
+    /// How many times something was added to the sums: each time is a rounding.
+    additions: usize,
+}
+
+/// The bound of one query.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CodeError {
+    /// X: the errors of all scores together, Euclidean norm.
+    pub(crate) total: f64,
+    /// D: the error of one score.
+    pub(crate) each: f64,
+    /// Roundings of one score.
+    pub(crate) rho: f64,
+    /// What the norm of a code's loss is to be multiplied by to bound the error of that key's score.
+    pub(crate) slope: f64,
+}
+
+/// Sums over a set of weights, relative to a shift that no score exceeds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Sums {
+    /// Of the weights: an upper and a lower bound of the real sum of the computed scores' weights.
+    pub(crate) upper: f64,
+    pub(crate) lower: f64,
+    /// Of their squares, an upper bound.
+    pub(crate) squares: f64,
+    /// The largest, an upper bound.
+    pub(crate) largest: f64,
+}
+
+/// One rounding of f32.
+const U: f64 = 1.0 / 16_777_216.0;
+/// Relative error of a weight and of sums of weights in f32 lanes, on either side (`mass` has less).
+const ETA: f64 = 256.0 * U;
+/// What a flushed weight may weigh.
+const FLUSH: f64 = 2.350_988_701_644_575e-38;
+
+/// The product of two vectors, in eight sums side by side: one sum would wait for each addition.
+fn product(a: &[f64], b: &[f64]) -> f64 {
+    let (a, rest_a) = a.as_chunks::<8>();
+    let (b, rest_b) = b.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for (a, b) in a.iter().zip(b) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += a * b;
+        }
+    }
+    let rest: f64 = rest_a.iter().zip(rest_b).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f64>() + rest
+}
+
+#[cfg(feature = "python")]
+impl<'a> Gram<'a> {
+    /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
+    pub(crate) fn of_parts(width: usize, sums: Cow<'a, [f64]>, bounds: [f64; 4]) -> Option<Self> {
+        let [lost, largest, norm, additions] = bounds;
+        // Looked at to the end in any case, which takes a quarter of the time: this may be done for every query.
+        let finite = !sums.iter().fold(false, |bad, sum| bad | !sum.is_finite());
+        let fits = finite && sums.len() == width * width;
+        let squares = || (0..width).all(|i| sums[i * width + i] >= 0.0);
+        let bounded = bounds.iter().all(|bound| (0.0..f64::INFINITY).contains(bound));
+        let whole = bounded && additions < 1e15 && additions.fract() == 0.0;
+        let additions = whole.then_some(additions as i64)?.unsigned_abs() as usize;
+        (fits && squares() && bounded).then_some(Gram {
+            width,
+            sums,
+            lost,
+            largest,
+            norm,
+            additions,
+        })
+    }
+}
+
+impl Gram<'_> {
+    /// Sums over vectors of `width` entries, none so far.
+    pub(crate) fn new(width: usize) -> Self {
+        Gram {
+            width,
+            sums: vec![0.0; width * width].into(),
+            lost: 0.0,
+            largest: 0.0,
+            norm: 0.0,
+            additions: 0,
+        }
+    }
+
+    pub(crate) fn sums_mut(&mut self) -> &mut [f64] {
+        self.sums.to_mut()
+    }
+
+    /// Takes note of rows whose products were added: how many, the computed sum of squares that rounding them lost, and the
+    /// largest computed sums of squares of a residual and of a key.
+    pub(crate) fn note(&mut self, rows: usize, lost: f64, largest: f32, norm: f32) {
+        let entries = self.width as f64;
+        // Sums run at most `width` terms deep in f32, and terms may have been flushed.
+        let up = |square: f64, rows: f64| {
+            square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
+        };
+        self.lost = (self.lost + up(lost, rows as f64) * (1.0 + GRAM_ROUNDING)).next_up();
+        self.additions += 1;
+        self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
+        self.norm = self.norm.max(up(f64::from(norm), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
+    }
+
+    /// The sums, and what goes with them: what they leave out, the largest residual, the largest key, how many additions.
+    #[cfg(feature = "python")]
+    pub(crate) fn parts(&self) -> (&[f64], [f64; 4]) {
+        (&self.sums, [self.lost, self.largest, self.norm, self.additions as f64])
+    }
+
+    /// Adds the sums of other vectors.
+    pub(crate) fn join(&mut self, other: &Gram<'_>) {
+        for (sum, more) in self.sums.to_mut().iter_mut().zip(&*other.sums) {
+            *sum += more;
+        }
+        self.lost = (self.lost + other.lost).next_up();
+        self.additions += other.additions + 1;
+        self.largest = self.largest.max(other.largest);
+        self.norm = self.norm.max(other.norm);
+    }
+
+    /// How far the scores of a query may be from what codes say.
+    ///
+    /// `query` is in the codes' frame and exact but for f64 roundings, `unresolved` is the norm of what its 16-bit form leaves
+    /// out, both to be multiplied by `factor`, which scores were computed with to within `slip`; moving a key into the frame
+    /// took `moves` roundings of f32.
+    pub(crate) fn code_error(
+        &self,
+        query: &[f64],
+        unresolved: f64,
+        (factor, slip): (f64, f64),
+        moves: usize,
+    ) -> CodeError {
+        // Sums over the entries of a vector.
+        let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
+        let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
+        let (mut form, mut trace) = (0.0, 0.0);
+        for (i, row) in self.sums.chunks_exact(self.width).enumerate() {
+            let Some((&y, rest)) = query.get(i..).and_then(|rest| rest.split_first()) else {
+                break;
+            };
+            let row = &row[i..][..=rest.len()];
+            trace += row[0];
+            form += y * (y * row[0] + 2.0 * product(&row[1..], rest));
+        }
+        // Roundings of the sums, one behind another, and of the form itself.
+        let rounded = GRAM_ROUNDING + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
+        let form = form.max(0.0) + rounded * trace * norm * norm;
+        let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
+        let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
+        let coded = self.norm + self.largest;
+        // Conversion, scale and factor; moving; the residual's own rounding.
+        let roundings = 3.01 + 1.01 * moves as f64 + 1.01;
+        let rho = factor * ((norm + unresolved) * coded * roundings * U + unresolved * coded)
+            + slip * (norm + unresolved) * coded * (1.0 + GRAM_ROUNDING)
+            + 2f64.powi(-120);
+        // What overflows, or was not a number, bounds nothing.
+        let bound = |value: f64| if value.is_nan() { f64::INFINITY } else { value };
+        CodeError {
+            total: bound(total),
+            each: bound(factor * norm * self.largest * (1.0 + GRAM_ROUNDING)),
+            rho: bound(rho * (1.0 + GRAM_ROUNDING)),
+            slope: bound(factor * norm * (1.0 + GRAM_ROUNDING)),
+        }
+    }
+}
+
+impl Sums {
+    /// From sums that the f32 kernels computed over `count` weights.
+    pub(crate) fn computed(weights: f64, squares: f64, largest: f64, count: usize) -> Self {
+        let count = count as f64;
+        Sums {
+            upper: weights * (1.0 + ETA) + count * FLUSH,
+            lower: weights * (1.0 - ETA),
+            squares: squares * (1.0 + 4.0 * ETA) + count * FLUSH,
+            largest: (largest * (1.0 + ETA)).max(FLUSH),
+        }
+    }
+}
+
+impl CodeError {
+    /// Of queries about which nothing can be said.
+    pub(crate) const NOTHING: CodeError = CodeError {
+        total: f64::INFINITY,
+        each: f64::INFINITY,
+        rho: f64::INFINITY,
+        slope: f64::INFINITY,
+    };
+
+    /// Whether scores by codes say anything; then none of them has overflowed either.
+    pub(crate) fn says_something(&self) -> bool {
+        self.total.is_finite() && self.rho < 1.0
+    }
+
+    /// An upper bound of the real mass of the set whose sums these are.
+    pub(crate) fn mass_upper(&self, sums: &Sums) -> f64 {
+        let CodeError { total, each, rho, .. } = *self;
+        let root = total * sums.squares.sqrt();
+        let growth = growth(each) * (sums.largest * total * total).min(each * root);
+        let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + GRAM_ROUNDING);
+        if bound.is_nan() { f64::INFINITY } else { bound }
+    }
+
+    /// A lower bound of it.
+    pub(crate) fn mass_lower(&self, sums: &Sums) -> f64 {
+        let root = self.total * sums.squares.sqrt();
+        let bound =
+            (-self.rho).exp() * (sums.lower - root * (1.0 + GRAM_ROUNDING)) * (1.0 - GRAM_ROUNDING);
+        if bound > 0.0 { bound } else { 0.0 }
+    }
+
+    /// How far a single score may be from what its code says.
+    #[cfg(test)]
+    pub(crate) fn reach(&self) -> f64 {
+        (self.each + self.rho) * (1.0 + GRAM_ROUNDING)
+    }
+
+    /// The same for a code that loses a vector of at most that norm.
+    pub(crate) fn reach_of(&self, radius: f64) -> f64 {
+        // A product of 0 and an infinity is no bound.
+        (self.each.min(self.slope * radius) + self.rho) * (1.0 + GRAM_ROUNDING)
+    }
+}
+
+/// An upper bound of `(e^x - 1 - x) / x^2` at `x = d`, which is its largest value over `|x| <= d`.
+fn growth(d: f64) -> f64 {
+    if d <= 1.0 {
+        // The series 1/2 + d/6 + d^2/24 + .. is below the geometric one with the ratio of its first two terms.
+        0.5 / (1.0 - d / 3.0) * (1.0 + GRAM_ROUNDING)
+    } else {
+        (d.exp_m1() - d) / (d * d) * (1.0 + GRAM_ROUNDING)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_above_its_series() {
+        for i in 0..=400 {
+            let d = f64::from(i) * 0.01;
+            let (mut term, mut sum) = (0.5, 0.5);
+            for k in 3..80 {
+                term *= d / f64::from(k);
+                sum += term;
+            }
+            assert!(growth(d) >= sum && growth(d) <= sum * 1.11, "{d}");
+        }
+        assert_eq!(growth(1e4), f64::INFINITY);
+    }
+
+    #[test]
+    fn a_long_sum_is_bounded_with_its_roundings() {
+        // Each addition may round, and here most of them round down: the sum ends 1.6e-10 too low.
+        let (mut gram, count) = (Gram::new(16), 10_000_000);
+        for _ in 0..count {
+            gram.sums_mut()[0] += 0.1;
+            gram.note(1, 0.0, 0.0, 0.0);
+        }
+        let exact = 0.1 * f64::from(count);
+        assert!(gram.sums_mut()[0] < exact * (1.0 - 1e-10));
+        assert!(gram.code_error(&[1.0], 0.0, (1.0, 0.0), 1).total.powi(2) >= exact);
+    }
+
+    #[test]
+    fn what_is_not_a_number_bounds_nothing() {
+        let mut gram = Gram::new(16);
+        gram.sums_mut()[0] = f64::NAN;
+        let code_error = gram.code_error(&[1.0; 3], 0.0, (1.0, 0.0), 1);
+        let sums = Sums::computed(1.0, 1.0, 1.0, 1);
+        assert_eq!(code_error.mass_upper(&sums), f64::INFINITY);
+        assert_eq!(code_error.mass_lower(&sums), 0.0);
+    }
+
+    /// Where all weights and all errors are equal the inequalities become equalities, but for the growth of small errors.
+    #[test]
+    fn masses_of_errors_that_all_point_one_way() {
+        for n in [1.0f64, 7.0, 1000.0] {
+            for each in [1e-9, 1e-3, 0.1, 0.9, 1.0, 1.1, 3.0, 9.0] {
+                for rho in [0.0, 1e-6, 0.3] {
+                    let code_error = CodeError { total: each * n.sqrt(), each, rho, slope: 0.0 };
+                    let sums = Sums { upper: n, lower: n, squares: n, largest: 1.0 };
+                    let (most, least) = (n * (each + rho).exp(), n * (-each - rho).exp());
+                    let (upper, lower) =
+                        (code_error.mass_upper(&sums), code_error.mass_lower(&sums));
+                    assert!(upper >= most && upper <= most * 1.02, "{n} {each} {rho}: {upper}");
+                    assert!(lower <= least, "{n} {each} {rho}: {lower}");
+                    assert!(lower >= n * (1.0 - 1.01 * each - rho), "{n} {each} {rho}: {lower}");
+                }
+            }
+        }
+    }
+
+    /// One heavy key whose error alone matters: its weight times the square of all errors.
+    #[test]
+    fn a_heavy_key_among_light_ones() {
+        for each in [0.01, 0.5, 2.0f64] {
+            let code_error = CodeError { total: each, each, rho: 0.0, slope: 0.0 };
+            let sums = Sums { upper: 1.0, lower: 1.0, squares: 1.0, largest: 1.0 };
+            assert!(code_error.mass_upper(&sums) >= each.exp());
+            assert!(code_error.mass_lower(&sums) <= (-each).exp());
+        }
+    }
+
+    #[test]
+    fn computed_sums_allow_for_what_the_kernels_lose() {
+        // 216 units on either side (`mass`), and what is flushed is below 2^-125.
+        let (off, count) = (216.0 * U, 1000);
+        let sums = Sums::computed(3.0, 2.0, 1.0, count);
+        assert!(sums.upper * (1.0 - off) >= 3.0 && sums.lower * (1.0 + off) <= 3.0);
+        assert!(sums.squares * (1.0 - off) * (1.0 - off) >= 2.0);
+        assert!(sums.largest * (1.0 - off) >= 1.0);
+        let nothing = Sums::computed(0.0, 0.0, 0.0, count);
+        let flushed = 2f64.powi(-126);
+        assert!(nothing.upper >= count as f64 * flushed && nothing.largest >= flushed);
+        assert!(nothing.squares >= count as f64 * flushed * flushed);
+        assert_eq!(nothing.lower, 0.0);
+    }
+
+    /// Errors along a query, of which some were left out of the sums: what they add up to is known.
+    #[test]
+    fn all_errors_of_a_query_together() {
+        let mut gram = Gram::new(16);
+        let residuals = [[1.0, 2.0, 2.0], [-2.0, 1.0, 0.5], [0.25, -3.0, 1.0]];
+        for residual in &residuals {
+            for (i, a) in residual.iter().enumerate() {
+                for (j, b) in residual.iter().enumerate().skip(i) {
+                    gram.sums_mut()[16 * i + j] += a * b;
+                }
+            }
+        }
+        let (lost, longest, coded) = (0.25, 14.0625f32, 100.0f32);
+        gram.note(3, lost, longest, coded);
+        for query in [[1.0, 2.0, 2.0], [3.0, -1.0, 0.5], [0.0, 0.0, 1.0]] {
+            let dot = |a: &[f64; 3]| a.iter().zip(&query).map(|(a, q)| a * q).sum::<f64>();
+            let norm = dot(&query).sqrt();
+            for factor in [1.0, -0.5, 1e-3] {
+                let size = f64::abs(factor);
+                let square: f64 = residuals.iter().map(|r| dot(r) * dot(r)).sum();
+                // What the sums leave out may point along the query, too (Minkowski).
+                let all = size * (square.sqrt() + norm * lost.sqrt());
+                let code_error = gram.code_error(&query, 0.0, (factor, 0.0), 1);
+                assert!(
+                    code_error.total >= all * (1.0 - 1e-14)
+                        && code_error.total <= all * (1.0 + 1e-5)
+                );
+                let one = size * norm * f64::from(longest).sqrt();
+                assert!(
+                    code_error.each >= one * (1.0 - 1e-14) && code_error.each <= one * (1.0 + 1e-5)
+                );
+                assert!(code_error.reach_of(0.5) >= 0.5 * size * norm);
+                // Three roundings of a score and those of moving the key into its frame.
+                let key = f64::from(coded).sqrt();
+                for moves in [1, 7] {
+                    let rho = gram.code_error(&query, 0.0, (factor, 0.0), moves).rho;
+                    assert!(rho >= size * norm * key * (3.0 + moves as f64) * U);
+                }
+                // A query that its numbers leave a part of, and a factor that is off.
+                let rho = gram.code_error(&query, 0.125, (factor, 0.0), 1).rho;
+                assert!(rho >= size * 0.125 * key + code_error.rho && code_error.rho < rho);
+                let rho = gram.code_error(&query, 0.0, (factor, 1e-3), 1).rho;
+                assert!(rho >= 1e-3 * norm * key + code_error.rho);
+            }
+        }
+        // What is joined counts, in every part.
+        let mut other = Gram::new(16);
+        other.note(1, 0.5, 100.0, 400.0);
+        other.sums_mut()[0] = 9.0;
+        gram.join(&other);
+        let code_error = gram.code_error(&[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
+        assert!(code_error.total >= (1.0 + 4.0 + 0.0625 + 9.0f64).sqrt() + 0.75f64.sqrt());
+        assert!(code_error.each >= 10.0 && code_error.rho >= 4.0 * 20.0 * U);
+    }
+}

@@ -1,0 +1,375 @@
+//! An index over the keys of many heads.
+
+use std::sync::OnceLock;
+
+use half::{bf16, f16};
+
+use super::cells::Cells;
+use super::codes::Codes;
+#[cfg(feature = "python")]
+use super::codes::saved::{Saved, Trust};
+use super::element::{Coded, by_type, matrix};
+use super::fingerprint::Fingerprint;
+use super::options::IndexOptions;
+use crate::error::{Error, Place};
+use crate::kernels::{Keys, LANES, STEP, Simd};
+#[cfg(feature = "python")]
+use crate::memory::product;
+use crate::memory::{check_memory, check_memory_square, list};
+use crate::rows::{Data, Vectors};
+use crate::threads;
+
+/// Keys as one byte an entry, with what is needed to bound what the bytes leave out.
+///
+/// An index that is built, or appended to, owns its codes: `KeyIndex<'static>`.
+///
+/// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
+/// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
+/// own algorithms; they take another `3 d / 4` bytes a key from the first search over them on.
+#[derive(Debug, Clone)]
+pub struct KeyIndex<'a> {
+    /// The axes before those of a matrix of keys.
+    pub(crate) batch: Vec<usize>,
+    /// Keys of a head, also where there are no heads.
+    n: usize,
+    pub(crate) dim: usize,
+    pub(crate) heads: Vec<Codes<'a>>,
+    /// What the keys are stored in.
+    stored: &'static str,
+    /// Cells of each head, made when a search first asks for them.
+    cells: OnceLock<Vec<Cells>>,
+}
+
+impl PartialEq for KeyIndex<'_> {
+    /// Cells do not count: they follow from the keys, and are there only once a search has asked for them.
+    fn eq(&self, other: &Self) -> bool {
+        let KeyIndex { batch, n, dim, heads, stored, cells: _ } = self;
+        (batch, n, dim, stored) == (&other.batch, &other.n, &other.dim, &other.stored)
+            && *heads == other.heads
+    }
+}
+
+/// Keys whose fingerprint is taken by one task.
+const PORTION: usize = 1 << 12;
+
+/// Whether so many entries of keys are worth several threads.
+fn worth_sharing(n: usize, dim: usize, heads: usize) -> bool {
+    n.saturating_mul(dim).saturating_mul(heads) > 1 << 20
+}
+
+/// That all entries of a head's keys are finite.
+fn finite<E: Coded>(
+    simd: Simd,
+    keys: &Vectors<'_>,
+    matrix: Keys<'_, E>,
+    head: usize,
+) -> Result<(), Error> {
+    let origin = vec![0.0; keys.dim().next_multiple_of(LANES)];
+    if simd.farthest(matrix, keys.len(), &origin).is_finite() {
+        return Ok(());
+    }
+    let mut wide = Vec::new();
+    (0..keys.len()).try_for_each(|row| keys.finite(head, row, &mut wide))
+}
+
+impl<'a> KeyIndex<'a> {
+    /// Builds an index of keys of shape `(..., n, d)`, float32, float16 or bfloat16.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::NoMemory`], [`Error::KeyNotFinite`],
+    /// [`Error::Option`] for threads.
+    pub fn build(keys: &Vectors<'_>, options: &IndexOptions) -> Result<Self, Error> {
+        let _modes = threads::default_floats();
+        let (n, dim) = (keys.len(), keys.dim());
+        let each = size_of::<Codes>().saturating_add(n.saturating_mul(dim.next_multiple_of(STEP)));
+        check_memory(keys.argument(), keys.heads(), each)?;
+        check_memory(keys.argument(), n.saturating_mul(keys.heads()), 5)?;
+        // Of each head the sum of the outer products of what codes lose, and those of the parts that are encoded together.
+        let pool = threads::count(options.threads, worth_sharing(n, dim, keys.heads()))?;
+        let matrices = match keys.heads() {
+            0 => 0,
+            heads => heads.saturating_add(Codes::together(pool)),
+        };
+        check_memory_square(
+            keys.argument(),
+            keys.shape(),
+            matrices.saturating_mul(size_of::<f64>()),
+        )?;
+        let rotate = options.rotate;
+        let (heads, stored) = by_type!(keys, E => {
+            let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
+            let mut heads = list(keys.argument(), keys.heads())?;
+            heads.extend((0..keys.heads()).map(head));
+            Ok((heads, E::NAME))
+        })?;
+        let cells = OnceLock::new();
+        let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored, cells };
+        index.grow(keys, options.threads)?;
+        Ok(index)
+    }
+
+    /// Appends keys of shape `(..., m, d)` with the batch axes of the index, in time proportional to m. They are moved and
+    /// rounded as those before, so that an index that is built of few keys and grows is looser than one built at once; its
+    /// certificates are as sound. On an error the index is as it was.
+    ///
+    /// # Errors
+    /// As [`KeyIndex::build`]; [`Error::Shape`] if the axes differ from those of the index.
+    pub fn append(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+        if keys.batch() != self.batch || keys.dim() != self.dim {
+            let mut shape: Vec<String> = self.batch.iter().map(ToString::to_string).collect();
+            shape.extend(["m".into(), self.dim.to_string()]);
+            return Err(
+                keys.misfit(format!("the index takes keys of shape ({})", shape.join(", ")))
+            );
+        }
+        let stored = by_type!(keys, E => Ok(E::NAME))?;
+        if stored != self.stored {
+            let have = self.stored;
+            return Err(
+                keys.misfit(format!("they are {stored}, the index holds {have}: convert them"))
+            );
+        }
+        // What can fail must fail before the first of several heads has grown.
+        if self.heads.len() > 1 {
+            let _modes = threads::default_floats();
+            let simd = Simd::current()?;
+            for head in 0..self.heads.len() {
+                by_type!(keys, E => finite(simd, keys, matrix::<E>(keys, head), head))?;
+            }
+        }
+        self.grow(keys, threads)
+    }
+
+    /// Appends keys that fit; on an error of one head those before may have grown.
+    fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+        let (n, count) = (self.len(), keys.len());
+        if n.saturating_add(count) >= u32::MAX as usize {
+            return Err(keys.misfit("an index holds fewer than 2^32 keys".into()));
+        }
+        let simd = Simd::current()?;
+        // What is not given to a pool runs here.
+        let _modes = threads::default_floats();
+        let threads = threads::count(threads, worth_sharing(count, self.dim, self.heads.len()))?;
+        // As far as memory goes, too, it fails before the first head has grown.
+        for codes in &mut self.heads {
+            codes.make_room(count, threads)?;
+        }
+        for head in 0..self.heads.len() {
+            let codes = &mut self.heads[head];
+            let done = by_type!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), count, threads)))?;
+            if let Err(bad) = done {
+                return Err(Error::KeyNotFinite {
+                    argument: keys.argument(),
+                    place: keys.place(head, bad.row, bad.entry),
+                });
+            }
+        }
+        self.n += count;
+        self.cells = OnceLock::new();
+        Ok(())
+    }
+
+    /// Whether these are, bit for bit, the keys that the index was built of, by a fingerprint of 128 bits that was taken then.
+    /// It finds what was changed by accident; it is no defence against somebody who looks for two sets of keys that agree in
+    /// it.
+    ///
+    /// # Errors
+    /// [`Error::OtherKeys`] if they are not; [`Error::Shape`], [`Error::Option`].
+    pub fn check(&self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+        self.fits(keys)?;
+        let threads =
+            threads::count(threads, worth_sharing(keys.len(), self.dim, self.heads.len()))?;
+        for (head, codes) in self.heads.iter().enumerate() {
+            let prints = by_type!(keys, E => {
+                let keys = matrix::<E>(keys, head);
+                let fingerprint = |part: usize| {
+                    let mut fingerprint = Fingerprint::default();
+                    let from = part * PORTION;
+                    for key in from..codes.len().min(from + PORTION) {
+                        fingerprint.add(key, keys.row(key));
+                    }
+                    fingerprint
+                };
+                Ok(threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, fingerprint))
+            })?;
+            let mut all = Fingerprint::default();
+            for fingerprint in prints {
+                all.join(fingerprint);
+            }
+            if all != codes.fingerprint() {
+                let place = Place::unravel(&self.batch, head);
+                let problem = "changed since they were indexed, or are others".into();
+                return Err(Error::OtherKeys { argument: keys.argument(), place, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the shape and the type of keys that are lent.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::OtherKeys`].
+    pub(crate) fn fits(&self, keys: &Vectors<'_>) -> Result<(), Error> {
+        if keys.batch() != self.batch || keys.len() != self.len() || keys.dim() != self.dim {
+            let mut shape = self.batch.clone();
+            shape.extend([self.len(), self.dim]);
+            return Err(keys.misfit(format!(
+                "the index was built of keys of shape {shape:?}; pass those, build it of these, or append what is new"
+            )));
+        }
+        let stored = by_type!(keys, E => Ok(E::NAME))?;
+        if stored != self.stored {
+            let problem = format!("are {stored}, but were {} when they were indexed", self.stored);
+            let (argument, place) = (keys.argument(), Place(vec![]));
+            return Err(Error::OtherKeys { argument, place, problem });
+        }
+        Ok(())
+    }
+
+    /// The cells of all heads, made of these keys if there are none yet.
+    pub(crate) fn cells(&self, keys: &Vectors<'_>, threads: usize) -> Result<&[Cells], Error> {
+        if let Some(cells) = self.cells.get() {
+            return Ok(cells);
+        }
+        check_memory(keys.argument(), self.heads.len(), Cells::bytes(self.len(), self.dim))?;
+        let made = by_type!(keys, E => {
+            let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
+            Ok(threads::map(threads, 0..self.heads.len(), 1, one))
+        })?;
+        Ok(self.cells.get_or_init(|| made))
+    }
+
+    /// Each head as it is written to a file.
+    #[cfg(feature = "python")]
+    pub(crate) fn save(&self) -> impl Iterator<Item = Saved<'_>> {
+        self.heads.iter().map(Codes::save)
+    }
+
+    /// An index from what was written.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] if that cannot have been an index; [`Error::Option`] for an unknown type of keys.
+    #[cfg(feature = "python")]
+    pub(crate) fn load(
+        shape: &[usize],
+        stored: &str,
+        heads: Vec<Saved<'a>>,
+        trust: Trust,
+    ) -> Result<Self, Error> {
+        let _modes = threads::default_floats();
+        let damaged = |problem, head| Error::Damaged { problem, head };
+        let &[ref batch @ .., n, dim] = shape else { return Err(damaged("the shape", 0)) };
+        let known = [f32::NAME, f16::NAME, bf16::NAME];
+        let Some(stored) = known.into_iter().find(|name| *name == stored) else {
+            let problem = "an index holds float32, float16 or bfloat16";
+            return Err(Error::Option { argument: "dtype", value: stored.into(), problem });
+        };
+        let fits = product("shape", batch)? == heads.len();
+        if !fits || dim == 0 || dim > 1 << 20 || n >= u32::MAX as usize {
+            return Err(damaged("the shape", 0));
+        }
+        let load =
+            |(head, saved)| Codes::load(n, dim, saved, trust).map_err(|part| damaged(part, head));
+        let heads = heads.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
+        let cells = OnceLock::new();
+        Ok(KeyIndex { batch: batch.to_vec(), n, dim, heads, stored, cells })
+    }
+
+    /// What the keys are stored in: float32, float16 or bfloat16.
+    pub fn dtype(&self) -> &'static str {
+        self.stored
+    }
+
+    /// The codes of a head.
+    pub(crate) fn head(&self, head: usize) -> &Codes<'a> {
+        &self.heads[head]
+    }
+
+    /// Keys of a head.
+    pub fn len(&self) -> usize {
+        self.n
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Entries of a key.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// The axes before those of a matrix of keys.
+    pub fn batch_shape(&self) -> &[usize] {
+        &self.batch
+    }
+
+    /// Bytes that grow with the number of keys.
+    pub fn bytes(&self) -> usize {
+        self.heads.iter().map(Codes::bytes).sum()
+    }
+
+    /// Bytes of all of it, about.
+    #[cfg(feature = "python")]
+    pub(crate) fn held(&self) -> usize {
+        let width = self.dim.next_multiple_of(LANES);
+        self.bytes()
+            .saturating_add(self.heads.len().saturating_mul(width).saturating_mul(8 * (width + 4)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{Over, SearchOptions};
+
+    /// Keys that look random, (heads, n, d).
+    fn entries(heads: usize, n: usize, dim: usize) -> Vec<f32> {
+        (0..heads * n * dim).map(|i| ((i * 2_654_435_761) % 1013) as f32 / 506.0 - 1.0).collect()
+    }
+
+    #[test]
+    fn a_failed_append_leaves_an_index_equal_to_its_copy() {
+        for (heads, n, more) in [(1, 37, 3), (1, 0, 5), (1, 32, 40), (1, 5, 5000), (3, 21, 30)] {
+            let dim = 20;
+            let data = entries(heads, n, dim);
+            let shape = [heads, n, dim];
+            let keys = Vectors::new("keys", &data[..], &shape).unwrap();
+            let mut index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+            let before = index.clone();
+            let good = entries(heads, more, dim);
+            let mut bad = good.clone();
+            *bad.last_mut().unwrap() = f32::NAN;
+            let refused = |index: &mut KeyIndex<'_>, data: &[f32], shape: &[usize]| {
+                let keys = Vectors::new("keys", data, shape).unwrap();
+                index.append(&keys, Some(2)).unwrap_err()
+            };
+            let error = refused(&mut index, &bad, &[heads, more, dim]);
+            assert!(matches!(error, Error::KeyNotFinite { .. }), "{error}");
+            assert_eq!(index, before);
+            let error = refused(&mut index, &good, &[heads, more * 2, dim / 2]);
+            assert!(matches!(error, Error::Shape { .. }), "{error}");
+            assert_eq!(index, before);
+            let keys = Vectors::new("keys", &good[..], &[heads, more, dim]).unwrap();
+            assert!(index.append(&keys, Some(0)).is_err());
+            assert_eq!(index, before);
+            let mut fresh = before.clone();
+            fresh.append(&keys, None).unwrap();
+            index.append(&keys, None).unwrap();
+            assert_eq!(index, fresh);
+        }
+    }
+
+    #[test]
+    fn cells_that_a_search_made_are_no_difference() {
+        let data = entries(1, 40, 8);
+        let keys = Vectors::new("keys", &data[..], &[40, 8]).unwrap();
+        let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+        let before = index.clone();
+        let query = Vectors::new("q", &data[..8], &[1, 8]).unwrap();
+        let options = SearchOptions { over: Over::Cells, ..SearchOptions::default() };
+        index.search(&query, Some(&keys), &[0.1], &options).unwrap();
+        assert_eq!(index, before);
+    }
+}

@@ -1,0 +1,37 @@
+//! Keys scored by what is known about them: codes, the Gram certificate, and searches that end exact.
+
+mod best_first;
+mod cells;
+mod codes;
+mod element;
+mod estimate;
+mod exact;
+mod fingerprint;
+mod found;
+mod frame;
+mod gram;
+mod key_index;
+mod options;
+mod prepared;
+#[cfg(feature = "python")]
+mod products;
+mod query;
+mod search;
+mod threshold_search;
+mod threshold_state;
+
+pub use found::Rung;
+pub use key_index::KeyIndex;
+pub use options::{IndexOptions, Over, Rule, SearchOptions};
+pub use search::SearchResult;
+
+pub(crate) use codes::Codes;
+#[cfg(feature = "python")]
+pub(crate) use codes::saved::{Saved, Trust};
+pub(crate) use element::{Coded, by_type, matrix};
+pub(crate) use prepared::Prepared;
+#[cfg(feature = "python")]
+pub(crate) use products::products;
+pub(crate) use query::{Query, RowVisibility};
+pub(crate) use threshold_search::Search;
+pub(crate) use threshold_state::{Chosen, QueryScratch, Step, ThresholdState};

@@ -1,0 +1,87 @@
+//! A query: what it sees, and its exact scores.
+
+use crate::kernels::{Element, Keys, LANES, Picked, Simd};
+
+/// Exact scores that are off by more say nothing.
+pub(super) const BLURRED: f64 = 300.0;
+
+/// What a query sees of a head's keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowVisibility<'a> {
+    /// Keys before this position.
+    pub(crate) visible: usize,
+    /// A byte per key, zero where it is masked.
+    pub(crate) allowed: Option<&'a [u8]>,
+}
+
+impl RowVisibility<'_> {
+    /// How many keys it sees.
+    pub(crate) fn count(&self) -> usize {
+        let seen =
+            |allowed: &[u8]| allowed[..self.visible].iter().filter(|byte| **byte != 0).count();
+        self.allowed.map_or(self.visible, seen)
+    }
+
+    pub(crate) fn sees(&self, key: usize) -> bool {
+        key < self.visible && self.allowed.is_none_or(|allowed| allowed[key] != 0)
+    }
+}
+
+/// A query.
+#[derive(Debug, Clone)]
+pub(crate) struct Query {
+    /// In whole groups.
+    pub(crate) entries: Vec<f64>,
+    pub(crate) scale: f64,
+    /// How far the product with a key, times the scale, may be off when computed in f64.
+    pub(crate) error: f64,
+}
+
+impl Query {
+    /// Of keys whose entries are at most `largest` in size.
+    pub(crate) fn new(entries: &[f64], scale: f64, largest: f64) -> Self {
+        let dim = entries.len();
+        let mut padded = entries.to_vec();
+        padded.resize(dim.next_multiple_of(LANES), 0.0);
+        let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * largest;
+        // Terms of a sum in lanes and a tree, the scale, an offset of the same size (a compensated sum) and subtracting it;
+        // v = 2^-53. Each may also underflow.
+        let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
+        let error =
+            (norm * f64::EPSILON + f64::from_bits(1)) * roundings * scale.abs() + f64::MIN_POSITIVE;
+        Query { entries: padded, scale, error }
+    }
+
+    /// The exact scores of some keys less the codes' offset.
+    pub(crate) fn score<E: Element>(
+        &self,
+        simd: Simd,
+        keys: Keys<'_, E>,
+        picked: Picked<'_>,
+        offset: f64,
+        to: &mut [f64],
+    ) {
+        simd.products_f64(keys, picked, &self.entries, to);
+        for score in to {
+            *score = *score * self.scale - offset;
+        }
+    }
+
+    /// The exact scores of consecutive keys for four queries, which are read once for all.
+    pub(crate) fn score_shared<E: Element>(
+        simd: Simd,
+        keys: Keys<'_, E>,
+        from: usize,
+        four: [(&Query, &mut [f64]); 4],
+    ) {
+        let queries = four.each_ref().map(|(query, _)| *query);
+        let mut to = four.map(|(_, to)| to);
+        let entries = queries.map(|query| &query.entries[..]);
+        simd.shared_products(keys, from, entries, to.each_mut().map(|to| &mut **to));
+        for (query, to) in queries.into_iter().zip(to) {
+            for score in to {
+                *score *= query.scale;
+            }
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! Search by mass: the fewest keys, scored exactly, that with the codes of all others prove the budget.
+
+use super::codes::Codes;
+use super::found::{Found, Rung};
+use super::gram::Sums;
+use super::prepared::Prepared;
+use super::query::{BLURRED, Query, RowVisibility};
+use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState};
+use crate::certified_sums::{self, SplitSums};
+use crate::error::Error;
+use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
+use crate::memory;
+use crate::rows::Scores;
+use crate::select::Options;
+
+/// Rounds of choosing an edge.
+const ROUNDS: usize = 8;
+/// How much of what may be dropped is enough, and how often to try for it: where few scored keys matter, and where time does.
+const TIGHT: (f64, usize) = (0.998, 3);
+const QUICK: (f64, usize) = (0.98, 1);
+/// A row that keeps a larger share of its keys is scored in full, which is faster.
+const DENSE: f64 = 0.6;
+/// The same where few scored keys matter more than time.
+const ALMOST_ALL: f64 = 0.96;
+/// Relative error of products and of short sums in f64, generously.
+const SUM_ROUNDING: f64 = 1e-11;
+/// Of a smallest weight that matters, in f64.
+const NOTHING: f64 = 1e-290;
+
+/// One row of a search.
+#[derive(Clone, Copy)]
+pub(crate) struct Search<'a, E> {
+    pub(crate) simd: Simd,
+    pub(crate) codes: &'a Codes<'a>,
+    pub(crate) keys: Option<Keys<'a, E>>,
+    pub(crate) query: &'a Query,
+    pub(crate) prepared: &'a Prepared,
+    pub(crate) row_visibility: RowVisibility<'a>,
+    pub(crate) eps: f64,
+    /// Whether keys that were scored may be dropped again.
+    pub(crate) trim: bool,
+}
+
+impl<E: Element<Scalar = f32>> Search<'_, E> {
+    /// Answers from the scores by codes, which are in the room already, and from exact ones.
+    ///
+    /// # Errors
+    /// [`Error::KeysNeeded`] if codes do not suffice and there are no keys.
+    pub(crate) fn run(&self, room: &mut QueryScratch) -> Result<Found, Error> {
+        let Some(keys) = self.keys else {
+            return match self.choose(room, &mut None)? {
+                Step::Done(found) => Ok(found),
+                _ => Err(Error::KeysNeeded),
+            };
+        };
+        let mut state = None;
+        loop {
+            let chosen = match self.choose(room, &mut state)? {
+                Step::Done(found) => return Ok(found),
+                Step::Dense { .. } => return self.dense(room),
+                Step::Score(chosen) => chosen,
+            };
+            Self::make_room(room, &chosen)?;
+            let (count, offset) = (chosen.kept.len(), self.prepared.offset);
+            let picked = Picked::Listed(&chosen.kept);
+            self.query.score(self.simd, keys, picked, offset, &mut room.exact[..count]);
+            if let Some(found) = self.judge(room, &mut state, chosen)? {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// What to do next; at first there is no state. Scores by codes are in the room.
+    ///
+    /// # Errors
+    /// As [`Search::run`].
+    pub(crate) fn choose(
+        &self,
+        room: &mut QueryScratch,
+        state: &mut Option<ThresholdState>,
+    ) -> Result<Step, Error> {
+        if state.is_none() {
+            match self.begin(room)? {
+                Ok(begun) => *state = Some(begun),
+                Err(step) => return Ok(step),
+            }
+        }
+        match state {
+            Some(state) => self.advance(room, state),
+            None => Ok(Step::Dense { flat: false }),
+        }
+    }
+
+    /// Looks at the scores by codes; a step if there is no threshold to look for.
+    fn begin(&self, room: &mut QueryScratch) -> Result<Result<ThresholdState, Step>, Error> {
+        let RowVisibility { visible, allowed } = self.row_visibility;
+        let n = self.codes.len();
+        room.scores[visible.min(n)..].fill(f32::NEG_INFINITY);
+        if let Some(allowed) = allowed {
+            for (score, &allowed) in room.scores.iter_mut().zip(allowed) {
+                if allowed == 0 {
+                    *score = f32::NEG_INFINITY;
+                }
+            }
+        }
+        room.uncoded.clear();
+        let sees = |key: &&u32| self.row_visibility.sees(**key as usize);
+        room.uncoded.extend(self.codes.uncoded().iter().filter(sees));
+        let usable = self.prepared.code_error.says_something();
+        // Scores that overflowed to -inf look like masked ones.
+        let coded = if usable { self.simd.count_visible(&room.scores) } else { 0 };
+        let seen = if usable {
+            coded + room.uncoded.len()
+        } else {
+            (0..n as u32).filter(|key| sees(&key)).count()
+        };
+        if seen == 0 {
+            let found = Found { minimal: true, rung: Rung::Codes, ..Found::default() };
+            return Ok(Err(Step::Done(found)));
+        }
+        if self.eps == 0.0 {
+            let kept = (0..n as u32).filter(|key| sees(&key)).collect();
+            let minimal = true;
+            let found = Found { kept, visible: seen, minimal, ..Found::default() };
+            return Ok(Err(Step::Done(Found { rung: Rung::Codes, ..found })));
+        }
+        let (survey, _) = self.simd.scan(&room.scores, None);
+        if !(usable && survey.largest < f32::INFINITY && !survey.nan) {
+            return Ok(Err(Step::Dense { flat: false }));
+        }
+        let largest = survey.largest;
+        let offset = self.prepared.offset;
+        room.uncoded_scores.resize(room.uncoded.len(), 0.0);
+        match self.keys {
+            Some(keys) => {
+                let picked = Picked::Listed(&room.uncoded);
+                self.query.score(self.simd, keys, picked, offset, &mut room.uncoded_scores);
+            }
+            None if !room.uncoded.is_empty() => return Err(Error::KeysNeeded),
+            None => {}
+        }
+        let uncoded_top = room.uncoded_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let top = f64::from(largest).max(uncoded_top);
+        if coded == 0 || uncoded_top > f64::from(largest) + 600.0 {
+            return Ok(Err(Step::Dense { flat: false }));
+        }
+        let shift = f64::from(largest);
+        // Bare keys relative to the largest score by codes; what exceeds it is fine in f64.
+        let uncoded_mass: f64 = room.uncoded_scores.iter().map(|score| (score - shift).exp()).sum();
+        let budget = if uncoded_mass > 0.0 {
+            let all = self.simd.below(&room.scores, largest, f32::NEG_INFINITY).rest;
+            self.eps * (all + uncoded_mass) / all
+        } else {
+            self.eps
+        };
+        let excess = room.excess.unwrap_or(1.03);
+        Ok(Ok(ThresholdState {
+            largest,
+            coded,
+            seen,
+            top,
+            uncoded_mass,
+            budget,
+            excess,
+            careful: 0,
+            limit: 1.0,
+            next: 1.0,
+            rounds: 0,
+        }))
+    }
+
+    /// The rungs below the dense one.
+    fn advance(&self, room: &mut QueryScratch, state: &mut ThresholdState) -> Result<Step, Error> {
+        let ThresholdState { largest, coded, seen, uncoded_mass, budget, .. } = *state;
+        let odds = self.eps / (1.0 - self.eps);
+        while state.rounds < ROUNDS {
+            state.rounds += 1;
+            let ThresholdState { excess, careful, next, limit, .. } = state;
+            let share = (budget / *excess).min(*limit);
+            let edge = if share < 1.0 { self.edge(room, share)? } else { f32::INFINITY };
+            let sums = self.simd.below(&room.scores, largest, edge);
+            let below = Sums::computed(
+                sums.weights,
+                sums.squares,
+                weight(sums.largest, largest),
+                sums.count,
+            );
+            let cut = Cut {
+                edge,
+                upper: if sums.count == 0 {
+                    0.0
+                } else {
+                    self.prepared.code_error.mass_upper(&below)
+                },
+                lower: self.prepared.code_error.mass_lower(&below),
+                below: sums.count,
+            };
+            let kept = coded - sums.count;
+            // What is left below when the heaviest key there is kept, too: the least step to take.
+            let lighter = (sums.weights - weight(sums.largest, largest)).max(0.0);
+            *next = lighter / (sums.weights + sums.rest) * (1.0 + 1e-6);
+            let dense = if self.trim { ALMOST_ALL } else { DENSE };
+            if self.keys.is_some() && kept as f64 > dense * seen as f64 {
+                return Ok(Step::Dense { flat: true });
+            }
+            // As far as codes know: how the bound stands to what it may be.
+            let head = sums.rest + uncoded_mass;
+            let ratio = cut.upper / (odds * head);
+            if self.keys.is_none() {
+                let above = Sums::computed(sums.rest, sums.rest_squares, 1.0, kept);
+                let head = self.prepared.code_error.mass_lower(&above);
+                let high = self.prepared.code_error.mass_upper(&above);
+                let split = SplitSums { tail: cut.upper, dropped: cut.below, head, kept };
+                let upper = split.upper(SUM_ROUNDING, 0.0);
+                if upper <= self.eps {
+                    let split = SplitSums { tail: cut.lower, dropped: cut.below, head: high, kept };
+                    room.excess = Some(*excess);
+                    return Ok(Step::Done(Found {
+                        kept: self.list(room, &cut),
+                        visible: seen,
+                        scored: 0,
+                        upper,
+                        lower: split.lower(SUM_ROUNDING, 0.0).min(upper),
+                        minimal: false,
+                        rung: Rung::Codes,
+                    }));
+                }
+                *excess *= (upper / self.eps).clamp(1.001, 4.0) * 1.001;
+                *limit = *next;
+                continue;
+            }
+            if ratio.is_nan() || ratio > 1.0 - 1e-6 {
+                *excess *= if ratio.is_nan() { 4.0 } else { (ratio * 1.0005).min(4.0) };
+                (*careful, *limit) = (usize::MAX, *next);
+                continue;
+            }
+            let (enough, again) = if self.trim { TIGHT } else { QUICK };
+            if ratio < enough && *careful < again {
+                // The guess was too careful.
+                *excess *= ratio * (1.5 - 0.5 * enough);
+                *careful += 1;
+                continue;
+            }
+            return Ok(Step::Score(Chosen { kept: self.list(room, &cut), cut }));
+        }
+        Ok(Step::Dense { flat: false })
+    }
+
+    /// Makes room for the exact scores of chosen keys, which belong at its beginning.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn make_room(room: &mut QueryScratch, chosen: &Chosen) -> Result<(), Error> {
+        let scored = chosen.kept.len();
+        let more = scored.next_multiple_of(LANES).saturating_sub(room.exact.len());
+        memory::room("keys", &mut room.exact, more)?;
+        room.exact.resize(scored.next_multiple_of(LANES), 0.0);
+        room.exact[scored..].fill(f64::NEG_INFINITY);
+        Ok(())
+    }
+
+    /// Judges chosen keys by their exact scores less the codes' offset; `None` if they do not prove the budget.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn judge(
+        &self,
+        room: &mut QueryScratch,
+        state: &mut Option<ThresholdState>,
+        chosen: Chosen,
+    ) -> Result<Option<Found>, Error> {
+        let Some(state) = state.as_mut() else { return Ok(None) };
+        let relative = (state.top, f64::from(state.largest));
+        let found = self.rescore(room, chosen, relative, state.seen)?;
+        if found.upper <= self.eps {
+            room.excess = Some(state.excess);
+            return Ok(Some(found));
+        }
+        let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
+        state.excess *= if miss.is_nan() { 4.0 } else { (miss * 1.001).clamp(1.001, 4.0) };
+        (state.careful, state.limit) = (usize::MAX, state.next);
+        Ok(None)
+    }
+
+    /// The score by codes of the last key to keep if they were exact and keys of that share of the mass may go.
+    fn edge(&self, room: &mut QueryScratch, share: f64) -> Result<f32, Error> {
+        let n = self.codes.len();
+        let scores = Scores::new(&room.scores[..n], &[n])?;
+        let selection = room.workspace.select(&scores, &[share], &Options::new())?;
+        let kept = selection.indices.iter().map(|&key| room.scores[key as usize]);
+        Ok(kept.fold(f32::INFINITY, f32::min))
+    }
+
+    /// The coded keys from the edge upward and the bare ones, ascending.
+    fn list(&self, room: &mut QueryScratch, cut: &Cut) -> Vec<u32> {
+        let mut listed = std::mem::take(&mut room.listed);
+        listed.clear();
+        self.simd.emit(&room.scores, Positions::From(0), cut.edge, true, &mut listed);
+        let kept = merged(&listed, &room.uncoded);
+        room.listed = listed;
+        kept
+    }
+
+    /// What the exact scores of chosen keys prove, after dropping what the budget then still allows.
+    fn rescore(
+        &self,
+        room: &mut QueryScratch,
+        chosen: Chosen,
+        (top, shift): (f64, f64),
+        seen: usize,
+    ) -> Result<Found, Error> {
+        let Chosen { mut kept, cut } = chosen;
+        let scored = kept.len();
+        let exact = &room.exact[..scored];
+        let top = exact.iter().copied().fold(top, f64::max);
+        // What codes bound, relative to the common shift.
+        let down = (certified_sums::exp(shift - top) * (1.0 + SUM_ROUNDING)).max(NOTHING);
+        let open = cut.upper * down;
+        let odds = self.eps / (1.0 - self.eps);
+        let head = self.simd.mass(&room.exact, Exp(top));
+        // Sums over the keys that were scored are at most so many terms deep.
+        let error = (2.0 * self.query.error).exp_m1() + SUM_ROUNDING + scored as f64 * f64::EPSILON;
+        let mut closed = 0.0;
+        let room_left = (odds * head * (1.0 - error) - open) / (1.0 + odds) * (1.0 - 1e-6);
+        if self.trim && room_left > 0.0 {
+            closed = Self::drop_scored(room, &mut kept, (room_left / head, top))?;
+        }
+        let head = if closed > 0.0 {
+            let pairs = room.exact[..scored].iter();
+            pairs.map(|score| certified_sums::exp(score - top)).sum::<f64>()
+        } else {
+            head
+        };
+        let dropped = seen - kept.len();
+        let split = SplitSums { tail: open + closed, dropped, head, kept: kept.len() };
+        let low =
+            SplitSums { tail: cut.lower * certified_sums::exp(shift - top) + closed, ..split };
+        let upper = split.upper(error, NOTHING);
+        Ok(Found {
+            visible: seen,
+            scored,
+            upper,
+            lower: low.lower(error, NOTHING).min(upper),
+            minimal: false,
+            rung: Rung::Rescored,
+            kept,
+        })
+    }
+
+    /// Drops from the scored keys those that weigh least, a share of their mass; returns what they weigh. Their scores
+    /// become -inf.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]: a set that is larger for want of memory would differ from run to run.
+    fn drop_scored(
+        room: &mut QueryScratch,
+        kept: &mut Vec<u32>,
+        (share, top): (f64, f64),
+    ) -> Result<f64, Error> {
+        let scored = kept.len();
+        let Ok(scores) = Scores::new(&room.exact[..scored], &[scored]) else { return Ok(0.0) };
+        let selection = match room.workspace.select(&scores, &[share.min(0.999)], &Options::new()) {
+            Ok(selection) => selection,
+            Err(error @ Error::NoMemory { .. }) => return Err(error),
+            Err(_) => return Ok(0.0),
+        };
+        if selection.indices.len() == scored {
+            return Ok(0.0);
+        }
+        let mut closed = 0.0;
+        let mut next = selection.indices.iter().peekable();
+        let mut left = Vec::with_capacity(selection.indices.len());
+        for (at, (&key, score)) in kept.iter().zip(&mut room.exact).enumerate() {
+            if next.next_if(|&&index| index as usize == at).is_some() {
+                left.push(key);
+            } else {
+                closed += certified_sums::exp(*score - top);
+                *score = f64::NEG_INFINITY;
+            }
+        }
+        *kept = left;
+        Ok(closed)
+    }
+
+    /// Scores everything.
+    fn dense(&self, room: &mut QueryScratch) -> Result<Found, Error> {
+        let Some(keys) = self.keys else { return Err(Error::KeysNeeded) };
+        let visible = self.row_visibility.visible.min(self.codes.len());
+        let seen = (0..visible).filter(|&key| self.row_visibility.sees(key)).count();
+        // Also where the product of an infinite norm and a scale of 0 is not a number.
+        if self.query.error.is_nan() || self.query.error > BLURRED {
+            let kept =
+                (0..visible as u32).filter(|&key| self.row_visibility.sees(key as usize)).collect();
+            return Ok(Found { kept, visible: seen, rung: Rung::Dense, ..Found::default() });
+        }
+        let more = visible.saturating_sub(room.exact.len());
+        memory::room("keys", &mut room.exact, more)?;
+        room.exact.resize(visible, 0.0);
+        self.query.score(self.simd, keys, Picked::From(0), self.prepared.offset, &mut room.exact);
+        if let Some(allowed) = self.row_visibility.allowed {
+            for (score, &allowed) in room.exact.iter_mut().zip(allowed) {
+                if allowed == 0 {
+                    *score = f64::NEG_INFINITY;
+                }
+            }
+        }
+        let error = [self.query.error];
+        let scores = Scores::new(&room.exact[..], &[visible])?.radius(&error)?;
+        let selection = room.workspace.select(&scores, &[self.eps], &Options::new())?;
+        Ok(Found {
+            visible: seen,
+            scored: seen,
+            upper: selection.tail_mass_upper[0],
+            lower: selection.tail_mass_lower[0],
+            minimal: selection.minimal[0],
+            rung: Rung::Dense,
+            kept: selection.indices,
+        })
+    }
+}
+
+/// An upper bound of the f32 kernels' weight of a key.
+fn weight(key: f32, shift: f32) -> f64 {
+    f64::from(key - shift).exp() * (1.0 + 1e-5)
+}
+
+/// Two ascending lists as one.
+fn merged(one: &[u32], other: &[u32]) -> Vec<u32> {
+    if other.is_empty() {
+        return one.to_vec();
+    }
+    let mut all: Vec<u32> = one.iter().chain(other).copied().collect();
+    all.sort_unstable();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::twofold::Twofold;
+
+    /// Numbers that look normal.
+    fn normal(count: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut uniform = move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) as f64 + 0.5) / (1u64 << 31) as f64
+        };
+        (0..count)
+            .map(|_| {
+                let (u, v): (f64, f64) = (uniform(), uniform());
+                ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+            })
+            .collect()
+    }
+
+    /// Products of whole numbers that nearly cancel, exact as integers: computed ones are as near as is said.
+    #[test]
+    fn computed_scores_are_as_near_as_is_said() {
+        let mut state = 9u64;
+        let mut whole = |bits: u32| -> i64 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_041);
+            (state as i64) >> (64 - bits)
+        };
+        let mut worst = 0.0f64;
+        for dim in (1..40).chain([64, 100, 128, 257]) {
+            for scale in [1.0, -0.125, 0.1] {
+                let query: Vec<i64> = (0..dim).map(|_| whole(50)).collect();
+                let mut keys: Vec<i64> = (0..5 * dim).map(|_| whole(24)).collect();
+                for key in keys.chunks_mut(dim) {
+                    // The second half undoes the first, nearly.
+                    for i in 0..dim / 2 {
+                        key[dim - 1 - i] = -key[i];
+                    }
+                }
+                let mirrored: Vec<i64> =
+                    (0..dim).map(|i| query[i.min(dim - 1 - i)] + (i as i64 & 3)).collect();
+                let wide: Vec<f64> = mirrored.iter().map(|&q| q as f64).collect();
+                let narrow: Vec<f32> = keys.iter().map(|&k| k as f32).collect();
+                let largest = narrow.iter().fold(0.0f32, |top, k| top.max(k.abs()));
+                let query = Query::new(&wide, scale, f64::from(largest));
+                let offset = 0.1 * f64::from(largest) * wide[0] * scale;
+                for (name, simd) in Simd::all() {
+                    let mut scores = [0.0; 5];
+                    let rows = Keys::new(&narrow[..], dim, dim);
+                    query.score(*simd, rows, Picked::From(0), offset, &mut scores);
+                    for (key, score) in keys.chunks(dim).zip(scores) {
+                        let exact: i128 = (key.iter().zip(&mirrored))
+                            .map(|(&k, &q)| i128::from(k) * i128::from(q))
+                            .sum();
+                        // Times an f64, less the offset: a float of 106 bits beside what is judged.
+                        let product =
+                            Twofold::sum(exact as f64, (exact - exact as f64 as i128) as f64);
+                        let real = product.times(scale).plus(-offset);
+                        let off = real.plus(-score).high.abs();
+                        assert!(off <= query.error, "{name} {dim} {scale}: {off:e}");
+                        worst = worst.max(off / query.error);
+                    }
+                }
+            }
+        }
+        assert!(worst > 0.02, "{worst}");
+    }
+
+    #[test]
+    fn a_few_keys_are_scored_and_the_rest_is_bounded() {
+        let simd = Simd::current().unwrap();
+        for (n, dim, sigma) in
+            [(4096, 64, 4.0), (20_000, 128, 3.0), (1000, 20, 5.0), (4096, 64, 0.5)]
+        {
+            let data = normal(n * dim, 7);
+            let keys = Keys::new(&data[..], dim, dim);
+            let mut codes = Codes::new(dim, keys, n, Some(dim == 128));
+            codes.append(simd, keys, n, 2).unwrap();
+            let mut room = QueryScratch::default();
+            for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
+                let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();
+                let scale = sigma / (dim as f64).sqrt();
+                let prepared = codes.prepare(&q, scale);
+                let query = Query::new(&q, scale, f64::from(codes.largest()));
+                room.scores.resize(n.next_multiple_of(LANES), 0.0);
+                codes.scan(simd, [&prepared], [&mut room.scores]);
+                let exact: Vec<f64> = data
+                    .chunks_exact(dim)
+                    .map(|key| {
+                        key.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * scale
+                    })
+                    .collect();
+                for (score, code) in exact.iter().zip(&room.scores) {
+                    let off = score - prepared.offset - f64::from(*code);
+                    assert!(off.abs() <= prepared.code_error.reach() || *code == f32::NEG_INFINITY);
+                }
+                let row_visibility = RowVisibility { visible: n, allowed: None };
+                let (keys, trim) = (Some(keys), true);
+                let search = Search {
+                    simd,
+                    codes: &codes,
+                    keys,
+                    query: &query,
+                    prepared: &prepared,
+                    row_visibility,
+                    eps,
+                    trim,
+                };
+                let found = search.run(&mut room).unwrap();
+                let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = exact.iter().map(|score| (score - top).exp()).collect();
+                let all: f64 = weights.iter().sum();
+                let mut kept = vec![false; n];
+                found.kept.iter().for_each(|&key| kept[key as usize] = true);
+                let tail: f64 =
+                    weights.iter().zip(&kept).filter(|(_, kept)| !**kept).map(|(w, _)| w).sum();
+                assert!(
+                    tail / all <= found.upper && found.upper <= eps && found.lower <= tail / all
+                );
+                let mut sorted = weights.clone();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                let mut sum = 0.0;
+                let least = sorted
+                    .iter()
+                    .take_while(|w| {
+                        let more = sum < (1.0 - eps) * all;
+                        sum += **w;
+                        more
+                    })
+                    .count();
+                println!(
+                    "n {n} d {dim} sigma {sigma} eps {eps}: least {least} kept {} scored {} ({:?}) X {:.4} D {:.4} rho {:.5}",
+                    found.kept.len(),
+                    found.scored,
+                    found.rung,
+                    prepared.code_error.total,
+                    prepared.code_error.each,
+                    prepared.code_error.rho
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Where the search for a row's threshold stands, and what it works with.
+
+use super::found::Found;
+use crate::select::Workspace;
+
+/// Scratch for rows, one after another.
+#[derive(Debug, Default)]
+pub(crate) struct QueryScratch {
+    /// Scores by codes, whole groups.
+    pub(crate) scores: Vec<f32>,
+    /// Exact scores less the codes' offset: of what was kept, or of everything that is visible; whole groups.
+    pub(crate) exact: Vec<f64>,
+    pub(super) listed: Vec<u32>,
+    pub(super) uncoded: Vec<u32>,
+    pub(super) uncoded_scores: Vec<f64>,
+    pub(crate) workspace: Workspace,
+    /// By how much the bound exceeded what it bounds, last time.
+    pub(super) excess: Option<f64>,
+}
+
+impl QueryScratch {
+    /// Forgets what the last row taught, so that answers do not depend on it.
+    pub(crate) fn forget(&mut self) {
+        self.excess = None;
+    }
+}
+
+/// What an edge amounts to.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) edge: f32,
+    /// Upper and lower bound of what the coded keys below it weigh, relative to the largest score by codes.
+    pub(super) upper: f64,
+    pub(super) lower: f64,
+    pub(super) below: usize,
+}
+
+/// Where the search for a row's edge stands.
+#[derive(Debug)]
+pub(crate) struct ThresholdState {
+    pub(super) largest: f32,
+    pub(super) coded: usize,
+    pub(super) seen: usize,
+    /// The largest score that is known before any coded key is scored.
+    pub(super) top: f64,
+    pub(super) uncoded_mass: f64,
+    pub(super) budget: f64,
+    pub(super) excess: f64,
+    /// How often a guess was found too careful; no more once one was not careful enough.
+    pub(super) careful: usize,
+    /// No larger share can be dropped; and the next smaller one that makes a difference.
+    pub(super) limit: f64,
+    pub(super) next: f64,
+    pub(super) rounds: usize,
+}
+
+/// What to do next for a row.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Done(Found),
+    /// Score these keys exactly, and judge.
+    Score(Chosen),
+    /// Score everything that is visible. If the row is flat, little can be dropped.
+    Dense {
+        flat: bool,
+    },
+}
+
+/// Keys that are to be scored.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    /// Positions, ascending.
+    pub(crate) kept: Vec<u32>,
+    pub(super) cut: Cut,
+}

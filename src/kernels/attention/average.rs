@@ -1,0 +1,210 @@
+//! Weighted sums of stored vectors.
+//!
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
+
+use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
+use crate::kernels::matrix::{AHEAD, Keys, Picked};
+use crate::kernels::simd::{Pass, Simd};
+
+/// Groups of entries that are summed at a time.
+const WIDTH: usize = 4;
+
+struct Average<'a, E> {
+    values: Keys<'a, E>,
+    picked: Picked<'a>,
+    weights: &'a [f64],
+    sums: &'a mut [f64],
+}
+
+impl<E: Element> Average<'_, E> {
+    /// Adds rows from one on, as many as there are weights, to `G` groups of sums from an entry on.
+    #[inline(always)]
+    unsafe fn groups<L: Level, const G: usize>(
+        &mut self,
+        from: usize,
+        weights: &[E::Scalar],
+        at: usize,
+    ) {
+        // Rows are fetched ahead by the first of these calls.
+        let fetched = match self.picked {
+            Picked::Listed(list) if at == 0 => list.get(from + AHEAD..).unwrap_or(&[]),
+            _ => &[],
+        };
+        let mut sums = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
+        for (i, &weight) in weights.iter().enumerate() {
+            if let Some(&ahead) = fetched.get(i) {
+                self.values.fetch::<L>(ahead as usize);
+            }
+            let row = self.values.row(self.picked.row(from + i));
+            let weight = LanesOf::<L, E>::splat(weight);
+            for (g, sum) in sums.iter_mut().enumerate() {
+                *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
+            }
+        }
+        for (g, sum) in sums.into_iter().enumerate() {
+            let to = &mut self.sums[at + g * LANES..][..LANES];
+            E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
+        }
+    }
+}
+
+impl<E: Element> Pass for Average<'_, E> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        let width = self.sums.len();
+        let whole = width / (WIDTH * LANES) * (WIDTH * LANES);
+        let of = self.weights;
+        for (chunk, of) in of.chunks(LANES).enumerate() {
+            let mut weights = [E::Scalar::default(); LANES];
+            for (weight, &of) in weights.iter_mut().zip(of) {
+                *weight = E::Scalar::nearest(of);
+            }
+            let (from, weights) = (chunk * LANES, &weights[..of.len()]);
+            for at in (0..whole).step_by(WIDTH * LANES) {
+                self.groups::<L, WIDTH>(from, weights, at);
+            }
+            for at in (whole..width).step_by(LANES) {
+                self.groups::<L, 1>(from, weights, at);
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole
+    /// groups: sixteen terms at a time in the rows' own precision, weights rounded to it, then in f64.
+    pub(crate) fn average<E: Element>(
+        self,
+        values: Keys<'_, E>,
+        picked: Picked<'_>,
+        weights: &[f64],
+        sums: &mut [f64],
+    ) {
+        assert!(sums.len() == values.dim().next_multiple_of(LANES));
+        if let Picked::Listed(list) = picked {
+            assert!(list.len() >= weights.len());
+        }
+        self.run(Average { values, picked, weights, sums });
+    }
+}
+
+struct Shared<'a, E, const Q: usize> {
+    values: Keys<'a, E>,
+    from: usize,
+    weights: [&'a [f64]; Q],
+    sums: [&'a mut [f64]; Q],
+}
+
+impl<E: Element, const Q: usize> Shared<'_, E, Q> {
+    /// Adds rows `from .. from + count` to `G` groups of all sums from an entry on.
+    #[inline(always)]
+    unsafe fn groups<L: Level, const G: usize>(
+        &mut self,
+        (from, count): (usize, usize),
+        weights: &[[E::Scalar; Q]; LANES],
+        at: usize,
+    ) {
+        let mut sums = [[LanesOf::<L, E>::splat(E::Scalar::default()); G]; Q];
+        for (i, weights) in weights[..count].iter().enumerate() {
+            let row = self.values.row(from + i);
+            let mut entries = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
+            for (g, entries) in entries.iter_mut().enumerate() {
+                *entries = Keys::group::<L>(row, at + g * LANES);
+            }
+            for (sums, &weight) in sums.iter_mut().zip(weights) {
+                let weight = LanesOf::<L, E>::splat(weight);
+                for (sum, entries) in sums.iter_mut().zip(entries) {
+                    *sum = entries.mul_add(weight, *sum);
+                }
+            }
+        }
+        for (sums, to) in sums.into_iter().zip(&mut self.sums) {
+            for (g, sum) in sums.into_iter().enumerate() {
+                let to = &mut to[at + g * LANES..][..LANES];
+                E::double::<L>(sum).add(L::F64::load(to.as_ptr())).store(to.as_mut_ptr());
+            }
+        }
+    }
+}
+
+impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        let (count, width) = (self.weights[0].len(), self.sums[0].len());
+        let whole = if L::ROOMY { width / (WIDTH * LANES) * (WIDTH * LANES) } else { 0 };
+        for start in (0..count).step_by(LANES) {
+            let rows = (self.from + start, LANES.min(count - start));
+            let mut weights = [[E::Scalar::default(); Q]; LANES];
+            for (i, weights) in weights[..rows.1].iter_mut().enumerate() {
+                *weights = self.weights.map(|of| E::Scalar::nearest(of[start + i]));
+            }
+            for at in (0..whole).step_by(WIDTH * LANES) {
+                self.groups::<L, WIDTH>(rows, &weights, at);
+            }
+            for at in (whole..width).step_by(LANES) {
+                self.groups::<L, 1>(rows, &weights, at);
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// The same as [`Simd::average`], of rows from one on with the weights of several, which are read once for all.
+    pub(crate) fn shared_average<E: Element, const Q: usize>(
+        self,
+        values: Keys<'_, E>,
+        from: usize,
+        weights: [&[f64]; Q],
+        sums: [&mut [f64]; Q],
+    ) {
+        let width = values.dim().next_multiple_of(LANES);
+        assert!(sums.iter().all(|sums| sums.len() == width));
+        assert!(weights.iter().all(|each| each.len() == weights[0].len()));
+        self.run(Shared { values, from, weights, sums });
+    }
+}
+
+struct Farthest<'a, E> {
+    values: Keys<'a, E>,
+    count: usize,
+    centre: &'a [f64],
+}
+
+impl<E: Element> Pass<f64> for Farthest<'_, E> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> f64 {
+        let mut most = 0.0;
+        for i in 0..self.count {
+            let row = self.values.row(i);
+            let square = {
+                let mut sum = L::F64::splat(0.0);
+                for (g, centre) in self.centre.chunks_exact(LANES).enumerate() {
+                    let value = E::double::<L>(Keys::group::<L>(row, g * LANES));
+                    let away = value.sub(L::F64::load(centre.as_ptr()));
+                    sum = away.mul_add(away, sum);
+                }
+                sum.sum()
+            };
+            // Not a number stays, whatever follows.
+            most = if square <= most { most } else { square };
+            if square.is_nan() {
+                return square;
+            }
+        }
+        most
+    }
+}
+
+impl Simd {
+    /// The largest square of a distance of rows from a centre, in f64; NaN if a row is not finite.
+    pub(crate) fn farthest<E: Element>(
+        self,
+        values: Keys<'_, E>,
+        count: usize,
+        centre: &[f64],
+    ) -> f64 {
+        assert!(centre.len() == values.dim().next_multiple_of(LANES));
+        self.run(Farthest { values, count, centre })
+    }
+}

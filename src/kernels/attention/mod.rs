@@ -1,0 +1,13 @@
+//! The passes over stored vectors: products with queries, weighted sums, and both together over tiles of rows.
+
+mod average;
+mod dot;
+#[cfg(any(test, feature = "python"))]
+mod matmul;
+mod tile;
+
+#[cfg(feature = "python")]
+pub(crate) use matmul::{DEPTH, Queries, SIDE};
+pub(crate) use tile::{
+    BLOCK as PANEL_KEYS, BlockMask, ROWS as PANEL_ROWS, RUN as PANEL_RUN, Rows as PanelRows,
+};

@@ -1,0 +1,253 @@
+//! Attention of many rows over a block of keys, in f32: a lane is a row.
+//!
+//! Queries lie with their rows side by side, so that products need no reordering of keys and no sum across lanes;
+//! scores, their maxima and their weights stay in the same lanes. Every number of a row is computed by the same
+//! operations in the same order whatever the level and whichever rows are beside it.
+//!
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
+
+use crate::certified_sums;
+use crate::kernels::isa::{LANES, Lanes, Level};
+use crate::kernels::matrix::{Lent, product};
+use crate::kernels::simd::{Pass, Simd};
+use crate::kernels::weights::exp;
+
+/// Rows that are worked on together.
+pub(crate) const ROWS: usize = 4 * LANES;
+/// Keys of a block: so many weights are summed in f32 before they go to f64.
+pub(crate) const BLOCK: usize = 128;
+/// Terms of a product that are summed one after another; such sums are then added up.
+pub(crate) const RUN: usize = 32;
+/// Rows of a tile of a product of matrices.
+const TILE: usize = 4;
+
+/// Rows on their way over blocks of keys.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    dim: usize,
+    width: usize,
+    /// Rows in whole groups.
+    padded: usize,
+    scale: f32,
+    /// Entry after entry, of all rows.
+    queries: Vec<f32>,
+    /// Key after key, of all rows: scores, then weights.
+    weights: Vec<f32>,
+    /// The largest score so far: what weights are relative to.
+    tops: [f32; ROWS],
+    totals: [f64; ROWS],
+    sums: Vec<f64>,
+}
+
+impl Rows {
+    /// At most [`ROWS`] queries of `dim` entries that are f32 numbers, over values of `width` entries, in whole groups.
+    pub(crate) fn new<'a>(
+        queries: impl ExactSizeIterator<Item = &'a [f64]>,
+        (dim, width): (usize, usize),
+        scale: f32,
+    ) -> Self {
+        assert!(queries.len() <= ROWS && width.is_multiple_of(LANES) && dim > 0);
+        let padded = queries.len().next_multiple_of(LANES);
+        let mut rows = Rows {
+            dim,
+            width,
+            padded,
+            scale,
+            queries: vec![0.0; dim * ROWS],
+            weights: vec![0.0; BLOCK * ROWS],
+            tops: [f32::NEG_INFINITY; ROWS],
+            totals: [0.0; ROWS],
+            sums: vec![0.0; padded * width],
+        };
+        for (r, query) in queries.enumerate() {
+            for (j, &entry) in query[..dim].iter().enumerate() {
+                rows.queries[j * ROWS + r] = entry as f32;
+            }
+        }
+        rows
+    }
+
+    /// The score that weighs 1, a row's weights together, and its weighted sum of values.
+    pub(crate) fn row(&self, at: usize) -> (f64, f64, &[f64]) {
+        (f64::from(self.tops[at]), self.totals[at], &self.sums[at * self.width..][..self.width])
+    }
+
+    /// What has been summed for a row, relative to a larger score.
+    fn rescale(&mut self, at: usize, top: f32) {
+        let factor = certified_sums::exp(f64::from(self.tops[at]) - f64::from(top));
+        self.tops[at] = top;
+        self.totals[at] *= factor;
+        for sum in &mut self.sums[at * self.width..][..self.width] {
+            *sum *= factor;
+        }
+    }
+}
+
+struct Attend<'a> {
+    rows: &'a mut Rows,
+    keys: Lent<'a>,
+    values: Lent<'a>,
+    count: usize,
+    mask: BlockMask<'a>,
+}
+
+/// Which keys of a block each row sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum BlockMask<'a> {
+    /// So many, from the first.
+    First(&'a [f32; ROWS]),
+    /// Key after key, a number for each row: those above zero.
+    Each(&'a [f32]),
+}
+
+impl Attend<'_> {
+    /// The products of `R` keys with `C` groups of rows over some entries, added to what is there already.
+    #[inline(always)]
+    unsafe fn score<L: Level, const R: usize, const C: usize>(
+        &mut self,
+        key: usize,
+        at: usize,
+        (from, depth): (usize, usize),
+    ) {
+        let Lent { data, stride } = self.keys;
+        // `attend` has checked that keys, entries and rows are there.
+        let left = data.as_ptr().add(key * stride + from);
+        let right = self.rows.queries.as_ptr().add(from * ROWS + at);
+        let sums = product::<L, f32, R, C>((left, stride, 1), (right, ROWS), depth);
+        for (r, sums) in sums.into_iter().enumerate() {
+            let to = self.rows.weights.as_mut_ptr().add((key + r) * ROWS + at);
+            for (c, sum) in sums.into_iter().enumerate() {
+                let to = to.add(c * LANES);
+                let sum = if from == 0 { sum } else { sum.add(L::F32::load(to)) };
+                sum.store(to);
+            }
+        }
+    }
+
+    /// Scores of all keys for `C` groups of rows.
+    #[inline(always)]
+    unsafe fn scores<L: Level, const C: usize>(&mut self, at: usize) {
+        let whole = self.count / TILE * TILE;
+        for from in (0..self.rows.dim).step_by(RUN) {
+            let entries = (from, RUN.min(self.rows.dim - from));
+            // Keys and rows are those that are there.
+            for key in (0..whole).step_by(TILE) {
+                self.score::<L, TILE, C>(key, at, entries);
+            }
+            for key in whole..self.count {
+                self.score::<L, 1, C>(key, at, entries);
+            }
+        }
+    }
+
+    /// Scores become weights.
+    #[inline(always)]
+    unsafe fn weigh<L: Level>(&mut self, at: usize) {
+        let count = self.count;
+        let hidden = L::F32::splat(f32::NEG_INFINITY);
+        let (limit, each) = match self.mask {
+            BlockMask::First(limits) => (L::F32::load(limits[at..].as_ptr()), None),
+            BlockMask::Each(each) => (hidden, Some(each)),
+        };
+        let all = limit.smallest() >= count as f32;
+        let scale = L::F32::splat(self.rows.scale);
+        let mut top = L::F32::load(self.rows.tops[at..].as_ptr());
+        let scores = self.rows.weights.as_mut_ptr().add(at);
+        for key in 0..count {
+            let to = scores.add(key * ROWS);
+            let mut score = L::F32::load(to).mul(scale);
+            if let Some(each) = each {
+                let seen = L::F32::load(each[key * ROWS + at..].as_ptr());
+                score = score.select(seen.gt(L::F32::splat(0.0)), hidden);
+            } else if !all {
+                score = score.select(limit.gt(L::F32::splat(key as f32)), hidden);
+            }
+            score.store(to);
+            top = score.max(top);
+        }
+        let mut tops = [0.0f32; LANES];
+        top.store(tops.as_mut_ptr());
+        for (lane, top) in tops.into_iter().enumerate() {
+            if top != self.rows.tops[at + lane] {
+                self.rows.rescale(at + lane, top);
+            }
+        }
+        let scores = self.rows.weights.as_mut_ptr().add(at);
+        let mut sum = L::F32::splat(0.0);
+        for key in 0..count {
+            let to = scores.add(key * ROWS);
+            // A row that has seen nothing yet has the exponent NaN, which weighs nothing.
+            let weight = exp(L::F32::load(to).sub(top));
+            weight.store(to);
+            sum = sum.add(weight);
+        }
+        let totals = self.rows.totals[at..].as_mut_ptr();
+        L::double(sum).add(L::F64::load(totals)).store(totals);
+    }
+
+    /// Adds the weighted values of `C` groups of entries for a tile of rows.
+    #[inline(always)]
+    unsafe fn average<L: Level, const C: usize>(&mut self, row: usize, at: usize) {
+        let Lent { data, stride } = self.values;
+        // `attend` has checked that values, entries and rows are there.
+        let left = self.rows.weights.as_ptr().add(row);
+        let right = data.as_ptr().add(at);
+        let sums = product::<L, f32, TILE, C>((left, 1, ROWS), (right, stride), self.count);
+        for (r, sums) in sums.into_iter().enumerate() {
+            let to = self.rows.sums.as_mut_ptr().add((row + r) * self.rows.width + at);
+            for (c, sum) in sums.into_iter().enumerate() {
+                let to = to.add(c * LANES);
+                L::double(sum).add(L::F64::load(to)).store(to);
+            }
+        }
+    }
+}
+
+impl Pass for Attend<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        const WIDE: usize = 4 * LANES;
+        let (padded, width) = (self.rows.padded, self.rows.width);
+        if L::ROOMY && padded == WIDE {
+            self.scores::<L, 4>(0);
+        } else {
+            for at in (0..padded).step_by(LANES) {
+                self.scores::<L, 1>(at);
+            }
+        }
+        for at in (0..padded).step_by(LANES) {
+            self.weigh::<L>(at);
+        }
+        let whole = if L::ROOMY { width / WIDE * WIDE } else { 0 };
+        for row in (0..padded).step_by(TILE) {
+            for at in (0..whole).step_by(WIDE) {
+                self.average::<L, 4>(row, at);
+            }
+            for at in (whole..width).step_by(LANES) {
+                self.average::<L, 1>(row, at);
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Takes rows over at most [`BLOCK`] keys. Keys that a row sees are finite, and no product with them overflows.
+    pub(crate) fn attend(
+        self,
+        rows: &mut Rows,
+        keys: Lent<'_>,
+        values: Lent<'_>,
+        count: usize,
+        mask: BlockMask<'_>,
+    ) {
+        let reach = |lent: Lent<'_>, width| (count - 1) * lent.stride + width <= lent.data.len();
+        assert!(count > 0 && count <= BLOCK);
+        assert!(reach(keys, rows.dim) && reach(values, rows.width));
+        assert!(
+            matches!(mask, BlockMask::First(_))
+                || matches!(mask, BlockMask::Each(each) if each.len() >= count * ROWS)
+        );
+        self.run(Attend { rows, keys, values, count, mask });
+    }
+}

@@ -1,0 +1,11 @@
+//! Keys as bytes: encoding them, summing the outer products of what encoding loses, and scoring them.
+
+mod encode;
+mod outer;
+mod scan;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use encode::{BIAS, Encoded, Frame};
+pub(crate) use outer::{PANEL, Packed};
+pub(crate) use scan::Coarse;

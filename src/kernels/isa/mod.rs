@@ -1,0 +1,49 @@
+//! Instruction sets: sixteen virtual lanes, the portable code that defines them, and what each CPU has for them.
+//!
+//! SAFETY: methods are `unsafe` as the traits have it, in `lanes.rs`.
+
+/// Methods that are one intrinsic in each register, over a type's `zip`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! lanewise {
+    ($($method:ident: $intrinsic:ident),* $(,)?) => {$(
+        #[inline(always)]
+        unsafe fn $method(self, other: Self) -> Self {
+            self.zip(other, |a, b| $intrinsic(a, b))
+        }
+    )*};
+}
+
+/// The comparisons, over a type's `test`; all but the last are false for a NaN.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compare {
+    ($intrinsic:ident) => {
+        compare!($intrinsic, lt: _CMP_LT_OQ, ge: _CMP_GE_OQ, gt: _CMP_GT_OQ, eq: _CMP_EQ_OQ);
+        compare!($intrinsic, unordered: _CMP_UNORD_Q);
+    };
+    ($intrinsic:ident, $($method:ident: $predicate:ident),*) => {$(
+        #[inline(always)]
+        unsafe fn $method(self, other: Self) -> Self::Mask {
+            self.test(other, |a, b| $intrinsic::<$predicate>(a, b))
+        }
+    )*};
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod bytes;
+mod lanes;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::Avx512;
+pub(super) use bytes::ByteDots;
+#[cfg(target_arch = "x86_64")]
+pub(super) use bytes::Vnni;
+pub(crate) use bytes::{LINE, STEP, Step};
+pub(crate) use lanes::{Element, LANES, Scalar};
+pub(super) use lanes::{Lanes, LanesOf, Level, Single};
+pub(super) use portable::Portable;

@@ -1,0 +1,167 @@
+//! Rows of vectors in memory, and the product of two matrices in registers.
+//!
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups; of the
+//! room behind a raw pointer it says what it asks for.
+
+use super::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
+use super::simd::{Pass, Simd};
+
+/// Listed rows that are fetched ahead of their use.
+pub(super) const AHEAD: usize = 16;
+
+/// Rows of keys in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keys<'a, E> {
+    data: &'a [E],
+    stride: usize,
+    dim: usize,
+}
+
+impl<'a, E: Element> Keys<'a, E> {
+    /// `data` starts with the first row and ends with the last.
+    pub(crate) fn new(data: &'a [E], stride: usize, dim: usize) -> Self {
+        Keys { data, stride, dim }
+    }
+
+    pub(crate) fn dim(&self) -> usize {
+        self.dim
+    }
+
+    #[inline(always)]
+    pub(crate) fn row(&self, at: usize) -> &'a [E] {
+        &self.data[at * self.stride..][..self.dim]
+    }
+
+    /// The rows from one on.
+    pub(crate) fn behind(self, at: usize) -> Self {
+        Keys { data: self.data.get(at * self.stride..).unwrap_or(&[]), ..self }
+    }
+
+    /// Asks for all lines of a row, wherever in a line it begins.
+    #[inline(always)]
+    pub(super) unsafe fn fetch<L: Level>(&self, at: usize) {
+        let row = self.row(at);
+        let (start, bytes) = (row.as_ptr().cast::<u8>(), size_of_val(row));
+        // A prefetch never faults.
+        for at in (0..bytes).step_by(64) {
+            L::prefetch_far(start.wrapping_add(at));
+        }
+        L::prefetch_far(start.wrapping_add(bytes - 1));
+    }
+
+    /// Consecutive rows where they lie, if they are f32.
+    pub(super) fn lend(&self, from: usize, count: usize) -> Option<Lent<'a>>
+    where
+        E: Element<Scalar = f32>,
+    {
+        let from = from * self.stride;
+        let data = &self.data[from..from + (count - 1) * self.stride + self.dim];
+        Some(Lent { data: E::scalars(data)?, stride: self.stride })
+    }
+
+    /// The sixteen entries from a dimension on, with zeros behind the last.
+    #[inline(always)]
+    pub(super) unsafe fn group<L: Level>(row: &[E], at: usize) -> LanesOf<L, E> {
+        let rest = &row[at..];
+        if rest.len() >= LANES {
+            return E::load::<L>(rest.as_ptr());
+        }
+        E::load::<L>(padded(rest).as_ptr())
+    }
+}
+
+/// Entries with zeros behind them; apart from the loops that load groups, which it would cost registers.
+#[inline(never)]
+fn padded<E: Element>(rest: &[E]) -> [E; LANES] {
+    let mut padded = [E::default(); LANES];
+    padded[..rest.len()].copy_from_slice(rest);
+    padded
+}
+
+/// Which rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Picked<'a> {
+    /// Consecutive from here.
+    From(usize),
+    Listed(&'a [u32]),
+}
+
+impl Picked<'_> {
+    #[inline(always)]
+    pub(super) fn row(self, at: usize) -> usize {
+        match self {
+            Picked::From(first) => first + at,
+            Picked::Listed(list) => list[at] as usize,
+        }
+    }
+}
+
+/// Consecutive rows of f32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lent<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+}
+
+struct Widen<'a, E> {
+    keys: Keys<'a, E>,
+    from: usize,
+    width: usize,
+    to: &'a mut [f32],
+}
+
+impl<E: Element<Scalar = f32>> Pass for Widen<'_, E> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) {
+        for (i, to) in self.to.chunks_exact_mut(self.width).enumerate() {
+            let row = self.keys.row(self.from + i);
+            for (g, to) in to.chunks_exact_mut(LANES).enumerate() {
+                Keys::group::<L>(row, g * LANES).store(to.as_mut_ptr());
+            }
+        }
+    }
+}
+
+impl Simd {
+    /// Consecutive rows in f32, as they are if they can be read `width` entries wide where they lie.
+    pub(crate) fn lend<'a, E: Element<Scalar = f32>>(
+        self,
+        keys: Keys<'a, E>,
+        (from, count): (usize, usize),
+        width: usize,
+        scratch: &'a mut Vec<f32>,
+    ) -> Lent<'a> {
+        assert!(count > 0 && width.is_multiple_of(LANES) && width >= keys.dim());
+        if width == keys.dim()
+            && let Some(lent) = keys.lend(from, count)
+        {
+            return lent;
+        }
+        scratch.resize(count * width, 0.0);
+        self.run(Widen { keys, from, width, to: &mut scratch[..] });
+        Lent { data: scratch, stride: width }
+    }
+}
+
+/// Rows of one matrix times a few columns of another, in `R x C` groups of sums, `depth` terms one after another.
+#[inline(always)]
+pub(super) unsafe fn product<L: Level, S: Scalar, const R: usize, const C: usize>(
+    (left, row, step): (*const S, usize, usize),
+    (right, right_step): (*const S, usize),
+    depth: usize,
+) -> [[S::Lanes<L>; C]; R] {
+    let mut sums = [[S::Lanes::<L>::splat(S::default()); C]; R];
+    for k in 0..depth {
+        let mut columns = [S::Lanes::<L>::splat(S::default()); C];
+        for (c, column) in columns.iter_mut().enumerate() {
+            *column = S::Lanes::<L>::load(right.add(k * right_step + c * LANES));
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let entry = S::Lanes::<L>::splat(*left.add(r * row + k * step));
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = column.mul_add(entry, *sum);
+            }
+        }
+    }
+    sums
+}

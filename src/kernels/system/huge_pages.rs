@@ -1,0 +1,52 @@
+//! Large pages for large results.
+
+/// Room from this size on is worth it.
+const LEAST: usize = 1 << 22;
+
+/// Asks the system to back room that is about to be written with large pages, where it has such: touching memory for
+/// the first time, page by small page, costs more than what is written to it.
+pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
+    let spare = room.spare_capacity_mut();
+    if size_of_val(spare) < LEAST {
+        return;
+    }
+    #[cfg(target_os = "linux")]
+    {
+        // Not every machine has pages of 4 KiB, and the advice is refused where no page begins.
+        let Some(page) = page() else { return };
+        let start = spare.as_mut_ptr().cast::<u8>();
+        let skip = start.align_offset(page);
+        let Some(len) = size_of_val(spare).checked_sub(skip) else { return };
+        // SAFETY: the range lies in one allocation that is ours, and this advice changes neither its content nor its
+        // protection. Where it is refused, small pages do.
+        unsafe { libc::madvise(start.wrapping_add(skip).cast(), len, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn page() -> Option<usize> {
+    // SAFETY: a query without side effects; -1 if there is no answer.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).ok().filter(|size| size.is_power_of_two())
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_have_a_size() {
+        assert!(super::page().is_some_and(|page| page >= 4096));
+    }
+
+    #[test]
+    fn advice_changes_nothing() {
+        let mut list = vec![7, 8];
+        list.reserve_exact(super::LEAST);
+        let (room, at) = (list.capacity(), list.as_ptr());
+        super::ask_for(&mut list);
+        assert_eq!((list.capacity(), list.as_ptr()), (room, at));
+        list.extend(0..super::LEAST as u32);
+        assert_eq!(&list[..3], [7, 8, 0]);
+        assert_eq!(list.last(), Some(&(super::LEAST as u32 - 1)));
+    }
+}

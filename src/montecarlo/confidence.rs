@@ -1,0 +1,150 @@
+//! Confidence bounds of a mean in [0, 1]: which, and how sure.
+
+use super::sample::Sample;
+use super::{bernstein, betting, hoeffding};
+use crate::error::Error;
+use crate::memory::check_memory;
+use crate::threads;
+
+/// Which confidence bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Method {
+    /// Hoeffding (with replacement) or Hoeffding-Serfling (without).
+    Hoeffding,
+    /// Empirical Bernstein: Maurer and Pontil with replacement, Bardenet and Maillard without.
+    Bernstein,
+    /// Hedged capital of Waudby-Smith and Ramdas; the only one that may be looked at any time.
+    #[default]
+    Betting,
+}
+
+impl Method {
+    /// The method of that name.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there is none.
+    pub fn named(name: &str) -> Result<Self, Error> {
+        match name {
+            "hoeffding" => Ok(Method::Hoeffding),
+            "bernstein" => Ok(Method::Bernstein),
+            "betting" => Ok(Method::Betting),
+            _ => Err(Error::Option {
+                argument: "method",
+                value: format!("{name:?}"),
+                problem: "use \"betting\", \"bernstein\" or \"hoeffding\"",
+            }),
+        }
+    }
+}
+
+/// What confidence bounds are asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Confidence {
+    /// Which bound.
+    pub method: Method,
+    /// Failure probability of each of the two bounds, in (0, 1).
+    pub delta: f64,
+    /// How many values there are to draw from without replacement; `None` for draws with replacement.
+    pub population: Option<usize>,
+    /// How many draws betting is tuned for; its bounds hold for any number.
+    pub horizon: usize,
+}
+
+/// A lower and an upper confidence bound of the mean of a population in [0, 1] from values in the order drawn.
+///
+/// Each fails with probability at most `delta`. For [`Method::Betting`] that is so for all numbers of draws at once; the
+/// other two are for a number of draws that was fixed before.
+///
+/// # Errors
+/// [`Error::Option`] if delta is outside (0, 1), a value outside [0, 1], or there are more values than the population has.
+pub fn mean_bounds(values: &[f64], confidence: &Confidence) -> Result<(f64, f64), Error> {
+    let _modes = threads::default_floats();
+    let Confidence { method, delta, population, horizon } = *confidence;
+    check_delta(delta)?;
+    if population.is_some_and(|population| population < values.len()) {
+        return Err(Error::Option {
+            argument: "population",
+            value: population.unwrap_or(0).to_string(),
+            problem: "without replacement there cannot be more draws than items",
+        });
+    }
+    if let Some(bad) = values.iter().find(|value| !(0.0..=1.0).contains(*value)) {
+        return Err(Error::Option {
+            argument: "values",
+            value: bad.to_string(),
+            problem: "a drawn value must lie in [0, 1]",
+        });
+    }
+    if values.is_empty() {
+        return Ok((0.0, 1.0));
+    }
+    // Their complements, and what a bet on each was.
+    check_memory("values", values.len(), 6 * size_of::<f64>())?;
+    let upper = |sample: Sample<'_>| {
+        let upper = match method {
+            Method::Hoeffding => hoeffding::upper(sample, delta),
+            Method::Bernstein => bernstein::upper(sample, delta),
+            Method::Betting => betting::upper(sample, delta, horizon),
+        };
+        upper.min(sample.ceiling())
+    };
+    let sample = Sample { values, population };
+    // The complements are floats, too; rounding them moves their mean by 2^-54 at most.
+    let complements: Vec<f64> = values.iter().map(|value| 1.0 - value).collect();
+    let other = upper(Sample { values: &complements, population });
+    let lower = (1.0 - other - f64::EPSILON).max(sample.floor()).max(0.0);
+    Ok((lower, upper(sample)))
+}
+
+pub(super) fn check_delta(delta: f64) -> Result<(), Error> {
+    if delta > 0.0 && delta < 1.0 {
+        return Ok(());
+    }
+    Err(Error::Option {
+        argument: "delta",
+        value: delta.to_string(),
+        problem: "a failure probability must lie in (0, 1)",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bounds(method: Method, values: &[f64], population: Option<usize>) -> (f64, f64) {
+        let confidence = Confidence { method, delta: 0.05, population, horizon: values.len() };
+        mean_bounds(values, &confidence).unwrap()
+    }
+
+    #[test]
+    fn bounds_enclose_the_mean_and_shrink() {
+        for method in [Method::Hoeffding, Method::Bernstein, Method::Betting] {
+            let values: Vec<f64> = (0..400).map(|i| f64::from(i % 5) / 8.0).collect();
+            let (low, high) = bounds(method, &values, None);
+            assert!(low < 0.25 && 0.25 < high && high - low < 0.25, "{method:?} {low} {high}");
+            let (fewer_low, fewer_high) = bounds(method, &values[..100], None);
+            assert!(fewer_high - fewer_low > high - low);
+            let (known_low, known_high) = bounds(method, &values, Some(410));
+            assert!(known_high - known_low < 0.03);
+        }
+    }
+
+    #[test]
+    fn a_population_that_was_drawn_whole_is_known() {
+        for method in [Method::Hoeffding, Method::Bernstein, Method::Betting] {
+            let (low, high) = bounds(method, &[0.25, 1.0, 0.0, 0.75], Some(4));
+            assert!(low <= 0.5 && 0.5 <= high && high - low < 1e-14);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let confidence =
+            Confidence { method: Method::Betting, delta: 0.1, population: Some(2), horizon: 2 };
+        assert!(mean_bounds(&[0.1, 0.2, 0.3], &confidence).is_err());
+        assert!(mean_bounds(&[1.5], &confidence).is_err());
+        assert!(mean_bounds(&[f64::NAN], &confidence).is_err());
+        assert!(mean_bounds(&[0.5], &Confidence { delta: 1.0, ..confidence }).is_err());
+        assert_eq!(mean_bounds(&[], &confidence).unwrap(), (0.0, 1.0));
+    }
+}

@@ -1,0 +1,46 @@
+//! Values that were drawn, and what bounds their mean whatever was not.
+
+use crate::certified_sums::Compensated;
+
+/// Covers the roundings of the few operations that a closed formula is made of, logarithm and square root included (each is
+/// off by a few 2^-53).
+pub(super) const ROUNDED: f64 = 1.0 + 1.0 / 281_474_976_710_656.0;
+
+/// Values in the order in which they were drawn, each in [0, 1].
+#[derive(Clone, Copy)]
+pub(super) struct Sample<'a> {
+    pub(super) values: &'a [f64],
+    pub(super) population: Option<usize>,
+}
+
+impl Sample<'_> {
+    pub(super) fn sum(&self) -> f64 {
+        self.values.iter().copied().collect::<Compensated>().value()
+    }
+
+    pub(super) fn mean(&self) -> f64 {
+        self.sum() / self.values.len() as f64
+    }
+
+    /// The factor by which a variance of a mean shrinks because items do not come back, rounded up (Bardenet and Maillard,
+    /// Bernoulli 21(3), 2015, Corollary 2.5 and Theorem 4.3; the first form is Serfling's).
+    pub(super) fn shrinking(&self) -> f64 {
+        let Some(population) = self.population else { return 1.0 };
+        let (m, population) = (self.values.len() as f64, population as f64);
+        let serfling = (population - m + 1.0) / population;
+        let reverse = (population - m) / population * (1.0 + 1.0 / m);
+        serfling.min(reverse) * ROUNDED
+    }
+
+    /// What the mean cannot exceed, because all values not drawn are at most 1, rounded up.
+    pub(super) fn ceiling(&self) -> f64 {
+        let Some(population) = self.population else { return 1.0 };
+        let rest = (population - self.values.len()) as f64;
+        ((self.sum() + rest) / population as f64 * ROUNDED).min(1.0)
+    }
+
+    /// What the mean cannot be below, because no value is negative, rounded down.
+    pub(super) fn floor(&self) -> f64 {
+        self.population.map_or(0.0, |population| self.sum() / population as f64 / ROUNDED)
+    }
+}

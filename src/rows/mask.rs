@@ -1,0 +1,28 @@
+//! Masks over scores: which entries may be kept, or a number to add.
+
+use super::data::Data;
+
+/// A mask over the scores: which entries may be kept, or a bias to add.
+#[derive(Debug, Clone, Copy)]
+pub enum Mask<'a> {
+    /// A byte per entry: non-zero means that the entry may be kept, zero that it is masked.
+    Allowed(&'a [u8]),
+    /// A real number to add to `scale * score`; -inf, or anything <= half the most negative finite value of its
+    /// dtype, masks the entry.
+    Additive(Data<'a>),
+}
+
+impl<'a> From<&'a [bool]> for Mask<'a> {
+    fn from(allowed: &'a [bool]) -> Self {
+        Mask::Allowed(bytemuck::cast_slice(allowed))
+    }
+}
+
+impl Mask<'_> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Mask::Allowed(bytes) => bytes.len(),
+            Mask::Additive(data) => data.len(),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Borrowed rows of scores, and the only place where shapes and values are judged.
+//!
+//! A row is a run of `n` stored numbers, contiguous along the last axis; rows may be strided, broadcast
+//! (stride 0), ragged (`indptr`), cut to a prefix (`lengths`, `causal_offset`) and masked. Whatever reads a row
+//! elsewhere reads it through the descriptions made here, so the selector and the checker agree on what a row is.
+
+mod data;
+mod entries;
+mod keep;
+mod mask;
+mod per_row;
+mod scores;
+mod strides;
+mod values;
+mod vectors;
+mod wide;
+
+pub use data::Data;
+pub use keep::Keep;
+pub use mask::Mask;
+pub use scores::{Kind, Scores};
+pub use values::Values;
+pub use vectors::Vectors;
+
+pub(crate) use data::for_dtype;
+pub(crate) use per_row::PerRow;
+pub(crate) use scores::Span;
+pub(crate) use strides::{check_strides, contiguous};
+pub(crate) use wide::{WeightKind, WideScores};

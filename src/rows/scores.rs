@@ -1,0 +1,491 @@
+//! Rows of scores: what a caller says of them is judged here, and nowhere else.
+
+use super::data::Data;
+use super::mask::Mask;
+use super::per_row::PerRow;
+use super::strides::{check_strides, contiguous};
+use crate::error::{Error, Place};
+use crate::memory::product;
+
+/// What the stored numbers of a row mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Kind {
+    /// Scores in natural-log units; weights are `exp(scale * score + mask)`.
+    #[default]
+    Logits,
+    /// Log-probabilities: treated as logits, that is, renormalised by their own sum.
+    LogProbs,
+    /// Weights >= 0, renormalised by their own sum; a zero is a masked entry.
+    Probs,
+}
+
+/// Where a row lies: the start of its numbers, its full length, and how long a prefix of it is visible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) start: usize,
+    pub(crate) n: usize,
+    pub(crate) visible: usize,
+    pub(crate) mask_start: usize,
+}
+
+/// Borrowed rows of scores with everything that says how to read them.
+///
+/// Axes: any number of batch axes, then the `n` keys; the last axis is contiguous. Rows are numbered in C order
+/// over the batch axes. With [`Scores::ragged`] the buffer is flat and row `i` is `indptr[i]..indptr[i + 1]`.
+///
+/// ```
+/// use certk_rs::Scores;
+/// let data = [0.5_f32, -1.0, 2.0, 0.0, 1.0, 3.0];
+/// let scores = Scores::new(&data[..], &[2, 3])?.scale(0.125)?;
+/// assert_eq!(scores.rows(), 2);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Scores<'a> {
+    pub(crate) data: Data<'a>,
+    pub(super) batch: Vec<usize>,
+    pub(super) n: usize,
+    strides: Vec<usize>,
+    indptr: Option<&'a [i64]>,
+    pub(crate) kind: Kind,
+    pub(crate) scale: f64,
+    pub(crate) mask: Option<Mask<'a>>,
+    mask_strides: Vec<usize>,
+    lengths: Option<PerRow<'a, i64>>,
+    causal_offset: Option<i64>,
+    radius: Option<PerRow<'a, f64>>,
+}
+
+const LONGEST_ROW: usize = u32::MAX as usize;
+
+impl<'a> Scores<'a> {
+    /// Rows of a C-contiguous array of the given shape `(..., n)`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the shape has no axis or does not fit the buffer, [`Error::RowTooLong`].
+    pub fn new(data: impl Into<Data<'a>>, shape: &[usize]) -> Result<Self, Error> {
+        let data = data.into();
+        let n = *shape.last().ok_or_else(|| no_axis("scores"))?;
+        let batch = &shape[..shape.len() - 1];
+        if product("scores", shape)? != data.len() {
+            return Err(Error::Shape {
+                argument: "scores",
+                shape: shape.to_vec(),
+                problem: format!("the buffer holds {} numbers; make them agree", data.len()),
+            });
+        }
+        Self::strided(data, shape, &contiguous(batch, n))
+    }
+
+    /// Rows of an array of shape `(..., n)` whose batch axes have the given strides, counted in elements.
+    /// A stride of 0 broadcasts; the last axis has stride 1 and is not listed.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if strides and shape do not belong together or reach outside the buffer,
+    /// [`Error::RowTooLong`].
+    pub fn strided(
+        data: impl Into<Data<'a>>,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Result<Self, Error> {
+        let data = data.into();
+        let n = *shape.last().ok_or_else(|| no_axis("scores"))?;
+        let batch = &shape[..shape.len() - 1];
+        check_strides("scores", data.len(), batch, n, strides)?;
+        if n > LONGEST_ROW {
+            return Err(Error::RowTooLong { n });
+        }
+        Ok(Scores {
+            data,
+            batch: batch.to_vec(),
+            n,
+            // Nothing is ever read of an empty array, not even its start.
+            strides: if n == 0 { vec![0; batch.len()] } else { strides.to_vec() },
+            indptr: None,
+            kind: Kind::Logits,
+            scale: 1.0,
+            mask: None,
+            mask_strides: Vec::new(),
+            lengths: None,
+            causal_offset: None,
+            radius: None,
+        })
+    }
+
+    /// Ragged rows in one flat buffer: row `i` is `data[indptr[i]..indptr[i + 1]]`.
+    ///
+    /// # Errors
+    /// [`Error::Indptr`] if `indptr` is empty, does not start at 0, decreases, or does not end at the buffer's
+    /// length; [`Error::RowTooLong`].
+    pub fn ragged(data: impl Into<Data<'a>>, indptr: &'a [i64]) -> Result<Self, Error> {
+        let data = data.into();
+        let bad = |position: usize, value: i64, problem| Error::Indptr { position, value, problem };
+        match indptr.first() {
+            None => {
+                return Err(bad(0, -1, "missing; indptr needs rows + 1 entries, starting with 0"));
+            }
+            Some(0) => {}
+            Some(&first) => return Err(bad(0, first, "indptr must start at 0")),
+        }
+        let mut longest = 0;
+        for (i, pair) in indptr.windows(2).enumerate() {
+            if pair[1] < pair[0] {
+                return Err(bad(i + 1, pair[1], "indptr must not decrease"));
+            }
+            longest = longest.max((pair[1] - pair[0]).unsigned_abs() as usize);
+        }
+        let last = indptr[indptr.len() - 1];
+        if usize::try_from(last) != Ok(data.len()) {
+            let problem = "indptr must end at the number of scores";
+            return Err(bad(indptr.len() - 1, last, problem));
+        }
+        if longest > LONGEST_ROW {
+            return Err(Error::RowTooLong { n: longest });
+        }
+        let mut scores = Self::strided(data, &[indptr.len() - 1, 0], &[0])?;
+        scores.indptr = Some(indptr);
+        Ok(scores)
+    }
+
+    /// What the stored numbers mean.
+    ///
+    /// # Errors
+    /// [`Error::ScaleWithProbs`], [`Error::MaskWithProbs`], [`Error::RadiusWithProbs`] if such an option is already set.
+    pub fn kind(mut self, kind: Kind) -> Result<Self, Error> {
+        self.kind = kind;
+        if kind == Kind::Probs {
+            if self.scale != 1.0 {
+                return Err(Error::ScaleWithProbs { value: self.scale });
+            }
+            if matches!(self.mask, Some(Mask::Additive(_))) {
+                return Err(Error::MaskWithProbs);
+            }
+            if self.radius.is_some() {
+                return Err(Error::RadiusWithProbs);
+            }
+        }
+        Ok(self)
+    }
+
+    /// Multiplies every score by `scale`: any finite f64, negative reverses the order, 0 makes all scores equal.
+    ///
+    /// # Errors
+    /// [`Error::Scale`], [`Error::ScaleWithProbs`].
+    pub fn scale(mut self, scale: f64) -> Result<Self, Error> {
+        if !scale.is_finite() {
+            return Err(Error::Scale { value: scale });
+        }
+        if self.kind == Kind::Probs && scale != 1.0 {
+            return Err(Error::ScaleWithProbs { value: scale });
+        }
+        self.scale = scale;
+        Ok(self)
+    }
+
+    /// Masks the rows. `strides` are those of the mask's batch axes, in elements; the mask has the scores' shape.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::MaskWithProbs`], [`Error::Conflict`] with ragged rows.
+    pub fn mask(mut self, mask: impl Into<Mask<'a>>, strides: &[usize]) -> Result<Self, Error> {
+        let mask = mask.into();
+        if self.indptr.is_some() {
+            return Err(Error::Conflict {
+                first: "mask",
+                second: "indptr",
+                remedy: "store -inf at masked entries of ragged rows",
+            });
+        }
+        if self.kind == Kind::Probs && matches!(mask, Mask::Additive(_)) {
+            return Err(Error::MaskWithProbs);
+        }
+        check_strides("mask", mask.len(), &self.batch, self.n, strides)?;
+        self.mask = Some(mask);
+        self.mask_strides = if self.n == 0 { vec![0; strides.len()] } else { strides.to_vec() };
+        Ok(self)
+    }
+
+    /// Only the first `lengths[row]` entries of a row are visible. One length per row, or one for all.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::RowLength`], [`Error::Conflict`] with ragged rows.
+    pub fn lengths(mut self, lengths: &'a [i64]) -> Result<Self, Error> {
+        if self.indptr.is_some() {
+            return Err(Error::Conflict {
+                first: "lengths",
+                second: "indptr",
+                remedy: "the row lengths are already in indptr",
+            });
+        }
+        let n = self.n;
+        let lengths = self.per_row("lengths", lengths)?.all(
+            &self.batch,
+            |value| usize::try_from(value).is_ok_and(|value| value <= n),
+            |place, value| Error::RowLength { place, value, n },
+        )?;
+        self.lengths = Some(lengths);
+        Ok(self)
+    }
+
+    /// Row `i` of the second-last axis sees the positions `<= i + offset` only.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] with ragged rows, [`Error::Shape`] if there is no second-last axis.
+    pub fn causal_offset(mut self, offset: i64) -> Result<Self, Error> {
+        if self.indptr.is_some() {
+            return Err(Error::Conflict {
+                first: "causal_offset",
+                second: "indptr",
+                remedy: "cut the ragged rows to what each may see",
+            });
+        }
+        if self.batch.is_empty() {
+            return Err(Error::Shape {
+                argument: "scores",
+                shape: vec![self.n],
+                problem: "causal_offset needs a query axis before the last; use lengths".into(),
+            });
+        }
+        self.causal_offset = Some(offset);
+        Ok(self)
+    }
+
+    /// Every real score lies within `radius[row]` (natural-log units, after scale and mask) of the stored one;
+    /// certificates then hold for the real scores. One radius per row, or one for all.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Radius`], [`Error::RadiusWithProbs`].
+    pub fn radius(mut self, radius: &'a [f64]) -> Result<Self, Error> {
+        if self.kind == Kind::Probs {
+            return Err(Error::RadiusWithProbs);
+        }
+        let radius = self.per_row("radius", radius)?.all(
+            &self.batch,
+            |value| (0.0..=300.0).contains(&value),
+            |place, value| Error::Radius { place, value },
+        )?;
+        self.radius = Some(radius);
+        Ok(self)
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        match self.indptr {
+            Some(indptr) => indptr.len() - 1,
+            None => self.batch.iter().product(),
+        }
+    }
+
+    /// The longest row's length.
+    pub fn longest(&self) -> usize {
+        match self.indptr {
+            Some(indptr) => {
+                indptr.windows(2).map(|p| (p[1] - p[0]).unsigned_abs() as usize).max().unwrap_or(0)
+            }
+            None => self.n,
+        }
+    }
+
+    /// The shape of the batch axes; `[rows]` for ragged rows.
+    pub fn batch_shape(&self) -> &[usize] {
+        &self.batch
+    }
+
+    /// Whether rows come with `indptr`.
+    pub fn is_ragged(&self) -> bool {
+        self.indptr.is_some()
+    }
+
+    /// Whether every stored number is a visible score as it is.
+    pub(crate) fn is_plain(&self) -> bool {
+        let bare = self.mask.is_none() && self.lengths.is_none() && self.causal_offset.is_none();
+        bare && self.scale == 1.0 && self.kind != Kind::Probs && self.radius.is_none()
+    }
+
+    /// Budgets of tail mass: one per row, or one for all, each in [0, 1).
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Eps`].
+    pub(crate) fn budgets<'b>(&self, eps: &'b [f64]) -> Result<PerRow<'b, f64>, Error> {
+        self.per_row("eps", eps)?.budgets(&self.batch)
+    }
+
+    /// Budgets of the output's error: one per row, or one for all, finite and not negative.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Tolerance`].
+    pub(crate) fn tolerances<'b>(&self, out_tol: &'b [f64]) -> Result<PerRow<'b, f64>, Error> {
+        self.per_row("out_tol", out_tol)?.tolerances(&self.batch)
+    }
+
+    /// An argument with one number per row, or one for all.
+    ///
+    /// # Errors
+    /// [`Error::Length`].
+    pub(crate) fn per_row<'b, T: Copy>(
+        &self,
+        argument: &'static str,
+        numbers: &'b [T],
+    ) -> Result<PerRow<'b, T>, Error> {
+        let remedy = "one number, or one per row in the batch shape of scores";
+        PerRow::new(argument, numbers, self.rows(), remedy)
+    }
+
+    /// The radius of a row's scores, natural-log units.
+    pub(crate) fn row_radius(&self, row: usize) -> f64 {
+        self.radius.map_or(0.0, |radius| radius.of(row))
+    }
+
+    /// The multi-index of a row, or of an entry of it.
+    pub(crate) fn place(&self, row: usize, position: Option<usize>) -> Place {
+        let mut place = Place::unravel(&self.batch, row);
+        place.0.extend(position);
+        place
+    }
+
+    /// Where a row lies and how much of it is visible.
+    pub(crate) fn span(&self, row: usize) -> Span {
+        if let Some(indptr) = self.indptr {
+            let start = indptr[row].unsigned_abs() as usize;
+            let n = indptr[row + 1].unsigned_abs() as usize - start;
+            return Span { start, n, visible: n, mask_start: 0 };
+        }
+        let (mut start, mut mask_start, mut rest) = (0, 0, row);
+        let mut query = 0;
+        for axis in (0..self.batch.len()).rev() {
+            let len = self.batch[axis];
+            let i = rest % len;
+            rest /= len;
+            start += i * self.strides[axis];
+            if self.mask.is_some() {
+                mask_start += i * self.mask_strides[axis];
+            }
+            if axis + 1 == self.batch.len() {
+                query = i;
+            }
+        }
+        let mut visible = self.n;
+        if let Some(lengths) = self.lengths {
+            visible = visible.min(lengths.of(row).unsigned_abs() as usize);
+        }
+        if let Some(offset) = self.causal_offset {
+            let seen = (query as i64).saturating_add(offset).saturating_add(1).max(0);
+            // Beyond what is counted here is beyond the row, too.
+            visible = visible.min(usize::try_from(seen).unwrap_or(usize::MAX));
+        }
+        Span { start, n: self.n, visible, mask_start }
+    }
+
+    /// Whether entry `j` of a row is hidden by the mask (not by its own value).
+    pub(super) fn masked(&self, span: &Span, j: usize) -> bool {
+        match self.mask {
+            Some(Mask::Allowed(bytes)) => bytes[span.mask_start + j] == 0,
+            Some(Mask::Additive(data)) => data.get(span.mask_start + j) <= data.masked_below(),
+            None => false,
+        }
+    }
+
+    /// Judges every visible entry of a row: the first bad one is the error.
+    ///
+    /// # Errors
+    /// The variant that names what is wrong with the entry.
+    pub(crate) fn judge(&self, row: usize) -> Result<(), Error> {
+        let span = self.span(row);
+        for j in 0..span.visible {
+            if self.masked(&span, j) {
+                continue;
+            }
+            let value = self.data.get(span.start + j);
+            let place = || self.place(row, Some(j));
+            if self.kind == Kind::Probs {
+                if !(0.0..f64::INFINITY).contains(&value) {
+                    return Err(Error::Probability { place: place(), value });
+                }
+                continue;
+            }
+            if let Some(Mask::Additive(mask)) = self.mask {
+                let value = mask.get(span.mask_start + j);
+                if value.is_nan() || value == f64::INFINITY {
+                    return Err(Error::MaskValue { place: place(), value });
+                }
+            }
+            if value.is_nan() {
+                return Err(Error::ScoreNan { place: place() });
+            }
+            if value == f64::INFINITY {
+                return Err(Error::ScoreInfinite { place: place() });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn no_axis(argument: &'static str) -> Error {
+    let problem = "at least one axis (the keys) is needed".into();
+    Error::Shape { argument, shape: vec![], problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_and_places() {
+        let data: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        let scores = Scores::strided(&data, &[2, 3, 2], &[12, 4]).unwrap();
+        assert_eq!(scores.rows(), 6);
+        assert_eq!(scores.span(4).start, 16);
+        assert_eq!(scores.place(4, Some(1)), Place(vec![1, 1, 1]));
+        assert!(Scores::strided(&data, &[2, 3, 5], &[12, 4]).is_err());
+        assert!(Scores::new(&data, &[5, 5]).is_err());
+        assert!(Scores::new(&data, &[]).is_err());
+    }
+
+    #[test]
+    fn prefixes_combine() {
+        let data = vec![0.0f32; 12];
+        let lengths = [4, 2, 1];
+        let scores = Scores::new(&data, &[3, 4]).unwrap();
+        let scores = scores.lengths(&lengths).unwrap().causal_offset(-1).unwrap();
+        let visible: Vec<usize> = (0..3).map(|r| scores.span(r).visible).collect();
+        assert_eq!(visible, [0, 1, 1]);
+        assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[5]).is_err());
+        assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[-1, 0, 0]).is_err());
+        assert!(Scores::new(&data, &[12]).unwrap().causal_offset(0).is_err());
+    }
+
+    #[test]
+    fn ragged_rows_are_judged() {
+        let data = vec![0.0f32; 5];
+        assert!(Scores::ragged(&data, &[0, 2, 2, 5]).is_ok());
+        for bad in [&[][..], &[1, 5], &[0, 3, 2, 5], &[0, 4], &[0, 6]] {
+            assert!(matches!(Scores::ragged(&data, bad), Err(Error::Indptr { .. })));
+        }
+    }
+
+    #[test]
+    fn masked_nan_is_not_an_error_but_unmasked_is() {
+        let data = [f32::NAN, 1.0, f32::INFINITY];
+        let allowed = [0u8, 1, 0];
+        let scores = Scores::new(&data[..], &[3]).unwrap();
+        assert_eq!(scores.judge(0), Err(Error::ScoreNan { place: Place(vec![0]) }));
+        let scores = scores.mask(Mask::Allowed(&allowed), &[]).unwrap();
+        assert_eq!(scores.judge(0), Ok(()));
+        let mut keys = Vec::new();
+        assert_eq!(scores.wide_scores(0, &mut keys).unwrap().largest, 1.0);
+        assert_eq!(keys, [f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY]);
+    }
+
+    #[test]
+    fn whatever_byte_shows_an_entry_it_is_judged() {
+        let data = [1.0, 2.0, f64::NAN];
+        for byte in 0..=255u8 {
+            let allowed = [1, 0, byte];
+            let scores = Scores::new(&data[..], &[3]).unwrap();
+            let scores = scores.mask(Mask::Allowed(&allowed), &[]).unwrap();
+            let want =
+                if byte == 0 { Ok(()) } else { Err(Error::ScoreNan { place: Place(vec![2]) }) };
+            assert_eq!(scores.judge(0), want, "{byte}");
+            assert_eq!(scores.wide_scores(0, &mut Vec::new()).map(|_| ()), want, "{byte}");
+        }
+    }
+}

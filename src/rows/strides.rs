@@ -1,0 +1,51 @@
+//! Where the rows of an array lie in its buffer.
+
+use crate::error::Error;
+use crate::memory::product;
+
+/// C-contiguous strides, in elements, of the batch axes; too large ones stay too large for any buffer.
+pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
+    let mut strides = vec![0; batch.len()];
+    let mut step = n;
+    for (stride, &len) in strides.iter_mut().zip(batch).rev() {
+        *stride = step;
+        step = step.saturating_mul(len);
+    }
+    strides
+}
+
+/// One past the last element that a strided block of rows touches.
+fn reach(batch: &[usize], n: usize, strides: &[usize]) -> Option<usize> {
+    if n == 0 || batch.contains(&0) {
+        return Some(0);
+    }
+    let mut end = n;
+    for (&len, &stride) in batch.iter().zip(strides) {
+        end = end.checked_add((len - 1).checked_mul(stride)?)?;
+    }
+    Some(end)
+}
+
+pub(crate) fn check_strides(
+    argument: &'static str,
+    len: usize,
+    batch: &[usize],
+    n: usize,
+    strides: &[usize],
+) -> Result<(), Error> {
+    // Also beside an axis of length 0, so that the number of rows can be told.
+    let axes: Vec<usize> = batch.iter().map(|&axis| axis.max(1)).collect();
+    product(argument, &axes)?;
+    let fits =
+        strides.len() == batch.len() && reach(batch, n, strides).is_some_and(|end| end <= len);
+    if fits {
+        return Ok(());
+    }
+    let mut shape = batch.to_vec();
+    shape.push(n);
+    let problem = format!(
+        "with strides {strides:?} (elements, batch axes) it does not fit a buffer of {len}; \
+         shape and strides must stay inside the buffer"
+    );
+    Err(Error::Shape { argument, shape, problem })
+}

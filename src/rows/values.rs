@@ -1,0 +1,191 @@
+//! Borrowed value vectors, and which of them a row of scores averages.
+
+use super::{Data, Scores, check_strides, contiguous};
+use crate::error::{Error, Place};
+use crate::memory::{check_memory, product, room};
+
+/// Borrowed values of shape `(..., n, d_v)`: one vector of `d_v` numbers per key; the last axis is contiguous.
+///
+/// The leading axes are matched with the batch axes of the scores as a matrix product matches them: with scores
+/// `(..., m, n)` they stand beside the axes before `m`, from the right, each of the same length or 1. The last of them may
+/// also divide the length of its partner, which then falls into as many groups (`heads` over `kv_heads`). Values with as many
+/// leading axes as the scores have batch axes give each row its own: all axes agree, and the last may divide.
+#[derive(Debug, Clone)]
+pub struct Values<'a> {
+    data: Data<'a>,
+    batch: Vec<usize>,
+    n: usize,
+    d: usize,
+    strides: Vec<usize>,
+}
+
+impl<'a> Values<'a> {
+    /// Values in an array of shape `(..., n, d_v)` whose axes but the last have the given strides, in elements.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer than two axes or the strides reach outside the buffer.
+    pub fn strided(
+        data: impl Into<Data<'a>>,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Result<Self, Error> {
+        let data = data.into();
+        let &[ref batch @ .., n, d] = shape else {
+            let problem = "an axis of keys and an axis of components are needed: (..., n, d_v)";
+            return Err(Error::Shape {
+                argument: "values",
+                shape: shape.to_vec(),
+                problem: problem.into(),
+            });
+        };
+        check_strides("values", data.len(), &shape[..shape.len() - 1], d, strides)?;
+        Ok(Values { data, batch: batch.to_vec(), n, d, strides: strides.to_vec() })
+    }
+
+    /// Values in a C-contiguous array of shape `(..., n, d_v)`.
+    ///
+    /// # Errors
+    /// As [`Values::strided`].
+    pub fn new(data: impl Into<Data<'a>>, shape: &[usize]) -> Result<Self, Error> {
+        let strides = shape.split_last().map(|(&d, axes)| contiguous(axes, d)).unwrap_or_default();
+        Self::strided(data, shape, &strides)
+    }
+
+    /// The number of components of a value.
+    pub(crate) fn components(&self) -> usize {
+        self.d
+    }
+
+    /// The number of value matrices.
+    pub(crate) fn heads(&self) -> usize {
+        self.batch.iter().product()
+    }
+
+    /// The rows of scores that each value matrix serves.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the shapes do not fit, [`Error::Conflict`] for ragged rows.
+    pub(crate) fn rows_by_head(&self, scores: &Scores<'_>) -> Result<Vec<Vec<usize>>, Error> {
+        if scores.is_ragged() {
+            return Err(Error::Conflict {
+                first: "values",
+                second: "indptr",
+                remedy: "pad the rows to one length and mask",
+            });
+        }
+        let batch = scores.batch_shape();
+        let misfit = |problem: String| {
+            let mut shape = self.batch.clone();
+            shape.extend([self.n, self.d]);
+            Err(Error::Shape { argument: "values", shape, problem })
+        };
+        if self.n != scores.longest() {
+            return misfit(format!(
+                "the axis before the last must have the {} keys of the scores",
+                scores.longest()
+            ));
+        }
+        let own = self.batch.len() == batch.len();
+        let partners = if own { batch } else { &batch[..batch.len().saturating_sub(1)] };
+        let fits = self.batch.len() <= partners.len() && {
+            let beside = &partners[partners.len() - self.batch.len()..];
+            let last = self.batch.len().wrapping_sub(1);
+            self.batch.iter().zip(beside).enumerate().all(|(axis, (&have, &need))| {
+                let divides = axis == last && have > 0 && need % have == 0;
+                have == need || divides || (have == 1 && !own)
+            })
+        };
+        if !fits {
+            let mut shape = batch.to_vec();
+            shape.push(self.n);
+            return misfit(format!(
+                "its leading axes must match those of the scores {shape:?} without the query axis, or all batch axes; \
+                 the last may divide its partner (grouped heads)"
+            ));
+        }
+        let skipped = partners.len() - self.batch.len();
+        check_memory("values", self.heads(), size_of::<Vec<usize>>())?;
+        // A list grows to twice its length.
+        check_memory("scores", scores.rows(), 2 * size_of::<usize>())?;
+        let mut served = vec![Vec::new(); self.heads()];
+        for row in 0..scores.rows() {
+            let place = scores.place(row, None).0;
+            let mut head = 0;
+            for (axis, &have) in self.batch.iter().enumerate() {
+                let group = partners[skipped + axis] / have;
+                head = head * have + place[skipped + axis] / group;
+            }
+            served[head].push(row);
+        }
+        Ok(served)
+    }
+
+    /// Writes one value matrix in f64, exactly, keys in order; keys that no row sees become zeros, whatever they hold.
+    ///
+    /// # Errors
+    /// [`Error::Value`] at the first number that is not finite at a seen key.
+    pub(crate) fn widen(&self, head: usize, seen: &[bool], to: &mut Vec<f64>) -> Result<(), Error> {
+        let (mut place, mut rest) = (vec![0; self.batch.len()], head);
+        for (i, &len) in place.iter_mut().zip(&self.batch).rev() {
+            *i = rest % len;
+            rest /= len;
+        }
+        let start: usize = place.iter().zip(&self.strides).map(|(i, stride)| i * stride).sum();
+        let step = self.strides[self.batch.len()];
+        to.clear();
+        room("values", to, product("values", &[self.n, self.d])?)?;
+        for (j, &seen) in seen.iter().enumerate() {
+            let from = to.len();
+            if !seen || self.d == 0 {
+                to.resize(from + self.d, 0.0);
+                continue;
+            }
+            self.data.widen(start + j * step, self.d, to);
+            if let Some(i) = to[from..].iter().position(|value| !value.is_finite()) {
+                place.extend([j, i]);
+                return Err(Error::Value { value: to[from + i], place: Place(place) });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(scores: &[usize], values: &[usize]) -> Result<Vec<Vec<usize>>, Error> {
+        let (a, b) = (vec![0f32; scores.iter().product()], vec![0f32; values.iter().product()]);
+        Values::new(&b, values)?.rows_by_head(&Scores::new(&a, scores)?)
+    }
+
+    #[test]
+    fn rows_find_their_values() {
+        assert_eq!(served(&[3], &[3, 2]).unwrap(), [vec![0]]);
+        assert_eq!(served(&[2, 3], &[3, 2]).unwrap(), [vec![0, 1]]);
+        assert_eq!(served(&[2, 3], &[2, 3, 5]).unwrap(), [vec![0], vec![1]]);
+        // Four heads of two queries each, over two value heads.
+        assert_eq!(served(&[4, 2, 3], &[2, 3, 1]).unwrap(), [vec![0, 1, 2, 3], vec![4, 5, 6, 7]]);
+        assert_eq!(served(&[1, 2, 1, 3], &[1, 1, 3, 1]).unwrap(), [vec![0, 1]]);
+        for (scores, values) in [
+            (&[3][..], &[2, 3, 2][..]),
+            (&[3], &[4, 2]),
+            (&[3, 1, 3], &[2, 3, 2]),
+            (&[2, 2, 3], &[1, 2, 3, 2]),
+            (&[3], &[3]),
+        ] {
+            assert!(matches!(served(scores, values), Err(Error::Shape { argument: "values", .. })));
+        }
+    }
+
+    #[test]
+    fn only_seen_values_are_judged() {
+        let data = [1.0, f32::NAN, 2.0, f32::INFINITY];
+        let values = Values::new(&data[..], &[1, 2, 2]).unwrap();
+        let mut wide = Vec::new();
+        values.widen(0, &[false, false], &mut wide).unwrap();
+        assert_eq!(wide, [0.0; 4]);
+        let error = values.widen(0, &[false, true], &mut wide).unwrap_err();
+        assert_eq!(error, Error::Value { place: Place(vec![0, 1, 1]), value: f64::INFINITY });
+    }
+}

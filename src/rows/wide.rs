@@ -1,0 +1,282 @@
+//! A row as keys in f64, for whatever the passes over stored numbers do not cover.
+
+use half::{bf16, f16};
+
+use super::{Data, Kind, Mask, Scores, Span};
+use crate::error::Error;
+use crate::memory::{filled, room};
+use crate::twofold::{Twofold, two_sum};
+
+/// How a key becomes a weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum WeightKind {
+    /// `w = exp(scale * (key - shift))`, `scale > 0`; the shift is the largest key of the row.
+    Exp { scale: f64 },
+    /// `w = key`.
+    Weight,
+}
+
+/// What [`Scores::wide_scores`] says about the keys it wrote.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WideScores {
+    pub(crate) weight_kind: WeightKind,
+    /// The largest key, -inf for a row without visible entries.
+    pub(crate) largest: f64,
+    /// How far a key may lie from the real score (natural-log units), beyond what the law itself rounds.
+    pub(crate) error: f64,
+}
+
+/// Beside the keys of a row, for whole groups of lanes.
+const SPARE: usize = 64;
+/// Entries further than this below the largest carry no weight in f64.
+const DEPTH: f64 = 1000.0;
+/// Up to this size a biased score is its own key.
+const OWN_KEY: f64 = 67_108_864.0;
+/// Up to this size of its terms, the two parts of a biased score are as good as exact: 2^60.
+const COVERED: f64 = 1_152_921_504_606_846_976.0;
+/// What two parts may be off by then, twice: 2^-105 of 2^60, rounded up generously.
+const PAIR_ERROR: f64 = 1.0 / 17_592_186_044_416.0;
+
+/// A number in two parts, the first being the sum rounded.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+struct Pair {
+    high: f64,
+    low: f64,
+}
+
+/// Writes which entries are zero; whether all others mask.
+fn admit<T: Copy>(mask: &[T], judge: impl Fn(T) -> (bool, bool), admitted: &mut [u8]) -> bool {
+    // Bytes all through: compilers turn such loops into vector code.
+    let mut only = 1;
+    for (byte, &bias) in admitted.iter_mut().zip(mask) {
+        let (zero, masked) = judge(bias);
+        *byte = u8::from(zero);
+        only &= u8::from(zero) | u8::from(masked);
+    }
+    only == 1
+}
+
+impl Scores<'_> {
+    /// Writes a row's keys in f64: larger is better, -inf is masked, invisible entries are masked too.
+    ///
+    /// # Errors
+    /// Whatever `judge` finds; sums of weights that overflow; biased scores too large to be told apart.
+    pub(crate) fn wide_scores(&self, row: usize, keys: &mut Vec<f64>) -> Result<WideScores, Error> {
+        let span = self.span(row);
+        let probs = self.kind == Kind::Probs;
+        let hidden = if probs { 0.0 } else { f64::NEG_INFINITY };
+        keys.clear();
+        room("scores", keys, span.n.saturating_add(SPARE))?;
+        self.data.widen(span.start, span.visible, keys);
+        let bias = self.hide(&span, hidden, keys)?;
+        let good = if probs {
+            keys.iter().all(|key| (0.0..f64::INFINITY).contains(key))
+        } else {
+            keys.iter().chain(&bias).all(|value| *value < f64::INFINITY)
+        };
+        if !good {
+            // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
+            let place = self.place(row, None);
+            return Err(self.judge(row).err().unwrap_or(Error::Changed { place }));
+        }
+        keys.resize(span.n, hidden);
+        if !bias.is_empty() {
+            return self.biased_keys(row, bias, keys);
+        }
+        if probs {
+            // No order of summation may overflow.
+            if keys.iter().sum::<f64>() > f64::MAX / 4.0 {
+                return Err(Error::ProbabilityTotal { place: self.place(row, None) });
+            }
+            for key in keys.iter_mut().filter(|key| **key == 0.0) {
+                *key = f64::NEG_INFINITY;
+            }
+        } else if self.scale <= 0.0 {
+            let scale = self.scale;
+            for key in keys.iter_mut().filter(|key| **key > f64::NEG_INFINITY) {
+                *key = if scale == 0.0 { 0.0 } else { -*key };
+            }
+        }
+        let largest = keys.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+        let weight_kind = match self.kind {
+            Kind::Probs => WeightKind::Weight,
+            _ if self.scale == 0.0 => WeightKind::Exp { scale: 1.0 },
+            _ => WeightKind::Exp { scale: self.scale.abs() },
+        };
+        Ok(WideScores { weight_kind, largest, error: self.row_radius(row) })
+    }
+
+    /// Writes which visible entries an additive mask admits, a byte each, if it only masks and adds nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn only_masks(&self, row: usize, admitted: &mut Vec<u8>) -> Result<bool, Error> {
+        // Of the sixteen-bit floats the bits tell: no magnitude, or a sign and a large one.
+        const MAGNITUDE: u16 = 0x7fff;
+        let Some(Mask::Additive(mask)) = self.mask else { return Ok(false) };
+        let span = self.span(row);
+        let range = span.mask_start..span.mask_start + span.visible;
+        admitted.clear();
+        room("mask", admitted, span.visible)?;
+        admitted.resize(span.visible, 0);
+        let masked_below = mask.masked_below();
+        let bits = |bits: u16, below: u16, infinity: u16| {
+            let magnitude = bits & MAGNITUDE;
+            let large = (below & MAGNITUDE..=infinity).contains(&magnitude);
+            (magnitude == 0, bits > MAGNITUDE && large)
+        };
+        Ok(match mask {
+            Data::F32(mask) => {
+                let below = f32::MIN / 2.0;
+                admit(&mask[range], |bias| (bias == 0.0, bias <= below), admitted)
+            }
+            Data::F64(mask) => {
+                let below = f64::MIN / 2.0;
+                admit(&mask[range], |bias| (bias == 0.0, bias <= below), admitted)
+            }
+            Data::F16(mask) => {
+                let below = f16::from_f64(masked_below).to_bits();
+                let infinity = f16::INFINITY.to_bits();
+                admit(&mask[range], |bias| bits(bias.to_bits(), below, infinity), admitted)
+            }
+            Data::Bf16(mask) => {
+                let below = bf16::from_f64(masked_below).to_bits();
+                let infinity = bf16::INFINITY.to_bits();
+                admit(&mask[range], |bias| bits(bias.to_bits(), below, infinity), admitted)
+            }
+        })
+    }
+
+    /// Hides what the mask hides; returns the biases of an additive mask that does more than that.
+    fn hide(&self, span: &Span, hidden: f64, keys: &mut [f64]) -> Result<Vec<f64>, Error> {
+        let mut bias = Vec::new();
+        match self.mask {
+            None => {}
+            Some(Mask::Allowed(bytes)) => {
+                for (key, &byte) in keys.iter_mut().zip(&bytes[span.mask_start..]) {
+                    *key = if byte == 0 { hidden } else { *key };
+                }
+            }
+            Some(Mask::Additive(mask)) => {
+                room("mask", &mut bias, span.visible)?;
+                mask.widen(span.mask_start, span.visible, &mut bias);
+                let masked = mask.masked_below();
+                for (key, bias) in keys.iter_mut().zip(&mut bias) {
+                    if *bias <= masked {
+                        (*key, *bias) = (hidden, 0.0);
+                    }
+                }
+                if bias.iter().all(|bias| *bias == 0.0) {
+                    bias.clear();
+                }
+            }
+        }
+        Ok(bias)
+    }
+
+    /// Keys of `scale * score + bias`. The sum is carried in two parts, so what the keys lose is one rounding of the sum, or,
+    /// where the sums are large, of their distance to the largest.
+    fn biased_keys(
+        &self,
+        row: usize,
+        bias: Vec<f64>,
+        keys: &mut [f64],
+    ) -> Result<WideScores, Error> {
+        let too_large = |j, value| Error::MaskedScore { place: self.place(row, j), value };
+        let mut best = Pair { high: f64::NEG_INFINITY, low: 0.0 };
+        // The low parts, and the sizes of the larger terms, beside the high parts in `keys`.
+        let mut lows = filled("mask", bias.len(), 0.0)?;
+        let mut sizes = bias;
+        for ((key, low), size) in keys.iter_mut().zip(&mut lows).zip(&mut sizes) {
+            if *key == f64::NEG_INFINITY {
+                continue;
+            }
+            let pair;
+            (pair, *size) = self.biased(*key, *size);
+            best = if pair > best { pair } else { best };
+            // An overflow downward must not look like a mask.
+            (*key, *low) = (pair.high.max(f64::MIN), pair.low);
+        }
+        let weight_kind = WeightKind::Exp { scale: 1.0 };
+        if best.high == f64::NEG_INFINITY && keys.iter().all(|key| *key == f64::NEG_INFINITY) {
+            return Ok(WideScores { weight_kind, largest: f64::NEG_INFINITY, error: 0.0 });
+        }
+        if !best.high.is_finite() {
+            return Err(too_large(None, best.high));
+        }
+        let near = best.high.abs() <= OWN_KEY;
+        for (j, ((key, low), size)) in keys.iter_mut().zip(&lows).zip(&sizes).enumerate() {
+            if *key == f64::NEG_INFINITY {
+                continue;
+            }
+            // Two parts of numbers this large are not exact; that is harmless only far below the largest.
+            let doubt = if *size <= COVERED { 0.0 } else { *size * f64::EPSILON };
+            if doubt > 0.0 && (*key - best.high) + doubt >= -DEPTH {
+                return Err(too_large(Some(j), *key));
+            }
+            let own = if near { *key + low } else { (*key - best.high) + (low - best.low) };
+            *key = own.max(f64::MIN);
+        }
+        let size = if near { best.high.abs() + DEPTH } else { DEPTH };
+        let error = self.row_radius(row) + size * f64::EPSILON + PAIR_ERROR;
+        Ok(WideScores { weight_kind, largest: if near { best.high } else { 0.0 }, error })
+    }
+
+    /// `scale * score + bias` in two parts, and the size of the larger term.
+    fn biased(&self, score: f64, bias: f64) -> (Pair, f64) {
+        let Twofold { high: product, low: product_low } = Twofold::product(self.scale, score);
+        let (sum, lost) = two_sum(product, bias);
+        let low = lost + product_low;
+        let high = sum + low;
+        if !high.is_finite() {
+            // Upward there is no key for it; downward it has no weight beside any finite one.
+            return (Pair { high: sum, low: 0.0 }, 0.0);
+        }
+        (Pair { high, low: (sum - high) + low }, product.abs().max(bias.abs()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Data;
+    use super::*;
+
+    fn keys(data: &[f64], bias: &[f64], scale: f64) -> Result<(WideScores, Vec<f64>), Error> {
+        let scores = Scores::new(data, &[data.len()])?.scale(scale)?;
+        let scores = scores.mask(Mask::Additive(Data::F64(bias)), &[])?;
+        let mut keys = Vec::new();
+        Ok((scores.wide_scores(0, &mut keys)?, keys))
+    }
+
+    #[test]
+    fn biased_sums_round_once() {
+        let scale = 1.0 + f64::EPSILON;
+        let (_, keys) = keys(&[1e8, 3.0], &[-1e8 + 0.5, 1e-17], scale).unwrap();
+        assert_eq!(keys[0], 0.5 + 1e8 * f64::EPSILON);
+    }
+
+    #[test]
+    fn large_sums_become_distances() {
+        let (about, keys) = keys(&[0.1, 0.3, 0.2], &[-1e9, -1e9, -2e9], 1.0).unwrap();
+        assert_eq!((about.largest, keys[1]), (0.0, 0.0));
+        assert!((keys[0] + 0.2).abs() < 1e-16 && keys[2] < -9.9e8);
+        assert!(about.error < 1e-12);
+    }
+
+    #[test]
+    fn a_mask_of_zeros_is_no_bias() {
+        let (about, keys) = keys(&[1.0, 2.0, 3.0], &[0.0, f64::MIN, -0.0], 0.5).unwrap();
+        assert_eq!(about.weight_kind, WeightKind::Exp { scale: 0.5 });
+        assert_eq!(about.error, 0.0);
+        assert_eq!(keys, [1.0, f64::NEG_INFINITY, 3.0]);
+    }
+
+    #[test]
+    fn sums_beyond_all_digits_are_refused_unless_they_weigh_nothing() {
+        assert!(keys(&[1e30, 0.0], &[1.0, 0.0], 1.0).is_err());
+        let (about, keys) = keys(&[-1e30, 0.0], &[1.0, 0.5], 1.0).unwrap();
+        assert_eq!((about.largest, keys[0]), (0.5, -1e30));
+        assert!(super::tests::keys(&[1e300, 0.0], &[1.0, 0.0], 1e300).is_err());
+        assert!(super::tests::keys(&[-1e300, 0.0], &[1.0, 0.0], 1e300).is_ok());
+    }
+}

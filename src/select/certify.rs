@@ -1,0 +1,263 @@
+//! Certifies a set that somebody else chose.
+
+use super::candidates::Candidates;
+use super::constraints::{Constraints, DecideOn};
+use super::prepared::{Prepared, Source, Visitor};
+use super::scratch::with_workspace;
+use super::scratch::{PerDtype, Workspace, grow, padded};
+use super::weight_fn::InvertibleWeightFn;
+use crate::certificate::{self, Certificate, Verdict};
+use crate::certified_sums::{self, CHUNK, SplitSums};
+use crate::error::Error;
+use crate::kernels::{Element, Given, LANES, Scalar, Simd};
+use crate::memory::{check_memory, check_memory_in_each};
+use crate::rows::{Keep, PerRow, Scores};
+use crate::threads;
+
+/// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
+///
+/// With `independent` the answer comes from a slow check in scalar f64 that shares no kernel with the selector.
+/// A row whose budget the fast arithmetic cannot decide is decided again in f64.
+///
+/// # Errors
+/// Whatever is wrong with the scores, the budgets or the kept set, by variant.
+pub fn certify(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    eps: Option<&[f64]>,
+    independent: bool,
+    threads: Option<usize>,
+) -> Result<Certificate, Error> {
+    judge_all(scores, keep, eps, (independent, true), threads)
+}
+
+/// Elements per task, and between two checks for an interrupt.
+const TASK: usize = 1 << 15;
+const PORTION: usize = 1 << 24;
+/// What a row counts at least: its verdict waits for those of the portion.
+const LEAST: usize = 256;
+
+/// Certifies without looking for smaller sets: `minimal` is false.
+pub(crate) fn certify_tails(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    eps: &[f64],
+    threads: usize,
+) -> Result<Certificate, Error> {
+    judge_all(scores, keep, Some(eps), (false, false), Some(threads))
+}
+
+fn judge_all(
+    scores: &Scores<'_>,
+    keep: &Keep<'_>,
+    eps: Option<&[f64]>,
+    (independent, minimal): (bool, bool),
+    threads: Option<usize>,
+) -> Result<Certificate, Error> {
+    let _modes = threads::default_floats();
+    let eps = eps.map(|eps| scores.budgets(eps)).transpose()?;
+    keep.check(scores)?;
+    let judge = Judge { scores, keep, eps, minimal, simd: Simd::current()? };
+    let (rows, n) = (scores.rows(), scores.longest().max(1));
+    let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    check_memory_in_each("scores", threads, (rows, n), 1)?;
+    let one = |row: usize| {
+        if independent {
+            certificate::check_row(scores, keep, row, judge.eps(row))
+        } else {
+            with_workspace(|workspace| judge.row(row, workspace))
+        }
+    };
+    check_memory("scores", rows, Certificate::ROW)?;
+    let mut result = Certificate::new(rows, eps.is_some())?;
+    // The slow check takes some hundred times as long.
+    let portion = (if independent { PORTION >> 6 } else { PORTION } / n.max(LEAST)).max(1);
+    let sizes = (portion, (TASK / n).max(1));
+    threads::in_portions(threads, rows, sizes, one, |verdict| result.push(&verdict))?;
+    Ok(result)
+}
+
+#[derive(Clone, Copy)]
+struct Judge<'a> {
+    scores: &'a Scores<'a>,
+    keep: &'a Keep<'a>,
+    eps: Option<PerRow<'a, f64>>,
+    /// Whether to find out if a smaller set would do.
+    minimal: bool,
+    simd: Simd,
+}
+
+/// A verdict, and whether better arithmetic could still change it.
+struct Opinion {
+    verdict: Verdict,
+    open: bool,
+}
+
+impl Judge<'_> {
+    fn eps(&self, row: usize) -> Option<f64> {
+        self.eps.map(|eps| eps.of(row))
+    }
+
+    fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
+        let Judge { scores, simd, .. } = *self;
+        let source = Source { scores, row, simd, threads: 1, copied: false, prefetch: None };
+        if source.is_plain(workspace)? {
+            let opinion =
+                source.native(workspace, Form { judge: self, row, single: source.is_single() })?;
+            if !opinion.open {
+                return Ok(opinion.verdict);
+            }
+        }
+        let opinion = source.double(workspace, Form { judge: self, row, single: false })?;
+        if opinion.open {
+            // Ties and stored weights can be decided exactly, and the checker does.
+            return certificate::check_row(scores, self.keep, row, self.eps(row));
+        }
+        Ok(opinion.verdict)
+    }
+
+    fn sums<E: Element, W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        scores: &[E],
+        keep: &[u8],
+        weight_fn: W,
+    ) -> Given<E::Scalar> {
+        let mut total = Given {
+            head: 0.0,
+            kept: 0,
+            tail: 0.0,
+            dropped: 0,
+            worst_kept: E::Scalar::INFINITY,
+            best_dropped: E::Scalar::NEG_INFINITY,
+        };
+        for (scores, keep) in scores.chunks(CHUNK).zip(keep.chunks(CHUNK)) {
+            let part = self.simd.given(scores, keep, weight_fn);
+            total.head += part.head;
+            total.kept += part.kept;
+            total.tail += part.tail;
+            total.dropped += part.dropped;
+            if part.worst_kept < total.worst_kept {
+                total.worst_kept = part.worst_kept;
+            }
+            if part.best_dropped > total.best_dropped {
+                total.best_dropped = part.best_dropped;
+            }
+        }
+        total
+    }
+}
+
+/// Forms an opinion on the kept set of a prepared row.
+struct Form<'a> {
+    judge: &'a Judge<'a>,
+    row: usize,
+    /// Whether the row is judged in f32.
+    single: bool,
+}
+
+impl Visitor for Form<'_> {
+    type Output = Opinion;
+
+    fn searches(&self) -> bool {
+        false
+    }
+
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
+        self,
+        row: Prepared<'_, E>,
+        weight_fn: W,
+        workspace: &mut Workspace,
+    ) -> Result<Opinion, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let Prepared { scores, largest, smallest, visible, slack, exact_ties, .. } = row;
+        let (judge, row) = (self.judge, self.row);
+        let (rows, scores) = (judge.scores, scores.as_slice());
+        let n = rows.span(row).n;
+        let mut keep = std::mem::take(&mut workspace.keep);
+        grow(&mut keep, scores.len().max(n))?;
+        let bytes = padded(&mut keep, scores.len().max(n), 0);
+        let laid = judge.keep.lay(rows, row, &mut bytes[..n]);
+        bytes[n..].fill(0);
+        let given = judge.sums(scores, &bytes[..scores.len()], weight_fn);
+        workspace.keep = keep;
+        laid?;
+        if visible == 0 {
+            return Ok(Opinion { verdict: Verdict::EMPTY, open: false });
+        }
+        let split = SplitSums {
+            tail: given.tail,
+            dropped: given.dropped,
+            head: given.head,
+            kept: given.kept,
+        };
+        let upper = split.upper(slack.certify, slack.flush);
+        let lower = split.lower(slack.certify, slack.flush).min(upper);
+        let mut verdict = Verdict { kept: split.kept, upper, lower, holds: false, minimal: false };
+        let Some(eps) = judge.eps(row) else {
+            return Ok(Opinion { verdict, open: false });
+        };
+        verdict.holds = upper <= eps;
+        if !verdict.holds {
+            return Ok(Opinion { verdict, open: lower <= eps });
+        }
+        if !judge.minimal {
+            return Ok(Opinion { verdict, open: false });
+        }
+        let fewer = split.kept - 1;
+        if fewer == 0 || eps == 0.0 && split.dropped == 0 {
+            verdict.minimal = true;
+            return Ok(Opinion { verdict, open: false });
+        }
+        if given.worst_kept >= given.best_dropped {
+            // A set of the best keys: one key less is the best smaller set. Its head is a difference, whose relative
+            // error is at most three times as large, because the key taken away is the smallest of at least two.
+            let mut weights = [E::Scalar::default(); LANES];
+            judge.simd.weights(&[given.worst_kept; LANES], weight_fn, &mut weights);
+            let weight: f64 = weights[0].into();
+            let smaller = SplitSums {
+                tail: split.tail + weight,
+                dropped: split.dropped + 1,
+                head: (split.head - weight).max(0.0),
+                kept: fewer,
+            };
+            verdict.minimal = smaller.lower(3.0 * slack.certify, slack.flush) > eps;
+            if smallest == largest && exact_ties {
+                // Equal weights: integers decide.
+                let visible = visible as u64;
+                verdict.minimal = !certified_sums::equal_weights_hold(fewer as u64, visible, eps);
+                return Ok(Opinion { verdict, open: false });
+            }
+            // Better arithmetic could prove more; what f32 leaves open is left open, or it would cost more than selecting.
+            let open = !self.single
+                && !verdict.minimal
+                && smaller.upper(3.0 * slack.certify, slack.flush) > eps;
+            return Ok(Opinion { verdict, open });
+        }
+        let forced = (0.0, 0);
+        let (simd, threads) = (judge.simd, 1);
+        let candidates = Candidates {
+            simd,
+            scores,
+            visible,
+            largest,
+            rough: None,
+            smallest,
+            prefetch: None,
+            forced,
+            threads,
+        };
+        let constraints = Constraints {
+            eps,
+            slack,
+            min_keep: 1,
+            max_keep: usize::MAX,
+            decide_on: DecideOn::Lower,
+            exact_ties: false,
+        };
+        let least = candidates.search(weight_fn, &constraints, E::scratch(workspace))?;
+        verdict.minimal = least.minimal && split.kept <= least.split.kept;
+        Ok(Opinion { verdict, open: false })
+    }
+}

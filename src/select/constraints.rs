@@ -1,0 +1,62 @@
+//! What a kept set must satisfy.
+
+use crate::certified_sums::{ErrorBound, SplitSums};
+
+/// Below such a budget it matters how many keys were flushed.
+pub(crate) const TINY_BUDGET: f64 = 1e-28;
+
+/// What a set must satisfy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Constraints {
+    pub(crate) eps: f64,
+    pub(crate) slack: ErrorBound,
+    /// At least this many keys, forced ones included.
+    pub(crate) min_keep: usize,
+    /// With this many keys a set is accepted whatever it loses.
+    pub(crate) max_keep: usize,
+    pub(crate) decide_on: DecideOn,
+    /// Whether equal keys have exactly equal real weights, so that a row of equal keys is decided by integers.
+    pub(crate) exact_ties: bool,
+}
+
+/// Which end of the interval for the tail mass decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DecideOn {
+    /// The upper end: the set found is certified.
+    Upper,
+    /// The lower end: no smaller set than the one found can hold.
+    Lower,
+}
+
+impl Constraints {
+    pub(crate) fn accepts(&self, split: &SplitSums) -> bool {
+        split.kept >= self.min_keep && (split.kept >= self.max_keep || self.affords(split))
+    }
+
+    /// Whether the mass alone allows the set.
+    fn affords(&self, split: &SplitSums) -> bool {
+        match self.decide_on {
+            DecideOn::Upper => split.upper(self.slack.select, self.slack.flush) <= self.eps,
+            DecideOn::Lower => !self.refutes(split),
+        }
+    }
+
+    /// Whether the set provably loses more than the budget.
+    pub(crate) fn refutes(&self, split: &SplitSums) -> bool {
+        split.lower(self.slack.certify, self.slack.flush) > self.eps
+    }
+
+    /// About the largest tail that it affords of a row of a total mass.
+    pub(crate) fn target(&self, total: f64) -> f64 {
+        let slack = match self.decide_on {
+            DecideOn::Upper => 1.0 + self.slack.select,
+            DecideOn::Lower => 1.0 / (1.0 + self.slack.certify),
+        };
+        total * self.eps / (self.eps + slack * (1.0 - self.eps))
+    }
+
+    /// Whether decisions depend on numbers of keys, and not on masses alone.
+    pub(super) fn counts(&self, scores: usize) -> bool {
+        self.min_keep > 1 || self.max_keep < scores || self.eps < TINY_BUDGET
+    }
+}

@@ -1,0 +1,337 @@
+//! One row decided: searched, or searched block by block, and listed.
+
+use std::ops::Range;
+
+use super::candidates::{Boundary, Candidates};
+use super::constraints::{Constraints, DecideOn};
+use super::job::Job;
+use super::options::{Options, allowed_keys};
+use super::prepared::{Prepared, Source, Visitor};
+use super::scratch::{Forced, PerDtype, Workspace};
+use super::search_blocks;
+use super::selection::Decision;
+use super::weight_fn::InvertibleWeightFn;
+use crate::certified_sums::{CHUNK, Compensated, ExactSum, SplitSums};
+use crate::error::Error;
+use crate::kernels::{Element, LANES, Piece, Positions, Simd, append_all};
+use crate::memory::{check_memory, filled, room};
+use crate::order;
+use crate::threads;
+
+impl Job<'_> {
+    pub(crate) fn row(
+        &self,
+        row: usize,
+        threads: usize,
+        workspace: &mut Workspace,
+        out: &mut Vec<u32>,
+    ) -> Result<Decision, Error> {
+        let prefetch = self.prefetch(row, out);
+        let mut source = self.source(row, threads, prefetch);
+        let mark = out.len();
+        if source.is_plain(workspace)? {
+            let mut decision = source.native(workspace, Decide { job: self, source, out });
+            if let Err(Error::Changed { .. }) = decision {
+                out.truncate(mark);
+                source.copied = true;
+                decision = source.native(workspace, Decide { job: self, source, out });
+            }
+            let decision = decision?;
+            let again = source.is_single() && self.options.prove_minimal;
+            if !(again && decision.open(self.eps(row))) {
+                return Ok(decision);
+            }
+            out.truncate(mark);
+        }
+        source.double(workspace, Decide { job: self, source, out })
+    }
+}
+
+/// Decides a prepared row and lists what is kept.
+pub(super) struct Decide<'a> {
+    job: &'a Job<'a>,
+    source: Source<'a>,
+    out: &'a mut Vec<u32>,
+}
+
+impl Visitor for Decide<'_> {
+    type Output = Decision;
+
+    fn searches(&self) -> bool {
+        self.job.options.block_size == 1
+    }
+
+    fn changes(&self) -> bool {
+        self.job.options.keep_first > 0 || self.job.options.keep_last > 0
+    }
+
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
+        self,
+        row: Prepared<'_, E>,
+        weight_fn: W,
+        workspace: &mut Workspace,
+    ) -> Result<Decision, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let Prepared {
+            prefetch,
+            scores,
+            positions,
+            largest,
+            rough,
+            smallest,
+            visible,
+            slack,
+            exact_ties,
+            weights,
+        } = row;
+        let Source { row: number, simd, threads, .. } = self.source;
+        if visible == 0 {
+            return Ok(Decision::EMPTY);
+        }
+        let (job, options) = (self.job, self.job.options);
+        // Every option has its say below, but those for whoever calls this.
+        let &Options {
+            min_keep,
+            max_keep: _, // by `allowed_keys`
+            keep_first,
+            keep_last,
+            block_size,
+            prove_minimal: _,
+            threads: _,
+        } = options;
+        let mut forced = std::mem::take(&mut workspace.forced);
+        let asked = keep_first.saturating_add(keep_last).min(visible);
+        forced.first.clear();
+        forced.last.clear();
+        room("keep_first", &mut forced.first, keep_first.min(asked))?;
+        room("keep_last", &mut forced.last, keep_last.min(asked))?;
+        forced.find(scores.as_slice(), visible, keep_first, keep_last);
+        let count = forced.first.len() + forced.last.len();
+        let max_keep = allowed_keys(options, visible, count, job.scores, number)?;
+        let constraints = Constraints {
+            eps: job.eps(number),
+            slack,
+            min_keep: min_keep.clamp(1, visible),
+            max_keep,
+            decide_on: DecideOn::Upper,
+            exact_ties,
+        };
+        if block_size > 1 {
+            let scores = scores.as_slice();
+            let candidates = Candidates {
+                simd,
+                scores,
+                visible,
+                largest,
+                rough,
+                smallest,
+                prefetch,
+                forced: (0.0, 0),
+                threads,
+            };
+            let positions = forced.first.iter().chain(&forced.last).copied();
+            let found = search_blocks::search(
+                &candidates,
+                weight_fn,
+                &constraints,
+                block_size,
+                positions,
+                job.scores,
+                number,
+            )?;
+            let masked = E::MASKED.widen();
+            for (b, _) in found.kept.iter().enumerate().filter(|(_, kept)| **kept) {
+                let start = b * block_size;
+                let end = (start + block_size).min(scores.len());
+                let kept = (start..end).filter(|&j| scores[j].widen() > masked);
+                self.out.extend(kept.map(|j| j as u32));
+            }
+            workspace.forced = forced;
+            let constraints = Constraints { slack: found.slack, ..constraints };
+            return Ok(Decision::new(&found.split, found.minimal, false, &constraints));
+        }
+        let mut fixed = 0.0;
+        let lent;
+        let scores: &[E] = if count == 0 {
+            lent = scores;
+            lent.as_slice()
+        } else {
+            let scores = scores.copied();
+            // What is forced does not compete: weigh it, then hide it.
+            let mut own = filled("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
+            for (score, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
+                *score = std::mem::replace(&mut scores[position as usize], E::MASKED);
+            }
+            let forced = (0.0, 0);
+            let (own, visible, threads) = (&own[..], count, 1);
+            let of = Candidates {
+                simd,
+                scores: own,
+                visible,
+                largest,
+                rough,
+                smallest,
+                prefetch,
+                forced,
+                threads,
+            };
+            fixed = of.mass(weight_fn);
+            scores
+        };
+        let visible = visible - count;
+        let candidates = Candidates {
+            simd,
+            scores,
+            visible,
+            largest,
+            rough,
+            smallest,
+            prefetch,
+            forced: (fixed, count),
+            threads,
+        };
+        let mut found = candidates.search(weight_fn, &constraints, E::scratch(workspace))?;
+        let mut decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
+        if weights && decision.open(constraints.eps) && count == 0 {
+            // Two lists of keys with their positions, each grown by doubling.
+            check_memory("scores", visible, 4 * size_of::<(f64, u32)>())?;
+            refine(scores, &mut found, &constraints);
+            decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
+        }
+        let mark = self.out.len();
+        let at = |j: &u32| positions.map_or(*j, |list| list[*j as usize]);
+        self.out.extend(forced.first.iter().map(at));
+        if let Some(boundary) = found.worst {
+            if threads > 1 {
+                // Parts of the list, which kernels fill.
+                check_memory("scores", scores.len(), 2 * size_of::<u32>())?;
+            }
+            emit((simd, threads), scores, positions, boundary, self.out);
+        }
+        self.out.extend(forced.last.iter().map(at));
+        workspace.forced = forced;
+        // A row that is read where it is stored can change between the sums and the list; then it is copied.
+        if self.out.len() - mark != decision.kept {
+            return Err(Error::Changed { place: job.scores.place(number, None) });
+        }
+        Ok(decision)
+    }
+}
+
+/// Lists the positions kept down to a boundary.
+pub(crate) fn emit<E: Element>(
+    (simd, threads): (Simd, usize),
+    scores: &[E],
+    positions: Option<&[u32]>,
+    boundary: (E::Scalar, u32),
+    out: &mut Vec<u32>,
+) {
+    let list = |range: Range<usize>, inclusive: bool, out: &mut Vec<u32>| {
+        let from = match positions {
+            Some(list) => Positions::Listed(&list[range.clone()]),
+            None => Positions::From(range.start as u32),
+        };
+        simd.emit(&scores[range], from, boundary.0, inclusive, out);
+    };
+    // Up to the boundary ties are kept, behind it they are not.
+    let edge = (boundary.1 as usize).min(scores.len());
+    let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
+    if threads == 1 {
+        list(0..before, true, out);
+    } else {
+        let share = threads::share(before, CHUNK, threads);
+        let parts = threads::map(threads, (0..before).step_by(share), 1, |start| {
+            let mut part = Vec::new();
+            list(start..(start + share).min(before), true, &mut part);
+            part
+        });
+        let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
+        append_all(out, &parts, |pieces| threads::map(threads, pieces, 1, Piece::copy));
+    }
+    if before < scores.len() {
+        for j in before..behind {
+            if order::kept(&(scores[j].widen(), j as u32), &boundary) {
+                out.push(positions.map_or(j as u32, |list| list[j]));
+            }
+        }
+        list(behind..scores.len(), false, out);
+    }
+}
+
+impl Forced {
+    /// Lists the first and the last unmasked positions; what both ends claim is listed once.
+    pub(crate) fn find<E: Element>(
+        &mut self,
+        scores: &[E],
+        visible: usize,
+        keep_first: usize,
+        keep_last: usize,
+    ) {
+        self.first.clear();
+        self.last.clear();
+        let masked = E::MASKED.widen();
+        let shows = |j: &usize| scores[*j].widen() > masked;
+        let first = keep_first.min(visible);
+        let last = keep_last.min(visible - first);
+        if first > 0 {
+            self.first.extend((0..scores.len()).filter(shows).take(first).map(|j| j as u32));
+        }
+        if last > 0 {
+            self.last.extend((0..scores.len()).rev().filter(shows).take(last).map(|j| j as u32));
+            self.last.reverse();
+        }
+    }
+}
+
+/// Decides a row of stored weights in exact arithmetic: drops the worst kept keys while what is lost stays within the
+/// budget, comparing sums of integers.
+pub(super) fn refine<E: Element>(
+    scores: &[E],
+    found: &mut Boundary<E::Scalar>,
+    constraints: &Constraints,
+) {
+    let Some(boundary) = found.worst else {
+        return;
+    };
+    let masked = E::MASKED.widen();
+    let visible = scores.iter().enumerate().map(|(j, score)| (score.widen(), j as u32));
+    let (mut kept, dropped): (Vec<_>, Vec<_>) =
+        visible.filter(|entry| entry.0 > masked).partition(|entry| order::kept(entry, &boundary));
+    kept.sort_unstable_by(order::worst_first);
+    let mut tail = ExactSum::new();
+    let mut total = ExactSum::new();
+    for entry in &dropped {
+        tail.add(entry.0.into());
+        total.add(entry.0.into());
+    }
+    for entry in &kept {
+        total.add(entry.0.into());
+    }
+    let holds = |tail: &ExactSum| tail.compare_share(&total, constraints.eps).is_le();
+    if !holds(&tail) {
+        return;
+    }
+    let mut dropping = 0;
+    while kept.len() - dropping > constraints.min_keep.max(1) {
+        tail.add(kept[dropping].0.into());
+        if !holds(&tail) {
+            break;
+        }
+        dropping += 1;
+    }
+    let mut split = SplitSums { kept: kept.len() - dropping, ..SplitSums::default() };
+    split.dropped = dropped.len() + dropping;
+    let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>| {
+        let mut sum = Compensated::default();
+        entries.for_each(|entry| sum.add(entry.0.into()));
+        sum.value()
+    };
+    split.tail = weigh(&mut dropped.iter().chain(&kept[..dropping]));
+    split.head = weigh(&mut kept[dropping..].iter());
+    found.split = split;
+    found.worst = Some(kept[dropping]);
+    found.minimal = true;
+    found.exact = true;
+}

@@ -1,0 +1,112 @@
+//! One call of a selection: its arguments, judged, and what every way of deciding a row asks of them.
+
+use std::ops::Range;
+
+use super::constraints::{Constraints, DecideOn};
+use super::options::Options;
+use super::prepared::Source;
+use crate::certified_sums::ErrorBound;
+use crate::error::Error;
+use crate::kernels::{LANES, Prefetch, Simd, ask_for_huge_pages};
+use crate::memory::room;
+use crate::rows::{Data, PerRow, Scores};
+
+/// One call's arguments.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) scores: &'a Scores<'a>,
+    eps: PerRow<'a, f64>,
+    pub(crate) options: &'a Options,
+    pub(crate) simd: Simd,
+}
+
+impl<'a> Job<'a> {
+    /// Judges what does not depend on a row's content.
+    pub(super) fn new(
+        scores: &'a Scores<'a>,
+        eps: &'a [f64],
+        options: &'a Options,
+    ) -> Result<Self, Error> {
+        if scores.is_ragged() && options.block_size > 1 {
+            let remedy = "pad the rows and give lengths, or leave block_size at 1";
+            return Err(Error::Conflict { first: "block_size", second: "indptr", remedy });
+        }
+        let eps = scores.budgets(eps)?;
+        options.check()?;
+        Ok(Job { scores, eps, options, simd: Simd::current()? })
+    }
+}
+
+impl Job<'_> {
+    /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
+    pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
+        const MOST: usize = 1 << 18;
+        let row = (row + 1).min(self.scores.rows() - 1);
+        let span = self.scores.span(row);
+        let (start, write) = (span.start, out.as_ptr_range().end);
+        let (prefetch, size) = match self.scores.data {
+            Data::F32(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 4),
+            Data::F64(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 8),
+            Data::F16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
+            Data::Bf16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
+        };
+        (span.visible * size <= MOST).then_some(prefetch)
+    }
+
+    /// Makes room for the positions of a row, and if that takes new memory for as many rows as are still to come: memory
+    /// touched for the first time costs more than what is written to it.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn make_room(
+        &self,
+        rows: &Range<usize>,
+        row: usize,
+        out: &mut Vec<u32>,
+    ) -> Result<(), Error> {
+        let n = self.scores.span(row).visible + LANES;
+        if out.capacity() - out.len() < n {
+            let done = (row - rows.start).max(1);
+            let like_so_far = out.len() as f64 / done as f64 * (rows.end - row) as f64;
+            #[allow(clippy::cast_sign_loss)] // of a product of lengths
+            let more = (1.02 * like_so_far) as usize;
+            // Not everything at once: the first rows may be denser than the rest.
+            let more = more.min((8 * out.len()).max(1 << 16)).max(out.len() / 8);
+            if out.try_reserve_exact(more + n).is_err() {
+                room("scores", out, n)?;
+            }
+            ask_for_huge_pages(out);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn eps(&self, row: usize) -> f64 {
+        self.eps.of(row)
+    }
+
+    /// What a row of `n` scores without special wishes must satisfy.
+    pub(crate) fn plain_constraints(&self, row: usize, n: usize) -> Constraints {
+        let radius = self.scores.row_radius(row);
+        let slack = match self.scores.data {
+            Data::F64(_) => ErrorBound::f64(n, radius),
+            _ => ErrorBound::f32(radius),
+        };
+        Constraints {
+            eps: self.eps(row),
+            slack,
+            min_keep: 1,
+            max_keep: usize::MAX,
+            decide_on: DecideOn::Upper,
+            exact_ties: radius == 0.0,
+        }
+    }
+
+    pub(crate) fn source(
+        &self,
+        row: usize,
+        threads: usize,
+        prefetch: Option<Prefetch>,
+    ) -> Source<'_> {
+        Source { scores: self.scores, row, simd: self.simd, threads, copied: false, prefetch }
+    }
+}

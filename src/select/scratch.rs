@@ -1,0 +1,185 @@
+//! Scratch that is reused from row to row, so that a warm call allocates nothing per row.
+
+use half::{bf16, f16};
+
+use crate::error::Error;
+use crate::kernels::{BATCH, BatchScratch, Bracket, Element, LANES};
+use crate::memory::room;
+
+/// Scratch for one thread, kept until dropped. A row needs a copy of its keys (in its own dtype, and in f64 where a row is
+/// decided in f64), and keys and weights of the search's bracket, which is usually a small part of it. Where it is all of the
+/// row, in f64 after f32, that comes to about 80 bytes per key.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    pub(crate) f32: Vec<f32>,
+    pub(crate) f64: Vec<f64>,
+    pub(crate) f16: Vec<f16>,
+    pub(crate) bf16: Vec<bf16>,
+    pub(crate) keep: Vec<u8>,
+    /// What an additive mask admits.
+    pub(crate) admitted: Vec<u8>,
+    /// Where the keys of a masked row come from.
+    pub(crate) positions: Vec<u32>,
+    pub(crate) scratch32: SearchScratch<f32>,
+    pub(crate) scratch64: SearchScratch<f64>,
+    pub(crate) forced: Forced,
+    pub(crate) listed: [Vec<u32>; BATCH],
+    dense32: [Vec<f32>; BATCH],
+    dense64: [Vec<f64>; BATCH],
+    short32: ShortRowsScratch<f32, f32>,
+    short64: ShortRowsScratch<f64, f64>,
+    short16: ShortRowsScratch<f16, f32>,
+    shortb16: ShortRowsScratch<bf16, f32>,
+}
+
+/// Positions that are kept in any case, ascending.
+#[derive(Debug, Default)]
+pub(crate) struct Forced {
+    pub(crate) first: Vec<u32>,
+    pub(crate) last: Vec<u32>,
+}
+
+impl Workspace {
+    /// An empty workspace; it grows with the rows it meets.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives back what an unusually long row left behind.
+    pub(crate) fn trim(&mut self) {
+        const MOST: usize = 1 << 24;
+        if self.f32.len().max(self.f64.len()).max(self.f16.len()).max(self.bf16.len()) > MOST {
+            *self = Self::default();
+        }
+    }
+}
+
+thread_local! {
+    /// Kept between calls, because pool threads live as long as the process and rows come again.
+    static WORKSPACE: std::cell::Cell<Option<Box<Workspace>>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs with this thread's workspace; a nested call gets a fresh one.
+pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
+    let mut workspace = WORKSPACE.take().unwrap_or_default();
+    let result = work(&mut workspace);
+    workspace.trim();
+    WORKSPACE.set(Some(workspace));
+    result
+}
+
+/// Scratch of the search, reused from row to row.
+#[derive(Debug, Default)]
+pub(crate) struct SearchScratch<S> {
+    pub(super) bracket: Bracket<S>,
+    /// The keys that equal a candidate for the boundary.
+    pub(super) equal: Bracket<S>,
+    /// Brackets of the parts of a row that is shared out.
+    pub(super) parts: Vec<Bracket<S>>,
+    /// Keys and weights of a short row or a sample.
+    pub(super) scores: Vec<S>,
+    pub(super) weights: Vec<S>,
+}
+
+/// Scratch of a batch.
+#[derive(Debug, Default)]
+pub(crate) struct ShortRowsScratch<E, S> {
+    pub(super) scores: Vec<E>,
+    pub(super) weights: Vec<S>,
+    pub(super) inside: Vec<S>,
+    pub(super) inside_weights: Vec<S>,
+}
+
+impl<E: Element> ShortRowsScratch<E, E::Scalar> {
+    pub(super) fn room(
+        &mut self,
+        stride: usize,
+        rows: usize,
+        write: *const u32,
+    ) -> BatchScratch<'_, E> {
+        let zero = E::Scalar::default();
+        BatchScratch {
+            stride,
+            scores: padded(&mut self.scores, rows * stride, E::MASKED),
+            weights: padded(&mut self.weights, rows * stride, zero),
+            inside: padded(&mut self.inside, rows * stride, zero),
+            inside_weights: padded(&mut self.inside_weights, rows * stride, zero),
+            write,
+        }
+    }
+}
+
+/// Makes room for what [`padded`] and [`padded_for`] make of a buffer, which cannot tell that there is none.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(crate) fn grow<T>(buffer: &mut Vec<T>, len: usize) -> Result<(), Error> {
+    let most = len.saturating_add(LANES + (PAGE + LINE) / size_of::<T>());
+    room("scores", buffer, most.saturating_sub(buffer.len()))
+}
+
+const LINE: usize = 64;
+const PAGE: usize = 4096;
+
+/// Whole groups of lanes for at least `len` items, starting at a cache line, with whatever content they have.
+pub(crate) fn padded<T: Copy>(buffer: &mut Vec<T>, len: usize, fill: T) -> &mut [T] {
+    padded_for(&[], buffer, len, fill)
+}
+
+/// The same for a copy of `from`: half a page away from it within a page. Stores that agree with later loads in the
+/// lower twelve bits of their addresses hold those loads up.
+pub(crate) fn padded_for<'a, T: Copy>(
+    from: &[T],
+    buffer: &'a mut Vec<T>,
+    len: usize,
+    fill: T,
+) -> &'a mut [T] {
+    let room = len.next_multiple_of(LANES);
+    let spare = (PAGE + LINE) / size_of::<T>();
+    if buffer.len() < room + spare {
+        buffer.resize(room + spare, fill);
+    }
+    let line = buffer.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
+    let start = buffer.as_ptr().addr() + line * size_of::<T>();
+    let away = if from.is_empty() {
+        0
+    } else {
+        (from.as_ptr().addr() + PAGE / 2).wrapping_sub(start) % PAGE / LINE * LINE
+    };
+    let skip = line + away / size_of::<T>();
+    &mut buffer[skip..skip + room]
+}
+
+/// The scratch buffers of an element type.
+pub(crate) trait PerDtype: crate::kernels::Element {
+    fn scores(workspace: &mut Workspace) -> &mut Vec<Self>;
+    fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar>;
+    fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar>;
+    /// Rows of admitted keys.
+    fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH];
+}
+
+macro_rules! buffers {
+    ($($type:ident: $scratch:ident $short:ident $dense:ident),*) => {$(
+        impl PerDtype for $type {
+            fn scores(workspace: &mut Workspace) -> &mut Vec<Self> {
+                &mut workspace.$type
+            }
+            fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar> {
+                &mut workspace.$scratch
+            }
+            fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar> {
+                &mut workspace.$short
+            }
+            fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH] {
+                &mut workspace.$dense
+            }
+        }
+    )*};
+}
+buffers!(
+    f32: scratch32 short32 dense32,
+    f64: scratch64 short64 dense64,
+    f16: scratch32 short16 dense32,
+    bf16: scratch32 shortb16 dense32
+);

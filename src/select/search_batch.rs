@@ -1,0 +1,327 @@
+//! Short rows, several at a time.
+
+use std::ops::Range;
+
+use super::constraints::{Constraints, TINY_BUDGET};
+use super::decide::emit;
+use super::job::Job;
+use super::options::Options;
+use super::scratch::{PerDtype, Workspace};
+use super::search_row;
+use super::selection::{Decision, Selection};
+use crate::certificate::Status;
+use crate::certified_sums::SplitSums;
+use crate::error::Error;
+use crate::kernels::{
+    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, ScaledBy, Simd, TailTarget, Unscaled,
+    WeightFnOf,
+};
+use crate::rows::{Data, Kind};
+
+/// Rows up to this length are decided here, if nothing is special about them.
+const LONGEST: usize = 4096;
+/// Entries of a batch: what it works on stays in the first-level cache.
+const ENTRIES: usize = 2048;
+
+/// Whether the options allow it: masses alone decide, and the whole row competes.
+pub(crate) fn applies(job: &Job<'_>) -> bool {
+    let scores = job.scores;
+    // One by one, so that an option that is added does not compile before somebody has decided here.
+    let &Options { min_keep, max_keep, keep_first, keep_last, block_size, prove_minimal, threads } =
+        job.options;
+    // Rows that are left open are decided again one by one; threads were given out before.
+    let _ = (prove_minimal, threads);
+    scores.kind != Kind::Probs
+        && scores.scale > 0.0
+        && block_size == 1
+        && keep_first == 0
+        && keep_last == 0
+        && min_keep <= 1
+        && max_keep.is_none()
+}
+
+/// Decides rows one after the other, short ones in batches.
+///
+/// # Errors
+/// Whatever is wrong with the first bad row.
+pub(crate) fn rows(
+    job: &Job<'_>,
+    rows: Range<usize>,
+    workspace: &mut Workspace,
+    part: &mut Selection,
+) -> Result<(), Error> {
+    match job.scores.data {
+        Data::F32(data) => scaled(job, data, rows, workspace, part),
+        Data::F64(data) => scaled(job, data, rows, workspace, part),
+        Data::F16(data) => scaled(job, data, rows, workspace, part),
+        Data::Bf16(data) => scaled(job, data, rows, workspace, part),
+    }
+}
+
+fn scaled<E: PerDtype>(
+    job: &Job<'_>,
+    data: &[E],
+    rows: Range<usize>,
+    workspace: &mut Workspace,
+    part: &mut Selection,
+) -> Result<(), Error>
+where
+    E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
+{
+    if job.scores.scale == 1.0 {
+        batches(job, data, Unscaled, 1.0, rows, workspace, part)
+    } else {
+        let scale = job.scores.scale;
+        batches(job, data, ScaledBy(scale), scale, rows, workspace, part)
+    }
+}
+
+fn batches<E: PerDtype, M: WeightFnOf<E::Scalar>>(
+    job: &Job<'_>,
+    data: &[E],
+    weight_fn: M,
+    scale: f64,
+    rows: Range<usize>,
+    workspace: &mut Workspace,
+    part: &mut Selection,
+) -> Result<(), Error>
+where
+    E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
+{
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let (mut next, end) = (rows.start, rows.end);
+    let mut plan = Plan::new(job, next, scale);
+    let masked = job.scores.mask.is_some();
+    let mut dense = std::mem::take(E::dense(workspace));
+    let mut listed = std::mem::take(&mut workspace.listed);
+    let mut result = Ok(());
+    while next < end && result.is_ok() {
+        if let Err(error) = job.make_room(&rows, next, &mut part.indices) {
+            result = Err(error);
+            break;
+        }
+        // As many rows of one budget as fit; another ends the batch and goes its own way.
+        let (mut lengths, mut starts, mut count, mut longest) = ([0; BATCH], [0; BATCH], 0, 0);
+        while count < BATCH && next + count < end {
+            let row = next + count;
+            let span = job.scores.span(row);
+            if span.visible > LONGEST || (count > 0 && !plan.holds(job, row)) {
+                break;
+            }
+            if count == 0 && !plan.holds(job, row) {
+                plan = Plan::new(job, row, scale);
+            }
+            let mut n = span.visible;
+            if masked && n > RANKED {
+                let source = job.source(row, 1, None);
+                let from = &data[span.start..span.start + n];
+                match source.compact(from, workspace, &mut dense[count], &mut listed[count]) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        result = Err(error);
+                        break;
+                    }
+                }
+                n = dense[count].len();
+            }
+            let most = longest.max(n);
+            if n <= RANKED
+                || plan.constraints.eps < TINY_BUDGET
+                || (count > 0 && (count + 1) * most > ENTRIES)
+            {
+                break;
+            }
+            longest = most;
+            (lengths[count], starts[count]) = (n, span.start);
+            count += 1;
+        }
+        if result.is_err() {
+            break;
+        }
+        if count == 0 {
+            result = job.row(next, 1, workspace, &mut part.indices).map(|one| part.push(&one));
+            next += 1;
+            continue;
+        }
+        result = if masked {
+            let mut batch: [&[E::Scalar]; BATCH] = [&[]; BATCH];
+            let mut positions = [Positions::From(0); BATCH];
+            for r in 0..count {
+                batch[r] = &dense[r];
+                listed[r].resize(lengths[r].next_multiple_of(LANES), u32::MAX);
+            }
+            for r in 0..count {
+                positions[r] = Positions::Listed(&listed[r]);
+            }
+            let batch = (next, &batch[..count], &positions[..]);
+            decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
+        } else {
+            let mut batch: [&[E]; BATCH] = [&[]; BATCH];
+            for r in 0..count {
+                batch[r] = &data[starts[r]..starts[r] + lengths[r]];
+            }
+            let batch = (next, &batch[..count], &[Positions::From(0); BATCH][..]);
+            decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
+        };
+        next += count;
+    }
+    *E::dense(workspace) = dense;
+    workspace.listed = listed;
+    result
+}
+
+/// Decides the rows of a batch, the first of which has a number.
+fn decide_batch<E: PerDtype, M: WeightFnOf<E::Scalar>>(
+    job: &Job<'_>,
+    plan: &Plan,
+    (first, batch, positions): (usize, &[&[E]], &[Positions<'_>]),
+    longest: usize,
+    weight_fn: M,
+    workspace: &mut Workspace,
+    part: &mut Selection,
+) -> Result<(), Error>
+where
+    E::Scalar: Element<Scalar = E::Scalar>,
+{
+    let mut short = std::mem::take(E::short(workspace));
+    let stride = longest.next_multiple_of(LANES) + 2 * RANKED;
+    let mut room = short.room(stride, batch.len(), part.indices.as_ptr_range().end);
+    let found = job.simd.find_candidate(batch, &plan.target, weight_fn, &mut room);
+    let mut result = Ok(());
+    for (r, row) in batch.iter().enumerate() {
+        let mark = part.indices.len();
+        let kept_sums = found[r].edge.and_then(|edge| {
+            let (scores, weights) = room.row(r, row);
+            let (n, out) = (row.len(), &mut part.indices);
+            if edge.ties == 1 {
+                let sums = job.simd.sum_and_emit(scores, weights, edge.score, positions[r], out);
+                decide(&plan.constraints, n, &sums, edge.weight.into())
+            } else {
+                decide_ties(
+                    job.simd,
+                    &plan.constraints,
+                    n,
+                    (scores, weights, positions[r]),
+                    &edge,
+                    out,
+                )
+            }
+        });
+        let number = first + r;
+        let again =
+            |decision: &Decision| job.options.prove_minimal && decision.open(job.eps(number));
+        if let Some(decision) = kept_sums.filter(|decision| !again(decision)) {
+            part.push(&decision);
+        } else {
+            part.indices.truncate(mark);
+            match job.row(number, 1, workspace, &mut part.indices) {
+                Ok(decision) => part.push(&decision),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+    }
+    *E::short(workspace) = short;
+    result
+}
+
+/// The decision, if the edge, which has this weight, is the boundary.
+fn decide(constraints: &Constraints, n: usize, sums: &KeptSums, weight: f64) -> Option<Decision> {
+    let kept = sums.kept;
+    // A tail that was flushed whole may be no tail at all.
+    if sums.below == 0.0 && kept < n {
+        return None;
+    }
+    let with = SplitSums { tail: sums.below, dropped: n - kept, head: sums.above, kept };
+    let mut minimal = kept == 1;
+    if !minimal {
+        // One key less. The head is a difference; while the key is not most of it, its relative error is at most
+        // three times as large, and the proof takes that into account.
+        let without = SplitSums {
+            tail: sums.below + weight,
+            dropped: n - kept + 1,
+            head: sums.above - weight,
+            kept: kept - 1,
+        };
+        if weight > 0.5 * sums.above {
+            return None;
+        }
+        minimal = without.lower(3.0 * constraints.slack.certify, constraints.slack.flush)
+            > constraints.eps;
+        if !minimal {
+            // Open, or not the boundary: the general search knows.
+            return None;
+        }
+    }
+    let decision = Decision::new(&with, minimal, false, constraints);
+    (decision.status == Status::Certified).then_some(decision)
+}
+
+/// The decision, and the positions kept, if the boundary is among the keys that equal the edge.
+fn decide_ties<E: Element>(
+    simd: Simd,
+    constraints: &Constraints,
+    n: usize,
+    (scores, weights, positions): (&[E], &[E::Scalar], Positions<'_>),
+    edge: &Edge<E::Scalar>,
+    out: &mut Vec<u32>,
+) -> Option<Decision> {
+    let sums = simd.sum_around_ties(scores, weights, edge.score);
+    let (ties, weight): (usize, f64) = (edge.ties, edge.weight.into());
+    // Equal rows are decided by integers, and a tail that was flushed whole may be none: the general search knows.
+    if ties == n || (sums.below == 0.0 && sums.count_below > scores.len() - n) {
+        return None;
+    }
+    let at = |kept: usize| SplitSums {
+        tail: sums.below + weight * (ties - kept) as f64,
+        // Fewer than none only if another thread writes to the row meanwhile.
+        dropped: n.saturating_sub(sums.count_above + kept),
+        head: sums.above + weight * kept as f64,
+        kept: sums.count_above + kept,
+    };
+    if !constraints.accepts(&at(ties)) || constraints.accepts(&at(0)) {
+        return None;
+    }
+    let enough = search_row::fewest((0, ties), |kept| constraints.accepts(&at(kept)));
+    let last = if enough == ties {
+        u32::MAX
+    } else {
+        simd.find_equal(scores, edge.score, enough).ok()? as u32
+    };
+    let split = at(enough);
+    let minimal = split.kept == 1 || constraints.refutes(&at(enough - 1));
+    let list = match positions {
+        Positions::From(_) => None,
+        Positions::Listed(list) => Some(list),
+    };
+    let mark = out.len();
+    emit((simd, 1), scores, list, (edge.score, last), out);
+    // The general search knows what to do with a row that another thread writes to.
+    (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
+}
+
+/// What rows of one budget and one radius share.
+struct Plan {
+    constraints: Constraints,
+    radius: f64,
+    target: TailTarget,
+}
+
+impl Plan {
+    fn new(job: &Job<'_>, row: usize, scale: f64) -> Self {
+        let constraints = job.plain_constraints(row, LONGEST);
+        let share = constraints.target(1.0);
+        let reach = search_row::depth(LONGEST, constraints.eps) / scale;
+        let target = TailTarget { share, ln_share: share.ln(), reach, scale };
+        Plan { constraints, radius: job.scores.row_radius(row), target }
+    }
+
+    fn holds(&self, job: &Job<'_>, row: usize) -> bool {
+        self.constraints.eps == job.eps(row) && self.radius == job.scores.row_radius(row)
+    }
+}

@@ -1,0 +1,121 @@
+//! The fewest whole blocks of a row, ranked by their mass.
+
+use super::candidates::Candidates;
+use super::constraints::Constraints;
+use crate::certified_sums::{Compensated, ErrorBound, SplitSums};
+use crate::error::Error;
+use crate::kernels::{Element, LANES, WeightFn};
+use crate::memory::{check_memory, filled};
+use crate::rows::Scores;
+
+/// The blocks chosen.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) split: SplitSums,
+    pub(crate) minimal: bool,
+    pub(crate) slack: ErrorBound,
+    /// One entry per block of the row.
+    pub(crate) kept: Vec<bool>,
+}
+
+struct BlockMass {
+    index: usize,
+    mass: f64,
+    visible: usize,
+}
+
+/// Adds blocks, best first, until the rule accepts or the next one would exceed `max_keep`. Blocks with a forced position
+/// are kept in any case. `candidates` holds all keys of the row, forced ones included.
+///
+/// # Errors
+/// [`Error::ForcedOverMax`], [`Error::BlockOverMax`], [`Error::MinOverMax`].
+pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
+    candidates: &Candidates<'_, E>,
+    weight_fn: W,
+    constraints: &Constraints,
+    block_size: usize,
+    forced: impl Iterator<Item = u32>,
+    scores: &Scores<'_>,
+    row: usize,
+) -> Result<Blocks, Error> {
+    // Of each block itself, its tail's mass and a flag.
+    let each = size_of::<BlockMass>() + size_of::<f64>() + 2;
+    check_memory("scores", candidates.scores.len().div_ceil(block_size), each)?;
+    let mut weights = filled("scores", candidates.scores.len(), E::Scalar::default())?;
+    candidates.simd.weights(candidates.scores, weight_fn, &mut weights);
+    debug_assert!(weights.len().is_multiple_of(LANES));
+    let masked = E::MASKED.widen();
+    let mut blocks: Vec<BlockMass> =
+        (candidates.scores.chunks(block_size).zip(weights.chunks(block_size)))
+            .enumerate()
+            .map(|(index, (scores, weights))| BlockMass {
+                index,
+                mass: weights.iter().map(|&w| w.into()).collect::<Compensated>().value(),
+                visible: scores.iter().filter(|score| score.widen() > masked).count(),
+            })
+            .collect();
+    let mut kept = vec![false; blocks.len()];
+    for position in forced {
+        kept[position as usize / block_size] = true;
+    }
+    let (mut head, mut count) = (Compensated::default(), 0);
+    for block in blocks.iter().filter(|block| kept[block.index]) {
+        head.add(block.mass);
+        count += block.visible;
+    }
+    if count > constraints.max_keep {
+        let place = scores.place(row, None);
+        return Err(Error::ForcedOverMax { place, forced: count, max_keep: constraints.max_keep });
+    }
+    blocks.retain(|block| block.visible > 0 && !kept[block.index]);
+    blocks.sort_unstable_by(|a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
+    // tails[j]: the mass of the ranked blocks from j on, summed from the worst upward.
+    let mut tails = vec![0.0; blocks.len() + 1];
+    let mut tail = Compensated::default();
+    for j in (0..blocks.len()).rev() {
+        tail.add(blocks[j].mass);
+        tails[j] = tail.value();
+    }
+    let all = count + blocks.iter().map(|block| block.visible).sum::<usize>();
+    let limit = constraints.max_keep;
+    let constraints = Constraints {
+        // Compensated sums of compensated sums: a few roundings, whatever the number of blocks.
+        slack: constraints.slack.widened(8.0 * f64::EPSILON),
+        max_keep: usize::MAX,
+        min_keep: constraints.min_keep.min(all),
+        ..*constraints
+    };
+    let mut split =
+        SplitSums { tail: tails[0], dropped: all - count, head: head.value(), kept: count };
+    let (mut previous, mut chosen) = (None, 0);
+    for (j, block) in blocks.iter().enumerate() {
+        if constraints.accepts(&split) || split.kept + block.visible > limit {
+            break;
+        }
+        previous = Some(split);
+        head.add(block.mass);
+        chosen += 1;
+        kept[block.index] = true;
+        split = SplitSums {
+            tail: tails[j + 1],
+            dropped: split.dropped - block.visible,
+            head: head.value(),
+            kept: split.kept + block.visible,
+        };
+    }
+    if split.kept == 0 {
+        let place = scores.place(row, None);
+        return Err(Error::BlockOverMax { place, block_size, max_keep: limit });
+    }
+    if split.kept < constraints.min_keep {
+        let (place, min_keep) = (scores.place(row, None), constraints.min_keep);
+        return Err(Error::MinOverMax { place, min_keep, most: split.kept });
+    }
+    // One block less: either the best such set provably loses too much, or no such set has `min_keep` keys.
+    let minimal = constraints.accepts(&split)
+        && previous.is_none_or(|last| {
+            let others = (chosen - 1) * block_size;
+            constraints.refutes(&last) || count + others < constraints.min_keep
+        });
+    Ok(Blocks { split, minimal, slack: constraints.slack, kept })
+}

@@ -1,0 +1,544 @@
+//! The smallest certified set of one row, found without sorting it.
+//!
+//! The boundary between kept and dropped keys is enclosed in a bracket `[lo, hi)` of key values: dropping everything below
+//! `lo` is within the budget, dropping everything below `hi` is not. A sample, measured against a rough mass of the row,
+//! proposes the first bracket (a short row is weighed whole instead), one pass over the row sums both sides of it and
+//! collects what lies inside, eight pivots a round shrink it, and the last few keys are compared pair by pair. Sums
+//! that only show the way may be rough; every sum that a decision ends with is a direct sum of weights, never a difference.
+//!
+//! The passes see a row in chunks with fixed edges whose sums meet in f64 in order, so it makes no difference to the
+//! bits whether one thread walks the chunks or many share them.
+
+use super::candidates::{Boundary, Candidates};
+use super::constraints::Constraints;
+use super::curve::{crossing, interpolate, values_between};
+use super::partition::{Known, Partition};
+use super::scratch::{SearchScratch, padded};
+use super::weight_fn::InvertibleWeightFn;
+use crate::certified_sums::{self, CHUNK, SplitSums};
+use crate::error::Error;
+use crate::kernels::{
+    Element, GUESSABLE_SPAN, LANES, PIVOTS, PartitionSums, PivotSums, RANKED, Scalar, WeightFn,
+    around, ranks_between, sample, values_around,
+};
+use crate::order::Ordered;
+
+/// Rows up to this length are weighed whole, once.
+const SHORT: usize = 1024;
+/// Keys that propose the first bracket of a longer row, at least and at most.
+const SAMPLE: (usize, usize) = (256, 4096);
+/// Rounds that narrow a bracket: an f64 has 64 bits, of which every third round at worst settles three.
+const ROUNDS: usize = 96;
+/// How often the search turns to the other side of a bracket.
+const TURNS: usize = 3;
+/// A sample's estimate of the mass is used as it is if its own deviation is below this.
+const TRUSTED: f64 = 0.09;
+/// By how much the rough mass of a row may be wrong, about.
+const ROUGH: f64 = 0.05;
+
+impl<E: Element> Candidates<'_, E> {
+    /// Finds the smallest set that the rule accepts.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`], where the boundary cannot be enclosed more closely than there is memory for.
+    pub(crate) fn search<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Result<Boundary<E::Scalar>, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let nothing_lost =
+            self.visible == 0 || (constraints.eps == 0.0 && constraints.max_keep >= self.all());
+        if nothing_lost || constraints.min_keep >= self.all() {
+            let head = self.forced.0 + self.mass(weight_fn);
+            let boundary = (self.visible > 0).then_some((E::Scalar::LOWEST, u32::MAX));
+            let split = SplitSums { tail: 0.0, dropped: 0, head, kept: self.all() };
+            return Ok(Boundary { split, worst: boundary, minimal: true, exact: false });
+        }
+        if self.smallest == self.largest && self.forced.1 == 0 {
+            // One value: nothing to search for.
+            let within = self.weight(weight_fn, self.largest) * self.visible as f64;
+            let partition = Partition { within, ..self.nothing_outside() };
+            if let Some(found) =
+                self.resolve_ties(weight_fn, constraints, &partition, (self.largest, self.visible))
+            {
+                return Ok(found);
+            }
+        }
+        let partition = self.enclose(weight_fn, constraints, scratch)?;
+        if let Some(found) = self.descend(weight_fn, constraints, partition, scratch) {
+            return Ok(found);
+        }
+        // Rounding put the boundary out of the bracket after all: the whole row is the bracket.
+        let everything = (E::Scalar::LOWEST, E::Scalar::INFINITY);
+        self.split(weight_fn, everything, scratch)?;
+        let within = self.simd.weigh(&mut scratch.bracket, weight_fn);
+        let partition = Partition { within, ..self.nothing_outside() };
+        Ok(self.descend(weight_fn, constraints, partition, scratch).unwrap_or(Boundary {
+            split: SplitSums { tail: 0.0, dropped: 0, head: self.forced.0, kept: self.all() },
+            worst: Some((E::Scalar::LOWEST, u32::MAX)),
+            minimal: false,
+            exact: false,
+        }))
+    }
+
+    fn all(&self) -> usize {
+        self.visible + self.forced.1
+    }
+
+    fn nothing_outside(&self) -> Partition<E::Scalar> {
+        Partition {
+            below: 0.0,
+            dropped: 0,
+            within: 0.0,
+            above: self.forced.0,
+            kept: self.forced.1,
+            edge: E::Scalar::INFINITY,
+        }
+    }
+
+    /// Shrinks the bracket until its keys can be compared pair by pair. `None` if the boundary is not inside.
+    fn descend<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        mut partition: Partition<E::Scalar>,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Option<Boundary<E::Scalar>>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        // First around the place where the budget should end, then evenly in value, then among the floats, which
+        // always ends: but for a NaN that another thread wrote into the row meanwhile, hence the limit.
+        let (mut stubborn, mut rounds) = (0, 0);
+        while scratch.bracket.len() > RANKED {
+            rounds += 1;
+            if rounds > ROUNDS {
+                return None;
+            }
+            let len = scratch.bracket.len();
+            let (scores, weights) = scratch.bracket.padded(LANES);
+            let (least, most) = self.simd.extent(scores);
+            if least == most {
+                return self.resolve_ties(weight_fn, constraints, &partition, (least, len));
+            }
+            let pivots = match stubborn {
+                0 if weight_fn
+                    .scale()
+                    .is_none_or(|scale| (most.into() - least.into()) * scale < GUESSABLE_SPAN) =>
+                {
+                    let share = (constraints.target(partition.total()) - partition.below)
+                        / partition.within;
+                    values_around(least, most, share)
+                }
+                stubborn if stubborn % 2 == 0 => values_between(least, most),
+                _ => ranks_between(least, most),
+            };
+            let counted = constraints.counts(self.all());
+            let sums = self.simd.pivot_sums(scores, weights, &pivots, counted);
+            let range = self.crossing(constraints, &partition, len, &pivots, &sums);
+            let sides = self.simd.narrow(&mut scratch.bracket, range);
+            partition.narrow(len, &sides, range.1);
+            stubborn = if sides.inside > len / 4 { stubborn + 1 } else { 0 };
+        }
+        self.resolve(weight_fn, constraints, &partition, scratch)
+    }
+
+    /// The last pivot at which the rule still accepts, and the first at which it no longer does.
+    fn crossing(
+        &self,
+        constraints: &Constraints,
+        partition: &Partition<E::Scalar>,
+        len: usize,
+        pivots: &[E::Scalar; PIVOTS],
+        sums: &PivotSums,
+    ) -> (E::Scalar, E::Scalar) {
+        let counted = constraints.counts(self.all());
+        let room = constraints.target(partition.total()) - partition.below;
+        let accepts = |i: usize| {
+            let (below, at_least) = (sums.below[i], sums.at_least[i]);
+            if !counted {
+                return below <= room;
+            }
+            let head = (partition.within - below).max(0.0);
+            constraints.accepts(&partition.with(below, len - at_least, head, at_least))
+        };
+        // Accepting is monotone.
+        let first = (0..PIVOTS).filter(|&i| accepts(i)).count();
+        around(pivots, first, (E::Scalar::LOWEST, E::Scalar::INFINITY))
+    }
+
+    /// Fills the bracket and sums what lies outside it.
+    fn enclose<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Result<Partition<E::Scalar>, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        if self.scores.len() <= SHORT {
+            return Ok(self.enclose_short(weight_fn, constraints, scratch));
+        }
+        let mut range = self.guess(weight_fn, constraints, None, scratch);
+        for turn in 0.. {
+            let sides = self.split(weight_fn, range, scratch)?;
+            let within = self.simd.weigh(&mut scratch.bracket, weight_fn);
+            let mut partition = self.nothing_outside();
+            partition.narrow(self.visible, &PartitionSums { within, ..sides }, range.1);
+            let low = range.0 == E::Scalar::LOWEST
+                || constraints.accepts(&partition.with(0.0, 0, within, sides.inside));
+            let high = range.1 == E::Scalar::INFINITY
+                || !constraints.accepts(&partition.with(within, sides.inside, 0.0, 0));
+            // Where the guess missed, the boundary is somewhere on the other side. Summed in another order it may be on
+            // this side after all, again and again, so turns are counted; the search finds out what they missed.
+            let (side, edge, below) = match (low, high) {
+                (true, true) | (false, false) => return Ok(partition),
+                _ if turn == TURNS => return Ok(partition),
+                (false, true) => ((E::Scalar::LOWEST, range.0), range.0, partition.below),
+                (true, false) => {
+                    ((range.1, E::Scalar::INFINITY), range.1, partition.below + within)
+                }
+            };
+            range = side;
+            if turn == 0 {
+                // Now it is known what the row weighs, and its tail up to one place.
+                let known = Known { edge, below, total: partition.total() };
+                let (lo, hi) = self.guess(weight_fn, constraints, Some(known), scratch);
+                let lo = if lo > side.0 { lo } else { side.0 };
+                let hi = if hi < side.1 { hi } else { side.1 };
+                if lo < hi {
+                    range = (lo, hi);
+                }
+            }
+        }
+        unreachable!("the last turn returns")
+    }
+
+    /// Weighs a short row whole and cuts the first bracket out of it.
+    fn enclose_short<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Partition<E::Scalar>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let n = self.scores.len();
+        let SearchScratch { bracket, scores: wide, weights, .. } = scratch;
+        let weights = padded(weights, n, E::Scalar::default());
+        let scores = if let Some(scores) = E::scalars(self.scores) {
+            scores
+        } else {
+            let wide = padded(wide, n, E::Scalar::default());
+            self.simd.widen(self.scores, wide);
+            wide
+        };
+        let within = self.simd.weights(scores, weight_fn, weights);
+        let mut partition = Partition { within, ..self.nothing_outside() };
+        let mut range = (E::Scalar::LOWEST, E::Scalar::INFINITY);
+        if n > RANKED {
+            let lowest = self.deepest(weight_fn, constraints);
+            let pivots = values_between(lowest, self.largest);
+            let sums =
+                self.simd.pivot_sums(scores, weights, &pivots, constraints.counts(self.all()));
+            range = self.crossing(constraints, &partition, self.visible, &pivots, &sums);
+        }
+        let sides = self.simd.narrow_into(scores, weights, range, bracket);
+        partition.narrow(self.visible, &sides, range.1);
+        partition
+    }
+
+    /// A key that is below the boundary where masses decide, or the smallest.
+    fn deepest<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+    ) -> E::Scalar {
+        let score = weight_fn.score_at(self.largest, depth(self.all(), constraints.eps));
+        let score = if score > self.smallest { score } else { self.smallest };
+        if score > E::Scalar::LOWEST { score } else { E::Scalar::LOWEST }
+    }
+
+    /// A bracket proposed by a strided sample, whose tail sums are measured against the whole row's mass.
+    fn guess<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        known: Option<Known<E::Scalar>>,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> (E::Scalar, E::Scalar)
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let n = self.scores.len();
+        let size = (n / 32).clamp(SAMPLE.0, SAMPLE.1) / LANES * LANES;
+        let scores = padded(&mut scratch.scores, size, E::Scalar::default());
+        let weights = padded(&mut scratch.weights, size, E::Scalar::default());
+        if let Some(all) = E::scalars(self.scores) {
+            sample(all, all.len() / size, scores);
+        } else {
+            let mut raw = [E::MASKED; SAMPLE.1];
+            sample(self.scores, n / size, &mut raw[..size]);
+            self.simd.widen(&raw[..size], scores);
+        }
+        let seen = self.simd.weights(scores, weight_fn, weights);
+        let mut factor = n as f64 / size as f64;
+        let (mass, trust) = if let Some(Known { edge, below, total }) = known {
+            // The sample is stretched to what is known.
+            let sampled = self.simd.pivot_sums(scores, weights, &[edge; PIVOTS], false).below[0];
+            if sampled > 0.0 && below > 0.0 {
+                factor = below / sampled;
+            }
+            (total, ROUGH)
+        } else {
+            // A flat row is weighed well enough by the sample.
+            let squares = self.simd.squares(weights);
+            let deviation = (squares - seen * seen / size as f64).max(0.0).sqrt() / seen;
+            // One large key, which weighs 1, is easily missed.
+            let flat = deviation < TRUSTED && TRUSTED * TRUSTED * seen * factor > 1.0;
+            let (mass, trust) = if flat {
+                (seen * factor, 2.0 * deviation)
+            } else {
+                (self.rough_mass(weight_fn), ROUGH)
+            };
+            (self.forced.0 + mass, trust)
+        };
+        let lowest = self.deepest(weight_fn, constraints);
+        if lowest.partial_cmp(&self.largest) != Some(std::cmp::Ordering::Less) {
+            return (E::Scalar::LOWEST, E::Scalar::INFINITY);
+        }
+        let counted = constraints.counts(self.all());
+        let pivots = values_between(lowest, self.largest);
+        let sums = self.simd.pivot_sums(scores, weights, &pivots, counted);
+        if counted {
+            return self.guess_counted(
+                constraints,
+                mass,
+                (scores, weights),
+                factor,
+                (lowest, &pivots, &sums),
+            );
+        }
+        // A curve of the tail mass against the key, finer where it crosses the target.
+        let target = constraints.target(mass);
+        let cross = (0..PIVOTS).filter(|&i| sums.below[i] * factor <= target).count();
+        let (lo, hi) = around(&pivots, cross, (lowest, self.largest));
+        // Among the sampled keys there, so that a cluster is resolved, too.
+        let (least, most) = self.simd.extent_within(scores, (lo, hi));
+        let finer = if least < most { values_between(least, most) } else { values_between(lo, hi) };
+        let fine = self.simd.pivot_sums(scores, weights, &finer, false);
+        let mut curve = [(lowest, 0.0); 2 * PIVOTS + 2];
+        for i in 0..PIVOTS {
+            let (coarse, fine) = ((pivots[i], sums.below[i]), (finer[i], fine.below[i]));
+            curve[if i < cross { i + 1 } else { i + PIVOTS + 1 }] = coarse;
+            curve[cross + i + 1] = fine;
+        }
+        curve[2 * PIVOTS + 1] = (self.largest, seen);
+        // The relative deviation of a sum of weights none of which is above the pivot's.
+        let at =
+            (1..curve.len()).find(|&i| curve[i].1 * factor > target).unwrap_or(curve.len() - 1);
+        let share = self.weight(weight_fn, curve[at].0) / curve[at].1.max(f64::MIN_POSITIVE);
+        let doubt = 1.0 + trust + 2.0 * share.sqrt().min(1e3);
+        let low = interpolate(&curve, target / doubt / factor);
+        let high = interpolate(&curve, target * doubt / factor);
+        (low.unwrap_or(E::Scalar::LOWEST), high.unwrap_or(E::Scalar::INFINITY))
+    }
+
+    /// The same where numbers of keys decide, too.
+    fn guess_counted(
+        &self,
+        constraints: &Constraints,
+        mass: f64,
+        (scores, weights): (&[E::Scalar], &[E::Scalar]),
+        factor: f64,
+        (lowest, pivots, sums): (E::Scalar, &[E::Scalar; PIVOTS], &PivotSums),
+    ) -> (E::Scalar, E::Scalar) {
+        // What the rule would say if the sample's tail, made larger or smaller by its own uncertainty, were the row's.
+        let accepts = |sums: &PivotSums, i: usize, sign: f64| {
+            let (above, seen) = (sums.at_least[i] as f64, (scores.len() - sums.at_least[i]) as f64);
+            let doubt = 1.0 + ROUGH + 4.0 / (seen + 1.0).sqrt();
+            let tail = sums.below[i] * factor * doubt.powf(sign);
+            let kept = above * factor - sign * 4.0 * (above + 1.0).sqrt() * factor;
+            #[allow(clippy::cast_sign_loss)] // clamped at 0
+            let kept = (kept.max(0.0) as usize).min(self.visible);
+            constraints.accepts(&SplitSums {
+                tail: tail.min(mass),
+                dropped: self.visible - kept,
+                head: self.forced.0 + (mass - tail).max(0.0),
+                kept: self.forced.1 + kept,
+            })
+        };
+        let (lo, hi) = crossing(pivots, (lowest, self.largest), |i| accepts(sums, i, 0.0));
+        let pivots = values_between(lo, hi);
+        let sums = self.simd.pivot_sums(scores, weights, &pivots, true);
+        let low = crossing(&pivots, (E::Scalar::LOWEST, hi), |i| accepts(&sums, i, 1.0)).0;
+        let high = crossing(&pivots, (lo, E::Scalar::INFINITY), |i| accepts(&sums, i, -1.0)).1;
+        if low < high { (low, high) } else { (E::Scalar::LOWEST, E::Scalar::INFINITY) }
+    }
+
+    /// The position that ends the first `kept` of the keys that equal `score`, all of which are `count`.
+    fn last_of(&self, score: E::Scalar, kept: usize, count: usize) -> u32 {
+        if kept == count {
+            return u32::MAX;
+        }
+        let mut missing = kept;
+        for (c, chunk) in self.scores.chunks(CHUNK).enumerate() {
+            match self.simd.find_equal(chunk, score, missing) {
+                Ok(at) => return (c * CHUNK + at) as u32,
+                Err(seen) => missing -= seen,
+            }
+        }
+        u32::MAX
+    }
+
+    /// All `count` keys of the bracket equal `score`: only their number matters, the later positions are dropped. `None` if
+    /// even all of them are too few, or none is needed though there are keys above.
+    fn resolve_ties<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        partition: &Partition<E::Scalar>,
+        (score, count): (E::Scalar, usize),
+    ) -> Option<Boundary<E::Scalar>>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let weight = self.weight(weight_fn, score);
+        let at = |kept: usize| {
+            let tail = weight * (count - kept) as f64;
+            partition.with(tail, count - kept, weight * kept as f64, kept)
+        };
+        // The real row consists of equal weights: integers decide.
+        let exact = partition.dropped == 0 && partition.kept == 0 && constraints.exact_ties;
+        let kept = if exact {
+            let droppable =
+                certified_sums::equal_weights_droppable(count as u64, constraints.eps) as usize;
+            (count - droppable).max(constraints.min_keep).max(1).min(constraints.max_keep.max(1))
+        } else {
+            if !constraints.accepts(&at(count)) {
+                return None;
+            }
+            if !constraints.accepts(&at(0)) {
+                fewest((0, count), |kept| constraints.accepts(&at(kept)))
+            } else if partition.edge < E::Scalar::INFINITY {
+                return None;
+            } else {
+                0
+            }
+        };
+        let split = at(kept);
+        let boundary = (kept > 0).then(|| (score, self.last_of(score, kept, count)));
+        let holds = certified_sums::equal_weights_hold(kept as u64, count as u64, constraints.eps);
+        let minimal = if exact {
+            holds
+                && (kept <= constraints.min_keep
+                    || kept == 1
+                    || !certified_sums::equal_weights_hold(
+                        kept as u64 - 1,
+                        count as u64,
+                        constraints.eps,
+                    ))
+        } else {
+            split.kept <= constraints.min_keep || kept == 0 || constraints.refutes(&at(kept - 1))
+        };
+        Some(Boundary { split, worst: boundary, minimal, exact: exact && holds })
+    }
+
+    /// Finds the boundary among the few keys that are left. `None` if it is not there.
+    fn resolve<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        partition: &Partition<E::Scalar>,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Option<Boundary<E::Scalar>>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let SearchScratch { bracket, equal, .. } = scratch;
+        let len = bracket.len();
+        let room = constraints.target(partition.total()) - partition.below;
+        let mut score = self.simd.candidate(bracket, E::Scalar::nearest(room));
+        if score == E::Scalar::NEG_INFINITY || constraints.counts(self.all()) {
+            score = self.simd.extent(bracket.padded(LANES).0).0;
+        }
+        // From there up or down to where the exact rule changes its mind; few steps, if any.
+        for _ in 0..=2 * len {
+            if score == E::Scalar::INFINITY || len == 0 {
+                break;
+            }
+            let next = E::Scalar::from_rank(score.rank() + 1);
+            let (scores, weights) = bracket.padded(LANES);
+            let sides = self.simd.narrow_into(scores, weights, (score, next), equal);
+            let mut here = *partition;
+            here.narrow(len, &sides, next);
+            let (mass, count) = (sides.within, sides.inside);
+            if !constraints.accepts(&here.with(0.0, 0, mass, count)) {
+                // Even the keys below this one are too much to drop.
+                let lower = bracket.scores().iter().copied().filter(|k| *k < score);
+                score = lower.reduce(|a, b| if b > a { b } else { a })?;
+                continue;
+            }
+            let without = here.with(mass, count, 0.0, 0);
+            if constraints.accepts(&without) {
+                let higher = bracket.scores().iter().copied().filter(|k| *k > score);
+                match higher.reduce(|a, b| if b < a { b } else { a }) {
+                    Some(higher) => score = higher,
+                    None => break,
+                }
+                continue;
+            }
+            if count > 1 {
+                let edge = if sides.count_above > 0 { next } else { partition.edge };
+                let here = Partition { edge, ..here };
+                return self.resolve_ties(weight_fn, constraints, &here, (score, count));
+            }
+            let split = here.with(0.0, 0, mass, count);
+            let minimal = split.kept <= constraints.min_keep || constraints.refutes(&without);
+            return Some(Boundary { split, worst: Some((score, u32::MAX)), minimal, exact: false });
+        }
+        // Everything in the bracket can go. That is an answer only if nothing was ruled out above it.
+        if partition.edge < E::Scalar::INFINITY {
+            return None;
+        }
+        let split = partition.with(partition.within, len, 0.0, 0);
+        let minimal = split.kept <= self.forced.1;
+        Some(Boundary { split, worst: partition.boundary(), minimal, exact: false })
+    }
+
+    fn weight<W: WeightFn<E::Scalar>>(&self, weight_fn: W, score: E::Scalar) -> f64
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let mut weights = [E::Scalar::default(); LANES];
+        self.simd.weights(&[score; LANES], weight_fn, &mut weights);
+        weights[0].into()
+    }
+}
+
+/// The smallest number that is enough, between one that is not and one that is.
+pub(crate) fn fewest(
+    (mut too_few, mut enough): (usize, usize),
+    is: impl Fn(usize) -> bool,
+) -> usize {
+    while too_few + 1 < enough {
+        let middle = usize::midpoint(too_few, enough);
+        if is(middle) {
+            enough = middle;
+        } else {
+            too_few = middle;
+        }
+    }
+    enough
+}
+
+/// So far below the largest key, in natural-log units, all of `n` keys together weigh less than the budget.
+pub(crate) fn depth(n: usize, eps: f64) -> f64 {
+    (n as f64 / eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5
+}

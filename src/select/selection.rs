@@ -1,0 +1,128 @@
+//! What is kept of rows, and what is proven of it.
+
+use super::constraints::Constraints;
+use crate::certificate::Status;
+use crate::certified_sums::SplitSums;
+use crate::error::Error;
+use crate::kernels::{Piece, append_all};
+use crate::memory::room;
+use crate::threads;
+
+/// The sets kept, in compressed rows, with a certificate for each.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Selection {
+    /// Keys kept per row.
+    pub k: Vec<i64>,
+    /// Row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
+    pub indptr: Vec<i64>,
+    /// Positions kept, ascending within a row.
+    pub indices: Vec<u32>,
+    /// The real tail mass of a row is at most this.
+    pub tail_mass_upper: Vec<f64>,
+    /// The real tail mass of a row is at least this.
+    pub tail_mass_lower: Vec<f64>,
+    /// Whether no smaller set under the same constraints is within the budget, proven; with a block size, no set of fewer
+    /// blocks.
+    pub minimal: Vec<bool>,
+    /// Whether the row is within its budget.
+    pub status: Vec<Status>,
+}
+
+impl Selection {
+    /// Bytes of a row, but for the positions.
+    pub(crate) const ROW: usize = 4 * size_of::<i64>() + 2;
+
+    /// The positions kept of a row, ascending.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[u32] {
+        let at = |i: usize| self.indptr[i].unsigned_abs() as usize;
+        &self.indices[at(row)..at(row + 1)]
+    }
+
+    /// Makes room for the decisions of that many rows.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn room(&mut self, rows: usize) -> Result<(), Error> {
+        room("scores", &mut self.k, rows)?;
+        room("scores", &mut self.indptr, rows.saturating_add(1))?;
+        room("scores", &mut self.tail_mass_upper, rows)?;
+        room("scores", &mut self.tail_mass_lower, rows)?;
+        room("scores", &mut self.minimal, rows)?;
+        room("scores", &mut self.status, rows)
+    }
+
+    pub(crate) fn push(&mut self, decision: &Decision) {
+        self.k.push(decision.kept as i64);
+        self.tail_mass_upper.push(decision.upper);
+        self.tail_mass_lower.push(decision.lower);
+        self.minimal.push(decision.minimal);
+        self.status.push(decision.status);
+        self.indptr.push(self.indices.len() as i64);
+    }
+
+    /// Appends the answers for later rows.
+    pub(super) fn append(&mut self, parts: &[Selection], threads: usize) -> Result<(), Error> {
+        self.room(parts.iter().map(|part| part.k.len()).sum())?;
+        let listed = parts.iter().map(|part| part.indices.len()).sum();
+        room("scores", &mut self.indices, listed)?;
+        let indices: Vec<&[u32]> = parts.iter().map(|part| &part.indices[..]).collect();
+        let mut base = self.indices.len() as i64;
+        append_all(&mut self.indices, &indices, |pieces| {
+            threads::map(threads, pieces, 1, Piece::copy)
+        });
+        for part in parts {
+            self.indptr.extend(part.indptr.iter().map(|end| base + end));
+            base += part.indices.len() as i64;
+            self.k.extend_from_slice(&part.k);
+            self.tail_mass_upper.extend_from_slice(&part.tail_mass_upper);
+            self.tail_mass_lower.extend_from_slice(&part.tail_mass_lower);
+            self.minimal.extend_from_slice(&part.minimal);
+            self.status.extend_from_slice(&part.status);
+        }
+        Ok(())
+    }
+}
+
+/// What is known of one row's set.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Decision {
+    pub(crate) kept: usize,
+    pub(crate) upper: f64,
+    pub(crate) lower: f64,
+    pub(crate) minimal: bool,
+    pub(crate) status: Status,
+}
+
+impl Decision {
+    pub(super) const EMPTY: Decision =
+        Decision { kept: 0, upper: 0.0, lower: 0.0, minimal: true, status: Status::Empty };
+
+    pub(crate) fn new(
+        split: &SplitSums,
+        minimal: bool,
+        exact: bool,
+        constraints: &Constraints,
+    ) -> Self {
+        let slack = &constraints.slack;
+        let mut upper = split.upper(slack.select, slack.flush);
+        if exact {
+            upper = upper.min(constraints.eps);
+        }
+        let lower = split.lower(slack.certify, slack.flush).min(upper);
+        let holds = upper <= constraints.eps;
+        let status = if holds { Status::Certified } else { Status::OverBudget };
+        Decision { kept: split.kept, upper, lower, minimal: minimal && holds, status }
+    }
+
+    /// Whether better arithmetic could still change the answer.
+    pub(crate) fn open(&self, eps: f64) -> bool {
+        match self.status {
+            Status::Certified => !self.minimal,
+            Status::OverBudget => self.lower <= eps,
+            Status::Empty => false,
+        }
+    }
+}

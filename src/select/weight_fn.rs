@@ -1,0 +1,49 @@
+//! How scores become weights, and which score has a given weight.
+
+use crate::kernels::{Exp, Identity, Scalar, ScaledExp, WeightFn};
+
+/// Scores that are so large, scaled, are not weighed roughly.
+pub(super) const FAR: f64 = 1e5;
+
+/// Scales that f32 can multiply by what makes an exponent of a float.
+pub(super) const STEEP: f64 = 1e30;
+
+/// A law of weights that can also say where in the row a depth below the largest weight lies.
+pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
+    /// The key whose weight is `e^-depth` times the largest.
+    fn score_at(&self, largest: S, depth: f64) -> S;
+    /// The factor of an exponential law, for scores near enough to 0 that its mass can be told roughly.
+    fn scale(&self) -> Option<f64>;
+}
+
+/// Whether keys around this one, which is finite, can be weighed roughly.
+pub(crate) fn is_near(score: f64, scale: f64) -> bool {
+    (score * scale).abs() < FAR && scale < STEEP
+}
+
+impl<S: Scalar> InvertibleWeightFn<S> for Exp<S> {
+    fn score_at(&self, _largest: S, depth: f64) -> S {
+        S::nearest(self.0.into() - depth)
+    }
+    fn scale(&self) -> Option<f64> {
+        is_near(self.0.into(), 1.0).then_some(1.0)
+    }
+}
+
+impl<S: Scalar> InvertibleWeightFn<S> for ScaledExp {
+    fn score_at(&self, _largest: S, depth: f64) -> S {
+        S::nearest(self.shift - depth / self.scale)
+    }
+    fn scale(&self) -> Option<f64> {
+        is_near(self.shift, self.scale).then_some(self.scale)
+    }
+}
+
+impl<S: Scalar> InvertibleWeightFn<S> for Identity {
+    fn score_at(&self, largest: S, depth: f64) -> S {
+        S::nearest(largest.into() * (-depth).exp())
+    }
+    fn scale(&self) -> Option<f64> {
+        None
+    }
+}

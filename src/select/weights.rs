@@ -1,0 +1,85 @@
+//! The weights of a row in f32, relative to its largest.
+
+use super::prepared::{Prepared, Source, Visitor};
+use super::scratch::with_workspace;
+use super::scratch::{PerDtype, Workspace};
+use super::weight_fn::InvertibleWeightFn;
+use crate::certified_sums::ErrorBound;
+use crate::error::Error;
+use crate::kernels::{Element, Scalar, Simd};
+use crate::rows::Scores;
+
+/// What [`weigh_row`] says about the weights that it wrote.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowWeights {
+    /// Their computed sum; 0 if nothing is visible.
+    pub(crate) total: f64,
+    /// The slack that a certificate of this row is judged with.
+    pub(crate) slack: ErrorBound,
+    /// Whether no key is masked.
+    pub(crate) whole: bool,
+}
+
+/// What is written in place of the weight of a masked key.
+pub(crate) const HIDDEN: f32 = -1.0;
+
+/// Writes the weight of every key of a row, [`HIDDEN`] where it is masked, and 0 beyond the last.
+///
+/// # Errors
+/// Whatever is wrong with the row.
+pub(crate) fn weigh_row(
+    scores: &Scores<'_>,
+    row: usize,
+    out: &mut [f32],
+) -> Result<RowWeights, Error> {
+    let source =
+        Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
+    let visitor = Write { simd: source.simd, n: scores.longest(), out };
+    with_workspace(|workspace| {
+        if source.is_plain(workspace)? {
+            source.native(workspace, visitor)
+        } else {
+            source.double(workspace, visitor)
+        }
+    })
+}
+
+/// Writes the weights of a prepared row.
+struct Write<'a> {
+    simd: Simd,
+    n: usize,
+    out: &'a mut [f32],
+}
+
+impl Visitor for Write<'_> {
+    type Output = RowWeights;
+
+    fn searches(&self) -> bool {
+        false
+    }
+
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
+        self,
+        row: Prepared<'_, E>,
+        weight_fn: W,
+        _workspace: &mut Workspace,
+    ) -> Result<RowWeights, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let scores = row.scores.as_slice();
+        let unit: f64 = if row.weights { row.largest.into() } else { 1.0 };
+        let total = self.simd.weights_f32(scores, weight_fn, unit, &mut self.out[..scores.len()]);
+        let whole = row.visible == self.n;
+        if !whole {
+            self.out[scores.len()..].fill(HIDDEN);
+            for (out, score) in self.out.iter_mut().zip(scores) {
+                if score.widen() == E::Scalar::NEG_INFINITY {
+                    *out = HIDDEN;
+                }
+            }
+            self.out[self.n..].fill(0.0);
+        }
+        Ok(RowWeights { total, slack: row.slack, whole })
+    }
+}

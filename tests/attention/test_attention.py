@@ -1,0 +1,709 @@
+"""Attention against an extended-precision reference: bounds hold, budgets are kept, errors name.
+
+The reference shares no code with the library: scores, softmax and averages in 80-bit floats
+(relative error below 1e-17 times a few), with one case in 60 digits.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from flint import arb
+
+import certk_rs as ck
+from certk_rs import _native
+from real_rows import Cache
+
+LD = np.longdouble
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+# The relative rounding of an output of each dtype.
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def stored(values: np.ndarray, dtype: str) -> tuple[Any, np.ndarray]:
+    """The values in a dtype, as a user holds them, and exactly in float64."""
+    if dtype != "bfloat16":
+        array = values.astype(dtype)
+        return array, array.astype(np.float64)
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
+    return tensor, tensor.double().numpy()
+
+
+def widened(out: Any) -> np.ndarray:
+    return np.asarray(out if isinstance(out, np.ndarray) else out.double().numpy(), np.float64)
+
+
+def visible(shape: tuple[int, ...], n: int, causal: bool, lengths: Any, mask: Any) -> np.ndarray:
+    """Which keys each row sees, shape (*shape, n)."""
+    seen = np.ones((*shape, n), dtype=bool)
+    if causal:
+        seen &= np.arange(n) <= np.arange(shape[-1])[:, None] + n - shape[-1]
+    if lengths is not None:
+        seen &= np.arange(n) < np.asarray(lengths)[..., None]
+    return seen if mask is None else seen & mask
+
+
+def reference(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float | None,
+    seen: np.ndarray,
+    sinks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Real attention in 80-bit floats, and its weights; q, k, v in float64, sinks one per row."""
+    if q.ndim > 2:
+        group = q.shape[-3] // max(k.shape[-3], 1)
+        k, v = np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3)
+    scale = float(q.shape[-1]) ** -0.5 if scale is None else scale
+    # What no row sees may hold anything.
+    used = seen.any(axis=tuple(range(seen.ndim - 1)))
+    k, v = (np.where(used[:, None], np.nan_to_num(x), 0.0).astype(LD) for x in (k, v))
+    scores = np.where(seen, q.astype(LD) @ np.swapaxes(k, -1, -2) * LD(scale), LD(-np.inf))
+    top = scores.max(axis=-1, keepdims=True, initial=LD(-1e300))
+    if sinks is not None:
+        top = np.maximum(top, sinks.astype(LD)[..., None])
+    weights = np.where(seen, np.exp(np.where(seen, scores, top) - top), LD(0))
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks.astype(LD)[..., None] - top)
+    weights = weights / np.where(total == 0, LD(1), total)
+    return weights @ v, weights
+
+
+def length(vectors: np.ndarray) -> np.ndarray:
+    return np.sqrt((vectors.astype(LD) ** 2).sum(axis=-1))
+
+
+def check(result: ck.AttentionResult, exact: np.ndarray, weights: np.ndarray, eps: Any) -> None:
+    """Everything that a result promises."""
+    away = length(widened(result.out).astype(LD) - exact)
+    assert (away <= result.error_bound.astype(LD) * (1 + 1e-15) + 1e-300).all()
+    assert (result.tail_mass_upper <= eps).all()
+    seen = (weights > 0).sum(axis=-1)
+    assert ((result.k >= 0) & (result.k <= result.scored)).all()
+    # No set of k keys carries more than the best one, so it drops at least what that drops.
+    mass = np.cumsum(-np.sort(-weights, axis=-1), axis=-1)
+    for row in np.ndindex(result.k.shape):
+        k = int(result.k[row])
+        if seen[row] == 0:
+            assert k == 0
+            assert not widened(result.out)[row].any()
+            assert result.error_bound[row] == 0
+        else:
+            assert k > 0
+            least = weights[row].sum() - mass[(*row, min(k, weights.shape[-1]) - 1)]
+            assert least <= result.tail_mass_upper[row] + 1e-17
+
+
+def made(
+    rng: np.random.Generator, dtype: str, shape: tuple[int, ...], n: int, d: int, d_v: int,
+    kv_heads: int, sigma: float = 3.0,
+) -> list[tuple[Any, np.ndarray]]:  # fmt: skip
+    *batch, _, _ = shape
+    kv = (*batch[:-1], kv_heads) if batch else ()
+    q = sigma * rng.standard_normal((*shape[:-1], d))
+    k = rng.standard_normal((*kv, n, d))
+    v = rng.standard_normal((*kv, n, d_v)) * rng.choice([1.0, 30.0])
+    return [stored(x, dtype) for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(24))
+def test_random_shapes(dtype: str, seed: int) -> None:
+    rng = np.random.default_rng(1000 * DTYPES.index(dtype) + seed)
+    d = int(rng.choice([1, 2, 3, 8, 15, 16, 17, 32, 64, 100, 128, 256]))
+    d_v = int(rng.choice([1, 5, 16, 33, d]))
+    n = int(rng.choice([1, 2, 3, 17, 63, 64, 65, 200, 700]))
+    m = int(rng.choice([1, 2, 3, 5, 9]))
+    kv_heads, group = int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 4]))
+    batch = [(), (kv_heads * group,), (2, kv_heads * group)][seed % 3]
+    (q, q64), (k, k64), (v, v64) = made(rng, dtype, (*batch, m, d), n, d, d_v, kv_heads)
+    rows = (*batch, m)
+    causal = bool(rng.random() < 0.4)
+    lengths = rng.integers(0, n + 1, rows) if rng.random() < 0.4 else None
+    mask = rng.random((*rows, n)) < rng.choice([0.2, 0.9]) if rng.random() < 0.4 else None
+    eps = rng.choice([0.0, 0.01, 0.2, 0.7], size=rows) if rng.random() < 0.5 else 0.05
+    scale = float(rng.choice([-0.3, 1.7])) if rng.random() < 0.2 else None
+    seen = visible(rows, n, causal, lengths, mask)
+    exact, weights = reference(q64, k64, v64, scale, seen)
+    indexes: list[ck.KeyIndex | None] = [None]
+    if dtype != "float64":
+        indexes.append(ck.KeyIndex.build(k))
+    for index in indexes:
+        result = ck.attention(
+            q, k, v, eps, index=index, scale=scale, causal=causal, lengths=lengths, mask=mask
+        )
+        assert type(result.out) is type(q)
+        assert result.out.dtype == q.dtype
+        assert tuple(result.out.shape) == (*rows, d_v)
+        check(result, exact, weights, eps)
+        # The bound is no formality: with everything kept it is rounding alone.
+        plain = ck.attention(
+            q, k, v, 0.0, index=index, scale=scale, causal=causal, lengths=lengths, mask=mask
+        )
+        check(plain, exact, weights, 0.0)
+        assert (plain.k == seen.sum(axis=-1)).all()
+        assert (plain.tail_mass_upper == 0).all()
+        unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+        largest = np.abs(np.nan_to_num(v64)).max() * np.sqrt(d_v)
+        # Many rows together have their scores summed in f32.
+        sizes = np.sqrt((q64**2).sum(-1).max() * (np.nan_to_num(k64) ** 2).sum(-1).max())
+        scores = sizes * abs(d**-0.5 if scale is None else scale)
+        rounded = UNIT[dtype] + (200 if dtype == "float64" else 800 + 45 * scores) * unit
+        assert (plain.error_bound <= rounded * 4 * largest + 2e-12 * largest).all()
+
+
+def test_plain_attention_is_exact_to_rounding() -> None:
+    rng = np.random.default_rng(5)
+    (q, q64), (k, k64), (v, v64) = made(rng, "float32", (2, 4, 6, 64), 300, 64, 48, 2)
+    exact, _ = reference(q64, k64, v64, None, visible((2, 4, 6), 300, True, None, None))
+    result = ck.attention(q, k, v, 0, causal=True)
+    assert np.abs(result.out - exact).max() <= 4e-7 * np.abs(v).max()
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    result = ck.attention(q, k, v, 0, causal=True)
+    assert np.abs(result.out - exact).max() <= 1e-14 * np.abs(v).max()
+
+
+def test_sixty_digits() -> None:
+    rng = np.random.default_rng(6)
+    q, k, v = (
+        rng.standard_normal((1, 3)),
+        rng.standard_normal((5, 3)),
+        rng.standard_normal((5, 2)),
+    )
+    result = ck.attention(q, k, v, 0.3)
+    with mpmath.workdps(60):
+        scale = mpmath.mpf(float(3) ** -0.5)
+        scores = [mpmath.fdot(map(mpmath.mpf, row), map(mpmath.mpf, q[0])) * scale for row in k]
+        weights = [mpmath.exp(score) for score in scores]
+        total = mpmath.fsum(weights)
+        average = [
+            mpmath.fsum(w * mpmath.mpf(x) for w, x in zip(weights, v[:, j], strict=True)) / total
+            for j in range(2)
+        ]
+        away = mpmath.norm([mpmath.mpf(o) - a for o, a in zip(result.out[0], average, strict=True)])
+        assert away <= mpmath.mpf(result.error_bound[0])
+        best = sorted(weights, reverse=True)[: int(result.k[0])]
+        assert 1 - mpmath.fsum(best) / total <= mpmath.mpf(result.tail_mass_upper[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 6e4])
+def test_what_is_masked_may_hold_anything(dtype: str, bad: float) -> None:
+    rng = np.random.default_rng(7)
+    n = 150
+    q, k, v = (rng.standard_normal(s) for s in ((2, 3, 20), (2, n, 20), (2, n, 7)))
+    hidden = np.zeros(n, dtype=bool)
+    hidden[[0, 5, 64, 149]] = True
+    k[:, hidden], v[:, hidden] = bad, bad
+    (q, q64), (k, k64), (v, v64) = (stored(x, dtype) for x in (q, k, v))
+    for eps in (0.0, 0.1):
+        seen = visible((2, 3), n, False, None, ~hidden)
+        exact, weights = reference(q64, k64, v64, None, seen)
+        check(ck.attention(q, k, v, eps, mask=~hidden), exact, weights, eps)
+        additive = np.where(hidden, -np.inf, 0.0).astype(np.float32)
+        again = ck.attention(q, k, v, eps, mask=additive)
+        assert np.array_equal(
+            widened(again.out), widened(ck.attention(q, k, v, eps, mask=~hidden).out)
+        )
+        seen = visible((2, 3), n, False, 5, None) & ~hidden
+        exact, weights = reference(q64, k64, v64, None, seen)
+        check(ck.attention(q, k, v, eps, lengths=5, mask=~hidden), exact, weights, eps)
+
+
+def test_each_row_has_its_own_ball_where_a_head_has_none() -> None:
+    rng = np.random.default_rng(8)
+    q, k, v = (rng.standard_normal(s) for s in ((4, 8), (40, 8), (40, 3)))
+    q *= 4
+    v[39] = np.nan
+    lengths = np.array([39, 0, 39, 40])
+    k[39] = -1e3 * q[3]  # row 3 sees it, and drops it
+    result = ck.attention(q, k, v, 0.1, lengths=lengths)
+    assert np.isfinite(result.error_bound).tolist() == [True, True, True, False]
+    with pytest.raises(ck.CertkError, match=r"v\[39, 0\] is not finite"):
+        ck.attention(q, k, v, 0.0, lengths=lengths)
+    with pytest.raises(ck.CertkError, match=r"v\[39, 0\] is not finite"):
+        ck.attention(q, k, v, out_tol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((3, 8), (0, 8), (0, 4)),
+        ((0, 8), (5, 8), (5, 4)),
+        ((2, 0, 3, 8), (2, 0, 5, 8), (2, 0, 5, 4)),
+        ((0, 2, 3, 8), (0, 1, 5, 8), (0, 1, 5, 4)),
+    ],
+)
+@pytest.mark.parametrize("budget", [{"eps": 0.1}, {"eps": 0}, {"out_tol": 0.1}])
+def test_nothing_to_do(q: Any, k: Any, v: Any, budget: dict[str, float]) -> None:
+    result = ck.attention(np.ones(q), np.ones(k), np.ones(v), mask=np.ones(k[-2], bool), **budget)
+    assert result.out.shape == (*q[:-1], v[-1])
+    assert not result.out.any()
+    for field in ("tail_mass_upper", "error_bound", "k", "scored", "rung"):
+        assert getattr(result, field).shape == q[:-1]
+    assert not result.error_bound.any()
+    assert "AttentionResult" in repr(result)
+
+
+def test_more_queries_than_keys_see_nothing_at_first() -> None:
+    rng = np.random.default_rng(9)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((7, 4), (3, 4), (3, 2)))
+    result = ck.attention(q, k, v, 0.0, causal=True)
+    assert result.k.tolist() == [0, 0, 0, 0, 1, 2, 3]
+    assert not result.out[:4].any()
+    assert np.array_equal(result.out[4], v[0])
+
+
+def test_strides_and_broadcasts() -> None:
+    rng = np.random.default_rng(10)
+    big = rng.standard_normal((3, 50, 2, 24)).astype(np.float32)
+    k, v = big[:, :, 0].copy(), big[:, :, 1].copy()
+    q = rng.standard_normal((6, 4, 24)).astype(np.float32)
+    plain = ck.attention(q, k, v, 0.05)
+    strided = ck.attention(
+        np.asfortranarray(q), big[:, :, 0], big.transpose(0, 2, 1, 3)[:, 1], 0.05
+    )
+    assert np.array_equal(plain.out, strided.out)
+    assert np.array_equal(plain.error_bound, strided.error_bound)
+    one = np.broadcast_to(k[:1], k.shape), np.broadcast_to(v[:1], v.shape)
+    repeated = np.repeat(k[:1], 3, 0), np.repeat(v[:1], 3, 0)
+    assert np.array_equal(ck.attention(q, *one, 0.05).out, ck.attention(q, *repeated, 0.05).out)
+    reverse = ck.attention(q, k[:, ::-1], v[:, ::-1], 0.0)
+    assert np.allclose(reverse.out, ck.attention(q, k, v, 0.0).out, atol=1e-5)
+
+
+def test_same_bits_for_all_threads_and_levels() -> None:
+    rng = np.random.default_rng(11)
+    q, k, v = (
+        rng.standard_normal(s).astype(np.float32) * f
+        for s, f in (((4, 9, 40), 3), ((2, 3000, 40), 1), ((2, 3000, 33), 1))
+    )
+    index = ck.KeyIndex.build(k)
+    mask = rng.random((4, 9, 3000)) < 0.5
+    mask[..., :640] = False
+    answers = []
+    try:
+        for level in ("portable", "avx2", "avx512"):
+            try:
+                _native.set_simd_level(level)
+            except ck.CertkError:
+                continue
+            for threads in (1, 2, 3):
+                for lent in (None, index):
+                    options = (
+                        {"eps": 0.02},
+                        {"eps": 0.0},
+                        {"out_tol": 0.05},
+                        {"eps": 0.0, "mask": mask},
+                    )
+                    for option in options:
+                        r = ck.attention(
+                            q, k, v, index=lent, threads=threads, causal=True, **option
+                        )
+                        fields = (r.out, r.tail_mass_upper, r.error_bound, r.k, r.scored, r.rung)
+                        answers.append(b"".join(field.tobytes() for field in fields))
+    finally:
+        _native.set_simd_level(None)
+    assert len(answers) >= 24
+    assert all(answer == answers[at % 8] for at, answer in enumerate(answers))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_out_tol_random(dtype: str) -> None:
+    rng = np.random.default_rng(12)
+    (q, q64), (k, k64), (v, v64) = made(rng, dtype, (4, 5, 32), 900, 32, 24, 2)
+    exact, _ = reference(q64, k64, v64, None, visible((4, 5), 900, True, None, None))
+    spread = float(length(v64).max())
+    fewest = []
+    for part in (1e-1, 3e-2, 1e2):
+        tolerance = np.full((4, 5), part * spread) * rng.uniform(0.9, 1.1, (4, 5))
+        result = ck.attention(q, k, v, out_tol=tolerance, causal=True)
+        assert (result.error_bound <= tolerance).all()
+        assert (length(widened(result.out) - exact) <= result.error_bound).all()
+        fewest.append(result.k.sum())
+    assert fewest[2] < fewest[0] < fewest[1]
+    with pytest.raises(ck.CertkError, match=r"out_tol\[0, 0\] is .*raise out_tol"):
+        ck.attention(q, k, v, out_tol=1e-17)
+
+
+def test_real_rows(small_cache: Cache) -> None:
+    names = sorted(name for name in small_cache if name.endswith(".query"))
+    for name in names:
+        q, k, v = (small_cache[name.replace("query", x)] for x in ("query", "key", "value"))
+        q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+        seen = visible(q.shape[:-1], k.shape[-2], False, None, None)
+        exact, weights = reference(*(x.astype(np.float64) for x in (q, k, v)), None, seen)
+        index = ck.KeyIndex.build(k)
+        for lent in (None, index):
+            for eps in (0.0, 0.01, 0.3):
+                check(ck.attention(q, k, v, eps, index=lent), exact, weights, eps)
+            result = ck.attention(q, k, v, out_tol=0.1, index=lent)
+            assert (result.error_bound <= 0.1).all()
+            check(result, exact, weights, 1.0)
+
+
+def test_ball() -> None:
+    rng = np.random.default_rng(13)
+    q, k, v = (
+        rng.standard_normal(s).astype(np.float32) for s in ((4, 2, 16), (2, 90, 16), (2, 90, 5))
+    )
+    exact, weights = reference(
+        *(x.astype(np.float64) for x in (q, k, v)), None, visible((4, 2), 90, False, None, None)
+    )
+    ball = ck.ValueBall(v[:, :60])
+    assert len(ball) == 60
+    with pytest.raises(ck.CertkError, match=r"^v has shape .*append"):
+        ck.attention(q, k, v, 0.2, ball=ball)
+    ball.append(v[:, 60:])
+    for budget in ({"eps": 0.2}, {"out_tol": 0.5}):
+        result = ck.attention(q, k, v, ball=ball, **budget)
+        check(result, exact, weights, 1.0)
+    whole = ck.ValueBall(v)
+    assert whole.radius.shape == (2,)
+    assert (np.abs(whole.radius / ball.radius - 1) < 0.5).all()
+    mine, plain = ck.attention(q, k, v, 0.2, ball=whole), ck.attention(q, k, v, 0.2)
+    assert np.array_equal(mine.error_bound, plain.error_bound)
+    spoilt = v.copy()
+    spoilt[1, 3, 2] = np.nan
+    assert np.isfinite(ck.ValueBall(spoilt).radius).tolist() == [True, False]
+    for bad in (3, np.ones(3), np.ones((2, 3, 0)), v.astype(int)):
+        with pytest.raises(ck.CertkError, match=r"^v "):
+            ck.ValueBall(bad)
+    with pytest.raises(ck.CertkError, match=r"^v has shape"):
+        ball.append(v[:1])
+
+
+def test_the_bound_is_of_the_values_when_it_is_read() -> None:
+    rng = np.random.default_rng(14)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((2, 16), (90, 16), (90, 5)))
+    first, second = ck.attention(q, k, v, 0.3), ck.attention(q, k, v, 0.3)
+    known = first.error_bound.copy()
+    v *= 1000
+    assert np.array_equal(first.error_bound, known)
+    assert (second.error_bound > 100 * known).all()
+    again = pickle.loads(pickle.dumps(first))
+    assert np.array_equal(again.error_bound, known)
+    assert np.array_equal(again.out, first.out)
+    for field in ("out", "error_bound", "tail_mass_upper", "k", "scored", "rung"):
+        assert not getattr(first, field).flags.writeable
+
+
+def test_kinds_of_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(15)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((2, 16), (90, 16), (90, 5)))
+    tensors = [torch.from_numpy(x) for x in (q, k, v)]
+    result = ck.attention(*tensors, 0.1)
+    assert isinstance(result.out, torch.Tensor)
+    assert np.array_equal(result.out.numpy(), ck.attention(q, k, v, 0.1).out)
+    known = ck.attention(*tensors, 0.1).error_bound
+    result.out.zero_()
+    assert np.array_equal(result.error_bound, known)
+    mixed = ck.attention(q.astype(np.float16), tensors[1], v.tolist(), 0.1)
+    assert mixed.out.dtype == np.float16
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    small = [x.astype(ml_dtypes.bfloat16) for x in (q, k, v)]
+    assert ck.attention(*small, 0.1).out.dtype == ml_dtypes.bfloat16
+
+
+Q, K, V = (2, 4, 3, 8), (2, 2, 10, 8), (2, 2, 10, 5)
+
+
+def place_of(bad: float, shape: tuple[int, ...], at: tuple[int, ...]) -> np.ndarray:
+    array = np.ones(shape)
+    array[at] = bad
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": np.ones((2, 4, 3, 7))}, r"^q has shape \[2, 4, 3, 7\]: keys have 8 entries"),
+        ({"q": np.ones((2, 3, 3, 8))}, r"^q has shape .*multiple"),
+        ({"q": np.ones((4, 3, 8))}, r"^q has shape .*axes"),
+        ({"q": np.ones(8)}, r"^q has shape .*axis of vectors"),
+        ({"q": 1.0}, r"^q is a single number"),
+        ({"q": "text"}, r"^q is a str"),
+        ({"q": np.ones(Q, dtype=int)}, r"^q has dtype int64"),
+        ({"q": np.ones(Q, dtype=complex)}, r"^q has dtype complex"),
+        ({"q": place_of(np.nan, Q, (1, 2, 0, 3))}, r"^q\[1, 2, 0, 3\] is not finite"),
+        ({"q": place_of(np.inf, Q, (1, 2, 0, 3))}, r"^q\[1, 2, 0, 3\] is not finite"),
+        ({"k": np.ones((2, 2, 10, 0))}, r"^k has shape .*at least one entry"),
+        ({"k": np.ones((2, 0, 10, 8))}, r"^q has shape"),
+        ({"k": np.ones((2, 2, 11, 8))}, r"^v has shape .*a value for each key"),
+        ({"k": place_of(np.nan, K, (1, 1, 7, 3))}, r"^k\[1, 1, 7, 3\] is not finite"),
+        ({"k": place_of(-np.inf, K, (1, 1, 7, 3))}, r"^k\[1, 1, 7, 3\] is not finite"),
+        ({"k": np.full(K, 1e200), "q": np.full(Q, 1e200)}, r"^a score of k\[0, 0, 0\] is inf"),
+        ({"v": np.ones((2, 2, 9, 5))}, r"^v has shape .*a value for each key"),
+        ({"v": np.ones((2, 1, 10, 5))}, r"^v has shape .*a value for each key"),
+        ({"v": np.ones((2, 2, 10, 0))}, r"^v has shape .*at least one entry"),
+        ({"v": place_of(np.nan, V, (1, 0, 9, 4)), "eps": 0.0}, r"^v\[1, 0, 9, 4\] is not finite"),
+        ({"v": np.full(V, 1e5), "q": np.ones(Q, np.float16)}, r"^out\[0, 0, 0, 0\] is inf.*wider"),
+        ({"eps": 1.0}, r"^eps is 1; a budget"),
+        ({"eps": -0.1}, r"^eps is -0.1"),
+        ({"eps": np.nan}, r"^eps is NaN"),
+        ({"eps": "much"}, r"^eps is a str"),
+        ({"eps": [0.1, 0.2]}, r"^eps has shape \(2,\)"),
+        ({"eps": place_of(20.0, Q[:-1], (1, 3, 2)) / 10}, r"^eps\[1, 3, 2\] is 2"),
+        ({"eps": None}, r"neither given"),
+        ({"out_tol": 0.1}, r"both given"),
+        ({"eps": None, "out_tol": -1.0}, r"^out_tol is -1"),
+        ({"eps": None, "out_tol": np.inf}, r"^out_tol is inf"),
+        ({"eps": None, "out_tol": np.nan}, r"^out_tol is NaN"),
+        ({"eps": None, "out_tol": "a"}, r"^out_tol is a str"),
+        ({"eps": None, "out_tol": [1.0, 2.0]}, r"^out_tol has shape"),
+        ({"scale": np.nan}, r"^scale is NaN"),
+        ({"scale": np.inf}, r"^scale is inf"),
+        ({"scale": "a"}, r"^scale is 'a'"),
+        ({"scale": 1e308, "q": np.full(Q, 1e5)}, r"^a score of k\[0, 0, 0\] is inf"),
+        ({"causal": 1}, r"^causal is 1; pass True or False"),
+        ({"causal": None}, r"^causal is None"),
+        ({"lengths": 11}, r"^lengths is 11; it must lie between 0 and n = 10"),
+        ({"lengths": -1}, r"^lengths is -1"),
+        ({"lengths": 3.0}, r"^lengths has dtype float64"),
+        ({"lengths": [3, 3]}, r"^lengths has shape"),
+        ({"lengths": np.full(Q[:-1], 12)}, r"^lengths\[0, 0, 0\] is 12"),
+        ({"mask": np.ones(9, bool)}, r"^mask has shape"),
+        ({"mask": np.ones((3, 3, 10), bool)}, r"^mask has shape"),
+        ({"mask": np.ones(10, int)}, r"^mask has dtype int64; pass bool"),
+        ({"mask": np.ones(10)}, r"^mask\[0\] is 1; attention takes no bias"),
+        ({"mask": [0.0] * 9 + [np.nan]}, r"^mask\[9\] is nan"),
+        ({"mask": [0.0] * 9 + [np.inf]}, r"^mask\[9\] is inf"),
+        ({"mask": "no"}, r"^mask is a str"),
+        ({"threads": 0}, r"^threads is 0"),
+        ({"threads": 1.5}, r"^threads is 1.5"),
+        ({"threads": 5000}, r"^threads is 5000"),
+        ({"ball": np.ones(3)}, r"^ball is a ndarray; pass a certk_rs.ValueBall"),
+        ({"index": "no"}, r"^index is a str; pass a certk_rs.KeyIndex"),
+    ],
+)  # fmt: skip
+def test_bad_input(change: dict[str, Any], message: str) -> None:
+    arguments = {"q": np.ones(Q), "k": np.ones(K), "v": np.ones(V), "eps": 0.1, **change}
+    with pytest.raises(ck.CertkError, match=message) as caught:
+        ck.attention(**arguments)
+    assert "\n" not in str(caught.value)
+    assert re.search(
+        r"pass|repair|must|need|convert|does not broadcast|budget|a value", str(caught.value)
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 9, 8), (2, 2, 10, 4), (2, 1, 10, 8), (10, 8)])
+def test_an_index_of_other_keys(shape: tuple[int, ...]) -> None:
+    index = ck.KeyIndex.build(np.ones(shape, np.float32))
+    q, k, v = (np.ones(s, np.float32) for s in (Q, K, V))
+    with pytest.raises(ck.CertkError, match=r"^k has shape .*the index was built of"):
+        ck.attention(q, k, v, 0.1, index=index)
+
+
+def test_an_index_of_the_same_keys_in_another_dtype() -> None:
+    """Keys that were rounded since they were indexed are other keys."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(19)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in (Q, K, V))
+    for one, other in (
+        (k, k.astype(np.float16)),
+        (k.astype(np.float16), k),
+        (k, torch.from_numpy(k).bfloat16()),
+    ):
+        with pytest.raises(ck.CertkError, match=r"^k are .* when they were indexed"):
+            ck.attention(q, other, v, 0.1, index=ck.KeyIndex.build(one))
+
+
+def test_no_index_for_float64() -> None:
+    index = ck.KeyIndex.build(np.ones(K, np.float32))
+    with pytest.raises(ck.CertkError, match=r"^k has shape .*float64 cannot be indexed"):
+        ck.attention(np.ones(Q), np.ones(K), np.ones(V), 0.1, index=index)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_ends_of_the_range(dtype: str) -> None:
+    """Values that their own precision cannot add, and those next to nothing."""
+    rng = np.random.default_rng(16)
+    q, k = (rng.standard_normal(s).astype(dtype) for s in ((3, 8), (100, 8)))
+    top = np.finfo(dtype).max
+    for v in (np.full((100, 4), top), np.full((100, 4), -top), np.full((100, 4), top * 1e-37)):
+        for eps in (0.0, 0.3):
+            result = ck.attention(q, k, (v * 0.99).astype(dtype), eps)
+            assert np.allclose(result.out, v[0] * 0.99, rtol=1e-5)
+    tiny = np.finfo(dtype).smallest_subnormal * rng.integers(-9, 9, (100, 4))
+    exact, weights = reference(
+        q.astype(float), k.astype(float), tiny.astype(float), None, np.ones((3, 100), bool)
+    )
+    check(ck.attention(q, k, tiny.astype(dtype), 0.1), exact, weights, 0.1)
+
+
+def test_scores_beyond_all_precision() -> None:
+    """Where float64 cannot tell scores apart all is kept, and the bound says what is known."""
+    rng = np.random.default_rng(17)
+    q, k, v = (rng.standard_normal(s) for s in ((3, 8), (100, 8), (100, 4)))
+    result = ck.attention(q * 1e12, k * 1e12, v, 0.1)
+    assert (result.k == 100).all()
+    assert (result.error_bound >= 0.1).all()
+    assert np.isfinite(result.error_bound).all()
+
+
+@pytest.mark.parametrize("m", [3, 16, 40])
+def test_what_only_other_sequences_see_may_hold_anything(m: int) -> None:
+    """Sequences of a batch end at different keys, and what lies behind the end is not read."""
+    rng = np.random.default_rng(18)
+    shapes = ((2, 4, m, 8), (2, 2, 300, 8), (2, 2, 300, 5))
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    lengths = np.broadcast_to(np.array([130, 300])[:, None, None], (2, 4, m))
+    seen = visible((2, 4, m), 300, False, lengths, None)
+    exact, weights = reference(*(x.astype(np.float64) for x in (q, k, v)), None, seen)
+    k[0, :, 130:], v[0, :, 130:] = np.nan, np.inf
+    for eps in (0.0, 0.1):
+        result = ck.attention(q, k, v, eps, lengths=lengths)
+        check(result, exact, weights, eps)
+        assert np.isfinite(result.error_bound).all()
+
+
+@pytest.mark.parametrize("m", [1, 3, 40])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_that_overflow_are_errors(m: int, sign: float) -> None:
+    """A product of finite vectors that is -inf, inf or NaN is no mask."""
+    q, k, v = np.full((m, 2), 1e200), np.ones((5, 2)), np.ones((5, 3))
+    k[3] = sign * 1e200
+    message = r"^a score of k\[3\] is .*q\.k times scale overflows float64"
+    for budget in ({"eps": 0.1}, {"eps": 0.0}, {"out_tol": 0.1}):
+        with pytest.raises(ck.CertkError, match=message):
+            ck.attention(q, k, v, **budget)
+    k[3, 1] = -k[3, 0]
+    with pytest.raises(ck.CertkError, match=message):
+        ck.attention(q, k, v, 0.1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_keys_are_dropped_even_if_that_is_slower(masked: bool) -> None:
+    """Many rows, each of which needs most of its keys."""
+    rng = np.random.default_rng(19)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((40, 16), (300, 16), (300, 8)))
+    mask = rng.random((40, 300)) < 0.9 if masked else None
+    seen = visible((40,), 300, False, None, mask)
+    exact, weights = reference(*(x.astype(np.float64) for x in (q, k, v)), None, seen)
+    for index in (None, ck.KeyIndex.build(k)):
+        plain = ck.attention(q, k, v, 0.05, mask=mask, index=index)
+        slow = ck.attention(q, k, v, 0.05, mask=mask, index=index, even_if_slower=True)
+        check(slow, exact, weights, 0.05)
+        assert (plain.k == seen.sum(axis=-1)).all()
+        assert (slow.k < seen.sum(axis=-1)).all()
+        assert (slow.tail_mass_upper > 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_sink_that_outweighs_its_row_leaves_something_lost(dtype: str, indexed: bool) -> None:
+    """The upper end is 0 only where nothing was dropped, and never below the least possible loss.
+
+    What is dropped is not told, but keys that score less weigh less: k kept keys lose no less than
+    all others but the k best. In exact arithmetic (Arb).
+    """
+    rng = np.random.default_rng(5)
+    query, _ = stored(np.ones((1, 1)), dtype)
+    dropped = 0
+    for sink in (-1e300, -800.0, 0.0, 100.0, 400.0, 700.0, 1e4, 1e10):
+        for depth in (1.0, 100.0, 600.0, 1e4):
+            scores = np.concatenate([[0.0], -depth * (1 + rng.random(30) / 8)])
+            lent, exact = stored(scores[:, None], dtype)
+            index = ck.KeyIndex.build(lent) if indexed else None
+            found = ck.attention(
+                query, lent, lent, 0.3, scale=1.0, sinks=sink, index=index, even_if_slower=True
+            )
+            k, upper = int(found.k[0]), float(found.tail_mass_upper[0])
+            assert (upper > 0.0) == (k < 31)
+            assert upper <= 0.3
+            dropped += k < 31
+            ranked = sorted(exact[:, 0].tolist(), reverse=True)
+            weights = [arb(score).exp() for score in ranked]
+            lost = sum(weights[k:], arb(0)) / (sum(weights, arb(0)) + arb(sink).exp())
+            assert arb(upper) >= lost
+    assert dropped >= 20
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(12))
+def test_sinks(dtype: str, seed: int) -> None:
+    rng = np.random.default_rng(700 * DTYPES.index(dtype) + seed)
+    heads, m = [(6, 1), (4, 5), (2, 70)][seed % 3]
+    n, d = int(rng.choice([1, 40, 700])), 32
+    (q, q64), (k, k64), (v, v64) = made(rng, dtype, (2, heads, m, d), n, d, 24, 2)
+    scores = float(np.abs(q64).sum(-1).mean()) / d**0.5
+    sinks = rng.choice([-np.inf, -800.0, 0.0, 1.0, scores, 40.0, 900.0], size=(2, heads))
+    sinks = sinks + rng.random((2, heads))
+    mask = rng.random((2, heads, m, n)) < 0.8 if seed % 2 else None
+    seen = visible((2, heads, m), n, seed % 4 > 1, None, mask)
+    per_row = np.broadcast_to(sinks[..., None], (2, heads, m))
+    exact, weights = reference(q64, k64, v64, None, seen, per_row)
+    ball = ck.ValueBall(v)
+    for index in (None, None if dtype == "float64" else ck.KeyIndex.build(k)):
+        for eps in (0.0, 0.05, 0.4):
+            for kind in ({}, {"ball": ball}, {"even_if_slower": True}):
+                result = ck.attention(
+                    q, k, v, eps, sinks=sinks, index=index, causal=seed % 4 > 1, mask=mask, **kind
+                )
+                check(result, exact, weights, eps)
+                if eps == 0.0:
+                    assert (result.tail_mass_upper == 0).all()
+                    # Nothing but rounding is in the bound: sums in float32, and that of the output.
+                    most = np.abs(v64).max() * 24**0.5
+                    sums = 1e-11 if dtype == "float64" else 3e-4
+                    assert result.error_bound.max() < most * (2 * UNIT[dtype] + sums)
+
+
+def test_a_sink_shrinks_the_output_and_the_tail_by_its_share() -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal(shape) for shape in ((1, 3, 16), (1, 500, 16), (1, 500, 8)))
+    scores = q[0] @ k[0].T / 4
+    # The sink is the heavier by a factor of three.
+    sink = np.log(3 * np.exp(scores).sum(-1).mean())
+    share = 1 / (1 + np.exp(sink) / np.exp(scores).sum(-1))
+    bare, sunk = ck.attention(q, k, v, 0.2), ck.attention(q, k, v, 0.2, sinks=sink)
+    assert (bare.k == sunk.k).all()
+    assert np.allclose(sunk.tail_mass_upper, bare.tail_mass_upper * share, rtol=1e-2)
+    assert (sunk.tail_mass_upper >= bare.tail_mass_upper * share).all()
+    none = ck.attention(q, k, v, 0.2, sinks=[-np.inf])
+    assert np.array_equal(none.out, bare.out)
+    assert np.array_equal(none.tail_mass_upper, bare.tail_mass_upper)
+    # A budget on the output.
+    exact, _ = reference(q, k, v, None, np.ones((1, 3, 500), bool), np.full((1, 3), sink))
+    close = ck.attention(q, k, v, out_tol=0.01, sinks=sink)
+    assert (length(close.out - exact) <= 0.01).all()
+    assert (close.error_bound <= 0.01).all()
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        ([0.0, np.nan], r"sinks\[1\] is NaN.*negative infinity for none"),
+        (np.inf, r"sinks\[0\] is inf.*negative infinity for none"),
+        ([0.0, 0.0, 0.0], r"sinks has shape \(3,\), .*number per query head"),
+        (["a", "b"], r"sinks has dtype"),
+        ([True, False], r"sinks has dtype bool"),
+    ],
+)
+def test_bad_sinks(sinks: Any, message: str) -> None:
+    q, k, v = np.ones((2, 1, 4)), np.ones((1, 9, 4)), np.ones((1, 9, 4))
+    with pytest.raises(ck.CertkError, match=message):
+        ck.attention(q, k, v, 0.1, sinks=sinks)
+
+
+def test_what_memory_does_not_hold_is_an_error() -> None:
+    """Rust ends the process where memory is refused; it is asked for beforehand."""
+    nothing = np.empty((2**40, 1, 0, 16), np.float32)
+    with pytest.raises(ck.CertkError, match=r"what is made of . takes [0-9]+ bytes"):
+        ck.attention(nothing, nothing, nothing, 0.1)
+    with pytest.raises(ck.CertkError, match="what is made of keys takes"):
+        ck.KeyIndex.build(nothing)
+    with pytest.raises(ck.CertkError, match="what is made of v takes"):
+        ck.ValueBall(nothing)
+    many = np.empty((2**40, 1, 0), np.float32)
+    with pytest.raises(ck.CertkError, match="what is made of scores takes"):
+        ck.keep_set(many, 0.1)

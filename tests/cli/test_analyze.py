@@ -1,0 +1,170 @@
+"""`certk analyze`: its numbers against float64 from the file, its page, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from cli_fixtures import certk, write_cache
+from page_reader import Page
+from repository import EXAMPLE
+
+Captured = pytest.CaptureFixture[str]
+
+
+def analyzed(capsys: Captured, *arguments: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert certk("analyze", *arguments, "--json") == 0
+    body: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return body
+
+
+def fewest(weights: np.ndarray, eps: float) -> int:
+    ordered = np.sort(weights)[::-1] / weights.sum()
+    return int((np.cumsum(ordered) < 1 - eps).sum()) + 1
+
+
+def test_the_numbers_of_the_example(capsys: Captured) -> None:
+    [cache] = analyzed(capsys, EXAMPLE)["caches"]
+    assert cache["eps"] == [0.1, 0.01, 0.001]
+    assert cache["main_eps"] == 0.01
+    assert len(cache["heads"]) == 24
+    tensors = load_file(EXAMPLE)
+    for head in cache["heads"]:
+        query = tensors[f"layers.{head['layer']}.query"][0, head["head"]].astype(np.float64)
+        key = tensors[f"layers.{head['layer']}.key"][0, head["head"]].astype(np.float64)
+        scores = query @ key.T / np.sqrt(32)
+        weights = np.exp(scores - scores.max(1, keepdims=True))
+        share = weights / weights.sum(1, keepdims=True)
+        assert head["sigma"] == pytest.approx(scores.std(1).mean(), rel=1e-12)
+        for eps, kept in zip(cache["eps"], head["kept"], strict=True):
+            assert kept == pytest.approx(np.mean([fewest(row, eps) for row in weights]) / 512)
+        assert head["effective_entries"] == pytest.approx((share >= 0.01).sum(1).mean())
+        assert head["participation"] == pytest.approx((1 / (share**2).sum(1)).mean(), rel=1e-9)
+        assert head["kept"][1] <= head["multi_gap"] <= head["single_gap"] <= 1
+        assert head["kept"][1] <= head["shared"]
+        assert 0 < head["shared_lower_bound"] <= head["shared"] <= 1
+        few, one = head["kept"][1] <= 0.5, head["shared"]
+        alone = "per query" if few else "leave dense"
+        together = "prune" if one <= 0.5 else "prune a little"
+        assert head["advice"] == (together if one <= 0.85 else alone)
+
+
+def test_the_layers_are_means_of_their_heads(capsys: Captured) -> None:
+    [cache] = analyzed(capsys, EXAMPLE)["caches"]
+    assert [layer["layer"] for layer in cache["layers"]] == list(range(6))
+    for layer in cache["layers"]:
+        heads = [head for head in cache["heads"] if head["layer"] == layer["layer"]]
+        assert layer["heads"] == len(heads) == 4
+        assert layer["shared"] == pytest.approx(np.mean([head["shared"] for head in heads]))
+        for i in range(3):
+            kept = [head["kept"][i] for head in heads]
+            off = [abs(head["kept"][i] - head["predicted"][i]) for head in heads]
+            assert layer["kept"][i] == pytest.approx(np.mean(kept))
+            assert layer["rule_error"][i] == pytest.approx(np.mean(off))
+
+
+def test_every_query_counts_and_no_bound_is_below_what_is_needed(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    query = rng.standard_normal((1, 1, 400, 8)).astype(np.float32)
+    # A few queries need far more keys than the others; those with gap bounds may miss them.
+    query *= np.where(np.arange(400) % 37 == 5, 0.1, 6.0)[:, None].astype(np.float32)
+    key = rng.standard_normal((1, 1, 64, 8)).astype(np.float32)
+    path = tmp_path / "uneven.safetensors"
+    save_file({"layers.0.query": query, "layers.0.key": key, "layers.0.value": key.copy()}, path)
+    [cache] = analyzed(capsys, path, "--eps", "0.05")["caches"]
+    [head] = cache["heads"]
+    scores = query[0, 0].astype(np.float64) @ key[0, 0].T.astype(np.float64) / np.sqrt(8)
+    kept = np.mean([fewest(np.exp(row - row.max()), 0.05) for row in scores]) / 64
+    assert head["queries"] == 400
+    assert head["kept"] == [pytest.approx(kept)]
+    assert head["kept"][0] <= head["multi_gap"] <= head["single_gap"] <= 1
+
+
+def test_the_tables_fit_the_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, heading in [(80, "advice"), (120, "1/sum P^2"), (30, "advice")]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert certk("analyze", EXAMPLE) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[3].split()[-1] == heading.split()[-1]
+        assert not any("…" in line for line in lines)
+        if columns >= 80:
+            assert max(len(line) for line in lines[1:]) <= columns
+
+
+def test_vast_scores_do_not_tear_the_table(capsys: Captured, tmp_path: Path) -> None:
+    key = np.zeros((1, 1, 4, 8), np.float32)
+    key[0, 0] = np.float32(3e38) * np.array([1, -1, 0.5, 0], np.float32)[:, None]
+    path = tmp_path / "vast.safetensors"
+    tensors = {"layers.0.query": key, "layers.0.key": key.copy(), "layers.0.value": key.copy()}
+    save_file(tensors, path)
+    html = tmp_path / "vast.html"
+    assert certk("analyze", path, "--html", html) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines()[1:-1])) <= 100
+
+
+def test_causal_rows_count_what_they_see(capsys: Captured, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((1, 2, 40, 8)).astype(np.float32)
+    key = rng.standard_normal((1, 1, 64, 8)).astype(np.float32)
+    path = tmp_path / "causal.safetensors"
+    tensors = {"layers.0.query": query, "layers.0.key": key, "layers.0.value": key.copy()}
+    save_file(tensors, path, metadata={"causal_offset": "24"})
+    [cache] = analyzed(capsys, path, "--eps", "0.05")["caches"]
+    for head in cache["heads"]:
+        kept = []
+        for i, q in enumerate(query[0, head["head"]].astype(np.float64)):
+            scores = key[0, 0, : i + 25].astype(np.float64) @ q / np.sqrt(8)
+            kept.append(fewest(np.exp(scores - scores.max()), 0.05) / (i + 25))
+        assert head["kept"] == pytest.approx([np.mean(kept)])
+        assert head["queries"] == 40
+
+
+def test_grouped_heads_use_their_keys(capsys: Captured, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_cache(path)
+    body = analyzed(capsys, path, "--eps", "0.5")
+    assert all(0 < head["kept"][0] <= 1 for head in body["caches"][0]["heads"])
+
+
+def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
+    html = tmp_path / "page.html"
+    assert certk("analyze", EXAMPLE, "--html", html) == 0
+    shown = capsys.readouterr().out
+    assert "leave dense" in shown or "prune" in shown
+    text = html.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.fetched == []
+    assert page.tags.count("svg") == 3
+    assert page.tags.count("tr") == 1 + 24 + 1 + 6 + 1
+    assert len(page.ids) == len(set(page.ids))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
+    assert not re.search(r"<script|@import|url\((?!#)", text)
+    assert certk("analyze", EXAMPLE, "--html", html) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_refusals(capsys: Captured, tmp_path: Path) -> None:
+    for arguments, words in [
+        ((tmp_path / "none.safetensors",), "does not exist"),
+        ((EXAMPLE, "--eps", "0"), "eps is 0"),
+        ((EXAMPLE, "--eps", "1"), "eps is 1"),
+        ((EXAMPLE, "--eps", "-1"), "give a number from 1e-300"),
+        ((EXAMPLE, "--eps", "nan"), "eps is nan"),
+        ((EXAMPLE, "--names", "x"), "--names"),
+        ((tmp_path,), f"no .safetensors file in {tmp_path}"),
+        ((EXAMPLE, "--html", tmp_path / "no" / "x.html"), "there is no directory"),
+    ]:
+        capsys.readouterr()
+        assert certk("analyze", *arguments) == 2
+        out, err = capsys.readouterr()
+        assert (out, words in err) == ("", True), err

@@ -1,0 +1,318 @@
+"""`certk reproduce`: every experiment runs, is computed, and shows up on one page."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import certk_rs as ck
+from certk_rs import reproduce, sparse_attention
+from certk_rs._display.page import Table
+from certk_rs.errors import CertkError
+from certk_rs.reproduce import (
+    EXPERIMENTS,
+    Settings,
+    gap_rules,
+    run_experiments,
+)
+from cli_fixtures import certk, write_cache
+from page_reader import Page
+from real_rows import Cache
+from repository import EXAMPLE
+
+NAMES = [experiment.NAME for experiment in EXPERIMENTS]
+
+Captured = pytest.CaptureFixture[str]
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """What an experiment found, but for how long things took."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["data"]
+    timing = data.pop("timing", None)
+    assert timing is None or sum(c.isdigit() for c in timing["seen"]) > 3
+    return data
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_is_computed_anew(name: str, tmp_path: Path) -> None:
+    """Twice the same from one seed, shown on the page, with more than one digit in its sentence."""
+    for folder in ("a", "b"):
+        [done] = run_experiments(tmp_path / folder, [name], Settings(EXAMPLE, brief=True))
+        assert done["name"] == name
+        assert sum(c.isdigit() for c in done["seen"]) > 3
+    assert figures(tmp_path / "a" / f"{name}.json") == figures(tmp_path / "b" / f"{name}.json")
+    page = Page()
+    page.feed((tmp_path / "a" / "index.html").read_text(encoding="utf-8"))
+    assert page.fetched == []
+    assert page.tags.count("svg") >= 1
+    assert page.tags.count("h2") == 1
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_runs_add_up_on_one_page(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "page"
+    assert certk("reproduce", "-o", out, "gap-rules", "--brief") == 0
+    assert certk("reproduce", "-o", out, "rounding", "--brief", "--json") == 0
+    page = Page()
+    page.feed((out / "index.html").read_text(encoding="utf-8"))
+    assert page.tags.count("h2") == 2
+    assert sorted(path.name for path in out.iterdir()) == [
+        "gap-rules.json", "index.html", "rounding.json",
+    ]  # fmt: skip
+    capsys.readouterr()
+
+
+def test_simulations_depend_on_the_seed(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        settings = Settings(EXAMPLE, brief=True, seed=seed)
+        run_experiments(tmp_path / str(seed), ["gaussian-rule"], settings)
+    one, other = (figures(tmp_path / str(seed) / "gaussian-rule.json") for seed in (0, 1))
+    assert one != other
+
+
+def test_what_cannot_run_is_left_out_or_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> dict[str, object]:
+        raise AssertionError("it ran")
+
+    needy = SimpleNamespace(**vars(gap_rules) | {"NAME": "needy", "NEEDS": ("no_such_module",)})
+    needy.run = never
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (needy, gap_rules))
+    settings, told = Settings(EXAMPLE, brief=True), []
+    [done] = run_experiments(tmp_path / "all", [], settings, warn=told.append)
+    assert done["name"] == "gap-rules"
+    assert len(told) == 1
+    assert "no_such_module" in told[0]
+    with pytest.raises(CertkError, match="needy needs no_such_module, not installed"):
+        run_experiments(tmp_path / "x", ["gap-rules", "needy"], settings)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_experiment_is_one_file_and_one_registration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = SimpleNamespace(
+        NAME="mine", TITLE="Mine", ABOUT="About.", NEEDS=(),
+        run=lambda settings, tell: {"seen": "It is 42."},
+        plots=lambda data: [], tables=lambda data: [Table(("a",), [("42",)])],
+    )  # fmt: skip
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", (mine,))
+    run_experiments(tmp_path, ["mine"], Settings(EXAMPLE))
+    assert "It is 42." in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_refusals(tmp_path: Path, capsys: Captured) -> None:
+    with pytest.raises(CertkError, match="there is no experiment 'nothing'"):
+        run_experiments(tmp_path / "x", ["nothing"], Settings(EXAMPLE))
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(CertkError, match="is not a page of certk reproduce"):
+        run_experiments(tmp_path, ["rounding"], Settings(EXAMPLE))
+    assert (tmp_path / "index.html").read_text() == "mine"
+    assert certk("reproduce", "-o", tmp_path / "y", "--data", tmp_path / "none", "rounding") == 2
+    assert "none" in capsys.readouterr().err
+    assert certk("reproduce", "-o", tmp_path / "index.html", "rounding") == 2
+    assert "is not a directory" in capsys.readouterr().err
+    assert not (tmp_path / "y").exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "metadata", "words"),
+    [
+        ({"n": 200}, {"causal_offset": "190"}, "is causal"),
+        ({"n": 100}, None, "has 100 keys: the experiments need at least 128"),
+    ],
+)
+def test_data_that_will_not_do_is_refused_first(
+    shape: dict[str, int], metadata: dict[str, str] | None, words: str, tmp_path: Path
+) -> None:
+    write_cache(tmp_path / "x.safetensors", metadata=metadata, **shape)
+    with pytest.raises(CertkError, match=words):
+        run_experiments(tmp_path / "out", [], Settings(tmp_path / "x.safetensors", brief=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_of_unequal_length_are_refused(tmp_path: Path) -> None:
+    shapes = [(0, 128), (1, 256)]
+    tensors = {
+        f"layers.{i}.{role}": np.ones((1, 1, n, 4), np.float32)
+        for i, n in shapes
+        for role in ("query", "key", "value")
+    }
+    save_file(tensors, tmp_path / "x.safetensors")
+    with pytest.raises(CertkError, match="layers of 128 and of 256 keys"):
+        run_experiments(tmp_path / "out", [], Settings(tmp_path / "x.safetensors"))
+
+
+def test_flat_data_end_without_a_crash(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors", n=128, spread=0.0)
+    settings = Settings(tmp_path / "x.safetensors", brief=True)
+    [done] = run_experiments(tmp_path / "out", ["gap-rules"], settings)
+    assert "save 0 %" in done["seen"]
+    with pytest.raises(CertkError, match="changes no output"):
+        run_experiments(tmp_path / "out", ["output-error"], settings)
+
+
+def test_flat_data_are_searched_and_attended_to(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors", n=128, spread=0.0)
+    settings = Settings(tmp_path / "x.safetensors", brief=True)
+    done = run_experiments(tmp_path / "out", ["key-search", "certified-attention"], settings)
+    assert ", 0 break their promise" in done[0]["seen"]
+    assert " 0 of " in done[1]["seen"]
+
+
+def real_head(cache: Cache, layer: int, head: int, queries: int) -> list[np.ndarray]:
+    """The last queries, the keys and the values of a head of the example, in float64."""
+    q, k, v = (cache[f"layers.{layer}.{role}"] for role in ("query", "key", "value"))
+    return [part[0, head].astype(np.float64) for part in (q[:, :, -queries:], k, v)]
+
+
+def test_the_figures_of_key_search_are_true(tmp_path: Path, small_cache: Cache) -> None:
+    """k and the gap rule by sums in long double; what was scored by the searches themselves."""
+    run_experiments(tmp_path, ["key-search"], Settings(EXAMPLE, brief=True))
+    rows = figures(tmp_path / "key-search.json")["rows"]
+    n, eps, least, gaps, scored = 512, 0.01, [], [], []
+    for layer in range(6):
+        for head in range(4):
+            q, k, _ = real_head(small_cache, layer, head, 4)
+            index = ck.KeyIndex.build(k.astype(np.float32))
+            for row in q:
+                scores = -np.sort(-(k @ row) / math.sqrt(32)).astype(np.longdouble)
+                mass = np.cumsum(np.exp(scores - scores[0])[::-1])[::-1]
+                least.append(int(np.argmax(np.append(mass[1:], 0) <= eps * mass[0])) + 1)
+                need = [math.log((n - j) * (1 - eps) / (j * eps)) for j in range(1, n)]
+                enough = np.flatnonzero(scores[:-1] - scores[1:] >= need)
+                gaps.append(enough[0] + 1 if len(enough) else n)
+                found = index.search(row.astype(np.float32), eps, rule="mass", over="cells")
+                scored.append(int(found.scored))
+    [row] = [
+        row
+        for row in rows
+        if (row["n"], row["eps"], row["rule"], row["over"]) == (n, eps, "mass", "cells")
+    ]
+    assert row["k"] == np.mean(least)
+    assert row["gap"] == pytest.approx(np.mean(np.divide(gaps, least)), rel=1e-12)
+    assert row["scored"] == pytest.approx(np.mean(np.divide(scored, least)), rel=1e-12)
+    for row in rows:
+        assert row["wrong"] == 0
+        assert 1 <= row["kept"] <= row["scored"] <= row["worst"] <= row["n"]
+        assert row["searches"] == len(least)
+    # Over codes few keys more than k are scored unless all are; the gap rule keeps far more.
+    codes = [row for row in rows if row["rule"] == "mass" and row["over"] == "codes"]
+    # In the mean: of a dozen keys, one more is a tenth.
+    assert all(row["in_part"] <= 1.06 for row in codes if (row["n"], row["eps"]) == (n, eps))
+    assert all(row["gap"] > 2 for row in codes)
+
+
+@pytest.mark.parametrize("rule", ["mass", "gap", "top_k"])
+def test_a_search_that_keeps_a_wrong_set_is_found(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set without its best key breaks every rule."""
+    search = ck.KeyIndex.search
+
+    def worse(self: ck.KeyIndex, q: np.ndarray, eps: float, **options: Any) -> ck.SearchResult:
+        found = search(self, q, eps, **options)
+        if options["rule"] != rule or options["over"] != "codes":
+            return found
+        kept, keys = found.row(()), self._kept
+        assert keys is not None
+        kept = np.delete(kept, int(np.argmax(keys[kept] @ q)))
+        return replace(found, indices=kept, indptr=np.array([0, len(kept)]))
+
+    monkeypatch.setattr(ck.KeyIndex, "search", worse)
+    [done] = run_experiments(tmp_path, ["key-search"], Settings(EXAMPLE, brief=True))
+    rows = figures(tmp_path / "key-search.json")["rows"]
+    broken = {(row["rule"], row["over"]) for row in rows if row["wrong"]}
+    assert broken == {(rule, "codes")}
+    assert f"{sum(row['wrong'] for row in rows)} break their promise" in done["seen"]
+
+
+def test_the_figures_of_certified_attention_are_true(tmp_path: Path, small_cache: Cache) -> None:
+    """The errors on a layer's real keys, by attention in long double."""
+    run_experiments(tmp_path, ["certified-attention"], Settings(EXAMPLE, brief=True))
+    rows = figures(tmp_path / "certified-attention.json")["rows"]
+    layer = 1
+    q, k, v = (
+        np.stack(part)
+        for part in zip(*(real_head(small_cache, layer, head, 1) for head in range(4)), strict=True)
+    )
+    scores = (q.astype(np.longdouble) @ k.swapaxes(1, 2)) / np.sqrt(np.longdouble(32))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    exact = weights @ v / weights.sum(axis=-1, keepdims=True)
+    k32, v32 = k.astype(np.float32), v.astype(np.float32)
+    found = ck.attention(q.astype(np.float32), k32, v32, 0.01, index=ck.KeyIndex.build(k32))
+    size = np.linalg.norm(v, axis=-1).mean()
+    [row] = [r for r in rows if r.get("layer") == layer and r["n"] == 512 and r["queries"] == 1]
+    error = np.linalg.norm((found.out - exact).astype(float), axis=-1)
+    assert row["error"] == pytest.approx(error.mean() / size, rel=1e-6)
+    assert row["bound"] == pytest.approx(found.error_bound.mean() / size, rel=1e-3)
+    assert row["kept"] == found.k.mean() / 512
+    assert row["spread"] == pytest.approx(float(scores.std(axis=-1).mean()), rel=1e-9)
+    for row in rows:
+        assert row["wrong"] == 0
+        assert row["error"] <= row["bound"]
+        assert row["tail"] <= 0.01
+        assert row["kept"] <= row["scored"] <= 1
+        if "sigma" in row:
+            assert row["spread"] == pytest.approx(row["sigma"], rel=0.1)
+    assert {row["queries"] for row in rows} == {1, 4}
+
+
+def test_a_bound_that_is_too_small_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = sparse_attention.attention
+
+    def worse(*args: Any, **options: Any) -> Any:
+        found = attention(*args, **options)
+        return SimpleNamespace(
+            out=found.out, k=found.k, scored=found.scored, tail_mass_upper=found.tail_mass_upper,
+            error_bound=found.error_bound / 1e4,
+        )  # fmt: skip
+
+    monkeypatch.setattr(sparse_attention, "attention", worse)
+    [done] = run_experiments(tmp_path, ["certified-attention"], Settings(EXAMPLE, brief=True))
+    rows = figures(tmp_path / "certified-attention.json")["rows"]
+    wrong, judged = sum(row["wrong"] for row in rows), sum(row["rows"] for row in rows)
+    assert wrong > judged / 4
+    assert f"{wrong} of {judged} outputs are further" in done["seen"]
+
+
+def test_certified_attention_does_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    [done] = run_experiments(tmp_path, ["certified-attention"], Settings(EXAMPLE, brief=True))
+    assert "torch is not installed here" in done["seen"]
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "time / time of our own plain attention" in page
+    assert "no torch" in page
+
+
+def test_times_are_ratios_of_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works take turns, so that what slows the machine down slows all of them."""
+    order: list[str] = []
+    clock = iter([0.0, 1.0, 1.0, 3.0, 3.0, 4.0, 4.0, 104.0, 104.0, 109.0, 109.0, 111.0])
+    monkeypatch.setattr("certk_rs.reproduce.settings.time.perf_counter", lambda: next(clock))
+    works = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    assert reproduce.settings.medians(works, 3) == {"a": 1.0, "b": 2.0}
+    assert order == ["a", "b"] * 3
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_foreign_table_is_refused_before_anything_runs(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rounding.json").write_text(text)
+    with pytest.raises(CertkError, match=r"rounding\.json is not a table"):
+        run_experiments(tmp_path, ["gap-rules"], Settings(EXAMPLE, brief=True))
+    assert not (tmp_path / "gap-rules.json").exists()

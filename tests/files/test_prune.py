@@ -1,0 +1,479 @@
+"""Prune jobs: what is chosen, written and refused, and that nothing half-done stays."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from certk_rs import CertkError
+from certk_rs.audit import audit
+from certk_rs.cache_format import Cache, Options, SafetensorsFile, read_certificate
+from certk_rs.jobs.plan import Plan, make_plan
+from certk_rs.jobs.report import TaskReport, bars, report_json
+from certk_rs.jobs.run import run
+from cli_fixtures import cache_tensors, read_output, safetensors_bytes, tensor, write_cache
+from repository import EXAMPLE
+
+LAYERS = (0, 1)
+
+
+def plan_for(tmp_path: Path, eps: float = 0.1, **options: Any) -> Plan:
+    return make_plan([tmp_path / "x.safetensors"], tmp_path / "out", eps, Options(**options))
+
+
+def pruned(
+    tmp_path: Path, eps: float = 0.1, *, cache: dict[str, Any] | None = None, **options: Any
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Write a cache, prune it, hold it against the audit; the tensors in and out."""
+    given = write_cache(tmp_path / "x.safetensors", **(cache or {}))
+    run(plan_for(tmp_path, eps, **options))
+    confirm(tmp_path)
+    return given, read_output(tmp_path / "out" / "x.safetensors")
+
+
+def confirm(tmp_path: Path) -> None:
+    """The audit confirms every row and every lower bound."""
+    report = audit([tmp_path / "out" / "x.safetensors"], [tmp_path / "x.safetensors"])
+    [output] = report.outputs
+    assert report.holds, list(map(str, output.findings))
+    assert output.confirmed_rows == output.rows > 0
+    assert output.confirmed_lower_bounds == output.lower_bounds > 0
+    assert output.unchecked == ()
+
+
+def kept_sets(output: dict[str, np.ndarray], layer: int) -> list[np.ndarray]:
+    indices = output[f"layers.{layer}.indices"]
+    indptr = output.get(f"layers.{layer}.indptr", np.array([0, len(indices)]))
+    return np.split(indices, indptr[1:-1])
+
+
+def test_query_heads_of_a_group_share_the_set_of_their_kv_head(tmp_path: Path) -> None:
+    given, output = pruned(tmp_path, cache={"kv_heads": 2, "heads": 6})
+    for i in LAYERS:
+        query, key = given[f"layers.{i}.query"][0], given[f"layers.{i}.key"][0]
+        sets = kept_sets(output, i)
+        assert len(sets) == 2
+        for head in range(6):
+            scores = query[head] @ key[head // 3].T / 2
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            lost = np.delete(weights, sets[head // 3], axis=1).sum(axis=1)
+            upper = output[f"layers.{i}.tail_mass_upper"][head]
+            assert (lost <= 0.1).all()
+            assert (upper <= 0.1).all()
+            np.testing.assert_allclose(upper, lost, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("granularity", ["head", "layer"])
+def test_kept_rows_are_copies(tmp_path: Path, dtype: str, granularity: str) -> None:
+    pruned(tmp_path, cache={"dtype": dtype}, granularity=granularity)
+    output = read_output(tmp_path / "out" / "x.safetensors")
+    with SafetensorsFile(tmp_path / "x.safetensors") as file:
+        for i in LAYERS:
+            sets = kept_sets(output, i)
+            for role in ("key", "value"):
+                rows = file.read(f"layers.{i}.{role}")[0]
+                if granularity == "head":
+                    expected = np.concatenate([rows[h][kept] for h, kept in enumerate(sets)])
+                else:
+                    expected = rows[:, sets[0]]
+                assert output[f"layers.{i}.{role}"].dtype == rows.dtype
+                np.testing.assert_array_equal(output[f"layers.{i}.{role}"], expected)
+
+
+def test_shapes_and_dtypes_of_the_output(tmp_path: Path) -> None:
+    _, output = pruned(tmp_path)
+    total = len(output["layers.0.indices"])
+    assert {name: (str(a.dtype), a.shape) for name, a in output.items() if "s.0." in name} == {
+        "layers.0.indices": ("int32", (total,)),
+        "layers.0.indptr": ("int64", (3,)),
+        "layers.0.key": ("float16", (total, 4)),
+        "layers.0.value": ("float16", (total, 4)),
+        "layers.0.tail_mass_upper": ("float64", (4, 3)),
+        "layers.0.tail_mass_lower": ("float64", (4, 3)),
+        "layers.0.lower_bound": ("int64", (2,)),
+        "layers.0.lower_bound_weights": ("float64", (4, 3)),
+    }
+
+
+def test_shapes_of_the_output_by_layer(tmp_path: Path) -> None:
+    _, output = pruned(tmp_path, granularity="layer")
+    total = len(output["layers.0.indices"])
+    assert "layers.0.indptr" not in output
+    assert output["layers.0.key"].shape == output["layers.0.value"].shape == (2, total, 4)
+    assert output["layers.0.lower_bound"].shape == (1,)
+
+
+def test_the_certificate_says_what_was_asked(tmp_path: Path) -> None:
+    given = {"metadata": {"scale": "-0.25", "causal_offset": "21"}, "names": "layer_{i}_{role}"}
+    options = {"max_keep": 0.75, "keep_first": 1, "keep_last": 2}
+    write_cache(tmp_path / "x.safetensors", **given)
+    run(plan_for(tmp_path, 0.2, **options))
+    confirm(tmp_path)
+    with SafetensorsFile(tmp_path / "out" / "x.safetensors") as file:
+        assert list(file.header.metadata) == ["certk"]
+        certificate, complaint = read_certificate(file.header.metadata["certk"])
+    assert complaint is None
+    assert certificate.eps == 0.2
+    assert certificate.options == Options("head", **options)
+    assert certificate.names == "layer_{i}_{key|value|query}"
+    assert (certificate.scales, certificate.causal_offset) == ({0: -0.25, 1: -0.25}, 21)
+    assert set(certificate.inputs) == set(cache_tensors(names="layer_{i}_{role}"))
+
+
+def test_the_output_is_the_same_bytes_every_time(tmp_path: Path) -> None:
+    contents = []
+    for name, threads in (("a", 1), ("b", 2), ("c", None)):
+        write_cache(tmp_path / name / "x.safetensors")
+        run(plan_for(tmp_path / name), threads=threads)
+        contents.append((tmp_path / name / "out" / "x.safetensors").read_bytes())
+    assert contents[0] == contents[1] == contents[2]
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-300, 1e-80, 1e-6, 0.01, 0.5, 0.99, 1 - 1e-12])
+@pytest.mark.parametrize("granularity", ["head", "layer"])
+def test_every_budget_is_confirmed(tmp_path: Path, eps: float, granularity: str) -> None:
+    _, output = pruned(tmp_path, eps, granularity=granularity)
+    assert all((output[f"layers.{i}.tail_mass_upper"] <= eps).all() for i in LAYERS)
+
+
+@pytest.mark.parametrize("spread", [1e-4, 0.3, 3.0, 30.0, 250.0])
+@pytest.mark.parametrize("scale", ["0.5", "-0.5", "0", "1e-30", "1000"])
+def test_scores_of_every_size_are_confirmed(tmp_path: Path, spread: float, scale: str) -> None:
+    pruned(tmp_path, cache={"spread": spread, "metadata": {"scale": scale}})
+
+
+def test_vectors_at_the_end_of_float32_are_confirmed(tmp_path: Path) -> None:
+    huge = {"spread": 1e37, "dtype": "F32", "metadata": {"scale": "1e-74"}}
+    pruned(tmp_path / "huge", cache=huge)
+    pruned(tmp_path / "tiny", cache={"spread": 1e-44, "dtype": "F32"})
+
+
+@pytest.mark.parametrize("scale", ["1e-50", "1", "1e300"])
+def test_scores_that_float64_cannot_tell_apart_are_refused(tmp_path: Path, scale: str) -> None:
+    write_cache(tmp_path / "x.safetensors", spread=1e37, dtype="F32", metadata={"scale": scale})
+    with pytest.raises(CertkError, match=r"layer 0: its scores are so large \(scale 1"):
+        run(plan_for(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("offset", [-100, -2, 0, 5, 21, 100, 10**17])
+@pytest.mark.parametrize("granularity", ["head", "layer"])
+def test_causal_rows(tmp_path: Path, offset: int, granularity: str) -> None:
+    cache = {"m": 6, "metadata": {"causal_offset": str(offset)}}
+    _, output = pruned(tmp_path, cache=cache, granularity=granularity)
+    visible = min(max(6 + offset, 0), 24)
+    for i in LAYERS:
+        assert (output[f"layers.{i}.indices"] < max(visible, 0)).all()
+        for kept in kept_sets(output, i):
+            assert len(kept) == 0 if visible == 0 else len(kept) > 0
+        for query in range(6):
+            if query + offset < 0:  # sees nothing, loses nothing
+                assert (output[f"layers.{i}.tail_mass_upper"][:, query] == 0).all()
+
+
+@pytest.mark.parametrize("granularity", ["head", "layer"])
+@pytest.mark.parametrize("offset", [None, 10])
+def test_forced_positions_are_kept(tmp_path: Path, granularity: str, offset: int | None) -> None:
+    metadata = {} if offset is None else {"causal_offset": str(offset)}
+    _, output = pruned(
+        tmp_path,
+        0.9,
+        cache={"metadata": metadata},
+        granularity=granularity,
+        keep_first=2,
+        keep_last=3,
+    )
+    end = 24 if offset is None else 3 + offset
+    for i in LAYERS:
+        for kept in kept_sets(output, i):
+            assert {0, 1, end - 3, end - 2, end - 1} <= set(kept)
+        assert (output[f"layers.{i}.lower_bound"] >= 5).all()
+
+
+@pytest.mark.parametrize(("max_keep", "count"), [(5, 5), (0.25, 6), (1, 1), (0.001, 1), (1000, 24)])
+def test_max_keep_limits_and_says_what_is_lost(tmp_path: Path, max_keep: float, count: int) -> None:
+    _, output = pruned(tmp_path, 1e-9, max_keep=max_keep)
+    for i in LAYERS:
+        assert all(len(kept) <= count for kept in kept_sets(output, i))
+        over = output[f"layers.{i}.tail_mass_upper"] > 1e-9
+        assert over.any() == (count < 24)
+
+
+def test_true_tail_masses_lie_in_the_recorded_intervals(tmp_path: Path) -> None:
+    """Real-number softmax of the exact q.k, in balls of 200 bits; shares no code with anything."""
+    flint = pytest.importorskip("flint")
+    given, output = pruned(tmp_path, 0.05, cache={"kv_heads": 2, "heads": 4, "metadata": None})
+    before, flint.ctx.prec = flint.ctx.prec, 200
+    try:
+        for i in LAYERS:
+            query, key = given[f"layers.{i}.query"][0], given[f"layers.{i}.key"][0]
+            for head, m in np.ndindex(4, 3):
+                keys = key[head // 2]
+                terms = []
+                for k in keys:
+                    dot = sum(
+                        (Fraction(a) * Fraction(b) for a, b in zip(query[head, m], k, strict=True)),
+                        Fraction(0),
+                    ) * Fraction(0.5)
+                    terms.append((flint.arb(dot.numerator) / dot.denominator).exp())
+                kept = set(kept_sets(output, i)[head // 2].tolist())
+                tail = sum((t for j, t in enumerate(terms) if j not in kept), flint.arb(0))
+                mass = tail / sum(terms, flint.arb(0))
+                upper = flint.arb(float(output[f"layers.{i}.tail_mass_upper"][head, m]))
+                lower = flint.arb(float(output[f"layers.{i}.tail_mass_lower"][head, m]))
+                assert lower <= mass
+                assert mass <= upper
+                assert upper <= flint.arb(0.05)
+    finally:
+        flint.ctx.prec = before
+
+
+def test_lower_bounds_hold_against_every_smaller_set(tmp_path: Path) -> None:
+    """n = 10 is small enough to try all sets."""
+    from itertools import combinations
+
+    given, output = pruned(tmp_path, 0.1, cache={"n": 10, "layers": 1, "m": 5})
+    query, key = given["layers.0.query"][0], given["layers.0.key"][0]
+    for h in range(2):
+        scores = (query[2 * h : 2 * h + 2] @ key[h].T / 2).reshape(-1, 10)
+        weights = np.exp(scores)
+        weights /= weights.sum(axis=1, keepdims=True)
+        smallest = min(
+            size
+            for size in range(11)
+            for kept in combinations(range(10), size)
+            if (1 - weights[:, kept].sum(axis=1) <= 0.1).all()
+        )
+        assert output["layers.0.lower_bound"][h] <= smallest <= len(kept_sets(output, 0)[h])
+
+
+def test_several_files_and_directories(tmp_path: Path) -> None:
+    write_cache(tmp_path / "in" / "b.safetensors", seed=1)
+    write_cache(tmp_path / "in" / "a.safetensors", seed=2, dtype="BF16")
+    (tmp_path / "in" / "notes.txt").write_text("not a cache")
+    write_cache(tmp_path / "c.safetensors", seed=3, names="layer_{i}_{role}")
+    plan = make_plan([tmp_path / "in", tmp_path / "c.safetensors"], tmp_path / "o", 0.1, Options())
+    results = run(plan)
+    assert [result.task.target.name for result in results] == [
+        "a.safetensors",
+        "b.safetensors",
+        "c.safetensors",
+    ]
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [
+        "a.safetensors",
+        "b.safetensors",
+        "c.safetensors",
+    ]
+
+
+def test_tensors_that_are_left_out_are_told(tmp_path: Path) -> None:
+    tensors = cache_tensors() | {"rope": tensor(np.full(3, np.nan), "F32")}
+    (tmp_path / "x.safetensors").write_bytes(safetensors_bytes(tensors, None))
+    plan = plan_for(tmp_path)
+    [warning] = plan.tasks[0].warnings
+    assert "'rope'" in warning
+    run(plan)
+    confirm(tmp_path)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "eps one": ({"eps": 1.0}, "eps is 1.0"),
+    "eps nan": ({"eps": math.nan}, "eps is nan"),
+    "eps negative": ({"eps": -0.1}, "eps is -0.1"),
+    "eps subnormal": ({"eps": 1e-310}, "eps is 1e-310"),
+    "max_keep zero": ({"max_keep": 0}, "max_keep is 0"),
+    "max_keep above one": ({"max_keep": 1.5}, "max_keep is 1.5"),
+    "max_keep nan": ({"max_keep": math.nan}, "max_keep is nan"),
+    "keep_first": ({"keep_first": -1}, "keep_first is -1"),
+    "granularity": ({"granularity": "row"}, "granularity is 'row'"),
+    "forced": ({"keep_first": 3, "keep_last": 3, "max_keep": 5}, "layer 0: .* force 6 of 24 keys"),
+    "forced share": ({"keep_first": 4, "max_keep": 0.1}, "force 4 of 24 keys, max_keep allows 2"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_options_that_are_refused(tmp_path: Path, case: str) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    options, words = REFUSED[case]
+    with pytest.raises(CertkError, match=words):
+        plan_for(tmp_path, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_inputs_that_are_refused(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    write_cache(tmp_path / "again" / "x.safetensors")
+    (tmp_path / "empty").mkdir()
+
+    def plan(*caches: Path, out: str = "out", names: str | None = None) -> Plan:
+        return make_plan(caches, tmp_path / out, 0.1, Options(), names)
+
+    good = tmp_path / "x.safetensors"
+    with pytest.raises(CertkError, match="does not exist"):
+        plan(tmp_path / "none.safetensors")
+    with pytest.raises(CertkError, match="no input"):
+        plan(tmp_path / "empty")
+    with pytest.raises(CertkError, match="have the same name"):
+        plan(good, tmp_path / "again")
+    with pytest.raises(CertkError, match="have the same name"):
+        plan(good, good)
+    with pytest.raises(CertkError, match="exists already"):
+        plan(good, out=".")
+    with pytest.raises(CertkError, match="is not a directory"):
+        plan(good, out="x.safetensors")
+    with pytest.raises(CertkError, match="is not a directory"):
+        plan(good, out="x.safetensors/below")
+    with pytest.raises(CertkError, match="--names"):
+        plan(good, names="nonsense")
+    with pytest.raises(CertkError, match="no tensor is named like"):
+        plan(good, names="l.{i}.{key|value|query}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "empty", "x.safetensors"]
+
+
+def test_a_bad_last_file_is_found_before_the_first_is_written(tmp_path: Path) -> None:
+    write_cache(tmp_path / "a.safetensors")
+    values = np.ones((1, 2, 24, 4))
+    values[0, 1, 23, 3] = np.nan
+    tensors = cache_tensors() | {"layers.1.value": tensor(values, "F16")}
+    (tmp_path / "b.safetensors").write_bytes(safetensors_bytes(tensors, None))
+    with pytest.raises(CertkError, match=r"b\.safetensors.*'layers.1.value'.*\[0, 1, 23, 3\]"):
+        make_plan([tmp_path], tmp_path / "out", 0.1, Options())
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_that_changes_meanwhile(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors", seed=1)
+    plan = plan_for(tmp_path)
+    write_cache(tmp_path / "x.safetensors", seed=2)
+    os.utime(tmp_path / "x.safetensors", (1, 1))
+    with pytest.raises(CertkError, match="was changed"):
+        run(plan)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_appears_meanwhile(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    plan = plan_for(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x.safetensors").write_text("mine")
+    with pytest.raises(CertkError, match="exists already"):
+        run(plan)
+    assert (tmp_path / "out" / "x.safetensors").read_text() == "mine"
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, moment: int) -> None:
+    write_cache(tmp_path / "x.safetensors")
+
+    def interrupt(_label: str, done: int, _total: int) -> None:
+        if done > moment:
+            raise KeyboardInterrupt
+
+    plan = replace(plan_for(tmp_path), out=tmp_path / "deep" / "er")
+    tasks = (replace(plan.tasks[0], target=plan.out / "x.safetensors"),)
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(plan, tasks=tasks), interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    plan = plan_for(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left"):
+        run(plan)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_finished_outputs_survive_a_later_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        write_cache(tmp_path / "in" / f"{name}.safetensors")
+    plan = make_plan([tmp_path / "in"], tmp_path / "out", 0.1, Options())
+    real = os.link
+
+    def full(source: Path, target: Path) -> None:
+        if target.name.startswith("b"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(plan)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.safetensors"]
+
+
+def test_progress_reaches_its_end(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    told: list[tuple[str, int, int]] = []
+
+    def tell(label: str, done: int, total: int) -> None:
+        told.append((label, done, total))
+
+    run(make_plan([tmp_path], tmp_path / "out", 0.1, Options(), progress=tell), tell)
+    checking = [entry for entry in told if entry[0].startswith("checking")]
+    pruning = [entry for entry in told if entry[0].startswith("pruning")]
+    assert checking[-1][1] == checking[-1][2]
+    assert pruning[-1][1] == pruning[-1][2] == 4
+    assert len(checking) + len(pruning) == len(told)
+
+
+def report_for(tmp_path: Path, **options: Any) -> TaskReport:
+    write_cache(tmp_path / "x.safetensors")
+    [result] = run(plan_for(tmp_path, **options))
+    return result
+
+
+def test_reports_count_the_same_as_the_file(tmp_path: Path) -> None:
+    done = report_for(tmp_path)
+    output = read_output(tmp_path / "out" / "x.safetensors")
+    said = report_json(done)
+    for i, report in enumerate(done.layers):
+        assert report.count.kept == len(output[f"layers.{i}.indices"])
+        assert report.count.total == 2 * 24
+        assert report.count.lower_bound == output[f"layers.{i}.lower_bound"].sum()
+        assert report.count.gap == report.count.kept - report.count.lower_bound
+        assert report.worst_tail_mass == output[f"layers.{i}.tail_mass_upper"].max()
+        assert said["layers"][i]["kept"] == report.count.kept
+    assert said["kept"] == sum(layer["kept"] for layer in said["layers"])
+    assert said["rows_over_budget"] == 0
+
+
+@pytest.mark.parametrize(("granularity", "count"), [("head", 4), ("layer", 2)])
+def test_bars_are_as_wide_as_asked(tmp_path: Path, granularity: str, count: int) -> None:
+    reports = report_for(tmp_path, granularity=granularity).layers
+    lines = bars(reports, 30, "#+.")
+    assert len(lines) == count
+    assert all(sum(map(line.count, "#+")) > 0 for line in lines)
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_the_real_cache(tmp_path: Path) -> None:
+    with Cache(EXAMPLE) as opened:
+        layers = len(opened.layers)
+    plan = make_plan([EXAMPLE], tmp_path / "out", 0.05, Options())
+    [result] = run(plan)
+    report = audit([result.task.target], [EXAMPLE])
+    assert report.holds
+    assert report.outputs[0].confirmed_lower_bounds == 4 * layers
+    for entry in result.layers:
+        assert entry.count.gap <= 0.15 * entry.count.total

@@ -1,0 +1,579 @@
+"""Certificates of a search over codes, against exact arithmetic.
+
+For every row the real tail mass of the kept set, the real-number softmax of `scale * q.k` over
+exactly the stored numbers, must lie in `[lower, upper]`.  The oracle shares no code with the
+library: products are integers times one power of two, and weights are Arb balls.  Most rows are
+first judged in f64 from exact differences of scores, and in Arb if that leaves a doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flint import arb, ctx, fmpq
+
+from certk_rs import _native
+from certk_rs.errors import CertkError
+from fresh_process import run_python
+
+Rng = np.random.Generator
+Array = np.ndarray
+
+# ------------------------------------------------------------------------------- the oracle
+
+
+def integers(values: Array) -> tuple[Array, int]:
+    """Python integers and one exponent: `values == integers * 2**exponent`, exactly."""
+    fraction, exponent = np.frexp(values.astype(np.float64))
+    mantissa = np.ldexp(fraction, 53).astype(np.int64)
+    used = mantissa != 0
+    if not used.any():
+        return np.zeros(values.shape, object), 0
+    exponent = exponent.astype(np.int64) - 53
+    least = int(exponent[used].min())
+    shift = np.where(used, exponent - least, 0)
+    return mantissa.astype(object) * 2 ** shift.astype(object), least
+
+
+def exact_scores(queries: Array, keys: Array, scale: float) -> tuple[Array, Fraction]:
+    """Integers (m, n) and a unit: the real scores are the integers times the unit."""
+    (q, a), (k, b) = integers(queries), integers(keys)
+    return q @ k.T, Fraction(scale) * Fraction(2) ** (a + b)
+
+
+def inside(scores: Array, unit: Fraction, kept: Array, lower: float, upper: float) -> bool:
+    """Whether the real tail mass lies in `[lower, upper]`."""
+    if kept.all():
+        return lower == 0.0 <= upper
+    if not kept.any():
+        return lower <= 1.0 == upper
+    top = scores.max() if unit >= 0 else scores.min()
+    gaps = (scores - top).tolist()
+    near = [float(unit * gap) if abs(unit * gap) < 1000 else -1000.0 for gap in gaps]
+    weights = np.exp(np.array(near))
+    head, tail = math.fsum(weights[kept]), math.fsum(weights[~kept])
+    about = tail / (head + tail)
+    if about > 1e-290 and lower * (1 + 1e-11) <= about <= upper * (1 - 1e-11):
+        return True
+    return surely_inside(gaps, unit, kept, lower, upper)
+
+
+def surely_inside(gaps: list[int], unit: Fraction, kept: Array, lower: float, upper: float) -> bool:
+    """The same in Arb; what 4096 bits cannot tell from equal is equal."""
+    old = ctx.prec
+    try:
+        for bits in (128, 512, 4096):
+            ctx.prec = bits
+            step = arb(fmpq(unit.numerator, unit.denominator))
+            weights = [(step * gap).exp() for gap in gaps]
+            tail = sum((w for w, keep in zip(weights, kept, strict=True) if not keep), arb(0))
+            mass = tail / sum(weights, arb(0))
+            if mass < arb(lower) or mass > arb(upper):
+                return False
+            if mass >= arb(lower) and mass <= arb(upper):
+                return True
+        return True
+    finally:
+        ctx.prec = old
+
+
+# --------------------------------------------------------------------------------- the cases
+
+
+@dataclass
+class Case:
+    """An index in pieces, queries that are asked of it, and how."""
+
+    name: str
+    keys: Array
+    queries: Array
+    scale: float
+    rotate: bool | None
+    pieces: list[int]
+    eps: Array
+    keys_dtype: str = "float32"
+    queries_dtype: str = "float32"
+    rule: str = "mass"
+    k: int | None = None
+    over: str = "codes"
+    max_scored: int | None = None
+
+
+def gaussian(rng: Rng, n: int, d: int) -> Array:
+    """Nothing special."""
+    return rng.normal(size=(n, d))
+
+
+def heavy(rng: Rng, n: int, d: int) -> Array:
+    """Entries of any size."""
+    return rng.standard_t(1.2, size=(n, d))
+
+
+def many_norms(rng: Rng, n: int, d: int) -> Array:
+    """Norms from 1e-3 to 1e3."""
+    return rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-3, 3, size=(n, 1))
+
+
+def identical(rng: Rng, n: int, d: int) -> Array:
+    """One key, many times."""
+    return np.repeat(rng.normal(size=(1, d)), n, axis=0)
+
+
+def few_distinct(rng: Rng, n: int, d: int) -> Array:
+    """Duplicates."""
+    return rng.normal(size=(3, d))[rng.integers(0, 3, size=n)]
+
+
+def huge_coordinate(rng: Rng, n: int, d: int) -> Array:
+    """One coordinate that is huge in all keys, or in one."""
+    keys = rng.normal(size=(n, d))
+    rows = slice(None) if rng.random() < 0.5 else rng.integers(0, n)
+    keys[rows, rng.integers(0, d)] += 10.0 ** rng.uniform(1, 6) * rng.choice([-1, 1])
+    return keys
+
+
+def off_centre(rng: Rng, n: int, d: int) -> Array:
+    """A mean that dwarfs what keys differ by."""
+    return 10.0 ** rng.uniform(0, 6) * rng.normal(size=(1, d)) + rng.normal(size=(n, d))
+
+
+def zeros(rng: Rng, n: int, d: int) -> Array:
+    """Zero keys, and a few others."""
+    return rng.normal(size=(n, d)) * (rng.random((n, 1)) < 0.3)
+
+
+def outliers(rng: Rng, n: int, d: int) -> Array:
+    """Keys that stay without a code, some of which dominate."""
+    size = 10.0 ** rng.uniform(1, 4)
+    return rng.normal(size=(n, d)) * np.where(rng.random((n, 1)) < 2 / n, size, 1.0)
+
+
+def edges(rng: Rng, n: int, d: int) -> Array:
+    """Entries halfway between codes, as far as that can be arranged, and the largest code."""
+    keys = (rng.integers(-127, 127, size=(n, d)) + 0.5) * 2.0**-4
+    keys[:, 0] = rng.choice([-127.0, 127.0, 127.5], size=n) * 2.0**-4
+    return keys - (keys.mean(0) if rng.random() < 0.5 else 0)
+
+
+def subnormal(rng: Rng, n: int, d: int) -> Array:
+    """Keys of f32 numbers that are not normal, or hardly."""
+    return rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-44, -36, size=(n, 1))
+
+
+def near_the_end(rng: Rng, n: int, d: int) -> Array:
+    """Keys up to the largest f32 number, beside others."""
+    keys = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(15, 37, size=(n, 1))
+    keys.flat[rng.integers(0, keys.size)] = 3.4e38
+    return np.clip(keys, -3.4e38, 3.4e38)
+
+
+def two_levels(rng: Rng, n: int, d: int) -> Array:
+    """One direction carries all differences."""
+    keys = np.zeros((n, d)) + rng.normal(size=(1, d))
+    keys[:, -1] += rng.choice([-1.0, 1.0], size=n)
+    return keys
+
+
+KINDS: list[Callable[[Rng, int, int], Array]] = [
+    gaussian,
+    heavy,
+    many_norms,
+    identical,
+    few_distinct,
+    huge_coordinate,
+    off_centre,
+    zeros,
+    outliers,
+    edges,
+    subnormal,
+    near_the_end,
+    two_levels,
+]
+EPS = [0.0, 1e-300, 1e-80, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.9, 1 - 1e-12]
+HALF_MAX = 65504.0
+MOST = 3.4e38
+
+
+def stored(values: Array, dtype: str) -> tuple[Array, Array]:
+    """An array as the binding takes it, and the same numbers as f64."""
+    if dtype == "float16":
+        half = np.clip(values, -HALF_MAX, HALF_MAX).astype(np.float16)
+        return half.view(np.uint16), half.astype(np.float64)
+    if dtype == "bfloat16":
+        bits = np.clip(values, -MOST / 2, MOST / 2).astype(np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16), (bits << 16).view(np.float32).astype(np.float64)
+    if dtype == "float32":
+        values = np.clip(values, -MOST, MOST)
+    exact = values.astype(dtype)
+    return exact, exact.astype(np.float64)
+
+
+def make(rng: Rng, kind: Callable[[Rng, int, int], Array], *, most: int = 90) -> Case:
+    """A case at random."""
+    d = int(rng.choice([1, 2, 3, 4, 5, 8, 13, 16, 17, 20, 32, 64, rng.integers(1, most)]))
+    n = int(rng.choice([1, 2, 3, 7, 15, 16, 17, 33, 50, rng.integers(1, max(2, 3000 // d))]))
+    m = int(rng.integers(1, 7))
+    keys = kind(rng, n, d)
+    queries = rng.normal(size=(m, d)) * 10.0 ** rng.choice([-3, 0, 0, 0, 3])
+    if rng.random() < 0.2:
+        queries = keys[rng.integers(0, n, size=m)].copy()
+    if rng.random() < 0.1:
+        queries[0] = 0.0
+    if rng.random() < 0.1:
+        queries[:, rng.integers(0, d)] *= 1e4
+    if rng.random() < 0.1:
+        queries[rng.random(queries.shape) < 0.5] = 0.0
+    keys_dtype = str(rng.choice(["float32"] * 4 + ["float16", "bfloat16"]))
+    queries_dtype = str(rng.choice(["float32", "float32", "float64", "float16"]))
+    _, exact = stored(queries, queries_dtype)
+    _, seen = stored(keys, keys_dtype)
+    spread = float((exact @ (seen - seen.mean(0)).T).std())
+    scale = float(rng.choice([0.1, 1.0, 3.0, 10.0, 50.0])) / (spread if spread > 0 else 1.0)
+    if rng.random() < 0.15:
+        scale = float(rng.choice([0.0, 1e-300, 1e-40, 1e-30, 1.0, 1e6, 1e30, 1e300]))
+    if queries_dtype == "float64" and rng.random() < 0.3 and 0 < abs(scale) < 1e50:
+        power = float(10.0 ** rng.uniform(-200, 200))
+        queries, scale = queries * power, scale / power
+    if rng.random() < 0.3:
+        scale = -scale
+    scale = float(np.clip(scale, -1e300, 1e300))
+    pieces = [n]
+    if rng.random() < 0.3:
+        cuts = np.sort(rng.integers(0, n + 1, size=int(rng.integers(1, 5))))
+        pieces = np.diff([0, *cuts.tolist(), n]).tolist()
+    return Case(
+        name=kind.__name__,
+        keys=keys,
+        queries=queries,
+        scale=scale,
+        rotate=[None, True, False][int(rng.integers(0, 3))],
+        pieces=pieces,
+        eps=rng.choice(EPS, size=m),
+        keys_dtype=keys_dtype,
+        queries_dtype=queries_dtype,
+    )
+
+
+Found = tuple[Array, ...]
+FIELDS = ("k", "indptr", "indices", "tail_mass_upper", "tail_mass_lower", "minimal", "status")
+FIELDS += ("scored", "rung")
+
+
+def search(case: Case, threads: int = 1, *, lend: bool = True) -> Found:
+    """The library's answer."""
+    keys, _ = stored(case.keys, case.keys_dtype)
+    queries, _ = stored(case.queries, case.queries_dtype)
+    return ask(case, keys, queries, threads, lend=lend)
+
+
+def ask(case: Case, keys: Array, queries: Array, threads: int = 1, *, lend: bool = True) -> Found:
+    """The same, of arrays in their stored types."""
+    at = case.pieces[0]
+    index = _native.KeyIndex.build(keys[:at], case.keys_dtype, case.rotate, threads)
+    for count in case.pieces[1:]:
+        index.append(keys[at : at + count], case.keys_dtype, threads)
+        at += count
+    lent = (keys, case.keys_dtype) if lend else (None, None)
+    how = (case.scale, case.rule, case.k, case.over, case.max_scored, threads)
+    rows = (len(queries),)
+    found = index.search(queries, case.queries_dtype, *lent, case.eps, rows, how)
+    return tuple(np.asarray(getattr(found, name)) for name in FIELDS)
+
+
+def check(case: Case, found: Found) -> None:
+    """Every row of an answer against the oracle."""
+    k, indptr, indices, upper, lower, minimal, status, scored, rung = found
+    _, keys = stored(case.keys, case.keys_dtype)
+    _, queries = stored(case.queries, case.queries_dtype)
+    scores, unit = exact_scores(queries, keys, case.scale)
+    for row in range(len(queries)):
+        listed = indices[indptr[row] : indptr[row + 1]]
+        what = (
+            f"{case.name} row {row}: [{lower[row]}, {upper[row]}] with {len(listed)} kept"
+            f" of {len(keys)}, d = {keys.shape[1]}, rung {rung[row]}, {case}"
+        )
+        assert k[row] == len(listed)
+        assert (np.diff(listed) > 0).all()
+        kept = np.zeros(len(keys), bool)
+        kept[listed] = True
+        assert inside(scores[row], unit, kept, lower[row], upper[row]), what
+        certified, limit = status[row] == 0, case.max_scored
+        assert scored[row] <= (len(keys) if limit is None else limit), what
+        if certified:
+            assert upper[row] <= case.eps[row], what
+        if case.rule != "top_k":
+            assert certified or limit is not None, what
+            if minimal[row] and certified and len(listed) > 1 and case.eps[row] > 0:
+                fewer = np.zeros(len(keys), bool)
+                fewer[best(scores[row], unit)[: len(listed) - 1]] = True
+                more = float(np.nextafter(case.eps[row], 1.0))
+                assert inside(scores[row], unit, fewer, more, 1.0), what
+        elif certified or limit is None:
+            assert listed.tolist() == sorted(best(scores[row], unit)[: case.k]), what
+
+
+def best(scores: Array, unit: Fraction) -> list[int]:
+    """Positions in decreasing order of the real scores, equal ones by position."""
+    sign = (unit > 0) - (unit < 0)
+    gaps = (-sign * scores).tolist()
+    return sorted(range(len(gaps)), key=lambda i: (gaps[i], i))
+
+
+def one(
+    keys: Array,
+    query: Array,
+    scale: float,
+    eps: float,
+    *,
+    rotate: bool | None = None,
+    pieces: list[int] | None = None,
+    queries_dtype: str = "float64",
+) -> Case:
+    """A case of one query."""
+    budgets = np.array([eps])
+    pieces = pieces or [len(keys)]
+    case = Case("one", keys, np.atleast_2d(query), scale, rotate, pieces, budgets)
+    case.queries_dtype = queries_dtype
+    return case
+
+
+# --------------------------------------------------------------------------------- the tests
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_random_rows(kind: Callable[[Rng, int, int], Array]) -> None:
+    """All kinds of keys, queries, scales, budgets, dtypes and ways to build."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    for _ in range(60):
+        case = make(rng, kind)
+        check(case, search(case))
+
+
+def any_search(rng: Rng, case: Case) -> Case:
+    """The same keys and queries, searched by some rule over something, perhaps cut short."""
+    n, rule = len(case.keys), str(rng.choice(["mass", "gap", "top_k"]))
+    return replace(
+        case,
+        rule=rule,
+        k=int(rng.integers(1, n + 2)) if rule == "top_k" else None,
+        over=str(rng.choice(["codes", "cells", "both"])),
+        max_scored=int(rng.integers(0, n + 3)) if rng.random() < 0.4 else None,
+    )
+
+
+def answer(case: Case) -> Found | None:
+    """The answer; none if products are too large for any but a search by mass over codes."""
+    try:
+        return search(case)
+    except CertkError as error:
+        if "tell scores apart" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_all_rules_over_everything(kind: Callable[[Rng, int, int], Array]) -> None:
+    """Every rule over codes, cells and both, also where `max_scored` ends it."""
+    rng = np.random.default_rng(100 + KINDS.index(kind))
+    answered = 0
+    for _ in range(60):
+        case = any_search(rng, make(rng, kind))
+        found = answer(case)
+        if found is not None:
+            answered += 1
+            check(case, found)
+    assert answered > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_all_rules_over_everything_many_times(kind: Callable[[Rng, int, int], Array]) -> None:
+    """The same, many more, and with more dimensions."""
+    rng = np.random.default_rng(2000 + KINDS.index(kind))
+    for _ in range(4000):
+        case = any_search(rng, make(rng, kind, most=300))
+        found = answer(case)
+        if found is not None:
+            check(case, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_many_random_rows(kind: Callable[[Rng, int, int], Array]) -> None:
+    """The same, many more, and with more dimensions."""
+    rng = np.random.default_rng(1000 + KINDS.index(kind))
+    for _ in range(4000):
+        case = make(rng, kind, most=600)
+        check(case, search(case))
+
+
+def test_the_oracle_refuses() -> None:
+    """A bound that is off in the twelfth place is found out."""
+    scores, unit = exact_scores(np.array([[1.0]]), np.array([[0.0], [-1.0]]), 1.0)
+    kept = np.array([True, False])
+    mass = 1 / (1 + math.e)
+    assert inside(scores[0], unit, kept, mass * (1 - 1e-15), mass * (1 + 1e-15))
+    assert not inside(scores[0], unit, kept, 0.0, mass * (1 - 1e-12))
+    assert not inside(scores[0], unit, kept, mass * (1 + 1e-12), 1.0)
+
+
+@pytest.mark.parametrize("d", [600, 2000])
+def test_offset_of_many_dimensions(d: int) -> None:
+    """A product with the mean that loses a little in every term must not shift exact scores."""
+    for power in range(39, 43):
+        # Small terms vanish beside the big one where a sum starts with it.
+        query = np.full(d, 0.49 * 2.0 ** (power - 52))
+        query[[0, -1]] = 2.0**power
+        keys = np.ones((16, d))
+        keys[:, -1] = 127 * 2.0 ** (-power - 7) * np.where(np.arange(16) % 2, 1, -1)
+        case = one(keys, query, 1.0, 0.2, rotate=False)
+        check(case, search(case))
+
+
+@pytest.mark.parametrize("power", [-290, -250, -200, -170, -160, 150, 160, 200, 250])
+def test_queries_whose_squares_are_not_normal(power: int) -> None:
+    """Squares of entries that underflow or overflow must not make any bound vanish."""
+    rng = np.random.default_rng(3)
+    keys, query = rng.normal(size=(200, 16)), rng.normal(size=16)
+    for eps in (0.3, 0.1, 0.01):
+        case = one(keys, query * 10.0**power, 3 * 10.0**-power, eps)
+        for over in ("codes", "cells", "both"):
+            for rule in ("mass", "gap"):
+                asked = replace(case, rule=rule, over=over, max_scored=150)
+                check(asked, search(asked))
+            asked = replace(case, rule="top_k", k=20, over=over)
+            check(asked, search(asked))
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_scores_that_overflow_are_not_masks(eps: float) -> None:
+    """Codes whose scores are all -inf in f32 are keys nevertheless."""
+    rng = np.random.default_rng(4)
+    keys = -np.abs(rng.normal(size=(20, 4))) * 1e18
+    case = one(keys, np.full(4, 1e25), 1.0, eps, rotate=False, pieces=[0, 20])
+    check(case, search(case))
+
+
+@pytest.mark.parametrize("scale", [1e12, 1e16, 1e20, -1e30, 1e300])
+def test_scores_beyond_f64_keep_everything(scale: float) -> None:
+    """Where products in f64 say nothing, all keys are kept; there is no error of a radius."""
+    rng = np.random.default_rng(5)
+    case = one(rng.normal(size=(30, 8)), rng.normal(size=8) * 1e3, scale, 0.1)
+    check(case, search(case))
+
+
+def test_factors_that_are_not_normal() -> None:
+    """A scale so small that the factor of codes is no normal f32 number."""
+    rng = np.random.default_rng(6)
+    for power in range(-44, -24):
+        keys = rng.normal(size=(40, 8)) * 1e18
+        case = one(keys, rng.normal(size=8), 10.0**power * 1e-18, 0.1)
+        check(case, search(case))
+        case = one(keys, rng.normal(size=8) * 1e-3, 10.0**power, 0.45)
+        check(case, search(case))
+
+
+def codes_alone(case: Case) -> Found | None:
+    """The answer without keys; none if it asks for them."""
+    try:
+        return search(case, lend=False)
+    except CertkError as error:
+        if "keys" not in str(error):
+            raise
+        return None
+
+
+def test_codes_alone_tell_the_truth() -> None:
+    """Without keys to score, codes answer or say that they cannot."""
+    rng = np.random.default_rng(7)
+    answered = 0
+    for kind in (gaussian, few_distinct, off_centre, two_levels, edges):
+        for _ in range(40):
+            case = make(rng, kind)
+            found = codes_alone(case)
+            if found is None:
+                continue
+            answered += 1
+            check(case, found)
+    assert answered > 20
+
+
+def test_appended_key_by_key() -> None:
+    """Many small additions to the sums of a long index."""
+    rng = np.random.default_rng(8)
+    keys = rng.normal(size=(400, 12)) * 10.0 ** rng.uniform(-2, 1, size=(400, 1))
+    for eps in (0.3, 0.01):
+        case = one(keys, rng.normal(size=12), 1.0, eps, pieces=[50] + [1] * 350)
+        check(case, search(case))
+
+
+def digest(threads: int) -> str:
+    """All answers of some cases, large ones among them, as bytes."""
+    rng = np.random.default_rng(9)
+    parts = []
+    for kind in KINDS:
+        for _ in range(6):
+            parts += search(make(rng, kind), threads)
+    for rotate in (True, False):
+        keys = rng.normal(size=(32000, 40)) * 10.0 ** rng.uniform(-1, 1, size=40)
+        queries, budgets = rng.normal(size=(9, 40)), np.full(9, 0.02)
+        parts += search(Case("", keys, queries, 0.2, rotate, [28000, 4000], budgets), threads)
+    return "".join(part.tobytes().hex() for part in parts)
+
+
+def answers(level: str) -> str:
+    """The digest with two threads in a process of its own at a level; empty if the CPU lacks it."""
+    code = "import test_search_soundness as t; print(t.sha256(t.digest(2).encode()).hexdigest())"
+    done = run_python(code, beside=Path(__file__), CERTK_LEVEL=level)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def test_same_bits_for_threads_and_levels() -> None:
+    """Threads and instruction sets change nothing."""
+    first = digest(1)
+    assert digest(3) == first
+    levels = [answers(level) for level in ("portable", "avx2", "avx512")]
+    assert levels[0] != ""
+    assert {level for level in levels if level} == {sha256(first.encode()).hexdigest()}
+
+
+def test_rows_do_not_know_each_other() -> None:
+    """Rows that share a scan answer as each alone."""
+    rng = np.random.default_rng(10)
+    for kind in KINDS:
+        case = make(rng, kind)
+        together = search(case)
+        for row in range(len(case.queries)):
+            at = slice(row, row + 1)
+            alone = search(replace(case, queries=case.queries[at], eps=case.eps[at]))
+            kept = together[2][together[1][row] : together[1][row + 1]]
+            assert np.array_equal(alone[2], kept)
+            assert (alone[3][0], alone[4][0]) == (together[3][row], together[4][row])
+
+
+def test_caller_flushes_subnormals() -> None:
+    """A host that flushes subnormal numbers to zero changes neither codes nor answers."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(11)
+    cases = [make(rng, subnormal) for _ in range(20)]
+    want = [search(case) for case in cases]
+    arrays = [
+        (stored(c.keys, c.keys_dtype)[0], stored(c.queries, c.queries_dtype)[0]) for c in cases
+    ]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush")
+    try:
+        got = [ask(case, *pair) for case, pair in zip(cases, arrays, strict=True)]
+    finally:
+        torch.set_flush_denormal(False)
+    for one_answer, other in zip(want, got, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one_answer, other, strict=True))
+    for case, found in zip(cases, got, strict=True):
+        check(case, found)

@@ -1,0 +1,252 @@
+"""Empty batches, empty rows, one key, all keys, zeros of both signs, shapes, strides, dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import certk_rs as ck
+from cases import Case
+from checks import selection_faults
+from generators import DTYPES, make_case
+from same_bytes import same
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (0, 0), (3, 0), (2, 0, 4), (0,), (2, 3, 0)])
+def test_empty_batches_and_empty_rows(shape: tuple[int, ...]) -> None:
+    scores = np.zeros(shape, dtype=np.float32)
+    sel = ck.select(scores, 0.1)
+    batch = shape[:-1]
+    rows = int(np.prod(batch))
+    assert sel.shape == shape
+    assert sel.k.shape == batch
+    assert sel.tail_mass_upper.shape == batch
+    assert sel.indptr.tolist() == [0] * (rows + 1)
+    assert sel.indices.size == 0
+    assert (sel.status == ck.Status.EMPTY).all()
+    assert sel.minimal.all()
+    assert sel.to_mask().shape == shape
+    assert sel.to_padded().shape == (*batch, 0)
+    cert = ck.certify(scores, np.zeros(shape, dtype=bool), eps=0.1)
+    assert cert.k.shape == batch
+    assert cert.holds is not None
+    assert cert.holds.all()
+    assert not cert.tail_mass_upper.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("eps", [0.0, 1e-80, 0.5, 1 - 2.0**-53])
+def test_one_key_is_kept(dtype: np.dtype, eps: float) -> None:
+    for kind, value in (("logits", -7.0), ("probs", 2.0**-10), ("logprobs", 0.0)):
+        sel = ck.select(np.full((2, 1), value).astype(dtype), eps, kind=kind)
+        assert sel.k.tolist() == [1, 1]
+        assert sel.indices.tolist() == [0, 0]
+        assert sel.tail_mass_upper.tolist() == [0.0, 0.0]
+        assert sel.minimal.all()
+
+
+@pytest.mark.parametrize("hide", ["-inf", "mask", "bias", "lengths", "causal", "probs"])
+def test_fully_masked_rows_are_empty_and_their_neighbours_are_not(hide: str) -> None:
+    scores = np.tile(np.array([1.0, 0.0, 2.0], dtype=np.float32), (2, 1))
+    options: dict[str, Any] = {}
+    if hide == "-inf":
+        scores[0] = -np.inf
+    elif hide == "mask":
+        options["mask"] = np.array([[False], [True]])
+    elif hide == "bias":
+        options["mask"] = np.array([[-np.inf], [0.0]])
+    elif hide == "lengths":
+        options["lengths"] = np.array([0, 3])
+    elif hide == "causal":
+        options["causal_offset"] = -1
+    else:
+        scores[0] = [0.0, -0.0, 0.0]
+        options["kind"] = "probs"
+    sel = ck.select(scores, 0.0, **options)
+    assert sel.status.tolist() == [ck.Status.EMPTY, ck.Status.CERTIFIED]
+    assert sel.k[0] == 0
+    assert sel.minimal[0]
+    assert sel.tail_mass_upper[0] == sel.tail_mass_lower[0] == 0.0
+    assert sel.row(0).size == 0
+    cert = ck.certify(scores, sel, eps=0.0, **options)
+    assert cert.holds is not None
+    assert cert.holds.all()
+    assert cert.k[0] == 0
+    assert cert.tail_mass_upper[0] == cert.tail_mass_lower[0] == 0.0
+    cert = ck.certify(scores, np.zeros((2, 3), dtype=bool), eps=0.5, **options)
+    assert cert.tail_mass_upper.tolist() == [0.0, 1.0]
+    assert cert.tail_mass_lower.tolist() == [0.0, 1.0]
+    assert cert.holds is not None
+    assert cert.holds.tolist() == [True, False]
+
+
+def test_eps_0_keeps_everything_finite() -> None:
+    scores = np.array([0.0, -np.inf, -1e4, 3.0], dtype=np.float32)
+    sel = ck.select(scores, 0.0)
+    assert sel.k.shape == ()
+    assert sel.row(0).tolist() == [0, 2, 3]
+    assert sel.tail_mass_upper == 0.0
+    assert sel.minimal
+
+
+def test_k_equal_n_has_mass_exactly_0() -> None:
+    scores = np.linspace(0.0, 1.0, 50, dtype=np.float32)
+    sel = ck.select(scores, 1e-9)
+    assert sel.k == 50
+    assert sel.tail_mass_upper == sel.tail_mass_lower == 0.0
+    assert sel.minimal
+    cert = ck.certify(scores, np.ones(50, dtype=bool), eps=0.0)
+    assert cert.holds
+    assert cert.tail_mass_upper == 0.0
+
+
+def test_minus_zero_equals_zero() -> None:
+    scores = np.array([-0.0, 0.0, -0.0, 0.0], dtype=np.float32)
+    for dtype in DTYPES:
+        for scale in (1.0, -1.0):
+            sel = ck.select(scores.astype(dtype), 0.5, scale=scale, prove_minimal=True)
+            assert sel.row(0).tolist() == [0, 1]
+    sel = ck.select(np.array([-0.0, 0.5, 0.0, 0.25]), 0.0, kind="probs")
+    assert sel.row(0).tolist() == [1, 3]
+
+
+def test_subnormals_rank_by_value_and_never_vanish() -> None:
+    tiny = np.float32(1e-45)
+    sel = ck.select(np.array([0.0, -tiny, tiny, 0.0], dtype=np.float32), 0.7)
+    assert 2 in sel.row(0).tolist()
+    assert 1 not in sel.row(0).tolist()
+    sel = ck.select(np.array([tiny, 0.0, tiny], dtype=np.float32), 0.4, kind="probs")
+    assert sel.row(0).tolist() == [0, 2]
+    assert sel.status == ck.Status.CERTIFIED
+
+
+def test_all_equal_long_rows() -> None:
+    for n in (100, 4096, 70000):
+        case = Case(np.full((2, n), 3.5, dtype=np.float32), np.array([0.1, 0.5]), name="equal")
+        sel = ck.select(case.scores, case.eps, prove_minimal=True)
+        assert selection_faults(case, sel) == []
+        assert sel.minimal.all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_layout_gives_the_bytes_of_the_contiguous_one(seed: int) -> None:
+    """Transposed, stepped, reversed, broadcast, Fortran-ordered, offset and big-endian arrays."""
+    case = make_case(seed, 12, 37, kind="logits")
+    scores, options = case.scores, {"scale": case.scale}
+    plain = ck.select(scores, case.eps, **options)
+    wide = np.zeros((24, 80), dtype=scores.dtype)
+    wide[::2, 3:40] = scores
+    layouts = {
+        "rows stepped": wide[::2, 3:40],
+        "fortran": np.asfortranarray(scores),
+        "transposed": np.ascontiguousarray(scores.T).T,
+        "rows reversed": np.ascontiguousarray(scores[::-1])[::-1],
+        "columns reversed": np.ascontiguousarray(scores[:, ::-1])[:, ::-1],
+        "columns stepped": np.repeat(scores, 2, axis=1)[:, ::2],
+        "read-only": np.frombuffer(scores.tobytes(), dtype=scores.dtype).reshape(scores.shape),
+    }
+    if scores.dtype.kind == "f":
+        layouts["other byte order"] = scores.astype(scores.dtype.newbyteorder())
+    for name, array in layouts.items():
+        assert same(plain, ck.select(array, case.eps, **options)), name
+    unaligned = np.frombuffer(b"x" + scores.tobytes(), dtype=np.uint8)[1:].view(scores.dtype)
+    assert same(plain, ck.select(unaligned.reshape(scores.shape), case.eps, **options))
+    one = ck.select(np.broadcast_to(scores[0], (5, 37)), float(case.eps[0]), **options)
+    assert len({one.row(i).tobytes() for i in range(5)}) == 1
+
+
+def test_the_input_is_not_written_to() -> None:
+    for seed in range(6):
+        case = make_case(seed, 8, 100, options=True)
+        before = case.scores.tobytes()
+        ck.select(case.scores, case.eps, **case.select_options())
+        assert case.scores.tobytes() == before
+
+
+def test_batch_axes_are_kept_and_flattened_in_c_order() -> None:
+    rng = np.random.default_rng(5)
+    scores = rng.standard_normal((2, 3, 4, 50)).astype(np.float32) * 3
+    eps = rng.choice([0.1, 0.01], (2, 3, 4))
+    sel = ck.select(scores, eps)
+    assert sel.k.shape == sel.status.shape == sel.minimal.shape == (2, 3, 4)
+    assert same(sel, ck.select(scores.reshape(24, 50), eps.reshape(24)))
+    assert sel.row((1, 2, 3)).tolist() == sel.row(23).tolist()
+    assert sel.to_mask().shape == scores.shape
+    assert np.array_equal(sel.to_mask().sum(axis=-1), sel.k)
+
+
+def test_lists_become_float64() -> None:
+    sel = ck.select([[0.0, 1.0, 2.0], [3, 2, 1]], 0.2)
+    assert same(sel, ck.select(np.array([[0.0, 1.0, 2.0], [3.0, 2.0, 1.0]]), 0.2))
+
+
+def test_narrow_dtypes_widen_exactly() -> None:
+    """A float16 or bfloat16 row gives the bytes of the same values as float32."""
+    rng = np.random.default_rng(3)
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        scores = (rng.standard_normal((20, 300)) * 3).astype(dtype)
+        assert same(ck.select(scores, 0.03), ck.select(scores.astype(np.float32), 0.03))
+
+
+def test_torch_tensors_are_taken_in_every_dtype() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    scores = (rng.standard_normal((6, 90)) * 3).astype(np.float32)
+    for dtype, twin in (
+        (torch.float32, np.float32),
+        (torch.float64, np.float64),
+        (torch.float16, np.float16),
+        (torch.bfloat16, ml_dtypes.bfloat16),
+    ):
+        tensor = torch.from_numpy(scores).to(dtype)
+        want = ck.select(scores.astype(twin), 0.05)
+        assert same(want, ck.select(tensor, 0.05))
+        assert same(want, ck.select(tensor.T.contiguous().T, 0.05))
+        assert same(want, ck.select(tensor.clone().requires_grad_(), 0.05))
+        keep = torch.from_numpy(want.to_mask())
+        assert np.array_equal(ck.certify(tensor, keep).k, want.k)
+
+
+def test_ragged_rows_are_the_rows_by_themselves() -> None:
+    rng = np.random.default_rng(6)
+    sizes = [5, 0, 1, 200, 17, 0]
+    rows = [(rng.standard_normal(n) * 3).astype(np.float32) for n in sizes]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    flat = np.concatenate(rows)
+    eps = np.array([0.1, 0.1, 0.0, 0.01, 0.2, 0.3])
+    sel = ck.select(flat, eps, indptr=starts, min_keep=2)
+    assert sel.shape == (6, None)
+    assert sel.k.shape == (6,)
+    mask = sel.to_mask()
+    assert mask.shape == flat.shape
+    for i, row in enumerate(rows):
+        alone = ck.select(row, float(eps[i]), min_keep=2)
+        assert alone.row(0).tolist() == sel.row(i).tolist()
+        assert alone.tail_mass_upper == sel.tail_mass_upper[i]
+        assert alone.status == sel.status[i]
+        kept = np.flatnonzero(mask[starts[i] : starts[i + 1]])
+        assert kept.tolist() == sel.row(i).tolist()
+    for keep in (sel, mask, [sel.row(i) for i in range(6)], sel.to_padded()):
+        cert = ck.certify(flat, keep, eps=eps, indptr=starts)
+        assert cert.holds is not None
+        assert cert.holds.all()
+        assert np.array_equal(cert.k, sel.k)
+
+
+def test_hidden_positions_may_hold_anything() -> None:
+    """NaN and +inf where nothing may be kept are never looked at."""
+    scores = np.array([[0.0, np.nan, 2.0, np.inf]], dtype=np.float32)
+    want = [[0, 2]]
+    for options in (
+        {"mask": np.array([[True, False, True, False]])},
+        {"mask": np.array([[0.0, -np.inf, 0.0, np.finfo(np.float64).min]])},
+    ):
+        sel = ck.select(scores, 0.0, **options)
+        assert [sel.row(0).tolist()] == want
+    sel = ck.select(scores, 0.0, lengths=np.array([1]))
+    assert sel.row(0).tolist() == [0]
+    sel = ck.select(scores, 0.0, causal_offset=0)
+    assert sel.row(0).tolist() == [0]

@@ -1,0 +1,424 @@
+"""keep_set: feasible for every row, and its lower bound below every feasible set.
+
+Small cases go against all subsets, larger ones against the linear relaxation (HiGHS), and the
+size at n = 65536 against the promise of 2 %.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+import certk_rs as ck
+from bulk_oracle import Truth
+from cases import Case
+from checks import limit
+from fresh_process import run_python
+from generators import make_case
+from real_rows import Cache, rows_of
+
+
+def solve(case: Case, **more: Any) -> Any:
+    """keep_set with the case's options, and everything that must hold of any answer."""
+    options = case.row_options()
+    for name in ("max_keep", "keep_first", "keep_last"):
+        if getattr(case, name):
+            options[name] = getattr(case, name)
+    ks = ck.keep_set(case.scores, case.eps, **options, **more)
+    truth = Truth(case)
+    kept = np.zeros(case.n, dtype=bool)
+    kept[ks.indices] = True
+    assert (np.diff(ks.indices) > 0).all()
+    assert ks.k == len(ks.indices)
+    assert ks.optimality_gap == ks.k - ks.lower_bound
+    assert 0 <= ks.lower_bound <= ks.k
+    keep = truth.visible & kept
+    bad = truth.violations(keep, ks.tail_mass_lower, ks.tail_mass_upper)
+    assert not bad, f"{bad[0][1]}: {case.describe(bad[0][0])}"
+    assert not (forced(case, truth) & ~kept).any()
+    assert not (kept & ~truth.visible.any(axis=0)).any(), "a key that no row can see is kept"
+    if not truth.visible.any():
+        assert ks.status == ck.Status.EMPTY
+        assert ks.k == 0
+    elif (ks.tail_mass_upper <= case.eps).all():
+        assert ks.status == ck.Status.CERTIFIED
+    else:
+        assert ks.status == ck.Status.OVER_BUDGET
+        assert case.max_keep is not None
+        most = int(limit(case, np.array([truth.visible.any(axis=0).sum()]))[0])
+        assert ks.k == most
+    assert proven(case, truth, ks), "the weights do not prove the lower bound"
+    return ks
+
+
+def forced(case: Case, truth: Truth) -> np.ndarray:
+    """(n,) bool: keep_first and keep_last, counted over the positions that any row sees."""
+    seen = np.flatnonzero(truth.visible.any(axis=0))
+    must = np.zeros(case.n, dtype=bool)
+    must[seen[: case.keep_first]] = True
+    must[seen[max(0, len(seen) - case.keep_last) :]] = True
+    return must
+
+
+def proven(case: Case, truth: Truth, ks: Any) -> bool:
+    """Whether the mixture with the reported weights proves the lower bound, rounding aside.
+
+    A feasible set leaves at most sum_j y_j eps_j of c = sum_j y_j P_j, so it is larger than any
+    number of the best keys that leaves more. Needed without weights: the forced keys, every key
+    of a row whose budget is 0, and one key if any row sees one.
+    """
+    assert np.isfinite(ks.weights).all()
+    assert (ks.weights >= 0).all()
+    budget = np.maximum(case.eps, ks.tail_mass_upper)
+    must = forced(case, truth) | (truth.visible & (budget == 0.0)[:, None]).any(axis=0)
+    if ks.lower_bound <= max(int(must.sum()), int(truth.visible.any())):
+        return True
+    weights = ks.weights.astype(np.longdouble)
+    share = truth.weight / np.maximum(truth.weight.sum(axis=1, keepdims=True), 1)
+    mixed = weights @ share
+    order = np.lexsort((-mixed, ~must))
+    left = np.concatenate([np.cumsum(mixed[order][::-1])[::-1], [0]])[ks.lower_bound - 1]
+    return bool(left * (1 - 1e-9) > np.sum(weights * budget) * (1 + 1e-9))
+
+
+def smallest(case: Case, eps: np.ndarray) -> int:
+    """The size of the smallest feasible set, by looking at all of them in exact arithmetic."""
+    truth = Truth(case)
+    rows = [case.exact(i) for i in range(case.rows)]
+    must = np.flatnonzero(forced(case, truth)).tolist()
+    free = [i for i in np.flatnonzero(truth.visible.any(axis=0)).tolist() if i not in must]
+    for size in range(len(free) + 1):
+        for chosen in combinations(free, size):
+            kept = [*must, *chosen]
+            if all(
+                row.fits([i for i in kept if i in row.value], float(e))
+                for row, e in zip(rows, eps, strict=True)
+            ):
+                return len(kept)
+    raise AssertionError("the whole row is always feasible")
+
+
+def small_case(seed: int) -> Case:
+    """2 to 10 keys, 1 to 6 rows, all kinds and options of the generators but odd budgets."""
+    rng = np.random.default_rng(seed)
+    n, rows = int(rng.integers(1, 11)), int(rng.integers(1, 7))
+    case = make_case(seed, rows, n, options=bool(seed % 2))
+    eps = case.eps if seed % 4 < 2 else np.full(rows, rng.choice([0.3, 0.1, 0.01]))
+    return Case(
+        case.scores, eps, case.kind, case.scale, case.mask, case.lengths, case.causal_offset,
+        keep_first=case.keep_first if n > 3 else 0, name=case.name,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(240))
+def test_against_all_subsets(seed: int) -> None:
+    """lower_bound <= optimum <= k, and the optimum is nearly always reached."""
+    case = small_case(seed)
+    ks = solve(case)
+    if ks.status == ck.Status.CERTIFIED:
+        best = smallest(case, case.eps)
+        assert ks.lower_bound <= best <= ks.k
+
+
+def test_the_optimum_is_usually_reached() -> None:
+    """On small rows the set is the smallest one in most cases, and never far from it."""
+    over = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        scores = (rng.standard_normal((4, 9)) * 2).astype(np.float32)
+        case = Case(scores, np.full(4, 0.1), name="optimum")
+        over.append(solve(case).k - smallest(case, case.eps))
+    assert np.mean(over) <= 0.25
+    assert max(over) <= 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_max_keep_minimises_the_worst_ratio(seed: int) -> None:
+    """Over budget: max_keep keys, a worst tau / eps near the best, a bound for what was reached."""
+    rng = np.random.default_rng(seed)
+    n, rows = 9, 4
+    scores = (rng.standard_normal((rows, n)) * 1.5).astype(np.float32)
+    eps = rng.choice([0.02, 0.05], rows)
+    most = int(rng.integers(1, 6))
+    ks = solve(Case(scores, eps, max_keep=most, name="max_keep"))
+    weights = np.exp(scores.astype(np.float64))
+    weights /= weights.sum(axis=1, keepdims=True)
+    ratios = [
+        ((1 - weights[:, list(kept)].sum(axis=1)) / eps).max()
+        for kept in combinations(range(n), most)
+    ]
+    if ks.status == ck.Status.OVER_BUDGET:
+        assert ks.k == most
+        reached = float((ks.tail_mass_upper / eps).max())
+        assert reached <= 1.5 * min(ratios) + 1e-9
+        best = smallest(Case(scores, eps), np.maximum(eps, ks.tail_mass_upper))
+        assert ks.lower_bound <= best
+    else:
+        assert min(ratios) <= 1.0
+
+
+def relaxed(case: Case, eps: np.ndarray) -> float:
+    """The optimum of the linear relaxation: least sum of x in [0, 1], kept masses >= 1 - eps."""
+    truth = Truth(case)
+    weights = truth.weight.astype(np.float64)
+    weights /= weights.sum(axis=1, keepdims=True)
+    lowest = forced(case, truth).astype(float)
+    answer = linprog(
+        np.ones(case.n), A_ub=-weights, b_ub=-(1.0 - eps),
+        bounds=np.stack([lowest, np.ones(case.n)], axis=1), method="highs",
+    )  # fmt: skip
+    assert answer.status == 0
+    return float(answer.fun)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_against_the_linear_relaxation(seed: int) -> None:
+    """The bound is never above the relaxation rounded up, and close to it."""
+    rng = np.random.default_rng(seed)
+    n, rows = int(rng.choice([60, 300, 900])), int(rng.choice([2, 8, 32]))
+    keys = rng.standard_normal((n, 6))
+    scores = rng.standard_normal((rows, 6)) @ keys.T * rng.uniform(0.3, 1.5)
+    scores = (scores + rng.standard_normal((rows, n)) * 0.2).astype(np.float32)
+    eps = np.full(rows, rng.choice([0.2, 0.1, 0.01]))
+    if seed % 3 == 0:
+        eps = rng.choice([0.05, 0.1, 0.3], rows)
+    case = Case(scores, eps, keep_first=4 * (seed % 2), name=f"relaxation {seed}")
+    ks = solve(case)
+    best = relaxed(case, eps)
+    assert ks.lower_bound <= math.ceil(best - 1e-6)
+    assert ks.lower_bound >= best * 0.97 - 2
+    assert ks.k <= best * 1.03 + 2 + rows / 4
+
+
+def low_rank_rows(rng: np.random.Generator, rows: int, n: int, sigma: float) -> np.ndarray:
+    """Queries of one window against many keys: 24 shared directions of falling strength."""
+    strength = 1.0 / np.sqrt(1.0 + np.arange(24))
+    keys = rng.standard_normal((n, 24))
+    queries = rng.standard_normal((1, 24)) * 0.8 + rng.standard_normal((rows, 24)) * 0.6
+    scores = (queries * strength) @ keys.T
+    return np.asarray(scores * sigma / scores.std(), dtype=np.float32)
+
+
+@pytest.mark.parametrize("sigma", [2.0, 4.0])
+def test_64_long_rows_within_2_per_cent(sigma: float) -> None:
+    rng = np.random.default_rng(64)
+    scores = low_rank_rows(rng, 64, 65536, sigma)
+    ks = solve(Case(scores, np.full(64, 0.1), name=f"64 rows, sigma={sigma}"))
+    assert ks.status == ck.Status.CERTIFIED
+    print(f"sigma={sigma}: k={ks.k} lower bound {ks.lower_bound}")
+    assert ks.k <= 1.02 * ks.lower_bound
+
+
+@pytest.mark.parametrize("layer", range(6))
+def test_real_rows_come_near_the_bound(small_cache: Cache, layer: int) -> None:
+    """n = 512, the 32 queries of one head: within a few keys of the bound, LP in between."""
+    rows = rows_of(small_cache, layer, np.dtype(np.float32)).reshape(4, 32, 512)
+    for head in range(4):
+        case = Case(rows[head], np.full(32, 0.1), name=f"layer {layer} head {head}")
+        ks = solve(case)
+        assert ks.status == ck.Status.CERTIFIED
+        assert ks.lower_bound <= math.ceil(relaxed(case, case.eps) - 1e-6)
+        assert ks.optimality_gap <= 10
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_real_long_rows(cache_65536: Cache, layer: int) -> None:
+    """The known sizes of the larger cache: reached .5068 .5740 .6288, bounds .5045 .5729 .6236."""
+    scores = rows_of(cache_65536, layer, np.dtype(np.float32))
+    ks = solve(Case(scores, np.full(64, 0.1), name=f"long layer {layer}"))
+    print(f"layer {layer}: {ks.k / 65536:.4f} bound {ks.lower_bound / 65536:.4f}")
+    assert ks.k <= 1.02 * ks.lower_bound
+
+
+def test_one_row_is_a_selection() -> None:
+    """For a single row both bounds meet at the minimal k."""
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        scores = (rng.standard_normal((1, 300)) * 3).astype(np.float32)
+        case = Case(scores, np.array([0.05]), name="one row")
+        ks, sel = solve(case), ck.select(scores, 0.05, prove_minimal=True)
+        assert sel.k[0] <= ks.k <= sel.k[0] + 1
+        assert sel.k[0] - 1 <= ks.lower_bound <= sel.k[0]
+
+
+def test_batch_axes_are_rows() -> None:
+    scores = np.random.default_rng(2).standard_normal((2, 3, 40)).astype(np.float32)
+    one, two = ck.keep_set(scores, 0.1), ck.keep_set(scores.reshape(6, 40), 0.1)
+    assert one.indices.tolist() == two.indices.tolist()
+    assert one.lower_bound == two.lower_bound
+    assert one.tail_mass_upper.shape == (2, 3)
+    assert one.tail_mass_upper.tobytes() == two.tail_mass_upper.tobytes()
+    assert "listed" in one.summary()
+    assert "KeepSet" in repr(one)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
+def test_nothing_to_keep(shape: tuple[int, int]) -> None:
+    ks = ck.keep_set(np.zeros(shape, dtype=np.float32), 0.1)
+    assert ks.status == ck.Status.EMPTY
+    assert ks.k == ks.lower_bound == 0
+    assert ks.tail_mass_upper.shape == shape[:1]
+
+
+def test_empty_rows_ask_for_nothing() -> None:
+    scores = np.array([[0.0, 3.0, 1.0], [-np.inf] * 3], dtype=np.float32)
+    ks = solve(Case(scores, np.array([0.5, 0.0]), name="empty row"))
+    assert ks.indices.tolist() == [1]
+    assert ks.tail_mass_upper[1] == 0.0
+    ks = solve(Case(scores[1:], np.array([0.0]), name="all empty"))
+    assert ks.status == ck.Status.EMPTY
+
+
+def test_eps_0_keeps_every_key_that_any_row_sees() -> None:
+    scores = np.zeros((2, 6), dtype=np.float32)
+    mask = np.array([[1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0]], dtype=bool)
+    ks = solve(Case(scores, np.zeros(2), mask=mask, name="eps 0"))
+    assert ks.indices.tolist() == [0, 1, 2]
+    assert ks.lower_bound == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "scores"),
+    [("probs", [1.0, 1e-50]), ("logits", [0.0, -115.0]), ("logits", [0.0, -95.0])],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_needed_key_may_be_too_light_for_the_mixture(
+    kind: str, scores: list[float], dtype: Any
+) -> None:
+    """A key whose weight underflows beside the top one, and a budget below that weight."""
+    with np.errstate(under="ignore"):
+        stored = np.array([scores]).astype(dtype)
+    for eps in (1e-72, 1e-51, 9e-51):
+        case = Case(stored, np.array([eps]), kind=kind, name="light")
+        assert solve(case).status == ck.Status.CERTIFIED
+
+
+@pytest.mark.parametrize("eps", [5e-324, 1e-310, 1e-100, 0.0])
+def test_one_tiny_budget_does_not_spoil_the_bound(eps: float) -> None:
+    scores = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    ks = solve(Case(scores, np.array([eps, eps, 0.1]), name="tiny budget"))
+    assert ks.k == ks.lower_bound == 20
+
+
+@pytest.mark.parametrize("radius", [1e-6, 1e-3, 0.1, 1.0])
+def test_inexact_scores_are_covered_by_their_radius(radius: float) -> None:
+    """The certificate holds for every row within the radius, the worst one included."""
+    from certk_rs.keepset import keep_set_of_inexact
+
+    rng = np.random.default_rng(17)
+    scores = rng.standard_normal((6, 200)) * 2
+    ks = keep_set_of_inexact(scores, 0.1, radius=radius)
+    kept = ks.to_mask()
+    exact_ks = ck.keep_set(scores, 0.1)
+    assert ks.k >= exact_ks.lower_bound
+    worst = scores + np.where(kept, -radius, radius) * (1 - 1e-12)
+    best = scores - np.where(kept, -radius, radius) * (1 - 1e-12)
+    for rows, side in ((worst, "upper"), (best, "lower"), (scores, "both")):
+        case = Case(rows, np.full(6, 0.1), name=f"radius {radius} {side}")
+        keep = np.broadcast_to(kept, rows.shape)
+        bad = Truth(case).violations(keep, ks.tail_mass_lower, ks.tail_mass_upper)
+        assert not bad, bad[0][1]
+    # No row within the radius may have a feasible set below the bound.
+    assert ks.lower_bound <= ck.keep_set(best, 0.1).k
+    assert ks.lower_bound <= ck.keep_set(worst, 0.1).k
+
+
+# -------------------------------------------------------------------- the search, at its edges
+
+
+def test_long_rows_against_the_linear_relaxation() -> None:
+    """Rows that begin with a sample: the bound is the relaxation's, and the set is next to it."""
+    for seed, sigma in ((0, 2.0), (1, 4.0)):
+        scores = low_rank_rows(np.random.default_rng(seed), 5, 40000, sigma)
+        case = Case(scores, np.full(5, 0.1), keep_first=3 * seed, name=f"long rows {seed}")
+        ks, best = solve(case), relaxed(case, case.eps)
+        assert math.ceil(best * 0.999) - 2 <= ks.lower_bound <= math.ceil(best - 1e-6)
+        assert ks.k <= best * 1.001 + 5
+
+
+def test_real_long_rows_reach_the_bound(cache_65536: Cache) -> None:
+    """Sixty-four real queries against 65536 real keys: within .1 % of the bound."""
+    for layer in range(4):
+        scores = rows_of(cache_65536, layer, np.dtype(np.float32))
+        ks = ck.keep_set(scores, 0.1)
+        assert ks.optimality_gap <= 0.001 * ks.lower_bound, f"layer {layer}"
+
+
+def edge_cases() -> list[Case]:
+    """Small and sampled programs with ties, masks, forced keys and wide ranges."""
+    rng = np.random.default_rng(3)
+    low_rank = low_rank_rows(rng, 7, 33000, 3.0)
+    identical = np.repeat(rng.standard_normal((1, 700)) * 2, 40, axis=0).astype(np.float32)
+    one_keeps_all = rng.standard_normal((6, 500)).astype(np.float32)
+    wide = (rng.standard_normal((8, 900)) * 40).astype(np.float32)
+    masked = low_rank.copy()
+    masked[rng.random(masked.shape) < 0.3] = -np.inf
+    masked[2] = -np.inf
+    budgets = np.full(6, 0.1)
+    return [
+        Case(low_rank, np.full(7, 0.05), keep_first=4, keep_last=60, name="sampled"),
+        Case(masked, np.full(7, 0.05), name="sampled and masked"),
+        Case(identical, np.full(40, 0.1), name="identical rows"),
+        Case(np.zeros((9, 70000), dtype=np.float32), np.full(9, 0.25), name="equal scores"),
+        Case(one_keeps_all, np.r_[1e-30, budgets[1:]], name="one row keeps all"),
+        Case(one_keeps_all, np.r_[0.0, budgets[1:]], name="one row without a budget"),
+        Case(wide, np.full(8, 1e-6), name="wide range"),
+        Case(wide.astype(np.float64) * 5, np.full(8, 1e-200), name="tiny budgets in f64"),
+        Case(wide, np.geomspace(1e-12, 0.9, 8), name="budgets of all sizes"),
+        Case(low_rank_rows(rng, 1000, 512, 3.0), np.full(1000, 0.1), name="many rows"),
+        Case(low_rank[:1], np.array([0.01]), name="one long row"),
+        Case(low_rank[:, :1], np.full(7, 0.5), name="one key"),
+        Case(low_rank[:, :4000], np.full(7, 0.05), max_keep=300, name="not enough"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(13))
+def test_edges_of_the_search(number: int) -> None:
+    case = edge_cases()[number]
+    ks = solve(case)
+    if case.name == "equal scores":
+        assert ks.k - ks.lower_bound <= 2 + 70000 // 10000
+        assert abs(ks.k - 52500) <= 5
+    elif case.name == "identical rows":
+        # The margin of a selection costs a key at the most.
+        alone = ck.select(case.scores[:1], 0.1, prove_minimal=True)
+        assert alone.k[0] - 1 <= ks.lower_bound <= alone.k[0] <= ks.k <= alone.k[0] + 1
+    elif case.name.startswith("one row "):
+        assert ks.k == ks.lower_bound == 500
+    elif case.name == "tiny budgets in f64":
+        # Weights below 2^-126 of a row's largest are as good as any: nothing can be dropped.
+        assert ks.k == 900
+    elif case.max_keep is None:
+        assert ks.k <= ks.lower_bound * 1.03 + 4
+
+
+def answers(threads: int | None = None) -> str:
+    """A digest of everything that keep_set says about the edge cases."""
+    digest = hashlib.sha256()
+    for case in edge_cases():
+        options = {"keep_first": case.keep_first, "keep_last": case.keep_last}
+        ks = ck.keep_set(case.scores, case.eps, max_keep=case.max_keep, threads=threads, **options)
+        for part in (ks.indices, ks.tail_mass_upper, ks.tail_mass_lower, ks.weights):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        digest.update(f"{ks.k} {ks.lower_bound} {ks.status}".encode())
+    return digest.hexdigest()
+
+
+def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
+    want = answers(1)
+    assert answers(2) == want
+    assert answers(5) == want
+    code = "import test_keepset as t; print(t.answers())"
+    for level in ("portable", "avx2", "avx512"):
+        done = run_python(code, beside=Path(__file__), CERTK_LEVEL=level)
+        if "cannot run here" in done.stderr:
+            continue
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[-1] == want, level

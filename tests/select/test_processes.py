@@ -1,0 +1,297 @@
+"""Forks, threads, pickles, Ctrl-C, and an array that changes while it is read."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+from same_bytes import fields, same
+
+RNG = np.random.default_rng(41)
+ROWS = (RNG.standard_normal((64, 5000)) * 2.5).astype(np.float32)
+
+FORK = """
+import os, signal, sys
+import numpy as np
+import certk_rs as ck
+
+def run(threads):
+    sel = ck.select(rows, 0.01, threads=threads)
+    cert = ck.certify(rows, sel, threads=threads)
+    ks = ck.keep_set(rows[:8], 0.1, threads=threads)
+    arrays = sel.indices, sel.tail_mass_upper, cert.tail_mass_upper, ks.indices
+    return b"".join(array.tobytes() for array in arrays)
+
+rows = (np.random.default_rng(1).standard_normal((64, 70000)) * 3).astype(np.float32)
+want = {threads: run(threads) for threads in (1, 2, 3, None)}
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    again = os.fork() if all(run(t) == w for t, w in want.items()) else -1
+    if again == 0:
+        os._exit(0 if all(run(t) == w for t, w in want.items()) else 4)
+    os._exit(3 if again < 0 else os.waitstatus_to_exitcode(os.waitpid(again, 0)[1]))
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+ok = all(run(t) == w for t, w in want.items())
+sys.exit(status if status else 0 if ok else 5)
+"""
+
+# The first process of a namespace, and in it the first of another: both have the number 1.
+NAMESPACES = """
+import ctypes, os, signal, sys, time
+
+def unshare():
+    if ctypes.CDLL(None).unshare(0x20000000):  # CLONE_NEWPID, for children
+        os._exit(77)
+
+unshare()
+first = os.fork()
+if first:
+    until, ended = time.monotonic() + 120, (0, 0)
+    while ended[0] == 0:
+        if time.monotonic() > until:
+            os.kill(first, signal.SIGKILL)
+        time.sleep(0.1)
+        ended = os.waitpid(first, os.WNOHANG)
+    os._exit(os.waitstatus_to_exitcode(ended[1]) & 127)
+assert os.getpid() == 1
+"""
+
+COUNT_THREADS = """
+import os
+import numpy as np
+import certk_rs as ck
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+def work(threads):
+    ck.select(rows, 0.01, threads=threads)
+    ck.select(rows, 0.01, threads=threads, prove_minimal=True, block_size=7, scale=0.3)
+    ck.select(abs(rows), 0.01, threads=threads, kind="probs")
+    ck.certify(rows, rows > 0, threads=threads)
+    ck.certify(rows, rows > 0, threads=threads, independent=True)
+    ck.keep_set(rows[:, :50000], 0.1, threads=threads)
+    return tasks() - before
+
+rows = np.random.default_rng(1).standard_normal((4, 300000)).astype(np.float32)
+before = tasks()
+print(work(1), work(3), work(64))
+"""
+
+FAULTS = """
+import resource
+import numpy as np
+import certk_rs as ck
+
+rows = (3 * np.random.default_rng(0).standard_normal((64, 131072))).astype(np.float32)
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    ck.select(rows, 0.01, threads=2)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for _ in range(5):
+    faults()
+print(sorted(faults() for _ in range(21))[10])
+"""
+
+LONG_CALL = """
+import numpy as np
+import certk_rs as ck
+
+row = np.zeros(1 << 16, dtype=np.float32)
+row[7] = 60.0
+many = np.broadcast_to(row, (4_000_000, 1 << 16))
+noise = np.random.default_rng(0).standard_normal((128, 1 << 17)).astype(np.float32)
+print("ready", flush=True)
+{call}
+print("finished", flush=True)
+"""
+
+
+def total(rows: np.ndarray) -> int:
+    """Kept keys, computed in a worker process."""
+    return int(ck.select(rows, 0.01).k.sum())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_select_fork_select_fork_select() -> None:
+    """The parent's pools are of no use to a child, whatever size it asks for."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="needs namespaces")
+def test_a_child_with_the_number_of_its_parent() -> None:
+    """Containers and sandboxes do this; the number does not tell whose pool it is."""
+    code = NAMESPACES + FORK.replace("pid = os.fork()", "unshare()\npid = os.fork()", 1)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip("this system allows no namespaces")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+@pytest.mark.parametrize(("lent", "started"), [("3", "2"), ("1", "0")])
+def test_a_process_starts_no_more_threads_than_it_was_lent(lent: str, started: str) -> None:
+    """The caller is one of them; one pool serves every number; no pool of the host's is used."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_THREADS], capture_output=True, text=True, timeout=180,
+        check=False, env={**os.environ, "RAYON_NUM_THREADS": lent},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", started, started]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+def test_a_warm_call_touches_no_new_page() -> None:
+    """What worker threads allocate for results stays with the process between calls."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=180, check=False,
+        env={**os.environ, "RAYON_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # The allocator gives pages back about once a second, so a call now and then finds fewer.
+    assert int(done.stdout) <= 20
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_worker_pools(method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    want = total(ROWS)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.map_async(total, [ROWS] * 4).get(timeout=120) == [want] * 4
+
+
+def test_python_threads_at_once() -> None:
+    """Calls of many sizes and thread counts at the same time give what they give alone."""
+    inputs = [(ROWS[: 8 * (i + 1)], (1, 2, None)[i % 3]) for i in range(8)]
+    want = [ck.select(rows, 0.01) for rows, _ in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            got = pool.map(lambda one: ck.select(one[0], 0.01, threads=one[1]), inputs)
+            assert all(same(one, two) for one, two in zip(want, got, strict=True))
+
+
+def test_the_gil_is_released() -> None:
+    """Another Python thread runs while a long call is under way."""
+    rows = np.broadcast_to(ROWS[0], (20000, 5000))
+    worker = threading.Thread(target=lambda: ck.select(rows, 0.5, threads=1))
+    worker.start()
+    ticks = 0
+    while worker.is_alive():
+        time.sleep(0.001)
+        ticks += 1
+    assert ticks >= 10
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ck.select(many, 0.5)",
+        "ck.select(many, 0.5, threads=1)",
+        "ck.certify(many, row > 1)",
+        "ck.certify(many, row > 1, independent=True)",
+        "ck.keep_set(noise, 0.01, max_keep=20000)",
+    ],
+)
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+def test_ctrl_c_is_heard(call: str) -> None:
+    """A call that would take long ends with KeyboardInterrupt within about a second."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", LONG_CALL.format(call=call)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(1.0)
+        assert child.poll() is None
+        start = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=20)
+        took = time.monotonic() - start
+    finally:
+        child.kill()
+    assert "KeyboardInterrupt" in err
+    assert "finished" not in out
+    assert took < 3.0
+
+
+def test_results_survive_pickling() -> None:
+    sel = ck.select(ROWS, 0.01)
+    results = [sel, ck.certify(ROWS, sel, eps=0.01), ck.keep_set(ROWS[:4], 0.1)]
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        for result in results:
+            copy = pickle.loads(pickle.dumps(result, protocol))
+            assert type(copy) is type(result)
+            assert fields(copy) == fields(result)
+            assert copy.shape == result.shape
+            assert repr(copy) == repr(result)
+            assert not copy.tail_mass_upper.flags.writeable
+    assert copy.status is ck.Status.CERTIFIED
+
+
+def test_errors_survive_pickling() -> None:
+    with pytest.raises(ck.CertkError) as caught:
+        ck.select(ROWS, 1.0)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is ck.CertkError
+    assert str(copy) == str(caught.value)
+    assert isinstance(copy, ValueError)
+
+
+@pytest.mark.parametrize("n", [512, 5000, 5008])
+def test_an_array_written_meanwhile_does_no_harm(n: int) -> None:
+    """The rows change under the reader, who copies those of 5000 and not those of 5008."""
+    rows = np.random.default_rng(1).standard_normal((64, n)).astype(np.float32)
+    stop = threading.Event()
+
+    def write() -> None:
+        rng = np.random.default_rng(0)
+        while not stop.is_set():
+            rows[:] = rng.choice([0.0, 5.0, -30.0, np.nan], (64, 1))
+            rows[:] = rng.standard_normal(n).astype(np.float32)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            try:
+                sel = ck.select(rows, 0.1)
+            except ck.CertkError:
+                continue
+            assert np.array_equal(np.diff(sel.indptr), sel.k)
+            assert ((sel.tail_mass_lower >= 0) & (sel.tail_mass_upper <= 1)).all()
+            assert (sel.tail_mass_lower <= sel.tail_mass_upper).all()
+            for i in range(64):
+                kept = sel.row(i)
+                assert (np.diff(kept) > 0).all()
+                assert kept[0] >= 0
+                assert kept[-1] < n
+    finally:
+        stop.set()
+        writer.join()

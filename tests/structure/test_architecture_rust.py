@@ -1,0 +1,201 @@
+"""The arrows of `src/` go one way, between rooms and between files: a wish that is a test.
+
+A room is a module: the first name below `src/`. The table says what a room may name; a room that
+is not in it fails, so that adding one is a decision. Test modules inside Rust files are left out,
+since a test may compare anything with anything.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from repository import ROOT
+from rust_source import NOT_CODE, Crate, Module, blank, code_of
+
+RUST = ROOT / "src"
+
+# What everything may use.
+COMMON = {"certified_sums", "rows", "order", "error", "threads", "interrupt", "random", "twofold"}
+COMMON |= {"memory", "scale"}
+ANYTHING = None
+ARROWS: dict[str, set[str] | None] = {
+    "python": ANYTHING,
+    "attention": COMMON | {"index", "bounds", "select", "kernels"},
+    "index": COMMON | {"montecarlo", "bounds", "select", "kernels", "certificate"},
+    "keepset": COMMON | {"kernels", "select", "certificate"},
+    "montecarlo": COMMON | {"kernels"},
+    "bounds": COMMON | {"kernels"},
+    "model": COMMON | {"kernels"},
+    # Certifying hands a set to the checker where that is asked for; the checker never looks back.
+    "select": COMMON | {"kernels", "certificate"},
+    "kernels": COMMON,
+    # The checker shares nothing with the prover but order, shapes, sums and asking for memory.
+    "certificate": {"certified_sums", "rows", "order", "error", "memory"},
+    # A worker thread is given the floating-point modes that the kernels count on.
+    **dict.fromkeys(COMMON, COMMON | {"kernels"}),
+    "twofold": set(),
+    "scale": set(),
+}
+# No file of ours is longer.
+LONGEST = 600
+# How a level is named, and by whom.
+LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Neon|avx2|avx512|neon)\b")
+CRATE = Crate(RUST)
+
+
+def shown(module: Module) -> str:
+    return "/".join(module)
+
+
+@cache
+def dependencies() -> dict[Module, set[Module]]:
+    return CRATE.dependencies()
+
+
+def test_rust_arrows() -> None:
+    rooms = {module[0] for module in CRATE.files if module}
+    assert rooms == ARROWS.keys()
+    wrong = {
+        f"{shown(module)} -> {shown(needed)}"
+        for module, all_needed in dependencies().items()
+        for needed in all_needed
+        if module
+        and needed[0] != module[0]
+        and (allowed := ARROWS[module[0]]) is not ANYTHING
+        and needed[0] not in allowed
+    }
+    assert not wrong
+
+
+def test_no_two_rust_files_need_each_other() -> None:
+    try:
+        TopologicalSorter(dependencies()).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(map(shown, error.args[1]))}")
+
+
+def test_rust_files_are_short() -> None:
+    lengths = {shown(m): len(f.read_text().splitlines()) for m, f in CRATE.files.items()}
+    assert {name: n for name, n in lengths.items() if n > LONGEST and "isa" not in name} == {}
+
+
+def test_levels_are_entered_in_one_place() -> None:
+    """A pass is written over the traits of a level, and no level knows how it is chosen."""
+    wrong = set()
+    for module, code in CRATE.code.items():
+        if module[:2] == ("kernels", "isa"):
+            wrong |= {f"{shown(module)} -> {name}" for name in re.findall(r"\b[Ss]imd\b", code)}
+        elif module != ("kernels", "simd"):
+            wrong |= {f"{shown(module)} -> {name}" for name in LEVELS.findall(code)}
+    assert not wrong
+    assert LEVELS.search(CRATE.code["kernels", "simd"])
+
+
+def undocumented_unsafe(text: str) -> list[int]:
+    """Lines whose `unsafe` says nowhere near who guarantees what.
+
+    A block or impl needs a SAFETY comment at its side or shortly above. A function or trait may
+    have it in its body, or in the file's `//!` header where one contract serves many; the body of
+    such a function needs no block, since all of it stands under that contract.
+    """
+    lines = text.splitlines()
+    code = NOT_CODE.sub(blank, text).splitlines()
+    header = "\n".join(line for line in lines if line.startswith("//!"))
+    missing = []
+    for number, line in enumerate(code):
+        for match in re.finditer(r"\bunsafe\b\s*(\w*)", line):
+            declares = match.group(1) in ("fn", "trait", "extern")
+            near = "\n".join(lines[max(0, number - 10) : number + (6 if declares else 2)])
+            if re.search("SAFETY|# Safety", near):
+                continue
+            if not (declares and re.search("SAFETY|# Safety", header)):
+                missing.append(number + 1)
+    return missing
+
+
+def test_unsafe_lives_in_the_kernels_and_is_explained() -> None:
+    for module, file in CRATE.files.items():
+        if module[:1] == ("kernels",):
+            missing = undocumented_unsafe(file.read_text())
+            assert not missing, f"{file} has unsafe without a SAFETY comment at lines {missing}"
+        else:
+            assert not re.search(r"\bunsafe\b", CRATE.code[module]), f"{file} has unsafe code"
+    manifest = (ROOT / "Cargo.toml").read_text()
+    assert re.search(r'^unsafe_code = "(deny|forbid)"', manifest, re.M)
+
+
+_DOOR = re.compile(
+    r"#\[(?:pyfunction|staticmethod|pymethods)\]|#\[getter\]|"
+    r"^(\s*)(?:pub\(super\) )?fn (\w+)[^{;]*?\{\s*(let _modes = default_floats\(\);)?",
+    re.M,
+)
+# What has nothing to do with floats, or copies them.
+_NO_FLOATS = {"len", "radii", "freezing_sigma", "nearest_rsqrt", "simd_level", "set_simd_level"}
+
+
+def unguarded_doors(text: str) -> set[str]:
+    """Functions for Python that do not begin with default floating-point modes."""
+    found, function, methods, getter = set(), False, False, False
+    for match in _DOOR.finditer(code_of(text)):
+        mark = match.group().strip()
+        if mark.startswith("#"):
+            function |= mark == "#[pyfunction]"
+            methods |= mark == "#[pymethods]"
+            getter |= mark == "#[getter]"
+            continue
+        indent, name, guarded = match.groups()
+        inside = methods and indent.strip("\n") == "    "
+        methods &= inside or function
+        if (function or (inside and not getter)) and not guarded:
+            found.add(name)
+        function = getter = False
+    return found - _NO_FLOATS
+
+
+def test_doors_set_the_float_modes_first() -> None:
+    """A host may flush subnormal numbers; what is read, computed and handed back must not know."""
+    doors = {}
+    for file in sorted((RUST / "python").glob("*.rs")):
+        # Results only hand out what they hold, and modes are set by what sets them.
+        if file.stem not in ("results", "floats"):
+            doors[file.stem] = unguarded_doors(file.read_text())
+    assert not any(doors.values()), doors
+    source = "#[pyfunction]\nfn f(\n    x: f64,\n) -> f64 {\n    x\n}\nfn g() {\n}\n"
+    assert unguarded_doors(source) == {"f"}
+    guarded = source.replace("    x\n", "    let _modes = default_floats();\n    x\n")
+    assert unguarded_doors(guarded) == set()
+    assert unguarded_doors("#[pymethods]\nimpl A {\n    fn f(&self) {\n    }\n}\n") == {"f"}
+
+
+def test_the_rust_reader_sees_what_it_should(tmp_path: Path) -> None:
+    (tmp_path / "lib.rs").write_text("mod a;\nmod b;\nmod order;\npub use a::Public;\n")
+    (tmp_path / "order.rs").write_text("pub fn best() {}")
+    (tmp_path / "b.rs").write_text("use crate::a::{Handed, inner::{self, Deep as D}};")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "mod.rs").write_text("mod inner;\nmod types;\npub use types::Handed;")
+    (tmp_path / "a" / "types.rs").write_text(
+        """
+        //! use crate::b;
+        fn f() { crate::order::best("use crate::b;"); let c = '"'; inner::go() }
+        use super::inner;
+        #[cfg(test)]
+        mod tests { use crate::b; fn g() { if true {} } }
+        """
+    )
+    (tmp_path / "a" / "inner.rs").write_text("use super::super::order;")
+    assert Crate(tmp_path).dependencies() == {
+        (): set(),
+        ("a",): set(),
+        ("a", "inner"): {("order",)},
+        ("a", "types"): {("order",), ("a", "inner")},
+        ("b",): {("a", "types"), ("a", "inner")},
+        ("order",): set(),
+    }
+    assert undocumented_unsafe("fn f() {\n    unsafe { g() }\n}\n") == [2]
+    assert undocumented_unsafe("// SAFETY: g asks for nothing.\nunsafe { g() }\n") == []
+    assert undocumented_unsafe("//! SAFETY: AVX2 must be there.\nunsafe fn f() {}\n") == []

@@ -1,0 +1,305 @@
+"""What the pages show runs as it is shown, what they point at is there, and figures are right.
+
+Python blocks of a page run in their order, in one namespace and one empty folder, and so do `certk`
+commands; what a page takes for given is in GIVEN. Rust blocks run in `cargo test --doc`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+from certk_rs import errors
+from doc_pages import blocks, known, run_page
+from repository import EXAMPLE, ROOT
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benches/*.md", "tests/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+# kvpress is in the other environment only: tests/transformers/test_kvpress.py runs this page.
+ELSEWHERE = {"docs/kvpress.md"}
+LANGUAGES = {"python", "sh", "rust"}
+
+
+def _readme() -> dict[str, Any]:
+    shutil.copy(EXAMPLE, "cache.safetensors")
+    np.save("scores.npy", np.random.default_rng(0).standard_normal((4, 1000)))
+    return {"folder": _saved_model(), "inputs": {"input_ids": _zoo().tokens(1, 12)}}
+
+
+def _transformers() -> dict[str, Any]:
+    _saved_model()
+    zoo = _zoo()
+    # The caches below are those of this text, and generation goes on behind it.
+    text, more = "a text " * 50, "and"
+    Path("text.txt").write_text(text)
+    ids = zoo.torch.tensor([[ord(c) % zoo.VOCABULARY for c in text + more]])
+    return {"model": zoo.build("llama"), "inputs": {"input_ids": ids[:, :20]}, "ids": ids}
+
+
+# What a page takes for given: files in the folder it runs in, and names.
+GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "README.md": _readme,
+    "docs/transformers.md": _transformers,
+}
+# What a command is given beside the arguments shown, where it would take minutes.
+LONGER = {"certk reproduce -o experiments/": ["--brief", "gap-rules"]}
+
+
+def _zoo() -> Any:
+    return pytest.importorskip("model_zoo")
+
+
+def _saved_model() -> str:
+    """A tiny Llama and a tokenizer of single letters, in the folder `model`."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    zoo = _zoo()
+    letters = {chr(c): c % zoo.VOCABULARY for c in range(32, 32 + zoo.VOCABULARY)}
+    inner = Tokenizer(models.WordLevel(letters, unk_token=" "))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    zoo.build("llama").save_pretrained("model")
+    tokenizer = zoo.hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ")
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.save_pretrained("model")
+    return "model"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
+def test_the_blocks_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = blocks((ROOT / page).read_text())
+    assert {block.language for block in found} <= LANGUAGES
+    if not found:
+        return
+    if "torch" in (ROOT / page).read_text():
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    try:
+        run_page(page, GIVEN.get(page, dict)(), LONGER)
+    finally:
+        if threads is not None:
+            sys.modules["torch"].set_num_threads(threads)
+
+
+def test_every_page_that_is_run_elsewhere_is() -> None:
+    text = (ROOT / "tests" / "transformers" / "test_kvpress.py").read_text()
+    assert all(f'run_page("{page}"' in text for page in ELSEWHERE)
+    assert ELSEWHERE | GIVEN.keys() <= set(PAGES)
+    assert {"README.md", "CONTRIBUTING.md", "benches/README.md"} <= set(PAGES)
+
+
+def test_the_reader_of_blocks() -> None:
+    told = blocks("a\n```sh\nmake x\n```\n```python\n1\n2\n```\n")
+    assert [(b.language, b.line, b.text) for b in told] == [
+        ("sh", 3, "make x\n"),
+        ("python", 6, "1\n2\n"),
+    ]
+    with pytest.raises(AssertionError, match="never closed"):
+        blocks("```sh\n")
+    assert blocks("```\nx\n```\n")[0].language not in LANGUAGES
+    assert blocks("```c++\nx\n```\n")[0].language not in LANGUAGES
+
+
+def test_rust_blocks_are_run_by_cargo() -> None:
+    library = (ROOT / "src" / "lib.rs").read_text()
+    rust = {
+        page
+        for page in PAGES
+        if any(b.language == "rust" for b in blocks((ROOT / page).read_text()))
+    }
+    assert rust == set(re.findall(r'include_str!\("\.\./(.*)"\)', library))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_points_at_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    plain = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    for target in re.findall(r"\]\(\s*([^)\s]+)\s*\)", plain):
+        if not re.match(r"[a-z]+:", target):
+            path = (ROOT / page).parent / target.partition("#")[0]
+            assert path.exists(), target
+    # No code by indentation alone, which no test would run.
+    assert not re.findall(r"^ {4,}(?:certk|python|make|pip|import|from) .*", plain, re.M)
+    for span in re.findall(r"`([^`\n]+)`", plain):
+        words = [word for word in span.split() if not re.fullmatch(r"[A-Z_]+=\S*", word)]
+        if words[:1] == ["python"] and len(words) > 1 and words[1].endswith(".py"):
+            known(words[1], words[2:], page)
+        if words[:1] == ["certk"] and len(words) > 1:
+            check_command(words[1:], page)
+
+
+def check_command(words: list[str], page: str) -> None:
+    """See that the command line knows a command, and its options."""
+    import typer
+
+    from certk_rs import cli
+
+    commands: Any = typer.main.get_command(cli.app).commands
+    command = commands.get(words[0])
+    assert command is not None, f"{page}: certk {words[0]}"
+    options = {name for parameter in command.params for name in parameter.opts}
+    for word in words[1:]:
+        assert not word.startswith("-") or word in options, f"{page}: certk {' '.join(words)}"
+
+
+def test_the_map_names_every_file() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = {Path(name).name for name in re.findall(r"[\w/]+\.(?:rs|py)\b", page)}
+    files = {file for folder in ("src", "python") for file in (ROOT / folder).rglob("*.*")}
+    own = {file.name for file in files if file.suffix in (".rs", ".py")}
+    alike = {"mod.rs", "lib.rs", "tests.rs", "__init__.py", "__main__.py"}
+    alike |= {file.name for file in (ROOT / "python" / "certk_rs" / "reproduce").glob("*.py")}
+    assert own - alike <= named
+    assert named <= own
+
+
+def test_the_page_of_a_package_has_no_links_that_lead_nowhere() -> None:
+    for manifest in ("pyproject.toml", "Cargo.toml"):
+        readme = re.search(r'^readme = "(.*)"$', (ROOT / manifest).read_text(), re.M)
+        assert readme is not None
+        text = (ROOT / readme[1]).read_text()
+        assert not re.findall(r"!?\[[^\]]*\]\((?!https://)", text)
+
+
+# ------------------------------------------------------------------------------------ figures
+
+
+def manifest(name: str, pattern: str) -> str:
+    found = re.search(pattern, (ROOT / name).read_text(), re.M)
+    assert found is not None
+    return found[1]
+
+
+def says(page: str, pattern: str) -> list[str]:
+    """The groups of what a page says somewhere, line breaks aside."""
+    found = re.search(pattern, " ".join((ROOT / page).read_text().split()))
+    assert found is not None, f"{page} no longer says {pattern!r}"
+    return list(found.groups())
+
+
+def test_versions_that_pages_name_are_those_of_the_manifests() -> None:
+    python = manifest("pyproject.toml", r'^requires-python = ">=(.*)"$')
+    rust = manifest("Cargo.toml", r'^rust-version = "(.*)"$')
+    assert says("README.md", r"Python >= ([\d.]+), Rust >= ([\d.]+) and") == [python, rust]
+    assert says("CONTRIBUTING.md", r"Have Python >= ([\d.]+),") == [python]
+    kvpress = manifest("tests/transformers/older-requirements.txt", r"^kvpress==(.*)$")
+    older = manifest("tests/transformers/older-requirements.txt", r"^transformers==(.*)$")
+    assert says("docs/kvpress.md", r"kvpress ([\d.]+) needs .*?tried with ([\d.]+) ") == [
+        kvpress,
+        older,
+    ]
+
+
+def test_hints_name_the_packages_of_the_extras() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for extra, packages in errors._EXTRAS.items():
+        assert list(packages) == re.findall(
+            r'"(.*?)"', manifest("pyproject.toml", rf"^{extra} = (.*)$")
+        )
+        assert errors.pip_install(extra).startswith("pip install '")
+    # Of a package that no index has: neither in pages nor in messages.
+    files = [ROOT / page for page in PAGES] + sorted((ROOT / "python").rglob("*.py"))
+    for file in files:
+        if file.name not in ("errors.py", "CHANGELOG.md"):
+            assert "install 'certk-rs" not in file.read_text(), file
+    for page in PAGES:
+        for extra in re.findall(r"pip install '\.\[(\w+)\]'", (ROOT / page).read_text()):
+            assert re.search(rf"^{extra} = \[", text, re.M), f"{page}: {extra}"
+
+
+def test_the_readme_says_what_its_figure_shows() -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    tensors = safetensors.load_file(EXAMPLE)
+    layers = sorted({name.split(".")[1] for name in tensors})
+    scores = np.concatenate(
+        [
+            tensors[f"layers.{i}.query"][0].astype(float)
+            @ tensors[f"layers.{i}.key"][0].astype(float).transpose(0, 2, 1)
+            / np.sqrt(tensors[f"layers.{i}.query"].shape[-1])
+            for i in layers
+        ]
+    )
+    rows, apart = says(
+        "README.md", r"each of (\d+) real attention rows .* they are ([\d.]+) % apart"
+    )
+    assert int(rows) == scores.shape[0] * scores.shape[1]
+    sets = [ck.keep_set(each, 0.1) for each in scores]
+    bound = sum(each.lower_bound for each in sets)
+    assert f"{100 * (sum(each.k for each in sets) - bound) / bound:.1f}" == apart
+
+
+def test_gaussian_scores_keep_what_the_benchmarks_say() -> None:
+    rng = np.random.default_rng(0)
+    told = says(
+        "benches/README.md", r"keep about (\d+) %, (\d+) % and (\d+) % of the keys at eps = 0.01"
+    )
+    for sigma, percent in zip((1, 3, 5), told, strict=True):
+        kept = ck.select(sigma * rng.standard_normal((32, 8192), dtype=np.float32), 0.01)
+        assert abs(100 * kept.k.mean() / 8192 - int(percent)) < 1
+
+
+def test_an_index_takes_what_the_page_says() -> None:
+    assert says("docs/search.md", r"Memory: (d \+ 4) bytes per key") == ["d + 4"]
+    for d, rounded in ((64, 64), (126, 128)):
+        keys = np.random.default_rng(0).standard_normal((5000, d), dtype=np.float32)
+        size = ck.KeyIndex.build(keys, keep_keys=False).nbytes
+        assert 5000 * (rounded + 4) <= size <= 5000 * (rounded + 4) + 8 * d * d + 4096
+
+
+def test_the_errors_of_a_row_add_up() -> None:
+    text = (ROOT / "docs" / "certificates.md").read_text()
+    terms = text.partition("| f32 rows")[2].partition("\n\n")[0]
+    parts = [
+        float(x)
+        for line in terms.splitlines()[2:-2]
+        for x in re.findall(r"([\d.]+) u(?![\w])", line.rpartition("|")[0].rpartition("|")[2])
+    ]
+    assert len(parts) == 6
+    one, ratio = says("docs/certificates.md", r"one side \| < (\d+) u \| \| ratio .*? \| < (\d+) u")
+    assert sum(parts) < int(one)
+    # (1 + a) / (1 - a) - 1 = 2 a / (1 - a).
+    assert 2 * int(one) / (1 - int(one) * 2.0**-24) < int(ratio) <= 512
+
+
+def test_the_decoder_of_the_example_is_as_large_as_the_page_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    hf = pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from decoder_training import Recipe
+
+    recipe = Recipe()
+    layers, heads, kv_heads, millions = says(
+        "docs/transformers.md",
+        r"\((\d+) layers, (\d+) query and (\d+) key heads, ([\d.]+) million weights\)",
+    )
+    assert [recipe.layers, recipe.heads, recipe.kv_heads] == [
+        int(layers),
+        int(heads),
+        int(kv_heads),
+    ]
+    with torch.device("meta"):
+        model = hf.LlamaForCausalLM(
+            hf.LlamaConfig(
+                vocab_size=256, hidden_size=recipe.width, intermediate_size=5 * recipe.width // 2,
+                num_hidden_layers=recipe.layers, num_attention_heads=recipe.heads,
+                num_key_value_heads=recipe.kv_heads, tie_word_embeddings=True,
+            )
+        )  # fmt: skip
+    weights = sum(each.numel() for each in model.parameters())
+    assert f"{weights / 1e6:.1f}" == millions

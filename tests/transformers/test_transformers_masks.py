@@ -1,0 +1,132 @@
+"""Masks are read as what they are: runs where every row sees one, else as masks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from certk_rs import CertkError  # noqa: E402
+from certk_rs.transformers.masks import visibility_of  # noqa: E402
+
+
+def shown(arguments: dict[str, Any], shape: tuple[int, int, int, int]) -> np.ndarray:
+    """What the options of `certk_rs.attention` say, by their documentation."""
+    _, _, m, n = shape
+    keys, rows = np.arange(n), np.arange(m)[:, None]
+    found = np.ones(shape, dtype=bool)
+    if arguments.get("causal"):
+        found &= keys <= rows + n - m
+    if "lengths" in arguments:
+        found &= keys < arguments["lengths"][..., None]
+    if "mask" in arguments:
+        found &= arguments["mask"]
+    return found
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> np.ndarray:
+    """Boolean masks (b, h or 1, m, n): runs, prefixes, causal ones, and anything."""
+    batch, heads = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    m, n = draw(st.integers(1, 6)), draw(st.integers(0, 9))
+    kind = draw(st.sampled_from(["any", "runs", "prefixes", "causal", "padded", "all"]))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    keys, shape = np.arange(n), (batch, heads, m)
+    if kind == "any":
+        return rng.random((*shape, n)) < 0.5
+    if kind == "all":
+        return np.ones((*shape, n), dtype=bool)
+    stops = rng.integers(0, n + 1, shape)
+    starts = rng.integers(0, n + 1, shape) if kind == "runs" else np.zeros(shape, dtype=int)
+    if kind in ("causal", "padded"):
+        stops = np.broadcast_to(np.arange(m) + n - m + 1, shape)
+    if kind == "padded":
+        starts = np.broadcast_to(rng.integers(0, n + 1, (batch, 1, 1)), shape)
+    return (keys >= starts[..., None]) & (keys < stops[..., None])
+
+
+@given(masks(), st.booleans(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_a_mask_is_read_as_it_is(mask: np.ndarray, additive: bool, causal: bool) -> None:
+    shape = (mask.shape[0], 2, *mask.shape[2:])
+    full = np.broadcast_to(mask, shape)
+    tensor = torch.from_numpy(mask)
+    if additive:
+        tensor = torch.zeros(mask.shape).masked_fill(~tensor, torch.finfo(torch.float32).min)
+    read = visibility_of(tensor, causal, shape)
+    assert (shown(read.arguments(), shape) == full).all()
+    assert (np.broadcast_to(read.full_mask(), shape) == full).all()
+    assert (read.counts == full.sum(-1)).all()
+    inner = np.diff(np.pad(full, [(0, 0)] * 3 + [(1, 1)]).astype(int), axis=-1)
+    assert (read.mask is None) == bool(((inner == 1).sum(-1) <= 1).all())
+    starts = np.array([0, min(2, shape[3])])
+    cut = full & (np.arange(shape[3]) >= starts[:, None, None])
+    assert (shown(read.only_from(starts).arguments(), shape) == cut).all()
+    assert (read.only_from(starts).counts == cut.sum(-1)).all()
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 5), (5, 5), (3, 5), (4, 0)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_mask_is_everything_or_causal_from_the_first_key(m: int, n: int, causal: bool) -> None:
+    shape = (2, 3, m, n)
+    full = np.ones(shape, dtype=bool)
+    if causal and m > 1:
+        full &= np.arange(n) <= np.arange(m)[:, None]
+    assert (shown(visibility_of(None, causal, shape).arguments(), shape) == full).all()
+
+
+def test_the_usual_masks_need_no_mask() -> None:
+    triangle = torch.ones(3, 5, dtype=torch.bool).tril(2)[None, None]
+    assert visibility_of(triangle, False, (2, 4, 3, 5)).arguments() == {"causal": True}
+    padded = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])[:, None, None].expand(2, 1, 3, 5)
+    assert list(visibility_of(padded, False, (2, 4, 3, 5)).arguments()) == ["lengths"]
+    assert visibility_of(padded[:1], False, (2, 4, 3, 5)).arguments() == {}
+
+
+@pytest.mark.parametrize(
+    ("mask", "says"),
+    [
+        (np.ones((1, 1, 2, 3)), "is a ndarray"),
+        (torch.ones(2, 3, dtype=torch.bool), "does not broadcast"),
+        (torch.ones(1, 3, 2, 3, dtype=torch.bool), "does not broadcast"),
+        (torch.ones(1, 1, 2, 3, dtype=torch.int64), "has dtype torch.int64"),
+        (torch.tensor([0.0, -1.5, 0.0]).expand(1, 1, 2, 3), r"\[0, 0, 0, 1\] is -1.5"),
+        (torch.tensor([0.0, torch.nan, 0.0]).expand(1, 1, 2, 3), "is nan"),
+        (torch.ones(1, 1, 2, 3, dtype=torch.bool, device="meta"), "on device meta"),
+    ],
+)
+def test_what_is_no_mask_is_refused(mask: Any, says: str) -> None:
+    with pytest.raises(CertkError, match=says):
+        visibility_of(mask, True, (1, 2, 2, 3))
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_without_the_packages_it_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import certk_rs.transformers"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"certk_rs.transformers needs {missing}" in done.stderr
+    assert "pip install 'torch>=2.6' 'transformers>=5'" in done.stderr
+
+
+def test_the_command_line_says_it_too(tmp_path: Any) -> None:
+    (tmp_path / "text").write_text("word")
+    code = (
+        "import sys; sys.modules['torch'] = None; from certk_rs.cli import main; "
+        f"sys.exit(main(['capture', '--model', {str(tmp_path)!r}, '--text', "
+        f"{str(tmp_path / 'text')!r}, '-o', {str(tmp_path / 'out')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert (
+        "certk: error: certk capture cannot run: certk_rs.transformers needs torch" in done.stderr
+    )
+    assert "Traceback" not in done.stderr
