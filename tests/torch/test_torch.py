@@ -66,8 +66,19 @@ def same(found: Any, expected: Any) -> None:
 # ------------------------------------------------------------------------------- operators
 
 
+SELECTIONS = ["select", "select_mask", "selection", "keep_set"]
+
+
+def test_every_operator_is_checked() -> None:
+    every = torch._C._dispatch_get_all_op_names()
+    checked = [*SELECTIONS, "certify", "attention", "attention_indexed"]
+    assert {name for name in every if name.startswith("certk::")} == {
+        f"certk::{n}" for n in checked
+    }
+
+
 @pytest.mark.parametrize(("dtype", "layout"), CHECKED, ids=str)
-@pytest.mark.parametrize("name", ["select", "select_mask", "selection", "keep_set"])
+@pytest.mark.parametrize("name", SELECTIONS)
 def test_opcheck_of_selections(name: str, dtype: torch.dtype, layout: str) -> None:
     operator = getattr(OPS, name).default
     torch.library.opcheck(operator, (rows(dtype)[layout], 0.05))

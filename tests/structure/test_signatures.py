@@ -1,0 +1,58 @@
+"""An option has one name, one place in the order and one default, from Rust to torch.
+
+Options of selections are declared once, in Rust; what is forgotten on the way outward is named
+here.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import certk_rs as ck
+from repository import ROOT
+
+ROWS = ["kind", "scale", "mask", "lengths", "indptr", "causal_offset"]
+
+
+def declared() -> dict[str, str]:
+    """The options of a selection as Rust declares them, with their defaults."""
+    source = (ROOT / "src" / "select" / "options.rs").read_text()
+    found = re.findall(r"^    (\w+)\([^\n]*\): [^\n]* = ([^\n]*);$", source, re.M)
+    assert len(found) >= 7
+    return dict(found)
+
+
+def keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_python_has_every_option_of_rust() -> None:
+    python = {"None": None, "false": False, "0": 0, "1": 1}
+    expected = {name: python[default] for name, default in declared().items()}
+    options = keywords(ck.select)
+    assert list(options) == [*ROWS, *expected]
+    assert {name: options[name] for name in expected} == expected
+
+
+def test_the_binding_has_every_option_of_rust() -> None:
+    stub = ast.parse((ROOT / "python" / "certk_rs" / "_native.pyi").read_text())
+    for function in stub.body:
+        if isinstance(function, ast.FunctionDef) and function.name == "select":
+            assert [argument.arg for argument in function.args.args] == ["rows", "eps", *declared()]
+            return
+    pytest.fail("the stub has no select")
+
+
+def test_torch_has_every_option_of_python() -> None:
+    operators = pytest.importorskip("certk_rs.torch")
+    for name in ("select", "select_mask"):
+        assert keywords(getattr(operators, name)) == keywords(ck.select)
+    rows_in_a_batch = {k: v for k, v in keywords(ck.keep_set).items() if k != "indptr"}
+    assert keywords(operators.keep_set) == rows_in_a_batch
