@@ -2,15 +2,14 @@
 //!
 //! It asks on the thread that called, wherever the portions are worked on, so what is asked needs no lock of its own.
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::cell::Cell;
 
 use crate::error::Error;
 
-type Check = Rc<dyn Fn() -> Result<(), Error>>;
+type Check = Box<dyn Fn() -> Result<(), Error>>;
 
 thread_local! {
-    static CHECK: RefCell<Option<Check>> = const { RefCell::new(None) };
+    static CHECK: Cell<Option<Check>> = const { Cell::new(None) };
 }
 
 /// Runs `work`; every call of this crate that it makes on this thread asks `check` between portions, and ends with the error
@@ -30,7 +29,7 @@ pub fn interruptible<R>(
     check: impl Fn() -> Result<(), Error> + 'static,
     work: impl FnOnce() -> R,
 ) -> R {
-    let _before = Before(CHECK.replace(Some(Rc::new(check))));
+    let _before = Before(CHECK.replace(Some(Box::new(check))));
     work()
 }
 
@@ -43,11 +42,36 @@ impl Drop for Before {
     }
 }
 
-/// Asks whether to go on.
+/// Asks whether to go on. Calls that the check itself makes, such as those of a handler of signals, are not asked.
 ///
 /// # Errors
 /// Whatever the caller's check returns.
 pub(crate) fn check() -> Result<(), Error> {
-    let check = CHECK.with_borrow(Clone::clone);
-    check.map_or(Ok(()), |check| check())
+    let Some(check) = CHECK.take() else { return Ok(()) };
+    let answer = check();
+    CHECK.set(Some(check));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn what_a_check_calls_is_not_asked() {
+        let asked = Rc::new(Cell::new(0));
+        let count = Rc::clone(&asked);
+        let nested = move || {
+            count.set(count.get() + 1);
+            check()
+        };
+        interruptible(nested, || {
+            assert_eq!((check(), check()), (Ok(()), Ok(())));
+            assert_eq!(interruptible(|| Err(Error::Interrupted), check), Err(Error::Interrupted));
+            assert_eq!(check(), Ok(()));
+        });
+        assert_eq!((asked.get(), check()), (3, Ok(())));
+    }
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,14 +15,14 @@ from ..results import Selection
 from . import coerce
 from .rows import batch_shape
 
+if TYPE_CHECKING:
+    from .._native import _Kept
+
 Keep = ArrayLike | Selection | Sequence[ArrayLike]
-NativeKept = tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None, NDArray[np.int64] | None]
 _PADDING = -1
 
 
-def as_native_kept(
-    keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None
-) -> NativeKept:
+def as_native_kept(keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> _Kept:
     """Coerce a kept set to a mask with the scores' shape, or to CSR indices (indptr, indices).
 
     Only bool dtype is a mask. Range and repetition of the indices are judged in Rust.

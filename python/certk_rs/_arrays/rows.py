@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,18 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import CertkError
 from . import coerce
 
-# As `_native` takes them. What is declared as object is judged there.
-NativeRows = tuple[
-    NDArray[Any],  # scores
-    str,  # dtype
-    object,  # kind
-    object,  # scale
-    NDArray[Any] | None,  # mask
-    str | None,  # mask_dtype
-    NDArray[np.int64] | None,  # lengths
-    NDArray[np.int64] | None,  # indptr
-    object,  # causal_offset
-]
+if TYPE_CHECKING:
+    from .._native import _Rows
 
 
 def as_native_rows(
@@ -32,7 +22,7 @@ def as_native_rows(
     kind: str,
     scale: float,
     causal_offset: int | None,
-) -> tuple[NativeRows, NDArray[Any], NDArray[np.int64] | None]:
+) -> tuple[_Rows, NDArray[Any], NDArray[np.int64] | None]:
     """Coerce the scores (..., n) and what goes with them; see `certk_rs.select` for the meaning.
 
     Returns the rows, and of them the scores and indptr.
