@@ -9,7 +9,7 @@ use crate::kernels::{LANES, Picked, Simd};
 use crate::memory::{check_memory, check_memory_in_each, filled};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
-use crate::rows::{Data, Keep, Scores, Vectors};
+use crate::rows::{Data, Keep, PerRow, Scores, Vectors};
 use crate::scale::nearest_rsqrt;
 use crate::threads;
 use half::{bf16, f16};
@@ -40,11 +40,8 @@ impl KeyIndex<'_> {
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }
-        if let Some(eps) = options.eps.as_ref().filter(|eps| eps.len() != 1 && eps.len() != rows) {
-            let (expected, got) = (rows, eps.len());
-            let remedy = "pass one budget, or one per row";
-            return Err(Error::Length { argument: "eps", expected, got, remedy });
-        }
+        let per_row = |eps| PerRow::new("eps", eps, rows, "pass one budget, or one per row");
+        let budgets = options.eps.as_deref().map(per_row).transpose()?;
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > 1 << 20)?;
         check_memory_in_each("keys", threads, (rows, self.len()), 40)?;
@@ -56,15 +53,14 @@ impl KeyIndex<'_> {
         let heads = self.heads_of(queries).unwrap_or_default();
         let simd = Simd::current()?;
         let one = |row: usize| {
-            let eps =
-                options.eps.as_ref().map(|eps| vec![eps[if eps.len() == 1 { 0 } else { row }]]);
             let options = TailOptions {
                 delta,
                 all_rows: false,
+                draws: options.draws,
+                method: options.method,
                 seed: seed_of(options.seed, row),
-                eps,
+                eps: budgets.map(|eps| vec![eps.of(row)]),
                 threads: Some(1),
-                ..options.clone()
             };
             let job = RowEstimate {
                 index: self,

@@ -8,7 +8,7 @@ use super::uniform::Uniform;
 use crate::error::{Error, Place};
 use crate::memory::{check_memory, check_memory_in_each, list, room};
 use crate::random::Random;
-use crate::rows::{Keep, Kind, Mask, Scores};
+use crate::rows::{Keep, Kind, Mask, PerRow, Scores};
 use crate::threads;
 
 /// What is asked of an estimate.
@@ -87,7 +87,7 @@ pub fn tail_mass(
     let rows = scores.rows();
     check_memory("scores", rows, 4 * size_of::<f64>())?;
     let mut result = TailEstimate::room(rows)?;
-    let delta = check(options, scores)?;
+    let (delta, budgets) = check(options, scores)?;
     keep.check(scores)?;
     if let Some(bounds) = upper_bounds {
         check_bounds(scores, bounds)?;
@@ -97,7 +97,6 @@ pub fn tail_mass(
     check_memory_in_each("scores", threads, (rows, n), 1)?;
     // One row is shared out itself.
     let inside = if rows == 1 { threads } else { 1 };
-    let budgets = options.eps.as_deref().map(|eps| scores.budgets(eps)).transpose()?;
     let one = |row: usize| {
         let random = Random::new(options.seed, row as u64);
         let eps = budgets.map(|eps| eps.of(row));
@@ -140,7 +139,7 @@ pub fn tail_mass_of_drawn(
 ) -> Result<TailEstimate, Error> {
     // The numbers of the kernel must not depend on modes that the caller has set.
     let _modes = threads::default_floats();
-    let delta = check(options, upper_bounds)?;
+    let (delta, budgets) = check(options, upper_bounds)?;
     let threads = threads::count(options.threads, upper_bounds.longest() > 2 * TASK)?;
     if upper_bounds.rows() != 1 {
         let remedy = "scores that are computed when drawn belong to one row";
@@ -170,7 +169,7 @@ pub fn tail_mass_of_drawn(
         }
         Ok(scores)
     };
-    let eps = options.eps.as_ref().map(|eps| eps[0]);
+    let eps = budgets.map(|eps| eps.of(0));
     let plan = Plan { options, delta, eps };
     let random = Random::new(options.seed, 0);
     let (mut draws, drawn_from) =
@@ -267,8 +266,11 @@ impl Plan<'_> {
     }
 }
 
-/// Judges the options; returns each row's share of delta.
-fn check(options: &TailOptions, scores: &Scores<'_>) -> Result<f64, Error> {
+/// Judges the options; returns each row's share of delta, and the budgets.
+fn check<'a>(
+    options: &'a TailOptions,
+    scores: &Scores<'_>,
+) -> Result<(f64, Option<PerRow<'a, f64>>), Error> {
     check_delta(options.delta)?;
     if !(1..=MOST_DRAWS).contains(&options.draws) {
         return Err(Error::Option {
@@ -277,22 +279,20 @@ fn check(options: &TailOptions, scores: &Scores<'_>) -> Result<f64, Error> {
             problem: "it must lie between 1 and 2^32 - 1",
         });
     }
-    if let Some(eps) = &options.eps {
-        scores.budgets(eps)?;
-        if options.method != Method::Betting {
-            return Err(Error::Conflict {
-                first: "eps",
-                second: "this method",
-                remedy: "only method=\"betting\" may be looked at before all draws are made",
-            });
-        }
+    let budgets = options.eps.as_deref().map(|eps| scores.budgets(eps)).transpose()?;
+    if budgets.is_some() && options.method != Method::Betting {
+        return Err(Error::Conflict {
+            first: "eps",
+            second: "this method",
+            remedy: "only method=\"betting\" may be looked at before all draws are made",
+        });
     }
     if !options.all_rows || scores.rows() < 2 {
-        return Ok(options.delta);
+        return Ok((options.delta, budgets));
     }
     let share = (options.delta / scores.rows() as f64).next_down();
     check_delta(share)?;
-    Ok(share)
+    Ok((share, budgets))
 }
 
 fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {

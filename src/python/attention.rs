@@ -115,7 +115,7 @@ impl<'py> FromPyObject<'_, 'py> for Index<'py> {
 #[pyfunction]
 #[pyo3(signature = (queries, queries_dtype, keys, keys_dtype, values, values_dtype, eps, index, scale, causal, lengths, threads,
     mask=None, out_tol=None, ball=None, even_if_slower=None, sinks=None))]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn attention<'py>(
     py: Python<'py>,
@@ -198,7 +198,7 @@ pub(super) fn attention<'py>(
 
 /// `Attention::error_bound` of what `attention` returned, the output widened.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // what the call before took and gave
+#[expect(clippy::too_many_arguments)] // what the call before took and gave
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn attention_error<'py>(
     py: Python<'py>,

@@ -20,7 +20,7 @@ type Kept<'py> = (
 );
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn keep_set<'py>(
     py: Python<'py>,

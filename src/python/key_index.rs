@@ -222,7 +222,7 @@ impl KeyIndex {
         detached(py, || self.write().append(&keys, threads))
     }
 
-    #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+    #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
     #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn search<'py>(
         &self,
@@ -260,7 +260,7 @@ impl KeyIndex {
         Bound::new(py, Searched::new(found, &batch, n, eps)?)
     }
 
-    #[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+    #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
     #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn tail_mass<'py>(
         &self,

@@ -79,7 +79,6 @@ pub(super) fn tail_mass_of_fraction<'py>(
 type Fits<'py> = (Bound<'py, PyArray1<i64>>, [Bound<'py, PyArray1<f64>>; 6]);
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn fit_gaussian<'py>(
     py: Python<'py>,
@@ -208,7 +207,6 @@ type Counts<'py> =
     (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>);
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn effective_entries<'py>(
     py: Python<'py>,
@@ -227,7 +225,6 @@ pub(super) fn effective_entries<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn participation<'py>(
     py: Python<'py>,

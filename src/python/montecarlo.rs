@@ -74,7 +74,6 @@ impl Options<'_> {
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn tail_mass<'py>(
     py: Python<'py>,
@@ -99,7 +98,6 @@ pub(super) fn tail_mass<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn tail_mass_of_drawn<'py>(
     py: Python<'py>,

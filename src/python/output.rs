@@ -36,7 +36,6 @@ fn borrowed<'a>(values: &'a Stored<'_>) -> PyResult<Values<'a>> {
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn output_error<'py>(
     py: Python<'py>,
@@ -67,7 +66,6 @@ pub(super) fn output_error<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn select_output<'py>(
     py: Python<'py>,

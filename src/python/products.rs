@@ -11,7 +11,7 @@ use crate::index as core;
 use crate::threads::default_floats;
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // two arrays with their dtypes, and how
+#[expect(clippy::too_many_arguments)] // two arrays with their dtypes, and how
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn products<'py>(
     py: Python<'py>,

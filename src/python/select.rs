@@ -10,7 +10,7 @@ use crate::select::{self as core, Options};
 use crate::threads::default_floats;
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+#[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn select<'py>(
     py: Python<'py>,
@@ -40,7 +40,6 @@ pub(super) fn select<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // the Python wrapper's options, one for one
 #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn certify<'py>(
     py: Python<'py>,

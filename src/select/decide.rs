@@ -118,19 +118,20 @@ impl Visitor for Decide<'_> {
             decide_on: DecideOn::Upper,
             exact_ties,
         };
+        let whole = Candidates {
+            simd,
+            scores: &[],
+            visible,
+            largest,
+            rough,
+            smallest,
+            prefetch,
+            forced: (0.0, 0),
+            threads,
+        };
         if block_size > 1 {
             let scores = scores.as_slice();
-            let candidates = Candidates {
-                simd,
-                scores,
-                visible,
-                largest,
-                rough,
-                smallest,
-                prefetch,
-                forced: (0.0, 0),
-                threads,
-            };
+            let candidates = Candidates { scores, ..whole };
             let positions = forced.first.iter().chain(&forced.last).copied();
             let found = search_blocks::search(
                 &candidates,
@@ -164,34 +165,12 @@ impl Visitor for Decide<'_> {
             for (score, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *score = std::mem::replace(&mut scores[position as usize], E::MASKED);
             }
-            let forced = (0.0, 0);
-            let (own, visible, threads) = (&own[..], count, 1);
-            let of = Candidates {
-                simd,
-                scores: own,
-                visible,
-                largest,
-                rough,
-                smallest,
-                prefetch,
-                forced,
-                threads,
-            };
-            fixed = of.mass(weight_fn);
+            let own = Candidates { scores: &own[..], visible: count, threads: 1, ..whole };
+            fixed = own.mass(weight_fn);
             scores
         };
         let visible = visible - count;
-        let candidates = Candidates {
-            simd,
-            scores,
-            visible,
-            largest,
-            rough,
-            smallest,
-            prefetch,
-            forced: (fixed, count),
-            threads,
-        };
+        let candidates = Candidates { scores, visible, forced: (fixed, count), ..whole };
         let mut found = candidates.search(weight_fn, &constraints, E::scratch(workspace))?;
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
         if weights && decision.open(constraints.eps) && count == 0 {
