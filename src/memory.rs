@@ -118,6 +118,13 @@ pub(crate) fn list<T>(argument: &'static str, count: usize) -> Result<Vec<T>, Er
     Err(Error::NoMemory { argument, bytes })
 }
 
+/// A copy of a slice.
+pub(crate) fn copied<T: Copy>(argument: &'static str, from: &[T]) -> Result<Vec<T>, Error> {
+    let mut copy = list(argument, from.len())?;
+    copy.extend_from_slice(from);
+    Ok(copy)
+}
+
 /// A vector of that many copies of a value.
 ///
 /// # Errors

@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
 __all__ = [
+    "Attended",
     "Certified",
     "DefaultFloats",
+    "Kept",
     "KeyIndex",
+    "OutputBounds",
+    "OutputSelected",
     "Searched",
     "Selected",
     "ValueBall",
     "__version__",
     "attention",
-    "attention_error",
     "best_cuts",
     "blockwise",
     "certify",
@@ -63,19 +66,19 @@ __all__ = [
 
 __version__: str
 
+# An array and the name of its dtype.
+_Stored = tuple[NDArray[Any], str]
 _Rows = tuple[
-    NDArray[Any],  # scores
-    str,  # dtype
+    _Stored,  # scores
     object,  # kind
     object,  # scale
-    NDArray[Any] | None,  # mask
-    str | None,  # mask_dtype
+    _Stored | None,  # mask
     NDArray[np.int64] | None,  # lengths
     NDArray[np.int64] | None,  # indptr
     object,  # causal_offset
 ]
 # A mask, or indptr and indices.
-_Kept = tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None, NDArray[np.int64] | None]
+_Keep = tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None, NDArray[np.int64] | None]
 
 @disjoint_base
 class Selected:
@@ -127,14 +130,12 @@ class KeyIndex:
     """Codes of keys (..., n, d); queries q are (..., m, d)."""
 
     @staticmethod
-    def build(keys: NDArray[Any], dtype: str, rotate: object, threads: object) -> KeyIndex: ...
-    def append(self, keys: NDArray[Any], dtype: str, threads: object) -> None: ...
+    def build(keys: _Stored, rotate: object, threads: object) -> KeyIndex: ...
+    def append(self, keys: _Stored, threads: object) -> None: ...
     def search(
         self,
-        q: NDArray[Any],
-        dtype: str,
-        keys: NDArray[Any] | None,
-        keys_dtype: str | None,
+        q: _Stored,
+        keys: _Stored | None,
         eps: float | NDArray[np.float64] | None,
         batch: tuple[int, ...],
         how: tuple[object, object, object, object, object, object],
@@ -143,11 +144,9 @@ class KeyIndex:
 
     def tail_mass(
         self,
-        q: NDArray[Any],
-        dtype: str,
-        keys: NDArray[Any],
-        keys_dtype: str,
-        keep: _Kept,
+        q: _Stored,
+        keys: _Stored,
+        keep: _Keep,
         scale: object,
         options: tuple[
             object, object, object, object, float | NDArray[np.float64] | None, bool, object
@@ -160,7 +159,7 @@ class KeyIndex:
     ]:
         """Options as those of the function `tail_mass`."""
 
-    def check(self, keys: NDArray[Any], dtype: str, threads: object) -> None: ...
+    def check(self, keys: _Stored, threads: object) -> None: ...
     def parts(self) -> list[_Head]:
         """Copies of what is to be saved, head by head."""
 
@@ -192,6 +191,67 @@ class Certified:
     @property
     def minimal(self) -> NDArray[np.bool_] | None: ...
 
+@final
+class Kept:
+    """The fields of a `KeepSet`, as those of `Selected`; the status as a number."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def eps(self) -> NDArray[np.float64]: ...
+    @property
+    def indices(self) -> NDArray[np.int64]: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def tail_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def lower_bound(self) -> int: ...
+    @property
+    def weights(self) -> NDArray[np.float64]: ...
+
+@final
+class OutputBounds:
+    """The fields of an `OutputError`, as those of `Selected`; names as numbers."""
+
+    @property
+    def exact(self) -> NDArray[np.float64]: ...
+    @property
+    def diameter(self) -> NDArray[np.float64]: ...
+    @property
+    def ball(self) -> NDArray[np.float64]: ...
+    @property
+    def spectral(self) -> NDArray[np.float64]: ...
+    @property
+    def variance(self) -> NDArray[np.float64]: ...
+    @property
+    def best(self) -> NDArray[np.float64]: ...
+    @property
+    def which(self) -> NDArray[np.uint8]: ...
+    @property
+    def farthest_pair(self) -> NDArray[np.bool_]: ...
+
+@final
+class OutputSelected:
+    """What the fields of an `OutputSelection` come from, as those of `Selected`."""
+
+    @property
+    def indptr(self) -> NDArray[np.int64]: ...
+    @property
+    def indices(self) -> NDArray[np.int32] | NDArray[np.int64]: ...
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def tail_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def out_tol(self) -> NDArray[np.float64]: ...
+    @property
+    def error_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def minimal(self) -> NDArray[np.bool_]: ...
+
 def select(
     rows: _Rows,
     eps: float | NDArray[np.float64],
@@ -206,7 +266,7 @@ def select(
 def certify(
     rows: _Rows,
     eps: float | NDArray[np.float64] | None,
-    keep: _Kept,
+    keep: _Keep,
     independent: object,
     threads: object,
 ) -> Certified: ...
@@ -218,21 +278,12 @@ def keep_set(
     keep_first: object,
     keep_last: object,
     threads: object,
-) -> tuple[
-    NDArray[np.int64],  # indices (k,), ascending
-    int,  # status
-    NDArray[np.float64],  # tail mass, upper end (rows,)
-    NDArray[np.float64],  # tail mass, lower end (rows,)
-    int,  # lower bound
-    NDArray[np.float64],  # weights (rows,) of the mixture that proves the lower bound
-]: ...
+) -> Kept: ...
 
 # queries (heads, m, d), keys (kv_heads, n, d), float32 or half; out (heads, m, n) in C order.
 def products(
-    queries: NDArray[Any],
-    queries_dtype: str,
-    keys: NDArray[Any],
-    keys_dtype: str,
+    queries: _Stored,
+    keys: _Stored,
     causal_offset: object,
     out: NDArray[np.float64],
     threads: object,
@@ -246,22 +297,17 @@ def required_gap(
 ) -> NDArray[np.float64]: ...
 
 # k is 1-D, of length `rows`, or 1 where one value serves all rows; so are the answers' rows.
-def score_gap(
-    scores: NDArray[Any], dtype: str, k: NDArray[np.int64], threads: object
-) -> NDArray[np.float64]: ...
-def single_gap(
-    scores: NDArray[Any], dtype: str, k: NDArray[np.int64], threads: object
-) -> NDArray[np.float64]: ...
+def score_gap(scores: _Stored, k: NDArray[np.int64], threads: object) -> NDArray[np.float64]: ...
+def single_gap(scores: _Stored, k: NDArray[np.int64], threads: object) -> NDArray[np.float64]: ...
 def multi_gap(
-    scores: NDArray[Any],
-    dtype: str,
+    scores: _Stored,
     k: NDArray[np.int64],
     cuts: NDArray[np.int64] | None,
     n_cuts: object,
     threads: object,
 ) -> NDArray[np.float64]: ...
 def best_cuts(
-    scores: NDArray[Any], dtype: str, k: NDArray[np.int64], n_cuts: object, threads: object
+    scores: _Stored, k: NDArray[np.int64], n_cuts: object, threads: object
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The cuts of all rows, one row after another, and how many each row has."""
 
@@ -273,8 +319,7 @@ def blockwise(
     threads: object,
 ) -> NDArray[np.float64]: ...
 def smallest_k(
-    scores: NDArray[Any],
-    dtype: str,
+    scores: _Stored,
     eps: float | NDArray[np.float64],
     rule: object,
     n_cuts: object,
@@ -282,34 +327,16 @@ def smallest_k(
 ) -> NDArray[np.int64]: ...
 def output_error(
     rows: _Rows,
-    values: NDArray[Any],
-    values_dtype: str,
-    keep: _Kept,
+    values: _Stored,
+    keep: _Keep,
     threads: object,
-) -> tuple[
-    NDArray[np.float64],  # exact (rows,)
-    NDArray[np.float64],  # diameter (rows,)
-    NDArray[np.float64],  # ball (rows,)
-    NDArray[np.float64],  # spectral (rows,)
-    NDArray[np.float64],  # variance (rows,)
-    NDArray[np.float64],  # the smallest (rows,)
-    NDArray[np.uint8],  # which of the five that is (rows,)
-    NDArray[np.bool_],  # whether the diameter is that of the farthest pair (rows,)
-]: ...
+) -> OutputBounds: ...
 def select_output(
     rows: _Rows,
-    values: NDArray[Any],
-    values_dtype: str,
+    values: _Stored,
     out_tol: float | NDArray[np.float64],
     threads: object,
-) -> tuple[
-    NDArray[np.int64],  # indptr (rows + 1,)
-    NDArray[np.int64],  # indices
-    NDArray[np.float64],  # output error, upper end (rows,)
-    NDArray[np.float64],  # tail mass, upper end (rows,)
-    NDArray[np.float64],  # tail mass, lower end (rows,)
-    NDArray[np.bool_],  # whether no shorter prefix can do (rows,)
-]: ...
+) -> OutputSelected: ...
 def keep_fraction(
     sigma: NDArray[np.float64], eps: NDArray[np.float64]
 ) -> NDArray[np.float64]: ...  # both contiguous and of one shape; flat
@@ -358,9 +385,8 @@ def participation(
 ) -> NDArray[np.float64]: ...
 def tail_mass(
     rows: _Rows,
-    keep: _Kept,
-    bounds: NDArray[Any] | None,
-    bounds_dtype: str | None,
+    keep: _Keep,
+    bounds: _Stored | None,
     options: tuple[
         object, object, object, object, float | NDArray[np.float64] | None, bool, object
     ],
@@ -373,9 +399,8 @@ def tail_mass(
     """Options are delta, draws, method, seed, eps, whether delta is for all rows, threads."""
 
 def tail_mass_of_drawn(
-    bounds: NDArray[Any],
-    dtype: str,
-    keep: _Kept,
+    bounds: _Stored,
+    keep: _Keep,
     score: Callable[[NDArray[np.int64]], NDArray[np.float64]],
     options: tuple[
         object, object, object, object, float | NDArray[np.float64] | None, bool, object
@@ -402,61 +427,50 @@ class ValueBall:
     """A ball around the values of each head; values (..., n, d_v)."""
 
     @staticmethod
-    def build(values: NDArray[Any], dtype: str, threads: object) -> ValueBall: ...
-    def append(self, values: NDArray[Any], dtype: str) -> None: ...
+    def build(values: _Stored, threads: object) -> ValueBall: ...
+    def append(self, values: _Stored) -> None: ...
     def radii(self) -> NDArray[np.float64]:
         """(heads,), inf where a value is not finite."""
     @property
     def len(self) -> int: ...
 
+@final
+class Attended:
+    """The fields of an `AttentionResult`; the error bound is computed when it is asked for."""
+
+    @property
+    def out(self) -> NDArray[Any]:
+        """(rows * d_v,), of the queries' dtype, half precisions as uint16."""
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def error_bound(self) -> NDArray[np.float64]: ...
+    @property
+    def k(self) -> NDArray[np.int64]: ...
+    @property
+    def scored(self) -> NDArray[np.int64]: ...
+    @property
+    def rung(self) -> NDArray[np.uint8]: ...
+
 def attention(
-    queries: NDArray[Any],
-    queries_dtype: str,
-    keys: NDArray[Any],
-    keys_dtype: str,
-    values: NDArray[Any],
-    values_dtype: str,
-    eps: float | NDArray[np.float64] | None,
+    q: _Stored,
+    k: _Stored,
+    v: _Stored,
     index: KeyIndex | tuple[NDArray[Any], ...] | None,
-    scale: object,
-    causal: object,
-    lengths: NDArray[np.int64] | None,
-    threads: object,
-    mask: NDArray[np.bool_] | None = None,
-    out_tol: float | NDArray[np.float64] | None = None,
-    ball: ValueBall | None = None,
-    even_if_slower: object = None,
-    sinks: NDArray[np.float64] | None = None,
-) -> tuple[
-    NDArray[Any],  # out (rows * d_v,), of the queries' dtype, half precisions as uint16
-    NDArray[np.float64],  # tail_mass_upper (rows,)
-    NDArray[np.int64],  # k (rows,)
-    NDArray[np.int64],  # scored (rows,)
-    NDArray[np.uint8],  # rung (rows,)
-    NDArray[np.float64],  # weight_error (rows,)
-    NDArray[np.float64],  # sum_error (rows,)
-    NDArray[np.float64],  # rounding (rows,)
-    NDArray[np.float64] | None,  # error_bound (rows,), with out_tol
-]: ...
-def attention_error(
-    queries: NDArray[Any],
-    queries_dtype: str,
-    values: NDArray[Any],
-    values_dtype: str,
-    causal: object,
-    lengths: NDArray[np.int64] | None,
-    threads: object,
-    mask: NDArray[np.bool_] | None,
-    ball: ValueBall | None,
-    sinks: NDArray[np.float64] | None,
-    out: NDArray[np.float64],
-    tail_mass_upper: NDArray[np.float64],
-    k: NDArray[np.int64],
-    weight_error: NDArray[np.float64],
-    sum_error: NDArray[np.float64],
-    rounding: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Bound the error of what `attention` returned for these arguments, `out` widened, (rows,)."""
+    loss: tuple[
+        float | NDArray[np.float64] | None,  # eps
+        float | NDArray[np.float64] | None,  # out_tol
+    ],
+    how: tuple[object, object],  # scale, even_if_slower
+    sight: tuple[
+        object,  # causal
+        NDArray[np.int64] | None,  # lengths
+        NDArray[np.bool_] | None,  # mask
+        NDArray[np.float64] | None,  # sinks
+        ValueBall | None,  # ball
+        object,  # threads
+    ],
+) -> Attended: ...
 
 @final
 class DefaultFloats:

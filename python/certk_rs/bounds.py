@@ -123,8 +123,8 @@ def score_gap(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, kept = _ranked(scores, k)
-    return _shaped(_native.score_gap(data, dtype, kept, threads), data.shape[:-1])
+    stored, kept, batch = _ranked(scores, k)
+    return _shaped(_native.score_gap(stored, kept, threads), batch)
 
 
 def single_gap(
@@ -147,8 +147,8 @@ def single_gap(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, kept = _ranked(scores, k)
-    return _shaped(_native.single_gap(data, dtype, kept, threads), data.shape[:-1])
+    stored, kept, batch = _ranked(scores, k)
+    return _shaped(_native.single_gap(stored, kept, threads), batch)
 
 
 def multi_gap(
@@ -181,14 +181,14 @@ def multi_gap(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, kept = _ranked(scores, k)
+    stored, kept, batch = _ranked(scores, k)
     ranks = None
     if cuts is not None:
         ranks = coerce.integers("cuts", cuts)
         if ranks.ndim != 1:
             raise CertkError(f"cuts has shape {ranks.shape}; pass one list of ranks for all rows")
-    found = _native.multi_gap(data, dtype, kept, ranks, n_cuts, threads)
-    return _shaped(found, data.shape[:-1])
+    found = _native.multi_gap(stored, kept, ranks, n_cuts, threads)
+    return _shaped(found, batch)
 
 
 def best_cuts(
@@ -209,10 +209,10 @@ def best_cuts(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype, kept = _ranked(scores, k)
-    flat, counts = _native.best_cuts(data, dtype, kept, n_cuts, threads)
+    stored, kept, batch = _ranked(scores, k)
+    flat, counts = _native.best_cuts(stored, kept, n_cuts, threads)
     table = padded(flat, counts)
-    return _shaped(table, (*data.shape[:-1], table.shape[1]))
+    return _shaped(table, (*batch, table.shape[1]))
 
 
 def blockwise(
@@ -285,17 +285,21 @@ def smallest_k(
     Raises:
         CertkError: Bad input; the message names the argument and the place.
     """
-    data, dtype = coerce.as_native_floats("scores", scores)
+    stored = data, _ = coerce.as_native_floats("scores", scores)
     budget = budgets(eps, data, None)
     if not isinstance(budget, float):
         budget = budget.reshape(-1)
-    found = _native.smallest_k(data, dtype, budget, rule, n_cuts, threads)
+    found = _native.smallest_k(stored, budget, rule, n_cuts, threads)
     return _shaped(found, data.shape[:-1])
 
 
-def _ranked(scores: ArrayLike, k: ArrayLike) -> tuple[NDArray[Any], str, NDArray[np.int64]]:
-    data, dtype = coerce.as_native_floats("scores", scores)
-    return data, dtype, coerce.per_row_integers("k", k, data.shape[:-1])
+def _ranked(
+    scores: ArrayLike, k: ArrayLike
+) -> tuple[tuple[NDArray[Any], str], NDArray[np.int64], tuple[int, ...]]:
+    """Return the scores as `_native` takes them, k, and the batch shape."""
+    stored = data, _ = coerce.as_native_floats("scores", scores)
+    batch = data.shape[:-1]
+    return stored, coerce.per_row_integers("k", k, batch), batch
 
 
 def _together(names: tuple[str, ...], arrays: list[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _native
@@ -96,23 +95,13 @@ def keep_set_of_inexact(
     rows, data, _ = as_native_rows(scores, mask, lengths, None, kind, scale, causal_offset)
     batch = data.shape[:-1]
     spread = None if radius is None else coerce.per_row_floats("radius", radius, batch)
-    budget = budgets(eps, data, None)
-    indices, status, upper, lower, lower_bound, weights = _native.keep_set(
+    found = _native.keep_set(
         rows,
-        budget,
+        budgets(eps, data, None),
         None if spread is None else spread.reshape(-1),
         max_keep,
         keep_first,
         keep_last,
         threads,
     )
-    return KeepSet(
-        data.shape,
-        np.asarray(budget),
-        indices,
-        Status(status),
-        upper.reshape(batch),
-        lower.reshape(batch),
-        lower_bound,
-        weights.reshape(batch),
-    )
+    return KeepSet._of(found, status=Status(found.status))

@@ -85,8 +85,8 @@ class KeyIndex:
                 f"bits is {bits!r}; pass 8: fewer bits were measured not to pay, since the keys "
                 "that must then be scored exactly cost more than the bytes saved"
             )
-        array, dtype = _as_native_keys(keys)
-        index = _native.KeyIndex.build(array, dtype, rotate, threads)
+        stored = array, _ = _as_native_keys(keys)
+        index = _native.KeyIndex.build(stored, rotate, threads)
         return cls(index, array if keep_keys else None)
 
     @property
@@ -125,12 +125,12 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; names the place.
         """
-        array, dtype = _as_native_keys(keys)
+        stored = array, _ = _as_native_keys(keys)
         with self._appending:
             n = len(self)
             kept = self._kept
             if kept is None or array.ndim < 2:
-                self._index.append(array, dtype, threads)
+                self._index.append(stored, threads)
                 return
             # Room first: what fails must fail before the codes grow.
             need = n + array.shape[-2]
@@ -140,7 +140,7 @@ class KeyIndex:
                     (*kept.shape[:-2], max(2 * n, need, 16), kept.shape[-1]), kept.dtype
                 )
                 buffer[..., :n, :] = kept
-            self._index.append(array, dtype, threads)
+            self._index.append(stored, threads)
             buffer[..., n:need, :] = array
             self._buffer, self._kept = buffer, buffer[..., :need, :]
 
@@ -191,12 +191,9 @@ class KeyIndex:
         """
         array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        given, given_dtype = self._given(keys)
         found = self._index.search(
-            array.reshape(1, -1) if array.ndim == 1 else array,
-            dtype,
-            given,
-            given_dtype,
+            (array.reshape(1, -1) if array.ndim == 1 else array, dtype),
+            self._given(keys),
             None if eps is None else budgets(eps, array, None),
             batch,
             (scale, rule, k, over, max_scored, threads),
@@ -245,8 +242,8 @@ class KeyIndex:
             raise CertkError(f'family is {family!r}; pass "row" or "all"')
         array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        given, given_dtype = self._given(keys)
-        if given is None or given_dtype is None:
+        given = self._given(keys)
+        if given is None:
             raise CertkError(
                 "keys are needed: the index does not keep them; pass the keys that it was built of"
             )
@@ -259,10 +256,8 @@ class KeyIndex:
             indices = np.nonzero(rows)[1].astype(np.int64)
         budget = None if eps is None else budgets(eps, array, None)
         found = self._index.tail_mass(
-            array.reshape(1, -1) if array.ndim == 1 else array,
-            dtype,
+            (array.reshape(1, -1) if array.ndim == 1 else array, dtype),
             given,
-            given_dtype,
             (None, np.ascontiguousarray(indptr), np.ascontiguousarray(indices)),
             scale,
             (delta, draws, method, seed, budget, family == "all", threads),
@@ -279,10 +274,10 @@ class KeyIndex:
         Raises:
             CertkError: They are not those; names the head. Or there are none to check.
         """
-        given, dtype = self._given(keys)
-        if given is None or dtype is None:
+        given = self._given(keys)
+        if given is None:
             raise CertkError("keys are needed: the index does not keep them; pass them to check")
-        self._index.check(given, dtype, threads)
+        self._index.check(given, threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index, not the keys, to a safetensors file at exactly `path`.
@@ -313,9 +308,9 @@ class KeyIndex:
         except CertkError as error:
             raise CertkError(f"{Path(path)}: {error}") from None
         if keys is not None:
-            array, stored = _as_native_keys(keys)
-            index._index.check(array, stored, None)
-            index._kept = array
+            stored = _as_native_keys(keys)
+            index._index.check(stored, None)
+            index._kept, _ = stored
         return index
 
     def arrays(self) -> list[NDArray[Any]]:
@@ -336,10 +331,10 @@ class KeyIndex:
             stacked.append(rows.reshape(*self.shape[:-2], most))
         return stacked
 
-    def _given(self, keys: ArrayLike | None) -> tuple[NDArray[Any] | None, str | None]:
+    def _given(self, keys: ArrayLike | None) -> tuple[NDArray[Any], str] | None:
         """The keys of a call, or else the kept ones."""
         if keys is None:
-            return self._kept, None if self._kept is None else self.dtype
+            return None if self._kept is None else (self._kept, self.dtype)
         return _as_native_keys(keys)
 
 

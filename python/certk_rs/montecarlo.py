@@ -150,16 +150,15 @@ def tail_mass(
             scores, mask, lengths, indptr, kind, scale, causal_offset
         )
         batch = batch_shape(data, starts)
-        bounds = bounds_dtype = None
+        bounds = None
         if upper_bounds is not None:
-            bounds, bounds_dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
-            bounds = coerce.broadcast("upper_bounds", bounds, data.shape)
+            above, dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
+            bounds = coerce.broadcast("upper_bounds", above, data.shape), dtype
         budget = None if eps is None else budgets(eps, data, starts)
         found = _native.tail_mass(
             rows,
             as_native_kept(keep, data, starts),
             bounds,
-            bounds_dtype,
             (delta, draws, method, seed, budget, family == "all", threads),
         )
     return estimate_of(found, batch, delta, method, seed, family)
@@ -205,7 +204,7 @@ def _of_drawn(
         raise CertkError("scores and score are both given; pass scores=None with score=")
     if upper_bounds is None:
         raise CertkError("score is given without upper_bounds; pass one bound per key")
-    bounds, dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
+    stored = bounds, _ = coerce.as_native_floats("upper_bounds", upper_bounds)
     if bounds.ndim != 1:
         raise CertkError(f"upper_bounds has shape {bounds.shape}; with score= pass one row (n,)")
     if not callable(score):
@@ -223,7 +222,7 @@ def _of_drawn(
     budget = None if eps is None else budgets(eps, bounds, None)
     options = (delta, draws, method, seed, budget, family == "all", threads)
     found = _native.tail_mass_of_drawn(
-        bounds, dtype, as_native_kept(keep, bounds, None), computed, options
+        stored, as_native_kept(keep, bounds, None), computed, options
     )
     return found, ()
 

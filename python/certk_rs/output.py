@@ -11,12 +11,13 @@ from . import _native
 from ._arrays import coerce
 from ._arrays.kept import Keep, as_native_kept
 from ._arrays.rows import as_native_rows
-from .results import Selection, Status, _Frozen
+from .results import Selection, Status, _Frozen, _on_demand
 
 _NAMES = np.array(["exact", "diameter", "ball", "spectral", "variance"])
 _DIAMETERS = np.array(["centre", "pair"])
 
 
+@_on_demand
 @dataclass(frozen=True, eq=False)
 class OutputError(_Frozen):
     """Upper bounds on ||Attn - Attn_S||, per row, float64 of the batch shape `...`.
@@ -53,6 +54,7 @@ class OutputError(_Frozen):
         )
 
 
+@_on_demand
 @dataclass(frozen=True, eq=False)
 class OutputSelection(_Frozen):
     """The shortest prefix of each row's ranking that is within a budget on the output error."""
@@ -124,20 +126,12 @@ def output_error(
         CertkError: Bad input, also a value that is not finite; the message names the place.
     """
     rows, data, _ = as_native_rows(scores, mask, lengths, None, kind, scale, causal_offset)
-    vectors, vectors_dtype = coerce.as_native_floats("values", values)
-    kept = as_native_kept(keep, data, None)
-    found = _native.output_error(rows, vectors, vectors_dtype, kept, threads)
-    exact, diameter, ball, spectral, variance, best, which, pair = found
-    batch = data.shape[:-1]
-    return OutputError(
-        exact.reshape(batch),
-        diameter.reshape(batch),
-        ball.reshape(batch),
-        spectral.reshape(batch),
-        variance.reshape(batch),
-        best.reshape(batch),
-        _NAMES[which].reshape(batch),
-        _DIAMETERS[pair.astype(np.uint8)].reshape(batch),
+    vectors = coerce.as_native_floats("values", values)
+    found = _native.output_error(rows, vectors, as_native_kept(keep, data, None), threads)
+    return OutputError._of(
+        found,
+        which=_NAMES[found.which],
+        diameter_kind=_DIAMETERS[found.farthest_pair.astype(np.uint8)],
     )
 
 
@@ -184,23 +178,20 @@ def select_output(
         CertkError: Bad input; the message names the argument and the place.
     """
     rows, data, _ = as_native_rows(scores, mask, lengths, None, kind, scale, causal_offset)
-    vectors, vectors_dtype = coerce.as_native_floats("values", values)
+    vectors = coerce.as_native_floats("values", values)
     batch = data.shape[:-1]
     budget = coerce.per_row_floats("out_tol", out_tol, batch)
-    indptr, indices, error, upper, lower, minimal = _native.select_output(
-        rows, vectors, vectors_dtype, budget, threads
-    )
-    k = np.diff(indptr)
-    upper = upper.reshape(batch)
+    found = _native.select_output(rows, vectors, budget, threads)
+    k = np.diff(found.indptr).reshape(batch)
     selection = Selection(
         data.shape,
-        upper.copy(),
-        k.reshape(batch),
-        indptr,
-        indices if data.shape[-1] >= 2**31 else indices.astype(np.int32),
-        upper,
-        lower.reshape(batch),
+        found.tail_mass_upper,
+        k,
+        found.indptr,
+        found.indices,
+        found.tail_mass_upper,
+        found.tail_mass_lower,
         np.zeros(batch, dtype=np.bool_),
-        np.where(k == 0, Status.EMPTY, Status.CERTIFIED).astype(np.uint8).reshape(batch),
+        np.where(k == 0, Status.EMPTY, Status.CERTIFIED).astype(np.uint8),
     )
-    return OutputSelection(selection, budget, error.reshape(batch), minimal.reshape(batch))
+    return OutputSelection._of(found, selection=selection)

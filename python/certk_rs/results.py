@@ -53,10 +53,12 @@ class _Frozen:
     """Arrays are made read-only, and stay so through pickle."""
 
     @classmethod
-    def _of(cls: type[_Result], found: object) -> _Result:
-        """Make a result of what `_native` found, whose attributes are the fields."""
+    def _of(cls: type[_Result], found: object, **other: Any) -> _Result:
+        """Make a result of what `_native` found; its attributes are the fields not given."""
         result = object.__new__(cls)
-        object.__setattr__(result, "_found", found)
+        result.__dict__.update(other, _found=found)
+        if other:
+            result.__post_init__()
         return result
 
     def __post_init__(self) -> None:
@@ -303,6 +305,7 @@ class Certificate(_Frozen):
         )
 
 
+@_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class KeepSet(_Frozen):
     """One kept set for many rows, with a proven lower bound on its size.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,8 +38,8 @@ class ValueBall:
         Raises:
             CertkError: Bad input; the message names the argument.
         """
-        array, dtype = coerce.as_native_floats("v", values)
-        self._native = _native.ValueBall.build(array, dtype, threads)
+        stored = array, _ = coerce.as_native_floats("v", values)
+        self._native = _native.ValueBall.build(stored, threads)
         self._batch = array.shape[:-2]
 
     def append(self, values: ArrayLike) -> None:
@@ -50,7 +48,7 @@ class ValueBall:
         Raises:
             CertkError: Another shape.
         """
-        self._native.append(*coerce.as_native_floats("v", values))
+        self._native.append(coerce.as_native_floats("v", values))
 
     @property
     def radius(self) -> NDArray[np.float64]:
@@ -124,9 +122,9 @@ def attention(
         CertkError: Bad input, or an out_tol below what rounding leaves; the message names the
             argument and the place.
     """
-    queries, dtype = coerce.as_native_floats("q", q)
-    keys, keys_dtype = coerce.as_native_floats("k", k)
-    values, values_dtype = coerce.as_native_floats("v", v)
+    stored = queries, dtype = coerce.as_native_floats("q", q)
+    stored_keys = keys, _ = coerce.as_native_floats("k", k)
+    stored_values = values, _ = coerce.as_native_floats("v", v)
     batch = queries.shape[:-1]
     if (eps is None) == (out_tol is None):
         given = "neither" if eps is None else "both"
@@ -143,101 +141,32 @@ def attention(
         if queries.ndim < 2 or keys.ndim < 2:
             raise CertkError("mask goes with q (..., m, d) and k (..., n, d); give both two axes")
         seen = _seen(mask, (*batch, keys.shape[-2]))
-    valid = None if lengths is None else coerce.per_row_integers("lengths", lengths, batch)
-    inside = None if ball is None else ball._native
-    heads = None if sinks is None else _sinks(sinks, batch[:-1])
-    flat, upper, kept, scored, rung, weight_error, sum_error, rounding, proven = _native.attention(
-        queries,
-        dtype,
-        keys,
-        keys_dtype,
-        values,
-        values_dtype,
-        _budget("eps", eps, batch),
-        None if index is None else index._index,
-        scale,
+    sight = (
         causal,
-        valid,
-        threads,
+        None if lengths is None else coerce.per_row_integers("lengths", lengths, batch),
         seen,
-        _budget("out_tol", out_tol, batch),
-        inside,
-        even_if_slower,
-        heads,
+        None if sinks is None else _sinks(sinks, batch[:-1]),
+        None if ball is None else ball._native,
+        threads,
     )
-
-    def computed() -> NDArray[np.float64]:
-        return _native.attention_error(
-            queries,
-            dtype,
-            values,
-            values_dtype,
-            causal,
-            valid,
-            threads,
-            seen,
-            inside,
-            heads,
-            coerce.widen(_half(flat, dtype), dtype),
-            upper,
-            kept,
-            weight_error,
-            sum_error,
-            rounding,
-        )
-
-    # A bound that is known must not hold on to the values.
-    bound = computed if proven is None else lambda: proven
-    out = _like(q, flat.reshape(*batch, values.shape[-1]), dtype)
-    return AttentionResult._of(_Answer(batch, out, upper, kept, scored, rung, bound))
-
-
-class _Answer:
-    """What a result's fields come from; the error bound on demand."""
-
-    def __init__(
-        self,
-        batch: _Shape,
-        out: Any,
-        tail_mass_upper: NDArray[np.float64],
-        k: NDArray[np.int64],
-        scored: NDArray[np.int64],
-        rung: NDArray[np.uint8],
-        bound: Callable[[], NDArray[np.float64]],
-    ) -> None:
-        self.out = out
-        self.tail_mass_upper = _read_only(tail_mass_upper, batch)
-        self.k = _read_only(k, batch)
-        self.scored = _read_only(scored, batch)
-        self.rung = _read_only(rung, batch)
-        self._batch = batch
-        self._bound: Callable[[], NDArray[np.float64]] | None = bound
-
-    @cached_property
-    def error_bound(self) -> NDArray[np.float64]:
-        """The bound, by a pass over the values unless it is known; lets go of them."""
-        bound = self._bound
-        if bound is None:  # another thread was faster
-            return self.__dict__["error_bound"]  # type: ignore[no-any-return]
-        found = self.__dict__.setdefault("error_bound", _read_only(bound(), self._batch))
-        self._bound = None
-        return found  # type: ignore[no-any-return]
-
-
-def _read_only(values: NDArray[Any], batch: _Shape) -> NDArray[Any]:
-    values = values.reshape(batch)
-    values.setflags(write=False)
-    return values
-
-
-def _half(flat: NDArray[Any], dtype: str) -> NDArray[Any]:
-    return flat.view(np.float16) if dtype == "float16" else flat
+    found = _native.attention(
+        stored,
+        stored_keys,
+        stored_values,
+        None if index is None else index._index,
+        (_budget("eps", eps, batch), _budget("out_tol", out_tol, batch)),
+        (scale, even_if_slower),
+        sight,
+    )
+    out = _like(q, found.out.reshape(*batch, values.shape[-1]), dtype)
+    return AttentionResult._of(found, out=out)
 
 
 def _like(q: object, out: NDArray[Any], dtype: str) -> Any:
     """Return the output as the kind of array that q is: of torch, of ml_dtypes, or of NumPy."""
     torch = sys.modules.get("torch")
-    out = _half(out, dtype)
+    if dtype == "float16":
+        out = out.view(np.float16)
     if torch is not None and isinstance(q, torch.Tensor):
         # A tensor may be written to; the bound is about what was returned.
         out = out.copy()

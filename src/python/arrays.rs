@@ -46,8 +46,19 @@ fn stretch<'a, T: Element>(
     kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
 }
 
+/// From `(array, dtype)`: an array travels with the name of what its numbers are.
+impl<'py> FromPyObject<'_, 'py> for Stored<'py> {
+    type Error = PyErr;
+
+    fn extract(stored: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let pair = stored.cast::<PyTuple>()?;
+        let (array, dtype) = (pair.get_borrowed_item(0)?, pair.get_borrowed_item(1)?);
+        Stored::new(&array, dtype.cast::<PyString>()?.to_str()?)
+    }
+}
+
 impl<'py> Stored<'py> {
-    pub(super) fn new(array: &Bound<'py, PyAny>, dtype: &str) -> PyResult<Self> {
+    fn new(array: &Bound<'py, PyAny>, dtype: &str) -> PyResult<Self> {
         Ok(match dtype {
             "float32" => Stored::F32(array.extract()?),
             "float64" => Stored::F64(array.extract()?),
@@ -59,6 +70,16 @@ impl<'py> Stored<'py> {
                 )));
             }
         })
+    }
+
+    /// The name that it came with.
+    pub(super) fn dtype(&self) -> &'static str {
+        match self {
+            Stored::F32(_) => "float32",
+            Stored::F64(_) => "float64",
+            Stored::F16(_) => "float16",
+            Stored::Bf16(_) => "bfloat16",
+        }
     }
 
     pub(super) fn shape(&self) -> &[usize] {
@@ -110,6 +131,20 @@ enum MaskArray<'py> {
     Additive(Stored<'py>),
 }
 
+/// From `(array, dtype)`.
+impl<'py> FromPyObject<'_, 'py> for MaskArray<'py> {
+    type Error = PyErr;
+
+    fn extract(mask: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let pair = mask.cast::<PyTuple>()?;
+        let (array, dtype) = (pair.get_borrowed_item(0)?, pair.get_borrowed_item(1)?);
+        Ok(match dtype.cast::<PyString>()?.to_str()? {
+            "bool" => MaskArray::Allowed(Bytes::new(&array)?),
+            dtype => MaskArray::Additive(Stored::new(&array, dtype)?),
+        })
+    }
+}
+
 /// Everything that says how to read rows, borrowed from Python.
 pub(super) struct Rows<'py> {
     scores: Stored<'py>,
@@ -122,8 +157,8 @@ pub(super) struct Rows<'py> {
     radius: Option<PyReadonlyArray1<'py, f64>>,
 }
 
-/// From `(scores, dtype, kind, scale, mask, mask dtype, lengths, indptr, causal_offset)`, as `_arrays.rows` makes it: an option
-/// of rows is bound here and there, and nowhere between.
+/// From `(scores, kind, scale, mask, lengths, indptr, causal_offset)`, as `_arrays.rows` makes it: an option of rows is bound here
+/// and there, and nowhere between. Scores and mask are arrays with their dtypes.
 impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
     type Error = PyErr;
 
@@ -132,31 +167,19 @@ impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
         let rows = rows.cast::<PyTuple>()?;
         let at = |i: usize| rows.get_borrowed_item(i);
         let given = |i: usize| Ok::<_, PyErr>(Some(at(i)?).filter(|value| !value.is_none()));
-        let mask = match (given(4)?, given(5)?) {
-            (Some(mask), Some(dtype)) => Some(match dtype.cast::<PyString>()?.to_str()? {
-                "bool" => MaskArray::Allowed(Bytes::new(&mask)?),
-                dtype => MaskArray::Additive(Stored::new(&mask, dtype)?),
-            }),
-            _ => None,
-        };
-        let (scores, dtype, kind, scale) = (at(0)?, at(1)?, at(2)?, at(3)?);
-        let causal_offset = given(8)?
+        let (kind, scale) = (at(1)?, at(2)?);
+        let mask = given(3)?.map(|mask| mask.extract()).transpose()?;
+        let causal_offset = given(6)?
             .map(|offset| arguments::integer("causal_offset", &offset, -(1 << 62)))
             .transpose()?;
         Ok(Rows {
+            scores: at(0)?.extract()?,
             kind: arguments::kind(&kind)?,
             scale: arguments::real("scale", &scale)?,
-            causal_offset,
             mask,
-            scores: Stored::new(&scores, dtype.cast::<PyString>()?.to_str()?)?,
-            lengths: match given(6)? {
-                Some(lengths) => Some(lengths.extract()?),
-                None => None,
-            },
-            indptr: match given(7)? {
-                Some(indptr) => Some(indptr.extract()?),
-                None => None,
-            },
+            lengths: given(4)?.map(|lengths| lengths.extract()).transpose()?,
+            indptr: given(5)?.map(|indptr| indptr.extract()).transpose()?,
+            causal_offset,
             radius: None,
         })
     }
@@ -170,13 +193,9 @@ impl<'py> Rows<'py> {
     }
 
     /// Scores in natural-log units, without any option; ragged if there are row starts.
-    pub(super) fn plain(
-        scores: &Bound<'py, PyAny>,
-        dtype: &str,
-        indptr: Option<PyReadonlyArray1<'py, i64>>,
-    ) -> PyResult<Self> {
-        Ok(Rows {
-            scores: Stored::new(scores, dtype)?,
+    pub(super) fn plain(scores: Stored<'py>, indptr: Option<PyReadonlyArray1<'py, i64>>) -> Self {
+        Rows {
+            scores,
             kind: Kind::Logits,
             scale: 1.0,
             mask: None,
@@ -184,7 +203,7 @@ impl<'py> Rows<'py> {
             indptr,
             causal_offset: None,
             radius: None,
-        })
+        }
     }
 
     pub(super) fn indptr(&self) -> Option<&PyReadonlyArray1<'py, i64>> {
@@ -310,17 +329,6 @@ pub(super) fn column<'py, T: Element>(
     let mut column = memory::list(argument, entries.len())?;
     column.extend(entries);
     Ok(PyArray1::from_vec(py, column))
-}
-
-/// A copy of a one-dimensional array.
-pub(super) fn copied<T: Element + Copy>(
-    array: &PyReadonlyArray1<'_, T>,
-    argument: &'static str,
-) -> PyResult<Vec<T>> {
-    let from = contiguous(array, argument)?;
-    let mut copy = memory::list(argument, from.len())?;
-    copy.extend_from_slice(from);
-    Ok(copy)
 }
 
 /// A one-dimensional array as a slice.

@@ -3,28 +3,18 @@
 use half::{bf16, f16};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
-use std::sync::{PoisonError, RwLock};
+use pyo3::sync::MutexExt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::arguments;
-use super::arrays::{Budgets, Bytes, Stored, column, contiguous, copied};
+use super::arrays::{Budgets, Bytes, Stored, column, contiguous};
 use super::errors::{CertkError, detached};
 use super::key_index::{KeyIndex, Tables, vectors};
+use super::results::{Field, PerRow, result};
 use crate::attention::{self as core, Attention, AttentionOptions, Budget, Precision};
+use crate::error::Error;
+use crate::memory;
 use crate::threads::default_floats;
-
-/// Output in the precision of the queries (half precisions as their bits), upper ends, k, scored, rung, errors of the weights and
-/// of the sums, rounding of the output, bounds of its error.
-type Answers<'py> = (
-    Bound<'py, PyAny>,
-    Bound<'py, PyArray1<f64>>,
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<u8>>,
-    Bound<'py, PyArray1<f64>>,
-    Bound<'py, PyArray1<f64>>,
-    Bound<'py, PyArray1<f64>>,
-    Option<Bound<'py, PyArray1<f64>>>,
-);
 
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct ValueBall(RwLock<core::ValueBall>);
@@ -41,22 +31,19 @@ impl ValueBall {
     #[staticmethod]
     fn build(
         py: Python<'_>,
-        values: &Bound<'_, PyAny>,
-        dtype: &str,
+        values: Stored<'_>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let _modes = default_floats();
-        let stored = Stored::new(values, dtype)?;
-        let values = vectors(&stored, "v")?;
+        let values = vectors(&values, "v")?;
         let threads = arguments::threads(threads)?;
         let ball = detached(py, || core::ValueBall::new(&values, threads))?;
         Ok(ValueBall(RwLock::new(ball)))
     }
 
-    fn append(&self, py: Python<'_>, values: &Bound<'_, PyAny>, dtype: &str) -> PyResult<()> {
+    fn append(&self, py: Python<'_>, values: Stored<'_>) -> PyResult<()> {
         let _modes = default_floats();
-        let stored = Stored::new(values, dtype)?;
-        let values = vectors(&stored, "v")?;
+        let values = vectors(&values, "v")?;
         detached(py, || self.0.write().unwrap_or_else(PoisonError::into_inner).append(&values))
     }
 
@@ -70,12 +57,12 @@ impl ValueBall {
     }
 }
 
-fn precision(dtype: &str) -> Precision {
-    match dtype {
-        "float32" => Precision::F32,
-        "float16" => Precision::F16,
-        "bfloat16" => Precision::Bf16,
-        _ => Precision::F64,
+fn precision(stored: &Stored<'_>) -> Precision {
+    match stored {
+        Stored::F64(_) => Precision::F64,
+        Stored::F32(_) => Precision::F32,
+        Stored::F16(_) => Precision::F16,
+        Stored::Bf16(_) => Precision::Bf16,
     }
 }
 
@@ -112,41 +99,139 @@ impl<'py> FromPyObject<'_, 'py> for Index<'py> {
     }
 }
 
+/// What rows see and how many threads look, as Python gives it: causal, lengths, mask, sinks, a ball around the values, threads.
+#[derive(FromPyObject)]
+struct Sight<'py>(
+    Bound<'py, PyAny>,
+    Option<PyReadonlyArray1<'py, i64>>,
+    Option<Bound<'py, PyAny>>,
+    Option<PyReadonlyArray1<'py, f64>>,
+    Option<Bound<'py, ValueBall>>,
+    Option<Bound<'py, PyAny>>,
+);
+
+impl Sight<'_> {
+    /// Lends what is borrowed here to `work`.
+    fn with<R>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(AttentionOptions<'_>) -> PyResult<R>,
+    ) -> PyResult<R> {
+        let Sight(causal, lengths, mask, sinks, ball, threads) = self;
+        let mask = mask.as_ref().map(Bytes::new).transpose()?;
+        let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
+        let ball = ball.as_ref().map(|ball| ball.get().now(py));
+        work(AttentionOptions {
+            causal: arguments::flag("causal", causal)?,
+            lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
+            mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
+            sinks: sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?,
+            ball: ball.as_ref(),
+            threads: arguments::threads(threads.as_ref())?,
+            ..AttentionOptions::default()
+        })
+    }
+}
+
+result! {
+    /// What `attention` found; half precisions of the output as their bits.
+    #[pyclass(frozen, module = "certk_rs._native")]
+    Attended {
+        out: Py<PyAny>,
+        tail_mass_upper: PerRow<f64>,
+        error_bound: ErrorBound,
+        k: PerRow<i64>,
+        scored: PerRow<i64>,
+        rung: PerRow<u8>,
+    }
+}
+
+/// The bound of each row's error, or what it is computed of when it is first asked for.
+pub(super) struct ErrorBound(Mutex<Bounding>);
+
+enum Bounding {
+    Owed(Arc<Owed>),
+    Done(PerRow<f64>),
+}
+
+/// A call and what it found, but for the output, which is an array by now; as Python gave and got it.
+struct Owed {
+    found: Attention,
+    out: Py<PyAny>,
+    queries: Py<PyAny>,
+    values: Py<PyAny>,
+    sight: Py<PyAny>,
+}
+
+impl Owed {
+    /// What was found, with its output.
+    fn of(&self, out: Vec<f64>) -> Result<Attention, Error> {
+        let found = &self.found;
+        Ok(Attention {
+            out,
+            tail_mass_upper: memory::copied("out", &found.tail_mass_upper)?,
+            k: memory::copied("out", &found.k)?,
+            weight_error: memory::copied("out", &found.weight_error)?,
+            sum_error: memory::copied("out", &found.sum_error)?,
+            rounding: memory::copied("out", &found.rounding)?,
+            ..Attention::default()
+        })
+    }
+
+    /// By a pass over the values.
+    fn bound(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
+        let _modes = default_floats();
+        let (queries, values) = (self.queries.extract(py)?, self.values.extract(py)?);
+        let (queries, values) = (vectors(&queries, "q")?, vectors(&values, "v")?);
+        let stored: Stored<'_> = self.out.extract(py)?;
+        let (stored, _) = stored.data("out")?;
+        let mut out = memory::list("out", stored.len())?;
+        stored.widen(0, stored.len(), &mut out);
+        let found = self.of(out)?;
+        self.sight
+            .extract::<Sight<'_>>(py)?
+            .with(py, |options| detached(py, || found.error_bound(&queries, &values, &options)))
+    }
+}
+
+impl Field for ErrorBound {
+    /// Nobody waits: threads that come at once compute it each, and get the array of whoever is first done. What is known no
+    /// longer holds on to the values.
+    fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        let poisoned = "an array could not be made before";
+        let owed = match &*self.0.lock_py_attached(py).expect(poisoned) {
+            Bounding::Done(bound) => return bound.get(py, batch),
+            Bounding::Owed(owed) => Arc::clone(owed),
+        };
+        let bound = owed.bound(py)?;
+        let mut state = self.0.lock_py_attached(py).expect(poisoned);
+        if let Bounding::Owed(_) = &*state {
+            *state = Bounding::Done(bound.into());
+        }
+        let Bounding::Done(bound) = &*state else { unreachable!("it is done") };
+        bound.get(py, batch)
+    }
+}
+
+/// `loss` is a budget on the tail mass, or one on the output; `how` is the scale, and whether to drop even if that is slower.
 #[pyfunction]
-#[pyo3(signature = (queries, queries_dtype, keys, keys_dtype, values, values_dtype, eps, index, scale, causal, lengths, threads,
-    mask=None, out_tol=None, ball=None, even_if_slower=None, sinks=None))]
-#[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
+#[expect(clippy::too_many_arguments)] // queries, keys, values, and how
 pub(super) fn attention<'py>(
     py: Python<'py>,
-    queries: &Bound<'py, PyAny>,
-    queries_dtype: &str,
-    keys: &Bound<'py, PyAny>,
-    keys_dtype: &str,
-    values: &Bound<'py, PyAny>,
-    values_dtype: &str,
-    eps: Option<Budgets<'py>>,
+    q: Bound<'py, PyAny>,
+    k: Stored<'py>,
+    v: Bound<'py, PyAny>,
     index: Option<Index<'py>>,
-    scale: Option<&Bound<'py, PyAny>>,
-    causal: &Bound<'py, PyAny>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    threads: Option<&Bound<'py, PyAny>>,
-    mask: Option<&Bound<'py, PyAny>>,
-    out_tol: Option<Budgets<'py>>,
-    ball: Option<&Bound<'py, ValueBall>>,
-    even_if_slower: Option<&Bound<'py, PyAny>>,
-    sinks: Option<PyReadonlyArray1<'py, f64>>,
-) -> PyResult<Answers<'py>> {
+    loss: (Option<Budgets<'py>>, Option<Budgets<'py>>),
+    how: (Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>),
+    sight: Bound<'py, PyAny>,
+) -> PyResult<Attended> {
     let _modes = default_floats();
-    let stored = [
-        Stored::new(queries, queries_dtype)?,
-        Stored::new(keys, keys_dtype)?,
-        Stored::new(values, values_dtype)?,
-    ];
+    let stored: [Stored<'_>; 2] = [q.extract()?, v.extract()?];
     let queries = vectors(&stored[0], "q")?;
-    let keys = vectors(&stored[1], "k")?;
-    let values = vectors(&stored[2], "v")?;
-    let budget = match (&eps, &out_tol) {
+    let keys = vectors(&k, "k")?;
+    let values = vectors(&stored[1], "v")?;
+    let budget = match &loss {
         (Some(eps), None) => Budget::TailMass(eps.slice()?),
         (None, Some(out_tol)) => Budget::Output(out_tol.slice()?),
         _ => {
@@ -155,95 +240,56 @@ pub(super) fn attention<'py>(
             ));
         }
     };
-    let precision = precision(queries_dtype);
-    let mask = mask.map(Bytes::new).transpose()?;
-    let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
-    let ball = ball.map(|ball| ball.get().now(py));
-    let options = AttentionOptions {
-        scale: scale.map(|scale| arguments::real("scale", scale)).transpose()?,
-        causal: arguments::flag("causal", causal)?,
-        lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
-        mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
-        sinks: sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?,
-        precision,
-        ball: ball.as_ref(),
-        even_if_slower: match even_if_slower {
-            Some(flag) => arguments::flag("even_if_slower", flag)?,
-            None => false,
-        },
-        threads: arguments::threads(threads)?,
-    };
     let (built, tables) = match &index {
         Some(Index::Built(index)) => (Some(index.get()), None),
-        Some(Index::Tables(tables)) => (None, Some(tables.index(stored[1].shape(), keys_dtype)?)),
+        Some(Index::Tables(tables)) => (None, Some(tables.index(k.shape(), k.dtype())?)),
         None => (None, None),
     };
-    let found = detached(py, || {
-        let read = built.map(KeyIndex::read);
-        let index = read.as_deref().or(tables.as_ref());
-        core::attention(&queries, &keys, &values, budget, index, &options)
+    let precision = precision(&stored[0]);
+    let (scale, even_if_slower) = how;
+    let mut found = sight.extract::<Sight<'_>>()?.with(py, |options| {
+        let options = AttentionOptions {
+            scale: scale.map(|scale| arguments::real("scale", &scale)).transpose()?,
+            precision,
+            even_if_slower: match even_if_slower {
+                Some(slower) => arguments::flag("even_if_slower", &slower)?,
+                None => false,
+            },
+            ..options
+        };
+        detached(py, || {
+            let read = built.map(KeyIndex::read);
+            let index = read.as_deref().or(tables.as_ref());
+            core::attention(&queries, &keys, &values, budget, index, &options)
+        })
     })?;
-    Ok((
-        stored_as(py, found.out, precision)?,
-        PyArray1::from_vec(py, found.tail_mass_upper),
-        PyArray1::from_vec(py, found.k),
-        PyArray1::from_vec(py, found.scored),
-        column(py, "out", found.rung.into_iter().map(|rung| rung as u8))?,
-        PyArray1::from_vec(py, found.weight_error),
-        PyArray1::from_vec(py, found.sum_error),
-        PyArray1::from_vec(py, found.rounding),
-        found.within.map(|bounds| PyArray1::from_vec(py, bounds)),
-    ))
-}
-
-/// `Attention::error_bound` of what `attention` returned, the output widened.
-#[pyfunction]
-#[expect(clippy::too_many_arguments)] // what the call before took and gave
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
-pub(super) fn attention_error<'py>(
-    py: Python<'py>,
-    queries: &Bound<'py, PyAny>,
-    queries_dtype: &str,
-    values: &Bound<'py, PyAny>,
-    values_dtype: &str,
-    causal: &Bound<'py, PyAny>,
-    lengths: Option<PyReadonlyArray1<'py, i64>>,
-    threads: Option<&Bound<'py, PyAny>>,
-    mask: Option<&Bound<'py, PyAny>>,
-    ball: Option<&Bound<'py, ValueBall>>,
-    sinks: Option<PyReadonlyArray1<'py, f64>>,
-    out: PyReadonlyArray1<'py, f64>,
-    tail_mass_upper: PyReadonlyArray1<'py, f64>,
-    k: PyReadonlyArray1<'py, i64>,
-    weight_error: PyReadonlyArray1<'py, f64>,
-    sum_error: PyReadonlyArray1<'py, f64>,
-    rounding: PyReadonlyArray1<'py, f64>,
-) -> PyResult<Bound<'py, PyArray1<f64>>> {
-    let _modes = default_floats();
-    let stored = [Stored::new(queries, queries_dtype)?, Stored::new(values, values_dtype)?];
-    let queries = vectors(&stored[0], "q")?;
-    let values = vectors(&stored[1], "v")?;
-    let mask = mask.map(Bytes::new).transpose()?;
-    let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
-    let ball = ball.map(|ball| ball.get().now(py));
-    let options = AttentionOptions {
-        causal: arguments::flag("causal", causal)?,
-        lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
-        mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
-        sinks: sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?,
-        ball: ball.as_ref(),
-        threads: arguments::threads(threads)?,
-        ..AttentionOptions::default()
+    let batch = stored[0].shape().split_last().map_or(&[][..], |(_, batch)| batch).to_vec();
+    let out = stored_as(py, std::mem::take(&mut found.out), precision)?.unbind();
+    let bound = match found.within.take() {
+        Some(bound) => Bounding::Done(bound.into()),
+        None => Bounding::Owed(Arc::new(Owed {
+            out: (out.clone_ref(py), stored[0].dtype()).into_pyobject(py)?.into_any().unbind(),
+            queries: q.unbind(),
+            values: v.unbind(),
+            sight: sight.unbind(),
+            found: Attention {
+                tail_mass_upper: memory::copied("out", &found.tail_mass_upper)?,
+                k: memory::copied("out", &found.k)?,
+                weight_error: std::mem::take(&mut found.weight_error),
+                sum_error: std::mem::take(&mut found.sum_error),
+                rounding: std::mem::take(&mut found.rounding),
+                ..Attention::default()
+            },
+        })),
     };
-    let found = Attention {
-        out: copied(&out, "out")?,
-        tail_mass_upper: copied(&tail_mass_upper, "out")?,
-        k: copied(&k, "out")?,
-        weight_error: copied(&weight_error, "out")?,
-        sum_error: copied(&sum_error, "out")?,
-        rounding: copied(&rounding, "out")?,
-        ..Attention::default()
-    };
-    let bounds = detached(py, || found.error_bound(&queries, &values, &options))?;
-    Ok(PyArray1::from_vec(py, bounds))
+    let rung: Vec<u8> = found.rung.into_iter().map(|rung| rung as u8).collect();
+    Ok(Attended {
+        batch,
+        out,
+        tail_mass_upper: found.tail_mass_upper.into(),
+        error_bound: ErrorBound(Mutex::new(bound)),
+        k: found.k.into(),
+        scored: found.scored.into(),
+        rung: rung.into(),
+    })
 }

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::arguments::{count, threads as thread_count};
-use super::arrays::{Budgets, Rows, column, contiguous, flat};
+use super::arrays::{Budgets, Rows, Stored, column, contiguous, flat};
 use super::errors::{CertkError, detached, run};
 use crate::bounds::{self as core, Blocks, Cuts, Rule};
 use crate::error::Error;
@@ -18,7 +18,6 @@ type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
 type Ranks<'py> = Bound<'py, PyArray1<i64>>;
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn kl_from_tail_mass<'py>(
     py: Python<'py>,
     tail_mass: PyReadonlyArrayDyn<'py, f64>,
@@ -30,7 +29,6 @@ pub(super) fn kl_from_tail_mass<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn tail_mass_from_kl<'py>(
     py: Python<'py>,
     kl: PyReadonlyArrayDyn<'py, f64>,
@@ -42,7 +40,6 @@ pub(super) fn tail_mass_from_kl<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn required_gap<'py>(
     py: Python<'py>,
     n: PyReadonlyArrayDyn<'py, i64>,
@@ -64,56 +61,50 @@ type RuleOfK = fn(&Scores<'_>, &[i64], Option<usize>) -> Result<Vec<f64>, Error>
 
 fn with_k<'py>(
     py: Python<'py>,
-    (scores, dtype): (&Bound<'py, PyAny>, &str),
+    scores: Stored<'py>,
     k: &PyReadonlyArray1<'py, i64>,
     threads: Option<&Bound<'py, PyAny>>,
     rule: RuleOfK,
 ) -> Floats<'py> {
-    let rows = Rows::plain(scores, dtype, None)?;
+    let rows = Rows::plain(scores, None);
     let (scores, k, threads) = (rows.scores()?, contiguous(k, "k")?, thread_count(threads)?);
     let found = run(py, &scores, || rule(&scores, k, threads))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn score_gap<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    scores: Stored<'py>,
     k: PyReadonlyArray1<'py, i64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
     let _modes = default_floats();
-    with_k(py, (scores, dtype), &k, threads, core::score_gap)
+    with_k(py, scores, &k, threads, core::score_gap)
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn single_gap<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    scores: Stored<'py>,
     k: PyReadonlyArray1<'py, i64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
     let _modes = default_floats();
-    with_k(py, (scores, dtype), &k, threads, core::single_gap)
+    with_k(py, scores, &k, threads, core::single_gap)
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn multi_gap<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    scores: Stored<'py>,
     k: PyReadonlyArray1<'py, i64>,
     cuts: Option<PyReadonlyArray1<'py, i64>>,
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> Floats<'py> {
     let _modes = default_floats();
-    let rows = Rows::plain(scores, dtype, None)?;
+    let rows = Rows::plain(scores, None);
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
     let cuts = match &cuts {
@@ -125,17 +116,15 @@ pub(super) fn multi_gap<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn best_cuts<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    scores: Stored<'py>,
     k: PyReadonlyArray1<'py, i64>,
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Ranks<'py>, Ranks<'py>)> {
     let _modes = default_floats();
-    let rows = Rows::plain(scores, dtype, None)?;
+    let rows = Rows::plain(scores, None);
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
     let found = run(py, &scores, || core::best_cuts(&scores, k, most, threads))?;
@@ -146,7 +135,6 @@ pub(super) fn best_cuts<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn blockwise<'py>(
     py: Python<'py>,
     sizes: PyReadonlyArrayDyn<'py, i64>,
@@ -169,18 +157,16 @@ pub(super) fn blockwise<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn smallest_k<'py>(
     py: Python<'py>,
-    scores: &Bound<'py, PyAny>,
-    dtype: &str,
+    scores: Stored<'py>,
     eps: Budgets<'py>,
     rule: &Bound<'py, PyAny>,
     n_cuts: &Bound<'py, PyAny>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Ranks<'py>> {
     let _modes = default_floats();
-    let rows = Rows::plain(scores, dtype, None)?;
+    let rows = Rows::plain(scores, None);
     let (scores, eps, threads) = (rows.scores()?, eps.slice()?, thread_count(threads)?);
     let cuts = count("n_cuts", n_cuts, 0)?;
     let name = rule.cast::<PyString>().ok().map(|name| name.to_str()).transpose()?;

@@ -194,15 +194,13 @@ impl KeyIndex {
     #[staticmethod]
     fn build(
         py: Python<'_>,
-        keys: &Bound<'_, PyAny>,
-        dtype: &str,
+        keys: Stored<'_>,
         rotate: Option<&Bound<'_, PyAny>>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let _modes = default_floats();
         let rotate = rotate.map(|rotate| arguments::flag("rotate", rotate)).transpose()?;
-        let stored = Stored::new(keys, dtype)?;
-        let keys = vectors(&stored, "keys")?;
+        let keys = vectors(&keys, "keys")?;
         let options = IndexOptions { rotate, threads: arguments::threads(threads)? };
         let index = detached(py, || core::KeyIndex::build(&keys, &options))?;
         Ok(KeyIndex(RwLock::new(index)))
@@ -211,38 +209,28 @@ impl KeyIndex {
     fn append(
         &self,
         py: Python<'_>,
-        keys: &Bound<'_, PyAny>,
-        dtype: &str,
+        keys: Stored<'_>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _modes = default_floats();
-        let stored = Stored::new(keys, dtype)?;
-        let keys = vectors(&stored, "keys")?;
+        let keys = vectors(&keys, "keys")?;
         let threads = arguments::threads(threads)?;
         detached(py, || self.write().append(&keys, threads))
     }
 
     #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
-    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn search<'py>(
         &self,
         py: Python<'py>,
-        q: &Bound<'py, PyAny>,
-        dtype: &str,
-        keys: Option<&Bound<'py, PyAny>>,
-        keys_dtype: Option<&str>,
+        q: Stored<'py>,
+        keys: Option<Stored<'py>>,
         eps: Option<Budgets<'py>>,
         batch: Vec<usize>,
         how: How<'py>,
     ) -> PyResult<Bound<'py, Searched>> {
         let _modes = default_floats();
-        let stored = Stored::new(q, dtype)?;
-        let queries = vectors(&stored, "q")?;
-        let lent = match (keys, keys_dtype) {
-            (Some(keys), Some(dtype)) => Some(Stored::new(keys, dtype)?),
-            _ => None,
-        };
-        let keys = lent.as_ref().map(|stored| vectors(stored, "keys")).transpose()?;
+        let queries = vectors(&q, "q")?;
+        let keys = keys.as_ref().map(|keys| vectors(keys, "keys")).transpose()?;
         let options = how.read()?;
         if eps.is_none() && !matches!(options.rule, Rule::TopK(_)) {
             let problem = "eps is None; pass a budget (only rule=\"top_k\" goes without)";
@@ -257,25 +245,21 @@ impl KeyIndex {
         })?;
         // A tail mass is at most 1: no budget at all.
         let eps = eps.unwrap_or(Budgets::All([1.0]));
-        Bound::new(py, Searched::new(found, &batch, n, eps)?)
+        Bound::new(py, Searched::new(found, &batch, n, &eps)?)
     }
 
     #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
-    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn tail_mass<'py>(
         &self,
         py: Python<'py>,
-        q: &Bound<'py, PyAny>,
-        dtype: &str,
-        keys: &Bound<'py, PyAny>,
-        keys_dtype: &str,
+        q: Stored<'py>,
+        keys: Stored<'py>,
         keep: KeepArray<'py>,
         scale: Option<&Bound<'py, PyAny>>,
         options: montecarlo::Options<'py>,
     ) -> PyResult<Estimate<'py>> {
         let _modes = default_floats();
-        let (stored, lent) = (Stored::new(q, dtype)?, Stored::new(keys, keys_dtype)?);
-        let (queries, keys) = (vectors(&stored, "q")?, vectors(&lent, "keys")?);
+        let (queries, keys) = (vectors(&q, "q")?, vectors(&keys, "keys")?);
         let mut strides = Vec::new();
         let keep = keep.keep(&mut strides)?;
         let scale = scale.map(|scale| arguments::real("scale", scale)).transpose()?;
@@ -288,13 +272,11 @@ impl KeyIndex {
     fn check(
         &self,
         py: Python<'_>,
-        keys: &Bound<'_, PyAny>,
-        dtype: &str,
+        keys: Stored<'_>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _modes = default_floats();
-        let stored = Stored::new(keys, dtype)?;
-        let keys = vectors(&stored, "keys")?;
+        let keys = vectors(&keys, "keys")?;
         let threads = arguments::threads(threads)?;
         detached(py, || self.read().check(&keys, threads))
     }
@@ -323,7 +305,6 @@ impl KeyIndex {
     }
 
     #[staticmethod]
-    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
     fn of_parts(shape: Vec<usize>, dtype: &str, heads: Vec<Lent<'_>>) -> PyResult<Self> {
         let _modes = default_floats();
         let mut saved = Vec::with_capacity(heads.len());

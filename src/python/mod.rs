@@ -3,6 +3,9 @@
 //! Every function borrows its arrays, releases the interpreter (unless the work is brief), calls the crate, and translates the
 //! result.
 
+// How PyO3 hands arguments over.
+#![allow(clippy::needless_pass_by_value)]
+
 mod arguments;
 mod arrays;
 mod attention;
@@ -28,7 +31,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::attention::{ValueBall, attention, attention_error};
+    use super::attention::{Attended, ValueBall, attention};
     #[pymodule_export]
     use super::bounds::{
         best_cuts, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap, single_gap,
@@ -53,7 +56,7 @@ mod _native {
     #[pymodule_export]
     use super::products::products;
     #[pymodule_export]
-    use super::results::{Certified, Searched, Selected};
+    use super::results::{Certified, Kept, OutputBounds, OutputSelected, Searched, Selected};
     #[pymodule_export]
     use super::select::{certify, select, set_simd_level, simd_level};
 

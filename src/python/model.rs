@@ -43,7 +43,6 @@ fn at(error: Error, flat: usize, shape: &[usize]) -> Error {
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn keep_fraction<'py>(
     py: Python<'py>,
     sigma: PyReadonlyArrayDyn<'py, f64>,
@@ -54,7 +53,6 @@ pub(super) fn keep_fraction<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn threshold<'py>(
     py: Python<'py>,
     sigma: PyReadonlyArrayDyn<'py, f64>,
@@ -65,7 +63,6 @@ pub(super) fn threshold<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn tail_mass_of_fraction<'py>(
     py: Python<'py>,
     sigma: PyReadonlyArrayDyn<'py, f64>,
@@ -79,7 +76,6 @@ pub(super) fn tail_mass_of_fraction<'py>(
 type Fits<'py> = (Bound<'py, PyArray1<i64>>, [Bound<'py, PyArray1<f64>>; 6]);
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn fit_gaussian<'py>(
     py: Python<'py>,
     rows: Rows<'py>,
@@ -162,7 +158,6 @@ pub(super) fn window_policy(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn window_sizes<'py>(
     py: Python<'py>,
     alpha: f64,
@@ -191,7 +186,6 @@ pub(super) fn window_sizes<'py>(
 type LineParts = ((f64, f64), (f64, f64), (f64, f64), f64);
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn fit_window<'py>(
     n: PyReadonlyArray1<'py, f64>,
     k: PyReadonlyArray1<'py, f64>,
@@ -207,7 +201,6 @@ type Counts<'py> =
     (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>);
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn effective_entries<'py>(
     py: Python<'py>,
     rows: Rows<'py>,
@@ -225,7 +218,6 @@ pub(super) fn effective_entries<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn participation<'py>(
     py: Python<'py>,
     rows: Rows<'py>,

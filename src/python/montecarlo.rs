@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::arguments::{self, count, flag, integer, real};
-use super::arrays::{Budgets, KeepArray, Rows, column, copied};
+use super::arrays::{Budgets, KeepArray, Rows, Stored, column, contiguous};
 use super::errors::{CertkError, detached};
 use crate::error::Error;
 use crate::memory;
@@ -54,12 +54,7 @@ impl Options<'_> {
     pub(super) fn read(&self) -> PyResult<TailOptions> {
         let eps = match &self.4 {
             None => None,
-            Some(eps) => {
-                let from = eps.slice()?;
-                let mut copy = memory::list("eps", from.len())?;
-                copy.extend_from_slice(from);
-                Some(copy)
-            }
+            Some(eps) => Some(memory::copied("eps", eps.slice()?)?),
         };
         Ok(TailOptions {
             delta: real("delta", &self.0)?,
@@ -74,20 +69,15 @@ impl Options<'_> {
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn tail_mass<'py>(
     py: Python<'py>,
     rows: Rows<'py>,
     keep: KeepArray<'py>,
-    bounds: Option<&Bound<'py, PyAny>>,
-    bounds_dtype: Option<&str>,
+    bounds: Option<Stored<'py>>,
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
     let _modes = default_floats();
-    let bounds = match (bounds, bounds_dtype) {
-        (Some(bounds), Some(dtype)) => Some(Rows::plain(bounds, dtype, rows.indptr().cloned())?),
-        _ => None,
-    };
+    let bounds = bounds.map(|bounds| Rows::plain(bounds, rows.indptr().cloned()));
     let scores = rows.scores()?;
     let bounds = bounds.as_ref().map(Rows::scores).transpose()?;
     let mut strides = Vec::new();
@@ -98,17 +88,15 @@ pub(super) fn tail_mass<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn tail_mass_of_drawn<'py>(
     py: Python<'py>,
-    bounds: &Bound<'py, PyAny>,
-    dtype: &str,
+    bounds: Stored<'py>,
     keep: KeepArray<'py>,
     score: &Bound<'py, PyAny>,
     options: Options<'py>,
 ) -> PyResult<Estimate<'py>> {
     let _modes = default_floats();
-    let rows = Rows::plain(bounds, dtype, None)?;
+    let rows = Rows::plain(bounds, None);
     let bounds = rows.scores()?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
@@ -122,7 +110,7 @@ pub(super) fn tail_mass_of_drawn<'py>(
                     let positions = positions.iter().map(|&position| position as i64);
                     let scores = score.bind(py).call1((column(py, "score", positions)?,))?;
                     let scores: PyReadonlyArray1<'_, f64> = scores.extract()?;
-                    copied(&scores, "score")
+                    Ok(memory::copied("score", contiguous(&scores, "score")?)?)
                 })
             };
             asked().map_err(|error| {
@@ -139,7 +127,6 @@ pub(super) fn tail_mass_of_drawn<'py>(
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn mean_bounds<'py>(
     py: Python<'py>,
     values: PyReadonlyArray2<'py, f64>,

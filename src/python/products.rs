@@ -11,21 +11,16 @@ use crate::index as core;
 use crate::threads::default_floats;
 
 #[pyfunction]
-#[expect(clippy::too_many_arguments)] // two arrays with their dtypes, and how
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn products<'py>(
     py: Python<'py>,
-    queries: &Bound<'py, PyAny>,
-    queries_dtype: &str,
-    keys: &Bound<'py, PyAny>,
-    keys_dtype: &str,
+    queries: Stored<'py>,
+    keys: Stored<'py>,
     causal_offset: Option<&Bound<'py, PyAny>>,
     mut out: PyReadwriteArrayDyn<'py, f64>,
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyArray1<f64>>> {
     let _modes = default_floats();
-    let stored = [Stored::new(queries, queries_dtype)?, Stored::new(keys, keys_dtype)?];
-    let (queries, keys) = (vectors(&stored[0], "queries")?, vectors(&stored[1], "keys")?);
+    let (queries, keys) = (vectors(&queries, "queries")?, vectors(&keys, "keys")?);
     let offset = causal_offset
         .map(|offset| arguments::integer("causal_offset", offset, -(1 << 62)))
         .transpose()?;

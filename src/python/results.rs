@@ -1,7 +1,7 @@
 //! Results that keep what Rust found until Python asks for it.
 //!
-//! Making an array of a vector costs some hundred nanoseconds, and a result has up to seven: for one short row more than
-//! the search. So each is made when it is first asked for, without a copy, and from then on it is the same array.
+//! Making an array of a vector costs some hundred nanoseconds, and a result has up to ten: for one short row more than the
+//! search. So each is made when it is first asked for, without a copy, and from then on it is the same array.
 
 use std::sync::Mutex;
 
@@ -11,28 +11,54 @@ use pyo3::sync::MutexExt;
 use pyo3::types::PyTuple;
 
 use super::arrays::Budgets;
+use crate::bounds::output::{OutputError, OutputSelection};
 use crate::certificate::{Certificate, Status};
 use crate::error::Error;
 use crate::index::SearchResult;
+use crate::keepset::KeepSet;
 use crate::memory;
 use crate::rows::Scores;
 use crate::select::Selection;
 
+/// A field of a result, as Python gets it; `batch` is the shape of the rows.
+pub(super) trait Field {
+    fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>>;
+}
+
+/// Declares a result: a frozen class, a line for each of its fields.
+macro_rules! result {
+    ($(#[$about:meta])* $name:ident { $($field:ident: $kind:ty,)+ }) => {
+        $(#[$about])*
+        pub(super) struct $name {
+            /// The shape of the rows.
+            pub(super) batch: Vec<usize>,
+            $(pub(super) $field: $kind,)+
+        }
+
+        #[pymethods]
+        impl $name {
+            $(
+                #[getter]
+                fn $field<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                    self.$field.get(py, &self.batch)
+                }
+            )+
+        }
+    };
+}
+pub(super) use result;
+
 /// A vector, or the read-only array that owns it by now.
-struct Field<T: Element>(Mutex<State<T>>);
+pub(super) struct Flat<T: Element>(Mutex<State<T>>);
 
 enum State<T: Element> {
     Found(Vec<T>),
     Made(Py<PyArray1<T>>),
 }
 
-impl<T: Element> Field<T> {
-    fn new(values: Vec<T>) -> Self {
-        Field(Mutex::new(State::Found(values)))
-    }
-
-    /// The array, flat. Whoever comes first makes it; the others wait for it without holding up the interpreter.
-    fn flat<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<T>> {
+impl<T: Element> Flat<T> {
+    /// The array. Whoever comes first makes it; the others wait for it without holding up the interpreter.
+    fn array<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<T>> {
         let mut state = self.0.lock_py_attached(py).expect("an array could not be made before");
         match &mut *state {
             State::Made(array) => array.bind(py).clone(),
@@ -44,177 +70,177 @@ impl<T: Element> Field<T> {
             }
         }
     }
+}
 
-    /// The array with one entry per row, in the batch shape.
-    fn rows<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyArrayDyn<T>>> {
-        self.flat(py).reshape(batch)
+impl<T: Element> From<Vec<T>> for Flat<T> {
+    fn from(values: Vec<T>) -> Self {
+        Flat(Mutex::new(State::Found(values)))
     }
 }
 
-/// What was asked: the shape of the scores, and the budgets.
-struct Asked {
-    batch: Vec<usize>,
-    /// Unknown for ragged rows.
-    n: Option<usize>,
-    eps: Eps,
+impl<T: Element> Field for Flat<T> {
+    fn get<'py>(&self, py: Python<'py>, _batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.array(py).into_any())
+    }
 }
 
-enum Eps {
-    None,
-    All(Field<f64>),
+/// One entry per row, an array in the batch shape.
+pub(super) struct PerRow<T: Element>(Flat<T>);
+
+impl<T: Element> From<Vec<T>> for PerRow<T> {
+    fn from(values: Vec<T>) -> Self {
+        PerRow(values.into())
+    }
+}
+
+impl<T: Element> Field for PerRow<T> {
+    fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.0.array(py).reshape(batch)?.into_any())
+    }
+}
+
+impl<F: Field> Field for Option<F> {
+    fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        self.as_ref().map_or_else(|| Ok(py.None().into_bound(py)), |field| field.get(py, batch))
+    }
+}
+
+impl Field for usize {
+    fn get<'py>(&self, py: Python<'py>, _batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.into_pyobject(py)?.into_any())
+    }
+}
+
+/// What is a Python object already.
+impl<T> Field for Py<T> {
+    fn get<'py>(&self, py: Python<'py>, _batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.bind(py).as_any().clone())
+    }
+}
+
+/// The shape of the scores: the batch shape and n, which is unknown for ragged rows.
+pub(super) struct Shape(Option<usize>);
+
+impl Shape {
+    fn of(scores: &Scores<'_>) -> Self {
+        Shape((!scores.is_ragged()).then(|| scores.longest()))
+    }
+}
+
+impl Field for Shape {
+    fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        let axes: Vec<_> = batch.iter().copied().map(Some).chain([self.0]).collect();
+        Ok(PyTuple::new(py, axes)?.into_any())
+    }
+}
+
+/// Budgets, as they were asked for.
+pub(super) enum Asked {
+    All(Flat<f64>),
     Each(Py<PyArrayDyn<f64>>),
 }
 
-impl Asked {
-    fn new(scores: &Scores<'_>, eps: Option<Budgets<'_>>) -> Self {
-        let n = (!scores.is_ragged()).then(|| scores.longest());
-        Asked::over(scores.batch_shape(), n, eps)
-    }
-
-    fn over(batch: &[usize], n: Option<usize>, eps: Option<Budgets<'_>>) -> Self {
-        let eps = match eps {
-            None => Eps::None,
-            Some(Budgets::All(number)) => Eps::All(Field::new(number.to_vec())),
-            Some(Budgets::Each(array)) => Eps::Each(array.as_unbound().clone_ref(array.py())),
-        };
-        Asked { batch: batch.to_vec(), n, eps }
-    }
-
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let axes: Vec<_> = self.batch.iter().copied().map(Some).chain([self.n]).collect();
-        PyTuple::new(py, axes)
-    }
-
-    fn eps<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArrayDyn<f64>>>> {
-        Ok(match &self.eps {
-            Eps::None => None,
-            Eps::All(number) => Some(number.rows(py, &[])?),
-            Eps::Each(array) => Some(array.bind(py).clone()),
-        })
+impl From<&Budgets<'_>> for Asked {
+    fn from(budgets: &Budgets<'_>) -> Self {
+        match budgets {
+            Budgets::All(number) => Asked::All(number.to_vec().into()),
+            Budgets::Each(array) => Asked::Each(array.as_unbound().clone_ref(array.py())),
+        }
     }
 }
 
-/// What `select` found.
-#[pyclass(frozen, subclass, module = "certk_rs._native")]
-pub(super) struct Selected {
-    asked: Asked,
-    k: Field<i64>,
-    indptr: Field<i64>,
-    indices: Indices,
-    tail_mass_upper: Field<f64>,
-    tail_mass_lower: Field<f64>,
-    minimal: Field<bool>,
-    status: Field<u8>,
-    score_indptr: Option<Py<PyArray1<i64>>>,
+impl Field for Asked {
+    fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Asked::All(number) => Ok(number.array(py).reshape(())?.into_any()),
+            Asked::Each(array) => array.get(py, batch),
+        }
+    }
 }
 
 /// Positions: 32 bits where every row's length fits.
-enum Indices {
-    Narrow(Field<i32>),
-    Wide(Field<i64>),
+pub(super) enum Positions {
+    Narrow(Flat<i32>),
+    Wide(Flat<i64>),
+}
+
+impl Positions {
+    fn new(positions: Vec<u32>, longest: usize) -> Result<Self, Error> {
+        if i32::try_from(longest).is_ok() {
+            return Ok(Positions::Narrow(bytemuck::allocation::cast_vec(positions).into()));
+        }
+        Ok(Positions::Wide(wide(positions)?.into()))
+    }
+}
+
+/// Positions in 64 bits.
+fn wide(positions: Vec<u32>) -> Result<Vec<i64>, Error> {
+    let mut wide = memory::list("scores", positions.len())?;
+    wide.extend(positions.into_iter().map(i64::from));
+    Ok(wide)
+}
+
+impl Field for Positions {
+    fn get<'py>(&self, py: Python<'py>, batch: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Positions::Narrow(positions) => positions.get(py, batch),
+            Positions::Wide(positions) => positions.get(py, batch),
+        }
+    }
+}
+
+result! {
+    /// What `select` found.
+    #[pyclass(frozen, subclass, module = "certk_rs._native")]
+    Selected {
+        shape: Shape,
+        eps: Asked,
+        k: PerRow<i64>,
+        indptr: Flat<i64>,
+        indices: Positions,
+        tail_mass_upper: PerRow<f64>,
+        tail_mass_lower: PerRow<f64>,
+        minimal: PerRow<bool>,
+        status: PerRow<u8>,
+        score_indptr: Option<Py<PyArray1<i64>>>,
+    }
 }
 
 impl Selected {
     pub(super) fn new(
         found: Selection,
         scores: &Scores<'_>,
-        eps: Budgets<'_>,
+        eps: &Budgets<'_>,
         score_indptr: Option<Py<PyArray1<i64>>>,
     ) -> Result<Self, Error> {
-        Selected::of(found, Asked::new(scores, Some(eps)), scores.longest(), score_indptr)
+        let selected = Selected::over(found, scores.batch_shape(), scores.longest(), eps)?;
+        Ok(Selected { shape: Shape::of(scores), score_indptr, ..selected })
     }
 
-    fn of(
-        found: Selection,
-        asked: Asked,
-        longest: usize,
-        score_indptr: Option<Py<PyArray1<i64>>>,
-    ) -> Result<Self, Error> {
-        let indices = found.indices;
-        let indices = if i32::try_from(longest).is_ok() {
-            Indices::Narrow(Field::new(bytemuck::allocation::cast_vec(indices)))
-        } else {
-            let mut wide = memory::list("scores", indices.len())?;
-            wide.extend(indices.into_iter().map(i64::from));
-            Indices::Wide(Field::new(wide))
-        };
+    /// Of rows of shape `batch` over `n` keys.
+    fn over(found: Selection, batch: &[usize], n: usize, eps: &Budgets<'_>) -> Result<Self, Error> {
+        let status: Vec<u8> = found.status.into_iter().map(|status: Status| status as u8).collect();
         Ok(Selected {
-            asked,
-            k: Field::new(found.k),
-            indptr: Field::new(found.indptr),
-            indices,
-            tail_mass_upper: Field::new(found.tail_mass_upper),
-            tail_mass_lower: Field::new(found.tail_mass_lower),
-            minimal: Field::new(found.minimal),
-            status: Field::new(
-                found.status.into_iter().map(|status: Status| status as u8).collect(),
-            ),
-            score_indptr,
+            batch: batch.to_vec(),
+            shape: Shape(Some(n)),
+            eps: eps.into(),
+            k: found.k.into(),
+            indptr: found.indptr.into(),
+            indices: Positions::new(found.indices, n)?,
+            tail_mass_upper: found.tail_mass_upper.into(),
+            tail_mass_lower: found.tail_mass_lower.into(),
+            minimal: found.minimal.into(),
+            status: status.into(),
+            score_indptr: None,
         })
-    }
-}
-
-#[pymethods]
-impl Selected {
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        self.asked.shape(py)
-    }
-
-    #[getter]
-    fn eps<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArrayDyn<f64>>>> {
-        self.asked.eps(py)
-    }
-
-    #[getter]
-    fn k<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<i64>>> {
-        self.k.rows(py, &self.asked.batch)
-    }
-
-    #[getter]
-    fn indptr<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        self.indptr.flat(py)
-    }
-
-    #[getter]
-    fn indices<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
-        match &self.indices {
-            Indices::Narrow(indices) => indices.flat(py).into_any(),
-            Indices::Wide(indices) => indices.flat(py).into_any(),
-        }
-    }
-
-    #[getter]
-    fn tail_mass_upper<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f64>>> {
-        self.tail_mass_upper.rows(py, &self.asked.batch)
-    }
-
-    #[getter]
-    fn tail_mass_lower<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f64>>> {
-        self.tail_mass_lower.rows(py, &self.asked.batch)
-    }
-
-    #[getter]
-    fn minimal<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<bool>>> {
-        self.minimal.rows(py, &self.asked.batch)
-    }
-
-    #[getter]
-    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<u8>>> {
-        self.status.rows(py, &self.asked.batch)
-    }
-
-    #[getter]
-    fn score_indptr<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
-        self.score_indptr.as_ref().map(|starts| starts.bind(py).clone())
     }
 }
 
 /// What a search of an index found: a selection, and how it was reached.
 #[pyclass(frozen, extends = Selected, module = "certk_rs._native")]
 pub(super) struct Searched {
-    scored: Field<i64>,
-    rung: Field<u8>,
+    scored: PerRow<i64>,
+    rung: PerRow<u8>,
 }
 
 impl Searched {
@@ -223,12 +249,11 @@ impl Searched {
         found: SearchResult,
         batch: &[usize],
         n: usize,
-        eps: Budgets<'_>,
+        eps: &Budgets<'_>,
     ) -> Result<PyClassInitializer<Self>, Error> {
-        let asked = Asked::over(batch, Some(n), Some(eps));
-        let rung = found.rung.into_iter().map(|rung| rung as u8).collect();
-        let selected = Selected::of(found.selection, asked, n, None)?;
-        let searched = Searched { scored: Field::new(found.scored), rung: Field::new(rung) };
+        let rung: Vec<u8> = found.rung.into_iter().map(|rung| rung as u8).collect();
+        let selected = Selected::over(found.selection, batch, n, eps)?;
+        let searched = Searched { scored: found.scored.into(), rung: rung.into() };
         Ok(PyClassInitializer::from(selected).add_subclass(searched))
     }
 }
@@ -236,81 +261,141 @@ impl Searched {
 #[pymethods]
 impl Searched {
     #[getter]
-    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
-    fn scored<'py>(
-        this: PyRef<'py, Self>,
-        py: Python<'py>,
-    ) -> PyResult<Bound<'py, PyArrayDyn<i64>>> {
-        this.scored.rows(py, &this.as_super().asked.batch)
+    fn scored<'py>(this: PyRef<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        this.scored.get(py, &this.as_super().batch)
     }
 
     #[getter]
-    #[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
-    fn rung<'py>(this: PyRef<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<u8>>> {
-        this.rung.rows(py, &this.as_super().asked.batch)
+    fn rung<'py>(this: PyRef<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        this.rung.get(py, &this.as_super().batch)
     }
 }
 
-/// What `certify` found.
-#[pyclass(frozen, module = "certk_rs._native")]
-pub(super) struct Certified {
-    asked: Asked,
-    k: Field<i64>,
-    tail_mass_upper: Field<f64>,
-    tail_mass_lower: Field<f64>,
-    holds: Option<Field<bool>>,
-    minimal: Option<Field<bool>>,
+result! {
+    /// What `certify` found.
+    #[pyclass(frozen, module = "certk_rs._native")]
+    Certified {
+        shape: Shape,
+        k: PerRow<i64>,
+        tail_mass_upper: PerRow<f64>,
+        tail_mass_lower: PerRow<f64>,
+        eps: Option<Asked>,
+        holds: Option<PerRow<bool>>,
+        minimal: Option<PerRow<bool>>,
+    }
 }
 
 impl Certified {
-    pub(super) fn new(found: Certificate, scores: &Scores<'_>, eps: Option<Budgets<'_>>) -> Self {
+    pub(super) fn new(found: Certificate, scores: &Scores<'_>, eps: Option<&Budgets<'_>>) -> Self {
         Certified {
-            asked: Asked::new(scores, eps),
-            k: Field::new(found.k),
-            tail_mass_upper: Field::new(found.tail_mass_upper),
-            tail_mass_lower: Field::new(found.tail_mass_lower),
-            holds: found.holds.map(Field::new),
-            minimal: found.minimal.map(Field::new),
+            batch: scores.batch_shape().to_vec(),
+            shape: Shape::of(scores),
+            k: found.k.into(),
+            tail_mass_upper: found.tail_mass_upper.into(),
+            tail_mass_lower: found.tail_mass_lower.into(),
+            eps: eps.map(Asked::from),
+            holds: found.holds.map(PerRow::from),
+            minimal: found.minimal.map(PerRow::from),
         }
     }
 }
 
-type Verdicts<'py> = Option<Bound<'py, PyArrayDyn<bool>>>;
-
-#[pymethods]
-impl Certified {
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        self.asked.shape(py)
+result! {
+    /// What `keep_set` found.
+    #[pyclass(frozen, module = "certk_rs._native")]
+    Kept {
+        shape: Shape,
+        eps: Asked,
+        indices: Flat<i64>,
+        status: usize,
+        tail_mass_upper: PerRow<f64>,
+        tail_mass_lower: PerRow<f64>,
+        lower_bound: usize,
+        weights: PerRow<f64>,
     }
+}
 
-    #[getter]
-    fn eps<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArrayDyn<f64>>>> {
-        self.asked.eps(py)
+impl Kept {
+    pub(super) fn new(
+        found: KeepSet,
+        scores: &Scores<'_>,
+        eps: &Budgets<'_>,
+    ) -> Result<Self, Error> {
+        Ok(Kept {
+            batch: scores.batch_shape().to_vec(),
+            shape: Shape::of(scores),
+            eps: eps.into(),
+            indices: wide(found.indices)?.into(),
+            status: found.status as usize,
+            tail_mass_upper: found.tail_mass_upper.into(),
+            tail_mass_lower: found.tail_mass_lower.into(),
+            lower_bound: found.lower_bound,
+            weights: found.weights.into(),
+        })
     }
+}
 
-    #[getter]
-    fn k<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<i64>>> {
-        self.k.rows(py, &self.asked.batch)
+result! {
+    /// What `output_error` found.
+    #[pyclass(frozen, module = "certk_rs._native")]
+    OutputBounds {
+        exact: PerRow<f64>,
+        diameter: PerRow<f64>,
+        ball: PerRow<f64>,
+        spectral: PerRow<f64>,
+        variance: PerRow<f64>,
+        best: PerRow<f64>,
+        which: PerRow<u8>,
+        farthest_pair: PerRow<bool>,
     }
+}
 
-    #[getter]
-    fn tail_mass_upper<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f64>>> {
-        self.tail_mass_upper.rows(py, &self.asked.batch)
+impl OutputBounds {
+    pub(super) fn new(found: OutputError, scores: &Scores<'_>) -> Self {
+        let which: Vec<u8> = found.which.into_iter().map(|which| which as u8).collect();
+        OutputBounds {
+            batch: scores.batch_shape().to_vec(),
+            exact: found.exact.into(),
+            diameter: found.diameter.into(),
+            ball: found.ball.into(),
+            spectral: found.spectral.into(),
+            variance: found.variance.into(),
+            best: found.best.into(),
+            which: which.into(),
+            farthest_pair: found.farthest_pair.into(),
+        }
     }
+}
 
-    #[getter]
-    fn tail_mass_lower<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f64>>> {
-        self.tail_mass_lower.rows(py, &self.asked.batch)
+result! {
+    /// What `select_output` found.
+    #[pyclass(frozen, module = "certk_rs._native")]
+    OutputSelected {
+        indptr: Flat<i64>,
+        indices: Positions,
+        tail_mass_upper: PerRow<f64>,
+        tail_mass_lower: PerRow<f64>,
+        out_tol: Asked,
+        error_upper: PerRow<f64>,
+        minimal: PerRow<bool>,
     }
+}
 
-    #[getter]
-    fn holds<'py>(&self, py: Python<'py>) -> PyResult<Verdicts<'py>> {
-        self.holds.as_ref().map(|flags| flags.rows(py, &self.asked.batch)).transpose()
-    }
-
-    #[getter]
-    fn minimal<'py>(&self, py: Python<'py>) -> PyResult<Verdicts<'py>> {
-        self.minimal.as_ref().map(|flags| flags.rows(py, &self.asked.batch)).transpose()
+impl OutputSelected {
+    pub(super) fn new(
+        found: OutputSelection,
+        scores: &Scores<'_>,
+        out_tol: &Budgets<'_>,
+    ) -> Result<Self, Error> {
+        Ok(OutputSelected {
+            batch: scores.batch_shape().to_vec(),
+            indptr: found.indptr.into(),
+            indices: Positions::new(found.indices, scores.longest())?,
+            tail_mass_upper: found.tail_mass_upper.into(),
+            tail_mass_lower: found.tail_mass_lower.into(),
+            out_tol: out_tol.into(),
+            error_upper: found.error_upper.into(),
+            minimal: found.minimal.into(),
+        })
     }
 }

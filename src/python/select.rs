@@ -11,7 +11,6 @@ use crate::threads::default_floats;
 
 #[pyfunction]
 #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn select<'py>(
     py: Python<'py>,
     rows: Rows<'py>,
@@ -36,11 +35,10 @@ pub(super) fn select<'py>(
         .prove_minimal(flag("prove_minimal", prove_minimal)?)
         .threads(arguments::threads(threads)?);
     let found = run(py, &scores, || core::select(&scores, budgets, &options))?;
-    Ok(Selected::new(found, &scores, eps, rows.starts())?)
+    Ok(Selected::new(found, &scores, &eps, rows.starts())?)
 }
 
 #[pyfunction]
-#[allow(clippy::needless_pass_by_value)] // how PyO3 hands arguments over
 pub(super) fn certify<'py>(
     py: Python<'py>,
     rows: Rows<'py>,
@@ -57,7 +55,7 @@ pub(super) fn certify<'py>(
     let keep = keep.keep(&mut strides)?;
     let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
     let found = run(py, &scores, || core::certify(&scores, &keep, budgets, independent, threads))?;
-    Ok(Certified::new(found, &scores, eps))
+    Ok(Certified::new(found, &scores, eps.as_ref()))
 }
 
 #[pyfunction]

@@ -82,8 +82,8 @@ def products(
     query: np.ndarray, q_dtype: str, key: np.ndarray, k_dtype: str, offset: int | None, threads: int
 ) -> tuple[np.ndarray, np.ndarray]:
     out = np.zeros((*query.shape[:2], key.shape[1]))
-    names = NAMES[q_dtype], NAMES[k_dtype]
-    reach = _native.products(query, names[0], key, names[1], offset, out, threads)
+    lent = (query, NAMES[q_dtype]), (key, NAMES[k_dtype])
+    reach = _native.products(*lent, offset, out, threads)
     return out, reach.reshape(query.shape[:2])
 
 
@@ -191,12 +191,14 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
             _native.products(*arguments)
 
     out = np.zeros((3, 2, 5))
-    refused("queries", q, "float32", k, "float32", None, out, None)
-    refused("queries", q, "float32", k[:1, :, :3], "float32", None, out, None)
-    refused("places", q, "float32", k[:1], "float32", None, out[:, :, :4].copy(), None)
-    refused("out must be contiguous", q, "float32", k[:1], "float32", None, out[:, :, ::2], None)
-    refused("threads", q, "float32", k[:1], "float32", None, out, 0)
-    refused("float64", q, "float32", k[:1].astype("f8"), "float64", None, out, None)
+    refused("queries", (q, "float32"), (k, "float32"), None, out, None)
+    refused("queries", (q, "float32"), (k[:1, :, :3], "float32"), None, out, None)
+    refused("places", (q, "float32"), (k[:1], "float32"), None, out[:, :, :4].copy(), None)
+    refused(
+        "out must be contiguous", (q, "float32"), (k[:1], "float32"), None, out[:, :, ::2], None
+    )
+    refused("threads", (q, "float32"), (k[:1], "float32"), None, out, 0)
+    refused("float64", (q, "float32"), (k[:1].astype("f8"), "float64"), None, out, None)
 
 
 @pytest.mark.parametrize("dtype", NAMES)

@@ -16,13 +16,13 @@ from . import coerce
 from .rows import batch_shape
 
 if TYPE_CHECKING:
-    from .._native import _Kept
+    from .._native import _Keep
 
 Keep = ArrayLike | Selection | Sequence[ArrayLike]
 _PADDING = -1
 
 
-def as_native_kept(keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> _Kept:
+def as_native_kept(keep: Keep, scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> _Keep:
     """Coerce a kept set to a mask with the scores' shape, or to CSR indices (indptr, indices).
 
     Only bool dtype is a mask. Range and repetition of the indices are judged in Rust.

@@ -27,8 +27,9 @@ def as_native_rows(
 
     Returns the rows, and of them the scores and indptr.
     """
-    array, dtype = coerce.as_native_floats("scores", scores)
-    starts = bias = bias_dtype = valid = None
+    stored = coerce.as_native_floats("scores", scores)
+    array, _ = stored
+    starts = bias = valid = None
     if indptr is not None:
         starts = coerce.integers("indptr", indptr)
         if starts.ndim != 1 or starts.size == 0:
@@ -39,11 +40,10 @@ def as_native_rows(
             )
         starts.setflags(write=False)
     if mask is not None:
-        bias, bias_dtype = coerce.as_native_mask(mask, array.shape)
+        bias = coerce.as_native_mask(mask, array.shape)
     if lengths is not None:
         valid = coerce.per_row_integers("lengths", lengths, batch_shape(array, starts))
-    rows = (array, dtype, kind, scale, bias, bias_dtype, valid, starts, causal_offset)
-    return rows, array, starts
+    return (stored, kind, scale, bias, valid, starts, causal_offset), array, starts
 
 
 def batch_shape(scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> tuple[int, ...]:

@@ -200,8 +200,8 @@ def score(
         What `keep_set` is told of each row at scale 1, without the slack: (heads, m).
     """
     reach = _native.products(
-        *_as_native(query, layer.dtypes["query"]),
-        *_as_native(key, layer.dtypes["key"]),
+        _as_native(query, layer.dtypes["query"]),
+        _as_native(key, layer.dtypes["key"]),
         causal_offset,
         scores,
         threads,

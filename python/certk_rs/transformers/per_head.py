@@ -66,8 +66,8 @@ def select_per_head(
         if not (torch.isfinite(key).all() and torch.isfinite(queries).all()):
             raise CertkError(f"{place}, kv head {g}: a NaN or infinite query or key")
         reach = _native.products(
-            *coerce.as_native_floats("queries", queries),
-            *coerce.as_native_floats("keys", key),
+            coerce.as_native_floats("queries", queries),
+            coerce.as_native_floats("keys", key),
             offset,
             scores,
             threads,
