@@ -1,10 +1,10 @@
 //! Rows in groups that share keys, over threads, and again where their outputs are not within a budget.
 
 use super::error_bound::{self, Balls};
-use super::job::{GROUP, Job, MANY, RowBudget, Unit};
+use super::job::{AttentionJob, GROUP, MANY, RowBudget, Unit};
 use super::options::{AttentionOptions, Budget};
+use super::query_rows::QueryRows;
 use super::result::Attention;
-use super::visibility::Visibility;
 use crate::error::Error;
 use crate::index::KeyIndex;
 use crate::kernels::PANEL_ROWS;
@@ -47,18 +47,18 @@ pub fn attention(
         values.dim().saturating_mul(8).saturating_add(160),
     )?;
     check_memory("k", keys.heads(), 64)?;
-    let visibility = Visibility::new(queries, keys, options)?;
-    let job = Job::new(queries, keys, values, index, &visibility)?;
-    let mut all = Attention::empty(visibility.rows(), values.dim());
+    let query_rows = QueryRows::new(queries, keys, options)?;
+    let job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
+    let mut all = Attention::empty(query_rows.rows(), values.dim());
     match budget {
         Budget::TailMass(eps) => {
-            let eps = visibility.per_row("eps", eps)?.budgets(&visibility.shape)?;
+            let eps = query_rows.per_row("eps", eps)?.budgets(&query_rows.shape)?;
             job.run(RowBudget { eps, careful: false }, |_| true, &mut all)?;
             Ok(all)
         }
         Budget::Output(tolerance) => {
             let tolerance =
-                visibility.per_row("out_tol", tolerance)?.tolerances(&visibility.shape)?;
+                query_rows.per_row("out_tol", tolerance)?.tolerances(&query_rows.shape)?;
             all.within = Some(job.within(tolerance, &mut all)?);
             Ok(all)
         }
@@ -68,7 +68,7 @@ pub fn attention(
 /// Entries that a group of rows counts at least: its answers wait for the rest of the portion.
 const LEAST: usize = 1 << 16;
 
-impl Job<'_> {
+impl AttentionJob<'_> {
     /// Computes some rows.
     fn run(
         &self,
@@ -81,7 +81,7 @@ impl Job<'_> {
         let each = self.keys.len().saturating_mul(self.keys.dim());
         let rows: usize = units.iter().map(|unit| unit.rows.len()).sum();
         let threads =
-            threads::count(self.visibility.options.threads, rows.saturating_mul(each) > 1 << 20)?;
+            threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > 1 << 20)?;
         check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
         let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
@@ -110,11 +110,11 @@ impl Job<'_> {
 
     /// Rounds a row's output, and says how far that moved it.
     fn round(&self, row: usize, out: &mut [f64]) -> Result<f64, Error> {
-        let moved = self.visibility.options.precision.round(out);
+        let moved = self.query_rows.options.precision.round(out);
         match out.iter().position(|entry| !entry.is_finite()) {
             None => Ok(moved),
             Some(entry) => {
-                let mut place = self.visibility.place(row);
+                let mut place = self.query_rows.place(row);
                 place.0.push(entry);
                 let problem = "the output overflows the precision of q; pass q in a wider one, or values divided by a constant";
                 Err(Error::Number { argument: "out", place, value: out[entry], problem })
@@ -124,14 +124,14 @@ impl Job<'_> {
 
     /// Computes all rows so that their outputs are within budgets, and returns the bounds that prove it.
     fn within(&self, tolerance: PerRow<'_, f64>, all: &mut Attention) -> Result<Vec<f64>, Error> {
-        let balls = Balls::new(self.visibility, self.values)?;
-        let rows = self.visibility.rows();
+        let balls = Balls::new(self.query_rows, self.values)?;
+        let rows = self.query_rows.rows();
         let (mut eps, mut open) = (vec![0.0; rows], vec![true; rows]);
         for attempt in 0..=ATTEMPTS {
             for row in (0..rows).filter(|&row| open[row]) {
                 eps[row] = if attempt < ATTEMPTS {
                     let known = (all.weight_error[row], all.sum_error[row]);
-                    let precision = self.visibility.options.precision;
+                    let precision = self.query_rows.options.precision;
                     error_bound::allowed(
                         &balls,
                         self.values,
@@ -145,7 +145,7 @@ impl Job<'_> {
                 };
             }
             let budget = RowBudget {
-                eps: self.visibility.per_row("eps", &eps)?,
+                eps: self.query_rows.per_row("eps", &eps)?,
                 careful: attempt == ATTEMPTS,
             };
             self.run(budget, |row| open[row], all)?;
@@ -157,7 +157,7 @@ impl Job<'_> {
             }
             let Some(row) = missed else { return Ok(bounds) };
             if attempt == ATTEMPTS {
-                let place = self.visibility.place(row);
+                let place = self.query_rows.place(row);
                 return Err(Error::Unreachable {
                     place,
                     value: tolerance.of(row),
@@ -171,7 +171,7 @@ impl Job<'_> {
     /// Rows in groups that share keys.
     fn units(&self, wanted: impl Fn(usize) -> bool) -> Vec<Unit> {
         let mut rows_of = vec![Vec::new(); self.keys.heads()];
-        for (row, &head) in self.visibility.head_of.iter().enumerate() {
+        for (row, &head) in self.query_rows.head_of.iter().enumerate() {
             if wanted(row) {
                 rows_of[head].push(row);
             }
@@ -266,8 +266,8 @@ mod tests {
             let options = AttentionOptions { causal, ..AttentionOptions::default() };
             let eps = [eps];
             let by_level = |simd: Simd| {
-                let visibility = Visibility::new(&q, &k, &options).unwrap();
-                let mut job = Job::new(&q, &k, &v, index.as_ref(), &visibility).unwrap();
+                let query_rows = QueryRows::new(&q, &k, &options).unwrap();
+                let mut job = AttentionJob::new(&q, &k, &v, index.as_ref(), &query_rows).unwrap();
                 job.simd = simd;
                 let eps = PerRow::new("eps", &eps, 1, "").unwrap();
                 let budget = RowBudget { eps, careful: false };

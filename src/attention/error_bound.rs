@@ -15,8 +15,8 @@
 
 use super::ball::{Ball, UP};
 use super::options::{AttentionOptions, Precision};
+use super::query_rows::QueryRows;
 use super::result::Attention;
-use super::visibility::Visibility;
 use crate::error::Error;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, list};
@@ -48,9 +48,9 @@ enum Shared<'a> {
 
 impl<'a> Balls<'a> {
     /// Reads the values that rows see, unless a ball around them is given.
-    pub(super) fn new(visibility: &'a Visibility<'a>, values: &Vectors<'_>) -> Result<Self, Error> {
-        let options = &visibility.options;
-        let head_of = &visibility.head_of[..];
+    pub(super) fn new(query_rows: &'a QueryRows<'a>, values: &Vectors<'_>) -> Result<Self, Error> {
+        let options = &query_rows.options;
+        let head_of = &query_rows.head_of[..];
         if let Some(ball) = options.ball {
             ball.check(values)?;
             let balls = &ball.balls[..];
@@ -73,16 +73,16 @@ impl<'a> Balls<'a> {
             let ball = Ball::around(simd, values, head, places);
             if options.sinks.is_some() { ball.with_origin() } else { ball }
         };
-        let one = |head| Ok(around(head, &visibility.seen_by_any(head)));
+        let one = |head| Ok(around(head, &query_rows.seen_by_any(head)));
         threads::in_portions(threads, heads, (threads, 1), one, |ball| made.push(ball))?;
         let mut own = Vec::new();
         if made.iter().any(|ball| ball.radius == f64::INFINITY) {
-            let rows = visibility.rows();
+            let rows = query_rows.rows();
             check_memory("v", rows, each)?;
             let one = |row: usize| {
                 let head = head_of[row];
                 let needed = made[head].radius == f64::INFINITY;
-                Ok(needed.then(|| around(head, &visibility.seen(row))))
+                Ok(needed.then(|| around(head, &query_rows.seen(row))))
             };
             threads::in_portions(threads, rows, (64, 1), one, |ball| own.push(ball))?;
         }
@@ -165,8 +165,8 @@ impl Attention {
         let _modes = threads::default_floats();
         check_memory("q", queries.heads().saturating_mul(queries.len()), 5 * size_of::<f64>())?;
         check_memory("q", queries.heads(), 2 * size_of::<usize>())?;
-        let visibility = Visibility::new(queries, values, options)?;
-        let rows = visibility.rows();
+        let query_rows = QueryRows::new(queries, values, options)?;
+        let rows = query_rows.rows();
         let parts = [&self.tail_mass_upper, &self.weight_error, &self.sum_error, &self.rounding];
         if parts.map(Vec::len) != [rows; 4]
             || self.k.len() != rows
@@ -174,7 +174,7 @@ impl Attention {
         {
             return Err(queries.misfit("this is not what the attention was computed of".into()));
         }
-        let balls = Balls::new(&visibility, values)?;
+        let balls = Balls::new(&query_rows, values)?;
         Ok(self.bounds(&balls, values))
     }
 
@@ -224,13 +224,13 @@ fn runs(seen: &[u8]) -> Vec<Range<usize>> {
     runs
 }
 
-impl Visibility<'_> {
+impl QueryRows<'_> {
     /// Where a row sees keys.
     fn seen(&self, row: usize) -> Vec<Range<usize>> {
         let row_visibility = self.row_visibility(row);
         match row_visibility.allowed {
-            None => std::iter::once(0..row_visibility.visible).collect(),
-            Some(allowed) => runs(&allowed[..row_visibility.visible]),
+            None => std::iter::once(0..row_visibility.prefix).collect(),
+            Some(allowed) => runs(&allowed[..row_visibility.prefix]),
         }
     }
 
@@ -238,7 +238,7 @@ impl Visibility<'_> {
     pub(super) fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
         let rows = self.rows_of(head);
         if self.options.mask.is_none() {
-            let longest = rows.map(|row| self.row_visibility(row).visible).max().unwrap_or(0);
+            let longest = rows.map(|row| self.row_visibility(row).prefix).max().unwrap_or(0);
             return std::iter::once(0..longest).collect();
         }
         let mut seen = vec![0u8; self.keys];
@@ -247,8 +247,8 @@ impl Visibility<'_> {
         for row in rows {
             let row_visibility = self.row_visibility(row);
             let Some(allowed) = row_visibility.allowed else { continue };
-            if known.insert((allowed.as_ptr(), row_visibility.visible)) {
-                let pairs = seen[..row_visibility.visible].iter_mut().zip(allowed);
+            if known.insert((allowed.as_ptr(), row_visibility.prefix)) {
+                let pairs = seen[..row_visibility.prefix].iter_mut().zip(allowed);
                 pairs.for_each(|(seen, &allowed)| *seen |= u8::from(allowed != 0));
             }
         }
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn runs_of_seen_keys() {
-        assert_eq!(runs(&[]), []);
+        assert!(runs(&[]).is_empty());
         assert_eq!(runs(&[0, 0]), []);
         assert_eq!(runs(&[1, 0, 2, 3, 0, 1]), [0..1, 2..4, 5..6]);
     }

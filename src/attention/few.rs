@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 
 use super::error_bound::sum_error;
-use super::job::{Answer, GROUP, Job, MANY, RowBudget, Unit};
+use super::job::{Answer, AttentionJob, GROUP, MANY, RowBudget, Unit};
 use super::options::AttentionOptions;
 use crate::error::Error;
 use crate::index::{
-    Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Search, Step,
-    ThresholdState, by_type, matrix,
+    Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Step,
+    ThresholdSearch, ThresholdState, for_coded_dtype, matrix,
 };
 use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
 use crate::memory::{self, filled};
@@ -52,7 +52,7 @@ struct PendingRow<'a> {
 /// What a row needs room for; kept from call to call, because fresh memory costs as much as reading keys.
 #[derive(Default)]
 struct RowScratch {
-    room: QueryScratch,
+    query: QueryScratch,
     weights: Vec<f64>,
 }
 
@@ -71,13 +71,13 @@ fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
 impl RowScratch {
     fn take() -> Self {
         let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
-        scratch.room.forget();
+        scratch.query.forget();
         scratch
     }
 
     fn give_back(self) {
-        let bytes = 4 * self.room.scores.capacity()
-            + 8 * (self.room.exact.capacity() + self.weights.capacity());
+        let bytes = 4 * self.query.scores.capacity()
+            + 8 * (self.query.exact.capacity() + self.weights.capacity());
         SCRATCH.with_borrow_mut(|all| {
             if all.len() < 2 * GROUP && bytes <= KEPT / (2 * GROUP) {
                 all.push(self);
@@ -86,13 +86,13 @@ impl RowScratch {
     }
 }
 
-impl Job<'_> {
-    pub(super) fn unit(&self, unit: &Unit, ask: RowBudget<'_>) -> Result<Vec<Answer>, Error> {
+impl AttentionJob<'_> {
+    pub(super) fn unit(&self, unit: &Unit, budget: RowBudget<'_>) -> Result<Vec<Answer>, Error> {
         // One by one, so that an option that is added does not compile before all ways of answering rows (by codes, a few at
         // a time, many together) have decided what they do about it.
         let &AttentionOptions {
             even_if_slower,
-            // What a row sees: `Visibility`. Its scores: `Job::scale`. All ways ask for its sink where its weights are summed.
+            // What a row sees: `QueryRows`. Its scores: `AttentionJob::scale`. All ways ask for its sink where its weights are summed.
             scale: _,
             causal: _,
             lengths: _,
@@ -102,27 +102,27 @@ impl Job<'_> {
             precision: _,
             ball: _,
             threads: _,
-        } = &self.visibility.options;
+        } = &self.query_rows.options;
         if unit.rows.len() < MANY {
-            return self.attend_few(unit.head, &unit.rows, ask);
+            return self.attend_few(unit.head, &unit.rows, budget);
         }
         let mut answers: Vec<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
         if self.index.is_some() {
             // A few rows show whether to look at the codes at all.
             let step = unit.rows.len() / GROUP;
             let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
-            let pruned = self.attend_pruned(unit, &shown, ask, &mut answers)?;
+            let pruned = self.attend_pruned(unit, &shown, budget, &mut answers)?;
             let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
                 let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
-                (kept + here, seen + self.visibility.row_visibility(unit.rows[at]).count())
+                (kept + here, seen + self.query_rows.row_visibility(unit.rows[at]).count())
             });
-            let together = !ask.careful && !even_if_slower && self.fit_together();
+            let together = !budget.careful && !even_if_slower && self.fit_together();
             let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
             if pruned && (sparse || !together) {
                 let rest: Vec<usize> =
                     (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
                 for four in rest.chunks(GROUP) {
-                    self.attend_pruned(unit, four, ask, &mut answers)?;
+                    self.attend_pruned(unit, four, budget, &mut answers)?;
                 }
             }
         }
@@ -130,13 +130,13 @@ impl Job<'_> {
         let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
             // Rows that may drop nothing lose nothing by it.
-            let each = even_if_slower && ask.eps.any(|eps| eps > 0.0);
+            let each = even_if_slower && budget.eps.any(|eps| eps > 0.0);
             let together =
-                if ask.careful || each { None } else { self.attend_tile(unit.head, rows)? };
+                if budget.careful || each { None } else { self.attend_tile(unit.head, rows)? };
             let found = if let Some(found) = together {
                 found
             } else {
-                let fours = rows.chunks(GROUP).map(|rows| self.attend_few(unit.head, rows, ask));
+                let fours = rows.chunks(GROUP).map(|rows| self.attend_few(unit.head, rows, budget));
                 fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
             };
             for (&at, found) in at.iter().zip(found) {
@@ -151,11 +151,11 @@ impl Job<'_> {
         &self,
         unit: &Unit,
         places: &[usize],
-        ask: RowBudget<'_>,
+        budget: RowBudget<'_>,
         answers: &mut [Option<Answer>],
     ) -> Result<bool, Error> {
         let list: Vec<usize> = places.iter().map(|&at| unit.rows[at]).collect();
-        let mut rows = self.rows(unit.head, &list, ask)?;
+        let mut rows = self.rows(unit.head, &list, budget)?;
         self.prune_by_codes(unit.head, &mut rows)?;
         let mut places = places.to_vec();
         let mut open = rows.iter().map(|row| row.open);
@@ -178,9 +178,9 @@ impl Job<'_> {
         &self,
         head: usize,
         list: &[usize],
-        ask: RowBudget<'_>,
+        budget: RowBudget<'_>,
     ) -> Result<Vec<Answer>, Error> {
-        let mut rows = self.rows(head, list, ask)?;
+        let mut rows = self.rows(head, list, budget)?;
         self.prune_by_codes(head, &mut rows)?;
         for_dtype!(self.keys.data, data => self.dense(head, data, &mut rows))?;
         let answers = self.average(head, &mut rows);
@@ -206,20 +206,20 @@ impl Job<'_> {
         &self,
         head: usize,
         list: &[usize],
-        ask: RowBudget<'_>,
+        budget: RowBudget<'_>,
     ) -> Result<Vec<PendingRow<'_>>, Error> {
         let codes = self.index.map(|index| index.head(head));
         // Without an index the size of keys is found when they are read.
         let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
         let row = |&row: &usize| {
             let wide = self.query(row)?;
-            let eps = ask.eps.of(row);
+            let eps = budget.eps.of(row);
             Ok(PendingRow {
                 number: row,
                 query: Query::new(&wide, self.scale, largest),
                 prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
                 wide,
-                row_visibility: self.visibility.row_visibility(row),
+                row_visibility: self.query_rows.row_visibility(row),
                 eps,
                 scratch: RowScratch::take(),
                 kept: None,
@@ -238,12 +238,12 @@ impl Job<'_> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let padded = codes.len().next_multiple_of(LANES);
         for row in rows.iter_mut() {
-            grow(&mut row.scratch.room.scores, padded)?;
-            row.scratch.room.scores.resize(padded, 0.0);
+            grow(&mut row.scratch.query.scores, padded)?;
+            row.scratch.query.scores.resize(padded, 0.0);
         }
         let mut asking: Vec<(&Prepared, &mut [f32])> = rows
             .iter_mut()
-            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.scratch.room.scores[..])))
+            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.scratch.query.scores[..])))
             .collect();
         let mut fours = asking.chunks_exact_mut(GROUP);
         for four in &mut fours {
@@ -254,7 +254,7 @@ impl Job<'_> {
         for (prepared, to) in fours.into_remainder() {
             codes.scan(self.simd, [*prepared], [to]);
         }
-        by_type!(self.keys, E => self.rescore(codes, matrix::<E>(self.keys, head), rows))
+        for_coded_dtype!(self.keys, E => self.rescore(codes, matrix::<E>(self.keys, head), rows))
     }
 
     /// From scores by codes to answers.
@@ -273,8 +273,8 @@ impl Job<'_> {
                 if !active[at] {
                     continue;
                 }
-                let Some((search, room)) = row.search(codes, keys, simd) else { continue };
-                match search.choose(room, &mut states[at])? {
+                let Some((search, scratch)) = row.search(codes, keys, simd) else { continue };
+                match search.choose(scratch, &mut states[at])? {
                     Step::Done(found) => {
                         (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
                         (row.kept, row.open) = (Some(found.kept), false);
@@ -282,7 +282,7 @@ impl Job<'_> {
                     }
                     Step::Dense { flat } => (row.flat, active[at]) = (flat, false),
                     Step::Score(list) => {
-                        Search::<E>::make_room(room, &list)?;
+                        ThresholdSearch::<E>::make_room(scratch, &list)?;
                         chosen[at] = Some(list);
                     }
                 }
@@ -290,8 +290,8 @@ impl Job<'_> {
             score_chosen(keys, rows, &chosen, simd);
             for (at, (row, chosen)) in rows.iter_mut().zip(chosen).enumerate() {
                 let Some(chosen) = chosen else { continue };
-                let Some((search, room)) = row.search(codes, keys, simd) else { continue };
-                if let Some(found) = search.judge(room, &mut states[at], chosen)? {
+                let Some((search, scratch)) = row.search(codes, keys, simd) else { continue };
+                if let Some(found) = search.judge(scratch, &mut states[at], chosen)? {
                     (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
                     (row.kept, row.open) = (Some(found.kept), false);
                     active[at] = false;
@@ -301,7 +301,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Scores everything that is visible for rows that are open, and drops what the budget allows if that is much.
+    /// Scores everything that is visible to rows that are open, and drops what the budget allows if that is much.
     fn dense<E: Element>(
         &self,
         head: usize,
@@ -313,14 +313,14 @@ impl Job<'_> {
         let mut rows: Vec<&mut PendingRow<'_>> = rows.iter_mut().filter(|row| row.open).collect();
         let mut largest = 0.0f64;
         for row in &mut rows {
-            let RowVisibility { visible, allowed } = row.row_visibility;
-            let mut seen = visible;
+            let RowVisibility { prefix, allowed } = row.row_visibility;
+            let mut seen = prefix;
             if let Some(allowed) = allowed {
                 // Masked keys may be anything: they are not touched.
                 let sees = |key: &u32| allowed[*key as usize] != 0;
                 let mut list: Vec<u32> = memory::list("k", row.row_visibility.count())?;
-                list.extend((0..visible as u32).filter(sees));
-                let exact = &mut row.scratch.room.exact;
+                list.extend((0..prefix as u32).filter(sees));
+                let exact = &mut row.scratch.query.exact;
                 grow(exact, list.len())?;
                 exact.resize(list.len(), 0.0);
                 row.query.score(self.simd, keys, Picked::Listed(&list), 0.0, exact);
@@ -328,13 +328,13 @@ impl Job<'_> {
                 seen = list.len();
                 row.kept = Some(list);
             } else {
-                grow(&mut row.scratch.room.exact, visible)?;
-                row.scratch.room.exact.resize(visible, 0.0);
+                grow(&mut row.scratch.query.exact, prefix)?;
+                row.scratch.query.exact.resize(prefix, 0.0);
             }
             (row.scored, row.rung) = (seen, Rung::Dense);
         }
         let plain =
-            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.visible } else { 0 };
+            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.prefix } else { 0 };
         let longest = rows.iter().map(|row| plain(row)).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
             let end = longest.min(from + BLOCK);
@@ -346,7 +346,7 @@ impl Job<'_> {
             {
                 let four = [a, b, c, d].map(|row| {
                     let PendingRow { query, scratch, .. } = &mut **row;
-                    (&*query, &mut scratch.room.exact[from..end])
+                    (&*query, &mut scratch.query.exact[from..end])
                 });
                 Query::score_shared(self.simd, keys, from, four);
                 continue;
@@ -354,7 +354,7 @@ impl Job<'_> {
             for row in &mut rows {
                 let end = plain(row).min(end);
                 if from < end {
-                    let to = &mut row.scratch.room.exact[from..end];
+                    let to = &mut row.scratch.query.exact[from..end];
                     row.query.score(self.simd, keys, Picked::From(from), 0.0, to);
                 }
             }
@@ -363,20 +363,21 @@ impl Job<'_> {
             if self.index.is_none() {
                 row.query = Query::new(&row.wide, self.scale, largest);
             }
-            let exact = &mut row.scratch.room.exact;
+            let exact = &mut row.scratch.query.exact;
             // A key that is not finite scores what is no score.
             if let Some(bad) = exact.iter().position(|score| !score.is_finite()) {
                 let score = exact[bad];
                 let bad = row.kept.as_ref().map_or(bad, |list| list[bad] as usize);
                 return Err(self.bad_key(head, bad, score));
             }
-            let always = self.visibility.options.even_if_slower;
+            let always = self.query_rows.options.even_if_slower;
             let tried = always || !row.flat;
             if row.eps > 0.0 && tried && row.scored > 0 && row.query.error < VAGUE {
                 let error = [row.query.error];
                 let scores = Scores::new(&exact[..], &[row.scored])?.radius(&error)?;
                 let options = Options::new();
-                let mut found = row.scratch.room.workspace.select(&scores, &[row.eps], &options)?;
+                let mut found =
+                    row.scratch.query.workspace.select(&scores, &[row.eps], &options)?;
                 let most = if always { 1.0 } else { ALL };
                 if (found.indices.len() as f64) < most * row.scored as f64 {
                     for (at, &key) in found.indices.iter().enumerate() {
@@ -423,9 +424,9 @@ impl Job<'_> {
         let mut sums = Vec::with_capacity(rows.len());
         let mut totals = Vec::with_capacity(rows.len());
         for row in rows.iter_mut() {
-            let count = row.kept.as_ref().map_or(row.row_visibility.visible, Vec::len);
-            let RowScratch { room, weights } = &mut row.scratch;
-            let exact = &mut room.exact;
+            let count = row.kept.as_ref().map_or(row.row_visibility.prefix, Vec::len);
+            let RowScratch { query, weights } = &mut row.scratch;
+            let exact = &mut query.exact;
             exact.truncate(count);
             let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             grow(exact, count)?;
@@ -449,7 +450,7 @@ impl Job<'_> {
         }
         // Where everything is visible the rows of a group share what is read.
         let plain =
-            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.visible } else { 0 };
+            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.prefix } else { 0 };
         let longest = rows.iter().map(plain).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
             let end = longest.min(from + BLOCK);
@@ -528,14 +529,14 @@ impl Job<'_> {
 }
 
 impl PendingRow<'_> {
-    /// The search of a row that has a query for codes, and its room.
+    /// The search of a row that has a query for codes, and its scratch.
     fn search<'s, E: Coded>(
         &'s mut self,
         codes: &'s Codes,
         keys: Keys<'s, E>,
         simd: crate::kernels::Simd,
-    ) -> Option<(Search<'s, E>, &'s mut QueryScratch)> {
-        let search = Search {
+    ) -> Option<(ThresholdSearch<'s, E>, &'s mut QueryScratch)> {
+        let search = ThresholdSearch {
             simd,
             codes,
             keys: Some(keys),
@@ -545,7 +546,7 @@ impl PendingRow<'_> {
             eps: self.eps,
             trim: false,
         };
-        Some((search, &mut self.scratch.room))
+        Some((search, &mut self.scratch.query))
     }
 }
 
@@ -561,7 +562,7 @@ fn score_chosen<E: Coded>(
     by_stretches(&lists, |row, list, (from, end)| {
         let PendingRow { query, prepared, scratch, .. } = &mut rows[row];
         let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
-        let to = &mut scratch.room.exact[from..end];
+        let to = &mut scratch.query.exact[from..end];
         query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);
     });
 }

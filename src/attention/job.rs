@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::visibility::Visibility;
+use super::query_rows::QueryRows;
 use crate::error::Error;
 use crate::index::{KeyIndex, Rung};
 use crate::kernels::Simd;
@@ -16,12 +16,12 @@ pub(super) const GROUP: usize = 4;
 pub(super) const MANY: usize = 16;
 
 /// One call.
-pub(super) struct Job<'a> {
+pub(super) struct AttentionJob<'a> {
     pub(super) queries: &'a Vectors<'a>,
     pub(super) keys: &'a Vectors<'a>,
     pub(super) values: &'a Vectors<'a>,
     pub(super) index: Option<&'a KeyIndex<'a>>,
-    pub(super) visibility: &'a Visibility<'a>,
+    pub(super) query_rows: &'a QueryRows<'a>,
     pub(super) scale: f64,
     pub(super) simd: Simd,
     /// Of each head's keys that some row sees: the largest norm.
@@ -43,15 +43,15 @@ pub(super) struct Unit {
     pub(super) rows: Vec<usize>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> AttentionJob<'a> {
     pub(super) fn new(
         queries: &'a Vectors<'a>,
         keys: &'a Vectors<'a>,
         values: &'a Vectors<'a>,
         index: Option<&'a KeyIndex>,
-        visibility: &'a Visibility<'a>,
+        query_rows: &'a QueryRows<'a>,
     ) -> Result<Self, Error> {
-        let scale = visibility.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
+        let scale = query_rows.options.scale.unwrap_or_else(|| nearest_rsqrt(keys.dim()));
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }
@@ -67,7 +67,7 @@ impl<'a> Job<'a> {
                 keys.shape()
             )));
         }
-        if let Some(ball) = visibility.options.ball {
+        if let Some(ball) = query_rows.options.ball {
             ball.check(values)?;
         }
         if let Some(index) = index {
@@ -75,7 +75,7 @@ impl<'a> Job<'a> {
         }
         let simd = Simd::current()?;
         let norms = vec![OnceLock::new(); keys.heads()];
-        Ok(Job { queries, keys, values, index, visibility, scale, simd, norms })
+        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms })
     }
 }
 

@@ -9,10 +9,10 @@ mod error_bound;
 mod few;
 mod job;
 mod options;
+mod query_rows;
 mod result;
 mod sink;
 mod tile;
-mod visibility;
 
 pub use ball::ValueBall;
 pub use driver::attention;

@@ -1,7 +1,7 @@
 //! Attention sinks: a score that takes its share of the softmax and has no value.
 
 use super::ball::UP;
-use super::job::Job;
+use super::job::AttentionJob;
 
 /// The most that a sink is taken to weigh, so that what it leaves to others is not rounded to nothing.
 const MOST: f64 = 1e200;
@@ -27,10 +27,10 @@ impl Sunk {
     }
 }
 
-impl Job<'_> {
+impl AttentionJob<'_> {
     /// The score of a row's sink, if it has one.
     fn sink(&self, row: usize) -> Option<f64> {
-        let sinks = self.visibility.sinks?;
+        let sinks = self.query_rows.sinks?;
         let head = row / self.queries.len().max(1);
         let sink = sinks.of(head);
         (sink > f64::NEG_INFINITY).then_some(sink)

@@ -2,10 +2,10 @@
 
 use half::{bf16, f16};
 
-use super::job::{Answer, Job, MANY};
+use super::job::{Answer, AttentionJob, MANY};
 use super::sink::Sunk;
 use crate::error::Error;
-use crate::index::{RowVisibility, Rung, by_type, matrix};
+use crate::index::{RowVisibility, Rung, for_coded_dtype, matrix};
 use crate::kernels::{
     BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
@@ -20,7 +20,7 @@ const WEIGHT: f64 = 216.0 * U;
 /// Relative error of a block's sum of weights, and of one of weighted values.
 const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
 
-impl Job<'_> {
+impl AttentionJob<'_> {
     /// Whether rows of this call can be answered together at all.
     pub(super) fn fit_together(&self) -> bool {
         let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
@@ -61,10 +61,10 @@ impl Job<'_> {
         let entries = queries.iter().map(Vec::as_slice);
         let mut panel = PanelRows::new(entries, shape, self.scale as f32);
         let visibility: Vec<RowVisibility<'_>> =
-            rows.iter().map(|&row| self.visibility.row_visibility(row)).collect();
-        by_type!(self.keys, K => {
+            rows.iter().map(|&row| self.query_rows.row_visibility(row)).collect();
+        for_coded_dtype!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
-            by_type!(self.values, V => {
+            for_coded_dtype!(self.values, V => {
                 self.over(keys, matrix::<V>(self.values, head), &visibility, &mut panel);
                 Ok(())
             })
@@ -109,7 +109,7 @@ impl Job<'_> {
         panel: &mut PanelRows,
     ) {
         let longest =
-            visibility.iter().map(|row_visibility| row_visibility.visible).max().unwrap_or(0);
+            visibility.iter().map(|row_visibility| row_visibility.prefix).max().unwrap_or(0);
         let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
         let mut limits = [0.0f32; PANEL_ROWS];
         let mut each = Vec::new();
@@ -121,7 +121,7 @@ impl Job<'_> {
                 Masked::Some => BlockMask::Each(&each),
                 Masked::None => {
                     for (limit, row_visibility) in limits.iter_mut().zip(visibility) {
-                        *limit = row_visibility.visible.saturating_sub(from).min(PANEL_KEYS) as f32;
+                        *limit = row_visibility.prefix.saturating_sub(from).min(PANEL_KEYS) as f32;
                     }
                     BlockMask::First(&limits)
                 }
@@ -138,11 +138,11 @@ impl Job<'_> {
         if let Some(&norm) = self.norms[head].get() {
             return Ok(norm);
         }
-        let norm = by_type!(self.keys, K => {
+        let norm = for_coded_dtype!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             let centre = vec![0.0; keys.dim().next_multiple_of(LANES)];
             let mut most = 0.0f64;
-            for seen in self.visibility.seen_by_any(head) {
+            for seen in self.query_rows.seen_by_any(head) {
                 let square = self.simd.farthest(keys.behind(seen.start), seen.len(), &centre);
                 if !square.is_finite() {
                     let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
@@ -173,7 +173,7 @@ fn masked(
 ) -> Masked {
     let part = |row_visibility: &RowVisibility<'_>| -> (usize, usize) {
         let Some(allowed) = row_visibility.allowed else { return (1, 0) };
-        let of = allowed.get(from..row_visibility.visible.min(from + count)).unwrap_or(&[]);
+        let of = allowed.get(from..row_visibility.prefix.min(from + count)).unwrap_or(&[]);
         (of.iter().map(|&byte| usize::from(byte != 0)).sum(), of.len())
     };
     let parts: Vec<(usize, usize)> = visibility.iter().map(part).collect();
@@ -186,7 +186,7 @@ fn masked(
     each.clear();
     each.resize(count * PANEL_ROWS, 0.0);
     for (row, row_visibility) in visibility.iter().enumerate() {
-        let end = row_visibility.visible.min(from + count);
+        let end = row_visibility.prefix.min(from + count);
         let allowed =
             row_visibility.allowed.and_then(|allowed| allowed.get(from..end)).unwrap_or(&[]);
         for (to, &byte) in each.iter_mut().skip(row).step_by(PANEL_ROWS).zip(allowed) {

@@ -30,7 +30,7 @@ macro_rules! coded {
 coded!(f32 => F32, "float32"; f16 => F16, "float16"; bf16 => Bf16, "bfloat16");
 
 /// Runs generic code for the stored type of keys.
-macro_rules! by_type {
+macro_rules! for_coded_dtype {
     ($vectors:expr, $type:ident => $work:expr) => {
         match $vectors.data {
             Data::F32(_) => {
@@ -52,7 +52,7 @@ macro_rules! by_type {
     };
 }
 
-pub(crate) use by_type;
+pub(crate) use for_coded_dtype;
 
 /// One matrix of keys.
 pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, E> {

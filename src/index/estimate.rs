@@ -1,7 +1,7 @@
 //! Tail masses from a few exact scores, drawn in proportion to what codes say: right with a stated probability only.
 
 use super::codes::Codes;
-use super::element::{Coded, by_type, matrix};
+use super::element::{Coded, for_coded_dtype, matrix};
 use super::key_index::KeyIndex;
 use super::query::Query;
 use crate::error::{Error, Place};
@@ -70,7 +70,7 @@ impl KeyIndex<'_> {
                 at: row,
                 head: heads[row / queries.len()],
             };
-            by_type!(keys, E => job.estimate::<E>(keys, keep, &options))
+            for_coded_dtype!(keys, E => job.estimate::<E>(keys, keep, &options))
         };
         let mut result = TailEstimate::room(rows)?;
         threads::in_portions(threads, rows, (threads * 4, 1), one, |estimate| {

@@ -8,7 +8,7 @@ use super::cells::Cells;
 use super::codes::Codes;
 #[cfg(feature = "python")]
 use super::codes::saved::{Saved, Trust};
-use super::element::{Coded, by_type, matrix};
+use super::element::{Coded, for_coded_dtype, matrix};
 use super::fingerprint::Fingerprint;
 use super::options::IndexOptions;
 use crate::error::{Error, Place};
@@ -96,7 +96,7 @@ impl<'a> KeyIndex<'a> {
             matrices.saturating_mul(size_of::<f64>()),
         )?;
         let rotate = options.rotate;
-        let (heads, stored) = by_type!(keys, E => {
+        let (heads, stored) = for_coded_dtype!(keys, E => {
             let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
             let mut heads = list(keys.argument(), keys.heads())?;
             heads.extend((0..keys.heads()).map(head));
@@ -122,7 +122,7 @@ impl<'a> KeyIndex<'a> {
                 keys.misfit(format!("the index takes keys of shape ({})", shape.join(", ")))
             );
         }
-        let stored = by_type!(keys, E => Ok(E::NAME))?;
+        let stored = for_coded_dtype!(keys, E => Ok(E::NAME))?;
         if stored != self.stored {
             let have = self.stored;
             return Err(
@@ -134,7 +134,7 @@ impl<'a> KeyIndex<'a> {
             let _modes = threads::default_floats();
             let simd = Simd::current()?;
             for head in 0..self.heads.len() {
-                by_type!(keys, E => finite(simd, keys, matrix::<E>(keys, head), head))?;
+                for_coded_dtype!(keys, E => finite(simd, keys, matrix::<E>(keys, head), head))?;
             }
         }
         self.grow(keys, threads)
@@ -156,7 +156,7 @@ impl<'a> KeyIndex<'a> {
         }
         for head in 0..self.heads.len() {
             let codes = &mut self.heads[head];
-            let done = by_type!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), count, threads)))?;
+            let done = for_coded_dtype!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), count, threads)))?;
             if let Err(bad) = done {
                 return Err(Error::KeyNotFinite {
                     argument: keys.argument(),
@@ -180,7 +180,7 @@ impl<'a> KeyIndex<'a> {
         let threads =
             threads::count(threads, worth_sharing(keys.len(), self.dim, self.heads.len()))?;
         for (head, codes) in self.heads.iter().enumerate() {
-            let prints = by_type!(keys, E => {
+            let prints = for_coded_dtype!(keys, E => {
                 let keys = matrix::<E>(keys, head);
                 let fingerprint = |part: usize| {
                     let mut fingerprint = Fingerprint::default();
@@ -217,7 +217,7 @@ impl<'a> KeyIndex<'a> {
                 "the index was built of keys of shape {shape:?}; pass those, build it of these, or append what is new"
             )));
         }
-        let stored = by_type!(keys, E => Ok(E::NAME))?;
+        let stored = for_coded_dtype!(keys, E => Ok(E::NAME))?;
         if stored != self.stored {
             let problem = format!("are {stored}, but were {} when they were indexed", self.stored);
             let (argument, place) = (keys.argument(), Place(vec![]));
@@ -232,7 +232,7 @@ impl<'a> KeyIndex<'a> {
             return Ok(cells);
         }
         check_memory(keys.argument(), self.heads.len(), Cells::bytes(self.len(), self.dim))?;
-        let made = by_type!(keys, E => {
+        let made = for_coded_dtype!(keys, E => {
             let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
             Ok(threads::map(threads, 0..self.heads.len(), 1, one))
         })?;

@@ -28,10 +28,10 @@ pub use search::SearchResult;
 pub(crate) use codes::Codes;
 #[cfg(feature = "python")]
 pub(crate) use codes::saved::{Saved, Trust};
-pub(crate) use element::{Coded, by_type, matrix};
+pub(crate) use element::{Coded, for_coded_dtype, matrix};
 pub(crate) use prepared::Prepared;
 #[cfg(feature = "python")]
 pub(crate) use products::products;
 pub(crate) use query::{Query, RowVisibility};
-pub(crate) use threshold_search::Search;
+pub(crate) use threshold_search::ThresholdSearch;
 pub(crate) use threshold_state::{Chosen, QueryScratch, Step, ThresholdState};

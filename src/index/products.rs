@@ -1,6 +1,6 @@
 //! Products of all queries with all keys, in f64.
 
-use super::element::{Coded, by_type, matrix};
+use super::element::{Coded, for_coded_dtype, matrix};
 use crate::error::Error;
 use crate::interrupt;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
@@ -68,7 +68,7 @@ pub(crate) fn products(
             wide.extend_from_slice(&query);
         }
         let all = All { simd, threads, queries: &wide, m, causal_offset };
-        let longest = by_type!(keys, E => all.products(matrix::<E>(keys, head), n, to))?;
+        let longest = for_coded_dtype!(keys, E => all.products(matrix::<E>(keys, head), n, to))?;
         for (reach, query) in reach.iter_mut().zip(wide.chunks_exact(dim)) {
             let square: f64 = query.iter().map(|entry| entry * entry).sum();
             *reach = square.sqrt() * NORM * (longest.sqrt() * NORM);

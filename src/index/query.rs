@@ -9,7 +9,7 @@ pub(super) const BLURRED: f64 = 300.0;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowVisibility<'a> {
     /// Keys before this position.
-    pub(crate) visible: usize,
+    pub(crate) prefix: usize,
     /// A byte per key, zero where it is masked.
     pub(crate) allowed: Option<&'a [u8]>,
 }
@@ -18,12 +18,12 @@ impl RowVisibility<'_> {
     /// How many keys it sees.
     pub(crate) fn count(&self) -> usize {
         let seen =
-            |allowed: &[u8]| allowed[..self.visible].iter().filter(|byte| **byte != 0).count();
-        self.allowed.map_or(self.visible, seen)
+            |allowed: &[u8]| allowed[..self.prefix].iter().filter(|byte| **byte != 0).count();
+        self.allowed.map_or(self.prefix, seen)
     }
 
     pub(crate) fn sees(&self, key: usize) -> bool {
-        key < self.visible && self.allowed.is_none_or(|allowed| allowed[key] != 0)
+        key < self.prefix && self.allowed.is_none_or(|allowed| allowed[key] != 0)
     }
 }
 

@@ -2,13 +2,13 @@
 
 use super::best_first::BestFirst;
 use super::cells::Cells;
-use super::element::{Coded, by_type, matrix};
+use super::element::{Coded, for_coded_dtype, matrix};
 use super::found::{Found, Rung};
 use super::key_index::KeyIndex;
 use super::options::{Over, Rule, SearchOptions};
 use super::prepared::Prepared;
 use super::query::{BLURRED, Query, RowVisibility};
-use super::threshold_search::Search;
+use super::threshold_search::ThresholdSearch;
 use super::threshold_state::QueryScratch;
 use crate::certificate::Status;
 use crate::error::Error;
@@ -96,7 +96,7 @@ impl KeyIndex<'_> {
             (_, None) => return Err(Error::KeysNeeded),
             (_, Some(keys)) => Some(self.cells(keys, threads)?),
         };
-        let job = Job { index: self, queries, eps, scale, simd, options, cells };
+        let job = SearchJob { index: self, queries, eps, scale, simd, options, cells };
         let units = self.units(queries);
         let mut found: Vec<Option<(Found, bool)>> = list("q", rows)?;
         found.resize_with(rows, || None);
@@ -107,7 +107,7 @@ impl KeyIndex<'_> {
         let one = |unit: usize| -> Result<Vec<(Found, bool)>, Error> {
             let (head, rows) = &units[unit];
             match keys {
-                Some(keys) => by_type!(keys, E => job.unit::<E>(*head, rows, Some(keys))),
+                Some(keys) => for_coded_dtype!(keys, E => job.unit::<E>(*head, rows, Some(keys))),
                 None => job.unit::<f32>(*head, rows, None),
             }
         };
@@ -202,7 +202,7 @@ impl KeyIndex<'_> {
     }
 }
 
-struct Job<'a> {
+struct SearchJob<'a> {
     index: &'a KeyIndex<'a>,
     queries: &'a Vectors<'a>,
     eps: PerRow<'a, f64>,
@@ -212,7 +212,7 @@ struct Job<'a> {
     cells: Option<&'a [Cells]>,
 }
 
-impl Job<'_> {
+impl SearchJob<'_> {
     /// A few rows over one head's keys.
     fn unit<E: Coded>(
         &self,
@@ -236,9 +236,9 @@ impl Job<'_> {
         let each = rows.len() * SCORED + if explores { EXPLORED } else { DECIDED };
         check_memory("keys", padded, each)?;
         let mut rooms: Vec<QueryScratch> = rows.iter().map(|_| QueryScratch::default()).collect();
-        for room in rooms.iter_mut().filter(|_| over_codes) {
-            memory::room("keys", &mut room.scores, padded)?;
-            room.scores.resize(padded, 0.0);
+        for scratch in rooms.iter_mut().filter(|_| over_codes) {
+            memory::room("keys", &mut scratch.scores, padded)?;
+            scratch.scores.resize(padded, 0.0);
         }
         match (&queries[..], &mut rooms[..]) {
             ([(_, Some(a)), (_, Some(b)), (_, Some(c)), (_, Some(d))], [ra, rb, rc, rd]) => {
@@ -246,9 +246,9 @@ impl Job<'_> {
                 codes.scan(self.simd, [a, b, c, d], to);
             }
             (queries, rooms) => {
-                for ((_, prepared), room) in queries.iter().zip(rooms) {
+                for ((_, prepared), scratch) in queries.iter().zip(rooms) {
                     if let Some(prepared) = prepared {
-                        codes.scan(self.simd, [prepared], [&mut room.scores]);
+                        codes.scan(self.simd, [prepared], [&mut scratch.scores]);
                     }
                 }
             }
@@ -256,19 +256,27 @@ impl Job<'_> {
         // One by one, so that an option that is added does not compile before both ways below have decided: the fast one, and
         // the search that every other option takes. Scale, what bounds scores and threads were seen to before.
         let SearchOptions { scale: _, rule, over: _, max_scored, threads: _ } = *self.options;
-        let row_visibility = RowVisibility { visible: codes.len(), allowed: None };
+        let row_visibility = RowVisibility { prefix: codes.len(), allowed: None };
         rows.iter()
             .zip(queries.iter().zip(&mut rooms))
-            .map(|(&row, ((query, prepared), room))| {
+            .map(|(&row, ((query, prepared), scratch))| {
                 let eps = self.eps.of(row);
                 let (simd, cells) = (self.simd, self.cells.map(|cells| &cells[head]));
                 if let (Rule::Mass, None, None, Some(prepared)) =
                     (rule, max_scored, cells, prepared)
                 {
                     let trim = true;
-                    let search =
-                        Search { simd, codes, keys, query, prepared, row_visibility, eps, trim };
-                    return Ok((search.run(room)?, true));
+                    let search = ThresholdSearch {
+                        simd,
+                        codes,
+                        keys,
+                        query,
+                        prepared,
+                        row_visibility,
+                        eps,
+                        trim,
+                    };
+                    return Ok((search.run(scratch)?, true));
                 }
                 let Some(keys) = keys else { return Err(Error::KeysNeeded) };
                 KeyIndex::distinct(self.queries, row, query)?;
@@ -276,7 +284,7 @@ impl Job<'_> {
                 let prepared = prepared.as_ref();
                 let explore =
                     BestFirst { simd, codes, cells, keys, query, prepared, rule, eps, most };
-                Ok(explore.run(&mut room.scores))
+                Ok(explore.run(&mut scratch.scores))
             })
             .collect()
     }

@@ -29,7 +29,7 @@ const NOTHING: f64 = 1e-290;
 
 /// One row of a search.
 #[derive(Clone, Copy)]
-pub(crate) struct Search<'a, E> {
+pub(crate) struct ThresholdSearch<'a, E> {
     pub(crate) simd: Simd,
     pub(crate) codes: &'a Codes<'a>,
     pub(crate) keys: Option<Keys<'a, E>>,
@@ -41,76 +41,76 @@ pub(crate) struct Search<'a, E> {
     pub(crate) trim: bool,
 }
 
-impl<E: Element<Scalar = f32>> Search<'_, E> {
-    /// Answers from the scores by codes, which are in the room already, and from exact ones.
+impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
+    /// Answers from the scores by codes, which are in the scratch already, and from exact ones.
     ///
     /// # Errors
     /// [`Error::KeysNeeded`] if codes do not suffice and there are no keys.
-    pub(crate) fn run(&self, room: &mut QueryScratch) -> Result<Found, Error> {
+    pub(crate) fn run(&self, scratch: &mut QueryScratch) -> Result<Found, Error> {
         let Some(keys) = self.keys else {
-            return match self.choose(room, &mut None)? {
+            return match self.choose(scratch, &mut None)? {
                 Step::Done(found) => Ok(found),
                 _ => Err(Error::KeysNeeded),
             };
         };
         let mut state = None;
         loop {
-            let chosen = match self.choose(room, &mut state)? {
+            let chosen = match self.choose(scratch, &mut state)? {
                 Step::Done(found) => return Ok(found),
-                Step::Dense { .. } => return self.dense(room),
+                Step::Dense { .. } => return self.dense(scratch),
                 Step::Score(chosen) => chosen,
             };
-            Self::make_room(room, &chosen)?;
+            Self::make_room(scratch, &chosen)?;
             let (count, offset) = (chosen.kept.len(), self.prepared.offset);
             let picked = Picked::Listed(&chosen.kept);
-            self.query.score(self.simd, keys, picked, offset, &mut room.exact[..count]);
-            if let Some(found) = self.judge(room, &mut state, chosen)? {
+            self.query.score(self.simd, keys, picked, offset, &mut scratch.exact[..count]);
+            if let Some(found) = self.judge(scratch, &mut state, chosen)? {
                 return Ok(found);
             }
         }
     }
 
-    /// What to do next; at first there is no state. Scores by codes are in the room.
+    /// What to do next; at first there is no state. Scores by codes are in the scratch.
     ///
     /// # Errors
-    /// As [`Search::run`].
+    /// As [`ThresholdSearch::run`].
     pub(crate) fn choose(
         &self,
-        room: &mut QueryScratch,
+        scratch: &mut QueryScratch,
         state: &mut Option<ThresholdState>,
     ) -> Result<Step, Error> {
         if state.is_none() {
-            match self.begin(room)? {
+            match self.begin(scratch)? {
                 Ok(begun) => *state = Some(begun),
                 Err(step) => return Ok(step),
             }
         }
         match state {
-            Some(state) => self.advance(room, state),
+            Some(state) => self.advance(scratch, state),
             None => Ok(Step::Dense { flat: false }),
         }
     }
 
     /// Looks at the scores by codes; a step if there is no threshold to look for.
-    fn begin(&self, room: &mut QueryScratch) -> Result<Result<ThresholdState, Step>, Error> {
-        let RowVisibility { visible, allowed } = self.row_visibility;
+    fn begin(&self, scratch: &mut QueryScratch) -> Result<Result<ThresholdState, Step>, Error> {
+        let RowVisibility { prefix, allowed } = self.row_visibility;
         let n = self.codes.len();
-        room.scores[visible.min(n)..].fill(f32::NEG_INFINITY);
+        scratch.scores[prefix.min(n)..].fill(f32::NEG_INFINITY);
         if let Some(allowed) = allowed {
-            for (score, &allowed) in room.scores.iter_mut().zip(allowed) {
+            for (score, &allowed) in scratch.scores.iter_mut().zip(allowed) {
                 if allowed == 0 {
                     *score = f32::NEG_INFINITY;
                 }
             }
         }
-        room.uncoded.clear();
+        scratch.uncoded.clear();
         let sees = |key: &&u32| self.row_visibility.sees(**key as usize);
-        room.uncoded.extend(self.codes.uncoded().iter().filter(sees));
+        scratch.uncoded.extend(self.codes.uncoded().iter().filter(sees));
         let usable = self.prepared.code_error.says_something();
         // Scores that overflowed to -inf look like masked ones.
-        let coded = if usable { self.simd.count_visible(&room.scores) } else { 0 };
+        let coded = if usable { self.simd.count_visible(&scratch.scores) } else { 0 };
         let seen = if usable {
-            coded + room.uncoded.len()
+            coded + scratch.uncoded.len()
         } else {
             (0..n as u32).filter(|key| sees(&key)).count()
         };
@@ -124,36 +124,37 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
             let found = Found { kept, visible: seen, minimal, ..Found::default() };
             return Ok(Err(Step::Done(Found { rung: Rung::Codes, ..found })));
         }
-        let (survey, _) = self.simd.scan(&room.scores, None);
+        let (survey, _) = self.simd.scan(&scratch.scores, None);
         if !(usable && survey.largest < f32::INFINITY && !survey.nan) {
             return Ok(Err(Step::Dense { flat: false }));
         }
         let largest = survey.largest;
         let offset = self.prepared.offset;
-        room.uncoded_scores.resize(room.uncoded.len(), 0.0);
+        scratch.uncoded_scores.resize(scratch.uncoded.len(), 0.0);
         match self.keys {
             Some(keys) => {
-                let picked = Picked::Listed(&room.uncoded);
-                self.query.score(self.simd, keys, picked, offset, &mut room.uncoded_scores);
+                let picked = Picked::Listed(&scratch.uncoded);
+                self.query.score(self.simd, keys, picked, offset, &mut scratch.uncoded_scores);
             }
-            None if !room.uncoded.is_empty() => return Err(Error::KeysNeeded),
+            None if !scratch.uncoded.is_empty() => return Err(Error::KeysNeeded),
             None => {}
         }
-        let uncoded_top = room.uncoded_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let uncoded_top = scratch.uncoded_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let top = f64::from(largest).max(uncoded_top);
         if coded == 0 || uncoded_top > f64::from(largest) + 600.0 {
             return Ok(Err(Step::Dense { flat: false }));
         }
         let shift = f64::from(largest);
         // Bare keys relative to the largest score by codes; what exceeds it is fine in f64.
-        let uncoded_mass: f64 = room.uncoded_scores.iter().map(|score| (score - shift).exp()).sum();
+        let uncoded_mass: f64 =
+            scratch.uncoded_scores.iter().map(|score| (score - shift).exp()).sum();
         let budget = if uncoded_mass > 0.0 {
-            let all = self.simd.below(&room.scores, largest, f32::NEG_INFINITY).rest;
+            let all = self.simd.below(&scratch.scores, largest, f32::NEG_INFINITY).rest;
             self.eps * (all + uncoded_mass) / all
         } else {
             self.eps
         };
-        let excess = room.excess.unwrap_or(1.03);
+        let excess = scratch.excess.unwrap_or(1.03);
         Ok(Ok(ThresholdState {
             largest,
             coded,
@@ -170,15 +171,19 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// The rungs below the dense one.
-    fn advance(&self, room: &mut QueryScratch, state: &mut ThresholdState) -> Result<Step, Error> {
+    fn advance(
+        &self,
+        scratch: &mut QueryScratch,
+        state: &mut ThresholdState,
+    ) -> Result<Step, Error> {
         let ThresholdState { largest, coded, seen, uncoded_mass, budget, .. } = *state;
         let odds = self.eps / (1.0 - self.eps);
         while state.rounds < ROUNDS {
             state.rounds += 1;
             let ThresholdState { excess, careful, next, limit, .. } = state;
             let share = (budget / *excess).min(*limit);
-            let edge = if share < 1.0 { self.edge(room, share)? } else { f32::INFINITY };
-            let sums = self.simd.below(&room.scores, largest, edge);
+            let edge = if share < 1.0 { self.edge(scratch, share)? } else { f32::INFINITY };
+            let sums = self.simd.below(&scratch.scores, largest, edge);
             let below = Sums::computed(
                 sums.weights,
                 sums.squares,
@@ -214,9 +219,9 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 let upper = split.upper(SUM_ROUNDING, 0.0);
                 if upper <= self.eps {
                     let split = SplitSums { tail: cut.lower, dropped: cut.below, head: high, kept };
-                    room.excess = Some(*excess);
+                    scratch.excess = Some(*excess);
                     return Ok(Step::Done(Found {
-                        kept: self.list(room, &cut),
+                        kept: self.list(scratch, &cut),
                         visible: seen,
                         scored: 0,
                         upper,
@@ -241,21 +246,21 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
                 *careful += 1;
                 continue;
             }
-            return Ok(Step::Score(Chosen { kept: self.list(room, &cut), cut }));
+            return Ok(Step::Score(Chosen { kept: self.list(scratch, &cut), cut }));
         }
         Ok(Step::Dense { flat: false })
     }
 
-    /// Makes room for the exact scores of chosen keys, which belong at its beginning.
+    /// Makes scratch for the exact scores of chosen keys, which belong at its beginning.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn make_room(room: &mut QueryScratch, chosen: &Chosen) -> Result<(), Error> {
+    pub(crate) fn make_room(scratch: &mut QueryScratch, chosen: &Chosen) -> Result<(), Error> {
         let scored = chosen.kept.len();
-        let more = scored.next_multiple_of(LANES).saturating_sub(room.exact.len());
-        memory::room("keys", &mut room.exact, more)?;
-        room.exact.resize(scored.next_multiple_of(LANES), 0.0);
-        room.exact[scored..].fill(f64::NEG_INFINITY);
+        let more = scored.next_multiple_of(LANES).saturating_sub(scratch.exact.len());
+        memory::room("keys", &mut scratch.exact, more)?;
+        scratch.exact.resize(scored.next_multiple_of(LANES), 0.0);
+        scratch.exact[scored..].fill(f64::NEG_INFINITY);
         Ok(())
     }
 
@@ -265,15 +270,15 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     /// [`Error::NoMemory`].
     pub(crate) fn judge(
         &self,
-        room: &mut QueryScratch,
+        scratch: &mut QueryScratch,
         state: &mut Option<ThresholdState>,
         chosen: Chosen,
     ) -> Result<Option<Found>, Error> {
         let Some(state) = state.as_mut() else { return Ok(None) };
         let relative = (state.top, f64::from(state.largest));
-        let found = self.rescore(room, chosen, relative, state.seen)?;
+        let found = self.rescore(scratch, chosen, relative, state.seen)?;
         if found.upper <= self.eps {
-            room.excess = Some(state.excess);
+            scratch.excess = Some(state.excess);
             return Ok(Some(found));
         }
         let miss = found.upper * (1.0 - self.eps) / (1.0 - found.upper) / self.eps;
@@ -283,50 +288,50 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// The score by codes of the last key to keep if they were exact and keys of that share of the mass may go.
-    fn edge(&self, room: &mut QueryScratch, share: f64) -> Result<f32, Error> {
+    fn edge(&self, scratch: &mut QueryScratch, share: f64) -> Result<f32, Error> {
         let n = self.codes.len();
-        let scores = Scores::new(&room.scores[..n], &[n])?;
-        let selection = room.workspace.select(&scores, &[share], &Options::new())?;
-        let kept = selection.indices.iter().map(|&key| room.scores[key as usize]);
+        let scores = Scores::new(&scratch.scores[..n], &[n])?;
+        let selection = scratch.workspace.select(&scores, &[share], &Options::new())?;
+        let kept = selection.indices.iter().map(|&key| scratch.scores[key as usize]);
         Ok(kept.fold(f32::INFINITY, f32::min))
     }
 
     /// The coded keys from the edge upward and the bare ones, ascending.
-    fn list(&self, room: &mut QueryScratch, cut: &Cut) -> Vec<u32> {
-        let mut listed = std::mem::take(&mut room.listed);
+    fn list(&self, scratch: &mut QueryScratch, cut: &Cut) -> Vec<u32> {
+        let mut listed = std::mem::take(&mut scratch.listed);
         listed.clear();
-        self.simd.emit(&room.scores, Positions::From(0), cut.edge, true, &mut listed);
-        let kept = merged(&listed, &room.uncoded);
-        room.listed = listed;
+        self.simd.emit(&scratch.scores, Positions::From(0), cut.edge, true, &mut listed);
+        let kept = merged(&listed, &scratch.uncoded);
+        scratch.listed = listed;
         kept
     }
 
     /// What the exact scores of chosen keys prove, after dropping what the budget then still allows.
     fn rescore(
         &self,
-        room: &mut QueryScratch,
+        scratch: &mut QueryScratch,
         chosen: Chosen,
         (top, shift): (f64, f64),
         seen: usize,
     ) -> Result<Found, Error> {
         let Chosen { mut kept, cut } = chosen;
         let scored = kept.len();
-        let exact = &room.exact[..scored];
+        let exact = &scratch.exact[..scored];
         let top = exact.iter().copied().fold(top, f64::max);
         // What codes bound, relative to the common shift.
         let down = (certified_sums::exp(shift - top) * (1.0 + SUM_ROUNDING)).max(NOTHING);
         let open = cut.upper * down;
         let odds = self.eps / (1.0 - self.eps);
-        let head = self.simd.mass(&room.exact, Exp(top));
+        let head = self.simd.mass(&scratch.exact, Exp(top));
         // Sums over the keys that were scored are at most so many terms deep.
         let error = (2.0 * self.query.error).exp_m1() + SUM_ROUNDING + scored as f64 * f64::EPSILON;
         let mut closed = 0.0;
         let room_left = (odds * head * (1.0 - error) - open) / (1.0 + odds) * (1.0 - 1e-6);
         if self.trim && room_left > 0.0 {
-            closed = Self::drop_scored(room, &mut kept, (room_left / head, top))?;
+            closed = Self::drop_scored(scratch, &mut kept, (room_left / head, top))?;
         }
         let head = if closed > 0.0 {
-            let pairs = room.exact[..scored].iter();
+            let pairs = scratch.exact[..scored].iter();
             pairs.map(|score| certified_sums::exp(score - top)).sum::<f64>()
         } else {
             head
@@ -353,24 +358,25 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     /// # Errors
     /// [`Error::NoMemory`]: a set that is larger for want of memory would differ from run to run.
     fn drop_scored(
-        room: &mut QueryScratch,
+        scratch: &mut QueryScratch,
         kept: &mut Vec<u32>,
         (share, top): (f64, f64),
     ) -> Result<f64, Error> {
         let scored = kept.len();
-        let Ok(scores) = Scores::new(&room.exact[..scored], &[scored]) else { return Ok(0.0) };
-        let selection = match room.workspace.select(&scores, &[share.min(0.999)], &Options::new()) {
-            Ok(selection) => selection,
-            Err(error @ Error::NoMemory { .. }) => return Err(error),
-            Err(_) => return Ok(0.0),
-        };
+        let Ok(scores) = Scores::new(&scratch.exact[..scored], &[scored]) else { return Ok(0.0) };
+        let selection =
+            match scratch.workspace.select(&scores, &[share.min(0.999)], &Options::new()) {
+                Ok(selection) => selection,
+                Err(error @ Error::NoMemory { .. }) => return Err(error),
+                Err(_) => return Ok(0.0),
+            };
         if selection.indices.len() == scored {
             return Ok(0.0);
         }
         let mut closed = 0.0;
         let mut next = selection.indices.iter().peekable();
         let mut left = Vec::with_capacity(selection.indices.len());
-        for (at, (&key, score)) in kept.iter().zip(&mut room.exact).enumerate() {
+        for (at, (&key, score)) in kept.iter().zip(&mut scratch.exact).enumerate() {
             if next.next_if(|&&index| index as usize == at).is_some() {
                 left.push(key);
             } else {
@@ -383,30 +389,36 @@ impl<E: Element<Scalar = f32>> Search<'_, E> {
     }
 
     /// Scores everything.
-    fn dense(&self, room: &mut QueryScratch) -> Result<Found, Error> {
+    fn dense(&self, scratch: &mut QueryScratch) -> Result<Found, Error> {
         let Some(keys) = self.keys else { return Err(Error::KeysNeeded) };
-        let visible = self.row_visibility.visible.min(self.codes.len());
-        let seen = (0..visible).filter(|&key| self.row_visibility.sees(key)).count();
+        let prefix = self.row_visibility.prefix.min(self.codes.len());
+        let seen = (0..prefix).filter(|&key| self.row_visibility.sees(key)).count();
         // Also where the product of an infinite norm and a scale of 0 is not a number.
         if self.query.error.is_nan() || self.query.error > BLURRED {
             let kept =
-                (0..visible as u32).filter(|&key| self.row_visibility.sees(key as usize)).collect();
+                (0..prefix as u32).filter(|&key| self.row_visibility.sees(key as usize)).collect();
             return Ok(Found { kept, visible: seen, rung: Rung::Dense, ..Found::default() });
         }
-        let more = visible.saturating_sub(room.exact.len());
-        memory::room("keys", &mut room.exact, more)?;
-        room.exact.resize(visible, 0.0);
-        self.query.score(self.simd, keys, Picked::From(0), self.prepared.offset, &mut room.exact);
+        let more = prefix.saturating_sub(scratch.exact.len());
+        memory::room("keys", &mut scratch.exact, more)?;
+        scratch.exact.resize(prefix, 0.0);
+        self.query.score(
+            self.simd,
+            keys,
+            Picked::From(0),
+            self.prepared.offset,
+            &mut scratch.exact,
+        );
         if let Some(allowed) = self.row_visibility.allowed {
-            for (score, &allowed) in room.exact.iter_mut().zip(allowed) {
+            for (score, &allowed) in scratch.exact.iter_mut().zip(allowed) {
                 if allowed == 0 {
                     *score = f64::NEG_INFINITY;
                 }
             }
         }
         let error = [self.query.error];
-        let scores = Scores::new(&room.exact[..], &[visible])?.radius(&error)?;
-        let selection = room.workspace.select(&scores, &[self.eps], &Options::new())?;
+        let scores = Scores::new(&scratch.exact[..], &[prefix])?.radius(&error)?;
+        let selection = scratch.workspace.select(&scores, &[self.eps], &Options::new())?;
         Ok(Found {
             visible: seen,
             scored: seen,
@@ -514,27 +526,27 @@ mod tests {
             let keys = Keys::new(&data[..], dim, dim);
             let mut codes = Codes::new(dim, keys, n, Some(dim == 128));
             codes.append(simd, keys, n, 2).unwrap();
-            let mut room = QueryScratch::default();
+            let mut scratch = QueryScratch::default();
             for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
                 let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();
                 let scale = sigma / (dim as f64).sqrt();
                 let prepared = codes.prepare(&q, scale);
                 let query = Query::new(&q, scale, f64::from(codes.largest()));
-                room.scores.resize(n.next_multiple_of(LANES), 0.0);
-                codes.scan(simd, [&prepared], [&mut room.scores]);
+                scratch.scores.resize(n.next_multiple_of(LANES), 0.0);
+                codes.scan(simd, [&prepared], [&mut scratch.scores]);
                 let exact: Vec<f64> = data
                     .chunks_exact(dim)
                     .map(|key| {
                         key.iter().zip(&q).map(|(k, q)| f64::from(*k) * q).sum::<f64>() * scale
                     })
                     .collect();
-                for (score, code) in exact.iter().zip(&room.scores) {
+                for (score, code) in exact.iter().zip(&scratch.scores) {
                     let off = score - prepared.offset - f64::from(*code);
                     assert!(off.abs() <= prepared.code_error.reach() || *code == f32::NEG_INFINITY);
                 }
-                let row_visibility = RowVisibility { visible: n, allowed: None };
+                let row_visibility = RowVisibility { prefix: n, allowed: None };
                 let (keys, trim) = (Some(keys), true);
-                let search = Search {
+                let search = ThresholdSearch {
                     simd,
                     codes: &codes,
                     keys,
@@ -544,7 +556,7 @@ mod tests {
                     eps,
                     trim,
                 };
-                let found = search.run(&mut room).unwrap();
+                let found = search.run(&mut scratch).unwrap();
                 let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = exact.iter().map(|score| (score - top).exp()).collect();
                 let all: f64 = weights.iter().sum();

@@ -22,7 +22,7 @@ use crate::rows::{Keep, Scores};
 use crate::select::{Options, certify_tails};
 use crate::threads;
 use problem::{Best, Problem};
-use search::Search;
+use search::SetSearch;
 
 /// Halvings of the range of the loss, when `max_keep` asks for the smallest attainable one.
 const PROBES: usize = 24;
@@ -108,7 +108,7 @@ impl Problem<'_> {
             let mut best = self.all_visible();
             best.lower_bound = self.forced_count;
             if self.forced_count < best.size {
-                best.multipliers = Some(Search::new(&self, &eps).improve(true, &mut best)?);
+                best.multipliers = Some(SetSearch::new(&self, &eps).improve(true, &mut best)?);
             }
             let over = best.size > self.max_keep;
             if over {
@@ -136,7 +136,7 @@ impl Problem<'_> {
             let middle = 0.5 * (low + high);
             let scaled: Vec<f64> = eps.iter().map(|e| e * middle.exp()).collect();
             let mut probe = self.all_visible();
-            Search::new(self, &scaled).improve(true, &mut probe)?;
+            SetSearch::new(self, &scaled).improve(true, &mut probe)?;
             if probe.size <= self.max_keep {
                 high = middle;
                 fitting = Some(probe);
@@ -147,7 +147,7 @@ impl Problem<'_> {
         let mut kept = fitting.map_or_else(|| self.forced.clone(), |probe| probe.kept);
         // Use every key that is allowed, the most valuable first.
         let mut size = kept.iter().filter(|k| **k).count();
-        let search = Search::new(self, eps);
+        let search = SetSearch::new(self, eps);
         let multipliers = best.multipliers.clone().unwrap_or_else(|| search.equal());
         for i in search.ranked(&multipliers) {
             if size >= self.max_keep {
@@ -178,7 +178,7 @@ impl Problem<'_> {
             proof = self.all_visible();
             proof.lower_bound = self.forced_count;
             proof.size = usize::MAX;
-            Search::new(self, &achieved).improve(false, &mut proof)?;
+            SetSearch::new(self, &achieved).improve(false, &mut proof)?;
             proof.lower_bound = proof.lower_bound.min(best.size);
         }
         Ok(KeepSet {

@@ -44,7 +44,7 @@ const STEPS: (usize, f64) = (6, 3e-3);
 const LARGEST_FACTOR: f64 = 1e30;
 
 /// The program for one vector of budgets.
-pub(super) struct Search<'p, 'a> {
+pub(super) struct SetSearch<'p, 'a> {
     problem: &'p Problem<'a>,
     eps: &'p [f64],
     /// Rows that set a limit.
@@ -72,7 +72,7 @@ impl View {
     }
 }
 
-impl<'p, 'a> Search<'p, 'a> {
+impl<'p, 'a> SetSearch<'p, 'a> {
     pub(super) fn new(problem: &'p Problem<'a>, eps: &'p [f64]) -> Self {
         /// A weight that was flushed to 0 is below this.
         const FLUSHED: f64 = f32::MIN_POSITIVE as f64 * 2.0;
@@ -84,7 +84,7 @@ impl<'p, 'a> Search<'p, 'a> {
             .collect();
         let inverses: Vec<f64> = budgets.iter().map(|b| b.recip().min(1e300)).collect();
         let flushed = inverses.iter().map(|inverse| inverse * FLUSHED).collect();
-        Search { problem, eps, rows, inverses, flushed }
+        SetSearch { problem, eps, rows, inverses, flushed }
     }
 
     /// The rows and factors of a mixture.

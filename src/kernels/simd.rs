@@ -16,10 +16,10 @@ use crate::error::Error;
 
 /// An instruction-set level that this CPU is known to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Simd(Kind);
+pub(crate) struct Simd(LevelKind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum LevelKind {
     Portable,
     #[cfg(target_arch = "x86_64")]
     PortableFma,
@@ -70,13 +70,13 @@ impl Simd {
     /// The name under which the level can be forced.
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
-            Kind::Portable => "portable",
+            LevelKind::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
-            Kind::PortableFma => "portable",
+            LevelKind::PortableFma => "portable",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2",
+            LevelKind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "avx512",
+            LevelKind::Avx512 => "avx512",
         }
     }
 
@@ -99,13 +99,13 @@ impl Simd {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                 {
-                    levels.push(("avx512", Simd(Kind::Avx512)));
+                    levels.push(("avx512", Simd(LevelKind::Avx512)));
                 }
                 if basic && is_x86_feature_detected!("f16c") {
-                    levels.push(("avx2", Simd(Kind::Avx2)));
+                    levels.push(("avx2", Simd(LevelKind::Avx2)));
                 }
                 if basic {
-                    levels.push(("portable", Simd(Kind::PortableFma)));
+                    levels.push(("portable", Simd(LevelKind::PortableFma)));
                 }
             }
             let plain = if levels.iter().any(|l| l.0 == "portable") {
@@ -113,7 +113,7 @@ impl Simd {
             } else {
                 "portable"
             };
-            levels.push((plain, Simd(Kind::Portable)));
+            levels.push((plain, Simd(LevelKind::Portable)));
             levels
         })
     }
@@ -189,13 +189,13 @@ impl Simd {
         // SAFETY: a `Simd` exists only for levels that this CPU runs.
         unsafe {
             match self.0 {
-                Kind::Portable => portable(pass),
+                LevelKind::Portable => portable(pass),
                 #[cfg(target_arch = "x86_64")]
-                Kind::PortableFma => portable_fma(pass),
+                LevelKind::PortableFma => portable_fma(pass),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx2 => avx2(pass),
+                LevelKind::Avx2 => avx2(pass),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx512 => avx512(pass),
+                LevelKind::Avx512 => avx512(pass),
             }
         }
     }
@@ -205,15 +205,15 @@ impl Simd {
         // SAFETY: as above; the one more feature is asked for.
         unsafe {
             match self.0 {
-                Kind::Portable => portable_bytes(pass),
+                LevelKind::Portable => portable_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
-                Kind::PortableFma => portable_fma_bytes(pass),
+                LevelKind::PortableFma => portable_fma_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx2 => avx2_bytes(pass),
+                LevelKind::Avx2 => avx2_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx512 if is_x86_feature_detected!("avx512vnni") => vnni_bytes(pass),
+                LevelKind::Avx512 if is_x86_feature_detected!("avx512vnni") => vnni_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
-                Kind::Avx512 => avx512_bytes(pass),
+                LevelKind::Avx512 => avx512_bytes(pass),
             }
         }
     }

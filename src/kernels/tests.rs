@@ -52,6 +52,7 @@ where
     simd.widen(scores, &mut wide);
     let mut weights = wide.clone();
     out.push(bits(simd.weights(scores, weight_fn, &mut weights)));
+    out.push(bits(simd.squares(&weights)));
     out.extend(wide.iter().chain(&weights).map(|&lane| bits(lane.into())));
     for count in [false, true] {
         let sums = simd.pivot_sums(&wide, &weights, &pivots, count);
@@ -227,6 +228,21 @@ fn stored_weights_have_the_same_bits() {
     let want = digest(levels[levels.len() - 1].1, &scores, Identity);
     for (name, level) in levels {
         assert_eq!(digest(*level, &scores, Identity), want, "{name}");
+    }
+}
+
+#[test]
+fn sums_below_an_edge_have_the_same_bits() {
+    let levels = Simd::all();
+    for n in LENGTHS {
+        let row = padded(scores(n, 3.0).into_iter().map(|score| score as f32));
+        let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for edge in [shift - 9.0, shift - 1.0, shift] {
+            let want = levels[levels.len() - 1].1.below(&row, shift, edge);
+            for (name, level) in levels {
+                assert_eq!(level.below(&row, shift, edge), want, "{name} {n}");
+            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@ impl Scores<'_> {
     pub(crate) fn entry(&self, row: usize, j: usize) -> Result<f64, Error> {
         debug_assert!(self.kind != Kind::Probs && !matches!(self.mask, Some(Mask::Additive(_))));
         let span = self.span(row);
-        if j >= span.visible || self.masked(&span, j) {
+        if j >= span.prefix || self.masked(&span, j) {
             return Ok(f64::NEG_INFINITY);
         }
         let stored = self.data.get(span.start + j);
@@ -32,9 +32,9 @@ impl Scores<'_> {
     /// Sets the byte of every position that is beyond the row's visible prefix or hidden by its mask.
     pub(crate) fn mark_hidden(&self, row: usize, bytes: &mut [u8]) {
         let span = self.span(row);
-        bytes[span.visible..].fill(1);
+        bytes[span.prefix..].fill(1);
         if self.mask.is_some() {
-            for (j, byte) in bytes[..span.visible].iter_mut().enumerate() {
+            for (j, byte) in bytes[..span.prefix].iter_mut().enumerate() {
                 *byte |= u8::from(self.masked(&span, j));
             }
         }

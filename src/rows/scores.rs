@@ -19,12 +19,13 @@ pub enum Kind {
     Probs,
 }
 
-/// Where a row lies: the start of its numbers, its full length, and how long a prefix of it is visible.
+/// Where a row lies: the start of its numbers, its full length, and the length of the prefix beyond which lengths and causality
+/// hide everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) start: usize,
     pub(crate) n: usize,
-    pub(crate) visible: usize,
+    pub(crate) prefix: usize,
     pub(crate) mask_start: usize,
 }
 
@@ -342,12 +343,12 @@ impl<'a> Scores<'a> {
         place
     }
 
-    /// Where a row lies and how much of it is visible.
+    /// Where a row lies, and its prefix.
     pub(crate) fn span(&self, row: usize) -> Span {
         if let Some(indptr) = self.indptr {
             let start = indptr[row].unsigned_abs() as usize;
             let n = indptr[row + 1].unsigned_abs() as usize - start;
-            return Span { start, n, visible: n, mask_start: 0 };
+            return Span { start, n, prefix: n, mask_start: 0 };
         }
         let (mut start, mut mask_start, mut rest) = (0, 0, row);
         let mut query = 0;
@@ -363,16 +364,16 @@ impl<'a> Scores<'a> {
                 query = i;
             }
         }
-        let mut visible = self.n;
+        let mut prefix = self.n;
         if let Some(lengths) = self.lengths {
-            visible = visible.min(lengths.of(row).unsigned_abs() as usize);
+            prefix = prefix.min(lengths.of(row).unsigned_abs() as usize);
         }
         if let Some(offset) = self.causal_offset {
             let seen = (query as i64).saturating_add(offset).saturating_add(1).max(0);
             // Beyond what is counted here is beyond the row, too.
-            visible = visible.min(usize::try_from(seen).unwrap_or(usize::MAX));
+            prefix = prefix.min(usize::try_from(seen).unwrap_or(usize::MAX));
         }
-        Span { start, n: self.n, visible, mask_start }
+        Span { start, n: self.n, prefix, mask_start }
     }
 
     /// Whether entry `j` of a row is hidden by the mask (not by its own value).
@@ -390,7 +391,7 @@ impl<'a> Scores<'a> {
     /// The variant that names what is wrong with the entry.
     pub(crate) fn judge(&self, row: usize) -> Result<(), Error> {
         let span = self.span(row);
-        for j in 0..span.visible {
+        for j in 0..span.prefix {
             if self.masked(&span, j) {
                 continue;
             }
@@ -446,7 +447,7 @@ mod tests {
         let lengths = [4, 2, 1];
         let scores = Scores::new(&data, &[3, 4]).unwrap();
         let scores = scores.lengths(&lengths).unwrap().causal_offset(-1).unwrap();
-        let visible: Vec<usize> = (0..3).map(|r| scores.span(r).visible).collect();
+        let visible: Vec<usize> = (0..3).map(|r| scores.span(r).prefix).collect();
         assert_eq!(visible, [0, 1, 1]);
         assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[5]).is_err());
         assert!(Scores::new(&data, &[3, 4]).unwrap().lengths(&[-1, 0, 0]).is_err());

@@ -1,4 +1,4 @@
-//! A row as keys in f64, for whatever the passes over stored numbers do not cover.
+//! A row as scores in f64, for whatever the passes over stored numbers do not cover.
 
 use half::{bf16, f16};
 
@@ -7,31 +7,31 @@ use crate::error::Error;
 use crate::memory::{filled, room};
 use crate::twofold::{Twofold, two_sum};
 
-/// How a key becomes a weight.
+/// How a score becomes a weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum WeightKind {
-    /// `w = exp(scale * (key - shift))`, `scale > 0`; the shift is the largest key of the row.
+    /// `w = exp(scale * (score - shift))`, `scale > 0`; the shift is the largest score of the row.
     Exp { scale: f64 },
-    /// `w = key`.
+    /// `w = score`.
     Weight,
 }
 
-/// What [`Scores::wide_scores`] says about the keys it wrote.
+/// What [`Scores::wide_scores`] says about the scores it wrote.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WideScores {
     pub(crate) weight_kind: WeightKind,
-    /// The largest key, -inf for a row without visible entries.
+    /// The largest score, -inf for a row without visible entries.
     pub(crate) largest: f64,
-    /// How far a key may lie from the real score (natural-log units), beyond what the law itself rounds.
+    /// How far a score may lie from the real score (natural-log units), beyond what the law itself rounds.
     pub(crate) error: f64,
 }
 
-/// Beside the keys of a row, for whole groups of lanes.
+/// Beside the scores of a row, for whole groups of lanes.
 const SPARE: usize = 64;
 /// Entries further than this below the largest carry no weight in f64.
 const DEPTH: f64 = 1000.0;
-/// Up to this size a biased score is its own key.
-const OWN_KEY: f64 = 67_108_864.0;
+/// Up to this size of the largest, biased scores are written as they are, beyond it as their distances to the largest.
+const UNSHIFTED: f64 = 67_108_864.0;
 /// Up to this size of its terms, the two parts of a biased score are as good as exact: 2^60.
 const COVERED: f64 = 1_152_921_504_606_846_976.0;
 /// What two parts may be off by then, twice: 2^-105 of 2^60, rounded up generously.
@@ -57,47 +57,51 @@ fn admit<T: Copy>(mask: &[T], judge: impl Fn(T) -> (bool, bool), admitted: &mut 
 }
 
 impl Scores<'_> {
-    /// Writes a row's keys in f64: larger is better, -inf is masked, invisible entries are masked too.
+    /// Writes a row's scores in f64: larger is better, -inf is masked, invisible entries are masked too.
     ///
     /// # Errors
     /// Whatever `judge` finds; sums of weights that overflow; biased scores too large to be told apart.
-    pub(crate) fn wide_scores(&self, row: usize, keys: &mut Vec<f64>) -> Result<WideScores, Error> {
+    pub(crate) fn wide_scores(
+        &self,
+        row: usize,
+        scores: &mut Vec<f64>,
+    ) -> Result<WideScores, Error> {
         let span = self.span(row);
         let probs = self.kind == Kind::Probs;
         let hidden = if probs { 0.0 } else { f64::NEG_INFINITY };
-        keys.clear();
-        room("scores", keys, span.n.saturating_add(SPARE))?;
-        self.data.widen(span.start, span.visible, keys);
-        let bias = self.hide(&span, hidden, keys)?;
+        scores.clear();
+        room("scores", scores, span.n.saturating_add(SPARE))?;
+        self.data.widen(span.start, span.prefix, scores);
+        let bias = self.hide(&span, hidden, scores)?;
         let good = if probs {
-            keys.iter().all(|key| (0.0..f64::INFINITY).contains(key))
+            scores.iter().all(|score| (0.0..f64::INFINITY).contains(score))
         } else {
-            keys.iter().chain(&bias).all(|value| *value < f64::INFINITY)
+            scores.iter().chain(&bias).all(|value| *value < f64::INFINITY)
         };
         if !good {
             // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
             let place = self.place(row, None);
             return Err(self.judge(row).err().unwrap_or(Error::Changed { place }));
         }
-        keys.resize(span.n, hidden);
+        scores.resize(span.n, hidden);
         if !bias.is_empty() {
-            return self.biased_keys(row, bias, keys);
+            return self.biased_scores(row, bias, scores);
         }
         if probs {
             // No order of summation may overflow.
-            if keys.iter().sum::<f64>() > f64::MAX / 4.0 {
+            if scores.iter().sum::<f64>() > f64::MAX / 4.0 {
                 return Err(Error::ProbabilityTotal { place: self.place(row, None) });
             }
-            for key in keys.iter_mut().filter(|key| **key == 0.0) {
-                *key = f64::NEG_INFINITY;
+            for score in scores.iter_mut().filter(|score| **score == 0.0) {
+                *score = f64::NEG_INFINITY;
             }
         } else if self.scale <= 0.0 {
             let scale = self.scale;
-            for key in keys.iter_mut().filter(|key| **key > f64::NEG_INFINITY) {
-                *key = if scale == 0.0 { 0.0 } else { -*key };
+            for score in scores.iter_mut().filter(|score| **score > f64::NEG_INFINITY) {
+                *score = if scale == 0.0 { 0.0 } else { -*score };
             }
         }
-        let largest = keys.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+        let largest = scores.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a { b } else { a });
         let weight_kind = match self.kind {
             Kind::Probs => WeightKind::Weight,
             _ if self.scale == 0.0 => WeightKind::Exp { scale: 1.0 },
@@ -115,10 +119,10 @@ impl Scores<'_> {
         const MAGNITUDE: u16 = 0x7fff;
         let Some(Mask::Additive(mask)) = self.mask else { return Ok(false) };
         let span = self.span(row);
-        let range = span.mask_start..span.mask_start + span.visible;
+        let range = span.mask_start..span.mask_start + span.prefix;
         admitted.clear();
-        room("mask", admitted, span.visible)?;
-        admitted.resize(span.visible, 0);
+        room("mask", admitted, span.prefix)?;
+        admitted.resize(span.prefix, 0);
         let masked_below = mask.masked_below();
         let bits = |bits: u16, below: u16, infinity: u16| {
             let magnitude = bits & MAGNITUDE;
@@ -148,22 +152,22 @@ impl Scores<'_> {
     }
 
     /// Hides what the mask hides; returns the biases of an additive mask that does more than that.
-    fn hide(&self, span: &Span, hidden: f64, keys: &mut [f64]) -> Result<Vec<f64>, Error> {
+    fn hide(&self, span: &Span, hidden: f64, scores: &mut [f64]) -> Result<Vec<f64>, Error> {
         let mut bias = Vec::new();
         match self.mask {
             None => {}
             Some(Mask::Allowed(bytes)) => {
-                for (key, &byte) in keys.iter_mut().zip(&bytes[span.mask_start..]) {
-                    *key = if byte == 0 { hidden } else { *key };
+                for (score, &byte) in scores.iter_mut().zip(&bytes[span.mask_start..]) {
+                    *score = if byte == 0 { hidden } else { *score };
                 }
             }
             Some(Mask::Additive(mask)) => {
-                room("mask", &mut bias, span.visible)?;
-                mask.widen(span.mask_start, span.visible, &mut bias);
+                room("mask", &mut bias, span.prefix)?;
+                mask.widen(span.mask_start, span.prefix, &mut bias);
                 let masked = mask.masked_below();
-                for (key, bias) in keys.iter_mut().zip(&mut bias) {
+                for (score, bias) in scores.iter_mut().zip(&mut bias) {
                     if *bias <= masked {
-                        (*key, *bias) = (hidden, 0.0);
+                        (*score, *bias) = (hidden, 0.0);
                     }
                 }
                 if bias.iter().all(|bias| *bias == 0.0) {
@@ -174,48 +178,49 @@ impl Scores<'_> {
         Ok(bias)
     }
 
-    /// Keys of `scale * score + bias`. The sum is carried in two parts, so what the keys lose is one rounding of the sum, or,
-    /// where the sums are large, of their distance to the largest.
-    fn biased_keys(
+    /// Makes scores `scale * score + bias`. The sums are carried in two parts, so each loses one rounding, or, where the sums are
+    /// large, that of its distance to the largest.
+    fn biased_scores(
         &self,
         row: usize,
         bias: Vec<f64>,
-        keys: &mut [f64],
+        scores: &mut [f64],
     ) -> Result<WideScores, Error> {
         let too_large = |j, value| Error::MaskedScore { place: self.place(row, j), value };
         let mut best = Pair { high: f64::NEG_INFINITY, low: 0.0 };
-        // The low parts, and the sizes of the larger terms, beside the high parts in `keys`.
+        // The low parts, and the sizes of the larger terms, beside the high parts in `scores`.
         let mut lows = filled("mask", bias.len(), 0.0)?;
         let mut sizes = bias;
-        for ((key, low), size) in keys.iter_mut().zip(&mut lows).zip(&mut sizes) {
-            if *key == f64::NEG_INFINITY {
+        for ((score, low), size) in scores.iter_mut().zip(&mut lows).zip(&mut sizes) {
+            if *score == f64::NEG_INFINITY {
                 continue;
             }
             let pair;
-            (pair, *size) = self.biased(*key, *size);
+            (pair, *size) = self.biased(*score, *size);
             best = if pair > best { pair } else { best };
             // An overflow downward must not look like a mask.
-            (*key, *low) = (pair.high.max(f64::MIN), pair.low);
+            (*score, *low) = (pair.high.max(f64::MIN), pair.low);
         }
         let weight_kind = WeightKind::Exp { scale: 1.0 };
-        if best.high == f64::NEG_INFINITY && keys.iter().all(|key| *key == f64::NEG_INFINITY) {
+        if best.high == f64::NEG_INFINITY && scores.iter().all(|score| *score == f64::NEG_INFINITY)
+        {
             return Ok(WideScores { weight_kind, largest: f64::NEG_INFINITY, error: 0.0 });
         }
         if !best.high.is_finite() {
             return Err(too_large(None, best.high));
         }
-        let near = best.high.abs() <= OWN_KEY;
-        for (j, ((key, low), size)) in keys.iter_mut().zip(&lows).zip(&sizes).enumerate() {
-            if *key == f64::NEG_INFINITY {
+        let near = best.high.abs() <= UNSHIFTED;
+        for (j, ((score, low), size)) in scores.iter_mut().zip(&lows).zip(&sizes).enumerate() {
+            if *score == f64::NEG_INFINITY {
                 continue;
             }
             // Two parts of numbers this large are not exact; that is harmless only far below the largest.
             let doubt = if *size <= COVERED { 0.0 } else { *size * f64::EPSILON };
-            if doubt > 0.0 && (*key - best.high) + doubt >= -DEPTH {
-                return Err(too_large(Some(j), *key));
+            if doubt > 0.0 && (*score - best.high) + doubt >= -DEPTH {
+                return Err(too_large(Some(j), *score));
             }
-            let own = if near { *key + low } else { (*key - best.high) + (low - best.low) };
-            *key = own.max(f64::MIN);
+            let own = if near { *score + low } else { (*score - best.high) + (low - best.low) };
+            *score = own.max(f64::MIN);
         }
         let size = if near { best.high.abs() + DEPTH } else { DEPTH };
         let error = self.row_radius(row) + size * f64::EPSILON + PAIR_ERROR;
@@ -229,7 +234,7 @@ impl Scores<'_> {
         let low = lost + product_low;
         let high = sum + low;
         if !high.is_finite() {
-            // Upward there is no key for it; downward it has no weight beside any finite one.
+            // Upward there is no number for it; downward it has no weight beside any finite one.
             return (Pair { high: sum, low: 0.0 }, 0.0);
         }
         (Pair { high, low: (sum - high) + low }, product.abs().max(bias.abs()))
@@ -241,42 +246,42 @@ mod tests {
     use super::super::Data;
     use super::*;
 
-    fn keys(data: &[f64], bias: &[f64], scale: f64) -> Result<(WideScores, Vec<f64>), Error> {
+    fn widened(data: &[f64], bias: &[f64], scale: f64) -> Result<(WideScores, Vec<f64>), Error> {
         let scores = Scores::new(data, &[data.len()])?.scale(scale)?;
         let scores = scores.mask(Mask::Additive(Data::F64(bias)), &[])?;
-        let mut keys = Vec::new();
-        Ok((scores.wide_scores(0, &mut keys)?, keys))
+        let mut read = Vec::new();
+        Ok((scores.wide_scores(0, &mut read)?, read))
     }
 
     #[test]
     fn biased_sums_round_once() {
         let scale = 1.0 + f64::EPSILON;
-        let (_, keys) = keys(&[1e8, 3.0], &[-1e8 + 0.5, 1e-17], scale).unwrap();
-        assert_eq!(keys[0], 0.5 + 1e8 * f64::EPSILON);
+        let (_, read) = widened(&[1e8, 3.0], &[-1e8 + 0.5, 1e-17], scale).unwrap();
+        assert_eq!(read[0], 0.5 + 1e8 * f64::EPSILON);
     }
 
     #[test]
     fn large_sums_become_distances() {
-        let (about, keys) = keys(&[0.1, 0.3, 0.2], &[-1e9, -1e9, -2e9], 1.0).unwrap();
-        assert_eq!((about.largest, keys[1]), (0.0, 0.0));
-        assert!((keys[0] + 0.2).abs() < 1e-16 && keys[2] < -9.9e8);
+        let (about, read) = widened(&[0.1, 0.3, 0.2], &[-1e9, -1e9, -2e9], 1.0).unwrap();
+        assert_eq!((about.largest, read[1]), (0.0, 0.0));
+        assert!((read[0] + 0.2).abs() < 1e-16 && read[2] < -9.9e8);
         assert!(about.error < 1e-12);
     }
 
     #[test]
     fn a_mask_of_zeros_is_no_bias() {
-        let (about, keys) = keys(&[1.0, 2.0, 3.0], &[0.0, f64::MIN, -0.0], 0.5).unwrap();
+        let (about, read) = widened(&[1.0, 2.0, 3.0], &[0.0, f64::MIN, -0.0], 0.5).unwrap();
         assert_eq!(about.weight_kind, WeightKind::Exp { scale: 0.5 });
         assert_eq!(about.error, 0.0);
-        assert_eq!(keys, [1.0, f64::NEG_INFINITY, 3.0]);
+        assert_eq!(read, [1.0, f64::NEG_INFINITY, 3.0]);
     }
 
     #[test]
     fn sums_beyond_all_digits_are_refused_unless_they_weigh_nothing() {
-        assert!(keys(&[1e30, 0.0], &[1.0, 0.0], 1.0).is_err());
-        let (about, keys) = keys(&[-1e30, 0.0], &[1.0, 0.5], 1.0).unwrap();
-        assert_eq!((about.largest, keys[0]), (0.5, -1e30));
-        assert!(super::tests::keys(&[1e300, 0.0], &[1.0, 0.0], 1e300).is_err());
-        assert!(super::tests::keys(&[-1e300, 0.0], &[1.0, 0.0], 1e300).is_ok());
+        assert!(widened(&[1e30, 0.0], &[1.0, 0.0], 1.0).is_err());
+        let (about, read) = widened(&[-1e30, 0.0], &[1.0, 0.5], 1.0).unwrap();
+        assert_eq!((about.largest, read[0]), (0.5, -1e30));
+        assert!(widened(&[1e300, 0.0], &[1.0, 0.0], 1e300).is_err());
+        assert!(widened(&[-1e300, 0.0], &[1.0, 0.0], 1e300).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::job::Job;
+use super::job::SelectJob;
 use super::options::Options;
 use super::scratch::{Workspace, with_workspace};
 use super::search_batch;
@@ -24,7 +24,7 @@ use crate::threads;
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Selection, Error> {
     let _modes = threads::default_floats();
-    let job = Job::new(scores, eps, options)?;
+    let job = SelectJob::new(scores, eps, options)?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
@@ -34,7 +34,7 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             // A row's way, and so its bits, depends on itself alone.
-            let threads = if scores.span(row).visible >= SHARED { threads } else { 1 };
+            let threads = if scores.span(row).prefix >= SHARED { threads } else { 1 };
             join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads)?;
             interrupt::check()?;
         }
@@ -84,7 +84,7 @@ pub(crate) fn select_in(
     options: &Options,
 ) -> Result<Selection, Error> {
     let _environment = DefaultFloats::set();
-    let job = Job::new(scores, eps, options)?;
+    let job = SelectJob::new(scores, eps, options)?;
     let mut selection = Selection::default();
     selection.room(scores.rows())?;
     selection.indptr.push(0);
@@ -92,7 +92,7 @@ pub(crate) fn select_in(
     Ok(selection)
 }
 
-impl Job<'_> {
+impl SelectJob<'_> {
     fn rows(&self, rows: Range<usize>, threads: usize) -> Result<Selection, Error> {
         with_workspace(|workspace| {
             let mut part = Selection::default();

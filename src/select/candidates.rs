@@ -8,7 +8,7 @@ use crate::kernels::{Bracket, Element, PartitionSums, Prefetch, Simd, WeightFn};
 use crate::memory::check_memory;
 use crate::threads;
 
-/// The keys that compete for a place, padded with masked entries, and what is kept beside them.
+/// The scores that compete for a place, padded with masked entries, and what is kept beside them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidates<'a, E: Element> {
     pub(crate) simd: Simd,
@@ -125,7 +125,7 @@ impl<E: Element> Candidates<'_, E> {
     }
 }
 
-/// Asks for what a bracket of that many keys may grow to, twice as much each time: keys and weights, and for a moment the old
+/// Asks for what a bracket of that many keys may grow to, twice as much each time: scores and weights, and for a moment the old
 /// ones.
 fn ask<S>(scores: usize, asked: &mut usize) -> Result<(), Error> {
     if scores <= *asked {

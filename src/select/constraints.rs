@@ -15,7 +15,7 @@ pub(crate) struct Constraints {
     /// With this many keys a set is accepted whatever it loses.
     pub(crate) max_keep: usize,
     pub(crate) decide_on: DecideOn,
-    /// Whether equal keys have exactly equal real weights, so that a row of equal keys is decided by integers.
+    /// Whether equal scores have exactly equal real weights, so that a row of equal scores is decided by integers.
     pub(crate) exact_ties: bool,
 }
 

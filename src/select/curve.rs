@@ -2,7 +2,7 @@
 
 use crate::kernels::{PIVOTS, Scalar, around};
 
-/// Where a curve of ascending keys and values reaches a value, linearly between its points; `None` beyond its ends.
+/// Where a curve of ascending scores and values reaches a value, linearly between its points; `None` beyond its ends.
 pub(super) fn interpolate<S: Scalar>(curve: &[(S, f64)], value: f64) -> Option<S> {
     let at = curve.iter().position(|point| point.1 > value)?;
     let (right, left) = (curve[at], curve[at.checked_sub(1)?]);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::candidates::{Boundary, Candidates};
 use super::constraints::{Constraints, DecideOn};
-use super::job::Job;
+use super::job::SelectJob;
 use super::options::{Options, allowed_keys};
 use super::prepared::{Prepared, Source, Visitor};
 use super::scratch::{Forced, PerDtype, Workspace};
@@ -18,7 +18,7 @@ use crate::memory::{check_memory, filled, room};
 use crate::order;
 use crate::threads;
 
-impl Job<'_> {
+impl SelectJob<'_> {
     pub(crate) fn row(
         &self,
         row: usize,
@@ -49,7 +49,7 @@ impl Job<'_> {
 
 /// Decides a prepared row and lists what is kept.
 pub(super) struct Decide<'a> {
-    job: &'a Job<'a>,
+    job: &'a SelectJob<'a>,
     source: Source<'a>,
     out: &'a mut Vec<u32>,
 }

@@ -13,14 +13,14 @@ use crate::rows::{Data, PerRow, Scores};
 
 /// One call's arguments.
 #[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
+pub(crate) struct SelectJob<'a> {
     pub(crate) scores: &'a Scores<'a>,
     eps: PerRow<'a, f64>,
     pub(crate) options: &'a Options,
     pub(crate) simd: Simd,
 }
 
-impl<'a> Job<'a> {
+impl<'a> SelectJob<'a> {
     /// Judges what does not depend on a row's content.
     pub(super) fn new(
         scores: &'a Scores<'a>,
@@ -33,11 +33,11 @@ impl<'a> Job<'a> {
         }
         let eps = scores.budgets(eps)?;
         options.check()?;
-        Ok(Job { scores, eps, options, simd: Simd::current()? })
+        Ok(SelectJob { scores, eps, options, simd: Simd::current()? })
     }
 }
 
-impl Job<'_> {
+impl SelectJob<'_> {
     /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
     pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
         const MOST: usize = 1 << 18;
@@ -50,7 +50,7 @@ impl Job<'_> {
             Data::F16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
             Data::Bf16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
         };
-        (span.visible * size <= MOST).then_some(prefetch)
+        (span.prefix * size <= MOST).then_some(prefetch)
     }
 
     /// Makes room for the positions of a row, and if that takes new memory for as many rows as are still to come: memory
@@ -64,7 +64,7 @@ impl Job<'_> {
         row: usize,
         out: &mut Vec<u32>,
     ) -> Result<(), Error> {
-        let n = self.scores.span(row).visible + LANES;
+        let n = self.scores.span(row).prefix + LANES;
         if out.capacity() - out.len() < n {
             let done = (row - rows.start).max(1);
             let like_so_far = out.len() as f64 / done as f64 * (rows.end - row) as f64;

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 pub(crate) struct Prepared<'a, E: Element> {
     /// Larger is better; masked entries are -inf, and whole groups of lanes are filled up with such.
     pub(crate) scores: RowScores<'a, E>,
-    /// Where the keys come from in the row, if they are only the ones that a mask admits.
+    /// Where the scores come from in the row, if they are only the ones that a mask admits.
     pub(crate) positions: Option<&'a [u32]>,
     pub(crate) largest: E::Scalar,
     /// About what the keys weigh, the largest weighing 1, if that is known.
@@ -25,9 +25,9 @@ pub(crate) struct Prepared<'a, E: Element> {
     /// Unmasked keys.
     pub(crate) visible: usize,
     pub(crate) slack: ErrorBound,
-    /// Whether equal keys have exactly equal real weights.
+    /// Whether equal scores have exactly equal real weights.
     pub(crate) exact_ties: bool,
-    /// Whether keys are weights, whose sums can be compared exactly.
+    /// Whether scores are weights, whose sums can be compared exactly.
     pub(crate) weights: bool,
 }
 
@@ -58,7 +58,7 @@ impl<'a, E> RowScores<'a, E> {
 pub(crate) trait Visitor {
     type Output;
 
-    /// Whether it searches the row, and of a masked one gets only the keys that the mask admits.
+    /// Whether it searches the row, and of a masked one gets only the scores that the mask admits.
     fn searches(&self) -> bool;
 
     /// Whether it writes to the row.
@@ -109,7 +109,7 @@ impl Source<'_> {
         !matches!(self.scores.data, Data::F64(_))
     }
 
-    /// Lists the keys that the mask of the row admits, and their positions; false if that is not all the mask does.
+    /// Lists the scores that the mask of the row admits, and their positions; false if that is not all the mask does.
     pub(crate) fn compact<E: Element>(
         &self,
         from: &[E],
@@ -133,8 +133,8 @@ impl Source<'_> {
         let span = self.scores.span(self.row);
         match self.scores.mask {
             None => None,
-            Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..][..span.visible]),
-            Some(Mask::Additive(_)) => Some(&admitted[..span.visible]),
+            Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..][..span.prefix]),
+            Some(Mask::Additive(_)) => Some(&admitted[..span.prefix]),
         }
     }
 
@@ -162,7 +162,7 @@ impl Source<'_> {
         E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
     {
         let span = self.scores.span(self.row);
-        let from = &data[span.start..span.start + span.visible];
+        let from = &data[span.start..span.start + span.prefix];
         let negate = self.scores.scale < 0.0;
         let admitted = std::mem::take(&mut workspace.admitted);
         let result = match self.allowed(&admitted) {
@@ -348,11 +348,11 @@ impl Source<'_> {
     }
 
     /// Looks over the visible part of a row, whole groups, where it is. If that is worth it, the row is weighed roughly at
-    /// the same time, against the largest of a few keys.
+    /// the same time, against the largest of a few scores.
     fn scan<E: Element>(&self, from: &[E], weigh: bool) -> (Survey<E::Scalar>, Option<f64>) {
         /// Shorter rows are weighed whole.
         const LONG: usize = 2048;
-        /// Where keys differ by less, a sample will do.
+        /// Where scores differ by less, a sample will do.
         const FLAT: f64 = 7.0;
         /// What may be weighed in f32 against a shift so far below.
         const HIGHEST: f64 = 60.0;

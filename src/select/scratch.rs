@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::kernels::{BATCH, BatchScratch, Bracket, Element, LANES};
 use crate::memory::room;
 
-/// Scratch for one thread, kept until dropped. A row needs a copy of its keys (in its own dtype, and in f64 where a row is
-/// decided in f64), and keys and weights of the search's bracket, which is usually a small part of it. Where it is all of the
+/// Scratch for one thread, kept until dropped. A row needs a copy of its scores (in its own dtype, and in f64 where a row is
+/// decided in f64), and scores and weights of the search's bracket, which is usually a small part of it. Where it is all of the
 /// row, in f64 after f32, that comes to about 80 bytes per key.
 #[derive(Debug, Default)]
 pub struct Workspace {
@@ -18,7 +18,7 @@ pub struct Workspace {
     pub(crate) keep: Vec<u8>,
     /// What an additive mask admits.
     pub(crate) admitted: Vec<u8>,
-    /// Where the keys of a masked row come from.
+    /// Where the scores of a masked row come from.
     pub(crate) positions: Vec<u32>,
     pub(crate) scratch32: SearchScratch<f32>,
     pub(crate) scratch64: SearchScratch<f64>,
@@ -72,7 +72,7 @@ pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
 #[derive(Debug, Default)]
 pub(crate) struct SearchScratch<S> {
     pub(super) bracket: Bracket<S>,
-    /// The keys that equal a candidate for the boundary.
+    /// The scores that equal a candidate for the boundary.
     pub(super) equal: Bracket<S>,
     /// Brackets of the parts of a row that is shared out.
     pub(super) parts: Vec<Bracket<S>>,
@@ -155,7 +155,7 @@ pub(crate) trait PerDtype: crate::kernels::Element {
     fn scores(workspace: &mut Workspace) -> &mut Vec<Self>;
     fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar>;
     fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar>;
-    /// Rows of admitted keys.
+    /// Rows of admitted scores.
     fn dense(workspace: &mut Workspace) -> &mut [Vec<Self::Scalar>; BATCH];
 }
 

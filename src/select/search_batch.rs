@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::constraints::{Constraints, TINY_BUDGET};
 use super::decide::emit;
-use super::job::Job;
+use super::job::SelectJob;
 use super::options::Options;
 use super::scratch::{PerDtype, Workspace};
 use super::search_row;
@@ -24,7 +24,7 @@ const LONGEST: usize = 4096;
 const ENTRIES: usize = 2048;
 
 /// Whether the options allow it: masses alone decide, and the whole row competes.
-pub(crate) fn applies(job: &Job<'_>) -> bool {
+pub(crate) fn applies(job: &SelectJob<'_>) -> bool {
     let scores = job.scores;
     // One by one, so that an option that is added does not compile before somebody has decided here.
     let &Options { min_keep, max_keep, keep_first, keep_last, block_size, prove_minimal, threads } =
@@ -45,7 +45,7 @@ pub(crate) fn applies(job: &Job<'_>) -> bool {
 /// # Errors
 /// Whatever is wrong with the first bad row.
 pub(crate) fn rows(
-    job: &Job<'_>,
+    job: &SelectJob<'_>,
     rows: Range<usize>,
     workspace: &mut Workspace,
     part: &mut Selection,
@@ -59,7 +59,7 @@ pub(crate) fn rows(
 }
 
 fn scaled<E: PerDtype>(
-    job: &Job<'_>,
+    job: &SelectJob<'_>,
     data: &[E],
     rows: Range<usize>,
     workspace: &mut Workspace,
@@ -77,7 +77,7 @@ where
 }
 
 fn batches<E: PerDtype, M: WeightFnOf<E::Scalar>>(
-    job: &Job<'_>,
+    job: &SelectJob<'_>,
     data: &[E],
     weight_fn: M,
     scale: f64,
@@ -107,13 +107,13 @@ where
         while count < BATCH && next + count < end {
             let row = next + count;
             let span = job.scores.span(row);
-            if span.visible > LONGEST || (count > 0 && !plan.holds(job, row)) {
+            if span.prefix > LONGEST || (count > 0 && !plan.holds(job, row)) {
                 break;
             }
             if count == 0 && !plan.holds(job, row) {
                 plan = Plan::new(job, row, scale);
             }
-            let mut n = span.visible;
+            let mut n = span.prefix;
             if masked && n > RANKED {
                 let source = job.source(row, 1, None);
                 let from = &data[span.start..span.start + n];
@@ -175,7 +175,7 @@ where
 
 /// Decides the rows of a batch, the first of which has a number.
 fn decide_batch<E: PerDtype, M: WeightFnOf<E::Scalar>>(
-    job: &Job<'_>,
+    job: &SelectJob<'_>,
     plan: &Plan,
     (first, batch, positions): (usize, &[&[E]], &[Positions<'_>]),
     longest: usize,
@@ -262,7 +262,7 @@ fn decide(constraints: &Constraints, n: usize, sums: &KeptSums, weight: f64) -> 
     (decision.status == Status::Certified).then_some(decision)
 }
 
-/// The decision, and the positions kept, if the boundary is among the keys that equal the edge.
+/// The decision, and the positions kept, if the boundary is among the scores that equal the edge.
 fn decide_ties<E: Element>(
     simd: Simd,
     constraints: &Constraints,
@@ -313,7 +313,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(job: &Job<'_>, row: usize, scale: f64) -> Self {
+    fn new(job: &SelectJob<'_>, row: usize, scale: f64) -> Self {
         let constraints = job.plain_constraints(row, LONGEST);
         let share = constraints.target(1.0);
         let reach = search_row::depth(LONGEST, constraints.eps) / scale;
@@ -321,7 +321,7 @@ impl Plan {
         Plan { constraints, radius: job.scores.row_radius(row), target }
     }
 
-    fn holds(&self, job: &Job<'_>, row: usize) -> bool {
+    fn holds(&self, job: &SelectJob<'_>, row: usize) -> bool {
         self.constraints.eps == job.eps(row) && self.radius == job.scores.row_radius(row)
     }
 }

@@ -1,9 +1,9 @@
 //! The smallest certified set of one row, found without sorting it.
 //!
-//! The boundary between kept and dropped keys is enclosed in a bracket `[lo, hi)` of key values: dropping everything below
+//! The boundary between kept and dropped keys is enclosed in a bracket `[lo, hi)` of scores: dropping everything below
 //! `lo` is within the budget, dropping everything below `hi` is not. A sample, measured against a rough mass of the row,
 //! proposes the first bracket (a short row is weighed whole instead), one pass over the row sums both sides of it and
-//! collects what lies inside, eight pivots a round shrink it, and the last few keys are compared pair by pair. Sums
+//! collects what lies inside, eight pivots a round shrink it, and the last few scores are compared pair by pair. Sums
 //! that only show the way may be rough; every sum that a decision ends with is a direct sum of weights, never a difference.
 //!
 //! The passes see a row in chunks with fixed edges whose sums meet in f64 in order, so it makes no difference to the
@@ -100,7 +100,7 @@ impl<E: Element> Candidates<'_, E> {
         }
     }
 
-    /// Shrinks the bracket until its keys can be compared pair by pair. `None` if the boundary is not inside.
+    /// Shrinks the bracket until its scores can be compared pair by pair. `None` if the boundary is not inside.
     fn descend<W: InvertibleWeightFn<E::Scalar>>(
         &self,
         weight_fn: W,
@@ -329,7 +329,7 @@ impl<E: Element> Candidates<'_, E> {
         let target = constraints.target(mass);
         let cross = (0..PIVOTS).filter(|&i| sums.below[i] * factor <= target).count();
         let (lo, hi) = around(&pivots, cross, (lowest, self.largest));
-        // Among the sampled keys there, so that a cluster is resolved, too.
+        // Among the sampled scores there, so that a cluster is resolved, too.
         let (least, most) = self.simd.extent_within(scores, (lo, hi));
         let finer = if least < most { values_between(least, most) } else { values_between(lo, hi) };
         let fine = self.simd.pivot_sums(scores, weights, &finer, false);
@@ -538,7 +538,7 @@ pub(crate) fn fewest(
     enough
 }
 
-/// So far below the largest key, in natural-log units, all of `n` keys together weigh less than the budget.
+/// So far below the largest score, in natural-log units, all of `n` keys together weigh less than the budget.
 pub(crate) fn depth(n: usize, eps: f64) -> f64 {
     (n as f64 / eps.max(1e-300)).ln().clamp(1.0, 800.0) + 0.5
 }

@@ -16,7 +16,7 @@ pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
     fn scale(&self) -> Option<f64>;
 }
 
-/// Whether keys around this one, which is finite, can be weighed roughly.
+/// Whether scores around this one, which is finite, can be weighed roughly.
 pub(crate) fn is_near(score: f64, scale: f64) -> bool {
     (score * scale).abs() < FAR && scale < STEEP
 }

@@ -14,16 +14,16 @@ import sys
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations, permutations, product
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from mpmath import mp, mpf
 
 import certk_rs as ck
-from certk_rs import _native
+from certk_rs import _native, montecarlo
 
-METHODS = ("betting", "bernstein", "hoeffding")
+METHODS = get_args(montecarlo.Method)
 WEIGHTS: dict[str, Callable[[int], list[float]]] = {
     "constant": lambda n: [0.625] * n,
     "ones": lambda n: [1.0] * n,

@@ -39,19 +39,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from flint import arb, fmpq
 
 import certk_rs as ck
-from certk_rs import _native
+from certk_rs import _native, key_index
 from oracle import Precision
 from real_rows import Cache
 
-RULES = ("mass", "gap", "top_k")
-COVERS = ("codes", "cells", "both")
+RULES = get_args(key_index.Rule)
+COVERS = get_args(key_index.Over)
 EPS = 0.05
 
 Array = np.ndarray

@@ -276,14 +276,14 @@ def search(case: Case, threads: int = 1, *, lend: bool = True) -> Found:
 def ask(case: Case, keys: Array, queries: Array, threads: int = 1, *, lend: bool = True) -> Found:
     """The same, of arrays in their stored types."""
     at = case.pieces[0]
-    index = _native.KeyIndex.build(keys[:at], case.keys_dtype, case.rotate, threads)
+    index = _native.KeyIndex.build((keys[:at], case.keys_dtype), case.rotate, threads)
     for count in case.pieces[1:]:
-        index.append(keys[at : at + count], case.keys_dtype, threads)
+        index.append((keys[at : at + count], case.keys_dtype), threads)
         at += count
-    lent = (keys, case.keys_dtype) if lend else (None, None)
+    lent = (keys, case.keys_dtype) if lend else None
     how = (case.scale, case.rule, case.k, case.over, case.max_scored, threads)
     rows = (len(queries),)
-    found = index.search(queries, case.queries_dtype, *lent, case.eps, rows, how)
+    found = index.search((queries, case.queries_dtype), lent, case.eps, rows, how)
     return tuple(np.asarray(getattr(found, name)) for name in FIELDS)
 
 

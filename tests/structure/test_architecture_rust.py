@@ -96,6 +96,25 @@ def test_levels_are_entered_in_one_place() -> None:
     assert LEVELS.search(CRATE.code["kernels", "simd"])
 
 
+def test_every_pass_is_compared_at_all_levels() -> None:
+    """What a level computes has the bits of the portable code, so each way in is called by a test.
+
+    Tests over all levels are those of a `tests.rs`, or of the file itself.
+    """
+    kernels = {m: f for m, f in CRATE.files.items() if m[:1] == ("kernels",) and "isa" not in m}
+    compared = "".join(f.read_text() for m, f in kernels.items() if m[-1] == "tests")
+    names, forgotten = set(), set()
+    for module, file in kernels.items():
+        own = compared + file.read_text().partition("#[cfg(test)]\nmod tests {")[2]
+        for block in re.findall(r"^impl Simd \{\n(.*?)^\}", file.read_text(), re.M | re.S):
+            entries = set(re.findall(r"^    pub\S* fn (\w+)", block, re.M))
+            if module != ("kernels", "simd"):
+                names |= entries
+                forgotten |= {name for name in entries if f".{name}(" not in own}
+    assert {"scan", "below", "products_f64", "attend"} < names
+    assert not forgotten
+
+
 def undocumented_unsafe(text: str) -> list[int]:
     """Lines whose `unsafe` says nowhere near who guarantees what.
 

@@ -10,11 +10,12 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import certk_rs as ck
+from certk_rs import bounds, key_index, montecarlo, output
 from repository import ROOT
 
 ROWS = ["kind", "scale", "mask", "lengths", "indptr", "causal_offset"]
@@ -56,3 +57,37 @@ def test_torch_has_every_option_of_python() -> None:
         assert keywords(getattr(operators, name)) == keywords(ck.select)
     rows_in_a_batch = {k: v for k, v in keywords(ck.keep_set).items() if k != "indptr"}
     assert keywords(operators.keep_set) == rows_in_a_batch
+
+
+def variants(file: str, name: str) -> list[str]:
+    """The variants of a Rust enum, as Python names them."""
+    source = (ROOT / "src" / file).read_text()
+    body = re.search(rf"^pub enum {name} \{{\n(.*?)^\}}", source, re.M | re.S)
+    assert body
+    found = re.findall(r"^    ([A-Z]\w*)", body[1], re.M)
+    return [re.sub(r"(?<!^)(?=[A-Z])", "_", variant).lower() for variant in found]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "python"),
+    [
+        ("index/options.rs", "Rule", get_args(key_index.Rule)),
+        ("index/options.rs", "Over", get_args(key_index.Over)),
+        ("montecarlo/confidence.rs", "Method", get_args(montecarlo.Method)),
+        ("bounds/smallest.rs", "Rule", [rule for rule in get_args(bounds.Rule) if rule != "exact"]),
+    ],
+)
+def test_python_has_every_choice_of_rust(file: str, name: str, python: list[str]) -> None:
+    assert sorted(variants(file, name)) == sorted(python)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "python"),
+    [
+        ("bounds/output.rs", "OutputBound", list(output._NAMES)),
+        ("index/found.rs", "Rung", [rung.name.lower() for rung in ck.Rung]),
+        ("certificate.rs", "Status", [status.name.lower() for status in ck.Status]),
+    ],
+)
+def test_what_comes_as_a_number_is_numbered_alike(file: str, name: str, python: list[str]) -> None:
+    assert variants(file, name) == python

@@ -4,6 +4,8 @@ mod average;
 mod dot;
 #[cfg(any(test, feature = "python"))]
 mod matmul;
+#[cfg(test)]
+mod tests;
 mod tile;
 
 #[cfg(feature = "python")]

@@ -8,7 +8,7 @@ use crate::index::RowVisibility;
 use crate::rows::{PerRow, Vectors, check_strides};
 
 /// The rows of a call.
-pub(super) struct Visibility<'a> {
+pub(super) struct QueryRows<'a> {
     /// The axes of queries but the last.
     pub(super) shape: Vec<usize>,
     pub(super) keys: usize,
@@ -20,7 +20,7 @@ pub(super) struct Visibility<'a> {
     pub(super) sinks: Option<PerRow<'a, f64>>,
 }
 
-impl<'a> Visibility<'a> {
+impl<'a> QueryRows<'a> {
     /// Judges the axes of queries beside those of keys or values, and what masks them.
     ///
     /// # Errors
@@ -40,10 +40,10 @@ impl<'a> Visibility<'a> {
         let head_of = heads.into_iter().flat_map(each).collect();
         let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
         let (keys, options) = (keys.len(), options.clone());
-        let mut visibility =
-            Visibility { shape, keys, head_of, options, lengths: None, sinks: None };
-        visibility.check()?;
-        Ok(visibility)
+        let mut query_rows =
+            QueryRows { shape, keys, head_of, options, lengths: None, sinks: None };
+        query_rows.check()?;
+        Ok(query_rows)
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -101,18 +101,18 @@ impl<'a> Visibility<'a> {
     /// What a row sees.
     pub(super) fn row_visibility(&self, row: usize) -> RowVisibility<'a> {
         let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
-        let mut visible = n;
+        let mut prefix = n;
         if let Some(lengths) = self.lengths {
-            visible = visible.min(lengths.of(row).unsigned_abs() as usize);
+            prefix = prefix.min(lengths.of(row).unsigned_abs() as usize);
         }
         if self.options.causal {
-            visible = visible.min((row % m + 1 + n).saturating_sub(m));
+            prefix = prefix.min((row % m + 1 + n).saturating_sub(m));
         }
         let allowed = self.options.mask.map(|(mask, strides)| {
             let place = Place::unravel(&self.shape, row).0;
             let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
             mask.get(start..start + n).unwrap_or(&[])
         });
-        RowVisibility { visible, allowed }
+        RowVisibility { prefix, allowed }
     }
 }

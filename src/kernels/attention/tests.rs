@@ -1,0 +1,95 @@
+//! Every level against the portable code.
+
+use half::{bf16, f16};
+
+use super::tile::{BLOCK, BlockMask, Rows};
+use crate::kernels::{Element, Keys, LANES, Picked, Simd};
+
+/// Numbers of many sizes, the same at every run.
+fn entries(count: usize, seed: u32) -> Vec<f64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        f64::from(state >> 8) / f64::from(1 << 23) - 1.0
+    };
+    (0..count).map(|_| 3.0 * next() * next()).collect()
+}
+
+/// What the passes over stored vectors return, as bits.
+fn digest<E: Element>(simd: Simd, (count, dim): (usize, usize), from: fn(f64) -> E) -> Vec<u64> {
+    let stride = dim + 3;
+    let stored: Vec<E> = entries(count * stride, 1).into_iter().map(from).collect();
+    let keys = Keys::new(&stored, stride, dim);
+    let width = dim.next_multiple_of(LANES);
+    let query = |seed| {
+        let mut query = entries(dim, seed);
+        query.resize(width, 0.0);
+        query
+    };
+    let (one, two) = (query(2), query(3));
+    let list: Vec<u32> = (0..count as u32).filter(|key| key % 3 != 1).collect();
+    let mut out = Vec::new();
+    for (picked, count) in [(Picked::From(0), count), (Picked::Listed(&list), list.len())] {
+        let mut products = vec![0.0; count];
+        simd.products_f64(keys, picked, &one, &mut products);
+        let weights: Vec<f64> = products.iter().map(|product| product.exp()).collect();
+        let mut sums = vec![0.25; width];
+        simd.average(keys, picked, &weights, &mut sums);
+        out.extend(products.into_iter().chain(sums));
+        out.push(simd.largest(keys, picked, count));
+    }
+    let (mut a, mut b) = (vec![0.0; count - 1], vec![0.0; count - 1]);
+    simd.shared_products(keys, 1, [&one, &two], [&mut a, &mut b]);
+    let (mut sum_a, mut sum_b) = (vec![0.5; width], vec![0.0; width]);
+    simd.shared_average(keys, 1, [&a, &b], [&mut sum_a, &mut sum_b]);
+    out.push(simd.farthest(keys, count, &two));
+    out.extend([a, b, sum_a, sum_b].concat());
+    out.into_iter().map(f64::to_bits).collect()
+}
+
+fn same_bits<E: Element>(from: fn(f64) -> E) {
+    let levels = Simd::all();
+    for shape in [(2, 1), (3, 15), (17, 16), (33, 64), (40, 70), (130, 200)] {
+        let want = digest(levels[levels.len() - 1].1, shape, from);
+        for (name, level) in levels {
+            assert!(digest(*level, shape, from) == want, "{name} {shape:?}");
+        }
+    }
+}
+
+#[test]
+fn every_level_has_the_same_bits() {
+    same_bits(|v| v as f32);
+    same_bits(|v| v);
+    same_bits(f16::from_f64);
+    same_bits(bf16::from_f64);
+}
+
+#[test]
+fn tiles_have_the_same_bits() {
+    let levels = Simd::all();
+    for (rows, dim) in [(1, 3), (16, 32), (17, 70), (64, 96)] {
+        let queries = entries(rows * dim, 4);
+        let width = dim.next_multiple_of(LANES);
+        let stored = |seed| -> Vec<f32> {
+            entries(BLOCK * width, seed).into_iter().map(|entry| entry as f32).collect()
+        };
+        let (keys, values) = (stored(5), stored(6));
+        let ends: Vec<f32> = (0..super::PANEL_ROWS).map(|row| (row % 37) as f32).collect();
+        let told = |simd: Simd| {
+            let mut found = Rows::new(queries.chunks(dim), (dim, width), 0.37);
+            for (count, first) in [(BLOCK, false), (37, true)] {
+                let lend = |data| Keys::new(data, width, width).lend(0, count).unwrap();
+                let each = vec![1.0; count * super::PANEL_ROWS];
+                let ends = ends.as_slice().try_into().unwrap();
+                let mask = if first { BlockMask::First(ends) } else { BlockMask::Each(&each) };
+                simd.attend(&mut found, lend(&keys), lend(&values), count, mask);
+            }
+            format!("{found:?}")
+        };
+        let want = told(levels[levels.len() - 1].1);
+        for (name, level) in levels {
+            assert!(told(*level) == want, "{name} {rows} {dim}");
+        }
+    }
+}
