@@ -119,6 +119,10 @@ pub(crate) fn list<T>(argument: &'static str, count: usize) -> Result<Vec<T>, Er
 }
 
 /// A copy of a slice.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+#[cfg(feature = "python")]
 pub(crate) fn copied<T: Copy>(argument: &'static str, from: &[T]) -> Result<Vec<T>, Error> {
     let mut copy = list(argument, from.len())?;
     copy.extend_from_slice(from);

@@ -17,6 +17,7 @@ from flint import arb
 
 import certk_rs as ck
 from certk_rs import _native
+from levels import LEVELS
 from real_rows import Cache
 
 LD = np.longdouble
@@ -291,7 +292,7 @@ def test_same_bits_for_all_threads_and_levels() -> None:
     mask[..., :640] = False
     answers = []
     try:
-        for level in ("portable", "avx2", "avx512"):
+        for level in LEVELS:
             try:
                 _native.set_simd_level(level)
             except ck.CertkError:

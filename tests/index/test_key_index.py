@@ -47,6 +47,7 @@ from flint import arb, fmpq
 
 import certk_rs as ck
 from certk_rs import _native, key_index
+from levels import LEVELS
 from oracle import Precision
 from real_rows import Cache
 
@@ -589,7 +590,7 @@ def test_bits_do_not_depend_on_threads_or_level() -> None:
     q = (rng.standard_normal((2, 3, 40)) * 3).astype(np.float32)
     answers = []
     try:
-        for level in (None, "portable", "avx2"):
+        for level in (None, *LEVELS):
             try:
                 _native.set_simd_level(level)
             except ck.CertkError:

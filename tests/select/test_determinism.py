@@ -13,9 +13,9 @@ import certk_rs as ck
 from cases import Case
 from fresh_process import run_python
 from generators import DTYPES, make_case
+from levels import LEVELS
 from same_bytes import fields
 
-LEVELS = ("portable", "avx2", "avx512", "neon")
 SHAPES = (
     (400, 1), (300, 3), (300, 16), (200, 32), (200, 33), (150, 100), (100, 257), (60, 512),
     (40, 1024), (40, 1025),

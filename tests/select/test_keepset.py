@@ -22,6 +22,7 @@ from cases import Case
 from checks import limit
 from fresh_process import run_python
 from generators import make_case
+from levels import LEVELS
 from real_rows import Cache, rows_of
 
 
@@ -416,7 +417,7 @@ def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
     assert answers(2) == want
     assert answers(5) == want
     code = "import test_keepset as t; print(t.answers())"
-    for level in ("portable", "avx2", "avx512"):
+    for level in LEVELS:
         done = run_python(code, beside=Path(__file__), CERTK_LEVEL=level)
         if "cannot run here" in done.stderr:
             continue

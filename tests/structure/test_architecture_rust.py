@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from levels import LEVELS
 from repository import ROOT
 from rust_source import NOT_CODE, Crate, Module, blank, code_of
 
@@ -44,7 +45,7 @@ ARROWS: dict[str, set[str] | None] = {
 # No file of ours is longer.
 LONGEST = 600
 # How a level is named, and by whom.
-LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Neon|avx2|avx512|neon)\b")
+NAMES_OF_LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Neon|avx2|avx512|neon)\b")
 CRATE = Crate(RUST)
 
 
@@ -91,9 +92,9 @@ def test_levels_are_entered_in_one_place() -> None:
         if module[:2] == ("kernels", "isa"):
             wrong |= {f"{shown(module)} -> {name}" for name in re.findall(r"\b[Ss]imd\b", code)}
         elif module != ("kernels", "simd"):
-            wrong |= {f"{shown(module)} -> {name}" for name in LEVELS.findall(code)}
+            wrong |= {f"{shown(module)} -> {name}" for name in NAMES_OF_LEVELS.findall(code)}
     assert not wrong
-    assert LEVELS.search(CRATE.code["kernels", "simd"])
+    assert NAMES_OF_LEVELS.search(CRATE.code["kernels", "simd"])
 
 
 def test_every_pass_is_compared_at_all_levels() -> None:
@@ -113,6 +114,18 @@ def test_every_pass_is_compared_at_all_levels() -> None:
                 forgotten |= {name for name in entries if f".{name}(" not in own}
     assert {"scan", "below", "products_f64", "attend"} < names
     assert not forgotten
+
+
+def test_every_level_is_named_wherever_levels_are_tried() -> None:
+    simd = (ROOT / "src" / "kernels" / "simd.rs").read_text()
+    named = set(re.findall(r'levels\.push\(\("(\w+)"', simd))
+    error = re.search(r"known: ([\w, ]+)", (ROOT / "src" / "error.rs").read_text())
+    masks = re.search(
+        r"for level in \[([^]]*)\]", (ROOT / "tests" / "soundness" / "masks.rs").read_text()
+    )
+    assert error
+    assert masks
+    assert named == set(error[1].split(", ")) == set(re.findall(r"\w+", masks[1])) == set(LEVELS)
 
 
 def undocumented_unsafe(text: str) -> list[int]:
