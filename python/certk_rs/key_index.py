@@ -24,7 +24,7 @@ from ._arrays.rows import budgets
 from ._files.index import PARTS, read_index, write_index
 from ._ragged import starts_of
 from .errors import CertkError
-from .montecarlo import Family, Method, TailEstimate, estimate_of
+from .montecarlo import Drawing, Family, Method, TailEstimate
 from .results import SearchResult
 
 Rule = Literal["mass", "gap", "top_k"]
@@ -241,15 +241,10 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; keys needed but not given.
         """
-        if family not in ("row", "all"):
-            raise CertkError(f'family is {family!r}; pass "row" or "all"')
+        drawing = Drawing(delta, draws, method, seed, eps, family, threads)
         array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        given, given_dtype = self._given(keys)
-        if given is None or given_dtype is None:
-            raise CertkError(
-                "keys are needed: the index does not keep them; pass the keys that it was built of"
-            )
+        given, given_dtype = self._needed(keys, "pass the keys that it was built of")
         # Only the shape of the scores matters to a kept set.
         scores = np.broadcast_to(np.float32(0.0), (*batch, len(self)))
         mask, indptr, indices = as_native_kept(keep, scores, None)
@@ -257,7 +252,6 @@ class KeyIndex:
             rows = np.asarray(mask).reshape(prod(batch), len(self))
             indptr = starts_of(rows.sum(axis=1))
             indices = np.nonzero(rows)[1].astype(np.int64)
-        budget = None if eps is None else budgets(eps, array, None)
         found = self._index.tail_mass(
             array.reshape(1, -1) if array.ndim == 1 else array,
             dtype,
@@ -265,9 +259,9 @@ class KeyIndex:
             given_dtype,
             (None, np.ascontiguousarray(indptr), np.ascontiguousarray(indices)),
             scale,
-            (delta, draws, method, seed, budget, family == "all", threads),
+            drawing.options(array, None),
         )
-        return estimate_of(found, batch, delta, method, seed, family)
+        return drawing.estimate(found, batch)
 
     def check(self, keys: ArrayLike | None = None, *, threads: int | None = None) -> None:
         """Compare keys, all of them, with those that the index was built of, bit for bit.
@@ -279,9 +273,7 @@ class KeyIndex:
         Raises:
             CertkError: They are not those; names the head. Or there are none to check.
         """
-        given, dtype = self._given(keys)
-        if given is None or dtype is None:
-            raise CertkError("keys are needed: the index does not keep them; pass them to check")
+        given, dtype = self._needed(keys, "pass them to check")
         self._index.check(given, dtype, threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -341,6 +333,12 @@ class KeyIndex:
         if keys is None:
             return self._kept, None if self._kept is None else self.dtype
         return _as_native_keys(keys)
+
+    def _needed(self, keys: ArrayLike | None, remedy: str) -> tuple[NDArray[Any], str]:
+        given, dtype = self._given(keys)
+        if given is None or dtype is None:
+            raise CertkError(f"keys are needed: the index does not keep them; {remedy}")
+        return given, dtype
 
 
 def _restored(
