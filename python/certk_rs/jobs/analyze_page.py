@@ -36,8 +36,8 @@ def cells(found: CacheAnalysis) -> list[list[str]]:
             f"{head.multi_gap:.3f}",
             f"{head.shared:.3f}",
             head.advice,
-            f"{head.shared_bound:.3f}",
-            f"{head.effective:.1f}",
+            f"{head.shared_lower_bound:.3f}",
+            f"{head.effective_entries:.1f}",
             f"{head.participation:.1f}",
         ]
         for head in found.heads
@@ -55,7 +55,7 @@ def layer_cells(found: CacheAnalysis) -> list[list[str]]:
         [
             name,
             str(means.heads),
-            *(f"{k:.3f} ({off:.3f})" for k, off in zip(means.kept, means.off, strict=True)),
+            *(f"{k:.3f} ({off:.3f})" for k, off in zip(means.kept, means.rule_error, strict=True)),
             f"{means.shared:.3f}",
         ]
         for name, means in [
@@ -87,7 +87,7 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
         f"At {found.eps[main]:g} rows need {found.all().kept[main]:.3f} of their keys in the mean, "
         f"from {least.kept[main]:.3f} (head {least.layer}.{least.head}) to {most.kept[main]:.3f} "
         f"(head {most.layer}.{most.head}). The Gaussian rule is off by "
-        f"{found.all().off[main]:.3f} in the mean; it is worst for head {worst.layer}."
+        f"{found.all().rule_error[main]:.3f} in the mean; it is worst for head {worst.layer}."
         f"{worst.head}, where it says {worst.predicted[main]:.3f} and rows need "
         f"{worst.kept[main]:.3f}. One set per head takes {found.all().shared:.3f} in the mean.",
     ]
