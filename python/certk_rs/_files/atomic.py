@@ -23,7 +23,7 @@ import stat
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import BinaryIO
 
 from ..errors import CertkError
@@ -220,12 +220,7 @@ class NewFile:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leave()
 
 

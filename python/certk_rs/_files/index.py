@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ..errors import CertkError
 from .atomic import NewFile
 from .safetensors import (
-    Entry,
     Header,
     SafetensorsFile,
     are_sizes,
@@ -80,9 +79,9 @@ def read_index(path: Path) -> tuple[Shape, str, list[Head]]:
             raise _damaged(path, "its header is not one that save writes")
         digest = hashlib.sha256(_header(dtypes, shape, dtype, _NO_SHA256).raw)
         read: dict[str, NDArray[Any]] = {}
-        for entry in entries.values():
-            read[entry.name] = _read(file, entry)
-            digest.update(_bytes(read[entry.name]))
+        for name in entries:
+            read[name] = file.raw(name)
+            digest.update(read[name].data)
         if digest.hexdigest() != sha256:
             raise _damaged(path, "it does not have the SHA-256 that it states")
         heads = []
@@ -101,15 +100,6 @@ def read_index(path: Path) -> tuple[Shape, str, list[Head]]:
 
 def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).view(np.uint8).data
-
-
-def _read(file: SafetensorsFile, entry: Entry) -> NDArray[np.uint8]:
-    data = np.empty(entry.stop - entry.start, np.uint8)
-    at = 0
-    for chunk in file.chunks(entry.name):
-        data[at : at + chunk.size] = chunk
-        at += chunk.size
-    return data
 
 
 def _header(

@@ -73,8 +73,8 @@ class OutputFile:
         self._file.__enter__()
         return self
 
-    def __exit__(self, *args: Any) -> None:
-        self._file.__exit__(*args)
+    def __exit__(self, *_: object) -> None:
+        self._file.__exit__()
 
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Write one tensor; `array` in the storage type of its dtype, C order."""

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -98,12 +97,7 @@ class SafetensorsFile:
     def __enter__(self) -> SafetensorsFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_unchanged(self, identity: tuple[int, ...]) -> None:
@@ -119,11 +113,15 @@ class SafetensorsFile:
         for start in range(entry.start, entry.stop, _CHUNK):
             yield self._bytes(start, min(_CHUNK, entry.stop - start))
 
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The raw bytes of a tensor."""
+        entry = self.header.entries[name]
+        return self._bytes(entry.start, entry.stop - entry.start)
+
     def read(self, name: str) -> NDArray[Any]:
         """The tensor in its own shape and storage type (uint16 for BF16)."""
         entry = self.header.entries[name]
-        data = self._bytes(entry.start, entry.stop - entry.start)
-        return data.view(STORAGE[entry.dtype]).reshape(entry.shape)
+        return self.raw(name).view(STORAGE[entry.dtype]).reshape(entry.shape)
 
     def sha256(self, name: str) -> str:
         """SHA-256 of the raw bytes of a tensor, hexadecimal."""

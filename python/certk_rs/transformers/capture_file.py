@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -55,13 +54,8 @@ class CacheWriter:
         self._file.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._file.__exit__()
 
     @property
     def layers(self) -> list[int]:
