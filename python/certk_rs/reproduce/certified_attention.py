@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import sparse_attention
-from .._display.page import Table, legend_below, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, panels, plain_ticks, svg
 from ..cache_format import Cache, nearest_rsqrt, widen
 from ..key_index import KeyIndex
 from ..results import AttentionResult
@@ -74,7 +74,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
                 measure(case, kind=REAL, layer=layer.index)
             tell(0.7 + 0.3 * (i + 1) / len(cache.layers))
     peer = PLAIN if times[0][SDPA] is None else SDPA
-    timing = {"seen": _fast(rows, times, peer), "peer": peer, "rows": times}
+    timing = {"seen": _fast(_timed(rows, times), peer), "peer": peer, "rows": times}
     return {"seen": _seen(rows), "rows": rows, "timing": timing}
 
 
@@ -202,20 +202,25 @@ def _longest(rows: list[dict[str, Any]]) -> int:
     return int(max(row["n"] for row in rows if row["kind"] == REAL))
 
 
-def _fast(rows: list[dict[str, Any]], times: list[dict[str, Any]], peer: str) -> str:
+def _timed(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their times."""
+    return [{**row, **time} for row, time in zip(rows, times, strict=True)]
+
+
+def _fast(rows: list[dict[str, Any]], peer: str) -> str:
     """How long it takes, as ratios."""
     n = max(row["n"] for row in rows if row["kind"] != REAL)
 
     def of(group: bool) -> str:
         return ", ".join(
-            f"{time[peer]:.2f} (sigma = {row['sigma']:g})"
-            for row, time in zip(rows, times, strict=True)
+            f"{row[peer]:.2f} (sigma = {row['sigma']:g})"
+            for row in rows
             if row["kind"] != REAL and row["n"] == n and (row["queries"] > 1) == group
         )
 
     real = [
-        time[peer]
-        for row, time in zip(rows, times, strict=True)
+        row[peer]
+        for row in rows
         if row["kind"] == REAL and row["n"] == _longest(rows) and row["queries"] == 1
     ]
     without = (
@@ -237,13 +242,10 @@ COLOURS = dict(zip(SIGMAS, ("#bdd7e7", "#6baed6", "#3182bd", "#08519c"), strict=
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Time, then error, each over n and over sharpness."""
-    rows = [
-        {**row, "time": time[data["timing"]["peer"]]}
-        for row, time in zip(data["rows"], data["timing"]["rows"], strict=True)
-    ]
-    time, axes = _panels(rows, {"time": "o-"}, groups=True)
-    axes[0].set_ylabel(f"time / time of {data['timing']['peer']}")
-    spent = [row["time"] for row in rows]
+    rows, peer = _timed(data["rows"], data["timing"]["rows"]), data["timing"]["peer"]
+    time, axes = _panels(rows, {peer: "o-"}, groups=True)
+    axes[0].set_ylabel(f"time / time of {peer}")
+    spent = [row[peer] for row in rows]
     ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
     plain_ticks(axes[0].yaxis, [x for x in ticks if min(spent) / 1.3 < x < 1.3 * max(spent)])
     for axis in axes:
@@ -256,8 +258,7 @@ def plots(data: dict[str, Any]) -> list[str]:
 
 def _panels(rows: list[dict[str, Any]], fields: dict[str, str], groups: bool) -> tuple[Any, Any]:
     """One query over n, and at the greatest n over sharpness, there with groups if asked for."""
-    plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6), sharey=True, layout="constrained")
+    figure, axes = panels(1, 2, figsize=(9.5, 4.6), sharey=True)
     made = [row for row in rows if row["kind"] != REAL]
     real = [row for row in rows if row["kind"] == REAL]
     longest = {kind: max(row["n"] for row in part) for kind, part in (("", made), (REAL, real))}
@@ -317,9 +318,9 @@ def tables(data: dict[str, Any]) -> list[Table]:
             f"{REAL}, layer {r['layer']}" if r["kind"] == REAL else r["kind"],
             str(r["n"]), str(r["queries"]), f"{r['spread']:.2f}", f"{r['kept']:.3f}",
             f"{r['scored']:.3f}", f"{r['tail']:.4f}", f"{r['error']:.2e}", f"{r['bound']:.2e}",
-            cell(r["plain"], ".1e"), f"{r['wrong']} of {r['rows']}", cell(t[SDPA], ".2f"),
-            cell(t[PLAIN], ".2f"),
+            cell(r["plain"], ".1e"), f"{r['wrong']} of {r['rows']}", cell(r[SDPA], ".2f"),
+            cell(r[PLAIN], ".2f"),
         )
-        for r, t in zip(data["rows"], data["timing"]["rows"], strict=True)
+        for r in _timed(data["rows"], data["timing"]["rows"])
     ]  # fmt: skip
     return [Table(heads, rows)]
