@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CertkError
+from ..errors import CertkError, one_line
 from .atomic import names_the_file
 
 ITEMSIZE = {
@@ -49,6 +49,9 @@ _CHUNK = 1 << 24
 # What a header holds may be as long as the header, and is quoted in one line.
 _QUOTE = reprlib.Repr()
 _QUOTE.maxstring = _QUOTE.maxother = 200
+
+Form = tuple[str, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,7 @@ class SafetensorsFile:
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def canonical(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> Header:
+def canonical(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> Header:
     """The one header this package writes for tensors given as name -> (dtype, shape)."""
     entries: dict[str, Entry] = {}
     stop = 0
@@ -227,7 +228,7 @@ def _read_header(path: Path, file: FileIO, size: int) -> Header:
         metadata = _metadata(body.pop("__metadata__", {}))
     except (ValueError, RecursionError) as error:
         raise CertkError(
-            f"{path}: the header is not valid JSON for safetensors ({_one_line(error)}): "
+            f"{path}: the header is not valid JSON for safetensors ({one_line(error)}): "
             "the file is damaged or not safetensors"
         ) from None
     entries = [_entry(path, name, value) for name, value in body.items()]
@@ -301,7 +302,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_json(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

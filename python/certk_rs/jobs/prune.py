@@ -45,6 +45,7 @@ from .. import __version__, _native, keepset
 from ..cache_format import (
     Cache,
     Certificate,
+    Form,
     Layer,
     Options,
     OutputFile,
@@ -93,7 +94,7 @@ def prune(
         for layer in cache.layers:
             chosen.append(_choose(cache, layer, plan.eps, plan.options, threads))
             step()
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensors: dict[str, Form] = {}
         for sets in chosen:
             kept = [len(indices) for indices in sets.indices]
             tensors |= output_tensors(sets.layer, plan.options.granularity, kept)
