@@ -32,7 +32,7 @@ Given = dict[str, Any]
 
 
 def _options(given: Given) -> Given:
-    """What the function of this package is to be told.
+    """The arguments of a call in the words of this package.
 
     Budgets per row, and a fraction for `max_keep`, have an argument of their own in schemas; and
     without `threads` as many are used as torch uses.
@@ -50,19 +50,9 @@ def _options(given: Given) -> Given:
     return options
 
 
-def _select(given: Given) -> Any:
-    return rows.select(**_options(given))
-
-
-def _keep_set(given: Given) -> Any:
-    return keepset.keep_set(**_options(given))
-
-
-def _certify(given: Given) -> Any:
-    options = _options(given)
-    starts = options.pop("keep_indptr")
-    if starts is not None:
-        options["keep"] = _side_by_side(options["keep"], starts, _batch(given))
+def _certify(*, keep_indptr: Tensor | None, **options: Any) -> Any:
+    if keep_indptr is not None:
+        options["keep"] = _side_by_side(options["keep"], keep_indptr, _batch(options))
     return rows.certify(**options)
 
 
@@ -113,8 +103,7 @@ def as_index(tensors: Sequence[Tensor]) -> IndexArrays:
     return IndexArrays(arrays)
 
 
-def _attend(given: Given) -> Any:
-    options = _options(given)
+def _attend(**options: Any) -> Any:
     parts = [options.pop(name) for name in INDEX_DTYPES if name in options]
     return sparse_attention.attention(**options, index=as_index(parts) if parts else None)
 
@@ -178,7 +167,7 @@ def _traceable(given: Given) -> None:
 def _operator(
     name: str,
     arguments: str,
-    call: Callable[[Given], Any],
+    call: Callable[..., Any],
     outputs: Outputs,
     *,
     differentiable: bool = False,
@@ -198,7 +187,7 @@ def _operator(
         return {**defaults, **dict(zip(defaults, arguments, strict=False)), **options}
 
     def kernel(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
-        found = call(named(arguments, options))
+        found = call(**_options(named(arguments, options)))
         return tuple(_output(found, field, dtype) for field, dtype in columns)
 
     def fake(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
@@ -256,12 +245,12 @@ _ATTENDED: Outputs = {"out": ("out", None), "tail_mass_upper": _MASS, "k": _COUN
 selection = _operator(
     "selection",
     _SELECT,
-    _select,
+    rows.select,
     {**_ROWS, "k": _COUNT, **_INTERVAL, "minimal": _FLAG, "status": _CODE},
 )
-select = _operator("select", _SELECT, _select, {**_ROWS, "tail_mass_upper": _MASS})
+select = _operator("select", _SELECT, rows.select, {**_ROWS, "tail_mass_upper": _MASS})
 select_mask = _operator(
-    "select_mask", _SELECT, _select, {"mask": ("mask", torch.bool), "tail_mass_upper": _MASS}
+    "select_mask", _SELECT, rows.select, {"mask": ("mask", torch.bool), "tail_mass_upper": _MASS}
 )
 certify = _operator(
     "certify", _CERTIFY, _certify, {"k": _COUNT, **_INTERVAL, "holds": _FLAG, "minimal": _FLAG}
@@ -269,7 +258,7 @@ certify = _operator(
 keep_set = _operator(
     "keep_set",
     _KEEP_SET,
-    _keep_set,
+    keepset.keep_set,
     {
         "indices": ("found", torch.int64),
         **_INTERVAL,
