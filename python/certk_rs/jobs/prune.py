@@ -42,15 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__, _native, keepset
-from ..cache_format import (
-    Cache,
-    Certificate,
-    Form,
-    Layer,
-    Options,
-    OutputFile,
-    output_tensors,
-)
+from ..cache_format import Cache, Certificate, Form, Layer, Options, OutputFile, output_tensors
 from ..errors import CertkError
 from .plan import Plan, Task
 

@@ -28,14 +28,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from .._files.safetensors import STORAGE
 from ..cache_format import Cache as CacheFile
-from ..cache_format import (
-    Layer,
-    Names,
-    SafetensorsFile,
-    layout,
-    output_tensors,
-    read_certificate,
-)
+from ..cache_format import Layer, Names, SafetensorsFile, layout, output_tensors, read_certificate
 from ..errors import CertkError
 from .capture_file import CacheWriter
 from .per_head import pad_with_latest, select_per_head
@@ -367,9 +360,8 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
     _need_all_layers(file.path, layers)
 
     def read(name: str) -> NDArray[Any]:
-        facts = certificate.outputs.get(name)
-        array = file.read(name) if name in file.header.entries else None
-        if facts is None or array is None or facts.sha256 != _sha256(array):
+        facts, array = certificate.outputs.get(name), file.read(name)
+        if facts is None or facts.sha256 != hashlib.sha256(array.data).hexdigest():
             raise CertkError(f"{file.path}: tensor {name!r} is not the one that was certified")
         return array
 
@@ -420,10 +412,6 @@ def _need_all_layers(path: Path, layers: Sequence[Layer]) -> None:
         )
     if len({layer.n for layer in layers}) > 1:
         raise CertkError(f"{path}: its layers stand for texts of different lengths")
-
-
-def _sha256(array: NDArray[Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def _tensor(raw: NDArray[Any], dtype: str) -> torch.Tensor:
