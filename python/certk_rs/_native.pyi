@@ -19,6 +19,7 @@ __all__ = [
     "Attended",
     "Certified",
     "DefaultFloats",
+    "Estimated",
     "Kept",
     "KeyIndex",
     "OutputBounds",
@@ -147,16 +148,12 @@ class KeyIndex:
         q: _Stored,
         keys: _Stored,
         keep: _Keep,
+        batch: tuple[int, ...],
         scale: object,
         options: tuple[
             object, object, object, object, float | NDArray[np.float64] | None, bool, object
         ],
-    ) -> tuple[
-        NDArray[np.float64],  # lower (rows,)
-        NDArray[np.float64],  # upper (rows,)
-        NDArray[np.float64],  # point (rows,)
-        NDArray[np.int64],  # draws used (rows,)
-    ]:
+    ) -> Estimated:
         """Options as those of the function `tail_mass`."""
 
     def check(self, keys: _Stored, threads: object) -> None: ...
@@ -190,6 +187,19 @@ class Certified:
     def holds(self) -> NDArray[np.bool_] | None: ...
     @property
     def minimal(self) -> NDArray[np.bool_] | None: ...
+
+@final
+class Estimated:
+    """The fields of a `TailEstimate` that are found, as those of `Selected`."""
+
+    @property
+    def lower(self) -> NDArray[np.float64]: ...
+    @property
+    def upper(self) -> NDArray[np.float64]: ...
+    @property
+    def point(self) -> NDArray[np.float64]: ...
+    @property
+    def draws(self) -> NDArray[np.int64]: ...
 
 @final
 class Kept:
@@ -390,12 +400,7 @@ def tail_mass(
     options: tuple[
         object, object, object, object, float | NDArray[np.float64] | None, bool, object
     ],
-) -> tuple[
-    NDArray[np.float64],  # lower (rows,)
-    NDArray[np.float64],  # upper (rows,)
-    NDArray[np.float64],  # point (rows,)
-    NDArray[np.int64],  # draws used (rows,)
-]:
+) -> Estimated:
     """Options are delta, draws, method, seed, eps, whether delta is for all rows, threads."""
 
 def tail_mass_of_drawn(
@@ -405,12 +410,7 @@ def tail_mass_of_drawn(
     options: tuple[
         object, object, object, object, float | NDArray[np.float64] | None, bool, object
     ],
-) -> tuple[
-    NDArray[np.float64],  # lower (1,)
-    NDArray[np.float64],  # upper (1,)
-    NDArray[np.float64],  # point (1,)
-    NDArray[np.int64],  # draws used (1,)
-]:
+) -> Estimated:
     """Do as `tail_mass` for one row whose scores are asked for where they are wanted."""
 
 def mean_bounds(

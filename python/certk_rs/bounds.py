@@ -97,12 +97,9 @@ def required_gap(n: ArrayLike, k: ArrayLike, eps: ArrayLike) -> NDArray[np.float
     Raises:
         CertkError: An argument out of its range, or shapes that do not broadcast.
     """
-    names, values = ("n", "k", "eps"), (n, k, eps)
-    counts = [
-        coerce.floats(name, value) if name == "eps" else coerce.integers(name, value)
-        for name, value in zip(names, values, strict=True)
-    ]
-    rows, kept, budget = _together(names, counts)
+    rows, kept, budget = _together(
+        n=coerce.integers("n", n), k=coerce.integers("k", k), eps=coerce.floats("eps", eps)
+    )
     return _shaped(_native.required_gap(rows, kept, budget), rows.shape)
 
 
@@ -246,13 +243,12 @@ def blockwise(
     mask, dtype = coerce.borrow("kept", kept)
     if dtype != "bool":
         raise CertkError(f"kept has dtype {dtype}; pass bool, True for the blocks that are kept")
-    names = ("sizes", "upper", "lower", "kept")
-    parts = [
-        coerce.integers("sizes", sizes),
-        coerce.floats("upper", upper),
-        coerce.floats("lower", lower),
-    ]
-    counts, above, below, chosen = _together(names, [*parts, mask])
+    counts, above, below, chosen = _together(
+        sizes=coerce.integers("sizes", sizes),
+        upper=coerce.floats("upper", upper),
+        lower=coerce.floats("lower", lower),
+        kept=mask,
+    )
     found = _native.blockwise(counts, above, below, chosen.view(np.uint8), threads)
     return _shaped(found, counts.shape[:-1])
 
@@ -302,12 +298,12 @@ def _ranked(
     return stored, coerce.per_row_integers("k", k, batch), batch
 
 
-def _together(names: tuple[str, ...], arrays: list[Any]) -> list[Any]:
+def _together(**arrays: NDArray[Any]) -> list[Any]:
     """Broadcast to one shape, in fresh memory in C order."""
     try:
-        wide = np.broadcast_arrays(*arrays)
+        wide = np.broadcast_arrays(*arrays.values())
     except ValueError:
-        shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise CertkError(f"shapes do not broadcast: {shapes}; make them agree") from None
     return [np.array(array, order="C", copy=True) for array in wide]
 

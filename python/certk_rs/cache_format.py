@@ -37,7 +37,7 @@ from ._files.certificate import Certificate, Options, TensorFacts, read_certific
 from ._files.layers import Layer, layout, nearest_rsqrt, read_metadata
 from ._files.names import DEFAULT_NAMES, KNOWN_NAMES, Names, detect
 from ._files.output import OutputFile, output_header, output_tensors
-from ._files.safetensors import STORAGE, SafetensorsFile
+from ._files.safetensors import STORAGE, Form, SafetensorsFile
 from ._files.values import not_finite, widen
 from .errors import CertkError
 
@@ -46,6 +46,7 @@ __all__ = [
     "KNOWN_NAMES",
     "Cache",
     "Certificate",
+    "Form",
     "Layer",
     "Names",
     "Options",

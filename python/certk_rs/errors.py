@@ -18,6 +18,11 @@ def pip_install(extra: str) -> str:
     return f"pip install {' '.join(repr(package) for package in _EXTRAS[extra])}"
 
 
+def one_line(error: BaseException) -> str:
+    """What an exception of somebody else says, as one line; its class if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class CertkError(ValueError):
     """Bad input, or a file that is not what it should be.
 

@@ -9,7 +9,7 @@ a real row needs is what `certk_rs.select` finds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -137,12 +137,10 @@ def fit(
     asked = None if eps is None else np.asarray(budgets(eps, data, starts))
     n, columns = _native.fit_gaussian(rows, asked, threads)
     batch = batch_shape(data, starts)
-    n = n.reshape(batch)
-    mean, sigma, ks_distance, skewness, excess_kurtosis, predicted = (
-        column.reshape(batch) for column in columns
-    )
+    *moments, predicted = (column.reshape(batch) for column in columns)
+    fitted = GaussianFit(n.reshape(batch), *moments)
     if asked is None:
-        return GaussianFit(n, mean, sigma, ks_distance, skewness, excess_kurtosis)
+        return fitted
     found = select(
         scores,
         asked,
@@ -155,10 +153,8 @@ def fit(
         threads=threads,
     )
     actual = np.full(batch, np.nan)
-    np.divide(found.k, n, out=actual, where=n > 0)
-    return GaussianFit(
-        n, mean, sigma, ks_distance, skewness, excess_kurtosis, asked, predicted, actual
-    )
+    np.divide(found.k, fitted.n, out=actual, where=fitted.n > 0)
+    return replace(fitted, eps=asked, predicted=predicted, actual=actual)
 
 
 @dataclass(frozen=True)

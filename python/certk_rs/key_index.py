@@ -24,7 +24,7 @@ from ._arrays.rows import budgets
 from ._files.index import PARTS, read_index, write_index
 from ._ragged import starts_of
 from .errors import CertkError
-from .montecarlo import Family, Method, TailEstimate, estimate_of
+from .montecarlo import Drawing, Family, Method, TailEstimate
 from .results import SearchResult
 
 Rule = Literal["mass", "gap", "top_k"]
@@ -238,15 +238,10 @@ class KeyIndex:
         Raises:
             CertkError: Bad input; keys needed but not given.
         """
-        if family not in ("row", "all"):
-            raise CertkError(f'family is {family!r}; pass "row" or "all"')
+        drawing = Drawing(delta, draws, method, seed, eps, family, threads)
         array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
-        given = self._given(keys)
-        if given is None:
-            raise CertkError(
-                "keys are needed: the index does not keep them; pass the keys that it was built of"
-            )
+        given = self._needed(keys, "pass the keys that it was built of")
         # Only the shape of the scores matters to a kept set.
         scores = np.broadcast_to(np.float32(0.0), (*batch, len(self)))
         mask, indptr, indices = as_native_kept(keep, scores, None)
@@ -254,15 +249,15 @@ class KeyIndex:
             rows = np.asarray(mask).reshape(prod(batch), len(self))
             indptr = starts_of(rows.sum(axis=1))
             indices = np.nonzero(rows)[1].astype(np.int64)
-        budget = None if eps is None else budgets(eps, array, None)
         found = self._index.tail_mass(
             (array.reshape(1, -1) if array.ndim == 1 else array, dtype),
             given,
             (None, np.ascontiguousarray(indptr), np.ascontiguousarray(indices)),
+            batch,
             scale,
-            (delta, draws, method, seed, budget, family == "all", threads),
+            drawing.options(array, None),
         )
-        return estimate_of(found, batch, delta, method, seed, family)
+        return drawing.estimate(found)
 
     def check(self, keys: ArrayLike | None = None, *, threads: int | None = None) -> None:
         """Compare keys, all of them, with those that the index was built of, bit for bit.
@@ -274,10 +269,7 @@ class KeyIndex:
         Raises:
             CertkError: They are not those; names the head. Or there are none to check.
         """
-        given = self._given(keys)
-        if given is None:
-            raise CertkError("keys are needed: the index does not keep them; pass them to check")
-        self._index.check(given, threads)
+        self._index.check(self._needed(keys, "pass them to check"), threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index, not the keys, to a safetensors file at exactly `path`.
@@ -336,6 +328,12 @@ class KeyIndex:
         if keys is None:
             return None if self._kept is None else (self._kept, self.dtype)
         return _as_native_keys(keys)
+
+    def _needed(self, keys: ArrayLike | None, remedy: str) -> tuple[NDArray[Any], str]:
+        given = self._given(keys)
+        if given is None:
+            raise CertkError(f"keys are needed: the index does not keep them; {remedy}")
+        return given
 
 
 def _restored(

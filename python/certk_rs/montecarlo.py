@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,23 +23,17 @@ from numpy.typing import ArrayLike, NDArray
 from . import _native
 from ._arrays import coerce
 from ._arrays.kept import Keep, as_native_kept
-from ._arrays.rows import as_native_rows, batch_shape, budgets
+from ._arrays.rows import as_native_rows, budgets
 from .errors import CertkError
-from .results import _Frozen
+from .results import _Frozen, _on_demand
 
 Method = Literal["betting", "bernstein", "hoeffding"]
 Family = Literal["row", "all"]
 Score = Callable[[NDArray[np.int64]], ArrayLike]
-_Found = tuple[
-    NDArray[np.float64],  # lower (rows,)
-    NDArray[np.float64],  # upper (rows,)
-    NDArray[np.float64],  # point (rows,)
-    NDArray[np.int64],  # draws used (rows,)
-]
-
 __all__ = ["Confidence", "TailEstimate", "clt_interval", "tail_mass"]
 
 
+@_on_demand
 @dataclass(frozen=True, eq=False)
 class TailEstimate(_Frozen):
     """Intervals for tail masses that hold with a stated probability; not deterministic ones.
@@ -131,8 +125,7 @@ def tail_mass(
         CertkError: Bad input, or a drawn score above its bound; the message names the argument and
             the place.
     """
-    if family not in ("row", "all"):
-        raise CertkError(f'family is {family!r}; pass "row" or "all"')
+    drawing = Drawing(delta, draws, method, seed, eps, family, threads)
     if score is not None:
         given = (mask, lengths, indptr, causal_offset)
         if kind != "logits" or scale != 1.0 or any(option is not None for option in given):
@@ -140,65 +133,56 @@ def tail_mass(
                 "score is given, so kind, scale, mask, lengths, indptr and causal_offset have "
                 "nothing to act on; let score return final scores in natural-log units"
             )
-        found, batch = _of_drawn(
-            scores, keep, delta, draws, method, seed, upper_bounds, score, eps, family, threads
-        )
-    else:
-        if scores is None:
-            raise CertkError("scores is None; pass scores (..., n), or score= and upper_bounds=")
-        rows, data, starts = as_native_rows(
-            scores, mask, lengths, indptr, kind, scale, causal_offset
-        )
-        batch = batch_shape(data, starts)
-        bounds = None
-        if upper_bounds is not None:
-            above, dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
-            bounds = coerce.broadcast("upper_bounds", above, data.shape), dtype
-        budget = None if eps is None else budgets(eps, data, starts)
-        found = _native.tail_mass(
-            rows,
-            as_native_kept(keep, data, starts),
-            bounds,
-            (delta, draws, method, seed, budget, family == "all", threads),
-        )
-    return estimate_of(found, batch, delta, method, seed, family)
+        return _of_drawn(scores, keep, upper_bounds, score, drawing)
+    if scores is None:
+        raise CertkError("scores is None; pass scores (..., n), or score= and upper_bounds=")
+    rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
+    bounds = None
+    if upper_bounds is not None:
+        above, dtype = coerce.as_native_floats("upper_bounds", upper_bounds)
+        bounds = coerce.broadcast("upper_bounds", above, data.shape), dtype
+    kept = as_native_kept(keep, data, starts)
+    found = _native.tail_mass(rows, kept, bounds, drawing.options(data, starts))
+    return drawing.estimate(found)
 
 
-def estimate_of(
-    found: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]],
-    batch: tuple[int, ...],
-    delta: float,
-    method: Method,
-    seed: int,
-    family: Family,
-) -> TailEstimate:
-    """Make an estimate of what `_native` found: lower, upper, point and draws, all flat."""
-    lower, upper, point, used = found
-    return TailEstimate(
-        lower.reshape(batch),
-        upper.reshape(batch),
-        point.reshape(batch),
-        float(delta),
-        used.reshape(batch),
-        method,
-        int(seed),
-        family,
-    )
+@dataclass(frozen=True)
+class Drawing:
+    """How tails are drawn from, in the words of `tail_mass`."""
+
+    delta: float
+    draws: int
+    method: Method
+    seed: int
+    eps: ArrayLike | None
+    family: Family
+    threads: int | None
+
+    def __post_init__(self) -> None:
+        if self.family not in ("row", "all"):
+            raise CertkError(f'family is {self.family!r}; pass "row" or "all"')
+
+    def options(self, scores: NDArray[Any], indptr: NDArray[np.int64] | None) -> tuple[Any, ...]:
+        """All of it as `_native` takes it, with the budgets of these rows."""
+        budget = None if self.eps is None else budgets(self.eps, scores, indptr)
+        shared = self.family == "all"
+        return self.delta, self.draws, self.method, self.seed, budget, shared, self.threads
+
+    def estimate(self, found: _native.Estimated) -> TailEstimate:
+        """Make an estimate of what `_native` found."""
+        delta, seed = float(self.delta), int(self.seed)
+        return TailEstimate._of(
+            found, delta=delta, method=self.method, seed=seed, family=self.family
+        )
 
 
 def _of_drawn(
     scores: ArrayLike | None,
     keep: Keep,
-    delta: float,
-    draws: int,
-    method: Method,
-    seed: int,
     upper_bounds: ArrayLike | None,
     score: Score,
-    eps: ArrayLike | None,
-    family: Family,
-    threads: int | None,
-) -> tuple[_Found, tuple[int, ...]]:
+    drawing: Drawing,
+) -> TailEstimate:
     """Estimate one row whose scores are computed where they are wanted."""
     if scores is not None:
         raise CertkError("scores and score are both given; pass scores=None with score=")
@@ -219,12 +203,11 @@ def _of_drawn(
             )
         return _wide(array, dtype)
 
-    budget = None if eps is None else budgets(eps, bounds, None)
-    options = (delta, draws, method, seed, budget, family == "all", threads)
+    options = drawing.options(bounds, None)
     found = _native.tail_mass_of_drawn(
         stored, as_native_kept(keep, bounds, None), computed, options
     )
-    return found, ()
+    return drawing.estimate(found)
 
 
 class Confidence:

@@ -221,27 +221,9 @@ def select(
         CertkError: Bad input; the message names the argument and the place.
     """
     _need_tensors(scores=scores, mask=mask, lengths=lengths, indptr=indptr)
-    number, per_row = _budget(eps)
-    return Selection(
-        *_operators.selection(
-            scores,
-            number,
-            per_row,
-            mask,
-            lengths,
-            indptr,
-            kind,
-            scale,
-            causal_offset,
-            min_keep,
-            *_most(max_keep),
-            keep_first,
-            keep_last,
-            block_size,
-            prove_minimal,
-            threads,
-        )
-    )
+    read = (mask, lengths, indptr, kind, scale, causal_offset)
+    chosen = (min_keep, *_most(max_keep), keep_first, keep_last, block_size, prove_minimal)
+    return Selection(*_operators.selection(scores, *_budget(eps), *read, *chosen, threads))
 
 
 def select_mask(
@@ -271,25 +253,9 @@ def select_mask(
         CertkError: See `select`.
     """
     _need_tensors(scores=scores, mask=mask, lengths=lengths, indptr=indptr)
-    number, per_row = _budget(eps)
-    kept, upper = _operators.select_mask(
-        scores,
-        number,
-        per_row,
-        mask,
-        lengths,
-        indptr,
-        kind,
-        scale,
-        causal_offset,
-        min_keep,
-        *_most(max_keep),
-        keep_first,
-        keep_last,
-        block_size,
-        prove_minimal,
-        threads,
-    )
+    read = (mask, lengths, indptr, kind, scale, causal_offset)
+    chosen = (min_keep, *_most(max_keep), keep_first, keep_last, block_size, prove_minimal)
+    kept, upper = _operators.select_mask(scores, *_budget(eps), *read, *chosen, threads)
     return kept, upper
 
 
@@ -321,21 +287,10 @@ def certify(
     """
     listed, starts = (keep.indices, keep.indptr) if isinstance(keep, Selection) else (keep, None)
     _need_tensors(scores=scores, keep=listed, mask=mask, lengths=lengths, indptr=indptr)
-    number, per_row = (None, None) if eps is None else _budget(eps)
+    budget = (None, None) if eps is None else _budget(eps)
+    read = (mask, lengths, indptr, kind, scale, causal_offset)
     k, upper, lower, holds, minimal = _operators.certify(
-        scores,
-        listed,
-        starts,
-        number,
-        per_row,
-        mask,
-        lengths,
-        indptr,
-        kind,
-        scale,
-        causal_offset,
-        independent,
-        threads,
+        scores, listed, starts, *budget, *read, independent, threads
     )
     if eps is None:
         return Certificate(k, upper, lower, None, None)
@@ -368,23 +323,9 @@ def keep_set(
         CertkError: Bad input; the message names the argument and the place.
     """
     _need_tensors(scores=scores, mask=mask, lengths=lengths)
-    number, per_row = _budget(eps)
-    return KeepSet(
-        *_operators.keep_set(
-            scores,
-            number,
-            per_row,
-            mask,
-            lengths,
-            kind,
-            scale,
-            causal_offset,
-            *_most(max_keep),
-            keep_first,
-            keep_last,
-            threads,
-        )
-    )
+    read = (mask, lengths, kind, scale, causal_offset)
+    chosen = (*_most(max_keep), keep_first, keep_last)
+    return KeepSet(*_operators.keep_set(scores, *_budget(eps), *read, *chosen, threads))
 
 
 # ----------------------------------------------------------------------------------- attention

@@ -194,24 +194,10 @@ def effective_entries(
     """Count the entries of each row whose probability is at least eps (arXiv 2404.02690).
 
     The `count` of `effective`, which also tells the share that is not effective: proven entries
-    only, which is all of them but for near-hits to 27 digits.
-
-    Args:
-        scores: (..., n); dtypes and all row options as in `certk_rs.select`.
-        eps: The level, 0 < eps < 1.
-        kind: See `select`.
-        scale: See `select`.
-        mask: See `select`.
-        lengths: See `select`.
-        indptr: See `select`.
-        causal_offset: See `select`.
-        threads: See `select`.
+    only, which is all of them but for near-hits to 27 digits. Arguments and errors as there.
 
     Returns:
         int64 in the batch shape (...), never above 1 / eps.
-
-    Raises:
-        CertkError: Bad input; the message names the argument and the place.
     """
     return effective(
         scores,
@@ -240,23 +226,10 @@ def participation(
     """Return the participation ratio 1 / sum P_i^2 of each row: how many entries share the weight.
 
     Between 1 (one entry has it all) and the number of visible entries (all equal); attention
-    collapses where it stays O(1) as n grows.
-
-    Args:
-        scores: (..., n); dtypes and all row options as in `certk_rs.select`.
-        kind: See `select`.
-        scale: See `select`.
-        mask: See `select`.
-        lengths: See `select`.
-        indptr: See `select`.
-        causal_offset: See `select`.
-        threads: See `select`.
+    collapses where it stays O(1) as n grows. Arguments and errors as in `effective`.
 
     Returns:
         float64 of the batch shape, relative error below 4e-12; 0 for a row without visible entries.
-
-    Raises:
-        CertkError: Bad input; the message names the argument and the place.
     """
     rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
     ratio = _native.participation(rows, threads).reshape(batch_shape(data, starts))

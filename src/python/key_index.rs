@@ -11,8 +11,8 @@ use pyo3::types::PyString;
 use super::arguments;
 use super::arrays::{Budgets, KeepArray, Stored, contiguous};
 use super::errors::{CertkError, detached};
-use super::montecarlo::{self, Estimate};
-use super::results::Searched;
+use super::montecarlo;
+use super::results::{Estimated, Searched};
 use crate::index::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
 use crate::memory::{check_memory, product};
 use crate::rows::Vectors;
@@ -255,9 +255,10 @@ impl KeyIndex {
         q: Stored<'py>,
         keys: Stored<'py>,
         keep: KeepArray<'py>,
+        batch: Vec<usize>,
         scale: Option<&Bound<'py, PyAny>>,
         options: montecarlo::Options<'py>,
-    ) -> PyResult<Estimate<'py>> {
+    ) -> PyResult<Estimated> {
         let _modes = default_floats();
         let (queries, keys) = (vectors(&q, "q")?, vectors(&keys, "keys")?);
         let mut strides = Vec::new();
@@ -266,7 +267,7 @@ impl KeyIndex {
         let options = options.read()?;
         let found =
             detached(py, || self.read().tail_mass(&queries, &keys, &keep, scale, &options))?;
-        Ok(montecarlo::translated(py, found))
+        Ok(Estimated::new(found, batch))
     }
 
     fn check(

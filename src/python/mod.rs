@@ -56,7 +56,9 @@ mod _native {
     #[pymodule_export]
     use super::products::products;
     #[pymodule_export]
-    use super::results::{Certified, Kept, OutputBounds, OutputSelected, Searched, Selected};
+    use super::results::{
+        Certified, Estimated, Kept, OutputBounds, OutputSelected, Searched, Selected,
+    };
     #[pymodule_export]
     use super::select::{certify, select, set_simd_level, simd_level};
 

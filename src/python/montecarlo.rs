@@ -7,29 +7,13 @@ use pyo3::types::PyString;
 use super::arguments::{self, count, flag, integer, real};
 use super::arrays::{Budgets, KeepArray, Rows, Stored, column, contiguous};
 use super::errors::{CertkError, detached};
+use super::results::Estimated;
 use crate::error::Error;
 use crate::memory;
-use crate::montecarlo::{self as core, Confidence, Method, TailEstimate, TailOptions};
+use crate::montecarlo::{self as core, Confidence, Method, TailOptions};
 use crate::threads::default_floats;
 
-pub(super) type Estimate<'py> = (
-    Bound<'py, PyArray1<f64>>,
-    Bound<'py, PyArray1<f64>>,
-    Bound<'py, PyArray1<f64>>,
-    Bound<'py, PyArray1<i64>>,
-);
-
 type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
-
-pub(super) fn translated(py: Python<'_>, found: TailEstimate) -> Estimate<'_> {
-    let floats = |values| PyArray1::from_vec(py, values);
-    (
-        floats(found.lower),
-        floats(found.upper),
-        floats(found.point),
-        PyArray1::from_vec(py, found.draws),
-    )
-}
 
 fn method(name: &Bound<'_, PyAny>) -> PyResult<Method> {
     match name.cast::<PyString>() {
@@ -75,7 +59,7 @@ pub(super) fn tail_mass<'py>(
     keep: KeepArray<'py>,
     bounds: Option<Stored<'py>>,
     options: Options<'py>,
-) -> PyResult<Estimate<'py>> {
+) -> PyResult<Estimated> {
     let _modes = default_floats();
     let bounds = bounds.map(|bounds| Rows::plain(bounds, rows.indptr().cloned()));
     let scores = rows.scores()?;
@@ -84,7 +68,7 @@ pub(super) fn tail_mass<'py>(
     let keep = keep.keep(&mut strides)?;
     let options = options.read()?;
     let found = detached(py, || core::tail_mass(&scores, &keep, bounds.as_ref(), &options))?;
-    Ok(translated(py, found))
+    Ok(Estimated::new(found, scores.batch_shape().to_vec()))
 }
 
 #[pyfunction]
@@ -94,7 +78,7 @@ pub(super) fn tail_mass_of_drawn<'py>(
     keep: KeepArray<'py>,
     score: &Bound<'py, PyAny>,
     options: Options<'py>,
-) -> PyResult<Estimate<'py>> {
+) -> PyResult<Estimated> {
     let _modes = default_floats();
     let rows = Rows::plain(bounds, None);
     let bounds = rows.scores()?;
@@ -122,7 +106,7 @@ pub(super) fn tail_mass_of_drawn<'py>(
     });
     match raised {
         Some(error) => Err(error),
-        None => Ok(translated(py, found?)),
+        None => Ok(Estimated::new(found?, Vec::new())),
     }
 }
 

@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::index::SearchResult;
 use crate::keepset::KeepSet;
 use crate::memory;
+use crate::montecarlo::TailEstimate;
 use crate::rows::Scores;
 use crate::select::Selection;
 
@@ -397,5 +398,29 @@ impl OutputSelected {
             error_upper: found.error_upper.into(),
             minimal: found.minimal.into(),
         })
+    }
+}
+
+result! {
+    /// What drawing from tails found.
+    #[pyclass(frozen, module = "certk_rs._native")]
+    Estimated {
+        lower: PerRow<f64>,
+        upper: PerRow<f64>,
+        point: PerRow<f64>,
+        draws: PerRow<i64>,
+    }
+}
+
+impl Estimated {
+    /// Of rows of shape `batch`.
+    pub(super) fn new(found: TailEstimate, batch: Vec<usize>) -> Self {
+        Estimated {
+            batch,
+            lower: found.lower.into(),
+            upper: found.upper.into(),
+            point: found.point.into(),
+            draws: found.draws.into(),
+        }
     }
 }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Certificate, Layer, SafetensorsFile, output_tensors, widen
+from ..cache_format import Certificate, Form, Layer, SafetensorsFile, output_tensors, widen
 from .recompute import Floats, Keys, Proof, Rows, recompute
 
 Note = Callable[[str, str], None]
@@ -60,9 +60,7 @@ class Sets:
             yield head, f"{name}, kv head {head}", range(head, head + 1)
 
 
-def tensors_of(
-    file: SafetensorsFile, layer: Layer, certificate: Certificate
-) -> dict[str, tuple[str, tuple[int, ...]]]:
+def tensors_of(file: SafetensorsFile, layer: Layer, certificate: Certificate) -> dict[str, Form]:
     """What tensors this layer must have, given how many indices it has."""
     indices = file.header.entries.get(f"layers.{layer.index}.indices")
     total = 0 if indices is None else math.prod(indices.shape)

@@ -12,6 +12,9 @@ from ..gaussian import plan as plan_rows
 from .options import AsJson, Job, Threads
 from .terminal import print_json, print_table, print_text, say
 
+# What follows from the fields of a plan.
+_DERIVED = ("scored_ratio", "speedup", "worthwhile", "advice", "reason")
+
 
 def plan(
     n: Annotated[int, typer.Option("--n", metavar="N", help="Keys of a row.")],
@@ -31,22 +34,13 @@ def plan(
     def job() -> int:
         found = plan_rows(n, sigma, eps, seed=seed, threads=threads)
         if as_json:
-            print_json({"command": "plan", **asdict(found), **_derived(found)})
+            derived = {name: getattr(found, name) for name in _DERIVED}
+            print_json({"command": "plan", **asdict(found), **derived})
         else:
             _show(found)
         return 0
 
     return job
-
-
-def _derived(plan: Plan) -> dict[str, float | bool | str]:
-    return {
-        "scored_ratio": plan.scored_ratio,
-        "speedup": plan.speedup,
-        "worthwhile": plan.worthwhile,
-        "advice": plan.advice,
-        "reason": plan.reason,
-    }
 
 
 def _show(plan: Plan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -37,6 +37,17 @@ class Table:
     caption: str = ""
 
 
+def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
+    """A table of rows of named numbers.
+
+    `heads` are those of the columns, and `cells` the formats (of `str.format`) of what is in them,
+    both one behind the other with " | " between.
+    """
+    forms = cells.split(" | ")
+    shown = [tuple(form.format_map(row) for form in forms) for row in rows]
+    return Table(heads.split(" | "), shown, caption)
+
+
 @dataclass(frozen=True)
 class Section:
     """A heading, sentences, plots (SVG) and tables; long tables are folded."""
@@ -63,6 +74,11 @@ def pyplot() -> ModuleType:
 
     module: ModuleType = plt
     return module
+
+
+def panels(*grid: int, **options: Any) -> Any:
+    """A figure and its axes, as `pyplot.subplots` makes them, laid out so that nothing overlaps."""
+    return pyplot().subplots(*grid, layout="constrained", **options)
 
 
 def svg(figure: Any) -> str:

@@ -23,8 +23,8 @@ import stat
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import BinaryIO
+from types import ModuleType
+from typing import BinaryIO, TypeVar
 
 from ..errors import CertkError
 
@@ -54,6 +54,8 @@ _NOWHERE = "0" * 8
 _STALE_AFTER = 7 * 86400.0
 _TRIES = 100
 
+_File = TypeVar("_File", bound="NewFile")
+
 
 @contextlib.contextmanager
 def names_the_file(path: Path) -> Iterator[None]:
@@ -80,7 +82,7 @@ class NewFile:
         self._fd = -1
         self._identity: os.stat_result | None = None
 
-    def __enter__(self) -> NewFile:
+    def __enter__(self: _File) -> _File:
         if not self._replace and os.path.lexists(self.path):
             raise already_exists(self.path)
         try:
@@ -220,12 +222,7 @@ class NewFile:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leave()
 
 

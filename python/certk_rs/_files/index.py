@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import CertkError
 from .atomic import NewFile
 from .safetensors import (
-    Entry,
+    Form,
     Header,
     SafetensorsFile,
     are_sizes,
@@ -47,7 +47,7 @@ Head = tuple[NDArray[Any], ...]
 def write_index(path: Path, shape: Shape, dtype: str, heads: Iterable[Sequence[object]]) -> None:
     """Write the parts of every head, over what was there."""
     tensors: dict[str, NDArray[Any]] = {}
-    dtypes: dict[str, tuple[str, Shape]] = {}
+    dtypes: dict[str, Form] = {}
     for head, parts in enumerate(heads):
         for (name, stored, here), part in zip(PARTS, parts, strict=True):
             array = np.asarray(part).astype(here, copy=False)
@@ -80,9 +80,9 @@ def read_index(path: Path) -> tuple[Shape, str, list[Head]]:
             raise _damaged(path, "its header is not one that save writes")
         digest = hashlib.sha256(_header(dtypes, shape, dtype, _NO_SHA256).raw)
         read: dict[str, NDArray[Any]] = {}
-        for entry in entries.values():
-            read[entry.name] = _read(file, entry)
-            digest.update(_bytes(read[entry.name]))
+        for name in entries:
+            read[name] = file.raw(name)
+            digest.update(read[name].data)
         if digest.hexdigest() != sha256:
             raise _damaged(path, "it does not have the SHA-256 that it states")
         heads = []
@@ -103,21 +103,7 @@ def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).view(np.uint8).data
 
 
-def _read(file: SafetensorsFile, entry: Entry) -> NDArray[np.uint8]:
-    data = np.empty(entry.stop - entry.start, np.uint8)
-    at = 0
-    for chunk in file.chunks(entry.name):
-        data[at : at + chunk.size] = chunk
-        at += chunk.size
-    return data
-
-
-def _header(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    shape: tuple[int, ...],
-    dtype: str,
-    sha256: str,
-) -> Header:
+def _header(tensors: Mapping[str, Form], shape: Shape, dtype: str, sha256: str) -> Header:
     """The one header of an index; the SHA-256 is that of the whole file with 64 zeros for it."""
     about = {
         "format": _FORMAT,
@@ -135,7 +121,7 @@ def _damaged(path: Path, problem: str) -> CertkError:
     )
 
 
-def _about(file: SafetensorsFile) -> tuple[tuple[int, ...], str, str]:
+def _about(file: SafetensorsFile) -> tuple[Shape, str, str]:
     """What the file says of itself: the shape and dtype of the keys, and its own hash."""
     text = file.header.metadata.get("certk", "")
     try:

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from ..errors import CertkError
 from .names import DEFAULT_NAMES, ROLES, Names
+from .safetensors import Form
 
 MAX_D = 1 << 20
 MAX_N = (1 << 32) - 1
@@ -38,9 +39,7 @@ class Layer:
         return self.n if causal_offset is None else min(max(self.m + causal_offset, 0), self.n)
 
 
-def layout(
-    where: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]], names: Names
-) -> tuple[Layer, ...]:
+def layout(where: str, tensors: Mapping[str, Form], names: Names) -> tuple[Layer, ...]:
     """The layers among `tensors` (name -> dtype, shape), by rising number.
 
     Raises `CertkError` (beginning with `where`) for a missing tensor, a layer without queries, a
@@ -108,11 +107,7 @@ def _nothing_found(where: str, tensors: Sequence[str], pattern: str) -> str:
 
 
 def _layer(
-    where: str,
-    index: int,
-    found: Mapping[str, str],
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    names: Names,
+    where: str, index: int, found: Mapping[str, str], tensors: Mapping[str, Form], names: Names
 ) -> Layer:
     def wrong(role: str, what: str) -> CertkError:
         dtype, shape = tensors[found[role]]

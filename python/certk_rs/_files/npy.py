@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CertkError
+from ..errors import CertkError, one_line
 from .safetensors import byte_size, quote
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[Any, bool, Any]]] = {
@@ -59,8 +59,7 @@ def read_array(path: Path, name: str | None = None) -> NDArray[Any]:
         except (OSError, MemoryError, CertkError):
             raise
         except Exception as error:  # whatever NumPy, zipfile and zlib make of damaged bytes
-            problem = " ".join(str(error).split()) or type(error).__name__
-            raise CertkError(f"{path} cannot be read ({problem}): write it again") from None
+            raise CertkError(f"{path} cannot be read ({one_line(error)}): write it again") from None
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str | None, size: int) -> NDArray[Any]:

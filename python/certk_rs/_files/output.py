@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 from .atomic import NewFile
 from .certificate import Certificate, TensorFacts
 from .layers import Layer
-from .safetensors import STORAGE, Header, canonical
+from .safetensors import STORAGE, Form, Header, canonical
 
 
-def output_tensors(
-    layer: Layer, granularity: str, kept: Sequence[int]
-) -> dict[str, tuple[str, tuple[int, ...]]]:
+def output_tensors(layer: Layer, granularity: str, kept: Sequence[int]) -> dict[str, Form]:
     """Names, dtypes and shapes of one layer of an output that keeps `kept[g]` keys in group g."""
     stem, rows = f"layers.{layer.index}.", (layer.heads, layer.m)
     total = sum(kept)
     by_head = granularity == "head"
     pruned = (total, layer.d) if by_head else (layer.kv_heads, total, layer.d)
-    tensors: dict[str, tuple[str, tuple[int, ...]]] = {
+    tensors: dict[str, Form] = {
         stem + "indices": ("I32" if layer.n < 1 << 31 else "I64", (total,)),
         stem + "key": (layer.dtypes["key"], pruned),
         stem + "value": (layer.dtypes["value"], pruned),
@@ -45,20 +43,15 @@ def output_header(certificate: Certificate) -> Header:
     return canonical(tensors, {"certk": certificate.to_json()})
 
 
-class OutputFile:
-    """Writes one output, tensor by tensor in any order; context manager, see `NewFile`.
+class OutputFile(NewFile):
+    """One output in the making, written tensor by tensor in any order.
 
     The length of the header is known before the hashes are, so the data can go to its place at once
     and no more than one tensor need be in memory.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-        certificate: Certificate,
-    ) -> None:
-        self._file = NewFile(path)
+    def __init__(self, path: Path, tensors: Mapping[str, Form], certificate: Certificate) -> None:
+        super().__init__(path)
         self._certificate = certificate
         self._facts = {
             name: TensorFacts(dtype, shape, "0" * 64) for name, (dtype, shape) in tensors.items()
@@ -69,13 +62,6 @@ class OutputFile:
     def _make_header(self) -> Header:
         return output_header(replace(self._certificate, outputs=self._facts))
 
-    def __enter__(self) -> OutputFile:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        self._file.__exit__(*args)
-
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Write one tensor; `array` in the storage type of its dtype, C order."""
         facts = self._facts[name]
@@ -85,12 +71,12 @@ class OutputFile:
         data = array.reshape(-1).view(np.uint8).data
         self._facts[name] = replace(facts, sha256=hashlib.sha256(data).hexdigest())
         entry = self._header.entries[name]
-        self._file.write_at(len(self._header.raw) + entry.start, data)
+        self.write_at(len(self._header.raw) + entry.start, data)
         self._missing.remove(name)
 
     def commit(self) -> None:
         """Write the header, and give the file its name."""
         if self._missing:
             raise AssertionError(f"never written: {sorted(self._missing)}")
-        self._file.write_at(0, self._make_header().raw)
-        self._file.commit()
+        self.write_at(0, self._make_header().raw)
+        super().commit()

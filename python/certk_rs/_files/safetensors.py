@@ -24,13 +24,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CertkError
+from ..errors import CertkError, one_line
 from .atomic import names_the_file
 
 ITEMSIZE = {
@@ -50,6 +49,9 @@ _CHUNK = 1 << 24
 # What a header holds may be as long as the header, and is quoted in one line.
 _QUOTE = reprlib.Repr()
 _QUOTE.maxstring = _QUOTE.maxother = 200
+
+Form = tuple[str, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,7 @@ class SafetensorsFile:
     def __enter__(self) -> SafetensorsFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_unchanged(self, identity: tuple[int, ...]) -> None:
@@ -119,11 +116,15 @@ class SafetensorsFile:
         for start in range(entry.start, entry.stop, _CHUNK):
             yield self._bytes(start, min(_CHUNK, entry.stop - start))
 
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The raw bytes of a tensor."""
+        entry = self.header.entries[name]
+        return self._bytes(entry.start, entry.stop - entry.start)
+
     def read(self, name: str) -> NDArray[Any]:
         """The tensor in its own shape and storage type (uint16 for BF16)."""
         entry = self.header.entries[name]
-        data = self._bytes(entry.start, entry.stop - entry.start)
-        return data.view(STORAGE[entry.dtype]).reshape(entry.shape)
+        return self.raw(name).view(STORAGE[entry.dtype]).reshape(entry.shape)
 
     def sha256(self, name: str) -> str:
         """SHA-256 of the raw bytes of a tensor, hexadecimal."""
@@ -146,9 +147,7 @@ class SafetensorsFile:
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def canonical(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> Header:
+def canonical(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> Header:
     """The one header this package writes for tensors given as name -> (dtype, shape)."""
     entries: dict[str, Entry] = {}
     stop = 0
@@ -229,7 +228,7 @@ def _read_header(path: Path, file: FileIO, size: int) -> Header:
         metadata = _metadata(body.pop("__metadata__", {}))
     except (ValueError, RecursionError) as error:
         raise CertkError(
-            f"{path}: the header is not valid JSON for safetensors ({_one_line(error)}): "
+            f"{path}: the header is not valid JSON for safetensors ({one_line(error)}): "
             "the file is damaged or not safetensors"
         ) from None
     entries = [_entry(path, name, value) for name, value in body.items()]
@@ -303,7 +302,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_json(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CertkError
+from ..errors import CertkError, one_line
 from .atomic import NewFile
 
 Arrays = dict[str, NDArray[Any]]
@@ -62,8 +62,8 @@ def read_selection(path: str | os.PathLike[str], *, searched: bool) -> dict[str,
     except OSError:
         raise
     except Exception as error:  # whatever zipfile and NumPy make of foreign bytes
-        problem = " ".join(str(error).split()) or type(error).__name__
-        raise CertkError(f"{os.fspath(path)} is not a saved Selection ({problem})") from None
+        name, problem = os.fspath(path), one_line(error)
+        raise CertkError(f"{name} is not a saved Selection ({problem})") from None
 
 
 def _checked(stored: Arrays, more: dict[str, tuple[str, ...]]) -> dict[str, Any]:

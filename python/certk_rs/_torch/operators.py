@@ -1,16 +1,14 @@
-"""The operators of `certk_rs.torch`, in one table: what each calls, and the tensors it gives.
+"""The operators of `certk_rs.torch`, in one table: what each takes, calls, and gives.
 
-Of a row of the table are made its schema (the signature of what it calls is in the words of
-schemas), its kernel, which calls the function of the same name on tensors where they are, and the
-shapes for tracing. No argument is keyword-only: torch takes no gradient for an operator with
-tensors that are.
+A row of the table has the arguments as torch's schemas have them, what is called with them, and the
+tensors that come out, with their shapes for tracing. Arguments are named and ordered as those of
+the function of the same name, but for what one type of a schema cannot say (see `_options`). None
+is keyword-only: torch takes no gradient for an operator with tensors that are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from inspect import Parameter, Signature, signature
 from math import prod
 from typing import Any
 
@@ -27,59 +25,35 @@ from ..errors import CertkError
 from ..key_index import IndexArrays
 from .gradient import remember, truncated
 
+Given = dict[str, Any]
+"""All arguments of a call by name, in the order of the schema."""
+
 # ------------------------------------------------------------------------------- what is called
 
 
-def _batch(scores: Tensor, indptr: Tensor | None) -> tuple[Any, ...]:
-    return tuple(scores.shape[:-1]) if indptr is None else (indptr.shape[0] - 1,)
+def _options(given: Given) -> Given:
+    """The arguments of a call in the words of this package.
+
+    Budgets per row, and a fraction for `max_keep`, have an argument of their own in schemas; and
+    without `threads` as many are used as torch uses.
+    """
+    options = dict(given)
+    per_row, fraction = options.pop("eps_per_row"), options.pop("max_fraction", None)
+    if per_row is not None:
+        options["eps"] = per_row
+    if fraction is not None:
+        if options["max_keep"] is not None:
+            raise CertkError("max_keep and max_fraction exclude each other; pass one of them")
+        options["max_keep"] = fraction
+    if options["threads"] is None:
+        options["threads"] = torch.get_num_threads()
+    return options
 
 
-def _most(max_keep: int | None, max_fraction: float | None) -> int | float | None:
-    if max_keep is not None and max_fraction is not None:
-        raise CertkError("max_keep and max_fraction exclude each other; pass one of them")
-    return max_keep if max_fraction is None else max_fraction
-
-
-def _threads(threads: int | None) -> int:
-    return torch.get_num_threads() if threads is None else threads
-
-
-def _select(
-    scores: Tensor,
-    eps: float,
-    eps_per_row: Tensor | None = None,
-    mask: Tensor | None = None,
-    lengths: Tensor | None = None,
-    indptr: Tensor | None = None,
-    kind: str = "logits",
-    scale: float = 1.0,
-    causal_offset: int | None = None,
-    min_keep: int = 1,
-    max_keep: int | None = None,
-    max_fraction: float | None = None,
-    keep_first: int = 0,
-    keep_last: int = 0,
-    block_size: int = 1,
-    prove_minimal: bool = False,
-    threads: int | None = None,
-) -> Any:
-    return rows.select(
-        scores,
-        eps if eps_per_row is None else eps_per_row,
-        kind=kind,
-        scale=scale,
-        mask=mask,
-        lengths=lengths,
-        indptr=indptr,
-        causal_offset=causal_offset,
-        min_keep=min_keep,
-        max_keep=_most(max_keep, max_fraction),
-        keep_first=keep_first,
-        keep_last=keep_last,
-        block_size=block_size,
-        prove_minimal=prove_minimal,
-        threads=_threads(threads),
-    )
+def _certify(*, keep_indptr: Tensor | None, **options: Any) -> Any:
+    if keep_indptr is not None:
+        options["keep"] = _side_by_side(options["keep"], keep_indptr, _batch(options))
+    return rows.certify(**options)
 
 
 def _side_by_side(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> NDArray[np.int64]:
@@ -95,67 +69,6 @@ def _side_by_side(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> 
         )
     table = padded(flat, counts)
     return table.reshape(*batch, table.shape[1])
-
-
-def _certify(
-    scores: Tensor,
-    keep: Tensor,
-    keep_indptr: Tensor | None,
-    eps: float | None,
-    eps_per_row: Tensor | None = None,
-    mask: Tensor | None = None,
-    lengths: Tensor | None = None,
-    indptr: Tensor | None = None,
-    kind: str = "logits",
-    scale: float = 1.0,
-    causal_offset: int | None = None,
-    independent: bool = False,
-    threads: int | None = None,
-) -> Any:
-    kept = keep if keep_indptr is None else _side_by_side(keep, keep_indptr, _batch(scores, indptr))
-    return rows.certify(
-        scores,
-        kept,
-        eps=eps if eps_per_row is None else eps_per_row,
-        kind=kind,
-        scale=scale,
-        mask=mask,
-        lengths=lengths,
-        indptr=indptr,
-        causal_offset=causal_offset,
-        threads=_threads(threads),
-        independent=independent,
-    )
-
-
-def _keep_set(
-    scores: Tensor,
-    eps: float,
-    eps_per_row: Tensor | None = None,
-    mask: Tensor | None = None,
-    lengths: Tensor | None = None,
-    kind: str = "logits",
-    scale: float = 1.0,
-    causal_offset: int | None = None,
-    max_keep: int | None = None,
-    max_fraction: float | None = None,
-    keep_first: int = 0,
-    keep_last: int = 0,
-    threads: int | None = None,
-) -> Any:
-    return keepset.keep_set(
-        scores,
-        eps if eps_per_row is None else eps_per_row,
-        kind=kind,
-        scale=scale,
-        mask=mask,
-        lengths=lengths,
-        causal_offset=causal_offset,
-        max_keep=_most(max_keep, max_fraction),
-        keep_first=keep_first,
-        keep_last=keep_last,
-        threads=_threads(threads),
-    )
 
 
 # The dtype of each tensor of an index. NumPy has no bfloat16: bits stand for it.
@@ -190,36 +103,9 @@ def as_index(tensors: Sequence[Tensor]) -> IndexArrays:
     return IndexArrays(arrays)
 
 
-def _attend(
-    index: IndexArrays | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    eps: float,
-    scale: float | None = None,
-    causal: bool = False,
-    eps_per_row: Tensor | None = None,
-    lengths: Tensor | None = None,
-    mask: Tensor | None = None,
-    threads: int | None = None,
-) -> Any:
-    return sparse_attention.attention(
-        q,
-        k,
-        v,
-        eps if eps_per_row is None else eps_per_row,
-        index=index,
-        scale=scale,
-        causal=causal,
-        lengths=lengths,
-        mask=mask,
-        threads=_threads(threads),
-    )
-
-
-def _attend_indexed(q: Tensor, k: Tensor, v: Tensor, *others: Any, **more: Any) -> Any:
-    parts = len(INDEX_DTYPES)
-    return _attend(as_index(others[:parts]), q, k, v, *others[parts:], **more)
+def _attend(**options: Any) -> Any:
+    parts = [options.pop(name) for name in INDEX_DTYPES if name in options]
+    return sparse_attention.attention(**options, index=as_index(parts) if parts else None)
 
 
 # ---------------------------------------------------------------------- from a row to an operator
@@ -237,17 +123,6 @@ _NUMPY = {
 _LIBRARY: Any = torch.library.Library("certk", "DEF")  # type: ignore[no-untyped-call]
 
 
-def _schema(name: str, arguments: Signature, returns: int) -> str:
-    """What torch reads, from a signature whose annotations are the words of schemas."""
-    words = []
-    for argument in arguments.parameters.values():
-        kind = str(argument.annotation).replace(" | None", "?")
-        default = argument.default
-        quoted = f'"{default}"' if isinstance(default, str) else repr(default)
-        words.append(f"{kind} {argument.name}" + f"={quoted}" * (default is not Parameter.empty))
-    return f"{name}({', '.join(words)}) -> ({', '.join(['Tensor'] * returns)})"
-
-
 def _output(found: Any, name: str, dtype: torch.dtype | None) -> Tensor:
     """One field of what was found, as a tensor of its own: an operator's outputs are nobody's."""
     if dtype is None:
@@ -261,17 +136,26 @@ def _output(found: Any, name: str, dtype: torch.dtype | None) -> Tensor:
     return torch.from_numpy(np.array(value, dtype=_NUMPY[dtype], order="C"))
 
 
-def _shape(kind: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
+def _batch(given: Given) -> tuple[Any, ...]:
+    """The batch shape of scores, or the shape of q without its last axis."""
+    starts = given.get("indptr")
+    first: Tensor = next(iter(given.values()))
+    return tuple(first.shape[:-1]) if starts is None else (starts.shape[0] - 1,)
+
+
+def _shape(kind: str, given: Given) -> tuple[Any, ...]:
     """The shape of an output, from the arguments of a call."""
-    first: Tensor = given["q"] if "q" in given else given["scores"]
-    batch = _batch(first, given.get("indptr"))
+    batch = _batch(given)
+    if kind == "out":
+        return (*batch, given["v"].shape[-1])
+    if kind == "mask":
+        return tuple(given["scores"].shape)
     if kind == "found":
         return (torch.library.get_ctx().new_dynamic_size(),)
-    shapes = {"batch": batch, "starts": (prod(batch) + 1,), "mask": tuple(first.shape), "one": ()}
-    return (*batch, given["v"].shape[-1]) if kind == "out" else shapes[kind]
+    return {"batch": batch, "starts": (prod(batch) + 1,), "one": ()}[kind]
 
 
-def _traceable(given: Mapping[str, Any]) -> None:
+def _traceable(given: Given) -> None:
     """Refuse by name, in a trace, what a kernel would refuse when the graph runs."""
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     devices = {tensor.device.type for tensor in tensors.values()}
@@ -282,41 +166,75 @@ def _traceable(given: Mapping[str, Any]) -> None:
 
 def _operator(
     name: str,
+    arguments: str,
     call: Callable[..., Any],
     outputs: Outputs,
     *,
-    arguments: Signature | None = None,
     differentiable: bool = False,
 ) -> Any:
     """Register an operator that mutates nothing, and through which no gradient flows unless told.
 
     Its kernel is called for every device, so that it can refuse by name what is not on the CPU.
     """
-    takes = signature(call) if arguments is None else arguments
+    schema = f"{name}({arguments}) -> ({', '.join(['Tensor'] * len(outputs))})"
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    operator = getattr(torch.ops.certk, name).default
+    # torch leaves out arguments that are their defaults.
+    defaults = {argument.name: argument.default_value for argument in operator._schema.arguments}
     columns = [(field, dtype) for field, (_, dtype) in outputs.items()]
 
+    def named(arguments: tuple[Any, ...], options: Given) -> Given:
+        return {**defaults, **dict(zip(defaults, arguments, strict=False)), **options}
+
     def kernel(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
-        found = call(*arguments, **options)
+        found = call(**_options(named(arguments, options)))
         return tuple(_output(found, field, dtype) for field, dtype in columns)
 
     def fake(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
-        given = takes.bind(*arguments, **options).arguments
+        given = named(arguments, options)
         _traceable(given)
         first: Tensor = next(iter(given.values()))
         return tuple(
             first.new_empty(_shape(kind, given), dtype=dtype) for kind, dtype in outputs.values()
         )
 
-    _LIBRARY.define(_schema(name, takes, len(outputs)), tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     if not differentiable:
         # Outputs are made of numbers alone: they require no gradient, whatever the inputs do.
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"certk::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.certk, name).default
+    return operator
 
 
 # ------------------------------------------------------------------------------------- the table
+
+_SELECT = (
+    "Tensor scores, float eps, Tensor? eps_per_row=None, "
+    "Tensor? mask=None, Tensor? lengths=None, Tensor? indptr=None, "
+    'str kind="logits", float scale=1.0, int? causal_offset=None, '
+    "int min_keep=1, int? max_keep=None, float? max_fraction=None, "
+    "int keep_first=0, int keep_last=0, int block_size=1, bool prove_minimal=False, "
+    "int? threads=None"
+)
+_CERTIFY = (
+    "Tensor scores, Tensor keep, Tensor? keep_indptr, float? eps, Tensor? eps_per_row=None, "
+    "Tensor? mask=None, Tensor? lengths=None, Tensor? indptr=None, "
+    'str kind="logits", float scale=1.0, int? causal_offset=None, '
+    "bool independent=False, int? threads=None"
+)
+_KEEP_SET = (
+    "Tensor scores, float eps, Tensor? eps_per_row=None, "
+    "Tensor? mask=None, Tensor? lengths=None, "
+    'str kind="logits", float scale=1.0, int? causal_offset=None, '
+    "int? max_keep=None, float? max_fraction=None, int keep_first=0, int keep_last=0, "
+    "int? threads=None"
+)
+_VECTORS = "Tensor q, Tensor k, Tensor v"
+_ATTEND = (
+    "float eps, float? scale=None, bool causal=False, "
+    "Tensor? eps_per_row=None, Tensor? lengths=None, Tensor? mask=None, int? threads=None"
+)
+_INDEX = ", ".join(f"Tensor {name}" for name in INDEX_DTYPES)
 
 _COUNT, _MASS = ("batch", torch.int64), ("batch", torch.float64)
 _FLAG, _CODE = ("batch", torch.bool), ("batch", torch.uint8)
@@ -326,19 +244,21 @@ _ATTENDED: Outputs = {"out": ("out", None), "tail_mass_upper": _MASS, "k": _COUN
 
 selection = _operator(
     "selection",
-    _select,
+    _SELECT,
+    rows.select,
     {**_ROWS, "k": _COUNT, **_INTERVAL, "minimal": _FLAG, "status": _CODE},
 )
-select = _operator("select", _select, {**_ROWS, "tail_mass_upper": _MASS})
+select = _operator("select", _SELECT, rows.select, {**_ROWS, "tail_mass_upper": _MASS})
 select_mask = _operator(
-    "select_mask", _select, {"mask": ("mask", torch.bool), "tail_mass_upper": _MASS}
+    "select_mask", _SELECT, rows.select, {"mask": ("mask", torch.bool), "tail_mass_upper": _MASS}
 )
 certify = _operator(
-    "certify", _certify, {"k": _COUNT, **_INTERVAL, "holds": _FLAG, "minimal": _FLAG}
+    "certify", _CERTIFY, _certify, {"k": _COUNT, **_INTERVAL, "holds": _FLAG, "minimal": _FLAG}
 )
 keep_set = _operator(
     "keep_set",
-    _keep_set,
+    _KEEP_SET,
+    keepset.keep_set,
     {
         "indices": ("found", torch.int64),
         **_INTERVAL,
@@ -346,18 +266,10 @@ keep_set = _operator(
         "status": ("one", torch.uint8),
     },
 )
-_attention = partial(_attend, None)
-attention = _operator("attention", _attention, _ATTENDED, differentiable=True)
+attention = _operator(
+    "attention", f"{_VECTORS}, {_ATTEND}", _attend, _ATTENDED, differentiable=True
+)
 torch.library.register_autograd("certk::attention", truncated, setup_context=remember, lib=_LIBRARY)
-
-# The tensors of an index come behind q, k and v.
-_plain = [*signature(_attention).parameters.values()]
-_parts = [
-    Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation="Tensor") for name in INDEX_DTYPES
-]
 attention_indexed = _operator(
-    "attention_indexed",
-    _attend_indexed,
-    _ATTENDED,
-    arguments=Signature([*_plain[:3], *_parts, *_plain[3:]]),
+    "attention_indexed", f"{_VECTORS}, {_INDEX}, {_ATTEND}", _attend, _ATTENDED
 )

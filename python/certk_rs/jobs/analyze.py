@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .. import bounds, gaussian, keepset, selection, windows
 from ..cache_format import Cache, Layer, Names
 from ..errors import CertkError
-from .plan import SMALLEST_EPS, Progress, expand
+from .plan import SMALLEST_EPS, Progress, counting, expand
 
 # Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
 # are found, which takes longer.
@@ -42,15 +42,13 @@ class HeadAnalysis:
     head: int
     queries: int
     n: int
-    main: int
-    """Position of the main budget."""
     sigma: float
     """Standard deviation of the visible scores of a row, in natural-log units."""
     kept: tuple[float, ...]
     """The fewest keys within each budget."""
     predicted: tuple[float, ...]
     """The same by the Gaussian rule, from each row's own sigma."""
-    effective: float
+    effective_entries: float
     """Keys (a number) that weigh at least the main budget each."""
     participation: float
     """1 / sum of squared weights (a number)."""
@@ -59,19 +57,10 @@ class HeadAnalysis:
     """The fewest keys that these bounds prove to be enough, at the main budget: the mean of a few
     rows, evenly spaced in the order of k, and no less than what is kept."""
     shared: float
-    shared_bound: float
+    shared_lower_bound: float
     """One set for all rows at the main budget, and the proven least size of any."""
-
-    @property
-    def advice(self) -> str:
-        """What is worth it at the main budget.
-
-        "prune" or "prune a little": one set for all queries of the head. "per query": no such set
-        is small, but a query on its own needs few keys. "leave dense": neither.
-        """
-        if self.shared <= PRUNE_A_LITTLE:
-            return "prune" if self.shared <= PRUNE else "prune a little"
-        return "per query" if self.kept[self.main] <= PER_QUERY else "leave dense"
+    advice: str
+    """What is worth it at the main budget, one of `ADVICE`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ class Means:
 
     heads: int
     kept: tuple[float, ...]
-    off: tuple[float, ...]
+    rule_error: tuple[float, ...]
     """By how much the Gaussian rule misses what is kept, whichever way."""
     shared: float
 
@@ -150,14 +139,7 @@ def analyze(
     for path in paths:
         with Cache(path, names) as cache:
             total += sum(layer.heads for layer in cache.layers)
-    done = 0
-
-    def step(label: str) -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(label, done, total)
-
+    step = counting(progress, total)
     ordered = tuple(sorted({float(budget) for budget in eps}, reverse=True))
     return [_cache(path, names, ordered, step, threads) for path in paths]
 
@@ -166,7 +148,7 @@ def _cache(
     path: Path,
     names: str | None,
     eps: tuple[float, ...],
-    step: Callable[[str], None],
+    step: Callable[[str, int], None],
     threads: int | None,
 ) -> CacheAnalysis:
     main = len(eps) // 2
@@ -176,7 +158,7 @@ def _cache(
         for layer in cache.layers:
             for head, scores, lengths in _rows(cache, layer):
                 heads.append(_head(layer, head, scores, lengths, eps, main, threads))
-                step(f"analyzing {path.name}")
+                step(f"analyzing {path.name}", 1)
     return CacheAnalysis(path, eps, main, tuple(heads))
 
 
@@ -229,23 +211,35 @@ def _head(
         return max(float((k / lengths[few]).mean()), float(exact.mean()))
 
     one = keepset.keep_set(scores, eps[main], lengths=lengths, threads=threads)
-    visible = int(lengths.max())
+    shared = one.k / int(lengths.max())
+    kept = tuple(float(share.mean()) for share in needed)
     return HeadAnalysis(
         layer=layer.index,
         head=head,
         queries=len(scores),
         n=layer.n,
-        main=main,
         sigma=float(sigma.mean()),
-        kept=tuple(float(share.mean()) for share in needed),
+        kept=kept,
         predicted=tuple(predicted),
-        effective=float(np.mean(windows.effective_entries(masked, eps[main]))),
+        effective_entries=float(np.mean(windows.effective_entries(masked, eps[main]))),
         participation=float(np.mean(windows.participation(masked))),
         single_gap=enough("single_gap"),
         multi_gap=enough("multi_gap"),
-        shared=one.k / visible,
-        shared_bound=one.lower_bound / visible,
+        shared=shared,
+        shared_lower_bound=one.lower_bound / int(lengths.max()),
+        advice=_advice(shared, kept[main]),
     )
+
+
+def _advice(shared: float, kept: float) -> str:
+    """What is worth it, where one set takes a share of the keys, and a query on its own another.
+
+    "prune" or "prune a little": one set for all queries of the head. "per query": no such set is
+    small, but a query on its own needs few keys. "leave dense": neither.
+    """
+    if shared <= PRUNE_A_LITTLE:
+        return "prune" if shared <= PRUNE else "prune a little"
+    return "per query" if kept <= PER_QUERY else "leave dense"
 
 
 def _means(heads: Sequence[HeadAnalysis]) -> Means:
@@ -265,33 +259,6 @@ def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
         "cache": str(found.path),
         "eps": list(found.eps),
         "main_eps": found.eps[found.main],
-        "layers": [
-            {
-                "layer": layer,
-                "heads": means.heads,
-                "kept": list(means.kept),
-                "rule_error": list(means.off),
-                "shared": means.shared,
-            }
-            for layer, means in found.layers().items()
-        ],
-        "heads": [
-            {
-                "layer": head.layer,
-                "head": head.head,
-                "queries": head.queries,
-                "n": head.n,
-                "sigma": head.sigma,
-                "kept": list(head.kept),
-                "predicted": list(head.predicted),
-                "effective_entries": head.effective,
-                "participation": head.participation,
-                "single_gap": head.single_gap,
-                "multi_gap": head.multi_gap,
-                "shared": head.shared,
-                "shared_lower_bound": head.shared_bound,
-                "advice": head.advice,
-            }
-            for head in found.heads
-        ],
+        "layers": [{"layer": i, **vars(means)} for i, means in found.layers().items()],
+        "heads": [vars(head) for head in found.heads],
     }

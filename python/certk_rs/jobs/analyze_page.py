@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import __version__, gaussian
-from .._display.page import Section, Table, legend_beside, page, plain_ticks, pyplot, svg
+from .._display.page import Section, Table, legend_beside, page, panels, plain_ticks, svg
 from .analyze import PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
 
 HEADS = (
@@ -36,8 +36,8 @@ def cells(found: CacheAnalysis) -> list[list[str]]:
             f"{head.multi_gap:.3f}",
             f"{head.shared:.3f}",
             head.advice,
-            f"{head.shared_bound:.3f}",
-            f"{head.effective:.1f}",
+            f"{head.shared_lower_bound:.3f}",
+            f"{head.effective_entries:.1f}",
             f"{head.participation:.1f}",
         ]
         for head in found.heads
@@ -55,7 +55,7 @@ def layer_cells(found: CacheAnalysis) -> list[list[str]]:
         [
             name,
             str(means.heads),
-            *(f"{k:.3f} ({off:.3f})" for k, off in zip(means.kept, means.off, strict=True)),
+            *(f"{k:.3f} ({off:.3f})" for k, off in zip(means.kept, means.rule_error, strict=True)),
             f"{means.shared:.3f}",
         ]
         for name, means in [
@@ -87,7 +87,7 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
         f"At {found.eps[main]:g} rows need {found.all().kept[main]:.3f} of their keys in the mean, "
         f"from {least.kept[main]:.3f} (head {least.layer}.{least.head}) to {most.kept[main]:.3f} "
         f"(head {most.layer}.{most.head}). The Gaussian rule is off by "
-        f"{found.all().off[main]:.3f} in the mean; it is worst for head {worst.layer}."
+        f"{found.all().rule_error[main]:.3f} in the mean; it is worst for head {worst.layer}."
         f"{worst.head}, where it says {worst.predicted[main]:.3f} and rows need "
         f"{worst.kept[main]:.3f}. One set per head takes {found.all().shared:.3f} in the mean.",
     ]
@@ -101,12 +101,11 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
 
 def _map(found: CacheAnalysis) -> str:
     """k/n by layer and head, a panel per budget."""
-    plt = pyplot()
     layers = sorted({head.layer for head in found.heads})
     most = max(head.head for head in found.heads) + 1
-    figure, axes = plt.subplots(
+    figure, axes = panels(
         1, len(found.eps), figsize=(3 * len(found.eps) + 1, 0.28 * len(layers) + 1.8),
-        squeeze=False, sharey=True, layout="constrained",
+        squeeze=False, sharey=True,
     )  # fmt: skip
     for i, (budget, axis) in enumerate(zip(found.eps, axes[0], strict=True)):
         grid = np.full((len(layers), most), np.nan)
@@ -125,8 +124,7 @@ def _map(found: CacheAnalysis) -> str:
 
 def _rule(found: CacheAnalysis) -> str:
     """k/n against sigma, with the Gaussian rule."""
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    figure, axis = panels(figsize=(7.5, 3.8))
     widest = max(head.sigma for head in found.heads)
     sigma = np.linspace(0, (1.1 * widest + 0.1) ** 0.5, 200) ** 2
     for i, budget in enumerate(found.eps):
@@ -153,7 +151,6 @@ def _rule(found: CacheAnalysis) -> str:
 
 def _rules(found: CacheAnalysis) -> str:
     """Exact selection, bounds and shared sets, layer by layer."""
-    plt = pyplot()
     layers = sorted({head.layer for head in found.heads})
     series = {
         "each row on its own": [head.kept[found.main] for head in found.heads],
@@ -161,7 +158,7 @@ def _rules(found: CacheAnalysis) -> str:
         "1 gap (bound)": [head.single_gap for head in found.heads],
         "one set per head": [head.shared for head in found.heads],
     }
-    figure, axis = plt.subplots(figsize=(max(7.5, 0.3 * len(layers)), 3.8), layout="constrained")
+    figure, axis = panels(figsize=(max(7.5, 0.3 * len(layers)), 3.8))
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
         means = [

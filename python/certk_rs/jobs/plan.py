@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .._files.atomic import already_exists
@@ -89,18 +90,25 @@ def make_plan(
             for layer in cache.layers:
                 _check_forced(source, layer, options, cache.causal_offset)
     total = sum(source.stat().st_size for source in sources)
-    done = 0
-    tasks = []
-    for source in sources:
-
-        def tell(count: int, label: str = f"checking {source.name}") -> None:
-            nonlocal done
-            done += count
-            if progress is not None:
-                progress(label, done, total)
-
-        tasks.append(_task(source, out / source.name, names, tell))
+    tell = counting(progress, total)
+    tasks = [
+        _task(source, out / source.name, names, partial(tell, f"checking {source.name}"))
+        for source in sources
+    ]
     return Plan(out, eps, options, names, tuple(tasks))
+
+
+def counting(progress: Progress | None, total: int) -> Callable[[str, int], None]:
+    """What is called with every piece that is done: its label, and how much of the total it is."""
+    done = 0
+
+    def tell(label: str, count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(label, done, total)
+
+    return tell
 
 
 def expand(path: Path) -> list[Path]:

@@ -42,14 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__, _native, keepset
-from ..cache_format import (
-    Cache,
-    Certificate,
-    Layer,
-    Options,
-    OutputFile,
-    output_tensors,
-)
+from ..cache_format import Cache, Certificate, Form, Layer, Options, OutputFile, output_tensors
 from ..errors import CertkError
 from .plan import Plan, Task
 
@@ -93,7 +86,7 @@ def prune(
         for layer in cache.layers:
             chosen.append(_choose(cache, layer, plan.eps, plan.options, threads))
             step()
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensors: dict[str, Form] = {}
         for sets in chosen:
             kept = [len(indices) for indices in sets.indices]
             tensors |= output_tensors(sets.layer, plan.options.granularity, kept)

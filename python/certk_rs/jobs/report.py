@@ -81,20 +81,10 @@ def report_json(report: TaskReport) -> dict[str, Any]:
     return {
         "input": str(report.task.source),
         "output": str(report.task.target),
-        **_counts(sum((layer.count for layer in report.layers), NOTHING)),
-        "worst_tail_mass": max(layer.worst_tail_mass for layer in report.layers),
-        "rows": sum(layer.rows for layer in report.layers),
-        "rows_over_budget": sum(layer.rows_over_budget for layer in report.layers),
+        **_totals(report.layers),
         "layers": [
-            {
-                "layer": layer.layer,
-                **_counts(layer.count),
-                "worst_tail_mass": layer.worst_tail_mass,
-                "rows": layer.rows,
-                "rows_over_budget": layer.rows_over_budget,
-                "sets": [_counts(count) for count in layer.sets],
-            }
-            for layer in report.layers
+            {"layer": each.layer, **_totals([each]), "sets": [_counts(one) for one in each.sets]}
+            for each in report.layers
         ],
     }
 
@@ -125,6 +115,16 @@ def bars(reports: Sequence[LayerReport], width: int, symbols: str = "█▒·") 
         share = f"{100 * count.kept / count.total:5.1f} %"
         lines.append(f"{layer:<{first}} {head:<{second}} {bar} {share}")
     return lines
+
+
+def _totals(layers: Sequence[LayerReport]) -> dict[str, Any]:
+    """Some layers together."""
+    return {
+        **_counts(sum((layer.count for layer in layers), NOTHING)),
+        "worst_tail_mass": max(layer.worst_tail_mass for layer in layers),
+        "rows": sum(layer.rows for layer in layers),
+        "rows_over_budget": sum(layer.rows_over_budget for layer in layers),
+    }
 
 
 def _counts(count: Count) -> dict[str, int]:

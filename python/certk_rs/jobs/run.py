@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 
-from .plan import Plan, Progress
+from .plan import Plan, Progress, counting
 from .prune import prune
 from .report import TaskReport, layer_report
 
@@ -31,14 +32,7 @@ def run(
 def _one(plan: Plan, number: int, progress: Progress | None, threads: int | None) -> TaskReport:
     task = plan.tasks[number]
     label = f"pruning {task.source.name} ({number + 1} of {len(plan.tasks)})"
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(label, done, 2 * task.layers)
-
+    step = partial(counting(progress, 2 * task.layers), label, 1)
     chosen = prune(task, plan, step, threads)
     return TaskReport(task, tuple(layer_report(sets, plan.eps) for sets in chosen))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection
-from .._display.page import Table, legend_beside, pyplot, svg
+from .._display.page import Table, legend_beside, panels, svg, table_of
 from ..errors import CertkError
 from .settings import Settings, Tell, mean
 
@@ -133,8 +133,7 @@ def _scores(model: Any, tokenizer: Any, tokens: list[int]) -> list[NDArray[np.fl
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Mean k per layer, and the paper's figure."""
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    figure, axis = panels(figsize=(7.5, 3.6))
     for row in data["rows"]:
         layers = row["layers"]
         [line] = axis.plot(
@@ -155,9 +154,6 @@ def plots(data: dict[str, Any]) -> list[str]:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     """Ours beside theirs."""
-    heads = ("n", "mean k, all-MiniLM-L6-v2", "times fewer", "mean k, bert-base-uncased (paper)")
-    rows = [
-        (str(r["n"]), f"{r['k']:.1f}", f"{r['fewer']:.2f}", str(r["paper_k"] or "not reported"))
-        for r in data["rows"]
-    ]
-    return [Table(heads, rows)]
+    heads = "n | mean k, all-MiniLM-L6-v2 | times fewer | mean k, bert-base-uncased (paper)"
+    rows = [{**row, "paper": row["paper_k"] or "not reported"} for row in data["rows"]]
+    return [table_of(heads, "{n} | {k:.1f} | {fewer:.2f} | {paper}", rows)]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import sparse_attention
-from .._display.page import Table, legend_below, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, panels, plain_ticks, svg
 from ..cache_format import Cache, nearest_rsqrt, widen
 from ..key_index import KeyIndex
 from ..results import AttentionResult
@@ -74,7 +74,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
                 measure(case, kind=REAL, layer=layer.index)
             tell(0.7 + 0.3 * (i + 1) / len(cache.layers))
     peer = PLAIN if times[0][SDPA] is None else SDPA
-    timing = {"seen": _fast(rows, times, peer), "peer": peer, "rows": times}
+    timing = {"seen": _fast(_timed(rows, times), peer), "peer": peer, "rows": times}
     return {"seen": _seen(rows), "rows": rows, "timing": timing}
 
 
@@ -178,8 +178,7 @@ def _sdpa(queries: Array, keys: Array, values: Array, scale: float) -> Callable[
 
 def _seen(rows: list[dict[str, Any]]) -> str:
     """What is kept and lost."""
-    n = max(row["n"] for row in rows if row["kind"] != REAL)
-    at = [row for row in rows if row["kind"] != REAL and row["n"] == n and row["queries"] == 1]
+    made, real = _longest(rows)
     wrong, judged = sum(row["wrong"] for row in rows), sum(row["rows"] for row in rows)
     loose = [row["bound"] / row["error"] for row in rows if row["error"] > 0 and row["kept"] < 1]
     far = (
@@ -187,37 +186,42 @@ def _seen(rows: list[dict[str, Any]]) -> str:
         if loose
         else "no key is dropped"
     )
-    real = [row for row in rows if row["kind"] == REAL and row["n"] == _longest(rows)]
+    at = [row for row in made if row["queries"] == 1]
     return (
-        f"At n = {n} one query keeps "
+        f"At n = {made[0]['n']} one query keeps "
         + ", ".join(f"{row['kept']:.3f} of the keys (sigma = {row['sigma']:g})" for row in at)
-        + f"; on {_longest(rows)} real keys layers keep from {min(r['kept'] for r in real):.3f} to "
+        + f"; on {real[0]['n']} real keys layers keep from {min(r['kept'] for r in real):.3f} to "
         f"{max(r['kept'] for r in real):.3f}. {wrong} of {judged} outputs are further from float64 "
         f"than their bound says; {far}. The mean error of a case is at most "
         f"{max(row['error'] for row in rows):.2g} of the mean norm of a value."
     )
 
 
-def _longest(rows: list[dict[str, Any]]) -> int:
-    return int(max(row["n"] for row in rows if row["kind"] == REAL))
+def _longest(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of Gaussian keys at their greatest n, and those of real keys at theirs."""
+    made = [row for row in rows if row["kind"] != REAL]
+    real = [row for row in rows if row["kind"] == REAL]
+    n, n_real = (max(row["n"] for row in part) for part in (made, real))
+    return [row for row in made if row["n"] == n], [row for row in real if row["n"] == n_real]
 
 
-def _fast(rows: list[dict[str, Any]], times: list[dict[str, Any]], peer: str) -> str:
+def _timed(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their times."""
+    return [{**row, **time} for row, time in zip(rows, times, strict=True)]
+
+
+def _fast(rows: list[dict[str, Any]], peer: str) -> str:
     """How long it takes, as ratios."""
-    n = max(row["n"] for row in rows if row["kind"] != REAL)
+    made, real = _longest(rows)
 
     def of(group: bool) -> str:
         return ", ".join(
-            f"{time[peer]:.2f} (sigma = {row['sigma']:g})"
-            for row, time in zip(rows, times, strict=True)
-            if row["kind"] != REAL and row["n"] == n and (row["queries"] > 1) == group
+            f"{row[peer]:.2f} (sigma = {row['sigma']:g})"
+            for row in made
+            if (row["queries"] > 1) == group
         )
 
-    real = [
-        time[peer]
-        for row, time in zip(rows, times, strict=True)
-        if row["kind"] == REAL and row["n"] == _longest(rows) and row["queries"] == 1
-    ]
+    spent = [row[peer] for row in real if row["queries"] == 1]
     without = (
         "torch is not installed here, so that times stand beside plain attention of this library "
         "(eps = 0) only. "
@@ -226,8 +230,8 @@ def _fast(rows: list[dict[str, Any]], times: list[dict[str, Any]], peer: str) ->
     )
     return (
         f"{without}In time, against {peer}, one query takes {of(False)} there, a group of {GROUP} "
-        f"takes {of(True)}; on {_longest(rows)} real keys one query of every head takes from "
-        f"{min(real):.2f} to {max(real):.2f} by layer (medians of interleaved repetitions, one "
+        f"takes {of(True)}; on {real[0]['n']} real keys one query of every head takes from "
+        f"{min(spent):.2f} to {max(spent):.2f} by layer (medians of interleaved repetitions, one "
         "thread, indices built beforehand; machines differ, and so do these ratios)."
     )
 
@@ -237,13 +241,10 @@ COLOURS = dict(zip(SIGMAS, ("#bdd7e7", "#6baed6", "#3182bd", "#08519c"), strict=
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Time, then error, each over n and over sharpness."""
-    rows = [
-        {**row, "time": time[data["timing"]["peer"]]}
-        for row, time in zip(data["rows"], data["timing"]["rows"], strict=True)
-    ]
-    time, axes = _panels(rows, {"time": "o-"}, groups=True)
-    axes[0].set_ylabel(f"time / time of {data['timing']['peer']}")
-    spent = [row["time"] for row in rows]
+    rows, peer = _timed(data["rows"], data["timing"]["rows"]), data["timing"]["peer"]
+    time, axes = _panels(rows, {peer: "o-"}, groups=True)
+    axes[0].set_ylabel(f"time / time of {peer}")
+    spent = [row[peer] for row in rows]
     ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
     plain_ticks(axes[0].yaxis, [x for x in ticks if min(spent) / 1.3 < x < 1.3 * max(spent)])
     for axis in axes:
@@ -256,17 +257,15 @@ def plots(data: dict[str, Any]) -> list[str]:
 
 def _panels(rows: list[dict[str, Any]], fields: dict[str, str], groups: bool) -> tuple[Any, Any]:
     """One query over n, and at the greatest n over sharpness, there with groups if asked for."""
-    plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.6), sharey=True, layout="constrained")
-    made = [row for row in rows if row["kind"] != REAL]
-    real = [row for row in rows if row["kind"] == REAL]
-    longest = {kind: max(row["n"] for row in part) for kind, part in (("", made), (REAL, real))}
-    lengths = sorted({row["n"] for row in real})
+    figure, axes = panels(1, 2, figsize=(9.5, 4.6), sharey=True)
+    one = [row for row in rows if row["kind"] != REAL and row["queries"] == 1]
+    alone = [row for row in rows if row["kind"] == REAL and row["queries"] == 1]
+    longest, longest_real = _longest(rows)
+    n, n_real = longest[0]["n"], longest_real[0]["n"]
+    lengths = sorted({row["n"] for row in alone})
     for field, style in fields.items():
         # A colour is named once.
         name = (lambda text: text) if field == next(iter(fields)) else (lambda _: None)
-        one = [row for row in made if row["queries"] == 1]
-        alone = [row for row in real if row["queries"] == 1]
         for sigma, colour in COLOURS.items():
             some = [row for row in one if row["sigma"] == sigma]
             axes[0].plot([r["n"] for r in some], [r[field] for r in some], style, ms=4,
@@ -274,14 +273,13 @@ def _panels(rows: list[dict[str, Any]], fields: dict[str, str], groups: bool) ->
         means = [mean([r[field] for r in alone if r["n"] == n]) for n in lengths]
         label = name("real, mean of layers")
         axes[0].plot(lengths, means, style, ms=4, color="#d95f02", label=label)
-        many = [row for row in made if row["queries"] > 1]
-        for part, who, colour in ((one, "one query", "#1b9e77"), (many, "group of 4", "#7570b3")):
-            if part is one or groups:
-                some = [row for row in part if row["n"] == longest[""]]
+        for many, who, colour in ((False, "one query", "#1b9e77"), (True, "group of 4", "#7570b3")):
+            if groups or not many:
+                some = [row for row in longest if (row["queries"] > 1) == many]
                 axes[1].plot([r["spread"] for r in some], [r[field] for r in some], style, ms=4,
-                             color=colour, label=name(f"{who}, n = {longest['']}"))  # fmt: skip
-        some = [row for row in alone if row["n"] == longest[REAL]]
-        label = name(f"real, each layer, n = {longest[REAL]}")
+                             color=colour, label=name(f"{who}, n = {n}"))  # fmt: skip
+        some = [row for row in longest_real if row["queries"] == 1]
+        label = name(f"real, each layer, n = {n_real}")
         axes[1].plot([r["spread"] for r in some], [r[field] for r in some], style[0], ms=5,
                      color="#d95f02", label=label)  # fmt: skip
     axes[0].set(title="one query", xlabel="n", xscale="log", yscale="log")
@@ -317,9 +315,9 @@ def tables(data: dict[str, Any]) -> list[Table]:
             f"{REAL}, layer {r['layer']}" if r["kind"] == REAL else r["kind"],
             str(r["n"]), str(r["queries"]), f"{r['spread']:.2f}", f"{r['kept']:.3f}",
             f"{r['scored']:.3f}", f"{r['tail']:.4f}", f"{r['error']:.2e}", f"{r['bound']:.2e}",
-            cell(r["plain"], ".1e"), f"{r['wrong']} of {r['rows']}", cell(t[SDPA], ".2f"),
-            cell(t[PLAIN], ".2f"),
+            cell(r["plain"], ".1e"), f"{r['wrong']} of {r['rows']}", cell(r[SDPA], ".2f"),
+            cell(r[PLAIN], ".2f"),
         )
-        for r, t in zip(data["rows"], data["timing"]["rows"], strict=True)
+        for r in _timed(data["rows"], data["timing"]["rows"])
     ]  # fmt: skip
     return [Table(heads, rows)]

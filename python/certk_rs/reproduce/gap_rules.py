@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import bounds, selection
-from .._display.page import Table, legend_below, pyplot, svg
+from .._display.page import Table, legend_below, panels, pyplot, svg
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "gap-rules"
@@ -73,12 +73,11 @@ def _blocks(row: Any, eps: float) -> int:
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Mean k/n per layer and rule."""
-    plt = pyplot()
     rules = list(data["rows"][0]["kept"])
     layers = sorted({row["layer"] for row in data["rows"]})
-    figure, axes = plt.subplots(1, len(EPS), figsize=(9.5, 4.2), sharey=True, layout="constrained")
+    figure, axes = panels(1, len(EPS), figsize=(9.5, 4.2), sharey=True)
     cuts = [rule for rule in rules if rule.startswith("multi-gap")]
-    shades = plt.get_cmap("Blues")(np.linspace(0.35, 0.9, len(cuts)))
+    shades = pyplot().get_cmap("Blues")(np.linspace(0.35, 0.9, len(cuts)))
     colours = {rule: "#d95f02" if rule == "single gap" else "#1b9e77" for rule in rules}
     colours |= {"exact": "black", **dict(zip(cuts, shades, strict=True))}
     for eps, axis in zip(EPS, axes, strict=True):

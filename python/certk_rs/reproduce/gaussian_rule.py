@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import gaussian, selection
-from .._display.page import Table, legend_below, pyplot, svg
+from .._display.page import Table, legend_below, panels, pyplot, svg, table_of
 from .settings import Settings, Tell, mean
 
 NAME = "gaussian-rule"
@@ -60,11 +60,9 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
 
 def plots(data: dict[str, Any]) -> list[str]:
     """A panel per n."""
-    plt = pyplot()
     lengths = sorted({row["n"] for row in data["rows"]})
-    figure, axes = plt.subplots(
+    figure, axes = panels(
         1, len(lengths), figsize=(2.4 * len(lengths) + 0.4, 3.8), sharey=True, squeeze=False,
-        layout="constrained",
     )  # fmt: skip
     colours: dict[str, str] = {}
     for n, axis in zip(lengths, axes[0], strict=True):
@@ -80,7 +78,7 @@ def plots(data: dict[str, Any]) -> list[str]:
         axis.set(title=f"n = {n}", xlabel="sigma (nats)", yscale="log", ylim=(1e-5, 1.5))
         axis.set_xticks(range(0, 7, 2))
     axes[0][0].set_ylabel("mean k/n")
-    line = plt.Line2D
+    line = pyplot().Line2D
     key = {
         "rule": line([], [], color="black", lw=1),
         "expected at this n": line([], [], color="black", lw=1, ls="--"),
@@ -93,12 +91,6 @@ def plots(data: dict[str, Any]) -> list[str]:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     """All of it."""
-    heads = ("n", "sigma", "eps", "simulated k/n", "standard error", "rule", "finite n")
-    rows = [
-        (
-            str(r["n"]), f"{r['sigma']:g}", f"{r['eps']:g}", f"{r['simulated']:.5f}",
-            f"{r['error']:.1g}", f"{r['rule']:.5f}", f"{r['finite']:.5f}",
-        )
-        for r in data["rows"]
-    ]  # fmt: skip
-    return [Table(heads, rows)]
+    heads = "n | sigma | eps | simulated k/n | standard error | rule | finite n"
+    cells = "{n} | {sigma:g} | {eps:g} | {simulated:.5f} | {error:.1g} | {rule:.5f} | {finite:.5f}"
+    return [table_of(heads, cells, data["rows"])]

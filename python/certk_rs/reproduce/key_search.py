@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import bounds, selection
-from .._display.page import Table, legend_below, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, panels, plain_ticks, svg, table_of
 from ..key_index import KeyIndex, Over, Rule
 from ..results import Rung, SearchResult
 from .settings import Head, Settings, Tell, lengths_up_to, mean, medians, real_heads
@@ -128,10 +128,7 @@ def _wrong(scores: Array, found: SearchResult, rule: Rule, eps: float, k: int) -
 def _sum_up(found: list[dict[str, float]]) -> dict[str, Any]:
     part = [row["scored"] for row in found if not row["full"]]
     return {
-        "k": mean([row["k"] for row in found]),
-        "gap": mean([row["gap"] for row in found]),
-        "kept": mean([row["kept"] for row in found]),
-        "scored": mean([row["scored"] for row in found]),
+        **{what: mean([row[what] for row in found]) for what in ("k", "gap", "kept", "scored")},
         "worst": max(row["scored"] for row in found),
         "full": sum(row["full"] for row in found),
         "in_part": mean(part) if part else None,
@@ -186,11 +183,8 @@ STYLES: dict[Rule, dict[str, Any]] = {
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Keys scored per key needed, against n."""
-    plt = pyplot()
     lengths = sorted({row["n"] for row in data["rows"]})
-    figure, axes = plt.subplots(
-        len(EPS), len(OVERS), figsize=(9.5, 6.2), sharex=True, sharey=True, layout="constrained"
-    )
+    figure, axes = panels(len(EPS), len(OVERS), figsize=(9.5, 6.2), sharex=True, sharey=True)
     for i, eps in enumerate(EPS):
         for j, over in enumerate(OVERS):
             axis = axes[i, j]
@@ -216,23 +210,18 @@ def plots(data: dict[str, Any]) -> list[str]:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     """A row per length, budget, rule and kind of bounds; and times."""
-    heads = (
-        "search", "over", "n", "eps", "mean k", "gap rule / k", "kept / k", "scored / k", "worst",
-        "in full", "broken",
-    )  # fmt: skip
-    rows = [
-        (
-            RULES[r["rule"]], r["over"], str(r["n"]), f"{r['eps']:g}", f"{r['k']:.1f}",
-            f"{r['gap']:.2f}", f"{r['kept']:.3f}", f"{r['scored']:.3f}", f"{r['worst']:.3f}",
-            f"{r['full']} of {r['searches']}", str(r["wrong"]),
-        )
-        for r in data["rows"]
-    ]  # fmt: skip
+    found = table_of(
+        "search | over | n | eps | mean k | gap rule / k | kept / k | scored / k | "
+        "worst | in full | broken",
+        "{search} | {over} | {n} | {eps:g} | {k:.1f} | {gap:.2f} | {kept:.3f} | {scored:.3f} | "
+        "{worst:.3f} | {full} of {searches} | {wrong}",
+        [{"search": RULES[row["rule"]], **row} for row in data["rows"]],
+        "keys scored",
+    )
     times = data["timing"]["rows"]
     names = list(times[0]["ratios"])
     spent = [
         (str(t["n"]), f"{t['eps']:g}", *(f"{t['ratios'][name]:.2f}" for name in names))
         for t in times
     ]
-    caption = f"time / that of {UNIT}"
-    return [Table(heads, rows, "keys scored"), Table(("n", "eps", *names), spent, caption)]
+    return [found, Table(("n", "eps", *names), spent, f"time / that of {UNIT}")]

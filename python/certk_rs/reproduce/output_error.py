@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import bounds, selection
-from .._display.page import Table, legend_beside, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_beside, panels, plain_ticks, svg
 from ..errors import CertkError
 from .settings import Settings, Tell, mean, real_heads
 
@@ -25,21 +25,14 @@ FORMS = ("exact", "diameter", "ball", "spectral", "variance")
 def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     """Every bound on every row."""
     heads = real_heads(settings.data, 4 if settings.brief else 16)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for i, head in enumerate(heads):
         for eps in EPS:
             found = selection.select(head.scores, eps)
             error = bounds.output_error(head.scores, head.values, found)
             size = float(np.linalg.norm(head.values, axis=1).mean())
-            entry: dict[str, Any] = {
-                "layer": head.layer,
-                "head": head.head,
-                "eps": eps,
-                "size": size,
-            }
-            for form in FORMS:
-                entry[form] = mean(getattr(error, form))
-            rows.append(entry)
+            forms = {form: mean(getattr(error, form)) for form in FORMS}
+            rows.append({"layer": head.layer, "head": head.head, "eps": eps, "size": size} | forms)
         tell((i + 1) / len(heads))
     moved = [r for r in rows if r["exact"] > 0]
     if not moved:
@@ -61,8 +54,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Mean error against eps."""
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    figure, axis = panels(figsize=(7.5, 3.8))
     for form in FORMS:
         means = [
             mean([r[form] / r["size"] for r in data["rows"] if r["eps"] == eps]) for eps in EPS

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection, windows
-from .._display.page import Table, legend_below, legend_beside, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, legend_beside, panels, plain_ticks, svg, table_of
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "power-windows"
@@ -160,9 +160,8 @@ def _real(settings: Settings) -> dict[str, Any]:
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Growth, and errors."""
-    plt = pyplot()
     drawn = []
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.4), layout="constrained")
+    figure, axes = panels(1, 2, figsize=(9.5, 4.4))
     for name in SCALES:
         rows = [row for row in data["grown"] if row["model"] == name]
         n = [row["n"] for row in rows]
@@ -181,7 +180,7 @@ def plots(data: dict[str, Any]) -> list[str]:
     plain_ticks(axes[1].xaxis, _powers(data["grown"][0]["n"], data["grown"][-1]["n"]))
     legend_below(figure, *axes[0].get_legend_handles_labels(), ncols=2)
     drawn.append(svg(figure))
-    figure, axis = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    figure, axis = panels(figsize=(7.5, 3.8))
     for name in ERRORS:
         rows = [row for row in data["lost"] if row["window"] == name]
         lost = [row["tail"] for row in rows]
@@ -204,36 +203,20 @@ def _powers(low: int, high: int) -> list[int]:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     """Growth, fits, errors."""
-    grown = Table(
-        ("model", "n", "mean k", "effective entries", "participation"),
-        [
-            (
-                r["model"],
-                str(r["n"]),
-                f"{r['k']:.1f}",
-                f"{r['effective']:.2f}",
-                f"{r['participation']:.2f}",
-            )
-            for r in data["grown"]
-        ],
+    laws = {**data["fits"], "real keys": data["real"]["fit"]}
+    fits = table_of(
+        "model | alpha | C | 95 % interval",
+        "{model} | {alpha:.3f} | {C:.3f} | {C_low:.3f} to {C_high:.3f}",
+        [{"model": name, **fit} for name, fit in laws.items()],
     )
-    fits = Table(
-        ("model", "alpha", "C", "95 % interval"),
-        [
-            (
-                name,
-                f"{fit['alpha']:.3f}",
-                f"{fit['C']:.3f}",
-                f"{fit['C_low']:.3f} to {fit['C_high']:.3f}",
-            )
-            for name, fit in {**data["fits"], "real keys": data["real"]["fit"]}.items()
-        ],
+    grown = table_of(
+        "model | n | mean k | effective entries | participation",
+        "{model} | {n} | {k:.1f} | {effective:.2f} | {participation:.2f}",
+        data["grown"],
     )
-    lost = Table(
-        ("window", "n", "k", "dropped mass", "L2 error"),
-        [
-            (r["window"], str(r["n"]), f"{r['k']:.0f}", f"{r['tail']:.4g}", f"{r['error']:.4g}")
-            for r in data["lost"]
-        ],
+    lost = table_of(
+        "window | n | k | dropped mass | L2 error",
+        "{window} | {n} | {k:.0f} | {tail:.4g} | {error:.4g}",
+        data["lost"],
     )
     return [fits, grown, lost]

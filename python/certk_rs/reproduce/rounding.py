@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import selection
-from .._display.page import Table, legend_below, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_below, panels, plain_ticks, svg, table_of
 from .settings import Settings, Tell, mean, real_heads
 
 NAME = "rounding"
@@ -139,9 +139,8 @@ def _numpy(scores: Array, eps: float, dtype: Any) -> Array:
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Broken promises and needless keys per code and n."""
-    plt = pyplot()
     codes = list(dict.fromkeys(row["code"] for row in data["rows"]))
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.4), sharey=True, layout="constrained")
+    figure, axes = panels(1, 2, figsize=(9.5, 4.4), sharey=True)
     lengths = sorted({row["n"] for row in data["rows"]})
     for code in codes:
         ours = {"color": "black", "lw": 2.5} if code == OURS else {}
@@ -162,12 +161,9 @@ def plots(data: dict[str, Any]) -> list[str]:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     """All of it."""
-    heads = ("code", "rows", "n", "eps", "lose more", "keep more", "keys in excess", "worst loss")
-    rows = [
-        (
-            r["code"], r["rows"], str(r["n"]), f"{r['eps']:g}", f"{r['broken']:.3f}",
-            f"{r['too_many']:.3f}", f"{r['extra']:.4f}", f"{r['worst']:.3g}",
-        )
-        for r in data["rows"]
-    ]  # fmt: skip
-    return [Table(heads, rows)]
+    heads = "code | rows | n | eps | lose more | keep more | keys in excess | worst loss"
+    cells = (
+        "{code} | {rows} | {n} | {eps:g} | {broken:.3f} | {too_many:.3f} | "
+        "{extra:.4f} | {worst:.3g}"
+    )
+    return [table_of(heads, cells, data["rows"])]

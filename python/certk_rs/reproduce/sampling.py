@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import montecarlo, selection
-from .._display.page import Table, legend_beside, plain_ticks, pyplot, svg
+from .._display.page import Table, legend_beside, panels, plain_ticks, svg, table_of
 from .settings import Settings, Tell, mean
 
 NAME = "sampling"
@@ -47,20 +47,9 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     for i, m in enumerate(draws):
         for name, method in {**METHODS, IMPORTANCE: BETTING}.items():
             few = seeds if m == AT else seeds // 4
-            upper = []
-            for seed in range(few):
-                bounds = above if name == IMPORTANCE else None
-                found = montecarlo.tail_mass(
-                    scores,
-                    keep,
-                    delta=DELTA,
-                    draws=m,
-                    method=method,
-                    seed=seed,
-                    upper_bounds=bounds,
-                )
-                upper.append(float(found.upper))
-            rows.append(_row(name, m, np.array(upper), truth))
+            bounds = above if name == IMPORTANCE else None
+            upper = _upper(scores, keep, m, few, method=method, upper_bounds=bounds)
+            rows.append(_row(name, m, upper, truth))
         normal = [_clt(scores, keep, m, settings.random(67, m, seed)) for seed in range(seeds)]
         rows.append(_row(CLT, m, np.array(normal), truth))
         tell((i + 1) / len(draws))
@@ -91,6 +80,17 @@ def _tail(scores: NDArray[np.float64], keep: NDArray[np.int64]) -> float:
     return float(1 - weights[keep].sum() / weights.sum())
 
 
+def _upper(
+    scores: NDArray[np.float64], keep: NDArray[np.int64], draws: int, seeds: int, **how: Any
+) -> NDArray[np.float64]:
+    """The upper end of the tail mass for each seed."""
+    runs = (
+        montecarlo.tail_mass(scores, keep, delta=DELTA, draws=draws, seed=seed, **how)
+        for seed in range(seeds)
+    )
+    return np.array([float(found.upper) for found in runs])
+
+
 def _clt(
     scores: NDArray[np.float64], keep: NDArray[np.int64], draws: int, rng: np.random.Generator
 ) -> float:
@@ -111,19 +111,14 @@ def _spike(settings: Settings, n: int, seeds: int) -> dict[str, float]:
     keep = np.array([1])
     truth = _tail(scores, keep)
     clt = [_clt(scores, keep, 256, settings.random(69, seed)) < truth for seed in range(seeds)]
-    betting = [
-        float(montecarlo.tail_mass(scores, keep, delta=DELTA, draws=256, seed=seed).upper) < truth
-        for seed in range(seeds)
-    ]
-    return {"clt": mean(clt), "betting": mean(betting)}
+    return {"clt": mean(clt), "betting": mean(_upper(scores, keep, 256, seeds) < truth)}
 
 
 def plots(data: dict[str, Any]) -> list[str]:
     """Width against draws; misses."""
-    plt = pyplot()
     methods = list(dict.fromkeys(row["method"] for row in data["rows"]))
     colours = {method: f"C{i}" for i, method in enumerate(methods)}
-    figure, axis = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    figure, axis = panels(figsize=(7.5, 3.8))
     for method in methods:
         rows = [row for row in data["rows"] if row["method"] == method]
         style = "--" if method == CLT else "o-"
@@ -138,7 +133,7 @@ def plots(data: dict[str, Any]) -> list[str]:
     plain_ticks(axis.yaxis, (0.1, 1, 10, 100))
     legend_beside(axis)
     drawn = [svg(figure)]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 3), layout="constrained")
+    figure, (left, right) = panels(1, 2, figsize=(8.5, 3))
     at = {row["method"]: row["missed"] for row in data["rows"] if row["draws"] == AT}
     spike = {CLT: data["spike"]["clt"], BETTING: data["spike"]["betting"]}
     for axis, missed, title in ((left, at, "normal scores"), (right, spike, "one heavy key")):
@@ -157,8 +152,6 @@ def plots(data: dict[str, Any]) -> list[str]:
 
 def tables(data: dict[str, Any]) -> list[Table]:
     """All of it."""
-    rows = [
-        (r["method"], str(r["draws"]), f"{r['width']:.3f}", f"{r['missed']:.3f}", str(r["runs"]))
-        for r in data["rows"]
-    ]
-    return [Table(("method", "draws", "width", "missed", "runs"), rows)]
+    heads = "method | draws | width | missed | runs"
+    cells = "{method} | {draws} | {width:.3f} | {missed:.3f} | {runs}"
+    return [table_of(heads, cells, data["rows"])]

@@ -28,17 +28,13 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from .._files.safetensors import STORAGE
 from ..cache_format import Cache as CacheFile
-from ..cache_format import (
-    Layer,
-    Names,
-    SafetensorsFile,
-    layout,
-    output_tensors,
-    read_certificate,
-)
+from ..cache_format import Layer, Names, SafetensorsFile, layout, output_tensors, read_certificate
 from ..errors import CertkError
 from .capture_file import CacheWriter
 from .per_head import pad_with_latest, select_per_head
+
+_Rows = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""The keys and the values (kept, d) of each kv head of a layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,19 +74,6 @@ class PrunedCache(Cache):  # type: ignore[misc]
         return kept / sum(c.n * len(c.kept) for c in self.certificates)
 
 
-class _First:
-    """Goes with keys that have empty slots: the first slot that each kv head fills."""
-
-    def __init__(self, slots: NDArray[np.int64], cache: PrunedCache | None) -> None:
-        self.slots = slots
-        self._cache = cache
-
-    def used(self) -> None:
-        """Say that the slots are being left out."""
-        if self._cache is not None:
-            self._cache.unused = None
-
-
 class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
     """One layer: keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
 
@@ -101,7 +84,8 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = keys, values
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.of: PrunedCache | None = None
-        self._slots = slots
+        self.slots = slots
+        """The first slot that each kv head fills."""
         self._gone = n - keys.shape[-2]
         self._least = keys.shape[-2]
         self._index = index
@@ -118,10 +102,15 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
                 f"the empty slots of layer {unused} were attended to: this cache needs certified "
                 "attention (certk_rs.transformers.use), or compact=True when it is made"
             )
-        if self._slots.any() and cache is not None:
+        if self.slots.any() and cache is not None:
             cache.unused = self._index
-        keys.certk_first = _First(self._slots, cache)
+        keys.certk_first = self
         return keys, values
+
+    def used(self) -> None:
+        """Say that the empty slots are being left out."""
+        if self.of is not None:
+            self.of.unused = None
 
     def get_seq_length(self, *_: Any) -> int:
         """The logical length, from which positions go on."""
@@ -255,23 +244,18 @@ def prune_cache(
             PrunedLayer(index, keys.shape[2], tuple(len(indices) for indices in kept), upper)
         )
     most = max(len(indices) for kept in chosen for indices in kept)
-    pruned = []
-    for index, (_, keys, values) in enumerate(layers):
-        kept = [
-            pad_with_latest(indices, most, keys.shape[2]) if compact else indices
-            for indices in chosen[index]
-        ]
+    pruned: list[_Rows] = []
+    for (_, keys, values), kept in zip(layers, chosen, strict=True):
+        if compact:
+            kept = [pad_with_latest(indices, most, keys.shape[2]) for indices in kept]
         heads = [torch.from_numpy(indices) for indices in kept]
         pruned.append(
-            _layer(
+            (
                 [keys[0, g, rows] for g, rows in enumerate(heads)],
                 [values[0, g, rows] for g, rows in enumerate(heads)],
-                most,
-                keys.shape[2],
-                index,
             )
         )
-    return PrunedCache(pruned, certificates)
+    return _pruned(pruned, certificates)
 
 
 def _full_layers(
@@ -330,20 +314,25 @@ def _scale(scale: Any) -> float | None:
     return float(scale)
 
 
-def _layer(
-    keys: list[torch.Tensor], values: list[torch.Tensor], most: int, n: int, index: int
-) -> _PrunedLayer:
-    """A layer of kv heads that keep different numbers of rows (kept, d), behind empty slots."""
-    slots = np.array([most - len(rows) for rows in keys], dtype=np.int64)
-    together = []
-    # Keys that are NaN: attention that does not leave the slots out must not go unnoticed. Values
-    # that are would do no more, and take certified attention several times as long.
-    for heads, empty in ((keys, torch.nan), (values, 0.0)):
-        full = heads[0].new_full((1, len(heads), most, heads[0].shape[-1]), empty)
-        for g, rows in enumerate(heads):
-            full[0, g, most - len(rows) :] = rows
-        together.append(full)
-    return _PrunedLayer(together[0], together[1], slots, n, index)
+def _pruned(layers: Sequence[_Rows], certificates: Sequence[PrunedLayer]) -> PrunedCache:
+    """A cache of layers whose kv heads keep different numbers of rows, behind empty slots."""
+    most = max(len(rows) for keys, _ in layers for rows in keys)
+    made = []
+    for (keys, values), about in zip(layers, certificates, strict=True):
+        slots = np.array([most - len(rows) for rows in keys], dtype=np.int64)
+        # Keys that are NaN: attention that does not leave the slots out must not go unnoticed.
+        # Values that are would do no more, and take certified attention several times as long.
+        both = _behind(keys, most, torch.nan), _behind(values, most, 0.0)
+        made.append(_PrunedLayer(*both, slots, about.n, about.layer))
+    return PrunedCache(made, certificates)
+
+
+def _behind(heads: list[torch.Tensor], most: int, empty: float) -> torch.Tensor:
+    """Heads of rows (kept, d) as one tensor (1, heads, most, d), with empty slots in front."""
+    full = heads[0].new_full((1, len(heads), most, heads[0].shape[-1]), empty)
+    for g, rows in enumerate(heads):
+        full[0, g, most - len(rows) :] = rows
+    return full
 
 
 def _read_full(path: Path) -> DynamicCache:
@@ -371,13 +360,12 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
     _need_all_layers(file.path, layers)
 
     def read(name: str) -> NDArray[Any]:
-        facts = certificate.outputs.get(name)
-        array = file.read(name) if name in file.header.entries else None
-        if facts is None or array is None or facts.sha256 != _sha256(array):
+        facts, array = certificate.outputs.get(name), file.read(name)
+        if facts is None or facts.sha256 != hashlib.sha256(array.data).hexdigest():
             raise CertkError(f"{file.path}: tensor {name!r} is not the one that was certified")
         return array
 
-    rows: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    rows: list[_Rows] = []
     certificates = []
     granularity = certificate.options.granularity
     for layer in layers:
@@ -413,13 +401,7 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
             f"{file.path}: its heads keep from {least} to {most} keys, and a file cannot fill them "
             "up; prune with prune_cache(..., compact=True), or leave compact out"
         )
-    return PrunedCache(
-        [
-            _layer(keys, values, most, layer.n, layer.index)
-            for layer, (keys, values) in zip(layers, rows, strict=True)
-        ],
-        certificates,
-    )
+    return _pruned(rows, certificates)
 
 
 def _need_all_layers(path: Path, layers: Sequence[Layer]) -> None:
@@ -430,10 +412,6 @@ def _need_all_layers(path: Path, layers: Sequence[Layer]) -> None:
         )
     if len({layer.n for layer in layers}) > 1:
         raise CertkError(f"{path}: its layers stand for texts of different lengths")
-
-
-def _sha256(array: NDArray[Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def _tensor(raw: NDArray[Any], dtype: str) -> torch.Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ _ENTRY = 192
 WRITING: ContextVar[CacheWriter | None] = ContextVar("certk_writing", default=None)
 
 
-class CacheWriter:
+class CacheWriter(NewFile):
     """A cache file in the making; context manager, leaves nothing behind without `commit`."""
 
     def __init__(
@@ -42,7 +41,7 @@ class CacheWriter:
             most_layers: How many layers there may be.
             queries: How many of the last queries of each layer to write; None for all.
         """
-        self._file = NewFile(Path(path))
+        super().__init__(Path(path))
         self._room = 256 + _ENTRY * 3 * most_layers
         self._queries = queries
         self._entries: list[Entry] = []
@@ -50,18 +49,6 @@ class CacheWriter:
         self._calls = 0
         self._layers: set[int] = set()
         self._about: tuple[str | None, int | None] | None = None
-
-    def __enter__(self) -> CacheWriter:
-        self._file.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
 
     @property
     def layers(self) -> list[int]:
@@ -147,8 +134,8 @@ class CacheWriter:
                 f"the header needs {len(header) - 8} bytes and {self._room} were left for it: the "
                 "model has attended more often than it has modules"
             )
-        self._file.write_at(0, header)
-        self._file.commit()
+        self.write_at(0, header)
+        super().commit()
 
     def _put(self, name: str, tensor: torch.Tensor) -> None:
         dtype = _DTYPES.get(tensor.dtype)
@@ -161,7 +148,7 @@ class CacheWriter:
         data = np.ascontiguousarray(bits).reshape(-1).data
         start, self._stop = self._stop, self._stop + len(data)
         self._entries.append(Entry(name, dtype, tuple(tensor.shape), start, self._stop))
-        self._file.write_at(8 + self._room + start, data)
+        self.write_at(8 + self._room + start, data)
 
 
 def _offset(layer: int, rows: Visibility) -> int | None:
