@@ -18,6 +18,7 @@ use super::options::{AttentionOptions, Precision};
 use super::query_rows::QueryRows;
 use super::result::Attention;
 use crate::error::Error;
+use crate::index::RowVisibility;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, list};
 use crate::rows::{Data, Vectors};
@@ -227,10 +228,10 @@ fn runs(seen: &[u8]) -> Vec<Range<usize>> {
 impl QueryRows<'_> {
     /// Where a row sees keys.
     fn seen(&self, row: usize) -> Vec<Range<usize>> {
-        let row_visibility = self.row_visibility(row);
-        match row_visibility.allowed {
-            None => std::iter::once(0..row_visibility.prefix).collect(),
-            Some(allowed) => runs(&allowed[..row_visibility.prefix]),
+        let RowVisibility { prefix, allowed } = self.row_visibility(row);
+        match allowed {
+            None => std::iter::once(0..prefix).collect(),
+            Some(allowed) => runs(&allowed[..prefix]),
         }
     }
 
@@ -245,10 +246,10 @@ impl QueryRows<'_> {
         // Many rows may share a mask.
         let mut known = BTreeSet::new();
         for row in rows {
-            let row_visibility = self.row_visibility(row);
-            let Some(allowed) = row_visibility.allowed else { continue };
-            if known.insert((allowed.as_ptr(), row_visibility.prefix)) {
-                let pairs = seen[..row_visibility.prefix].iter_mut().zip(allowed);
+            let RowVisibility { prefix, allowed } = self.row_visibility(row);
+            let Some(allowed) = allowed else { continue };
+            if known.insert((allowed.as_ptr(), prefix)) {
+                let pairs = seen[..prefix].iter_mut().zip(allowed);
                 pairs.for_each(|(seen, &allowed)| *seen |= u8::from(allowed != 0));
             }
         }

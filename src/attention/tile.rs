@@ -171,9 +171,9 @@ fn masked(
     (from, count): (usize, usize),
     each: &mut Vec<f32>,
 ) -> Masked {
-    let part = |row_visibility: &RowVisibility<'_>| -> (usize, usize) {
-        let Some(allowed) = row_visibility.allowed else { return (1, 0) };
-        let of = allowed.get(from..row_visibility.prefix.min(from + count)).unwrap_or(&[]);
+    let part = |&RowVisibility { prefix, allowed }: &RowVisibility<'_>| -> (usize, usize) {
+        let Some(allowed) = allowed else { return (1, 0) };
+        let of = allowed.get(from..prefix.min(from + count)).unwrap_or(&[]);
         (of.iter().map(|&byte| usize::from(byte != 0)).sum(), of.len())
     };
     let parts: Vec<(usize, usize)> = visibility.iter().map(part).collect();
@@ -186,9 +186,9 @@ fn masked(
     each.clear();
     each.resize(count * PANEL_ROWS, 0.0);
     for (row, row_visibility) in visibility.iter().enumerate() {
-        let end = row_visibility.prefix.min(from + count);
-        let allowed =
-            row_visibility.allowed.and_then(|allowed| allowed.get(from..end)).unwrap_or(&[]);
+        let &RowVisibility { prefix, allowed } = row_visibility;
+        let end = prefix.min(from + count);
+        let allowed = allowed.and_then(|allowed| allowed.get(from..end)).unwrap_or(&[]);
         for (to, &byte) in each.iter_mut().skip(row).step_by(PANEL_ROWS).zip(allowed) {
             *to = f32::from(u8::from(byte != 0));
         }

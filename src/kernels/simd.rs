@@ -122,7 +122,7 @@ impl Simd {
         let level = name.to_owned();
         match Self::all().iter().find(|l| l.0 == name) {
             Some(found) => Ok(found.1),
-            None if ["avx2", "avx512", "neon"].contains(&name) => {
+            None if ["avx2", "avx512"].contains(&name) => {
                 Err(Error::Level { level, problem: "cannot run here" })
             }
             None => Err(Error::Level { level, problem: "is not known" }),

@@ -128,7 +128,10 @@ impl Sight<'_> {
             sinks: sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?,
             ball: ball.as_ref(),
             threads: arguments::threads(threads.as_ref())?,
-            ..AttentionOptions::default()
+            // Nothing to a bound of the error; `attention` says them.
+            scale: None,
+            precision: Precision::default(),
+            even_if_slower: false,
         })
     }
 }

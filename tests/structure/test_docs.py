@@ -169,7 +169,7 @@ def test_the_map_names_every_file() -> None:
     own -= Counter(file.name for file in experiments)
     missing = {name for name, count in own.items() if name not in alike and named[name] < count}
     assert not missing
-    assert named.keys() <= {file.name for file in files}
+    assert named.keys() <= {file.name for file in [*files, *(ROOT / "tests").rglob("*.*")]}
 
 
 def test_the_page_of_a_package_has_no_links_that_lead_nowhere() -> None:

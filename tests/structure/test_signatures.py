@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
+import typer
 
 import certk_rs as ck
-from certk_rs import bounds, key_index, montecarlo, output
+from certk_rs import bounds, cli, key_index, montecarlo, output
 from repository import ROOT
 
 ROWS = ["kind", "scale", "mask", "lengths", "indptr", "causal_offset"]
@@ -57,6 +58,36 @@ def test_torch_has_every_option_of_python() -> None:
         assert keywords(getattr(operators, name)) == keywords(ck.select)
     rows_in_a_batch = {k: v for k, v in keywords(ck.keep_set).items() if k != "indptr"}
     assert keywords(operators.keep_set) == rows_in_a_batch
+
+
+def test_the_command_has_every_option_of_rust() -> None:
+    command = typer.main.get_command(cli.app).commands["select"]  # type: ignore[attr-defined]
+    assert {*declared()} - {"threads"} <= {parameter.name for parameter in command.params}
+
+
+def test_schemas_of_torch_have_every_argument_of_python() -> None:
+    """What a schema lacks, an operator would take and pass on to nobody."""
+    operators = pytest.importorskip("certk_rs.torch")
+    # One argument of Python may be two of a schema, and queries, keys and values are positional.
+    parts = {"eps_per_row", "max_fraction", "keep_indptr"}
+    for name in ("selection", "select_mask", "certify", "keep_set", "attention"):
+        function = getattr(operators, "select" if name == "selection" else name)
+        asked = set(inspect.signature(function).parameters) - {"index"}
+        schema = getattr(torch_operators(), name).default._schema
+        assert {argument.name for argument in schema.arguments} - parts == asked, name
+
+
+def torch_operators() -> Any:
+    return pytest.importorskip("torch").ops.certk
+
+
+def test_attention_has_every_option_of_rust() -> None:
+    source = (ROOT / "src" / "attention" / "options.rs").read_text()
+    body = re.search(r"^pub struct AttentionOptions.*?\{\n(.*?)^\}", source, re.M | re.S)
+    assert body
+    options = set(re.findall(r"^    pub (\w+):", body[1], re.M))
+    # The output has the precision of the queries.
+    assert options - {"precision"} <= set(keywords(ck.attention))
 
 
 def variants(file: str, name: str) -> list[str]:
