@@ -31,6 +31,7 @@ __all__ = [
     "attention",
     "best_cuts",
     "blockwise",
+    "bretagnolle_huber",
     "certify",
     "effective_entries",
     "effective_exponent",
@@ -47,6 +48,7 @@ __all__ = [
     "nearest_rsqrt",
     "output_error",
     "participation",
+    "pinsker",
     "products",
     "required_gap",
     "score_gap",
@@ -242,6 +244,10 @@ class OutputBounds:
     def which(self) -> NDArray[np.uint8]: ...
     @property
     def farthest_pair(self) -> NDArray[np.bool_]: ...
+    @property
+    def norm(self) -> NDArray[np.float64]: ...
+    @property
+    def chi_square(self) -> NDArray[np.float64]: ...
 
 @final
 class OutputSelected:
@@ -302,6 +308,8 @@ def products(
 # Arrays of any shape in C order; the answers are flat.
 def kl_from_tail_mass(tail_mass: NDArray[np.float64]) -> NDArray[np.float64]: ...
 def tail_mass_from_kl(kl: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def pinsker(kl: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def bretagnolle_huber(kl: NDArray[np.float64]) -> NDArray[np.float64]: ...
 def required_gap(
     n: NDArray[np.int64], k: NDArray[np.int64], eps: NDArray[np.float64]
 ) -> NDArray[np.float64]: ...

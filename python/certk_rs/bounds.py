@@ -32,9 +32,11 @@ __all__ = [
     "Rule",
     "best_cuts",
     "blockwise",
+    "bretagnolle_huber",
     "kl_from_tail_mass",
     "multi_gap",
     "output_error",
+    "pinsker",
     "required_gap",
     "score_gap",
     "single_gap",
@@ -78,6 +80,44 @@ def tail_mass_from_kl(kl: ArrayLike) -> NDArray[np.float64]:
     """
     values = coerce.floats("kl", kl)
     return _shaped(_native.tail_mass_from_kl(values), values.shape)
+
+
+def pinsker(kl: ArrayLike) -> NDArray[np.float64]:
+    """Return what Pinsker's inequality says of a total variation distance: sqrt(kl / 2).
+
+    It holds for any two distributions. Where one is the other cut off, `tail_mass_from_kl` is the
+    distance itself, which is what the identity of arXiv 2512.07647 (Theorem 4.3) gains.
+
+    Args:
+        kl: Divergences in nats, numbers >= 0, inf included, of any shape.
+
+    Returns:
+        float64 of the same shape, rounded up; above kl = 2 it exceeds 1 and says nothing.
+
+    Raises:
+        CertkError: A value that is NaN or negative.
+    """
+    values = coerce.floats("kl", kl)
+    return _shaped(_native.pinsker(values), values.shape)
+
+
+def bretagnolle_huber(kl: ArrayLike) -> NDArray[np.float64]:
+    """Return what Bretagnolle and Huber say of a total variation distance: sqrt(1 - exp(-kl)).
+
+    As `pinsker` for any two distributions, and never above 1. `tail_mass_from_kl` is its square:
+    what the generic inequality loses is a square root.
+
+    Args:
+        kl: Divergences in nats, numbers >= 0, inf included, of any shape.
+
+    Returns:
+        float64 of the same shape, rounded up.
+
+    Raises:
+        CertkError: A value that is NaN or negative.
+    """
+    values = coerce.floats("kl", kl)
+    return _shaped(_native.bretagnolle_huber(values), values.shape)
 
 
 def required_gap(n: ArrayLike, k: ArrayLike, eps: ArrayLike) -> NDArray[np.float64]:

@@ -43,6 +43,14 @@ class OutputError(_Frozen):
     """The name of the smallest, the first in this order if equal, (...)."""
     diameter_kind: NDArray[np.str_]
     """"pair": max over S x T of ||v_i - v_j||; "centre": max over T of ||v_j - Attn_S||; (...)."""
+    norm: NDArray[np.float64]
+    """2 C tau, C the longest value that the row sees, (...)."""
+    chi_square: NDArray[np.float64]
+    """sqrt(chi2) sqrt(Var_P(V)), chi2 = tau / (1 - tau), (...); inf if S is empty.
+
+    `norm` and `chi_square` are forms of the paper (Theorem 5.6). In real arithmetic `diameter` (of
+    pairs) and `variance` are never above them, so `best` is the smallest of the other five.
+    """
 
     def __repr__(self) -> str:
         if self.best.size == 0:

@@ -53,6 +53,37 @@ pub fn tail_mass_from_kl(kl: f64) -> Result<f64, Error> {
     Ok(if kl < 38.0 { one_minus_exp(kl).up().min(1.0) } else { 1.0 })
 }
 
+/// What Pinsker's inequality says of a total variation distance, `sqrt(kl / 2)`, for a divergence of `kl` nats.
+///
+/// It holds for any two distributions, and so says less than [`tail_mass_from_kl`], which is the distance itself where one is
+/// the other cut off. Above 1 it says nothing. Rounded up, by less than three float steps.
+///
+/// # Errors
+/// [`Error::Divergence`].
+pub fn pinsker(kl: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
+    if !(0.0..=f64::INFINITY).contains(&kl) {
+        return Err(Error::Divergence { place: Place(vec![]), value: kl });
+    }
+    // The smallest subnormal number has no half.
+    Ok(if kl == 0.0 || kl == f64::INFINITY {
+        kl.abs()
+    } else {
+        (kl.next_up() / 2.0).sqrt().next_up()
+    })
+}
+
+/// What the inequality of Bretagnolle and Huber says of a total variation distance, `sqrt(1 - e^-kl)`, for a divergence of `kl`
+/// nats: never above 1, and as [`pinsker`] for any two distributions. Rounded up, by less than three float steps.
+///
+/// # Errors
+/// [`Error::Divergence`].
+pub fn bretagnolle_huber(kl: f64) -> Result<f64, Error> {
+    let _modes = threads::default_floats();
+    let square = tail_mass_from_kl(kl)?;
+    Ok(if square == 0.0 || square == 1.0 { square } else { square.sqrt().next_up().min(1.0) })
+}
+
 /// [`kl_from_tail_mass`] of every entry of an array.
 #[cfg(feature = "python")]
 pub(crate) fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
@@ -62,11 +93,15 @@ pub(crate) fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<
     })
 }
 
-/// [`tail_mass_from_kl`] of every entry of an array.
+/// [`tail_mass_from_kl`], [`pinsker`] or [`bretagnolle_huber`] of every entry of an array.
 #[cfg(feature = "python")]
-pub(crate) fn tail_masses_from_kl(kl: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
+pub(crate) fn of_divergences(
+    kl: &[f64],
+    shape: &[usize],
+    bound: fn(f64) -> Result<f64, Error>,
+) -> Result<Vec<f64>, Error> {
     super::rows::each(shape, |i, place| {
-        tail_mass_from_kl(kl[i]).map_err(|_| Error::Divergence { place: place(), value: kl[i] })
+        bound(kl[i]).map_err(|_| Error::Divergence { place: place(), value: kl[i] })
     })
 }
 
@@ -84,6 +119,26 @@ mod tests {
             assert!(kl_from_tail_mass(bad).is_err());
         }
         assert!(tail_mass_from_kl(-1.0).is_err() && tail_mass_from_kl(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn inequalities_are_never_below_the_distance() {
+        for bound in [pinsker, bretagnolle_huber] {
+            assert_eq!(bound(0.0), Ok(0.0));
+            assert!(bound(f64::INFINITY).unwrap() >= 1.0);
+            assert!(bound(-1.0).is_err() && bound(f64::NAN).is_err());
+        }
+        for exponent in -1074..=11 {
+            for mantissa in [1.0, 1.37, 1.99] {
+                let kl = mantissa * 2f64.powi(exponent);
+                let mass = tail_mass_from_kl(kl).unwrap();
+                for bound in [pinsker, bretagnolle_huber] {
+                    let least = bound(kl).unwrap();
+                    assert!(least >= mass, "{kl}: {least} below {mass}");
+                    assert!(bound(kl.next_up()).unwrap() >= least, "{kl}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -71,6 +71,10 @@ pub struct OutputError {
     pub best: Vec<f64>,
     /// Its name, the first of equals.
     pub which: Vec<OutputBound>,
+    /// `2 C tau` with C the longest value that the row sees.
+    pub norm: Vec<f64>,
+    /// `sqrt(tau/(1-tau)) sqrt(Var_P(V))`; infinite if nothing is kept.
+    pub chi_square: Vec<f64>,
 }
 
 /// The shortest prefixes whose output error is within a budget.
@@ -152,6 +156,8 @@ impl OutputError {
         self.variance.push(bounds.variance);
         self.best.push(best.0);
         self.which.push(best.1);
+        self.norm.push(bounds.norm);
+        self.chi_square.push(bounds.chi_square);
     }
 }
 

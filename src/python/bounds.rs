@@ -28,15 +28,38 @@ pub(super) fn kl_from_tail_mass<'py>(
     Ok(PyArray1::from_vec(py, found))
 }
 
+fn of_divergences<'py>(
+    py: Python<'py>,
+    kl: &PyReadonlyArrayDyn<'py, f64>,
+    bound: fn(f64) -> Result<f64, Error>,
+) -> Floats<'py> {
+    let (values, shape) = (flat(kl, "kl")?, kl.shape());
+    let found = detached(py, || core::of_divergences(values, shape, bound))?;
+    Ok(PyArray1::from_vec(py, found))
+}
+
 #[pyfunction]
 pub(super) fn tail_mass_from_kl<'py>(
     py: Python<'py>,
     kl: PyReadonlyArrayDyn<'py, f64>,
 ) -> Floats<'py> {
     let _modes = default_floats();
-    let (values, shape) = (flat(&kl, "kl")?, kl.shape());
-    let found = detached(py, || core::tail_masses_from_kl(values, shape))?;
-    Ok(PyArray1::from_vec(py, found))
+    of_divergences(py, &kl, core::tail_mass_from_kl)
+}
+
+#[pyfunction]
+pub(super) fn pinsker<'py>(py: Python<'py>, kl: PyReadonlyArrayDyn<'py, f64>) -> Floats<'py> {
+    let _modes = default_floats();
+    of_divergences(py, &kl, core::pinsker)
+}
+
+#[pyfunction]
+pub(super) fn bretagnolle_huber<'py>(
+    py: Python<'py>,
+    kl: PyReadonlyArrayDyn<'py, f64>,
+) -> Floats<'py> {
+    let _modes = default_floats();
+    of_divergences(py, &kl, core::bretagnolle_huber)
 }
 
 #[pyfunction]

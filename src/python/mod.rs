@@ -34,8 +34,8 @@ mod _native {
     use super::attention::{Attended, ValueBall, attention};
     #[pymodule_export]
     use super::bounds::{
-        best_cuts, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap, single_gap,
-        smallest_k, tail_mass_from_kl,
+        best_cuts, blockwise, bretagnolle_huber, kl_from_tail_mass, multi_gap, pinsker,
+        required_gap, score_gap, single_gap, smallest_k, tail_mass_from_kl,
     };
     #[pymodule_export]
     use super::floats::{DefaultFloats, nearest_rsqrt};

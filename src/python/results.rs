@@ -348,6 +348,8 @@ result! {
         best: PerRow<f64>,
         which: PerRow<u8>,
         farthest_pair: PerRow<bool>,
+        norm: PerRow<f64>,
+        chi_square: PerRow<f64>,
     }
 }
 
@@ -364,6 +366,8 @@ impl OutputBounds {
             best: found.best.into(),
             which: which.into(),
             farthest_pair: found.farthest_pair.into(),
+            norm: found.norm.into(),
+            chi_square: found.chi_square.into(),
         }
     }
 }

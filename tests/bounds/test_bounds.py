@@ -72,6 +72,28 @@ def test_tail_mass_of_a_divergence() -> None:
     assert got.max() == 1.0
 
 
+def test_generic_inequalities() -> None:
+    """Each is its formula, rounded up, and never below the distance."""
+    tau = masses()
+    kl = np.sort(np.concatenate([tau, tau * 40, [5e-324, 2.5e-323, 1e-310, np.inf]]))
+    forms = {
+        bounds.pinsker: lambda x: mpmath.sqrt(x / 2),
+        bounds.bretagnolle_huber: lambda x: mpmath.sqrt(1 - mpmath.exp(-x)),
+    }
+    exact = bounds.tail_mass_from_kl(kl)
+    for bound, form in forms.items():
+        got = bound(kl)
+        with mpmath.workdps(400):
+            for x, t in zip(kl[:-1], got[:-1], strict=True):
+                want = form(mpmath.mpf(float(x)))
+                # Below the normal numbers a divergence has few digits to round.
+                loss = 3e-16 if x > 1e-300 else 0.5
+                assert want <= float(t) <= want * (1 + loss), (bound.__name__, x)
+        assert (got >= exact).all()
+        assert (np.diff(got) >= 0).all()
+    assert bounds.bretagnolle_huber(kl).max() == 1.0
+
+
 def test_the_identities_hold_on_softmax_rows() -> None:
     """TV, KL and tau of the same truncated row, from their definitions."""
     rng = np.random.default_rng(2)
@@ -619,6 +641,8 @@ MASKED = np.array([[0.0, 0.0, 0.0], [0.0, -np.inf, 0.0]])
         (lambda: bounds.kl_from_tail_mass(np.zeros(2, [("a", "f4")])), "tail_mass has dtype"),
         (lambda: bounds.kl_from_tail_mass(np.zeros(2, np.longdouble)), "tail_mass has dtype"),
         (lambda: bounds.tail_mass_from_kl([0.0, -1.0]), "kl[1] is -1"),
+        (lambda: bounds.pinsker([0.0, -1.0]), "kl[1] is -1"),
+        (lambda: bounds.bretagnolle_huber([[np.nan]]), "kl[0, 0] is NaN"),
         (lambda: bounds.required_gap(5, 6, 0.1), "k is 6"),
         (lambda: bounds.required_gap([5, 5], [1, -1], 0.1), "k is -1 for row [1]"),
         (lambda: bounds.required_gap([5, -5], 0, 0.1), "n[1] is -5"),

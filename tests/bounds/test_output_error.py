@@ -21,7 +21,8 @@ from oracle import Precision
 from real_rows import Cache
 
 BITS = 320
-FORMS = ("exact", "diameter", "ball", "spectral", "variance")
+COMPETING = ("exact", "diameter", "ball", "spectral", "variance")
+FORMS = (*COMPETING, "norm", "chi_square")
 DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
 
 
@@ -85,6 +86,7 @@ def formulas(row: Row) -> dict[str, float]:
     with Precision(BITS):
         weight = np.array([float(w) for w in row.weights()])
     values = np.where((weight > 0)[:, None], row.values.astype(np.float64), 0.0)
+    longest = np.linalg.norm(values[weight > 0], axis=1).max()
     values = values - values[weight > 0].mean(axis=0)
     p = weight / weight.sum()
     kept = row.kept & (weight > 0)
@@ -104,6 +106,8 @@ def formulas(row: Row) -> dict[str, float]:
         "centre": tau * np.linalg.norm(values[tail] - mean_s, axis=1).max(),
         "spectral": np.sqrt((p[tail] ** 2).sum()) * np.sqrt(top + len(seen) * mean_s @ mean_s),
         "variance": np.sqrt(odds) * np.sqrt(max(var_p - p[kept].sum() * var_s, 0.0)),
+        "norm": 2 * tau * longest,
+        "span": np.sqrt(odds) * np.linalg.norm(seen, axis=1).max(),
         "plain": np.sqrt(odds) * np.sqrt(var_p),
         "radius": tau * np.linalg.norm(seen, axis=1).max(),
     }
@@ -156,8 +160,8 @@ def check(row: Row) -> OutputError:
         bound = float(getattr(found, form))
         assert above(bound, squared), f"{row.name}: {form} {bound} < sqrt({squared})"
     each = [float(getattr(found, form)) for form in FORMS]
-    assert float(found.best) == min(each)
-    assert str(found.which) == FORMS[int(np.argmin(each))]
+    assert float(found.best) == min(each[: len(COMPETING)])
+    assert str(found.which) == FORMS[int(np.argmin(each[: len(COMPETING)]))]
     return found
 
 
@@ -186,6 +190,13 @@ def tight(row: Row, found: OutputError) -> bool:
     lost = 1e-8 * (want["plain"] ** 2 + want["radius"] ** 2) + slack**2
     assert abs(float(found.variance) ** 2 - want["variance"] ** 2) <= lost, row.name
     assert found.variance <= want["plain"] * (1 + 1e-9) + slack, row.name
+    # Means are known to 3072 * 2^-53 of a length: much, of the spread of values around a point.
+    around = 1e-12 * want["span"]
+    assert want["plain"] ** 2 - lost <= float(found.chi_square) ** 2, row.name
+    assert float(found.chi_square) ** 2 <= (want["plain"] + around) ** 2 + lost, row.name
+    assert found.variance <= found.chi_square * (1 + 1e-9) + slack, row.name
+    assert found.diameter <= found.norm * (1 + 1e-9) + slack, row.name
+    assert abs(found.norm - want["norm"]) <= 1e-9 * want["norm"] + slack, row.name
     assert found.ball >= want["centre"] * (1 - 1e-9) - slack
     assert found.ball <= 3 * want["radius"] * (1 + 1e-9) + slack
     return True
@@ -232,6 +243,8 @@ def test_real_rows(small_cache: Cache, layer: int) -> None:
         assert abs(found.diameter[head, i] - diameter) <= 1e-9 * diameter
         assert want["spectral"] <= found.spectral[head, i] <= 1.01 * want["spectral"]
         assert abs(found.variance[head, i] - want["variance"]) <= 1e-9 * want["variance"]
+        assert abs(found.chi_square[head, i] - want["plain"]) <= 1e-9 * want["plain"]
+        assert abs(found.norm[head, i] - want["norm"]) <= 1e-9 * want["norm"]
 
 
 # ------------------------------------------------------------------------------- exact answers
@@ -256,7 +269,8 @@ def test_nothing_dropped_and_nothing_to_lose() -> None:
         output_error(scores, values, np.zeros(6, bool), lengths=0),
         output_error(scores, np.empty((6, 0)), np.eye(3, 6, dtype=bool)),
     ):
-        for form in (*FORMS, "best"):
+        # Equal values lose nothing, whatever their length.
+        for form in (*COMPETING, "chi_square", "best"):
             assert (getattr(found, form) == 0.0).all(), form
         assert (found.which == "exact").all()
 

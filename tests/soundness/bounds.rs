@@ -208,7 +208,8 @@ fn output_errors_beside_exact_averages() {
         let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
         let keep = Keep::Mask { kept: &bytes, strides: &[n] };
         let found = output_error(&scores, &values, &keep, None).unwrap();
-        let names = ["exact", "diameter", "ball", "spectral", "variance", "best"];
+        let names =
+            ["exact", "diameter", "ball", "spectral", "variance", "best", "norm", "chi_square"];
         let bounds = [
             &found.exact,
             &found.diameter,
@@ -216,6 +217,8 @@ fn output_errors_beside_exact_averages() {
             &found.spectral,
             &found.variance,
             &found.best,
+            &found.norm,
+            &found.chi_square,
         ];
         for (name, bound) in names.iter().zip(bounds) {
             let bound = bound[0];

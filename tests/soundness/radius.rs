@@ -309,6 +309,8 @@ fn output_errors_hold_wherever_the_scores_are() {
                         &found.spectral,
                         &found.variance,
                         &found.best,
+                        &found.norm,
+                        &found.chi_square,
                     ] {
                         near(&kept, bound[0]);
                     }
@@ -495,6 +497,8 @@ fn output_errors_hold_wherever_each_score_is() {
                     ("spectral", found.spectral[0]),
                     ("variance", found.variance[0]),
                     ("best", found.best[0]),
+                    ("norm", found.norm[0]),
+                    ("chi_square", found.chi_square[0]),
                 ];
                 for (axis, ways) in (0..d).flat_map(|axis| (0..4).map(move |ways| (axis, ways))) {
                     let move_one = |(i, score): (usize, &Real)| {

@@ -10,6 +10,10 @@
 //! - variance: `sqrt(Var_T / (1 - tau) + |mu_T - a|^2)`. This is the bound `sqrt(tau/(1-tau)) sqrt(Var_P - (1-tau) Var_S)`,
 //!   since `Var_P = (1-tau) Var_S + tau Var_T + tau (1-tau) |mu_T - a|^2`; so written, nothing cancels.
 //!
+//! Two more forms stand beside them as the papers write them, though neither is ever below the diameter or the variance form in
+//! real arithmetic: norm, `2 C` with C the longest value that the row sees, and chi-square, `sqrt(chi2) sqrt(Var_P)` with
+//! `chi2 = tau / (1 - tau)` the divergence of the kept set's softmax from the full one.
+//!
 //! Each side is weighed against its own largest key, so that its sums are at least 1 and no flushed weight matters.
 
 use super::cloud::{Cloud, Outline, WeightedSum, square_distance};
@@ -135,8 +139,8 @@ impl Side {
 pub(super) struct Parted<'a> {
     cloud: &'a Cloud,
     weighed: &'a Weighed,
-    pub(super) kept: usize,
-    head: Vec<u32>,
+    /// `None` if nothing is kept.
+    head: Option<Side>,
     tail: Side,
     /// The computed a, in the cloud's coordinates.
     answer: Vec<f64>,
@@ -157,6 +161,8 @@ pub(super) struct Bounds {
     pub(super) ball: f64,
     pub(super) spectral: f64,
     pub(super) variance: f64,
+    pub(super) norm: f64,
+    pub(super) chi_square: f64,
 }
 
 impl<'a> Parted<'a> {
@@ -182,13 +188,14 @@ impl<'a> Parted<'a> {
             head: 0.0,
             kept: 0,
         };
-        let (head, answer, answer_radius) = if head.is_empty() {
-            (head, cloud.origin.clone(), cloud.floor)
-        } else {
-            let head = Side::new(head, weighed, cloud);
-            split.head = weighed.mass(&head);
-            split.kept = head.members.len();
-            (head.members, head.mean, head.radius)
+        let head = (!head.is_empty()).then(|| Side::new(head, weighed, cloud));
+        let (answer, answer_radius) = match &head {
+            None => (cloud.origin.clone(), cloud.floor),
+            Some(head) => {
+                split.head = weighed.mass(head);
+                split.kept = head.members.len();
+                (head.mean.clone(), head.radius)
+            }
         };
         let between = square_distance(&tail.mean, &answer).sqrt();
         // Each mean is a rounded quotient, which its radius covers.
@@ -198,17 +205,7 @@ impl<'a> Parted<'a> {
             (between * (2.0 - cloud.grow) - slip).max(0.0) * (2.0 - UP),
         );
         let tail_mass = weighed.tail_mass(&split);
-        Some(Parted {
-            cloud,
-            weighed,
-            kept: split.kept,
-            head,
-            tail,
-            answer,
-            answer_radius,
-            tail_mass,
-            shift,
-        })
+        Some(Parted { cloud, weighed, head, tail, answer, answer_radius, tail_mass, shift })
     }
 
     /// The upper bound of the error through the identity `tau |mu_T - a|`.
@@ -219,12 +216,7 @@ impl<'a> Parted<'a> {
     /// All bounds.
     pub(super) fn bounds(&self, outline: &Outline) -> Bounds {
         let (cloud, tail, tau) = (self.cloud, &self.tail, self.tail_mass.0);
-        let (mut farthest, mut squares) = (0.0, Compensated::default());
-        for (&j, weight) in tail.members.iter().zip(&tail.weights) {
-            let square = square_distance(cloud.point(j as usize), &self.answer);
-            farthest = if square > farthest { square } else { farthest };
-            squares.add(weight * square);
-        }
+        let (farthest, reach) = self.reach(tail);
         let publish = |length: f64| cloud.publish(tau, length * UP);
         let centred = cloud.distance_of(farthest) + self.answer_radius;
         let pair = self.farthest_pair();
@@ -235,19 +227,29 @@ impl<'a> Parted<'a> {
         let spread = outline.spread + 2.0 * offset * answer + count * answer * answer;
         let peak = tail.weights.iter().map(|w| w * w).collect::<Compensated>().value().sqrt();
         let spectral = peak / tail.total * grown * grown * UP * (spread * UP).sqrt();
-        // The root mean square distance from a over the tail, by the triangle inequality for the roundings.
-        let root = (squares.value() / tail.total).sqrt();
-        let reach = root * grown * cloud.grow * UP
-            + 4.0 * V * cloud.largest
-            + self.answer_radius
-            + cloud.floor;
         let (up, low) = self.shift;
         let variance = ((reach * reach * UP - low * low * (2.0 - UP)) * UP).max(0.0);
-        let variance = if tau < 1.0 && self.kept > 0 {
-            publish((variance / (1.0 - tau) + up * up).sqrt() * UP)
-        } else {
-            f64::INFINITY
+        let (variance, chi_square) = match &self.head {
+            Some(head) if tau < 1.0 => {
+                let (_, kept) = self.reach(head);
+                // Var_P = (1 - tau) E_S |v - a|^2 + tau E_T |v - a|^2 - tau^2 |mu_T - a|^2; that with the ends of tau is no
+                // smaller, since |mu_T - a|^2 is at most E_T |v - a|^2.
+                let least = self.tail_mass.1;
+                let all = ((1.0 - least) * kept * kept + tau * reach * reach) * UP
+                    - least * low * (least * low) * (2.0 - UP);
+                let all = (all.max(0.0) * UP / (1.0 - tau)).sqrt() * UP;
+                (
+                    publish((variance / (1.0 - tau) + up * up).sqrt() * UP),
+                    cloud.publish(tau.sqrt() * UP, all * UP),
+                )
+            }
+            _ => (f64::INFINITY, f64::INFINITY),
         };
+        let longest = |side: &Side| {
+            let of = |&j: &u32| square_distance(cloud.point(j as usize), &cloud.origin);
+            side.members.iter().map(of).fold(0.0, |a: f64, b| if b > a { b } else { a })
+        };
+        let longest = self.head.as_ref().map_or(0.0, longest).max(longest(tail));
         Bounds {
             exact: self.exact(),
             diameter: publish(pair.unwrap_or(centred)),
@@ -255,18 +257,36 @@ impl<'a> Parted<'a> {
             ball: publish(ball),
             spectral: publish(spectral),
             variance,
+            norm: publish(2.0 * cloud.distance_of(longest)),
+            chi_square,
         }
+    }
+
+    /// Over the keys of a side: the largest square of a distance from a, as computed, and an upper bound of the root mean square
+    /// distance, by the triangle inequality for the roundings.
+    fn reach(&self, side: &Side) -> (f64, f64) {
+        let cloud = self.cloud;
+        let (mut farthest, mut squares) = (0.0, Compensated::default());
+        for (&j, weight) in side.members.iter().zip(&side.weights) {
+            let square = square_distance(cloud.point(j as usize), &self.answer);
+            farthest = if square > farthest { square } else { farthest };
+            squares.add(weight * square);
+        }
+        let root = (squares.value() / side.total).sqrt();
+        let grown = 1.0 + self.weighed.eta;
+        let around = 4.0 * V * cloud.largest + self.answer_radius + cloud.floor;
+        (farthest, root * grown * cloud.grow * UP + around)
     }
 
     /// The largest distance of a kept from a dropped value, where all pairs can be looked at.
     fn farthest_pair(&self) -> Option<f64> {
         let (cloud, tail) = (self.cloud, &self.tail.members);
-        let pairs = self.head.len().saturating_mul(tail.len());
-        if self.head.is_empty() || pairs.saturating_mul(cloud.d) > PAIRS {
+        let head = &self.head.as_ref()?.members;
+        if head.len().saturating_mul(tail.len()).saturating_mul(cloud.d) > PAIRS {
             return None;
         }
         let mut farthest = 0.0;
-        for &i in &self.head {
+        for &i in head {
             let kept = cloud.point(i as usize);
             for &j in tail {
                 let square = square_distance(kept, cloud.point(j as usize));
