@@ -1,10 +1,11 @@
 """Windows of n^C keys, and how many entries of a row carry weight.
 
-Source: Deng, Song, Xiong, Yang, "Attention is Naturally Sparse with Gaussian Distributed Input",
-arXiv 2404.02690. Its claims (a window of n^C keys has error O(n^-C), one of o(log n) keys cannot
-have vanishing error) are about its own model of inputs and weights. Nothing here relies on them:
-these functions compute, measure and fit, and iid Gaussian scores at a fixed sigma need k
-proportional to n.
+Source: arXiv 2404.02690. Its first version is Deng, Song, Yang, "Attention is Naturally Sparse with
+Gaussian Distributed Input"; later ones are Deng, Song, Xiong, Yang, "How Sparse Attention
+Approximates Exact Attention? Your Attention is Naturally n^C-Sparse", with other theorems. Their
+claims (a window of n^C keys has error O(n^-C), one of o(log n) keys cannot have vanishing error)
+are about their own model of inputs and weights. Nothing here relies on them: these functions
+compute, measure and fit, and iid Gaussian scores at a fixed sigma need k proportional to n.
 """
 
 from __future__ import annotations
@@ -283,6 +284,124 @@ def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  #
         r = np.asarray(np.ldexp(entries * np.sqrt(squares) * entries, q_size + k_size))
     r.setflags(write=False)
     return r
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """What n iid N(mu, R^2) scores promise of a row's weights, with probability 1 - delta.
+
+    Statements of a model, none of them about a given row; R is the sigma of `gaussian`.
+    """
+
+    n: int
+    """Keys of a row."""
+    R: float
+    """Standard deviation of the scores, natural-log units."""
+    delta: float
+    """Probability that `largest_weight` or `effective_upper` fails for a row."""
+    eps: float
+    """The level: an entry is effective if P_i >= eps."""
+    largest_weight: float
+    """No entry exceeds it: a row is (eps, 0)-sparse at every level above. At most 1."""
+    effective_upper: int
+    """At most so many entries are effective."""
+    effective_expected: float
+    """n Phi_c((ln(n eps) + R^2/2) / R): their mean for long rows, R < sqrt(2 ln n); no promise."""
+
+
+def predict(n: int, R: float, delta: float, eps: float) -> Sparsity:  # noqa: N803
+    """Return how sparse a row of n iid N(mu, R^2) scores is, from R, n and delta alone.
+
+    The route is that of arXiv 2404.02690 (scores concentrate at the scale R, so weights do), the
+    constants are ours. With probability 1 - delta/2 the sum of weights is at least what the mean
+    of the scores says (Jensen) or, where that is more, the mean of the weights up to a cut
+    (Maurer's inequality for sums of positive variates, 2003). With probability 1 - delta/2 no score
+    is above mu + R q, Phi_c(q) = delta / (2 n), which gives `largest_weight`; and with probability
+    1 - delta/2 the number of scores above the level, a binomial variate, is at most what Chernoff's
+    bound says, which gives `effective_upper`. `scale_r` has R from weights and inputs; divide it by
+    sqrt(d) where the scores are.
+
+    Args:
+        n: Keys, 1 <= n <= 2**53.
+        R: Standard deviation of the scores, natural-log units, finite and >= 0.
+        delta: Probability of failure, 0 < delta < 1.
+        eps: Level, 0 < eps < 1.
+
+    Raises:
+        CertkError: An argument outside its range.
+    """
+    delta, level = _share("delta", delta), _share("eps", eps)
+    WindowPolicy(1.0, 0.5).size(n)
+    n, scale = int(n), float(coerce.per_row_floats("R", R, ()))
+    if not 0.0 <= scale < math.inf:
+        raise CertkError(f"R is {scale:g}; pass a finite standard deviation >= 0")
+    if scale == 0.0:
+        count = n if level * n <= 1 else 0
+        return Sparsity(n, scale, delta, level, 1 / n, count, float(count))
+    least = _least_mean_weight(n, scale, delta / 2)
+    reach = _quantile(delta / (2 * n)) * scale
+    # Raised by more than rounding takes from it.
+    largest = math.exp(min(0.0, reach - least - math.log(n) + 1e-12))
+    among = _upper_tail((math.log(n * level) + least) / scale)
+    expected = n * _upper_tail((math.log(n * level) + scale * scale / 2) / scale)
+    most = min(n, math.floor(1 / level), _binomial_upper(n, among, delta / 2))
+    return Sparsity(n, scale, delta, level, largest, 0 if level > largest else most, expected)
+
+
+def _share(name: str, value: float) -> float:
+    share = float(coerce.per_row_floats(name, value, ()))
+    if not 0.0 < share < 1.0:
+        raise CertkError(f"{name} is {share:g}; pass a number above 0 and below 1")
+    return share
+
+
+def _quantile(share: float) -> float:
+    """Where Phi_c is `share`."""
+    return -float(_native.threshold(np.zeros(1), np.array([share]))[0])
+
+
+def _upper_tail(x: float) -> float:
+    """Phi_c(x)."""
+    share = float(_native.keep_fraction(np.array([abs(x)]), np.array([0.5]))[0])
+    return share if x >= 0 else 1.0 - share
+
+
+def _least_mean_weight(n: int, scale: float, delta: float) -> float:
+    """Logarithm of what the mean of n weights e^(s - mu) is at least, with probability 1 - delta.
+
+    Weights above a cut count as 0. One cut is taken for given arguments, whatever the row is.
+    """
+    least = -_quantile(delta) * scale / math.sqrt(n)
+    if scale > 30.0:  # a mean that no row of at most 2^53 keys comes near
+        return least
+    growth = math.exp(scale * scale / 2)
+    loss = growth * math.sqrt(2 * math.log(1 / delta) / n)
+    cuts = [scale * i / 16 for i in range(8, 33)]
+    means = [
+        _upper_tail(scale - cut) - loss * math.sqrt(_upper_tail(2 * scale - cut)) for cut in cuts
+    ]
+    most = max(means)
+    return max(least, scale * scale / 2 + math.log(most)) if most > 0 else least
+
+
+def _binomial_upper(n: int, p: float, delta: float) -> int:
+    """A number that a binomial (n, p) variate exceeds with probability at most delta (Chernoff)."""
+    if p <= 0.0 or p >= 1.0:
+        return 0 if p <= 0.0 else n
+
+    def unlikely(count: int) -> bool:
+        """Whether `count` or more is: P(X >= a n) <= e^(-n KL(a || p)) for a > p."""
+        a = count / n
+        if a <= p:
+            return False
+        rest = (1 - a) * math.log((1 - a) / (1 - p)) if a < 1 else 0.0
+        return n * (a * math.log(a / p) + rest) >= math.log(1 / delta)
+
+    low, high = 0, n + 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle <= n and unlikely(middle) else (middle, high)
+    return min(high - 1, n) if high <= n else n
 
 
 def effective_exponent(n: int, sigma: float, eps: float) -> float:

@@ -308,6 +308,67 @@ def test_scale_r() -> None:
     assert scores.std() == pytest.approx(float(windows.scale_r(0.7, w_q, w_k)), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("n", "scale", "eps"),
+    [(1, 2.0, 0.5), (2, 0.1, 0.4), (50, 0.5, 0.03), (50, 3.0, 0.2), (400, 1.0, 0.004),
+     (400, 2.5, 0.01), (3000, 1.5, 0.001), (3000, 6.0, 0.05)],
+)  # fmt: skip
+def test_predicted_sparsity_holds_as_often_as_it_says(n: int, scale: float, eps: float) -> None:
+    delta, rows = 0.05, 4000
+    found = windows.predict(n, scale, delta, eps)
+    scores = np.random.default_rng(n).standard_normal((rows, n)) * scale + 3.0
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    counts = (weights >= eps).sum(axis=1)
+    # Three standard errors of a share of so many rows.
+    most = delta + 3 * math.sqrt(delta * (1 - delta) / rows)
+    assert (weights.max(axis=1) > found.largest_weight).mean() <= most
+    assert (counts > found.effective_upper).mean() <= most
+    if n >= 400 and scale < 2:
+        assert found.effective_expected == pytest.approx(counts.mean(), rel=0.2)
+    # It says something: not far above what is seen.
+    if n >= 400 and scale < 3:
+        assert found.effective_upper <= 1.6 * np.quantile(counts, 0.999) + 20
+
+
+def test_predicted_sparsity_against_scipy() -> None:
+    """From the three statements, with SciPy's laws; the first of them at one cut."""
+    stats = pytest.importorskip("scipy.stats")
+    for n, scale, delta, eps in ((1000, 1.0, 0.01, 0.002), (10**6, 2.0, 0.1, 1e-5)):
+        found = windows.predict(n, scale, delta, eps)
+        cut, half = 2 * scale, delta / 2
+        growth = math.exp(scale**2 / 2)
+        mean = growth * stats.norm.cdf(cut - scale)
+        square = growth**4 * stats.norm.cdf(cut - 2 * scale)
+        least = mean - math.sqrt(2 * math.log(1 / half) * square / n)
+        least = max(least, math.exp(-stats.norm.isf(half) * scale / math.sqrt(n)))
+        largest = math.exp(stats.norm.isf(half / n) * scale) / n / least
+        assert 0.8 * largest <= found.largest_weight <= largest * (1 + 1e-9)
+        p = stats.norm.sf(math.log(n * eps * least) / scale)
+        exact = int(stats.binom.isf(half, n, p))
+        assert 0.8 * exact <= found.effective_upper <= 1.1 * exact + 20
+        expected = n * stats.norm.sf((math.log(n * eps) + scale**2 / 2) / scale)
+        assert found.effective_expected == pytest.approx(expected, rel=1e-9)
+
+
+def test_predicted_sparsity_at_the_ends() -> None:
+    equal = windows.predict(100, 0.0, 0.1, 0.01)
+    assert (equal.effective_upper, equal.effective_expected) == (100, 100.0)
+    assert windows.predict(100, 0.0, 0.1, 0.011).effective_upper == 0
+    assert windows.predict(1, 5.0, 0.1, 0.9).largest_weight == 1.0
+    assert windows.predict(2**53, 1.0, 1e-9, 1e-3).effective_upper == 0
+    for arguments, words in (
+        ((0, 1.0, 0.1, 0.1), "n is 0"),
+        ((5, -1.0, 0.1, 0.1), "R is -1"),
+        ((5, math.inf, 0.1, 0.1), "R is inf"),
+        ((5, 1.0, 0.0, 0.1), "delta is 0"),
+        ((5, 1.0, 0.1, 1.0), "eps is 1"),
+        ((5, 1.0, math.nan, 0.1), "delta is nan"),
+    ):
+        with pytest.raises(ck.CertkError, match=words):
+            windows.predict(*arguments)
+
+
 def test_exponents() -> None:
     assert windows.effective_exponent(65536, 4.0, 0.01) == pytest.approx(0.724, abs=5e-4)
     assert windows.log_log_slope(65536, 4.0, 0.01) == pytest.approx(0.624, abs=5e-4)
