@@ -47,7 +47,7 @@ test-older: $(OLDER)/.dev
 # Debian's compiler has the standard library of other machines as a package. Without -L the emulator finds that of libc6:arm64.
 AARCH64 := aarch64-unknown-linux-gnu
 AARCH64_RUSTC ?= /usr/bin/rustc
-AARCH64_PACKAGES := rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu qemu-user-static libc6:arm64
+AARCH64_PACKAGES := rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static libc6:arm64
 
 install-aarch64:
 	dpkg --add-architecture arm64
@@ -58,6 +58,7 @@ test-aarch64:
 	@command -v cargo > /dev/null || { echo 'Rust is needed: cargo is not on the PATH'; exit 1; }
 	@missing=; \
 	command -v aarch64-linux-gnu-gcc > /dev/null || missing="$$missing aarch64-linux-gnu-gcc"; \
+	[ -e /usr/aarch64-linux-gnu/include/stdint.h ] || missing="$$missing the headers of C for aarch64-linux-gnu-gcc"; \
 	command -v qemu-aarch64-static > /dev/null || missing="$$missing qemu-aarch64-static"; \
 	[ -e /lib/ld-linux-aarch64.so.1 ] || missing="$$missing /lib/ld-linux-aarch64.so.1"; \
 	ls "$$($(AARCH64_RUSTC) --print target-libdir --target $(AARCH64) 2> /dev/null)"/libstd-*.rlib > /dev/null 2>&1 || \
