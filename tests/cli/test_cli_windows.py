@@ -117,16 +117,16 @@ def test_windows_keep_as_many_keys_and_lose_what_float64_says(capsys: Captured, 
     assert layer["losses"][2]["worst_mass"] <= EPS
 
 
-def test_one_window_for_all_layers_keeps_what_all_need(capsys: Captured) -> None:
-    found = recipe(capsys, EXAMPLE)
+def test_one_window_for_all_layers_keeps_what_all_need(capsys: Captured, small: Any) -> None:
+    found = recipe(capsys, small[0], "--shortest", 4)
     for said in (found["all"], *found["layers"]):
         assert len({loss["kept"] for loss in said["losses"]}) == 1
     assert found["all"]["losses"][0]["kept"] == sum(
         layer["losses"][0]["kept"] for layer in found["layers"]
     )
-    assert found["all"]["heads"] == 24
+    assert found["all"]["heads"] == 8
     assert found["all"]["adaptive"] is None
-    assert [each["n"] for each in found["all"]["lengths"]] == [16, 32, 64, 128, 256, 512]
+    assert [each["n"] for each in found["all"]["lengths"]] == [4, 8, 16, 32, 64]
 
 
 def test_a_query_of_a_causal_cache_sees_its_own_prefix(capsys: Captured, tmp_path: Path) -> None:
@@ -189,7 +189,8 @@ def test_the_recipe_shows_its_tables(capsys: Captured, small: Any) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert max(map(len, out.splitlines()[1:])) <= 80
-    for text in ("n^0.", "95 % interval", "k = ", "certified", "stand for a shorter context"):
+    out = " ".join(out.split())
+    for text in ("n^", "95 % interval", "k = ", "certified", "stand for a shorter context"):
         assert text in out
     assert certk("windows", path, path) == 0
     assert capsys.readouterr().out.count("What is lost") == 2

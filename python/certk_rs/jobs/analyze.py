@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .. import bounds, gaussian, keepset, selection, windows
 from ..cache_format import Cache, Layer, Names
 from ..errors import CertkError
-from .plan import SMALLEST_EPS, Progress, counting, expand
+from .plan import SMALLEST_EPS, Progress, counting, inputs
 
 # Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
 # are found, which takes longer.
@@ -127,14 +127,7 @@ def analyze(
             raise CertkError(f"eps is {budget!r}: give a number from {SMALLEST_EPS} to below 1")
     if names is not None:
         Names(names)
-    paths = [path for cache in caches for path in expand(cache)]
-    if not paths:
-        held = " or ".join(map(str, caches))
-        raise CertkError(
-            f"no input: there is no .safetensors file in {held}: give at least one cache file"
-            if caches
-            else "no input: give at least one cache file"
-        )
+    paths = inputs(caches)
     total = 0
     for path in paths:
         with Cache(path, names) as cache:

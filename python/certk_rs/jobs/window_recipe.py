@@ -21,7 +21,7 @@ from .. import selection, windows
 from ..cache_format import Cache, Layer, Names, widen
 from ..errors import CertkError
 from .adaptive_k import AdaptiveK, adaptive_k, best
-from .plan import SMALLEST_EPS, Progress, counting, expand
+from .plan import SMALLEST_EPS, Progress, counting, inputs
 from .prefixes import SHORTEST, Prefix, prefixes, rows_of_heads, scores_of
 
 # Scores of a head that are looked at at each length: each is judged some ten times.
@@ -132,9 +132,7 @@ def window_recipes(
         raise CertkError(f"shortest is {shortest}: give a length of at least 1")
     if names is not None:
         Names(names)
-    paths = [path for cache in caches for path in expand(cache)]
-    if not paths:
-        raise CertkError("no input: give at least one cache file")
+    paths = inputs(caches)
     total = 0
     for path in paths:
         with Cache(path, names) as cache:
