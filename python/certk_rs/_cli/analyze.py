@@ -22,6 +22,8 @@ from ..jobs.analyze_page import (
     layer_cells,
     layer_heads,
 )
+from ..jobs.effective_watch import shown_lengths, watch_cells, watch_heads
+from ..jobs.prefixes import STANDS_FOR
 from .options import AsJson, Caches, Job, Names, Quiet, Threads, need_new
 from .terminal import print_json, print_table, print_text, progress_bar, say
 
@@ -72,6 +74,7 @@ def _show(found: Sequence[CacheAnalysis]) -> None:
             print_table(HEADS[:NARROW], [row[:NARROW] for row in rows])
         say(LAYERS)
         print_table(layer_heads(cache), layer_cells(cache))
+        _show_lengths(cache)
         say(f"Advice: {cache.advice()}.")
     print_text(
         "k/n: the keys that each row needs on its own; rule: by its sigma; 1 gap, 8 cuts: these "
@@ -79,3 +82,28 @@ def _show(found: Sequence[CacheAnalysis]) -> None:
     )
     print_text(f"Advice, {ADVISED}")
     say("Queries that are not in the file are not covered.")
+
+
+def _show_lengths(cache: CacheAnalysis) -> None:
+    """How effective entries go with the length of a row, and what that asks for."""
+    watches = [(head.layer, head.watch) for head in cache.heads]
+    lengths = shown_lengths([one for _, one in watches])
+    eps = cache.eps[cache.main]
+    say(f"By length: keys that weigh at least {eps:g}, and how the others grow and weigh")
+    print_table(watch_heads(lengths), watch_cells(watches, lengths))
+    normal = max(one.smallest_normal for _, one in watches)
+    print_text(
+        f"k, 1/sum P^2: the power of n that they grow by; weight: exp(-sigma^2/2)/n, a typical "
+        f"one at the longest n; small: the share of keys below {normal:.2g}, the smallest normal "
+        "number of the cache's dtype; mass: what these weigh in the worst row."
+    )
+    say(f"With the length of a row: {cache.growth()}.")
+    names = [f"{head.layer}.{head.head}" for head in cache.heads if head.watch.more_precision]
+    if names:
+        print_text(
+            f"More precision is due where weights are stored in this dtype: those too small for "
+            f"it weigh more than {eps:g} in {len(names)} heads ({', '.join(names[:8])}"
+            f"{', ...' if len(names) > 8 else ''})."
+        )
+    if not cache.causal:
+        print_text(STANDS_FOR)
