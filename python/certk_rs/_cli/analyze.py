@@ -10,6 +10,7 @@ import typer
 
 from .._display.page import pyplot
 from .._files.atomic import write_text
+from ..errors import CertkError
 from ..jobs.analyze import CacheAnalysis, analysis_json
 from ..jobs.analyze import analyze as analyze_caches
 from ..jobs.analyze_page import (
@@ -24,12 +25,13 @@ from ..jobs.analyze_page import (
 )
 from ..jobs.effective_watch import shown_lengths, watch_cells, watch_heads
 from ..jobs.prefixes import STANDS_FOR
-from .options import AsJson, Caches, Job, Names, Quiet, Threads, need_new
+from .options import AsJson, Job, Names, OptionalCaches, Quiet, Threads, need_new
+from .score_scale import analyze_model
 from .terminal import print_json, print_table, print_text, progress_bar, say
 
 
 def analyze(
-    caches: Caches,
+    caches: OptionalCaches = None,
     eps: Annotated[
         list[float] | None,
         typer.Option(help="A budget; may be repeated (the middle one is the main one)."),
@@ -37,14 +39,39 @@ def analyze(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one self-contained page with plots.")
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="DIR", help="Instead of caches: the weights of a saved model."
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", metavar="FILE", help="What the model reads; default: a few lines."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Cut that text after N tokens.")
+    ] = None,
     names: Names = None,
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
-    """Tell how many keys each head of a cache needs, and whether pruning it is worth it."""
+    """Tell how many keys each head of a cache needs, and whether pruning it is worth it.
+
+    With --model: how widely each head's scores spread, beside R of its weights.
+    """
 
     def job() -> int:
+        if model is not None:
+            given = {"CACHE": caches, "--eps": eps, "--html": html, "--names": names}
+            if other := [name for name, value in given.items() if value]:
+                raise CertkError(f"--model does not go with {other[0]}: leave one of them out")
+            return analyze_model(model, text, max_tokens, as_json)
+        if text is not None or max_tokens is not None:
+            raise CertkError("--text and --max-tokens are what --model reads: give --model DIR")
+        if not caches:
+            raise CertkError("no input: give at least one CACHE file, or --model DIR")
         if html is not None:
             need_new(html)
             pyplot()
