@@ -20,7 +20,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,9 @@ class Windows:
 
     rule: Rule
     kept: int = 0
+    lost: list[float] = field(default_factory=list)
+    """Dropped mass of each call, in the mean over its rows, computed in float32."""
+    worst: float = 0.0
 
     def __call__(
         self, _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -65,6 +68,9 @@ class Windows:
         scores = scores.masked_fill(later, -math.inf)
         keep = self.rule(scores)
         self.kept += int(keep.sum())
+        lost = scores.softmax(-1).masked_fill(keep, 0.0).sum(-1)
+        self.lost.append(lost.mean().item())
+        self.worst = max(self.worst, lost.max().item())
         out = scores.masked_fill(~keep, -math.inf).softmax(-1) @ value
         return out.transpose(0, 1)[None], None
 
@@ -91,18 +97,18 @@ class Certified:
     def __init__(self, eps: float) -> None:
         self.eps = eps
         self.k: list[np.ndarray] = []
-        self.worst = 0.0
+        self.proven = 0.0
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
         """Select; every row is certified."""
         found = ck.select(scores.numpy(), self.eps, causal_offset=0)
         self.k.append(found.k.mean(axis=0))
-        self.worst = max(self.worst, float(found.tail_mass_upper.max()))
+        self.proven = max(self.proven, float(found.tail_mass_upper.max()))
         return torch.from_numpy(found.to_mask())
 
 
-def losses(model: Any, texts: list[torch.Tensor], rule: Rule) -> tuple[np.ndarray, int]:
-    """Of each byte but the first its loss in nats, (n - 1,), mean over texts; and the keys kept."""
+def losses(model: Any, texts: list[torch.Tensor], rule: Rule) -> tuple[np.ndarray, Windows]:
+    """Of each byte but the first its loss in nats, (n,), mean over texts; and what was kept."""
     attention = Windows(rule)
     AttentionInterface.register(NAME, attention)
     # The attention above is causal by itself.
@@ -114,7 +120,7 @@ def losses(model: Any, texts: list[torch.Tensor], rule: Rule) -> tuple[np.ndarra
             logits = model(ids[:, :-1], use_cache=False).logits[0].double()
             chosen = log_softmax(logits, -1).gather(1, ids[0, 1:, None])
             found.append(-chosen[:, 0].numpy())
-    return np.mean(found, axis=0), attention.kept
+    return np.mean(found, axis=0), attention
 
 
 def fitted(k: np.ndarray) -> windows.WindowFit:
@@ -133,10 +139,11 @@ def measure(model: Any, texts: list[torch.Tensor], budgets: list[float]) -> dict
     ends = [n >> i for i in range(4)][::-1]
 
     def row(name: str, rule: Rule, law: str, all_keys: int | None, eps: float) -> dict[str, Any]:
-        loss, kept = losses(model, texts, rule)
+        loss, seen = losses(model, texts, rule)
         return {
-            "rule": name, "eps": eps, "law": law, "kept": kept,
-            "share": kept / all_keys if all_keys else 1.0,
+            "rule": name, "eps": eps, "law": law, "kept": seen.kept,
+            "share": seen.kept / all_keys if all_keys else 1.0,
+            "lost": float(np.mean(seen.lost)), "worst": seen.worst,
             "perplexity": {str(e): math.exp(loss[e // 2 : e].mean()) for e in ends},
             "all": math.exp(loss.mean()),
         }  # fmt: skip
@@ -146,7 +153,7 @@ def measure(model: Any, texts: list[torch.Tensor], budgets: list[float]) -> dict
     for eps in budgets:
         certified = Certified(eps)
         rows.append(row("certified", certified, "", total, eps))
-        rows[-1]["worst_mass"] = certified.worst
+        rows[-1]["proven"] = certified.proven
         slabs = total // (n * (n + 1) // 2)  # rows of one head over one text
         law = fitted(np.mean(certified.k, axis=0))
         for name, exponent in (("alpha n^C", law.C), ("fixed k", 0.0)):
@@ -164,7 +171,16 @@ def show(found: dict[str, Any]) -> None:
     title = f"{found['texts']} held-out texts of {found['n']} bytes: perplexity by context length"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     ends = found["ends"]
-    for heading in ("eps", "rule", "k", "keys kept", *(f"{e // 2}-{e}" for e in ends), "all"):
+    for heading in (
+        "eps",
+        "rule",
+        "k",
+        "kept",
+        "lost",
+        "worst",
+        *(f"{e // 2}-{e}" for e in ends),
+        "all",
+    ):
         table.add_column(heading, justify="right")
     for row in found["rows"]:
         table.add_row(
@@ -172,6 +188,8 @@ def show(found: dict[str, Any]) -> None:
             row["rule"],
             row["law"],
             f"{row['share']:.1%}",
+            f"{row['lost']:.4f}",
+            f"{row['worst']:.4f}",
             *(f"{row['perplexity'][str(e)]:.3f}" for e in ends),
             f"{row['all']:.3f}",
         )
