@@ -25,10 +25,11 @@ from ._cli.reproduce import reproduce
 from ._cli.select import select
 from ._cli.terminal import fail, say
 from ._cli.verify import verify
+from ._cli.windows import windows
 from .errors import CertkError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-for command in (select, prune, verify, capture, analyze, reproduce, demo, plan):
+for command in (select, prune, verify, capture, analyze, windows, reproduce, demo, plan):
     app.command()(command)
 
 

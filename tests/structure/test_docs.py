@@ -32,8 +32,13 @@ ELSEWHERE = {"docs/kvpress.md"}
 LANGUAGES = {"python", "sh", "rust"}
 
 
-def _readme() -> dict[str, Any]:
+def _cache() -> dict[str, Any]:
     shutil.copy(EXAMPLE, "cache.safetensors")
+    return {}
+
+
+def _readme() -> dict[str, Any]:
+    _cache()
     np.save("scores.npy", np.random.default_rng(0).standard_normal((4, 1000)))
     return {"folder": _saved_model(), "inputs": {"input_ids": _zoo().tokens(1, 12)}}
 
@@ -52,6 +57,7 @@ def _transformers() -> dict[str, Any]:
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": _readme,
     "docs/transformers.md": _transformers,
+    "docs/windows.md": _cache,
 }
 # What a command is given beside the arguments shown, where it would take minutes.
 LONGER = {"certk reproduce -o experiments/": ["--brief", "gap-rules"]}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import CertkError
-from .options import AsJson, Job, need_new
+from .options import AsJson, Job, need_new, read_text
 from .terminal import print_json, say
 
 
@@ -38,10 +38,7 @@ def capture(
 
     def job() -> int:
         need_new(out)
-        try:
-            written = text.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise CertkError(f"{text} is not text in UTF-8 ({error.reason}): convert it") from None
+        written = read_text(text)
         try:
             from ..transformers import capture_text
         except ImportError as error:

@@ -42,9 +42,9 @@ Names = Annotated[
     ),
 ]
 OneSetPer = Annotated[Granularity, typer.Option(help="One keep-set per kv head, or per layer.")]
-Caches = Annotated[
-    list[Path], typer.Argument(metavar="CACHE...", help="Cache files, or directories of them.")
-]
+_CACHES = typer.Argument(metavar="CACHE...", help="Cache files, or directories of them.")
+Caches = Annotated[list[Path], _CACHES]
+OptionalCaches = Annotated[list[Path] | None, _CACHES]
 CacheFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A cache file; default: the example.")
 ]
@@ -70,3 +70,11 @@ def need_new(path: Path) -> None:
         raise CertkError(f"{path}: there is no directory {path.parent}: make it first")
     if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
         raise CertkError(f"{path}: {path.parent} cannot be written to: choose another directory")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CertkError(f"{path} is not text in UTF-8 ({error.reason}): convert it") from None

@@ -2,13 +2,13 @@
 
 Every number is a mean over rows, a row being one query of one query head, and every share is of the
 keys that the query sees. A head with very many scores is judged by some of its queries, evenly
-spaced.
+spaced. How all this goes with the length of a row is what `effective_watch.py` tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from .. import bounds, gaussian, keepset, selection, windows
 from ..cache_format import Cache, Layer, Names
 from ..errors import CertkError
-from .plan import SMALLEST_EPS, Progress, counting, expand
+from .effective_watch import GROWTH, Watch, watch
+from .plan import SMALLEST_EPS, Progress, counting, inputs
 
 # Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
 # are found, which takes longer.
@@ -61,6 +62,8 @@ class HeadAnalysis:
     """One set for all rows at the main budget, and the proven least size of any."""
     advice: str
     """What is worth it at the main budget, one of `ADVICE`."""
+    watch: Watch
+    """Effective entries, and keys needed, at the main budget and several lengths."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class CacheAnalysis:
     eps: tuple[float, ...]
     main: int
     heads: tuple[HeadAnalysis, ...]
+    causal: bool = False
+    """Whether every query sees its own prefix."""
 
     def layers(self) -> dict[int, Means]:
         """Means of each layer, by its number."""
@@ -95,8 +100,11 @@ class CacheAnalysis:
     def advice(self) -> str:
         """How many heads are given which advice."""
         given = [head.advice for head in self.heads]
-        counts = [(word, given.count(word)) for word in ADVICE]
-        return ", ".join(f"{count} {word}" for word, count in counts if count)
+        return _counted(given, ADVICE)
+
+    def growth(self) -> str:
+        """Of how many heads the keys needed grow in which way with the length of a row."""
+        return _counted([head.watch.growth for head in self.heads], GROWTH)
 
 
 def analyze(
@@ -127,14 +135,7 @@ def analyze(
             raise CertkError(f"eps is {budget!r}: give a number from {SMALLEST_EPS} to below 1")
     if names is not None:
         Names(names)
-    paths = [path for cache in caches for path in expand(cache)]
-    if not paths:
-        held = " or ".join(map(str, caches))
-        raise CertkError(
-            f"no input: there is no .safetensors file in {held}: give at least one cache file"
-            if caches
-            else "no input: give at least one cache file"
-        )
+    paths = inputs(caches)
     total = 0
     for path in paths:
         with Cache(path, names) as cache:
@@ -142,6 +143,11 @@ def analyze(
     step = counting(progress, total)
     ordered = tuple(sorted({float(budget) for budget in eps}, reverse=True))
     return [_cache(path, names, ordered, step, threads) for path in paths]
+
+
+def _counted(given: Sequence[str], words: Sequence[str]) -> str:
+    counts = [(word, given.count(word)) for word in words]
+    return ", ".join(f"{count} {word}" for word, count in counts if count)
 
 
 def _cache(
@@ -156,10 +162,13 @@ def _cache(
     with Cache(path, names) as cache:
         cache.check_values(lambda _: None)
         for layer in cache.layers:
-            for head, scores, lengths in _rows(cache, layer):
-                heads.append(_head(layer, head, scores, lengths, eps, main, threads))
+            rows = _rows(cache, layer)
+            watches = watch(cache, layer, eps[main], threads)
+            for (head, scores, lengths), seen in zip(rows, watches, strict=True):
+                heads.append(_head(layer, head, scores, lengths, eps, main, threads, seen))
                 step(f"analyzing {path.name}", 1)
-    return CacheAnalysis(path, eps, main, tuple(heads))
+        causal = cache.causal_offset is not None
+    return CacheAnalysis(path, eps, main, tuple(heads), causal)
 
 
 def _rows(
@@ -192,6 +201,7 @@ def _head(
     eps: tuple[float, ...],
     main: int,
     threads: int | None,
+    watched: Watch,
 ) -> HeadAnalysis:
     seen = np.arange(layer.n) < lengths[:, None]
     sigma = np.std(scores, axis=1, where=seen)
@@ -228,6 +238,7 @@ def _head(
         shared=shared,
         shared_lower_bound=one.lower_bound / int(lengths.max()),
         advice=_advice(shared, kept[main]),
+        watch=watched,
     )
 
 
@@ -260,5 +271,5 @@ def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
         "eps": list(found.eps),
         "main_eps": found.eps[found.main],
         "layers": [{"layer": i, **vars(means)} for i, means in found.layers().items()],
-        "heads": [vars(head) for head in found.heads],
+        "heads": [asdict(head) for head in found.heads],
     }

@@ -70,9 +70,7 @@ def make_plan(
     _check_options(options)
     if names is not None:
         Names(names)
-    sources = [path for cache in caches for path in expand(cache)]
-    if not sources:
-        raise CertkError("no input: give at least one cache file")
+    sources = inputs(caches)
     _check_out(out)
     targets: dict[str, Path] = {}
     for source in sources:
@@ -109,6 +107,19 @@ def counting(progress: Progress | None, total: int) -> Callable[[str, int], None
             progress(label, done, total)
 
     return tell
+
+
+def inputs(caches: Sequence[Path]) -> list[Path]:
+    """The files that are meant by files and directories; a `CertkError` if there is none."""
+    paths = [path for cache in caches for path in expand(cache)]
+    if not paths:
+        held = " or ".join(map(str, caches))
+        raise CertkError(
+            f"no input: there is no .safetensors file in {held}: give at least one cache file"
+            if caches
+            else "no input: give at least one cache file"
+        )
+    return paths
 
 
 def expand(path: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from .capture import capture, capture_text  # noqa: E402
 from .decoding import CertkCache  # noqa: E402
 from .presses import NAME  # noqa: E402
 from .recorder import LayerCertificate, Recorder  # noqa: E402
+from .score_scale import score_scales, score_scales_of_text  # noqa: E402
 from .switch import budget, register, use  # noqa: E402
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "from_cache",
     "prune_cache",
     "register",
+    "score_scales",
+    "score_scales_of_text",
     "to_cache",
     "use",
 ]

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from ..errors import CertkError
-from .capture_file import WRITING, CacheWriter
+from .capture_file import WRITING, CacheWriter, Observer
 from .presses import NAME
 from .switch import switch
 
@@ -48,24 +48,34 @@ def capture(
     """
     if queries is not None and (isinstance(queries, bool) or queries < 1):
         raise CertkError(f"queries is {queries!r}; pass a whole number >= 1, or None for all")
+    _need_model(model)
+    most = max(sum(1 for _ in model.modules()), getattr(model.config, "num_hidden_layers", 0))
+    with CacheWriter(path, most, queries) as writer:
+        observe(model, inputs, writer)
+        writer.commit()
+        return writer.layers
+
+
+def observe(model: Any, inputs: Mapping[str, Any] | torch.Tensor, observer: Observer) -> None:
+    """Run a model densely, and tell an observer of each attention call; arguments as `capture`."""
+    _need_model(model)
     given: dict[str, Any] = (
         {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else dict(inputs)
     )
-    if not isinstance(model, transformers.PreTrainedModel):
-        raise CertkError(f"model is a {type(model).__name__}; pass a transformers.PreTrainedModel")
     base = model.base_model
     if "use_cache" in inspect.signature(base.forward).parameters:
         given.setdefault("use_cache", False)
-    most = max(sum(1 for _ in model.modules()), getattr(model.config, "num_hidden_layers", 0))
-    with CacheWriter(path, most, queries) as writer:
-        token = WRITING.set(writer)
-        try:
-            with _switched(model), torch.inference_mode():
-                base(**given)
-        finally:
-            WRITING.reset(token)
-        writer.commit()
-        return writer.layers
+    token = WRITING.set(observer)
+    try:
+        with _switched(model), torch.inference_mode():
+            base(**given)
+    finally:
+        WRITING.reset(token)
+
+
+def _need_model(model: Any) -> None:
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise CertkError(f"model is a {type(model).__name__}; pass a transformers.PreTrainedModel")
 
 
 def capture_text(
@@ -90,6 +100,18 @@ def capture_text(
 
     Raises:
         CertkError: No model there, a text without tokens, or longer than the model's positions.
+    """
+    loaded, given, tokens = load_with_text(model, text, max_tokens)
+    layers = capture(loaded, given, path, queries=queries)
+    return {"tokens": tokens, "layers": layers, "dtype": str(loaded.dtype).removeprefix("torch.")}
+
+
+def load_with_text(
+    model: str | os.PathLike[str], text: str, max_tokens: int | None
+) -> tuple[Any, dict[str, Any], int]:
+    """The model of a directory, what it is called with for a text, and how many tokens that has.
+
+    Arguments and errors as in `capture_text`.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -121,9 +143,7 @@ def capture_text(
             f"the text has {tokens} tokens, the model {most} positions: give --max-tokens {most}"
         )
     accepted = inspect.signature(loaded.forward).parameters
-    given = {name: value for name, value in encoded.items() if name in accepted}
-    layers = capture(loaded, given, path, queries=queries)
-    return {"tokens": tokens, "layers": layers, "dtype": str(loaded.dtype).removeprefix("torch.")}
+    return loaded, {name: each for name, each in encoded.items() if name in accepted}, tokens
 
 
 @contextmanager

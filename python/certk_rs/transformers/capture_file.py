@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,7 +26,23 @@ _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # Bytes of one entry of the header, with the longest numbers there may be.
 _ENTRY = 192
 
-WRITING: ContextVar[CacheWriter | None] = ContextVar("certk_writing", default=None)
+
+class Observer(Protocol):
+    """Is told of every attention call of a model that runs densely."""
+
+    def add(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: Visibility,
+        scale: float | None,
+    ) -> None:
+        """Hear of one call: (1, heads, m, d), (1, kv_heads, n, d) and what the rows see."""
+
+
+WRITING: ContextVar[Observer | None] = ContextVar("certk_writing", default=None)
 
 
 class CacheWriter(NewFile):
@@ -68,7 +85,7 @@ class CacheWriter(NewFile):
         own = getattr(module, "layer_idx", None)
         layer = own if isinstance(own, int) else self._calls
         self._calls += 1
-        self.write(layer, query, key, value, scale, _offset(layer, rows))
+        self.write(layer, query, key, value, scale, causal_offset_of(layer, rows))
 
     def write(
         self,
@@ -151,7 +168,7 @@ class CacheWriter(NewFile):
         self.write_at(8 + self._room + start, data)
 
 
-def _offset(layer: int, rows: Visibility) -> int | None:
+def causal_offset_of(layer: int, rows: Visibility) -> int | None:
     """The causal offset of what the rows see; None if they see everything."""
     said = rows.arguments()
     if not said:

@@ -1,0 +1,127 @@
+"""`certk windows`: which window a cache needs, and what windows lose at equal compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ..jobs.adaptive_k import SHARE, AdaptiveK
+from ..jobs.prefixes import SHORTEST, STANDS_FOR
+from ..jobs.window_recipe import CacheRecipe, WindowRecipe, recipe_json, window_recipes
+from .options import AsJson, Caches, Job, Names, Quiet, Threads
+from .terminal import print_json, print_table, print_text, progress_bar, say
+
+# Lengths that a terminal of 80 columns has room for.
+_SHOWN = 3
+
+
+def windows(
+    caches: Caches,
+    eps: Annotated[float, typer.Option(help="Tail mass that a row may lose, 0 < eps < 1.")] = 0.01,
+    shortest: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="The longest length is halved down to this one."),
+    ] = SHORTEST,
+    names: Names = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> Job:
+    """Fit a window k = alpha n^C to caches, and tell what windows lose at equal compute."""
+
+    def job() -> int:
+        with progress_bar(quiet) as progress:
+            found = window_recipes(
+                caches, eps, names, shortest=shortest, progress=progress, threads=threads
+            )
+        if as_json:
+            print_json({"command": "windows", "caches": [recipe_json(cache) for cache in found]})
+        else:
+            _show(found)
+        return 0
+
+    return job
+
+
+def _show(found: Sequence[CacheRecipe]) -> None:
+    for cache in found:
+        recipes = [*cache.layers, cache.all]
+        say(f"{cache.path}: at eps = {cache.eps:g}")
+        lengths = [each.n for each in cache.all.lengths]
+        shown = sorted({lengths[i * (len(lengths) - 1) // (_SHOWN - 1)] for i in range(_SHOWN)})
+        say("Keys that rows need, and the law k = alpha n^C fitted to them:")
+        heads = ("layer", *(f"n = {n}" for n in shown), "alpha", "C", "95 % interval")
+        print_table(heads, [_law(recipe, shown) for recipe in recipes])
+        say("What is lost where as many keys are kept in all:")
+        heads = ("layer", "kept", "lost", "longest", "worst", "over", "L2 error")
+        rows = [cells for recipe in recipes for cells in _losses(recipe)]
+        print_table(heads, rows, left=(1,))
+        say("The Gaussian rule at the longest length, certified:")
+        heads = ("layer", "sigma", "needed", "rule", "holds", "factor", "k/n then", "holds then")
+        adaptive = [(_name(r), r.adaptive) for r in cache.layers if r.adaptive is not None]
+        print_table(heads, [_adaptive(name, rule) for name, rule in adaptive])
+        print_text("In this cache every query sees its own prefix." if cache.causal else STANDS_FOR)
+    print_text(
+        "Lost: the dropped mass in the mean, and that of the longest rows; worst: of any row "
+        "(proven upper ends); over: rows that are not proven to be within eps; L2 error: of the "
+        "attention output, in the mean. The fixed k and alpha n^C keep the true best keys of a "
+        "row, and alpha is scaled to equal compute. All: one k, one law for all layers. The "
+        "interval takes heads and lengths for independent, which they are not."
+    )
+    print_text(
+        "Rule: k/n from each head's sigma, fitted to every other row and judged on those between; "
+        f"factor: what k takes to hold in {SHARE:.0%} of the rows it is fitted to."
+    )
+
+
+def _name(recipe: WindowRecipe) -> str:
+    return "all" if recipe.layer is None else str(recipe.layer)
+
+
+def _law(recipe: WindowRecipe, shown: Sequence[int]) -> list[str]:
+    k = {each.n: f"{each.k:.1f}" for each in recipe.lengths}
+    low, high = recipe.fit.C_interval
+    return [
+        _name(recipe),
+        *(k.get(n, "") for n in shown),
+        f"{recipe.fit.alpha:.3g}",
+        f"{recipe.fit.C:.3f}",
+        f"{low:.3f} to {high:.3f}",
+    ]
+
+
+def _losses(recipe: WindowRecipe) -> list[list[str]]:
+    laws = ("k = {:.1f}", f"{{:.3g}} n^{recipe.fit.C:.2f}")
+    chosen = [
+        *(law.format(loss.alpha) for law, loss in zip(laws, recipe.losses, strict=False)),
+        "certified",
+    ]
+    return [
+        [
+            _name(recipe) if i == 0 else "",
+            k,
+            f"{loss.mean_mass:.4f}",
+            f"{loss.longest_mass:.4f}",
+            # A bound, so rounded up.
+            f"{math.ceil(loss.worst_mass * 1e4) / 1e4:.4f}",
+            f"{loss.over:.1%}",
+            f"{loss.error:.4f}",
+        ]
+        for i, (loss, k) in enumerate(zip(recipe.losses, chosen, strict=True))
+    ]
+
+
+def _adaptive(name: str, rule: AdaptiveK) -> list[str]:
+    return [
+        name,
+        f"{rule.sigma:.2f}",
+        f"{rule.needed:.3f}",
+        f"{rule.kept:.3f}",
+        f"{rule.holds:.1%}",
+        f"{rule.factor:.2f}",
+        f"{rule.kept_with_factor:.3f}",
+        f"{rule.holds_with_factor:.1%}",
+    ]
