@@ -171,6 +171,19 @@ def test_flat_data_are_searched_and_attended_to(tmp_path: Path) -> None:
     assert " 0 of " in done[1]["seen"]
 
 
+@pytest.mark.parametrize("n", [130, 128 + 15, 144])
+def test_blocks_cover_every_key(n: int) -> None:
+    """The heavy keys are in the last block, which may be short: their mass is not forgotten."""
+    last = n - (n - 1) // 16 * 16
+    row = np.random.default_rng(n).standard_normal(n)
+    row[-last:] = 20.0
+    # That block alone carries all but a millionth, so it is what is kept.
+    assert gap_rules._blocks(row, 0.01) == last
+    # Equal scores: all blocks but as many as eps of the keys fill.
+    assert gap_rules._blocks(np.zeros(n), 0.5) >= n / 2
+    assert gap_rules._blocks(np.zeros(n), 0.0) == n
+
+
 def real_head(cache: Cache, layer: int, head: int, queries: int) -> list[np.ndarray]:
     """The last queries, the keys and the values of a head of the example, in float64."""
     q, k, v = (cache[f"layers.{layer}.{role}"] for role in ("query", "key", "value"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import bounds, selection
 from .._display.page import Table, legend_below, panels, pyplot, svg
@@ -53,22 +54,26 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     return {"seen": seen, "rows": rows}
 
 
-def _blocks(row: Any, eps: float) -> int:
-    """Keys of the fewest whole blocks, those of largest upper bound, that block bounds prove."""
-    blocks = row[: len(row) // BLOCK * BLOCK].reshape(-1, BLOCK)
-    upper, lower = blocks.max(axis=1), blocks.min(axis=1)
-    sizes = np.full(len(blocks), BLOCK)
+def _blocks(row: NDArray[np.float64], eps: float) -> int:
+    """Keys of the fewest whole blocks, those of largest upper bound, that block bounds prove.
+
+    The last block is short where n is no multiple of BLOCK: a key that is in no block would weigh
+    nothing.
+    """
+    starts = np.arange(0, len(row), BLOCK)
+    sizes = np.diff(np.append(starts, len(row)))
+    upper, lower = np.maximum.reduceat(row, starts), np.minimum.reduceat(row, starts)
     order = np.argsort(-upper, kind="stable")
-    low, high = 0, len(blocks)
+    low, high = 0, len(sizes)
     while low + 1 < high:
         middle = (low + high) // 2
-        kept = np.zeros(len(blocks), bool)
+        kept = np.zeros(len(sizes), bool)
         kept[order[:middle]] = True
         if float(bounds.blockwise(sizes, upper, lower, kept)) <= eps:
             high = middle
         else:
             low = middle
-    return high * BLOCK
+    return int(sizes[order[:high]].sum())
 
 
 def plots(data: dict[str, Any]) -> list[str]:
