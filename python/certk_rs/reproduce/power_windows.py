@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from .. import selection, windows
 from .._display.page import Table, legend_below, legend_beside, panels, plain_ticks, svg, table_of
-from .settings import Settings, Tell, mean, real_heads
+from .settings import (
+    Settings,
+    Tell,
+    described,
+    mean,
+    prefix_limit,
+    real_heads,
+    standard_error,
+)
 
 NAME = "power-windows"
 TITLE = "Windows of size n^C: what grows, what collapses, what fails"
@@ -23,6 +31,8 @@ ABOUT = (
 NEEDS: tuple[str, ...] = ()
 EPS = 0.01
 D = 64
+# Of each head of the real context.
+QUERIES = 8
 # Standard deviation of the scores as a function of n.
 SCALES: dict[str, Callable[[int], float]] = {
     "R = 2": lambda n: 2.0,
@@ -91,6 +101,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     )
     return {
         "seen": seen,
+        "about": described(settings, prefixes=True),
         "grown": grown,
         "lost": lost,
         "fits": fits,
@@ -144,18 +155,18 @@ def _equal_compute(settings: Settings, lengths: list[int]) -> dict[str, float]:
 
 
 def _real(settings: Settings) -> dict[str, Any]:
-    """K against n for random subsets of real keys."""
-    heads = real_heads(settings.data, 8)
-    n = heads[0].scores.shape[1]
+    """K against n for prefixes of a real context; the fit and its scatter over heads."""
+    n = prefix_limit(settings.data, QUERIES)
     lengths = [size for size in (32, 64, 128, 256, 512, 1024, 4096, 16384, 65536) if size <= n]
-    rows = []
+    rows, each = [], []
     for size in lengths:
-        k = []
-        for i, head in enumerate(heads):
-            some = settings.random(56, size, i).choice(n, size, replace=False)
-            k.append(mean(selection.select(head.scores[:, some], EPS).k))
-        rows.append({"n": size, "k": mean(k)})
-    return {"rows": rows, "fit": _fit(rows)}
+        heads = real_heads(settings.data, QUERIES, size)
+        k = [mean(selection.select(head.scores, EPS).k) for head in heads]
+        each.append(k)
+        rows.append({"n": size, "k": mean(k), "error": standard_error(k)})
+    slopes = [float(windows.fit(lengths, k).C) for k in np.transpose(each)]
+    fit = _fit(rows) | {"heads": len(slopes), "head_error": standard_error(slopes)}
+    return {"rows": rows, "fit": fit, "low": min(slopes), "high": max(slopes)}
 
 
 def plots(data: dict[str, Any]) -> list[str]:
