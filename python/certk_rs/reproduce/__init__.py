@@ -2,8 +2,9 @@
 
 Each experiment is a module with a `NAME`, a `TITLE`, a function `run` that measures and hands back
 plain data (what JSON can hold; "seen" says in sentences what came out, "about" where real rows are
-from), and functions `plots` and `tables` that show such data. So the page is drawn from the tables
-in DIR, those of earlier runs included, and no figure on it was stored beforehand.
+from, and "notes" has what the page says more), and functions `plots` and `tables` that show such
+data. So the page is drawn from the tables in DIR, those of earlier runs included, and no figure on
+it was stored beforehand.
 
 To add one: a module here with what `settings.Experiment` asks for, and its name in EXPERIMENTS.
 """
@@ -150,7 +151,7 @@ def _page(out: Path) -> str:
             data = body["data"]
             brief = " Brief run: small sizes." if body["brief"] else ""
             about = [data["about"]] if "about" in data else []
-            text = [experiment.ABOUT, *about, _seen(data) + brief]
+            text = [experiment.ABOUT, *about, _seen(data) + brief, *data.get("notes", [])]
             plots, tables = experiment.plots(data), experiment.tables(data)
             section = Section(experiment.TITLE, text, plots, tables, experiment.NAME)
         except Exception as error:  # whatever drawing makes of the tables of an earlier run

@@ -205,6 +205,12 @@ def standard_error(values: Any) -> float:
     return float(spread.std(ddof=1) / np.sqrt(spread.size)) if spread.size > 1 else 0.0
 
 
+def bars(axis: Any, x: Any, rows: Sequence[Mapping[str, Any]], what: str, **style: Any) -> None:
+    """Plot a number of each row against x, with its interval, the number `what`_error each way."""
+    y, spread = [row[what] for row in rows], [row[f"{what}_error"] for row in rows]
+    axis.errorbar(x, y, spread, **{"marker": "o", "ms": 3, "capsize": 2, "lw": 1.2} | style)
+
+
 def require_at_most(what: str, small: Any, large: Any, slack: float = 1e-9) -> None:
     """Raise `CertkError` unless a bound is on the side that it claims, but for rounding.
 
