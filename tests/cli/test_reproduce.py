@@ -24,6 +24,7 @@ from certk_rs.reproduce import (
     gap_rules,
     run_experiments,
 )
+from certk_rs.reproduce.settings import require_at_most
 from cli_fixtures import certk, write_cache
 from page_reader import Page
 from real_rows import Cache
@@ -129,7 +130,7 @@ def test_refusals(tmp_path: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("shape", "metadata", "words"),
     [
-        ({"n": 200}, {"causal_offset": "190"}, "is causal"),
+        ({"n": 200, "m": 4}, {"causal_offset": "120"}, "no query of layer 0 sees more than 124"),
         ({"n": 100}, None, "has 100 keys: the experiments need at least 128"),
     ],
 )
@@ -171,6 +172,156 @@ def test_flat_data_are_searched_and_attended_to(tmp_path: Path) -> None:
     assert " 0 of " in done[1]["seen"]
 
 
+WITH_ROWS = [
+    "bert-table", "gap-rules", "output-error", "power-windows", "rounding", "key-search",
+    "certified-attention",
+]  # fmt: skip
+
+
+def test_rows_that_are_given_are_what_every_experiment_looks_at(tmp_path: Path) -> None:
+    """A causal cache whose length is no multiple of anything, of which only the last 20 queries."""
+    path = tmp_path / "mine.safetensors"
+    write_cache(path, n=203, m=20, d=8, metadata={"causal_offset": "183"}, layers=1)
+    settings = Settings(path, brief=True, given=True)
+    run_experiments(tmp_path / "out", WITH_ROWS, settings)
+    for name in WITH_ROWS:
+        about = figures(tmp_path / "out" / f"{name}.json")["about"]
+        assert "mine.safetensors (1 layers, 4 heads each, d = 8, n = 203); causal: " in about
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert page.count("mine.safetensors") == len(WITH_ROWS)
+    # The prefix that the last 4 queries of all see, and nothing that one of them does not.
+    rows = figures(tmp_path / "out" / "key-search.json")["rows"]
+    assert {row["n"] for row in rows} == {128, 200}
+    assert all(row["wrong"] == 0 for row in rows)
+
+
+def test_the_figures_of_the_bert_table_are_true(tmp_path: Path) -> None:
+    """The smallest k and the Gaussian rule of each causal row over its own prefix."""
+    from scipy.stats import norm
+
+    path = tmp_path / "mine.safetensors"
+    metadata = {"causal_offset": "183"}
+    tensors = write_cache(path, n=203, m=20, d=8, metadata=metadata, layers=1)
+    run_experiments(tmp_path / "out", ["bert-table"], Settings(path, brief=True, given=True))
+    q, k = tensors["layers.0.query"][0], tensors["layers.0.key"][0]
+    least, rule, seen = [], [], []
+    for head in range(4):
+        for i in range(12, 20):
+            scores = k[head // 2, : 184 + i] @ q[head, i] / math.sqrt(8)
+            weights = np.sort(np.exp((scores - scores.max()).astype(np.longdouble)))
+            least.append(len(scores) - np.sum(np.cumsum(weights) <= 0.01 * weights.sum()))
+            rule.append(len(scores) * norm.sf(scores.std() + norm.ppf(0.01)))
+            seen.append(len(scores))
+    [row] = figures(tmp_path / "out" / "bert-table.json")["rows"]
+    assert row["n"] == np.mean(seen)
+    assert row["k"] == np.mean(least)
+    assert row["predicted"] == pytest.approx(np.mean(rule), rel=1e-9)
+    for rule_name in ("mass", "gap"):
+        for over in ("balls", "cells", "codes"):
+            assert row["k"] <= row[f"{rule_name}_{over}"] <= row["n"]
+    assert row["mass_cells"] <= row["mass_balls"]
+
+
+def letters(folder: Path) -> Path:
+    """A tokenizer of single letters."""
+    pytest.importorskip("torch")
+    zoo = pytest.importorskip("model_zoo")
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    alphabet = {chr(c): c % zoo.VOCABULARY for c in range(32, 32 + zoo.VOCABULARY)}
+    inner = Tokenizer(models.WordLevel(alphabet, unk_token=" "))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    zoo.hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_rows_of_a_model_of_ones_own(kind: str, tmp_path: Path, capsys: Captured) -> None:
+    """An encoder and a decoder over two texts; a cache beside them is refused."""
+    model = letters(tmp_path / "model")
+    import model_zoo
+
+    model_zoo.build(kind).save_pretrained(model)
+    texts: list[str | Path] = []
+    for i, word in enumerate(("a stitch in time ", "saves nine ")):
+        texts += ["--text", tmp_path / f"text{i}"]
+        (tmp_path / f"text{i}").write_text(word * 60, encoding="utf-8")
+    out = tmp_path / "out"
+    names = ("bert-table", "gap-rules", "key-search")
+    arguments = ("reproduce", "-o", out, "--brief", "--model", model)
+    assert certk(*arguments, *texts, *names, "--quiet") == 0
+    about = [figures(out / f"{name}.json")["about"] for name in names]
+    assert "over 2 texts" in about[0]
+    assert all("first 512 tokens" in each and "n = 512" in each for each in about[1:])
+    assert all(("; causal" in each) == (kind == "llama") for each in about[1:])
+    [row] = figures(out / "bert-table.json")["rows"]
+    assert row["windows"] == 2
+    assert row["n"] == 128 if kind == "bert" else 120 < row["n"] < 128
+    capsys.readouterr()
+    assert certk(*arguments, "--data", EXAMPLE, *names) == 2
+    assert "--data or --model, not both" in capsys.readouterr().err
+    assert certk("reproduce", "-o", out, "--text", texts[1], *names) == 2
+    assert "give --model DIR, too" in capsys.readouterr().err
+    (tmp_path / "short").write_text("short")
+    assert certk(*arguments, "--text", tmp_path / "short", *names) == 2
+    assert "less than 128 tokens" in capsys.readouterr().err
+
+
+def test_a_bound_on_the_wrong_side_is_found() -> None:
+    require_at_most("it", [1.0, 2.0, math.inf], [1.0, 2.0 - 1e-12, math.inf])
+    require_at_most("it", -math.inf, 0.0)
+    with pytest.raises(CertkError, match=r"it is broken in 1 of 2 cases .* that is a fault"):
+        require_at_most("it", [1.0, 2.0], [1.0, 1.99])
+    with pytest.raises(CertkError, match="it is broken"):
+        require_at_most("it", math.nan, 1.0)
+
+
+@pytest.mark.parametrize("form", ["exact", "diameter", "ball", "spectral", "variance"])
+def test_a_bound_on_the_output_that_is_too_small_is_found(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output_error = ck.bounds.output_error
+
+    def worse(*args: Any) -> Any:
+        found = output_error(*args)
+        forms = ("exact", "diameter", "ball", "spectral", "variance")
+        fields = {name: getattr(found, name) for name in forms}
+        return SimpleNamespace(**fields | {form: fields[form] * 0.01})
+
+    monkeypatch.setattr(ck.bounds, "output_error", worse)
+    with pytest.raises(CertkError, match=f"the {form} form is broken"):
+        run_experiments(tmp_path, ["output-error"], Settings(EXAMPLE, brief=True))
+
+
+def test_a_gap_rule_that_keeps_too_little_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest_k = ck.bounds.smallest_k
+
+    def worse(*args: Any, **options: Any) -> Any:
+        return smallest_k(*args, **options) // 4
+
+    monkeypatch.setattr(ck.bounds, "smallest_k", worse)
+    with pytest.raises(CertkError, match="the budget of the rule 'single gap' is broken"):
+        run_experiments(tmp_path, ["gap-rules"], Settings(EXAMPLE, brief=True))
+
+
+@pytest.mark.parametrize("n", [130, 128 + 15, 144])
+def test_blocks_cover_every_key(n: int) -> None:
+    """The heavy keys are in the last block, which may be short: their mass is not forgotten."""
+    last = n - (n - 1) // 16 * 16
+    row = np.random.default_rng(n).standard_normal(n)
+    row[-last:] = 20.0
+    # That block alone carries all but a millionth, so it is what is kept.
+    weights = np.exp(row - 20.0)
+    kept, lost = gap_rules._blocks(row, 0.01)
+    assert kept == last
+    assert lost == pytest.approx(weights[:-last].sum() / weights.sum(), rel=1e-9)
+    # Equal scores: all blocks but as many as eps of the keys fill.
+    assert gap_rules._blocks(np.zeros(n), 0.5)[0] >= n / 2
+    assert gap_rules._blocks(np.zeros(n), 0.0) == (n, 0.0)
+
+
 def real_head(cache: Cache, layer: int, head: int, queries: int) -> list[np.ndarray]:
     """The last queries, the keys and the values of a head of the example, in float64."""
     q, k, v = (cache[f"layers.{layer}.{role}"] for role in ("query", "key", "value"))
@@ -202,6 +353,7 @@ def test_the_figures_of_key_search_are_true(tmp_path: Path, small_cache: Cache) 
     ]
     assert row["k"] == np.mean(least)
     assert row["gap"] == pytest.approx(np.mean(np.divide(gaps, least)), rel=1e-12)
+    assert row["fewer"] == pytest.approx(n / np.mean(scored), rel=1e-12)
     assert row["scored"] == pytest.approx(np.mean(np.divide(scored, least)), rel=1e-12)
     for row in rows:
         assert row["wrong"] == 0

@@ -48,7 +48,9 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "gaussian": COMMON | {"selection"},
     "torch": {"_torch", "key_index", "errors"},
     "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
-    "reproduce": {"", "cache_format", "_display", "_files", "results", "errors", *SUBJECTS},
+    "reproduce": {
+        *{"", "cache_format", "_display", "_files", "transformers", "results", "errors", *SUBJECTS},
+    },
     # In what modes they compute, `_native` says; it knows neither. A kept set may be a result.
     "_arrays": {"_native", "_ragged", "results", "errors"},
     "_display": {"_native", "errors"},

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .._display.page import pyplot
+from ..errors import CertkError
 from .example import example
-from .options import AsJson, CacheFile, Job, Quiet
+from .options import AsJson, Job, Quiet
 from .terminal import print_json, progress_bar, say, warn
 
 
@@ -20,7 +22,22 @@ def reproduce(
     experiments: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Some experiments only.")
     ] = None,
-    data: CacheFile = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A cache file with the real rows; default: the example."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A saved model of transformers, with tokenizer, for real rows."
+        ),
+    ] = None,
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--text", metavar="FILE", help="What the model reads, in UTF-8; may be repeated."
+        ),
+    ] = None,
     brief: Annotated[
         bool, typer.Option("--brief", help="Small sizes: minutes become seconds.")
     ] = False,
@@ -28,15 +45,28 @@ def reproduce(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
-    """Run the experiments of the papers: a JSON table and a plot each, and one HTML page."""
+    """Run the experiments of the papers: a JSON table and a plot each, and one HTML page.
+
+    Real rows are those of a cache, or of a local model over texts (default: the text of a licence).
+    Nothing is downloaded.
+    """
 
     def job() -> int:
         # The one command with so much behind it that the others should not have to load it.
-        from ..reproduce import Settings, run_experiments
+        from ..reproduce import Settings, run_experiments, settings_of_model
 
         pyplot()
-        settings = Settings(example() if data is None else data, brief, seed)
-        with progress_bar(quiet) as progress:
+        if model is not None and data is not None:
+            raise CertkError("give --data or --model, not both: each says where real rows are from")
+        if texts and model is None:
+            raise CertkError("--text is what a model reads: give --model DIR, too")
+        with ExitStack() as stack:
+            if model is not None:
+                read = [_read(path) for path in texts or ()]
+                settings = stack.enter_context(settings_of_model(model, read, brief, seed))
+            else:
+                settings = Settings(data or example(), brief, seed, given=data is not None)
+            progress = stack.enter_context(progress_bar(quiet))
             done = run_experiments(out, experiments or [], settings, progress, warn)
         if as_json:
             print_json({"command": "reproduce", "out": str(out), "experiments": done})
@@ -47,3 +77,10 @@ def reproduce(
         return 0
 
     return job
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CertkError(f"{path} is not text in UTF-8 ({error.reason}): convert it") from None

@@ -1,9 +1,10 @@
 """The experiments of the two papers, run anew, and more: `certk reproduce -o DIR [NAME...]`.
 
 Each experiment is a module with a `NAME`, a `TITLE`, a function `run` that measures and hands back
-plain data (what JSON can hold; "seen" says in two sentences what came out), and functions `plots`
-and `tables` that show such data. So the page is drawn from the tables in DIR, those of earlier runs
-included, and no figure on it was stored beforehand.
+plain data (what JSON can hold; "seen" says in sentences what came out, "about" where real rows are
+from, and "notes" has what the page says more), and functions `plots` and `tables` that show such
+data. So the page is drawn from the tables in DIR, those of earlier runs included, and no figure on
+it was stored beforehand.
 
 To add one: a module here with what `settings.Experiment` asks for, and its name in EXPERIMENTS.
 """
@@ -32,9 +33,10 @@ from . import (
     rounding,
     sampling,
 )
+from .captures import settings_of_model
 from .settings import Experiment, Progress, Settings, check_data
 
-__all__ = ["Settings", "run_experiments"]
+__all__ = ["Settings", "run_experiments", "settings_of_model"]
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     gaussian_rule,
@@ -74,7 +76,8 @@ def run_experiments(
         raise CertkError(f"{index} is not a page of certk reproduce: choose another directory")
     chosen = [known[name] for name in dict.fromkeys(names)] or list(EXPERIMENTS)
     for experiment in list(chosen):
-        missing = [module for module in experiment.NEEDS if find_spec(module) is None]
+        needs = () if settings.given else experiment.NEEDS
+        missing = [module for module in needs if find_spec(module) is None]
         if missing:
             what = (
                 f"{experiment.NAME} needs {', '.join(missing)}, not installed here: "
@@ -147,7 +150,8 @@ def _page(out: Path) -> str:
         try:
             data = body["data"]
             brief = " Brief run: small sizes." if body["brief"] else ""
-            text = [experiment.ABOUT, _seen(data) + brief]
+            about = [data["about"]] if "about" in data else []
+            text = [experiment.ABOUT, *about, _seen(data) + brief, *data.get("notes", [])]
             plots, tables = experiment.plots(data), experiment.tables(data)
             section = Section(experiment.TITLE, text, plots, tables, experiment.NAME)
         except Exception as error:  # whatever drawing makes of the tables of an earlier run

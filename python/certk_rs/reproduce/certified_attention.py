@@ -14,7 +14,16 @@ from .._display.page import Table, legend_below, panels, plain_ticks, svg
 from ..cache_format import Cache, nearest_rsqrt, widen
 from ..key_index import KeyIndex
 from ..results import AttentionResult
-from .settings import Settings, Tell, lengths_up_to, mean, medians
+from .settings import (
+    Settings,
+    Tell,
+    chosen,
+    described,
+    lengths_up_to,
+    mean,
+    medians,
+    prefix_limit,
+)
 
 NAME = "certified-attention"
 TITLE = "Certified attention against plain attention: time and error"
@@ -62,20 +71,25 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
             measure(case, kind=f"sigma = {sigma:g}", sigma=sigma)
         tell(0.7 * (i + 1) / len(lengths))
     with Cache(settings.data) as cache:
+        longest = prefix_limit(settings.data, GROUP)
         for i, layer in enumerate(cache.layers):
             query, key, value = (
                 widen(cache.read(layer, role), layer.dtypes[role]).astype(np.float32)
                 for role in ("query", "key", "value")
             )
-            # The last queries of the first query head of each kv head.
-            query = query[:: layer.heads // layer.kv_heads, -GROUP:]
-            for n in lengths_up_to(layer.n, settings.brief):
-                case = _Case(_Keys(key[:, :n], value[:, :n]), query, cache.scales[layer.index])
+            # Of the first query head of each kv head.
+            query = query[:: layer.heads // layer.kv_heads]
+            for n in lengths_up_to(longest, settings.brief):
+                last, _ = chosen(cache, layer, GROUP, n)
+                case = _Case(
+                    _Keys(key[:, :n], value[:, :n]), query[:, last], cache.scales[layer.index]
+                )
                 measure(case, kind=REAL, layer=layer.index)
             tell(0.7 + 0.3 * (i + 1) / len(cache.layers))
     peer = PLAIN if times[0][SDPA] is None else SDPA
     timing = {"seen": _fast(_timed(rows, times), peer), "peer": peer, "rows": times}
-    return {"seen": _seen(rows), "rows": rows, "timing": timing}
+    about = described(settings, prefixes=True)
+    return {"seen": _seen(rows), "about": about, "rows": rows, "timing": timing}
 
 
 class _Keys:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import bounds, selection
 from .._display.page import Table, legend_below, panels, pyplot, svg
-from .settings import Settings, Tell, mean, real_heads
+from .settings import Head, Settings, Tell, described, mean, real_heads, require_at_most
 
 NAME = "gap-rules"
 TITLE = "Single gap, multi-gap, blocks, exact: k/n on real rows"
 ABOUT = (
     "Each rule keeps the top k for the smallest k that it can prove to be enough. The single gap "
     "reads two scores, the multi-gap one more per cut, the blockwise rule the largest and smallest "
-    "score of each block of 16 keys in order of position; exact sums the weights."
+    "score of each block of 16 keys in order of position (blocks of 16 consecutive keys are ours); "
+    "exact sums the weights."
 )
 NEEDS: tuple[str, ...] = ()
 EPS = (0.1, 0.01)
 CUTS = (2, 4, 8, 16)
 BLOCK = 16
+BLOCKS = f"blocks of {BLOCK}"
 
 
 def run(settings: Settings, tell: Tell) -> dict[str, Any]:
@@ -28,15 +31,22 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     heads = real_heads(settings.data, 4 if settings.brief else 16)
     rows: list[dict[str, Any]] = []
     for i, head in enumerate(heads):
-        n = head.scores.shape[-1]
         for eps in EPS:
-            found = {"exact": mean(selection.select(head.scores, eps).k) / n}
-            found["single gap"] = mean(bounds.smallest_k(head.scores, eps, rule="single_gap")) / n
+            enough = {"exact": selection.select(head.scores, eps).k}
+            enough["single gap"] = bounds.smallest_k(head.scores, eps, rule="single_gap")
             for cuts in CUTS:
-                k = bounds.smallest_k(head.scores, eps, rule="multi_gap", n_cuts=cuts)
-                found[f"multi-gap, {cuts} cuts"] = mean(k) / n
-            found[f"blocks of {BLOCK}"] = mean([_blocks(row, eps) for row in head.scores]) / n
-            rows.append({"layer": head.layer, "head": head.head, "eps": eps, "kept": found})
+                enough[f"multi-gap, {cuts} cuts"] = bounds.smallest_k(
+                    head.scores, eps, rule="multi_gap", n_cuts=cuts
+                )
+            lost = {rule: _lost(head, k) for rule, k in enough.items()}
+            # Whole blocks are not the best keys, and lose what they lose.
+            given = zip(head.scores, head.visible, strict=True)
+            by_blocks = [_blocks(row[:n], eps) for row, n in given]
+            enough[BLOCKS], lost[BLOCKS] = map(np.array, zip(*by_blocks, strict=True))
+            for rule, mass in lost.items():
+                require_at_most(f"the budget of the rule {rule!r}", mass, eps)
+            kept = {rule: mean(k / head.visible) for rule, k in enough.items()}
+            rows.append({"layer": head.layer, "head": head.head, "eps": eps, "kept": kept})
         tell((i + 1) / len(heads))
     at = [row["kept"] for row in rows if row["eps"] == EPS[0]]
     means = {rule: mean([kept[rule] for kept in at]) for rule in at[0]}
@@ -47,28 +57,45 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     seen = (
         f"At eps = {EPS[0]:g} rows need {means['exact']:.3f} of the keys; the single gap keeps "
         f"{means['single gap']:.3f}, {CUTS[-1]} cuts {means[most]:.3f} and blocks "
-        f"{means[f'blocks of {BLOCK}']:.3f}. Of the keys that the single gap keeps in vain, "
+        f"{means[BLOCKS]:.3f}. Of the keys that the single gap keeps in vain, "
         f"{', '.join(f'{n} cuts save {100 * share:.0f} %' for n, share in saved.items())}."
     )
-    return {"seen": seen, "rows": rows}
+    return {"seen": seen, "about": described(settings, prefixes=False), "rows": rows}
 
 
-def _blocks(row: Any, eps: float) -> int:
-    """Keys of the fewest whole blocks, those of largest upper bound, that block bounds prove."""
-    blocks = row[: len(row) // BLOCK * BLOCK].reshape(-1, BLOCK)
-    upper, lower = blocks.max(axis=1), blocks.min(axis=1)
-    sizes = np.full(len(blocks), BLOCK)
+def _lost(head: Head, k: NDArray[Any]) -> NDArray[np.float64]:
+    """The mass that the best k keys of each row leave, by sums in float64."""
+    weights = -np.sort(-np.exp(head.scores - head.scores.max(axis=1, keepdims=True)), axis=1)
+    # Small terms first.
+    left = np.cumsum(weights[:, ::-1], axis=1)[:, ::-1]
+    left = np.concatenate([left, np.zeros((len(left), 1))], axis=1)
+    return np.asarray(np.take_along_axis(left, k[:, None], 1)[:, 0] / left[:, 0])
+
+
+def _blocks(row: NDArray[np.float64], eps: float) -> tuple[int, float]:
+    """Keys of the fewest whole blocks, those of largest upper bound, that block bounds prove.
+
+    With the mass that they lose.
+
+    The last block is short where n is no multiple of BLOCK: a key that is in no block would weigh
+    nothing.
+    """
+    starts = np.arange(0, len(row), BLOCK)
+    sizes = np.diff(np.append(starts, len(row)))
+    upper, lower = np.maximum.reduceat(row, starts), np.minimum.reduceat(row, starts)
     order = np.argsort(-upper, kind="stable")
-    low, high = 0, len(blocks)
+    low, high = 0, len(sizes)
     while low + 1 < high:
         middle = (low + high) // 2
-        kept = np.zeros(len(blocks), bool)
+        kept = np.zeros(len(sizes), bool)
         kept[order[:middle]] = True
         if float(bounds.blockwise(sizes, upper, lower, kept)) <= eps:
             high = middle
         else:
             low = middle
-    return high * BLOCK
+    mass = np.add.reduceat(np.exp(row - row.max()), starts)
+    lost = mass[order[high:]].sum() / mass.sum()
+    return int(sizes[order[:high]].sum()), float(lost)
 
 
 def plots(data: dict[str, Any]) -> list[str]:

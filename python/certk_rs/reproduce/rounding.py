@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .. import selection
 from .._display.page import Table, legend_below, panels, plain_ticks, svg, table_of
-from .settings import Settings, Tell, mean, real_heads
+from .settings import Settings, Tell, described, mean, real_heads
 
 NAME = "rounding"
 TITLE = "What rounding does to common nucleus code"
@@ -57,7 +57,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
         f"Of ours {100 * ours:.0f} % keep less than promised, and up to {100 * more:.0f} % of a "
         f"kind keep more keys than prove_minimal, by {100 * extra:.2g} % in the mean at most."
     )
-    return {"seen": seen, "rows": rows}
+    return {"seen": seen, "about": described(settings, prefixes=False), "rows": rows}
 
 
 OURS = "certk_rs.select"
@@ -68,7 +68,8 @@ def _judge(
 ) -> dict[str, float]:
     """Shares of rows that lose more than eps (proven), and that keep more keys than needed."""
     given = scores.astype(dtype)
-    keep = keep_of(given, eps)
+    # A code may keep what is masked, which is nothing.
+    keep = keep_of(given, eps) & np.isfinite(given)
     found = selection.certify(given, keep, independent=given.shape[1] <= 4096)
     best = selection.select(given, eps, prove_minimal=True)
     broken = found.tail_mass_lower > eps
