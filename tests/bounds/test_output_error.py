@@ -215,6 +215,24 @@ def test_many_random_rows(part: int) -> None:
         check(make_row(seed))
 
 
+def test_bounds_on_a_million_rows() -> None:
+    """No form is below the error, as float64 computes it."""
+    rng = np.random.default_rng(12)
+    for part in range(8):
+        rows, n, d = 125_000, 6, 2
+        scores = rng.standard_normal((rows, n)) * (0.3, 1.0, 3.0, 9.0)[part % 4]
+        values = rng.standard_normal((n, d)) + (0.0, 50.0)[part // 4]
+        keep = rng.random((rows, n)) < 0.6
+        keep[:, 0] = True
+        weights = np.exp(scores)
+        kept = weights * keep
+        whole = weights @ values / weights.sum(axis=1, keepdims=True)
+        error = np.linalg.norm(whole - kept @ values / kept.sum(axis=1, keepdims=True), axis=1)
+        found = output_error(scores, values, keep)
+        for form in (*FORMS, "best"):
+            assert (getattr(found, form) >= error - 1e-14 * np.abs(values).max() * n).all(), form
+
+
 def real(cache: Cache, layer: int) -> tuple[np.ndarray, np.ndarray]:
     """Scores (heads, m, n) in float32 and values (heads, n, d) of one layer of a cache."""
     query, key, value = (cache[f"layers.{layer}.{name}"] for name in ("query", "key", "value"))

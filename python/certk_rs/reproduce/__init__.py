@@ -27,6 +27,7 @@ from . import (
     certified_attention,
     gap_rules,
     gaussian_rule,
+    identity,
     key_search,
     output_error,
     power_windows,
@@ -41,6 +42,7 @@ __all__ = ["Settings", "run_experiments", "settings_of_model"]
 EXPERIMENTS: tuple[Experiment, ...] = (
     gaussian_rule,
     bert_table,
+    identity,
     gap_rules,
     output_error,
     power_windows,

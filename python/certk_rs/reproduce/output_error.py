@@ -16,13 +16,15 @@ NAME = "output-error"
 TITLE = "Output error: exact against its bounds"
 ABOUT = (
     "The Euclidean norm of what truncation changes in the output of attention, exactly, and as "
-    "each bound has it: diameter of the values, ball around them, spectral and variance form."
+    "each bound has it: diameter of the values, ball around them, spectral and variance form, and "
+    "two as the first paper writes them: 2 C tau with C the longest value (norm), and sqrt(chi2) "
+    "sqrt(Var_P V) (chi_square), which the diameter and our variance form never exceed."
 )
 NEEDS: tuple[str, ...] = ()
 EPS = (0.1, 0.03, 0.01, 0.003, 0.001)
 # The fields of `bounds.output_error` that are shown, each at least the exact error: a further bound
 # is one more name.
-BOUNDS = ("diameter", "ball", "spectral", "variance")
+BOUNDS = ("diameter", "ball", "spectral", "variance", "norm", "chi_square")
 FORMS = ("exact", *BOUNDS)
 
 
