@@ -160,7 +160,7 @@ def measure(model: Any, texts: list[torch.Tensor], budgets: list[float]) -> dict
             sizes, alpha = equal_sizes(
                 np.arange(1, n + 1), exponent, round(rows[-1]["kept"] / slabs)
             )
-            said = f"{alpha:.3g} n^{exponent:.2f}" if exponent else f"{alpha:.1f}"
+            said = f"{alpha:.3g} n^{exponent:.2f}" if exponent else f"k = {alpha:.1f}"
             # Behind the certified row, whose total both are given.
             rows.append(row(name, best(sizes), said, total, eps) | {"C": exponent})
     return {"n": n, "texts": len(texts), "ends": ends, "rows": rows}
@@ -171,22 +171,13 @@ def show(found: dict[str, Any]) -> None:
     title = f"{found['texts']} held-out texts of {found['n']} bytes: perplexity by context length"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     ends = found["ends"]
-    for heading in (
-        "eps",
-        "rule",
-        "k",
-        "kept",
-        "lost",
-        "worst",
-        *(f"{e // 2}-{e}" for e in ends),
-        "all",
-    ):
-        table.add_column(heading, justify="right")
+    bins = [f"{e // 2}-{e}" for e in ends]
+    for heading in ("eps", "kept by", "kept", "lost", "worst", *bins, "all"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in found["rows"]:
         table.add_row(
             f"{row['eps']:g}" if row["eps"] else "",
-            row["rule"],
-            row["law"],
+            row["law"] or row["rule"],
             f"{row['share']:.1%}",
             f"{row['lost']:.4f}",
             f"{row['worst']:.4f}",

@@ -230,7 +230,12 @@ def test_parts_of_the_rule() -> None:
     share = float(gaussian.keep_fraction(2.0, 0.1))
     assert rule_k(2.0, n, 0.1).tolist() == [1, int(np.ceil(10 * share)), int(np.ceil(1000 * share))]
     assert rule_k(2.0, n, 0.1, 1e9).tolist() == n.tolist()
+    # Next to no share is one key, and a factor raises that.
     assert rule_k(60.0, n, 0.1).tolist() == [1, 1, 1]
+    assert rule_k(60.0, n, 0.1, 4.5).tolist() == [1, 5, 5]
+    frozen = np.concatenate([np.zeros((8, 200)), np.full((8, 3), 900.0)], axis=1)
+    found = adaptive_k(lambda: [frozen], 0.01)
+    assert (found.holds, found.factor, found.holds_with_factor) == (0, 3, 1)
     assert best(np.array([[1.0, 3.0, 3.0, 2.0]]), np.array([2])).tolist() == [[0, 1, 1, 0]]
     assert best(np.array([[1.0, 1.0, 1.0]]), np.array([2])).tolist() == [[1, 1, 0]]
     assert halved(512) == [16, 32, 64, 128, 256, 512]

@@ -263,6 +263,35 @@ def test_gaussian_scores_keep_what_the_benchmarks_say() -> None:
         assert abs(100 * kept.k.mean() / 8192 - int(percent)) < 1
 
 
+def test_the_windows_of_the_example_are_as_the_page_says() -> None:
+    from certk_rs.jobs.window_recipe import window_recipes
+
+    [found] = window_recipes([EXAMPLE], 0.01)
+    fixed, power, certified = found.all.losses
+    assert says(
+        "docs/windows.md",
+        r"together\): C = ([\d.]+) \(([\d.]+) to ([\d.]+)\).* One k = (\d+) leaves ([\d.]+) % of "
+        r"the rows .* up to ([\d.]+); ([\d.]+) n\^([\d.]+) leaves ([\d.]+) % .* up to ([\d.]+); "
+        r"certified selection leaves none, and drops ([\d.]+) .* of ([\d.]+) and ([\d.]+)\.",
+    ) == [
+        *(f"{x:.3f}".lstrip("0") for x in (found.all.fit.C, found.all.fit.C_interval[0])),
+        f"{found.all.fit.C_interval[1]:.3f}",
+        f"{fixed.alpha:.0f}", f"{100 * fixed.over:.1f}", f"{fixed.worst_mass:.2f}".lstrip("0"),
+        f"{power.alpha:.3f}".lstrip("0"), f"{found.all.fit.C:.2f}".lstrip("0"),
+        f"{100 * power.over:.1f}", f"{power.worst_mass:.2f}".lstrip("0"),
+        *(f"{x.mean_mass:.4f}".lstrip("0") for x in (certified, fixed, power)),
+    ]  # fmt: skip
+    assert certified.over == 0
+    rules = [layer.adaptive for layer in found.layers]
+    least, most, low, high = says(
+        "docs/windows.md",
+        r"in (\d+) % to (\d+) % of the rows of a layer, .* by ([\d.]+) to ([\d.]+) t",
+    )
+    assert [f"{100 * f(r.holds for r in rules):.0f}" for f in (min, max)] == [least, most]
+    assert f"{min(r.factor for r in rules):.2f}" == low
+    assert f"{max(r.factor for r in rules):.1f}" == high
+
+
 def test_an_index_takes_what_the_page_says() -> None:
     assert says("docs/search.md", r"Memory: (d \+ 4) bytes per key") == ["d + 4"]
     for d, rounded in ((64, 64), (126, 128)):

@@ -60,7 +60,7 @@ def _show(found: Sequence[CacheRecipe]) -> None:
         rows = [cells for recipe in recipes for cells in _losses(recipe)]
         print_table(heads, rows, left=(1,))
         say("The Gaussian rule at the longest length, certified:")
-        heads = ("layer", "sigma", "needed", "rule", "holds", "factor", "k/n then", "holds then")
+        heads = ("layer", "rows", "sigma", "needed", "rule", "holds", "factor", "k/n", "holds")
         adaptive = [(_name(r), r.adaptive) for r in cache.layers if r.adaptive is not None]
         print_table(heads, [_adaptive(name, rule) for name, rule in adaptive])
         print_text("In this cache every query sees its own prefix." if cache.causal else STANDS_FOR)
@@ -72,8 +72,9 @@ def _show(found: Sequence[CacheRecipe]) -> None:
         "interval takes heads and lengths for independent, which they are not."
     )
     print_text(
-        "Rule: k/n from each head's sigma, fitted to every other row and judged on those between; "
-        f"factor: what k takes to hold in {SHARE:.0%} of the rows it is fitted to."
+        "Rule: k/n from each head's sigma, fitted to every other row and judged on those between "
+        f"(rows); factor: what k takes to hold in {SHARE:.0%} of the rows it is fitted to (in all, "
+        "where they are fewer than 100); then the share kept with it, and where that holds."
     )
 
 
@@ -117,11 +118,12 @@ def _losses(recipe: WindowRecipe) -> list[list[str]]:
 def _adaptive(name: str, rule: AdaptiveK) -> list[str]:
     return [
         name,
+        str(rule.rows),
         f"{rule.sigma:.2f}",
         f"{rule.needed:.3f}",
         f"{rule.kept:.3f}",
         f"{rule.holds:.1%}",
-        f"{rule.factor:.2f}",
+        f"{rule.factor:.3g}",
         f"{rule.kept_with_factor:.3f}",
         f"{rule.holds_with_factor:.1%}",
     ]

@@ -72,10 +72,8 @@ def adaptive_k(
     for scores in heads():
         fitted, judged = _parted(scores)
         sigmas.append(float(gaussian.fit(fitted, threads=threads).sigma.mean()))
-        wanted = float(gaussian.keep_fraction(sigmas[-1], eps)) * _visible(fitted)
-        # A rule that asks for nothing at all keeps one key.
-        least = np.maximum(wanted, np.finfo(np.float64).tiny)
-        ratios.append(selection.select(fitted, eps, threads=threads).k / least)
+        wanted = _wanted(sigmas[-1], _visible(fitted), eps)
+        ratios.append(selection.select(fitted, eps, threads=threads).k / wanted)
         needed.append(selection.select(judged, eps, threads=threads).k / _visible(judged))
     if not sigmas:
         raise CertkError("there are no rows to fit sigma to: give heads with rows")
@@ -112,7 +110,7 @@ def adaptive_k(
 def rule_k(
     sigma: float, n: NDArray[np.int64], eps: float, factor: float = 1.0
 ) -> NDArray[np.int64]:
-    """Return ceil(factor * n * the Gaussian rule's share), at least 1 and at most n.
+    """Return the Gaussian rule's share of n, at least 1, times a factor, rounded up; at most n.
 
     Args:
         sigma: Standard deviation of the scores, natural-log units.
@@ -120,8 +118,13 @@ def rule_k(
         eps: Budget of dropped mass, 0 < eps < 1.
         factor: Safety factor, > 0.
     """
-    wanted = np.minimum(factor * (float(gaussian.keep_fraction(sigma, eps)) * n), n)
+    wanted = np.minimum(factor * _wanted(sigma, n, eps), n)
     return np.asarray(np.clip(np.ceil(wanted), 1, n), np.int64)
+
+
+def _wanted(sigma: float, n: NDArray[np.int64], eps: float) -> NDArray[np.float64]:
+    """What the rule asks for; where that is next to nothing, one key, which a factor can raise."""
+    return np.asarray(np.maximum(float(gaussian.keep_fraction(sigma, eps)) * n, 1.0))
 
 
 def best(scores: NDArray[np.float64], k: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from .plan import SMALLEST_EPS, Progress, counting, inputs
 from .prefixes import SHORTEST, Prefix, prefixes, rows_of_heads, scores_of
 
 # Scores of a head that are looked at at each length: each is judged some ten times.
-SCORES = 1 << 20
+SCORES = 1 << 21
 FIXED, POWER, CERTIFIED = "fixed k", "alpha n^C", "certified"
 RULES = (FIXED, POWER, CERTIFIED)
 
