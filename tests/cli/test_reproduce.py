@@ -22,6 +22,7 @@ from certk_rs.reproduce import (
     EXPERIMENTS,
     Settings,
     gap_rules,
+    power_windows,
     run_experiments,
 )
 from certk_rs.reproduce.settings import require_at_most
@@ -354,11 +355,21 @@ def test_the_figures_of_key_search_are_true(tmp_path: Path, small_cache: Cache) 
     assert row["k"] == np.mean(least)
     assert row["gap"] == pytest.approx(np.mean(np.divide(gaps, least)), rel=1e-12)
     assert row["fewer"] == pytest.approx(n / np.mean(scored), rel=1e-12)
+    assert row["fewest"] == pytest.approx(n / np.mean(least), rel=1e-12)
     assert row["scored"] == pytest.approx(np.mean(np.divide(scored, least)), rel=1e-12)
     for row in rows:
         assert row["wrong"] == 0
         assert 1 <= row["kept"] <= row["scored"] <= row["worst"] <= row["n"]
         assert row["searches"] == len(least)
+    # Balls alone around runs of 16 bound no better than balls and boxes do.
+    cells = figures(tmp_path / "key-search.json")["cells"]
+    assert {(r["n"], r["eps"]) for r in cells} == {(r["n"], r["eps"]) for r in rows}
+    for each in cells:
+        key = (each["n"], each["eps"], "mass", "cells")
+        [both] = [r for r in rows if (r["n"], r["eps"], r["rule"], r["over"]) == key]
+        assert 1 <= each["fewer"] <= both["fewest"]
+        if each["size"] == 16 and each["partition"] == "runs of keys":
+            assert each["fewer"] <= both["fewer"] * (1 + 1e-9)
     # Over codes few keys more than k are scored unless all are; the gap rule keeps far more.
     codes = [row for row in rows if row["rule"] == "mass" and row["over"] == "codes"]
     # In the mean: of a dozen keys, one more is a tenth.
@@ -468,3 +479,40 @@ def test_a_foreign_table_is_refused_before_anything_runs(text: str, tmp_path: Pa
     with pytest.raises(CertkError, match=r"rounding\.json is not a table"):
         run_experiments(tmp_path, ["gap-rules"], Settings(EXAMPLE, brief=True))
     assert not (tmp_path / "gap-rules.json").exists()
+
+
+def test_another_seed_stays_within_the_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is drawn: simulated rows, draws of keys, and runs."""
+    # Expected values depend on no seed, and take long.
+    plan = SimpleNamespace(k=1.0)
+    monkeypatch.setattr(ck.gaussian, "plan", lambda *_: plan)
+    pairs: dict[str, list[tuple[float, float, float]]] = {}
+    for name, what, width in (("gaussian-rule", "simulated", "error"),
+                              ("sampling", "width", "width_error")):  # fmt: skip
+        both = []
+        for seed in (5, 6):
+            settings = Settings(EXAMPLE, brief=True, seed=seed)
+            run_experiments(tmp_path / str(seed), [name], settings)
+            both.append(figures(tmp_path / str(seed) / f"{name}.json")["rows"])
+        of = 2 if width == "error" else 1
+        pairs[name] = [
+            (a[what], b[what], of * (a[width] + b[width])) for a, b in zip(*both, strict=True)
+        ]
+    pairs["power-windows"] = []
+    for n in (128, 512, 2048):
+        one, other = (
+            [power_windows._drawn(Settings(EXAMPLE, seed=seed), n, draw) for draw in range(8)]
+            for seed in (5, 6)
+        )
+        for name in (*power_windows.SCALES, *power_windows.ERRORS):
+            what = "k" if name in power_windows.SCALES else "tail"
+            a, b = power_windows._summed(one, name), power_windows._summed(other, name)
+            width = a[f"{what}_error"] + b[f"{what}_error"]
+            pairs["power-windows"].append((a[what], b[what], width))
+    for name, found in pairs.items():
+        a, b, widths = np.transpose(found)
+        assert (a != b).any()
+        # Two intervals of two standard errors rarely miss each other, the more of few draws.
+        assert np.mean(np.abs(a - b) > widths) < 0.1, name

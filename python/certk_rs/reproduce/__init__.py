@@ -165,6 +165,9 @@ def _page(out: Path) -> str:
         "Top-k sparse attention keeps the keys of largest weight. Two papers say how many are "
         "needed and what is lost (arXiv 2512.07647 and 2404.02690); here their experiments are run "
         "again, and their searches and certified attention are measured, every figure computed on "
-        "this machine."
+        "this machine. Cells of 16 consecutive keys, boxes, codes, Monte-Carlo sampling, rounding "
+        "and certified attention are ours and in neither paper. What is said of the second paper "
+        "rests on a summary; its first version has another title, other authors and other theorems "
+        "than the later ones."
     )
     return page("certk reproduce", lead, sections, f"{_FORMAT}; certk_rs {__version__}")

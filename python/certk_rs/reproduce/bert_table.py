@@ -219,13 +219,14 @@ def plots(data: dict[str, Any]) -> list[str]:
     drawn = [svg(figure)]
     figure, axis = panels(figsize=(7.5, 4.4))
     n = [row["n"] for row in data["rows"]]
-    for i, (name, label) in enumerate(SHOWN.items()):
-        style = {"k": "ko-", "predicted": "k:"}.get(name, f"C{i % 3}o-" if "mass" in name else "")
-        style = style or f"C{(i - 1) % 3}s--"
+    colours = {"balls": "C1", "cells": "C2", "codes": "C0"}
+    for name, label in SHOWN.items():
+        colour = colours.get(name.partition("_")[2], "black")
+        style = {"predicted": ":", "k": "o-"}.get(name, "s--" if "gap" in name else "o-")
         ratio = [row["n"] / row[name] for row in data["rows"]]
         # Of a quotient, to first order.
         spread = [2 * row["n"] * row["errors"][name] / row[name] ** 2 for row in data["rows"]]
-        axis.errorbar(n, ratio, spread, fmt=style, ms=4, capsize=2, label=label)
+        axis.errorbar(n, ratio, spread, fmt=style, color=colour, ms=4, capsize=2, label=label)
     axis.plot(list(PAPER), [n / k for n, k in PAPER.items()], "*", ms=11, color="#d95f02",
               label="MC-Search, bert-base-uncased (paper)")  # fmt: skip
     axis.set(

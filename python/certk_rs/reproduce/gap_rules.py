@@ -9,7 +9,17 @@ from numpy.typing import NDArray
 
 from .. import bounds, selection
 from .._display.page import Table, legend_below, panels, pyplot, svg
-from .settings import Head, Settings, Tell, described, mean, real_heads, require_at_most
+from .settings import (
+    Head,
+    Settings,
+    Tell,
+    bars,
+    described,
+    mean,
+    real_heads,
+    require_at_most,
+    standard_error,
+)
 
 NAME = "gap-rules"
 TITLE = "Single gap, multi-gap, blocks, exact: k/n on real rows"
@@ -17,7 +27,7 @@ ABOUT = (
     "Each rule keeps the top k for the smallest k that it can prove to be enough. The single gap "
     "reads two scores, the multi-gap one more per cut, the blockwise rule the largest and smallest "
     "score of each block of 16 keys in order of position (blocks of 16 consecutive keys are ours); "
-    "exact sums the weights."
+    "exact sums the weights. Intervals are two standard errors over the heads of a layer."
 )
 NEEDS: tuple[str, ...] = ()
 EPS = (0.1, 0.01)
@@ -109,11 +119,13 @@ def plots(data: dict[str, Any]) -> list[str]:
     colours |= {"exact": "black", **dict(zip(cuts, shades, strict=True))}
     for eps, axis in zip(EPS, axes, strict=True):
         for rule in rules:
-            means = [
-                mean([r["kept"][rule] for r in data["rows"] if r["layer"] == x and r["eps"] == eps])
-                for x in layers
-            ]
-            axis.plot(layers, means, "o-", ms=3, label=rule, color=colours[rule])
+            rows = []
+            for x in layers:
+                kept = [
+                    r["kept"][rule] for r in data["rows"] if r["layer"] == x and r["eps"] == eps
+                ]
+                rows.append({"kept": mean(kept), "kept_error": 2 * standard_error(kept)})
+            bars(axis, layers, rows, "kept", label=rule, color=colours[rule])
         axis.set(title=f"eps = {eps:g}", xlabel="layer", ylim=(0, 1.02))
     axes[0].set_ylabel("mean k/n over heads and queries")
     legend_below(figure, *axes[0].get_legend_handles_labels(), ncols=4)

@@ -16,7 +16,7 @@ TITLE = "k/n against sigma: simulation, rule, finite n"
 ABOUT = (
     "Scores are independent normal numbers of standard deviation sigma. The rule of the first "
     "paper says k/n = Q(sigma + q), q the eps-quantile of the standard normal law; the correction "
-    "is the expected k at this n."
+    "is the expected k at this n. Intervals are two standard errors over simulated rows."
 )
 NEEDS: tuple[str, ...] = ()
 EPS = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -73,7 +73,9 @@ def plots(data: dict[str, Any]) -> list[str]:
             [line] = axis.plot(sigma, [row["rule"] for row in rows], lw=1)
             colour = line.get_color()
             axis.plot(sigma, [row["finite"] for row in rows], "--", lw=1, color=colour)
-            axis.plot(sigma, [row["simulated"] for row in rows], ".", color=colour)
+            spread = [2 * row["error"] for row in rows]
+            simulated = [row["simulated"] for row in rows]
+            axis.errorbar(sigma, simulated, spread, fmt=".", color=colour, capsize=2, lw=1)
             colours[f"eps = {eps:g}"] = colour
         axis.axvline(math.sqrt(2 * math.log(n)), color="#999", lw=0.8)
         axis.set(title=f"n = {n}", xlabel="sigma (nats)", yscale="log", ylim=(1e-5, 1.5))

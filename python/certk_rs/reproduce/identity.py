@@ -24,11 +24,11 @@ NAME = "identity"
 TITLE = "The identity of a truncated softmax, beside Pinsker and Bretagnolle-Huber"
 ABOUT = (
     "For a softmax P and what is left of it when a tail of mass tau is dropped, the total "
-    "variation distance is tau, and 1 - exp(-KL) is the same number (Theorem 4.3 of the first paper). "
-    "Inequalities that hold for any two distributions say less: Pinsker sqrt(KL / 2), "
+    "variation distance is tau, and 1 - exp(-KL) is the same number (Theorem 4.3 of the first "
+    "paper). Inequalities that hold for any two distributions say less: Pinsker sqrt(KL / 2), "
     "Bretagnolle-Huber sqrt(1 - exp(-KL)). Whoever holds a budget eps against one of these keeps "
     "the keys that a smaller budget needs. The rules are functions of tau, and have no error bars; "
-    "those of the shares kept are standard errors over heads."
+    "intervals of the shares kept are two standard errors over heads."
 )
 NEEDS: tuple[str, ...] = ()
 EPS = (0.1, 0.03, 0.01, 0.003)
@@ -77,7 +77,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
                     "eps": eps,
                     "mass": budget(form, eps),
                     "kept": mean(kept),
-                    "kept_error": standard_error(kept),
+                    "kept_error": 2 * standard_error(kept),
                 }
             )
         tell((i + 1) / len(EPS))
@@ -121,7 +121,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
     """A row per form and budget."""
     return [
         table_of(
-            "form | eps | tail mass allowed | k/n | standard error",
+            "form | eps | tail mass allowed | k/n | interval, +-",
             "{form} | {eps:g} | {mass:.4g} | {kept:.4f} | {kept_error:.4f}",
             data["rows"],
         )

@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 from .. import bounds, selection
 from .._display.page import Table, legend_beside, panels, plain_ticks, svg
 from ..errors import CertkError
-from .settings import Head, Settings, Tell, described, mean, real_heads, require_at_most
+from .settings import (
+    Head,
+    Settings,
+    Tell,
+    bars,
+    described,
+    mean,
+    real_heads,
+    require_at_most,
+    standard_error,
+)
 
 NAME = "output-error"
 TITLE = "Output error: exact against its bounds"
@@ -18,7 +28,8 @@ ABOUT = (
     "The Euclidean norm of what truncation changes in the output of attention, exactly, and as "
     "each bound has it: diameter of the values, ball around them, spectral and variance form, and "
     "two as the first paper writes them: 2 C tau with C the longest value (norm), and sqrt(chi2) "
-    "sqrt(Var_P V) (chi_square), which the diameter and our variance form never exceed."
+    "sqrt(Var_P V) (chi_square), which the diameter and our variance form never exceed. "
+    "Intervals are two standard errors over heads."
 )
 NEEDS: tuple[str, ...] = ()
 EPS = (0.1, 0.03, 0.01, 0.003, 0.001)
@@ -76,12 +87,13 @@ def plots(data: dict[str, Any]) -> list[str]:
     """Mean error against eps."""
     figure, axis = panels(figsize=(7.5, 3.8))
     for form in FORMS:
-        means = [
-            mean([r[form] / r["size"] for r in data["rows"] if r["eps"] == eps]) for eps in EPS
-        ]
+        rows = []
+        for eps in EPS:
+            moved = [r[form] / r["size"] for r in data["rows"] if r["eps"] == eps]
+            rows.append({"moved": mean(moved), "moved_error": 2 * standard_error(moved)})
         label = form if form == "exact" else f"{form} bound"
         colour = {"color": "black"} if form == "exact" else {}
-        axis.plot(EPS, means, "o-", ms=3, label=label, **colour)
+        bars(axis, EPS, rows, "moved", label=label, **colour)
     axis.set(
         xscale="log", yscale="log", xlabel="eps, the mass that may be dropped",
         ylabel="mean error / mean norm of a value", title="what truncation changes in the output",

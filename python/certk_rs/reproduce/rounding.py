@@ -18,7 +18,8 @@ ABOUT = (
     "Softmax, sort, cumulative sum, cut at p = 1 - eps: how often that keeps less mass than it "
     "promises, or more keys than are needed, judged by certificates that hold in exact arithmetic "
     "of the very scores that the code was given (known reports: FlashInfer#2202, Megatron-LM#7182, "
-    "transformers#18984)."
+    "transformers#18984). Shares are of exactly the rows named, without intervals: another draw of "
+    "Gaussian rows moves them a little."
 )
 NEEDS: tuple[str, ...] = ()
 EPS = (1e-2, 1e-3)
