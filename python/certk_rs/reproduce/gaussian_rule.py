@@ -26,7 +26,7 @@ def run(settings: Settings, tell: Tell) -> dict[str, Any]:
     """Simulate each n and sigma, and ask the rule."""
     lengths = (128, 1024) if settings.brief else (128, 512, 4096, 65536)
     # Nearly all of the time goes into the expected k at finite n.
-    sigmas = np.arange(0.5, 6.01, 2.5 if settings.brief else 0.75)
+    sigmas = np.arange(0.5, 6.01, 2.5 if settings.brief else 1.0)
     rows = []
     for i, n in enumerate(lengths):
         count = max(8, (1 << (18 if settings.brief else 21)) // n)
