@@ -51,7 +51,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     key_search,
     certified_attention,
 )
-_FORMAT = "certk reproduce 1"
+_FORMAT = "certk reproduce 2"
 
 
 def run_experiments(
