@@ -168,7 +168,7 @@ impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
         let at = |i: usize| rows.get_borrowed_item(i);
         let given = |i: usize| Ok::<_, PyErr>(Some(at(i)?).filter(|value| !value.is_none()));
         let (kind, scale) = (at(1)?, at(2)?);
-        let mask = given(3)?.map(|mask| mask.extract()).transpose()?;
+        let mask = given(3)?.map(Borrowed::extract).transpose()?;
         let causal_offset = given(6)?
             .map(|offset| arguments::integer("causal_offset", &offset, -(1 << 62)))
             .transpose()?;
@@ -177,8 +177,8 @@ impl<'py> FromPyObject<'_, 'py> for Rows<'py> {
             kind: arguments::kind(&kind)?,
             scale: arguments::real("scale", &scale)?,
             mask,
-            lengths: given(4)?.map(|lengths| lengths.extract()).transpose()?,
-            indptr: given(5)?.map(|indptr| indptr.extract()).transpose()?,
+            lengths: given(4)?.map(Borrowed::extract).transpose()?,
+            indptr: given(5)?.map(Borrowed::extract).transpose()?,
             causal_offset,
             radius: None,
         })

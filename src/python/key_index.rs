@@ -218,7 +218,6 @@ impl KeyIndex {
         detached(py, || self.write().append(&keys, threads))
     }
 
-    #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
     fn search<'py>(
         &self,
         py: Python<'py>,
