@@ -6,19 +6,17 @@
 //! for that budget: a **lower bound**. And walking the keys from the worst of the mixed row to the best, dropping each
 //! one that every row can still afford, leaves a feasible set: an **upper bound**. The weights are multipliers of the
 //! relaxed program's dual, which is improved by multiplicative updates first and then by Newton steps on the few keys near
-//! the boundary (`dual`), from coarse to fine (`search`); the contested keys are walked in several orders (`walk`). Of many rows
-//! only those are weighed that have a say (`active`).
+//! the boundary (`dual`), from coarse to fine (`search`); the contested keys are walked in several orders (`walk`).
 //!
 //! The promise covers the listed rows only. It says nothing about queries that were not among them.
 
-mod active;
 mod bound;
 mod dual;
 mod problem;
 mod search;
 mod walk;
 
-use crate::certificate::{Certificate, Status};
+use crate::certificate::Status;
 use crate::error::Error;
 use crate::rows::{Keep, Scores};
 use crate::select::{Options, certify_tails};
@@ -54,8 +52,7 @@ pub struct KeepSet {
 ///
 /// Of the options, `max_keep` (with which the largest ratio of loss to budget is made small), `keep_first` and `keep_last`
 /// (counted over the positions visible to any row) and `threads` apply. Needs four bytes per score, and again for
-/// the keys near the boundary: usually a third of that, three times as much where all scores are equal. From 2048 rows on that is
-/// so of an eighth of the rows only, unless more of them set a limit, or `max_keep` does.
+/// the keys near the boundary: usually a third of that, three times as much where all scores are equal.
 ///
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
@@ -66,13 +63,7 @@ pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<K
     judge_options(scores, options)?;
     let size = scores.rows().saturating_mul(scores.longest());
     let threads = threads::count(options.threads, size > SERIAL)?;
-    if scores.rows() >= active::MANY
-        && let Some(set) = active::keep_set(scores, &eps, options, threads)?
-    {
-        return Ok(set);
-    }
-    let all: Vec<usize> = (0..scores.rows()).collect();
-    Problem::new(scores, &all, &eps, None, options, threads)?.solve()
+    Problem::new(scores, eps, options, threads)?.solve()
 }
 
 fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
@@ -99,29 +90,26 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-impl KeepSet {
-    /// Of rows that see nothing.
-    fn empty(rows: usize) -> Self {
-        let none = vec![0.0; rows];
-        KeepSet {
-            indices: Vec::new(),
-            status: Status::Empty,
-            tail_mass_upper: none.clone(),
-            tail_mass_lower: none.clone(),
-            lower_bound: 0,
-            weights: none,
-        }
-    }
-}
-
 impl Problem<'_> {
     fn solve(mut self) -> Result<KeepSet, Error> {
         if self.visible.iter().all(|visible| !visible) {
-            return Ok(KeepSet::empty(self.rows));
+            let none = vec![0.0; self.rows];
+            return Ok(KeepSet {
+                indices: Vec::new(),
+                status: Status::Empty,
+                tail_mass_upper: none.clone(),
+                tail_mass_lower: none.clone(),
+                lower_bound: 0,
+                weights: none,
+            });
         }
         let eps = self.aims.clone();
         for attempt in 0.. {
-            let mut best = self.search()?;
+            let mut best = self.all_visible();
+            best.lower_bound = self.forced_count;
+            if self.forced_count < best.size {
+                best.multipliers = Some(SetSearch::new(&self, &eps).improve(true, &mut best)?);
+            }
             let over = best.size > self.max_keep;
             if over {
                 self.shrink(&eps, &mut best)?;
@@ -130,26 +118,12 @@ impl Problem<'_> {
             if set.status == Status::Certified || over {
                 return Ok(set);
             }
-            self.set_more_aside(attempt);
+            // Rounding ate the margin of some row: set more aside, in the end everything, so that all keys are kept.
+            for margin in &mut self.margin {
+                *margin = if attempt < 2 { 64.0 * *margin + 1e-9 } else { f64::INFINITY };
+            }
         }
         unreachable!("a set of all keys loses nothing")
-    }
-
-    /// A small set within the budgets of all rows of the program, and a lower bound; `max_keep` does not count.
-    fn search(&self) -> Result<Best, Error> {
-        let mut best = self.all_visible();
-        best.lower_bound = self.forced_count;
-        if self.forced_count < best.size {
-            best.multipliers = Some(SetSearch::new(self, &self.aims).improve(true, &mut best)?);
-        }
-        Ok(best)
-    }
-
-    /// Where rounding has eaten the margin of some row: sets more aside, in the end everything, so that all keys are kept.
-    fn set_more_aside(&mut self, attempt: usize) {
-        for margin in &mut self.margin {
-            *margin = if attempt < 2 { 64.0 * *margin + 1e-9 } else { f64::INFINITY };
-        }
     }
 
     /// Finds a set of `max_keep` keys whose largest ratio of loss to budget is small: bisection on a common factor of
@@ -189,7 +163,11 @@ impl Problem<'_> {
 
     /// The set with its certificate, and the lower bound for what it achieves.
     fn certified(&self, best: &Best) -> Result<KeepSet, Error> {
-        let judged = certified_rows(self.scores, &best.kept, &self.eps, self.threads)?;
+        let indices: Vec<u32> = (0..self.n).filter(|&i| best.kept[i]).map(|i| i as u32).collect();
+        let one: Vec<u8> = best.kept.iter().map(|&k| u8::from(k)).collect();
+        let strides = vec![0; self.scores.batch_shape().len()];
+        let keep = Keep::Mask { kept: &one, strides: &strides };
+        let judged = certify_tails(self.scores, &keep, &self.eps, self.threads)?;
         let holds = judged.holds.as_ref().is_some_and(|holds| holds.iter().all(|h| *h));
         let mut proof = best.clone();
         if !holds {
@@ -204,7 +182,7 @@ impl Problem<'_> {
             proof.lower_bound = proof.lower_bound.min(best.size);
         }
         Ok(KeepSet {
-            indices: positions(&best.kept),
+            indices,
             status: if holds { Status::Certified } else { Status::OverBudget },
             tail_mass_upper: judged.tail_mass_upper,
             tail_mass_lower: judged.tail_mass_lower,
@@ -212,21 +190,4 @@ impl Problem<'_> {
             weights: proof.weights,
         })
     }
-}
-
-/// The positions of a set, ascending.
-fn positions(kept: &[bool]) -> Vec<u32> {
-    (0..kept.len()).filter(|&i| kept[i]).map(|i| i as u32).collect()
-}
-
-/// What every row loses to one set.
-fn certified_rows(
-    scores: &Scores<'_>,
-    kept: &[bool],
-    eps: &[f64],
-    threads: usize,
-) -> Result<Certificate, Error> {
-    let one: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
-    let strides = vec![0; scores.batch_shape().len()];
-    certify_tails(scores, &Keep::Mask { kept: &one, strides: &strides }, eps, threads)
 }

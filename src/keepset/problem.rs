@@ -14,8 +14,6 @@ const LEAST_BUDGET: f64 = 1e-12;
 const STORED: f64 = 1.0 / 4_194_304.0;
 /// Scores weighed between two checks for an interrupt.
 const PORTION: usize = 1 << 24;
-/// Rows that are looked at one after another.
-const PART: usize = 64;
 /// What the lower bound leaves to an auditor's own rounding, relative to the budget.
 const AUDIT_MARGIN: f64 = 1e-6;
 /// Weights that are mixed and summed together: they stay in the second-level cache meanwhile.
@@ -23,57 +21,7 @@ const BLOCK: usize = 1 << 16;
 /// By how much a product of f32 numbers, or a step of a sum of such, may be off where it underflows.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 * f32::EPSILON as f64;
 
-/// The keys that rows see.
-pub(super) struct Seen {
-    /// Those that at least one row sees.
-    pub(super) visible: Vec<bool>,
-    /// Those that a row sees that may lose nothing.
-    pub(super) lossless: Vec<bool>,
-}
-
-impl Seen {
-    /// By a look at every row.
-    pub(super) fn by_all(
-        scores: &Scores<'_>,
-        eps: &PerRow<'_, f64>,
-        threads: usize,
-    ) -> Result<Self, Error> {
-        let (rows, n) = (scores.rows(), scores.longest());
-        check_memory("scores", n, 2)?;
-        let mut all = Seen { visible: vec![false; n], lossless: vec![false; n] };
-        let portion = (PORTION / n.max(1)).max(1);
-        for start in (0..rows).step_by(portion) {
-            let some = start..(start + portion).min(rows);
-            let parts = some.len().div_ceil(PART);
-            check_memory("scores", parts, n.saturating_mul(2))?;
-            let work = |part: usize| {
-                let mut own = Seen { visible: vec![false; n], lossless: vec![false; n] };
-                let from = some.start + part * PART;
-                for row in from..(from + PART).min(some.end) {
-                    let lossless = eps.of(row) == 0.0;
-                    select::see_row(scores, row, &mut own.visible)?;
-                    if lossless {
-                        select::see_row(scores, row, &mut own.lossless)?;
-                    }
-                }
-                Ok::<_, Error>(own)
-            };
-            for part in threads::map(threads, 0..parts, 1, work) {
-                let part = part?;
-                for (all, own) in all.visible.iter_mut().zip(part.visible) {
-                    *all |= own;
-                }
-                for (all, own) in all.lossless.iter_mut().zip(part.lossless) {
-                    *all |= own;
-                }
-            }
-            interrupt::check()?;
-        }
-        Ok(all)
-    }
-}
-
-/// The covering program of some rows, with weights laid out row by row.
+/// The covering program, with weights laid out row by row.
 pub(super) struct Problem<'a> {
     pub(super) scores: &'a Scores<'a>,
     pub(super) simd: Simd,
@@ -114,16 +62,13 @@ pub(super) struct Best {
 }
 
 impl<'a> Problem<'a> {
-    /// Of the rows listed; without `seen` these are all rows.
     pub(super) fn new(
         scores: &'a Scores<'a>,
-        listed: &[usize],
-        eps: &PerRow<'_, f64>,
-        seen: Option<&Seen>,
+        eps: PerRow<'_, f64>,
         options: &Options,
         threads: usize,
     ) -> Result<Self, Error> {
-        let (rows, n) = (listed.len(), scores.longest());
+        let (rows, n) = (scores.rows(), scores.longest());
         let stride = padded_stride(n);
         // Of each row its weights and some numbers of 8 bytes; of each key flags, positions and mixtures.
         let weights = stride.saturating_mul(size_of::<f32>());
@@ -132,14 +77,13 @@ impl<'a> Problem<'a> {
         // Of each part of a pass over all keys what every row loses.
         let parts = stride.div_ceil(Self::width(rows)).saturating_add(4);
         check_memory("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
-        let eps: Vec<f64> = listed.iter().map(|&row| eps.of(row)).collect();
+        let eps: Vec<f64> = (0..rows).map(|row| eps.of(row)).collect();
         let mut weights = vec![0.0; rows * stride];
         let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
         let portion = (PORTION / stride).max(1);
         for (p, slots) in weights.chunks_mut(portion * stride).enumerate() {
-            let work = |(i, slot): (_, &mut [f32])| {
-                select::weigh_row(scores, listed[p * portion + i], slot)
-            };
+            let work =
+                |(i, slot): (_, &mut [f32])| select::weigh_row(scores, p * portion + i, slot);
             let slots = slots.chunks_mut(stride).enumerate();
             for part in threads::map(threads, slots, 1, work) {
                 all.push(part?);
@@ -165,10 +109,6 @@ impl<'a> Problem<'a> {
                 *lossless |= seen && eps == 0.0;
                 *weight = weight.max(0.0);
             }
-        }
-        if let Some(seen) = seen {
-            visible.clone_from(&seen.visible);
-            lossless.clone_from(&seen.lossless);
         }
         let positions: Vec<usize> = (0..n).filter(|&i| visible[i]).collect();
         let first = options.keep_first.min(positions.len());

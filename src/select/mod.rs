@@ -31,7 +31,7 @@ pub use selection::Selection;
 pub(crate) use certify::certify_tails;
 pub(crate) use options::allowed_keys;
 pub(crate) use selection::Decision;
-pub(crate) use weights::{HIDDEN, RowWeights, see_row, weigh_row};
+pub(crate) use weights::{HIDDEN, RowWeights, weigh_row};
 
 use crate::error::Error;
 use crate::kernels::Simd;
