@@ -11,7 +11,7 @@ import typer
 from .._display.page import pyplot
 from ..errors import CertkError
 from .example import example
-from .options import AsJson, Job, Quiet
+from .options import AsJson, Job, Quiet, read_text
 from .terminal import print_json, progress_bar, say, warn
 
 
@@ -62,7 +62,7 @@ def reproduce(
             raise CertkError("--text is what a model reads: give --model DIR, too")
         with ExitStack() as stack:
             if model is not None:
-                read = [_read(path) for path in texts or ()]
+                read = [read_text(path) for path in texts or ()]
                 settings = stack.enter_context(settings_of_model(model, read, brief, seed))
             else:
                 settings = Settings(data or example(), brief, seed, given=data is not None)
@@ -77,10 +77,3 @@ def reproduce(
         return 0
 
     return job
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CertkError(f"{path} is not text in UTF-8 ({error.reason}): convert it") from None

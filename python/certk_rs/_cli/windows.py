@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..jobs.adaptive_k import SHARE, AdaptiveK
-from ..jobs.prefixes import SHORTEST, STANDS_FOR
+from ..jobs.prefixes import SHORTEST, STANDS_FOR, some_of
 from ..jobs.window_recipe import CacheRecipe, WindowRecipe, recipe_json, window_recipes
 from .options import AsJson, Caches, Job, Names, Quiet, Threads
 from .terminal import print_json, print_table, print_text, progress_bar, say
@@ -50,8 +50,7 @@ def _show(found: Sequence[CacheRecipe]) -> None:
     for cache in found:
         recipes = [*cache.layers, cache.all]
         say(f"{cache.path}: at eps = {cache.eps:g}")
-        lengths = [each.n for each in cache.all.lengths]
-        shown = sorted({lengths[i * (len(lengths) - 1) // (_SHOWN - 1)] for i in range(_SHOWN)})
+        shown = some_of([each.n for each in cache.all.lengths], _SHOWN)
         say("Keys that rows need, and the law k = alpha n^C fitted to them:")
         heads = ("layer", *(f"n = {n}" for n in shown), "alpha", "C", "95 % interval")
         print_table(heads, [_law(recipe, shown) for recipe in recipes])

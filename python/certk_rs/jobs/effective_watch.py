@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .. import selection, windows
 from ..cache_format import Cache, Layer
-from .prefixes import Prefix, prefixes, rows_of_heads, scores_of
+from .prefixes import Prefix, prefixes, rows_of_heads, scores_of, some_of
 
 # Scores of a head that are looked at at each length.
 SCORES = 1 << 18
@@ -145,9 +145,9 @@ def _at(prefix: Prefix, scores: NDArray[np.float64], eps: float, threads: int | 
 
 
 def shown_lengths(watches: Sequence[Watch], most: int = 2) -> list[int]:
-    """Some lengths that a table has room for: the shortest, the longest, and between them."""
+    """The lengths at which a table shows heads."""
     lengths = sorted({each.n for one in watches for each in one.lengths})
-    return sorted({lengths[i * (len(lengths) - 1) // (most - 1)] for i in range(most)})
+    return some_of(lengths, most)
 
 
 def watch_heads(lengths: Sequence[int]) -> list[str]:

@@ -9,7 +9,7 @@ shorter context that the model has never seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +49,11 @@ def halved(longest: int, shortest: int = SHORTEST) -> list[int]:
         lengths.append(longest)
         longest //= 2
     return lengths[::-1]
+
+
+def some_of(lengths: Sequence[int], most: int) -> list[int]:
+    """Lengths that a table has room for: the shortest, the longest, and evenly between them."""
+    return sorted({lengths[i * (len(lengths) - 1) // (most - 1)] for i in range(most)})
 
 
 def prefixes(
