@@ -66,7 +66,7 @@ pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};
 pub use index::{IndexOptions, KeyIndex, Over, Rule, Rung, SearchOptions, SearchResult};
 pub use interrupt::interruptible;
-pub use keepset::{KeepSet, keep_set};
+pub use keepset::{Block, KeepSet, QueryOptions, keep_set, keep_set_of_queries};
 pub use rows::{Data, Keep, Kind, Mask, Scores, Values, Vectors};
 pub use select::{
     MaxKeep, Options, Selection, Workspace, certify, force_simd_level, select, simd_level,

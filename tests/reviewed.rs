@@ -1,6 +1,9 @@
 //! Rows that once had a false certificate or no end, kept by name.
 
-use certk_rs::{Error, Keep, Kind, Options, Scores, certify, keep_set, select};
+use std::cell::Cell;
+use std::rc::Rc;
+
+use certk_rs::{Error, Keep, Kind, Options, Scores, certify, interruptible, keep_set, select};
 
 #[test]
 fn weights_whose_sum_nearly_overflows() {
@@ -70,11 +73,27 @@ fn lower_bounds_do_not_trust_subnormal_weights() {
 }
 
 #[test]
-fn a_matrix_without_memory_is_an_error() {
-    let row = vec![0f32; 1 << 20];
-    let scores = Scores::strided(&row, &[1 << 24, 1 << 20], &[0]).unwrap();
+fn rows_without_memory_are_an_error() {
+    // Of every row a few numbers are held, and of every key; weights only of rows that set a limit.
+    let row = [0f32; 4];
+    let scores = Scores::strided(&row[..], &[1 << 45, 4], &[0]).unwrap();
     let refused = keep_set(&scores, &[0.1], &Options::new());
     assert!(matches!(refused, Err(Error::NoMemory { .. })));
+}
+
+#[test]
+fn more_scores_than_can_be_held_are_read_until_the_caller_has_enough() {
+    // Sixteen million rows of a million scores each are hours of work, and their weights no machine's memory.
+    let row = vec![0f32; 1 << 20];
+    let scores = Scores::strided(&row, &[1 << 24, 1 << 20], &[0]).unwrap();
+    let asked = Rc::new(Cell::new(0));
+    let count = Rc::clone(&asked);
+    let enough = move || {
+        count.set(count.get() + 1);
+        if count.get() < 3 { Ok(()) } else { Err(Error::Interrupted) }
+    };
+    let stopped = interruptible(enough, || keep_set(&scores, &[0.1], &Options::new()));
+    assert_eq!((stopped, asked.get()), (Err(Error::Interrupted), 3));
 }
 
 /// Scores of a few levels, where rounding decides at the very budget that an answer reported.

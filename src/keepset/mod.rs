@@ -6,26 +6,41 @@
 //! for that budget: a **lower bound**. And walking the keys from the worst of the mixed row to the best, dropping each
 //! one that every row can still afford, leaves a feasible set: an **upper bound**. The weights are multipliers of the
 //! relaxed program's dual, which is improved by multiplicative updates first and then by Newton steps on the few keys near
-//! the boundary (`dual`), from coarse to fine (`search`); the contested keys are walked in several orders (`walk`).
+//! the boundary (`dual`), from coarse to fine (`search`); the contested keys are walked in several orders (`walk`). Of many rows
+//! only those are weighed that have a say, and all are certified (`rounds`).
 //!
 //! The promise covers the listed rows only. It says nothing about queries that were not among them.
 
+mod block;
 mod bound;
+mod by_queries;
 mod dual;
+mod family;
+mod frame;
 mod problem;
+mod queried;
+mod repair;
+mod rounds;
+mod scored;
 mod search;
+mod solve;
+mod source;
+mod streamed;
 mod walk;
+
+pub use block::{Block, QueryOptions};
+pub use by_queries::keep_set_of_queries;
 
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::rows::{Keep, Scores};
-use crate::select::{Options, certify_tails};
+use crate::memory::check_memory;
+use crate::rows::Scores;
+use crate::select::{Options, allowed_keys};
 use crate::threads;
-use problem::{Best, Problem};
-use search::SetSearch;
+use frame::{Frame, ends};
+use rounds::Found;
+use scored::Scored;
 
-/// Halvings of the range of the loss, when `max_keep` asks for the smallest attainable one.
-const PROBES: usize = 24;
 /// Scores up to which one thread is faster than several.
 const SERIAL: usize = 1 << 14;
 
@@ -44,15 +59,17 @@ pub struct KeepSet {
     /// No set with the same forced keys can be smaller and lose, in each row, at most the budget, or what this set loses
     /// (`tail_mass_upper`) where that is more.
     pub lower_bound: usize,
-    /// The mixture of (normalised) rows that proves the lower bound.
+    /// The mixture of (normalised) rows that proves the lower bound: numbers that f32 holds exactly, and 0 for every row that has
+    /// no say.
     pub weights: Vec<f64>,
 }
 
 /// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, close to the smallest such set.
 ///
 /// Of the options, `max_keep` (with which the largest ratio of loss to budget is made small), `keep_first` and `keep_last`
-/// (counted over the positions visible to any row) and `threads` apply. Needs four bytes per score, and again for
-/// the keys near the boundary: usually a third of that, three times as much where all scores are equal.
+/// (counted over the positions visible to any row) and `threads` apply. Of up to 256 rows all are weighed, of more those that set a
+/// limit; a row that is takes four bytes per score, and again for the keys near the boundary: usually a third of that, three
+/// times as much where all scores are equal.
 ///
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
@@ -63,7 +80,16 @@ pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<K
     judge_options(scores, options)?;
     let size = scores.rows().saturating_mul(scores.longest());
     let threads = threads::count(options.threads, size > SERIAL)?;
-    Problem::new(scores, eps, options, threads)?.solve()
+    // Budgets, the answer, and what is known of each row.
+    check_memory("scores", scores.rows(), 80)?;
+    let budgets: Vec<f64> = (0..scores.rows()).map(|row| eps.of(row)).collect();
+    let source = Scored { scores, eps, budgets: &budgets, threads };
+    let seen = source.seen()?;
+    let visible = seen.visible.iter().filter(|visible| **visible).count();
+    let asked = ends(&seen.visible, options.keep_first, options.keep_last);
+    let max_keep = allowed_keys(options, visible, 0, scores, 0)?;
+    let frame = Frame::new(seen, asked, max_keep)?;
+    Ok(KeepSet::of(rounds::solve(&source, &frame, threads)?))
 }
 
 fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
@@ -90,104 +116,17 @@ fn judge_options(scores: &Scores<'_>, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-impl Problem<'_> {
-    fn solve(mut self) -> Result<KeepSet, Error> {
-        if self.visible.iter().all(|visible| !visible) {
-            let none = vec![0.0; self.rows];
-            return Ok(KeepSet {
-                indices: Vec::new(),
-                status: Status::Empty,
-                tail_mass_upper: none.clone(),
-                tail_mass_lower: none.clone(),
-                lower_bound: 0,
-                weights: none,
-            });
+impl KeepSet {
+    /// A set of single keys.
+    fn of(found: Found) -> Self {
+        let Found { kept, status, upper, lower, lower_bound, weights } = found;
+        KeepSet {
+            indices: (0..kept.len()).filter(|&i| kept[i]).map(|i| i as u32).collect(),
+            status,
+            tail_mass_upper: upper,
+            tail_mass_lower: lower,
+            lower_bound,
+            weights,
         }
-        let eps = self.aims.clone();
-        for attempt in 0.. {
-            let mut best = self.all_visible();
-            best.lower_bound = self.forced_count;
-            if self.forced_count < best.size {
-                best.multipliers = Some(SetSearch::new(&self, &eps).improve(true, &mut best)?);
-            }
-            let over = best.size > self.max_keep;
-            if over {
-                self.shrink(&eps, &mut best)?;
-            }
-            let set = self.certified(&best)?;
-            if set.status == Status::Certified || over {
-                return Ok(set);
-            }
-            // Rounding ate the margin of some row: set more aside, in the end everything, so that all keys are kept.
-            for margin in &mut self.margin {
-                *margin = if attempt < 2 { 64.0 * *margin + 1e-9 } else { f64::INFINITY };
-            }
-        }
-        unreachable!("a set of all keys loses nothing")
-    }
-
-    /// Finds a set of `max_keep` keys whose largest ratio of loss to budget is small: bisection on a common factor of
-    /// all budgets.
-    fn shrink(&self, eps: &[f64], best: &mut Best) -> Result<(), Error> {
-        let least = eps.iter().copied().filter(|e| *e > 0.0).fold(1.0, f64::min);
-        let (mut low, mut high) = (0.0, -least.ln());
-        let mut fitting: Option<Best> = None;
-        for _ in 0..PROBES {
-            let middle = 0.5 * (low + high);
-            let scaled: Vec<f64> = eps.iter().map(|e| e * middle.exp()).collect();
-            let mut probe = self.all_visible();
-            SetSearch::new(self, &scaled).improve(true, &mut probe)?;
-            if probe.size <= self.max_keep {
-                high = middle;
-                fitting = Some(probe);
-            } else {
-                low = middle;
-            }
-        }
-        let mut kept = fitting.map_or_else(|| self.forced.clone(), |probe| probe.kept);
-        // Use every key that is allowed, the most valuable first.
-        let mut size = kept.iter().filter(|k| **k).count();
-        let search = SetSearch::new(self, eps);
-        let multipliers = best.multipliers.clone().unwrap_or_else(|| search.equal());
-        for i in search.ranked(&multipliers) {
-            if size >= self.max_keep {
-                break;
-            }
-            if !std::mem::replace(&mut kept[i as usize], true) {
-                size += 1;
-            }
-        }
-        *best = Best { kept, size, ..best.clone() };
-        Ok(())
-    }
-
-    /// The set with its certificate, and the lower bound for what it achieves.
-    fn certified(&self, best: &Best) -> Result<KeepSet, Error> {
-        let indices: Vec<u32> = (0..self.n).filter(|&i| best.kept[i]).map(|i| i as u32).collect();
-        let one: Vec<u8> = best.kept.iter().map(|&k| u8::from(k)).collect();
-        let strides = vec![0; self.scores.batch_shape().len()];
-        let keep = Keep::Mask { kept: &one, strides: &strides };
-        let judged = certify_tails(self.scores, &keep, &self.eps, self.threads)?;
-        let holds = judged.holds.as_ref().is_some_and(|holds| holds.iter().all(|h| *h));
-        let mut proof = best.clone();
-        if !holds {
-            // What no smaller set can achieve is the loss of this one.
-            let achieved: Vec<f64> = (self.aims.iter().zip(&judged.tail_mass_upper))
-                .map(|(aim, upper)| aim.max(*upper).min(1f64.next_down()))
-                .collect();
-            proof = self.all_visible();
-            proof.lower_bound = self.forced_count;
-            proof.size = usize::MAX;
-            SetSearch::new(self, &achieved).improve(false, &mut proof)?;
-            proof.lower_bound = proof.lower_bound.min(best.size);
-        }
-        Ok(KeepSet {
-            indices,
-            status: if holds { Status::Certified } else { Status::OverBudget },
-            tail_mass_upper: judged.tail_mass_upper,
-            tail_mass_lower: judged.tail_mass_lower,
-            lower_bound: proof.lower_bound,
-            weights: proof.weights,
-        })
     }
 }

@@ -1,52 +1,53 @@
-//! The covering program: the weights of all keys in all rows, and the passes over them.
+//! The covering program of some rows: the weights of all columns in them, and the passes over those.
 
-use crate::error::{Error, Place};
-use crate::interrupt;
+use super::frame::Frame;
+use super::source::Source;
+use crate::certified_sums::{ErrorBound, SplitSums};
+use crate::error::Error;
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
-use crate::memory::check_memory;
-use crate::rows::{PerRow, Scores};
-use crate::select::{self, HIDDEN, Options, RowWeights, allowed_keys};
+use crate::memory::{check_memory, room};
+use crate::select::RowWeights;
 use crate::threads;
 
-/// The budget that a row without one is given when `max_keep` makes it lose something.
-const LEAST_BUDGET: f64 = 1e-12;
-/// Relative error of a stored weight: two roundings to f32.
+/// Relative error of a stored weight: three roundings to f32.
 const STORED: f64 = 1.0 / 4_194_304.0;
-/// Scores weighed between two checks for an interrupt.
-const PORTION: usize = 1 << 24;
 /// What the lower bound leaves to an auditor's own rounding, relative to the budget.
 const AUDIT_MARGIN: f64 = 1e-6;
 /// Weights that are mixed and summed together: they stay in the second-level cache meanwhile.
 const BLOCK: usize = 1 << 16;
 /// By how much a product of f32 numbers, or a step of a sum of such, may be off where it underflows.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 * f32::EPSILON as f64;
+/// Relative error of a factor that stands for a weight of a row: a rounding to f32, and three to f64.
+const FACTOR: f64 = 1.01 / 16_777_216.0;
 
-/// The covering program, with weights laid out row by row.
+/// The program of some rows, with weights laid out row by row.
 pub(super) struct Problem<'a> {
-    pub(super) scores: &'a Scores<'a>,
+    pub(super) frame: &'a Frame,
     pub(super) simd: Simd,
     pub(super) threads: usize,
-    pub(super) rows: usize,
-    pub(super) n: usize,
     pub(super) stride: usize,
-    /// Weights relative to each row's largest, (rows, stride); 0 for a masked key and beyond the last.
+    /// Which rows these are.
+    pub(super) listed: Vec<usize>,
+    /// Weights relative to each row's largest, (rows, stride); 0 for a masked column and beyond the last.
     weights: Vec<f32>,
-    /// Computed sum of each row, 0 for a row without visible keys.
+    /// Computed sum of each row, 0 for a row without visible columns.
     pub(super) totals: Vec<f64>,
-    pub(super) eps: Vec<f64>,
     /// The budgets that the search works with.
     pub(super) aims: Vec<f64>,
     /// By how much each budget is divided, beyond 1, so that the certificate of the final set goes through.
     pub(super) margin: Vec<f64>,
-    /// The largest slack of a ratio of computed sums, over the rows.
-    slack: f64,
-    /// Keys that at least one row sees.
-    pub(super) visible: Vec<bool>,
-    pub(super) forced: Vec<bool>,
-    pub(super) forced_count: usize,
-    /// Keys that are visible and not forced.
-    pub(super) competing: usize,
-    pub(super) max_keep: usize,
+    /// The slack of a ratio of computed sums.
+    slack: Vec<ErrorBound>,
+    /// Multipliers to go on from.
+    pub(super) multipliers: Vec<f64>,
+}
+
+/// A row of a mixture: its weight as it is reported, and the factor of its stored weights that stands for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Term {
+    pub(super) row: usize,
+    weight: f32,
+    pub(super) factor: f32,
 }
 
 /// A set, and what proves that none can be much smaller.
@@ -55,111 +56,96 @@ pub(super) struct Best {
     pub(super) kept: Vec<bool>,
     pub(super) size: usize,
     pub(super) lower_bound: usize,
-    /// The mixture of normalised rows at the best lower bound.
-    pub(super) weights: Vec<f64>,
-    /// Multipliers of the rows that set a limit, to go on from.
-    pub(super) multipliers: Option<Vec<f64>>,
+    /// The mixture of normalised rows at the best lower bound: rows of the program, and their weights.
+    pub(super) mixture: Vec<(usize, f32)>,
 }
 
 impl<'a> Problem<'a> {
-    pub(super) fn new(
-        scores: &'a Scores<'a>,
-        eps: PerRow<'_, f64>,
-        options: &Options,
-        threads: usize,
-    ) -> Result<Self, Error> {
-        let (rows, n) = (scores.rows(), scores.longest());
-        let stride = padded_stride(n);
-        // Of each row its weights and some numbers of 8 bytes; of each key flags, positions and mixtures.
-        let weights = stride.saturating_mul(size_of::<f32>());
-        check_memory("scores", rows, weights.saturating_add(192))?;
+    /// Of no rows yet.
+    pub(super) fn new(frame: &'a Frame, threads: usize) -> Result<Self, Error> {
+        let stride = padded_stride(frame.columns());
         check_memory("scores", stride, 32)?;
-        // Of each part of a pass over all keys what every row loses.
-        let parts = stride.div_ceil(Self::width(rows)).saturating_add(4);
-        check_memory("scores", rows.saturating_mul(parts), 2 * size_of::<f64>())?;
-        let eps: Vec<f64> = (0..rows).map(|row| eps.of(row)).collect();
-        let mut weights = vec![0.0; rows * stride];
-        let mut all: Vec<RowWeights> = Vec::with_capacity(rows);
-        let portion = (PORTION / stride).max(1);
-        for (p, slots) in weights.chunks_mut(portion * stride).enumerate() {
-            let work =
-                |(i, slot): (_, &mut [f32])| select::weigh_row(scores, p * portion + i, slot);
-            let slots = slots.chunks_mut(stride).enumerate();
-            for part in threads::map(threads, slots, 1, work) {
-                all.push(part?);
-            }
-            interrupt::check()?;
-        }
-        let mut visible = vec![false; n];
-        // What rows that may lose nothing see.
-        let mut lossless = vec![false; n];
-        for ((slots, row), &eps) in weights.chunks_exact_mut(stride).zip(&all).zip(&eps) {
-            if row.whole {
-                visible.fill(true);
-                if eps == 0.0 {
-                    lossless.fill(true);
-                }
-                continue;
-            }
-            for ((weight, visible), lossless) in
-                slots.iter_mut().zip(&mut visible).zip(&mut lossless)
-            {
-                let seen = *weight != HIDDEN;
-                *visible |= seen;
-                *lossless |= seen && eps == 0.0;
-                *weight = weight.max(0.0);
-            }
-        }
-        let positions: Vec<usize> = (0..n).filter(|&i| visible[i]).collect();
-        let first = options.keep_first.min(positions.len());
-        let last = options.keep_last.min(positions.len());
-        let mut forced = vec![false; n];
-        for &i in positions[..first].iter().chain(&positions[positions.len() - last..]) {
-            forced[i] = true;
-        }
-        let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
-        let max_keep = allowed_keys(options, positions.len(), 0, scores, 0)?;
-        if count(&forced) > max_keep {
-            let place = Place(vec![]);
-            return Err(Error::ForcedOverMax { place, forced: count(&forced), max_keep });
-        }
-        let demanded: Vec<bool> = forced.iter().zip(&lossless).map(|(a, b)| a | b).collect();
-        // Where `max_keep` forbids what those rows ask for, they take part with a budget that is next to nothing.
-        let aims = if count(&demanded) <= max_keep {
-            forced = demanded;
-            eps.clone()
-        } else {
-            eps.iter().map(|e| if *e == 0.0 { LEAST_BUDGET } else { *e }).collect()
-        };
-        let slack = all.iter().map(|row| row.slack.certify).fold(0.0, f64::max);
-        let margin = (all.iter())
-            .map(|row| (1.0 + row.slack.select) * (1.0 + STORED) - 1.0 + n as f64 * f64::EPSILON)
-            .collect();
-        let totals = all.iter().map(|row| row.total).collect();
-        let forced_count = count(&forced);
-        let competing = (0..n).filter(|&i| visible[i] && !forced[i]).count();
         Ok(Problem {
-            scores,
+            frame,
             simd: Simd::current()?,
             threads,
-            rows,
-            n,
             stride,
-            weights,
-            totals,
-            eps,
-            aims,
-            margin,
-            slack,
-            visible,
-            forced,
-            forced_count,
-            competing,
-            max_keep,
+            listed: Vec::new(),
+            weights: Vec::new(),
+            totals: Vec::new(),
+            aims: Vec::new(),
+            margin: Vec::new(),
+            slack: Vec::new(),
+            multipliers: Vec::new(),
         })
     }
 
-    /// How many keys one part of a pass over that many rows takes.
+    /// Weighs some more rows.
+    pub(super) fn admit<S: Source>(&mut self, source: &S, rows: &[usize]) -> Result<(), Error> {
+        let all = self.listed.len() + rows.len();
+        // Of each row its weights and some numbers of 8 bytes; of each part of a pass what every row loses.
+        let bytes = self.stride.saturating_mul(size_of::<f32>());
+        check_memory("scores", all, bytes.saturating_add(192))?;
+        let parts = self.stride.div_ceil(Self::width(all)).saturating_add(4);
+        check_memory("scores", all.saturating_mul(parts), 2 * size_of::<f64>())?;
+        let start = self.weights.len();
+        room("scores", &mut self.weights, rows.len() * self.stride)?;
+        self.weights.resize(start + rows.len() * self.stride, 0.0);
+        let to = &mut self.weights[start..];
+        let found = match source.weigh(rows, self.stride, to) {
+            Ok(found) => found,
+            Err(error) => {
+                self.weights.truncate(start);
+                return Err(error);
+            }
+        };
+        for (slots, row) in to.chunks_exact_mut(self.stride).zip(&found) {
+            if !row.whole {
+                for weight in slots {
+                    *weight = weight.max(0.0);
+                }
+            }
+        }
+        let n = self.frame.columns() as f64;
+        for (&row, RowWeights { total, slack, .. }) in rows.iter().zip(&found) {
+            self.listed.push(row);
+            self.totals.push(*total);
+            self.aims.push(self.frame.aim(source.eps(row)));
+            self.margin.push((1.0 + slack.select) * (1.0 + STORED) - 1.0 + n * f64::EPSILON);
+            self.slack.push(*slack);
+            self.multipliers.push(0.0);
+        }
+        Ok(())
+    }
+
+    /// Leaves out rows.
+    pub(super) fn retain(&mut self, keep: &[bool]) {
+        let mut to = 0;
+        for from in (0..self.rows()).filter(|&j| keep[j]) {
+            self.weights
+                .copy_within(from * self.stride..(from + 1) * self.stride, to * self.stride);
+            self.listed[to] = self.listed[from];
+            self.slack[to] = self.slack[from];
+            for numbers in
+                [&mut self.totals, &mut self.aims, &mut self.margin, &mut self.multipliers]
+            {
+                numbers[to] = numbers[from];
+            }
+            to += 1;
+        }
+        self.listed.truncate(to);
+        self.weights.truncate(to * self.stride);
+        for numbers in [&mut self.totals, &mut self.aims, &mut self.margin, &mut self.multipliers] {
+            numbers.truncate(to);
+        }
+        self.slack.truncate(to);
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.listed.len()
+    }
+
+    /// How many columns one part of a pass over that many rows takes.
     fn width(rows: usize) -> usize {
         (BLOCK / rows.max(1) / 64).clamp(4, 64) * 64
     }
@@ -168,64 +154,80 @@ impl<'a> Problem<'a> {
         &self.weights[row * self.stride..][..self.stride]
     }
 
-    pub(super) fn competes(&self, i: usize) -> bool {
-        self.visible[i] && !self.forced[i]
-    }
-
+    /// All that is visible.
     pub(super) fn all_visible(&self) -> Best {
-        let size = self.visible.iter().filter(|v| **v).count();
-        let weights = vec![0.0; self.rows];
-        Best { kept: self.visible.clone(), size, lower_bound: 0, weights, multipliers: None }
+        let size = self.frame.visible.iter().filter(|v| **v).count();
+        let lower_bound = self.frame.forced_count;
+        Best { kept: self.frame.visible.clone(), size, lower_bound, mixture: Vec::new() }
     }
 
-    /// What a mixture of computed weights cannot lose if its rows keep to their budgets, which sum to `budget`.
+    /// The terms of a mixture of rows with factors of their stored weights. What is reported of them are numbers of f32, the
+    /// largest being 1, and the terms are made of these.
+    pub(super) fn terms(&self, factors: impl Iterator<Item = (usize, f64)>) -> Vec<Term> {
+        let weights: Vec<(usize, f64)> =
+            factors.map(|(row, factor)| (row, factor * self.totals[row])).collect();
+        let largest = weights.iter().map(|(_, weight)| *weight).fold(0.0, f64::max);
+        if !(largest > 0.0 && largest.is_finite()) {
+            return Vec::new();
+        }
+        (weights.into_iter())
+            .map(|(row, weight)| {
+                let weight = (weight / largest) as f32;
+                let factor = (f64::from(weight) * largest / self.totals[row]) as f32;
+                Term { row, weight, factor }
+            })
+            .filter(|t| t.weight >= f32::MIN_POSITIVE && t.factor >= f32::MIN_POSITIVE)
+            .collect()
+    }
+
+    /// What a mixture of stored weights cannot lose if its rows keep to budgets.
     ///
-    /// What each real row loses is within the slack of what the computed one loses; beside that there are the weights'
-    /// rounding to f32, the mixing, the sums over keys and rows, and what an auditor's own arithmetic may add.
-    pub(super) fn limit(&self, budget: f64) -> f64 {
-        let rounding = (self.rows + self.n + 8) as f64 * f64::EPSILON;
-        let relative = STORED + MIXED + SUMMED + 2.0 * rounding + AUDIT_MARGIN;
-        let underflow = 2.0 * UNDERFLOW * self.rows as f64 * self.n as f64;
-        budget * (1.0 + self.slack) * (1.0 + relative) + underflow
+    /// What each real row loses is within its slack of what the computed one loses; beside that there are the weights'
+    /// and factors' rounding to f32, the mixing, the sums over columns and rows, and what an auditor's own arithmetic may add.
+    pub(super) fn limit(&self, terms: &[Term], eps: &[f64]) -> f64 {
+        let budget: f64 = (terms.iter())
+            .map(|t| {
+                f64::from(t.factor)
+                    * (eps[t.row] * self.totals[t.row])
+                    * (1.0 + self.slack[t.row].certify)
+            })
+            .sum();
+        let rounding = (self.rows() + self.frame.columns() + 8) as f64 * f64::EPSILON;
+        let relative = STORED + MIXED + SUMMED + 2.0 * FACTOR + 2.0 * rounding + AUDIT_MARGIN;
+        let underflow = 2.0 * UNDERFLOW * self.rows() as f64 * self.frame.columns() as f64;
+        budget * (1.0 + relative) + underflow
     }
 
-    /// Factors of rows of weights as factors of normalised rows, the largest being 1.
-    pub(super) fn normalised(&self, terms: &[(usize, f32)]) -> Vec<f64> {
-        let mut weights = vec![0.0; self.rows];
-        for &(row, factor) in terms {
-            weights[row] = f64::from(factor) * self.totals[row];
-        }
-        let largest = weights.iter().copied().fold(0.0, f64::max);
-        if largest > 0.0 {
-            for weight in &mut weights {
-                *weight /= largest;
-            }
-        }
-        weights
+    /// The rows of the program in a mixture, with their weights.
+    pub(super) fn mixture(terms: &[Term]) -> Vec<(usize, f32)> {
+        terms.iter().map(|term| (term.row, term.weight)).collect()
     }
 
-    /// Mixes all keys, with infinity in place of those that do not compete (or leaves `mixed` as it is, without terms), and
-    /// sums what each row loses to the keys that are below `low` in it, leaving out those in `except` (if not empty).
+    /// Mixes all columns, with infinity in place of those that do not compete (or leaves `mixed` as it is, without terms), and
+    /// sums what each row loses to the columns that are below `low` in it, leaving out those in `except` (if not empty).
     pub(super) fn sweep(
         &self,
-        terms: Option<&[(usize, f32)]>,
+        terms: Option<&[Term]>,
         low: f32,
         mixed: &mut [f32],
         except: &[bool],
     ) -> Vec<f64> {
-        let width = Self::width(self.rows);
+        let width = Self::width(self.rows());
         let panel = Panel::new(&self.weights, self.stride);
+        let n = self.frame.columns();
+        let factors: Option<Vec<(usize, f32)>> =
+            terms.map(|terms| terms.iter().map(|term| (term.row, term.factor)).collect());
         let work = |(b, mixed): (usize, &mut [f32])| {
             let columns = b * width..b * width + mixed.len();
-            if let Some(terms) = terms {
-                self.simd.mix(panel, columns.clone(), terms, mixed);
+            if let Some(factors) = &factors {
+                self.simd.mix(panel, columns.clone(), factors, mixed);
                 for (i, mixed) in columns.clone().zip(mixed.iter_mut()) {
-                    if i >= self.n || !self.competes(i) {
+                    if i >= n || !self.frame.competes(i) {
                         *mixed = f32::INFINITY;
                     }
                 }
             }
-            let mut losses = vec![0.0; self.rows];
+            let mut losses = vec![0.0; self.rows()];
             if low > 0.0 {
                 let mut shares: Vec<f32> =
                     mixed.iter().map(|mixed| f32::from(u8::from(*mixed < low))).collect();
@@ -239,12 +241,53 @@ impl<'a> Problem<'a> {
             losses
         };
         let columns = mixed.chunks_mut(width).enumerate();
-        let mut losses = vec![0.0; self.rows];
+        let mut losses = vec![0.0; self.rows()];
         for part in threads::map(self.threads, columns, 1, work) {
             for (sum, loss) in losses.iter_mut().zip(part) {
                 *sum += loss;
             }
         }
         losses
+    }
+
+    /// What each row has in the columns of which something holds.
+    fn sums(&self, within: impl Fn(usize) -> bool) -> Vec<f64> {
+        let mut marks: Vec<f32> =
+            (0..self.stride).map(|i| f32::from(u8::from(!within(i)))).collect();
+        self.sweep(None, 0.5, &mut marks, &[])
+    }
+
+    /// About what each row loses to a set, in units of its budget.
+    pub(super) fn ratios(&self, kept: &[bool]) -> Vec<f64> {
+        let n = self.frame.columns();
+        let losses = self.sums(|i| i < n && self.frame.visible[i] && !kept[i]);
+        (losses.iter().zip(&self.totals).zip(&self.aims))
+            .map(|((loss, total), aim)| loss / (total * aim).max(f64::MIN_POSITIVE))
+            .collect()
+    }
+
+    /// What stored weights prove of the tail mass of each row: its lower and its upper end. The weights were made in f64.
+    ///
+    /// A weight is within [`STORED`] of the one computed, a sum of them within [`SUMMED`] and what its parts lose in f64; where
+    /// it is 0, the real one may be as large as the smallest that f32 holds (as 2^-1021 in f64, for which a slack allows).
+    pub(super) fn masses(&self, kept: &[bool], block_size: usize) -> Vec<(f64, f64)> {
+        let n = self.frame.columns();
+        let gone = |i: usize| i < n && self.frame.visible[i] && !kept[i];
+        let (tails, heads) = (self.sums(gone), self.sums(|i| i < n && kept[i]));
+        let dropped = (0..n).filter(|&i| gone(i)).count() * block_size;
+        let kept = kept.iter().filter(|kept| **kept).count() * block_size;
+        let more = STORED + SUMMED + (n + self.rows() + 8) as f64 * f64::EPSILON;
+        let flush = 2f64.powi(1021 - 125);
+        let each = tails.iter().zip(&heads).zip(&self.slack).zip(&self.totals);
+        each.map(|(((&tail, &head), slack), &total)| {
+            if total == 0.0 {
+                return (0.0, 0.0);
+            }
+            let slack = slack.widened(more);
+            let split = SplitSums { tail, dropped, head, kept };
+            let upper = split.upper(slack.certify, slack.flush * flush);
+            (split.lower(slack.certify, slack.flush * flush).min(upper), upper)
+        })
+        .collect()
     }
 }

@@ -7,7 +7,7 @@
 
 use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
-use super::problem::{Best, Problem};
+use super::problem::{Best, Problem, Term};
 use super::walk::walk;
 use crate::error::Error;
 use crate::interrupt;
@@ -76,7 +76,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     pub(super) fn new(problem: &'p Problem<'a>, eps: &'p [f64]) -> Self {
         /// A weight that was flushed to 0 is below this.
         const FLUSHED: f64 = f32::MIN_POSITIVE as f64 * 2.0;
-        let rows: Vec<usize> = (0..problem.rows)
+        let rows: Vec<usize> = (0..problem.rows())
             .filter(|&j| problem.totals[j] > 0.0 && eps[j] > 0.0 && eps[j] < 1.0)
             .collect();
         let budgets: Vec<f64> = (rows.iter())
@@ -88,19 +88,43 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     }
 
     /// The rows and factors of a mixture.
-    fn terms(&self, multipliers: &[f64]) -> Vec<(usize, f32)> {
-        (self.rows.iter().zip(multipliers).zip(&self.inverses))
-            .map(|((&row, a), inverse)| (row, (a * inverse).min(LARGEST_FACTOR) as f32))
-            .filter(|term| term.1 >= f32::MIN_POSITIVE)
-            .collect()
+    fn terms(&self, multipliers: &[f64]) -> Vec<Term> {
+        let factors = (self.rows.iter().zip(multipliers).zip(&self.inverses))
+            .filter(|((_, a), _)| **a > 0.0)
+            .map(|((&row, a), inverse)| (row, (a * inverse).min(LARGEST_FACTOR)));
+        self.problem.terms(factors)
     }
 
-    /// Improves both bounds (only the lower one without walks), and returns the multipliers it ends with.
-    pub(super) fn improve(&self, walks: bool, best: &mut Best) -> Result<Vec<f64>, Error> {
-        if self.rows.is_empty() || self.problem.competing == 0 {
-            return Ok(vec![0.0; self.rows.len()]);
+    /// Improves both bounds (only the lower one without walks), from the multipliers of all rows of the program if there are
+    /// any, and returns those it ends with.
+    pub(super) fn improve(
+        &self,
+        walks: bool,
+        start: Option<&[f64]>,
+        best: &mut Best,
+    ) -> Result<Vec<f64>, Error> {
+        let mut all = vec![0.0; self.problem.rows()];
+        if self.rows.is_empty() || self.problem.frame.competing == 0 {
+            return Ok(all);
         }
-        let (mut a, mut level) = self.begin(best)?;
+        let start: Option<Vec<f64>> =
+            start.map(|start| self.rows.iter().map(|&row| start[row]).collect());
+        let found = match start.filter(|start| start.iter().any(|a| *a > 0.0)) {
+            Some(start) => self.descend(walks, (start, AFTER_SAMPLE), best)?,
+            None => self.descend(walks, self.begin(best)?, best)?,
+        };
+        for (&row, a) in self.rows.iter().zip(found) {
+            all[row] = a;
+        }
+        Ok(all)
+    }
+
+    fn descend(
+        &self,
+        walks: bool,
+        (mut a, mut level): (Vec<f64>, usize),
+        best: &mut Best,
+    ) -> Result<Vec<f64>, Error> {
         let mut view = self.view(&mut a, LEVELS[level].0, best)?;
         let mut walked = !walks;
         let mut sampled = level == AFTER_SAMPLE;
@@ -130,7 +154,8 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 interrupt::check()?;
             }
             let next = self.view(&mut a, LEVELS[(level + 1).min(LEVELS.len() - 1)].0, best)?;
-            let settled = crossed(&view, &next, &part.keys) <= self.problem.competing / CROSSING;
+            let settled =
+                crossed(&view, &next, &part.keys) <= self.problem.frame.competing / CROSSING;
             view = next;
             if !settled && sampled {
                 sampled = false;
@@ -153,7 +178,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
 
     /// Multipliers to start from, and the level to start at.
     fn begin(&self, best: &mut Best) -> Result<(Vec<f64>, usize), Error> {
-        let Problem { simd, competing, .. } = *self.problem;
+        let (simd, competing) = (self.problem.simd, self.problem.frame.competing);
         let (least, most) = SAMPLE_KEYS;
         let sampled = (SAMPLE / self.rows.len()).clamp(least, most);
         if competing < 2 * sampled {
@@ -206,9 +231,10 @@ impl<'p, 'a> SetSearch<'p, 'a> {
 
     /// Every so many of the competing keys.
     fn sample(&self, stride: usize) -> Result<Part, Error> {
-        let competing = (0..self.problem.n).filter(|&i| self.problem.competes(i));
+        let competing =
+            (0..self.problem.frame.columns()).filter(|&i| self.problem.frame.competes(i));
         let keys: Vec<u32> = competing.step_by(stride).map(|i| i as u32).collect();
-        let share = keys.len() as f64 / self.problem.competing as f64;
+        let share = keys.len() as f64 / self.problem.frame.competing as f64;
         self.part(keys, vec![share; self.rows.len()], share)
     }
 
@@ -231,19 +257,17 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     fn view(&self, a: &mut [f64], near: f32, best: &mut Best) -> Result<View, Error> {
         /// Scales that are as good as 1, relative to what is near.
         const SCALED: f32 = 0.2;
-        let problem = self.problem;
+        let (problem, frame) = (self.problem, self.problem.frame);
         let terms = self.terms(a);
         let low = 1.0 - near;
         let mut mixed = vec![0.0; problem.stride];
         let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[]);
-        let budget: f64 = (terms.iter())
-            .map(|&(row, y)| f64::from(y) * (self.eps[row] * problem.totals[row]))
-            .sum();
-        let Crossing { dropped, threshold } = crossing(&mixed, problem.limit(budget));
-        let bound = problem.forced_count + problem.competing - dropped;
+        let limit = problem.limit(&terms, self.eps);
+        let Crossing { dropped, threshold } = crossing(&mixed, limit);
+        let bound = frame.forced_count + frame.competing - dropped;
         if bound > best.lower_bound {
             best.lower_bound = bound;
-            best.weights = problem.normalised(&terms);
+            best.mixture = Problem::mixture(&terms);
         }
         if (threshold - 1.0).abs() > SCALED * near && threshold > 0.0 {
             let scale = threshold.recip();
@@ -284,7 +308,8 @@ impl<'p, 'a> SetSearch<'p, 'a> {
 
     /// What keys below `low` leave of each budget, in its own units.
     fn left_after(&self, losses: &[f64], view: &View) -> Vec<f64> {
-        let dropped = (0..self.problem.n).filter(|&i| view.is_below(i)).count() as f64;
+        let dropped =
+            (0..self.problem.frame.columns()).filter(|&i| view.is_below(i)).count() as f64;
         let each = self.rows.iter().zip(&self.inverses).zip(&self.flushed);
         each.map(|((&row, inverse), flushed)| {
             if dropped == 0.0 {
@@ -306,22 +331,23 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         let inside = |i: &usize| {
             (view.low..high).contains(&view.mixed[*i]) || view.known.get(*i).is_some_and(|k| *k)
         };
-        let keys: Vec<u32> = (0..self.problem.n).filter(inside).map(|i| i as u32).collect();
+        let keys: Vec<u32> =
+            (0..self.problem.frame.columns()).filter(inside).map(|i| i as u32).collect();
         self.part(keys, view.left.clone(), 1.0)
     }
 
     /// Looks for a smaller set: everything below the part goes, and of the part what a walk drops.
     fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
-        let problem = self.problem;
+        let (problem, frame) = (self.problem, self.problem.frame);
         let mixed = part.mixed(problem.simd, a);
         let (dropped, left) = walk(part, &mixed, a, &self.flushed)?;
-        let gone = (0..problem.n).filter(|&i| view.is_below(i)).count() + dropped.len();
-        let size = problem.forced_count + problem.competing - gone;
+        let gone = (0..frame.columns()).filter(|&i| view.is_below(i)).count() + dropped.len();
+        let size = frame.forced_count + frame.competing - gone;
         if size >= best.size {
             return Ok(());
         }
-        let mut kept: Vec<bool> = (0..problem.n)
-            .map(|i| problem.visible[i] && (problem.forced[i] || !view.is_below(i)))
+        let mut kept: Vec<bool> = (0..frame.columns())
+            .map(|i| frame.visible[i] && (frame.forced[i] || !view.is_below(i)))
             .collect();
         for key in dropped {
             kept[part.keys[key as usize] as usize] = false;
@@ -376,16 +402,13 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     /// The competing keys with their weights in a mixture, best first.
     pub(super) fn ranked(&self, multipliers: &[f64]) -> Vec<u32> {
         let mut mixed = vec![0.0; self.problem.stride];
-        self.problem.sweep(Some(&self.terms(multipliers)), 0.0, &mut mixed, &[]);
-        let mut order: Vec<u32> =
-            (0..self.problem.n as u32).filter(|&i| mixed[i as usize] < f32::INFINITY).collect();
+        let factors: Vec<f64> = self.rows.iter().map(|&row| multipliers[row]).collect();
+        self.problem.sweep(Some(&self.terms(&factors)), 0.0, &mut mixed, &[]);
+        let mut order: Vec<u32> = (0..self.problem.frame.columns() as u32)
+            .filter(|&i| mixed[i as usize] < f32::INFINITY)
+            .collect();
         order.sort_by(|&i, &k| mixed[k as usize].total_cmp(&mixed[i as usize]).then(i.cmp(&k)));
         order
-    }
-
-    /// Equal multipliers.
-    pub(super) fn equal(&self) -> Vec<f64> {
-        vec![1.0; self.rows.len()]
     }
 }
 

@@ -30,6 +30,7 @@ mod system;
 mod tests;
 mod weights;
 
+pub(crate) use attention::BESIDE;
 pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
 #[cfg(feature = "python")]
 pub(crate) use attention::{DEPTH, Queries, SIDE};

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
+use super::cancellation::is_cancelled;
 use crate::error::Error;
 use crate::interrupt::interruptible;
 use crate::rows::Scores;
@@ -38,7 +39,7 @@ pub(super) fn run<R: Send>(
     if brief { Ok(work()?) } else { detached(py, work) }
 }
 
-/// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals between portions.
+/// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals and other threads between portions.
 pub(super) fn detached<R: Send>(
     py: Python<'_>,
     work: impl Send + FnOnce() -> Result<R, Error>,
@@ -47,6 +48,9 @@ pub(super) fn detached<R: Send>(
         let raised = Rc::new(RefCell::new(None));
         let told = Rc::clone(&raised);
         let check = move || {
+            if is_cancelled() {
+                return Err(Error::Interrupted);
+            }
             #[allow(clippy::redundant_closure_for_method_calls)]
             // the method alone is not general enough
             Python::attach(|py| py.check_signals()).map_err(|error| {

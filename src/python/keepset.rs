@@ -1,11 +1,12 @@
-//! `keep_set`.
+//! `keep_set`, of scores and of queries.
 
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 
 use super::arguments::{self, count, limit};
-use super::arrays::{Budgets, Rows};
-use super::errors::detached;
+use super::arrays::{Budgets, Rows, Stored};
+use super::errors::{CertkError, detached};
+use super::key_index::vectors;
 use super::results::Kept;
 use crate::keepset as core;
 use crate::select::Options;
@@ -34,4 +35,52 @@ pub(super) fn keep_set<'py>(
         .threads(arguments::threads(threads)?);
     let set = detached(py, || core::keep_set(&scores, budgets, &options))?;
     Ok(Kept::new(set, &scores, &eps)?)
+}
+
+#[pyfunction]
+#[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
+pub(super) fn keep_set_of_queries<'py>(
+    py: Python<'py>,
+    blocks: Vec<(Stored<'py>, Stored<'py>, f64)>,
+    eps: Budgets<'py>,
+    counted: Option<PyReadonlyArray1<'py, bool>>,
+    slack: f64,
+    roundings: u32,
+    causal_offset: Option<&Bound<'py, PyAny>>,
+    max_keep: Option<&Bound<'py, PyAny>>,
+    keep_first: &Bound<'py, PyAny>,
+    keep_last: &Bound<'py, PyAny>,
+    block_size: &Bound<'py, PyAny>,
+    threads: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Kept> {
+    let _modes = default_floats();
+    let stored: Vec<core::Block<'_>> = (blocks.iter())
+        .map(|(queries, keys, scale)| {
+            let (queries, keys) = (vectors(queries, "queries")?, vectors(keys, "keys")?);
+            Ok(core::Block { queries, keys, scale: *scale })
+        })
+        .collect::<PyResult<_>>()?;
+    let offset = causal_offset
+        .map(|offset| arguments::integer("causal_offset", offset, -(1 << 62)))
+        .transpose()?;
+    let counted = counted.as_ref().map(|counted| counted.as_slice()).transpose();
+    let counted = counted.map_err(|_| CertkError::new_err("counted must be contiguous"))?;
+    let rows = core::QueryOptions { causal_offset: offset, counted, slack, roundings };
+    let options = Options::new()
+        .max_keep(limit(max_keep)?)
+        .keep_first(count("keep_first", keep_first, 0)?)
+        .keep_last(count("keep_last", keep_last, 0)?)
+        .block_size(count("block_size", block_size, 1)?)
+        .threads(arguments::threads(threads)?);
+    // One block's rows have the shape of its queries.
+    let batch: Vec<usize> = match &blocks[..] {
+        [(queries, _, _)] => queries.shape().iter().rev().skip(1).rev().copied().collect(),
+        _ => vec![
+            blocks.iter().map(|(q, _, _)| q.shape().iter().rev().skip(1).product::<usize>()).sum(),
+        ],
+    };
+    let n = stored.first().map_or(0, core::Block::keys);
+    let budgets = eps.slice()?;
+    let set = detached(py, || core::keep_set_of_queries(&stored, budgets, &rows, &options))?;
+    Ok(Kept::of_queries(set, batch, n, &eps)?)
 }

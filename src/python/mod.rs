@@ -10,6 +10,7 @@ mod arguments;
 mod arrays;
 mod attention;
 mod bounds;
+mod cancellation;
 mod errors;
 mod floats;
 mod keepset;
@@ -38,9 +39,11 @@ mod _native {
         required_gap, score_gap, single_gap, smallest_k, tail_mass_from_kl,
     };
     #[pymodule_export]
+    use super::cancellation::Cancellation;
+    #[pymodule_export]
     use super::floats::{DefaultFloats, nearest_rsqrt};
     #[pymodule_export]
-    use super::keepset::keep_set;
+    use super::keepset::{keep_set, keep_set_of_queries};
     #[pymodule_export]
     use super::key_index::KeyIndex;
     #[pymodule_export]

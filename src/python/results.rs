@@ -322,9 +322,19 @@ impl Kept {
         scores: &Scores<'_>,
         eps: &Budgets<'_>,
     ) -> Result<Self, Error> {
+        Kept::of_queries(found, scores.batch_shape().to_vec(), scores.longest(), eps)
+    }
+
+    /// Of rows of shape `batch` over `n` keys.
+    pub(super) fn of_queries(
+        found: KeepSet,
+        batch: Vec<usize>,
+        n: usize,
+        eps: &Budgets<'_>,
+    ) -> Result<Self, Error> {
         Ok(Kept {
-            batch: scores.batch_shape().to_vec(),
-            shape: Shape::of(scores),
+            batch,
+            shape: Shape(Some(n)),
             eps: eps.into(),
             indices: wide(found.indices)?.into(),
             status: found.status as usize,

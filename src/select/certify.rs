@@ -28,7 +28,7 @@ pub fn certify(
     independent: bool,
     threads: Option<usize>,
 ) -> Result<Certificate, Error> {
-    judge_all(scores, keep, eps, (independent, true), threads)
+    judge_all(scores, keep, eps, None, (independent, true), threads)
 }
 
 /// Elements per task, and between two checks for an interrupt.
@@ -37,20 +37,22 @@ const PORTION: usize = 1 << 24;
 /// What a row counts at least: its verdict waits for those of the portion.
 const LEAST: usize = 256;
 
-/// Certifies without looking for smaller sets: `minimal` is false.
-pub(crate) fn certify_tails(
+/// Certifies some rows, in the order in which they are listed, without looking for smaller sets: `minimal` is false.
+pub(crate) fn certify_listed(
     scores: &Scores<'_>,
     keep: &Keep<'_>,
-    eps: &[f64],
+    eps: Option<&[f64]>,
+    listed: &[usize],
     threads: usize,
 ) -> Result<Certificate, Error> {
-    judge_all(scores, keep, Some(eps), (false, false), Some(threads))
+    judge_all(scores, keep, eps, Some(listed), (false, false), Some(threads))
 }
 
 fn judge_all(
     scores: &Scores<'_>,
     keep: &Keep<'_>,
     eps: Option<&[f64]>,
+    listed: Option<&[usize]>,
     (independent, minimal): (bool, bool),
     threads: Option<usize>,
 ) -> Result<Certificate, Error> {
@@ -58,10 +60,12 @@ fn judge_all(
     let eps = eps.map(|eps| scores.budgets(eps)).transpose()?;
     keep.check(scores)?;
     let judge = Judge { scores, keep, eps, minimal, simd: Simd::current()? };
-    let (rows, n) = (scores.rows(), scores.longest().max(1));
+    let rows = listed.map_or(scores.rows(), <[usize]>::len);
+    let n = scores.longest().max(1);
     let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
-    let one = |row: usize| {
+    let one = |at: usize| {
+        let row = listed.map_or(at, |listed| listed[at]);
         if independent {
             certificate::check_row(scores, keep, row, judge.eps(row))
         } else {

@@ -28,10 +28,10 @@ pub use options::{MaxKeep, Options};
 pub use scratch::Workspace;
 pub use selection::Selection;
 
-pub(crate) use certify::certify_tails;
+pub(crate) use certify::certify_listed;
 pub(crate) use options::allowed_keys;
 pub(crate) use selection::Decision;
-pub(crate) use weights::{HIDDEN, RowWeights, weigh_row};
+pub(crate) use weights::{HIDDEN, RowWeights, see_row, weigh_row};
 
 use crate::error::Error;
 use crate::kernels::Simd;

@@ -44,6 +44,56 @@ pub(crate) fn weigh_row(
     })
 }
 
+/// Takes note of the keys that a row sees; whether it sees all.
+///
+/// # Errors
+/// Whatever is wrong with the row.
+pub(crate) fn see_row(scores: &Scores<'_>, row: usize, seen: &mut [bool]) -> Result<bool, Error> {
+    let source =
+        Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
+    let visitor = See { seen };
+    with_workspace(|workspace| {
+        if source.is_plain(workspace)? {
+            source.native(workspace, visitor)
+        } else {
+            source.double(workspace, visitor)
+        }
+    })
+}
+
+/// Notes which scores of a prepared row are visible.
+struct See<'a> {
+    seen: &'a mut [bool],
+}
+
+impl Visitor for See<'_> {
+    type Output = bool;
+
+    fn searches(&self) -> bool {
+        false
+    }
+
+    fn visit<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
+        self,
+        row: Prepared<'_, E>,
+        _weight_fn: W,
+        _workspace: &mut Workspace,
+    ) -> Result<bool, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
+        let whole = row.visible == self.seen.len();
+        if whole {
+            self.seen.fill(true);
+        } else {
+            for (seen, score) in self.seen.iter_mut().zip(row.scores.as_slice()) {
+                *seen |= score.widen() > E::Scalar::NEG_INFINITY;
+            }
+        }
+        Ok(whole)
+    }
+}
+
 /// Writes the weights of a prepared row.
 struct Write<'a> {
     simd: Simd,

@@ -1,0 +1,48 @@
+//! Rows that are given as queries and keys, and what is asked of them.
+
+use crate::rows::Vectors;
+
+/// Queries of some heads, the keys that they are multiplied with, and the factor that makes scores of their products.
+#[derive(Debug, Clone)]
+pub struct Block<'a> {
+    /// (heads, m, d), or (m, d).
+    pub queries: Vectors<'a>,
+    /// (`kv_heads`, n, d), or (n, d): the query heads are a multiple of these, and neighbours share one.
+    pub keys: Vectors<'a>,
+    /// Of a product, its score.
+    pub scale: f64,
+}
+
+impl Block<'_> {
+    /// The number of keys of each head.
+    pub fn keys(&self) -> usize {
+        self.keys.len()
+    }
+}
+
+/// What is asked of rows that are given as queries.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryOptions<'a> {
+    /// Query i of any head sees the keys up to i + offset.
+    pub causal_offset: Option<i64>,
+    /// The rows that the set must serve; of the others it is only certified what they lose.
+    pub counted: Option<&'a [bool]>,
+    /// Added to the radius of each row.
+    pub slack: f64,
+    /// The radius of a row is `(3 d + roundings) 2^-53` times its reach, and a little more: d of these for the products here, and the
+    /// others for whoever computes them again in f64.
+    pub roundings: u32,
+}
+
+impl Default for QueryOptions<'_> {
+    fn default() -> Self {
+        QueryOptions { causal_offset: None, counted: None, slack: 0.0, roundings: 16 }
+    }
+}
+
+/// What is added to what rounding in f64 may change.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rounding {
+    pub(super) slack: f64,
+    pub(super) roundings: f64,
+}

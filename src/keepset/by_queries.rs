@@ -1,0 +1,256 @@
+//! One set for many queries, from the queries and keys themselves.
+
+use super::KeepSet;
+use super::block::{Block, QueryOptions, Rounding};
+use super::family::{Family, MOST_RADIUS};
+use super::frame::{Frame, ends};
+use super::queried::{Queried, Scratch};
+use super::rounds::{self, Found};
+use super::source::{Seen, Source};
+use crate::certificate::Status;
+use crate::error::Error;
+use crate::kernels::Simd;
+use crate::memory::{check_memory, filled, product};
+use crate::rows::{Data, PerRow};
+use crate::select::{MaxKeep, Options};
+use crate::threads;
+use std::sync::OnceLock;
+
+/// Terms of products up to which one thread is faster than several.
+const SERIAL: usize = 1 << 21;
+/// Bytes of keys in f32 that are held from pass to pass.
+const HELD: usize = 1 << 29;
+
+/// Finds one set of keys whose dropped mass is proven to be at most `eps` in every row, as [`keep_set`](super::keep_set) does, for
+/// rows that are given as queries and keys: their scores are never held all at once.
+///
+/// Rows are those of the blocks in order, heads in order, queries in order; all blocks have the same keys by number, not by value.
+/// A row's scores are those of the real-number products of what is stored, times the scale. Rows that are far from their
+/// budgets are certified by products in f32, whose rounding is part of the proof, the others by such in f64.
+///
+/// Of the options, `max_keep`, `keep_first`, `keep_last`, `block_size` and `threads` apply. Positions are counted over the keys that at
+/// least one counted row sees; others are never kept. With a `block_size`, whole blocks are kept (of what is visible; the last
+/// may be shorter), as few as possible: forced positions force their blocks, `max_keep` is rounded down to whole blocks, and
+/// `lower_bound` is the number of keys of the smallest sets of so few blocks that none of fewer will do.
+///
+/// # Errors
+/// Whatever is wrong with the vectors, the budgets or the options, by variant; [`Error::Interrupted`].
+pub fn keep_set_of_queries(
+    blocks: &[Block<'_>],
+    eps: &[f64],
+    rows: &QueryOptions<'_>,
+    options: &Options,
+) -> Result<KeepSet, Error> {
+    let _environment = threads::default_floats();
+    options.check()?;
+    let all = judge(blocks, rows, options)?;
+    let shape = [all];
+    let remedy = "pass one number, or one for each row: blocks, heads, queries";
+    let budgets = PerRow::new("eps", eps, all, remedy)?.budgets(&shape)?;
+    // The answer, and what is known of each row.
+    check_memory("q", all, 192)?;
+    let (simd, keys) = (Simd::current()?, blocks.first().map_or(0, Block::keys));
+    let dim = blocks.iter().map(|block| block.keys.dim()).max().unwrap_or(1);
+    let work = all.saturating_mul(keys).saturating_mul(dim);
+    let threads = threads::count(options.threads, work > SERIAL)?;
+    let rounding = Rounding { slack: rows.slack, roundings: rows.roundings.into() };
+    let (mut families, mut laid, mut held, mut first) = (Vec::new(), Vec::new(), 0usize, 0);
+    for block in blocks {
+        for kv_head in 0..block.keys.heads() {
+            let place = (kv_head, first);
+            let (family, own) = Family::new(block, place, rows.causal_offset, (simd, threads))?;
+            held = held.saturating_add(4 * family.len * family.dim);
+            first += family.rows;
+            laid.push((held <= HELD).then_some(own));
+            families.push(family);
+        }
+    }
+    let counted = rows.counted.map(|counted| (0..all).filter(|&row| counted[row]).collect());
+    let source = Queried {
+        families: &families,
+        laid,
+        eps: budgets,
+        rounding,
+        counted,
+        rows: all,
+        keys,
+        block_size: options.block_size,
+        simd,
+        threads,
+        scratch: Scratch::default(),
+        totals: (0..all).map(|_| OnceLock::new()).collect(),
+    };
+    source.check_radii()?;
+    let (seen, frame) = source.frame(options)?;
+    let found = rounds::solve(&source, &frame, threads)?;
+    source.answer(found, seen)
+}
+
+/// The number of rows.
+fn judge(blocks: &[Block<'_>], rows: &QueryOptions<'_>, options: &Options) -> Result<usize, Error> {
+    // One by one, so that an option that is added does not compile before somebody has decided here.
+    let &Options {
+        min_keep,
+        block_size: _,
+        max_keep: _,
+        keep_first: _,
+        keep_last: _,
+        prove_minimal: _,
+        threads: _,
+    } = options;
+    if min_keep > 1 {
+        let remedy = "use keep_first or keep_last, or leave it at 1";
+        return Err(Error::Conflict { first: "min_keep", second: "keep_set", remedy });
+    }
+    let mut all = 0usize;
+    for block in blocks {
+        let (heads, kv_heads) = (block.queries.heads(), block.keys.heads());
+        if block.queries.dim() != block.keys.dim() || kv_heads == 0 || heads % kv_heads != 0 {
+            let problem =
+                "keys must have as many entries, and their heads divide those of the queries";
+            return Err(block.queries.misfit(problem.into()));
+        }
+        if matches!(block.queries.data, Data::F64(_)) {
+            return Err(block
+                .queries
+                .misfit("queries in float64 are not taken: convert them".into()));
+        }
+        let n = blocks[0].keys();
+        if block.keys() != n || u32::try_from(n).is_err() {
+            let problem = format!("all blocks have as many keys as the first, {n}, below 2^32");
+            return Err(block.keys.misfit(problem));
+        }
+        if !block.scale.is_finite() {
+            return Err(Error::Option {
+                argument: "scale",
+                value: block.scale.to_string(),
+                problem: "it must be finite",
+            });
+        }
+        all = all.saturating_add(product("q", &[heads, block.queries.len()])?);
+    }
+    if let Some(counted) = rows.counted
+        && counted.len() != all
+    {
+        let remedy = "pass one flag for each row: blocks, heads, queries";
+        return Err(Error::Length {
+            argument: "counted",
+            got: counted.len(),
+            expected: all,
+            remedy,
+        });
+    }
+    if !(0.0..=1.0).contains(&rows.slack) {
+        return Err(Error::Option {
+            argument: "slack",
+            value: rows.slack.to_string(),
+            problem: "it must lie between 0 and 1",
+        });
+    }
+    Ok(all)
+}
+
+impl Queried<'_> {
+    /// That rounding leaves something to be said of every row, whose entries are finite.
+    fn check_radii(&self) -> Result<(), Error> {
+        for family in self.families {
+            let chunk = 4096;
+            let rows = family.rows.div_ceil(chunk);
+            let work = |part: usize| {
+                let mut query = Vec::new();
+                for row in part * chunk..((part + 1) * chunk).min(family.rows) {
+                    family.query(row, &mut query)?;
+                    let radius = family.radius(family.reach(&query), &self.rounding);
+                    if radius > MOST_RADIUS || radius.is_nan() {
+                        return Err(family.block.queries.misfit(format!(
+                            "scores are so large (scale {:?}) that rounding in float64 may change them by more than \
+                             {MOST_RADIUS}: check the vectors and the scale",
+                            family.block.scale
+                        )));
+                    }
+                }
+                Ok(())
+            };
+            for done in threads::map(self.threads, 0..rows, 1, work) {
+                done?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last key that a counted row sees, and one behind it, and the columns.
+    fn frame(&self, options: &Options) -> Result<(usize, Frame), Error> {
+        let (mut seen, mut lossless) = (0, 0);
+        for row in 0..self.rows() {
+            let at = self.counted.as_ref().map_or(row, |counted| counted[row]);
+            let f = self.families.partition_point(|f| f.first + f.rows <= at);
+            let sees = self.families[f].sees(at - self.families[f].first);
+            seen = seen.max(sees);
+            if self.eps(row) == 0.0 {
+                lossless = lossless.max(sees);
+            }
+        }
+        let (size, columns) = (self.block_size, self.keys.div_ceil(self.block_size));
+        let prefix = |keys: usize| (0..columns).map(|column| column * size < keys).collect();
+        let flags = Seen { visible: prefix(seen), lossless: prefix(lossless) };
+        let first = options.keep_first.min(seen).div_ceil(size);
+        let last = seen.div_ceil(size) - (seen - options.keep_last.min(seen)) / size;
+        let last = if options.keep_last == 0 { 0 } else { last };
+        let asked = ends(&flags.visible, first, last);
+        #[allow(clippy::cast_sign_loss)] // judged to be positive
+        let max_keep = match options.max_keep {
+            None => usize::MAX,
+            Some(MaxKeep::Count(count)) => count,
+            Some(MaxKeep::Fraction(share)) => ((seen as f64 * share) as usize).max(1),
+        };
+        let max_keep = if max_keep >= seen { usize::MAX } else { max_keep / size };
+        Ok((seen, Frame::new(flags, asked, max_keep)?))
+    }
+
+    /// A set of keys, with what all rows lose to it.
+    fn answer(&self, found: Found, seen: usize) -> Result<KeepSet, Error> {
+        let Found { kept, status, upper, lower, lower_bound, weights } = found;
+        let size = self.block_size;
+        let keys = (0..seen).filter(|key| kept[key / size]).map(|key| key as u32).collect();
+        // The last block may have fewer keys.
+        let missing = (size - seen % size) % size;
+        let mut set = KeepSet {
+            indices: keys,
+            status,
+            tail_mass_upper: upper,
+            tail_mass_lower: lower,
+            lower_bound: (lower_bound * size).saturating_sub(missing),
+            weights,
+        };
+        if let Some(counted) = &self.counted {
+            set = self.spread(set, &kept, counted)?;
+        }
+        Ok(set)
+    }
+
+    /// Adds the rows that are not counted.
+    fn spread(&self, set: KeepSet, kept: &[bool], counted: &[usize]) -> Result<KeepSet, Error> {
+        let mut inside = counted.iter().copied().peekable();
+        let others: Vec<usize> =
+            (0..self.rows).filter(|row| inside.next_if_eq(row).is_none()).collect();
+        let empty = set.status == Status::Empty;
+        let judged = self.certify(kept, &others)?;
+        let all = |some: &[f64], rest: Option<&[f64]>| -> Result<Vec<f64>, Error> {
+            let mut all = filled("q", self.rows, 0.0)?;
+            for (&row, value) in counted.iter().zip(some) {
+                all[row] = *value;
+            }
+            for (&row, value) in others.iter().zip(rest.into_iter().flatten()) {
+                all[row] = *value;
+            }
+            Ok(all)
+        };
+        debug_assert!(!empty || set.indices.is_empty());
+        Ok(KeepSet {
+            tail_mass_upper: all(&set.tail_mass_upper, Some(&judged.tail_mass_upper))?,
+            tail_mass_lower: all(&set.tail_mass_lower, Some(&judged.tail_mass_lower))?,
+            weights: all(&set.weights, None)?,
+            ..set
+        })
+    }
+}

@@ -1,0 +1,405 @@
+//! Rows of queries over keys, scored where they are asked for: never all at once.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::block::Rounding;
+use super::family::{Family, Laid};
+use super::source::{Limits, Source};
+use super::streamed::{LEAST_BUDGET, Narrow, Picked, Total};
+use crate::certificate::Certificate;
+use crate::error::Error;
+use crate::interrupt;
+use crate::kernels::{BESIDE, Simd, padded_stride};
+use crate::rows::{Keep, PerRow, Scores};
+use crate::select::{HIDDEN, RowWeights, certify_listed, weigh_row};
+use crate::threads;
+
+/// Rows that are scored together.
+const TOGETHER: usize = 16;
+/// The same where they need little room.
+const MOST_TOGETHER: usize = 128;
+/// Terms of products between two checks for an interrupt.
+const PORTION: usize = 1 << 33;
+
+/// Rows of queries with the budgets of all, of which some are to be served.
+pub(super) struct Queried<'a> {
+    pub(super) families: &'a [Family<'a>],
+    /// The keys of each family, if they are held.
+    pub(super) laid: Vec<Option<Laid>>,
+    pub(super) eps: PerRow<'a, f64>,
+    pub(super) rounding: Rounding,
+    /// The rows that are to be served; all if there is no list.
+    pub(super) counted: Option<Vec<usize>>,
+    pub(super) rows: usize,
+    pub(super) keys: usize,
+    /// Keys of a column.
+    pub(super) block_size: usize,
+    pub(super) simd: Simd,
+    pub(super) threads: usize,
+    pub(super) scratch: Scratch,
+    /// Of each row the sum of its weights, once it has been looked at.
+    pub(super) totals: Vec<OnceLock<Total>>,
+}
+
+/// Room for scores, passed on from task to task.
+#[derive(Default)]
+pub(super) struct Scratch {
+    narrow: Mutex<Vec<Vec<f32>>>,
+    wide: Mutex<Vec<Vec<f64>>>,
+}
+
+/// Takes room of at least a length for as long as `work` takes.
+fn lent<T: Clone + Default, R>(
+    shelf: &Mutex<Vec<Vec<T>>>,
+    len: usize,
+    work: impl FnOnce(&mut Vec<T>) -> R,
+) -> R {
+    let shelved = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut room = shelved().pop().unwrap_or_default();
+    if room.len() < len {
+        room = vec![T::default(); len];
+    }
+    let answer = work(&mut room);
+    shelved().push(room);
+    answer
+}
+
+/// Some rows of a family, ready to be scored: of each its entries, how many keys it sees, and a radius.
+struct Some {
+    queries: Vec<f64>,
+    sees: Vec<i64>,
+    radii: Vec<f64>,
+    narrow_radii: Option<Vec<f64>>,
+}
+
+impl Some {
+    /// The most that one of them sees.
+    fn reach(&self) -> usize {
+        self.sees.iter().copied().max().unwrap_or(0).unsigned_abs() as usize
+    }
+}
+
+/// What is proven of a row: the ends of its tail mass, and whether it is within its budget.
+type Ends = (f64, f64, bool);
+
+impl Source for Queried<'_> {
+    const LIMITS: Limits = Limits { few: 32, first: 32, stored: true };
+
+    fn rows(&self) -> usize {
+        self.counted.as_ref().map_or(self.rows, Vec::len)
+    }
+
+    fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    fn eps(&self, row: usize) -> f64 {
+        self.eps.of(self.row(row))
+    }
+
+    fn looks_again_fast(&self) -> bool {
+        (0..self.rows()).all(|row| self.eps(row) >= LEAST_BUDGET)
+    }
+
+    fn weigh(
+        &self,
+        listed: &[usize],
+        stride: usize,
+        to: &mut [f32],
+    ) -> Result<Vec<RowWeights>, Error> {
+        let listed: Vec<usize> = listed.iter().map(|&row| self.row(row)).collect();
+        let mut all = Vec::with_capacity(listed.len());
+        let mut slots = to;
+        for (f, range) in self.by_family(&listed) {
+            let some = &listed[range];
+            let laid = self.laid(f)?;
+            let places;
+            (places, slots) = slots.split_at_mut(some.len() * stride);
+            let tasks: Vec<_> =
+                some.chunks(TOGETHER).zip(places.chunks_mut(TOGETHER * stride)).collect();
+            for portion in portions(tasks, self.portion(f)) {
+                let work = |(rows, slots): (&[usize], &mut [f32])| {
+                    self.weigh_some((f, &laid), rows, slots, stride)
+                };
+                for weights in threads::map(self.threads, portion, 1, work) {
+                    all.extend(weights?);
+                }
+                interrupt::check()?;
+            }
+        }
+        Ok(all)
+    }
+
+    fn judge(&self, kept: &[bool], listed: &[usize]) -> Result<Certificate, Error> {
+        let listed: Vec<usize> = listed.iter().map(|&row| self.row(row)).collect();
+        self.certify(kept, &listed)
+    }
+}
+
+impl Queried<'_> {
+    /// A row that is to be served, among all.
+    fn row(&self, row: usize) -> usize {
+        self.counted.as_ref().map_or(row, |counted| counted[row])
+    }
+
+    /// The families of rows, with the places of these in their list. Neighbours in the list that belong to one family go
+    /// together.
+    fn by_family(&self, listed: &[usize]) -> Vec<(usize, Range<usize>)> {
+        let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
+        for (at, &row) in listed.iter().enumerate() {
+            let f = self.families.partition_point(|family| family.first + family.rows <= row);
+            match parts.last_mut() {
+                Some((last, range)) if *last == f => range.end = at + 1,
+                _ => parts.push((f, at..at + 1)),
+            }
+        }
+        parts
+    }
+
+    /// The keys of a family, if need be laid again.
+    fn laid(&self, f: usize) -> Result<Cow<'_, Laid>, Error> {
+        match &self.laid[f] {
+            Some(laid) => Ok(Cow::Borrowed(laid)),
+            None => Ok(Cow::Owned(self.families[f].laid(self.simd, self.threads)?)),
+        }
+    }
+
+    /// Tasks between two checks for an interrupt.
+    fn portion(&self, f: usize) -> usize {
+        let family = &self.families[f];
+        let work = TOGETHER.saturating_mul(family.len.max(1)).saturating_mul(family.dim);
+        (PORTION / work).max(1) * self.threads
+    }
+
+    /// Reads some rows of a family.
+    fn read(&self, f: usize, rows: &[usize]) -> Result<Some, Error> {
+        let family = &self.families[f];
+        let mut some = Some {
+            queries: Vec::with_capacity(rows.len() * family.dim),
+            sees: Vec::with_capacity(rows.len()),
+            radii: Vec::with_capacity(rows.len()),
+            narrow_radii: Some(Vec::with_capacity(rows.len())),
+        };
+        let mut query = Vec::new();
+        for row in rows {
+            let row = row - family.first;
+            family.query(row, &mut query)?;
+            let reach = family.reach(&query);
+            some.queries.extend_from_slice(&query);
+            some.sees.push(family.sees(row) as i64);
+            some.radii.push(family.radius(reach, &self.rounding));
+            match (family.narrow_radius(reach, &self.rounding), &mut some.narrow_radii) {
+                (Some(radius), Some(radii)) => radii.push(radius),
+                (_, radii) => *radii = None,
+            }
+        }
+        Ok(some)
+    }
+
+    /// Scores some rows of a family in f64, and has them looked at.
+    fn wide<R>(
+        &self,
+        (f, laid): (usize, &Laid),
+        some: &Some,
+        work: impl FnOnce(&Scores<'_>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let family = &self.families[f];
+        let stride = self.keys.next_multiple_of(BESIDE) + BESIDE / 2;
+        let rows = some.sees.len();
+        lent(&self.scratch.wide, TOGETHER * stride, |room| {
+            family.wide(self.simd, laid, &some.queries, some.reach(), (room, stride));
+            let scores = Scores::strided(&room[..], &[rows, self.keys], &[stride])?;
+            let scores = scores.scale(family.block.scale)?.radius(&some.radii)?;
+            work(&scores.lengths(&some.sees)?)
+        })
+    }
+
+    fn weigh_some(
+        &self,
+        (f, laid): (usize, &Laid),
+        rows: &[usize],
+        slots: &mut [f32],
+        stride: usize,
+    ) -> Result<Vec<RowWeights>, Error> {
+        let some = self.read(f, rows)?;
+        self.wide((f, laid), &some, |scores| {
+            let slots = slots.chunks_mut(stride).enumerate();
+            if self.block_size == 1 {
+                return slots.map(|(j, slot)| weigh_row(scores, j, slot)).collect();
+            }
+            let mut single = vec![0.0; padded_stride(self.keys)];
+            slots
+                .map(|(j, slot)| {
+                    let found = weigh_row(scores, j, &mut single)?;
+                    self.add_up(&single, slot);
+                    Ok(found)
+                })
+                .collect()
+        })
+    }
+
+    /// The weights of columns from those of keys.
+    fn add_up(&self, single: &[f32], slot: &mut [f32]) {
+        slot.fill(0.0);
+        for (to, keys) in slot.iter_mut().zip(single[..self.keys].chunks(self.block_size)) {
+            let seen = keys.iter().filter(|weight| **weight != HIDDEN);
+            let sum: f64 = seen.clone().map(|weight| f64::from(*weight)).sum();
+            *to = if seen.count() == 0 { HIDDEN } else { sum as f32 };
+        }
+    }
+
+    /// What rows lose to a set of columns: by products in f32, and by such in f64 where those prove neither that a row is within
+    /// its budget nor that it is not. Of rows that were looked at before, only the products with what is kept are needed.
+    pub(super) fn certify(&self, kept: &[bool], listed: &[usize]) -> Result<Certificate, Error> {
+        let mut keys: Vec<u8> =
+            (0..self.keys).map(|key| u8::from(kept[key / self.block_size])).collect();
+        keys.resize(self.keys.next_multiple_of(BESIDE), 0);
+        let mut found: Vec<Ends> = vec![(0.0, 1.0, false); listed.len()];
+        for (f, range) in self.by_family(listed) {
+            let laid = self.laid(f)?;
+            let undecided = |found: &[Ends], at: &usize| {
+                !found[*at].2 && found[*at].0 <= self.eps.of(listed[*at])
+            };
+            let known = |at: &usize| {
+                let row = listed[*at];
+                self.eps.of(row) >= LEAST_BUDGET && self.totals[row].get().is_some()
+            };
+            let picks = keys.iter().filter(|key| **key != 0).count() <= self.keys / 2;
+            let (again, mut open): (Vec<usize>, Vec<usize>) =
+                range.partition(|at| picks && known(at));
+            if !again.is_empty() {
+                let picked = self.families[f].pick(&laid, &keys);
+                let work = |rows: &[usize]| self.certify_again(f, &picked, rows);
+                self.look(f, (listed, &again), work, &mut found)?;
+                open.extend(again.into_iter().filter(|at| undecided(&found, at)));
+                open.sort_unstable();
+            }
+            let work = |rows: &[usize]| self.certify_narrow((f, &laid), rows, &keys);
+            self.look(f, (listed, &open), work, &mut found)?;
+            open.retain(|at| undecided(&found, at));
+            let work = |rows: &[usize]| self.certify_wide((f, &laid), rows, &keys);
+            self.look(f, (listed, &open), work, &mut found)?;
+        }
+        let mut all = Certificate::new(listed.len(), true)?;
+        for (lower, upper, holds) in found {
+            all.tail_mass_lower.push(lower);
+            all.tail_mass_upper.push(upper);
+            all.holds.iter_mut().for_each(|all| all.push(holds));
+        }
+        Ok(all)
+    }
+
+    /// Has rows of a family looked at, given as places in a list, and writes what is found to the same places.
+    fn look(
+        &self,
+        f: usize,
+        (listed, places): (&[usize], &[usize]),
+        work: impl Fn(&[usize]) -> Result<Vec<Ends>, Error> + Sync,
+        found: &mut [Ends],
+    ) -> Result<(), Error> {
+        let size = places.len().div_ceil(self.threads).clamp(TOGETHER, MOST_TOGETHER);
+        let task = |places: &[usize]| {
+            let rows: Vec<usize> = places.iter().map(|&at| listed[at]).collect();
+            work(&rows)
+        };
+        for places in places.chunks(size * self.portion(f).div_ceil(size / TOGETHER)) {
+            let ends = threads::map(self.threads, places.chunks(size), 1, task);
+            let ends = ends.into_iter().collect::<Result<Vec<_>, Error>>()?;
+            for (&at, ends) in places.iter().zip(ends.into_iter().flatten()) {
+                found[at] = ends;
+            }
+            interrupt::check()?;
+        }
+        Ok(())
+    }
+
+    /// Rows of a family for products in f32; `None` where these say nothing.
+    fn read_narrow(&self, f: usize, rows: &[usize]) -> Result<Option<Narrow>, Error> {
+        let some = self.read(f, rows)?;
+        let Some(radii) = some.narrow_radii else { return Ok(None) };
+        // A negated entry makes negated products, to the bit.
+        let sign = if self.families[f].block.scale < 0.0 { -1.0 } else { 1.0 };
+        let queries = some.queries.iter().map(|&entry| (sign * entry) as f32).collect();
+        let sees = some.sees.iter().map(|sees| sees.unsigned_abs() as usize).collect();
+        Ok(Some(Narrow { queries, sees, radii }))
+    }
+
+    fn certify_narrow(
+        &self,
+        (f, laid): (usize, &Laid),
+        rows: &[usize],
+        keys: &[u8],
+    ) -> Result<Vec<Ends>, Error> {
+        let Some(Narrow { queries, sees, radii }) = self.read_narrow(f, rows)? else {
+            return Ok(vec![(0.0, 1.0, false); rows.len()]);
+        };
+        let (family, simd) = (&self.families[f], self.simd);
+        let sums = lent(&self.scratch.narrow, 0, |room| {
+            family.stream(simd, laid, (&queries, &sees), keys, room)
+        });
+        let each = rows.iter().zip(sums).zip(radii);
+        Ok(each
+            .map(|((&row, sums), radius)| {
+                self.totals[row].get_or_init(|| sums.total());
+                let (lower, upper) = sums.ends(radius);
+                (lower, upper, upper <= self.eps.of(row))
+            })
+            .collect())
+    }
+
+    /// The same from what is kept of rows whose totals are known.
+    fn certify_again(&self, f: usize, picked: &Picked, rows: &[usize]) -> Result<Vec<Ends>, Error> {
+        let Some(Narrow { queries, sees, radii }) = self.read_narrow(f, rows)? else {
+            return Ok(vec![(0.0, 1.0, false); rows.len()]);
+        };
+        let (family, simd) = (&self.families[f], self.simd);
+        let sums = lent(&self.scratch.narrow, 0, |room| {
+            family.stream_picked(simd, picked, (&queries, &sees), room)
+        });
+        let scale = family.block.scale.abs();
+        let each = rows.iter().zip(sums).zip(sees.iter().zip(radii));
+        Ok(each
+            .map(|((&row, sums), (&sees, radius))| {
+                let Some(&total) = self.totals[row].get() else { return (0.0, 1.0, false) };
+                let (lower, upper) = sums.ends_within(total, sees, radius, scale);
+                (lower, upper, upper <= self.eps.of(row))
+            })
+            .collect())
+    }
+
+    fn certify_wide(
+        &self,
+        (f, laid): (usize, &Laid),
+        rows: &[usize],
+        keys: &[u8],
+    ) -> Result<Vec<Ends>, Error> {
+        let some = self.read(f, rows)?;
+        let eps: Vec<f64> = rows.iter().map(|&row| self.eps.of(row)).collect();
+        self.wide((f, laid), &some, |scores| {
+            let judged = certify_rows(scores, keys, Some(&eps))?;
+            let ends = judged.tail_mass_lower.iter().zip(&judged.tail_mass_upper);
+            let holds = judged.holds.iter().flatten();
+            Ok(ends.zip(holds).map(|((&lower, &upper), &holds)| (lower, upper, holds)).collect())
+        })
+    }
+}
+
+fn certify_rows(
+    scores: &Scores<'_>,
+    keys: &[u8],
+    eps: Option<&[f64]>,
+) -> Result<Certificate, Error> {
+    let all: Vec<usize> = (0..scores.rows()).collect();
+    certify_listed(scores, &Keep::Mask { kept: keys, strides: &[0] }, eps, &all, 1)
+}
+
+/// Tasks in portions.
+fn portions<T>(tasks: Vec<T>, size: usize) -> impl Iterator<Item = Vec<T>> {
+    let mut tasks = tasks.into_iter();
+    std::iter::from_fn(move || {
+        let some: Vec<T> = tasks.by_ref().take(size).collect();
+        (!some.is_empty()).then_some(some)
+    })
+}

@@ -1,0 +1,472 @@
+//! Row by row as they are needed: the program is solved for some rows, others are checked against its set, and those that lose
+//! too much join.
+//!
+//! Few rows of many set a limit. A set that is within the budget of every row is feasible, whichever rows it was found
+//! for, and a lower bound for some rows is one for all; so what comes out of the last round is enclosed as if all rows had been
+//! in the program. Weights are held for its rows only. Of the others a sample is checked first, which grows as long as its rows
+//! keep to their budgets; then those that were near their budgets, and at last all.
+
+use super::frame::Frame;
+use super::problem::{Best, Problem};
+use super::repair::repair;
+use super::source::Source;
+use crate::certificate::Status;
+use crate::error::Error;
+use crate::interrupt;
+use crate::memory::{filled, list};
+
+/// Rows that may join in a round: as many as there are, within these limits.
+const JOIN: (usize, usize) = (16, 512);
+/// The first sample, in rows for each of the first program; by how much it grows.
+const GROWTH: usize = 4;
+/// One row in so many of a sample may lose too much for the sample to grow.
+const TOLERATED: usize = 64;
+/// Share of the first sample that loses too much beyond which rows are taken to have a say each, so that all of them are weighed:
+/// in any case, and where most rows of the first program have one.
+const MOST: (f64, f64) = (0.75, 0.2);
+/// Bytes of weights up to which that is done, and which rows that were chosen may take.
+const AT_ONCE: usize = 1 << 29;
+/// Rows that lose this share of their budget are looked at before all are.
+const NEAR: f32 = 0.9;
+/// A row without a say is left out if it loses less than this share of its budget.
+const IDLE: f64 = 0.9;
+/// Rounds, after which sets are only repaired.
+const ROUNDS: usize = 40;
+/// A repair may add one column in so many, and this many in any case.
+const REPAIRED: (usize, usize) = (1000, 1);
+/// Rows that are repaired together.
+const TOGETHER: usize = 256;
+/// Halvings of the range of the loss, when `max_keep` asks for the smallest attainable one: before and after all rows have been
+/// looked at.
+const PROBES: (usize, usize) = (10, 24);
+/// By how much more than the rows of the program another row may lose before it joins, where all lose too much.
+const WORSE: f64 = 1e-3;
+
+/// A set of columns, and what is proven of it.
+pub(super) struct Found {
+    pub(super) kept: Vec<bool>,
+    pub(super) status: Status,
+    pub(super) upper: Vec<f64>,
+    pub(super) lower: Vec<f64>,
+    pub(super) lower_bound: usize,
+    pub(super) weights: Vec<f64>,
+}
+
+/// A set for all rows of a source.
+pub(super) fn solve<S: Source>(source: &S, frame: &Frame, threads: usize) -> Result<Found, Error> {
+    let rows = source.rows();
+    if frame.visible.iter().all(|visible| !visible) {
+        let none = vec![0.0; rows];
+        return Ok(Found {
+            kept: frame.visible.clone(),
+            status: Status::Empty,
+            upper: none.clone(),
+            lower: none.clone(),
+            lower_bound: 0,
+            weights: none,
+        });
+    }
+    let mut ratios = list("scores", rows)?;
+    ratios.resize(rows, 0.0);
+    let mut rounds = Rounds {
+        source,
+        frame,
+        problem: Problem::new(frame, threads)?,
+        order: Spread::new(rows),
+        ratios,
+        bound: (0, Vec::new()),
+        sample: rows,
+        fast: source.looks_again_fast(),
+        attempts: 0,
+    };
+    rounds.begin()?;
+    rounds.run()
+}
+
+/// Rows in an order in which any first ones are spread over all.
+struct Spread {
+    rows: usize,
+    step: usize,
+}
+
+impl Spread {
+    fn new(rows: usize) -> Self {
+        let common = |mut a: usize, mut b: usize| {
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        // Near the golden section, and without a common divisor.
+        let mut step = (rows as u128 * 618_033_988_749 / 1_000_000_000_000).max(1) as usize;
+        while common(step, rows.max(1)) != 1 {
+            step += 1;
+        }
+        Spread { rows, step }
+    }
+
+    fn row(&self, at: usize) -> usize {
+        ((at as u128 * self.step as u128) % self.rows as u128) as usize
+    }
+}
+
+struct Rounds<'a, S> {
+    source: &'a S,
+    frame: &'a Frame,
+    problem: Problem<'a>,
+    order: Spread,
+    /// What share of its budget each row was last seen to lose, at the most; 0 if it was not looked at.
+    ratios: Vec<f32>,
+    /// The best lower bound so far, with rows and their weights.
+    bound: (usize, Vec<(usize, f32)>),
+    /// So many rows are checked.
+    sample: usize,
+    /// Whether checking them again takes little time.
+    fast: bool,
+    /// How often rounding was in the way.
+    attempts: usize,
+}
+
+/// What was proven of all rows.
+struct Judged {
+    upper: Vec<f64>,
+    lower: Vec<f64>,
+    /// Rows that lose too much, those that lose most first, with their ratios of loss to budget.
+    over: Vec<(usize, f64)>,
+}
+
+impl<S: Source> Rounds<'_, S> {
+    fn rows(&self) -> usize {
+        self.source.rows()
+    }
+
+    /// The first program.
+    fn begin(&mut self) -> Result<(), Error> {
+        let few = self.rows() <= S::LIMITS.few;
+        let first = if few { self.rows() } else { S::LIMITS.first };
+        if !few && !self.fast {
+            self.sample = (GROWTH * first).min(self.rows());
+        }
+        let mut listed: Vec<usize> = (0..first).map(|at| self.order.row(at)).collect();
+        listed.sort_unstable();
+        self.problem.admit(self.source, &listed)
+    }
+
+    /// Whether so many rows can be in the program.
+    fn hold(&self, rows: usize) -> bool {
+        rows <= S::LIMITS.few
+            || rows.saturating_mul(self.problem.stride * size_of::<f32>()) <= AT_ONCE
+    }
+
+    fn run(&mut self) -> Result<Found, Error> {
+        for round in 0.. {
+            interrupt::check()?;
+            let best = self.problem.search()?;
+            self.take(&best);
+            if best.size > self.frame.max_keep {
+                return self.run_over();
+            }
+            if round >= ROUNDS {
+                return self.repaired(best);
+            }
+            self.leave_out(&best);
+            if self.sample < self.rows() || self.fast && self.problem.rows() < self.rows() {
+                let first: Vec<usize> = (0..self.sample).map(|at| self.order.row(at)).collect();
+                let over = self.check(&best.kept, first, 1.0)?;
+                let others = self.sample - self.problem.rows().min(self.sample);
+                let say = self.problem.multipliers.iter().filter(|a| **a > 0.0).count();
+                let share = over.len() as f64 / others.max(1) as f64;
+                let many = share > MOST.0 || share > MOST.1 && say * 2 > self.problem.rows();
+
+                if round == 0 && many && self.hold(self.rows()) {
+                    self.admit_all()?;
+                    continue;
+                }
+                if over.len() <= self.sample / TOLERATED {
+                    self.sample = self.sample.saturating_mul(GROWTH).min(self.rows());
+                }
+                if !over.is_empty() {
+                    if !self.join(&over)? {
+                        return self.repaired(best);
+                    }
+                    continue;
+                }
+                if self.sample < self.rows() {
+                    continue;
+                }
+            }
+            if let Some(found) = self.settle(best)? {
+                return Ok(found);
+            }
+        }
+        unreachable!("a set of all columns loses nothing")
+    }
+
+    /// Checks the rows that were near their budgets, and then all. What a few of them lack is added to the set if it is little;
+    /// else rows have joined the program, and there is no answer yet.
+    fn settle(&mut self, best: Best) -> Result<Option<Found>, Error> {
+        let near: Vec<usize> = (0..self.rows()).filter(|&j| self.ratios[j] >= NEAR).collect();
+        let mut kept = best.kept.clone();
+        if near.len() < self.rows() / 2 {
+            let over = self.check(&kept, near, 1.0)?;
+            if !over.is_empty() && !self.mended(&over, best.size, &mut kept)? {
+                return if self.join(&over)? { Ok(None) } else { self.repaired(best).map(Some) };
+            }
+        }
+        let judged = self.judge_all(&kept, 1.0)?;
+        if judged.over.is_empty() {
+            return Ok(Some(self.found(kept, judged, Status::Certified)));
+        }
+        if self.mended(&judged.over, best.size, &mut kept)? {
+            let again = self.judge_all(&kept, 1.0)?;
+            if again.over.is_empty() {
+                return Ok(Some(self.found(kept, again, Status::Certified)));
+            }
+        }
+        if self.join(&judged.over)? { Ok(None) } else { self.repaired(best).map(Some) }
+    }
+
+    /// Adds to a set what a few rows lack, if that is little.
+    fn mended(
+        &self,
+        over: &[(usize, f64)],
+        size: usize,
+        kept: &mut Vec<bool>,
+    ) -> Result<bool, Error> {
+        if over.len() > TOGETHER || self.rows() == self.problem.rows() {
+            return Ok(false);
+        }
+        let mut trial = kept.clone();
+        self.mend(over, &mut trial, 0)?;
+        let count = trial.iter().filter(|kept| **kept).count();
+        let fits = count <= size + (size / REPAIRED.0).max(REPAIRED.1);
+        if fits && count <= self.frame.max_keep {
+            *kept = trial;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Remembers a better lower bound.
+    fn take(&mut self, best: &Best) {
+        if best.lower_bound > self.bound.0 {
+            let mixture = best.mixture.iter();
+            let weights = mixture.map(|&(j, weight)| (self.problem.listed[j], weight)).collect();
+            self.bound = (best.lower_bound, weights);
+        }
+    }
+
+    /// Leaves out rows of the program that have no say and could lose more.
+    fn leave_out(&mut self, best: &Best) {
+        if self.problem.rows() == self.rows() || self.problem.rows() <= S::LIMITS.few {
+            return;
+        }
+        let ratios = self.problem.ratios(&best.kept);
+        let keep: Vec<bool> = (ratios.iter().zip(&self.problem.multipliers))
+            .map(|(ratio, a)| *a > 0.0 || *ratio >= IDLE)
+            .collect();
+        self.problem.retain(&keep);
+    }
+
+    /// Of some rows that are not in the program those that lose more than so many times their budget, the worst first.
+    fn check(
+        &mut self,
+        kept: &[bool],
+        mut rows: Vec<usize>,
+        most: f64,
+    ) -> Result<Vec<(usize, f64)>, Error> {
+        let mut inside = self.problem.listed.clone();
+        inside.sort_unstable();
+        rows.retain(|row| inside.binary_search(row).is_err());
+        rows.sort_unstable();
+        let judged = self.source.judge(kept, &rows)?;
+        let holds = judged.holds.iter().flatten();
+        let mut over = Vec::new();
+        for ((&row, upper), holds) in rows.iter().zip(&judged.tail_mass_upper).zip(holds) {
+            let ratio = upper / self.source.eps(row).max(f64::MIN_POSITIVE);
+            self.ratios[row] = ratio as f32;
+            if ratio > most && !(*holds && most >= 1.0) {
+                over.push((row, ratio));
+            }
+        }
+        over.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        Ok(over)
+    }
+
+    /// Of all rows what they lose, and those that lose more than so many times their budget.
+    fn judge_all(&mut self, kept: &[bool], most: f64) -> Result<Judged, Error> {
+        let rows = self.rows();
+        let (mut upper, mut lower) = (filled("scores", rows, 0.0)?, filled("scores", rows, 0.0)?);
+        let mut open = filled("scores", rows, true)?;
+        if S::LIMITS.stored {
+            let masses = self.problem.masses(kept, self.source.block_size());
+            for (&row, (low, high)) in self.problem.listed.iter().zip(masses) {
+                if high <= self.source.eps(row) {
+                    (lower[row], upper[row], open[row]) = (low, high, false);
+                }
+            }
+        }
+        let listed: Vec<usize> = (0..rows).filter(|&row| open[row]).collect();
+        let judged = self.source.judge(kept, &listed)?;
+        let holds = judged.holds.iter().flatten();
+        let ends = judged.tail_mass_lower.iter().zip(&judged.tail_mass_upper);
+        for ((&row, (low, high)), holds) in listed.iter().zip(ends).zip(holds) {
+            (lower[row], upper[row], open[row]) = (*low, *high, !holds);
+        }
+        let mut over = Vec::new();
+        for row in 0..rows {
+            let ratio = upper[row] / self.source.eps(row).max(f64::MIN_POSITIVE);
+            self.ratios[row] = ratio as f32;
+            if ratio > most && open[row] {
+                over.push((row, ratio));
+            }
+        }
+        over.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        Ok(Judged { upper, lower, over })
+    }
+
+    /// Lets rows join, the first ones of those given; whether there is room. Of rows of the program only rounding makes such.
+    fn join(&mut self, over: &[(usize, f64)]) -> Result<bool, Error> {
+        let inside = |row: &usize| self.problem.listed.contains(row);
+        let most = self.problem.rows().clamp(JOIN.0, JOIN.1);
+        let mut new: Vec<usize> = Vec::new();
+        let mut rounding = false;
+        for (row, _) in over {
+            if inside(row) {
+                rounding = true;
+            } else if new.len() < most {
+                new.push(*row);
+            }
+        }
+        if !self.hold(self.problem.rows() + new.len()) {
+            return Ok(false);
+        }
+        new.sort_unstable();
+        self.problem.admit(self.source, &new)?;
+        if rounding {
+            self.problem.set_more_aside(self.attempts);
+            self.attempts += 1;
+        }
+        Ok(true)
+    }
+
+    fn admit_all(&mut self) -> Result<(), Error> {
+        let inside = self.problem.listed.clone();
+        let mut inside = inside.iter().copied().peekable();
+        let rest: Vec<usize> =
+            (0..self.rows()).filter(|row| inside.next_if_eq(row).is_none()).collect();
+        self.problem.admit(self.source, &rest)?;
+        self.problem.multipliers.fill(0.0);
+        self.sample = self.rows();
+        Ok(())
+    }
+
+    fn found(&self, kept: Vec<bool>, judged: Judged, status: Status) -> Found {
+        let mut weights = vec![0.0; self.rows()];
+        for &(row, weight) in &self.bound.1 {
+            weights[row] = f64::from(weight);
+        }
+        let size = kept.iter().filter(|kept| **kept).count();
+        Found {
+            kept,
+            status,
+            upper: judged.upper,
+            lower: judged.lower,
+            lower_bound: self.bound.0.min(size),
+            weights,
+        }
+    }
+
+    /// The set with what all rows need beside: no more rows can or shall join the program.
+    fn repaired(&mut self, best: Best) -> Result<Found, Error> {
+        let Best { mut kept, .. } = best;
+        for pass in 0.. {
+            let judged = self.judge_all(&kept, 1.0)?;
+            if judged.over.is_empty() {
+                return Ok(self.found(kept, judged, Status::Certified));
+            }
+            self.mend(&judged.over, &mut kept, pass)?;
+        }
+        unreachable!("a set of all columns loses nothing")
+    }
+
+    /// Adds to a set what some rows lack.
+    fn mend(&self, over: &[(usize, f64)], kept: &mut [bool], pass: usize) -> Result<(), Error> {
+        let mut added = 0;
+        for rows in over.chunks(TOGETHER) {
+            let mut some = Problem::new(self.frame, self.problem.threads)?;
+            let mut rows: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
+            rows.sort_unstable();
+            some.admit(self.source, &rows)?;
+            for attempt in 0..pass.min(3) {
+                some.set_more_aside(attempt);
+            }
+            added += repair(&some, kept);
+            interrupt::check()?;
+        }
+        if added == 0 || pass > 8 {
+            kept.copy_from_slice(&self.frame.visible);
+        }
+        Ok(())
+    }
+
+    /// A set of as many columns as are allowed, fewer than all rows need.
+    fn run_over(&mut self) -> Result<Found, Error> {
+        let mut round = 0;
+        loop {
+            interrupt::check()?;
+            let all = self.sample >= self.rows();
+            let best = self.problem.shrink(if all { PROBES.1 } else { PROBES.0 })?;
+            let most = self.problem.ratios(&best.kept).into_iter().fold(1.0, f64::max);
+            let most = most * (1.0 + WORSE);
+            if !all {
+                let first: Vec<usize> = (0..self.sample).map(|at| self.order.row(at)).collect();
+                let over = self.check(&best.kept, first, most)?;
+                if over.len() <= self.sample / TOLERATED {
+                    self.sample = self.sample.saturating_mul(GROWTH).min(self.rows());
+                }
+                self.join_over(&over)?;
+                round += 1;
+                continue;
+            }
+            let judged = self.judge_all(&best.kept, most)?;
+            let inside = self.problem.rows();
+            if round < ROUNDS && !judged.over.is_empty() {
+                self.join_over(&judged.over)?;
+                round += 1;
+                if self.problem.rows() > inside {
+                    self.problem.search()?;
+                    continue;
+                }
+            }
+            let eps = |row: usize| self.source.eps(row);
+            if (0..self.rows()).all(|row| judged.upper[row] <= eps(row)) {
+                self.bound.0 = self.bound.0.min(best.size);
+                return Ok(self.found(best.kept, judged, Status::Certified));
+            }
+            let listed = &self.problem.listed;
+            let losses: Vec<f64> = listed.iter().map(|&row| judged.upper[row]).collect();
+            let proof = self.problem.bound_for(&losses, best.size)?;
+            self.bound = (0, Vec::new());
+            self.take(&proof);
+            return Ok(self.found(best.kept, judged, Status::OverBudget));
+        }
+    }
+
+    /// Lets rows join as far as there is room; those of the program do not count.
+    fn join_over(&mut self, over: &[(usize, f64)]) -> Result<(), Error> {
+        let most = self.problem.rows().clamp(JOIN.0, JOIN.1);
+        let listed = &self.problem.listed;
+        let mut new: Vec<usize> = over
+            .iter()
+            .map(|(row, _)| *row)
+            .filter(|row| !listed.contains(row))
+            .take(most)
+            .collect();
+        if self.hold(self.problem.rows() + new.len()) {
+            new.sort_unstable();
+            self.problem.admit(self.source, &new)?;
+        }
+        Ok(())
+    }
+}
