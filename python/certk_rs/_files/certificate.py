@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .masses import Budgets, mass_dtype
 from .safetensors import ITEMSIZE, are_sizes, parse_json
+from .tensor_file import LAYOUTS
+from .transposed import MAX_N
 
-FORMAT = 1
+FORMAT = 2
+GRANULARITIES = ("head", "layer", "token")
+PROOFS = ("full", "compact", "none")
+
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -31,35 +38,60 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Options:
-    """How sets are chosen.
+    """How sets are chosen, and what is recorded of them.
 
-    One per kv "head" or per "layer"; `max_keep`, an int is a count, a float a fraction of the
-    visible keys; the first `keep_first` and last `keep_last` visible positions are always in.
+    Attributes:
+        granularity: One set per kv "head", per "layer", or one for all layers ("token").
+        max_keep: The most keys of a set: an int is a count, a float a fraction of the visible keys.
+        keep_first: So many visible positions at the start are always in.
+        keep_last: So many visible positions at the end are always in.
+        layout: The order of axes in the input: "hnd" (heads, n, d) or "nhd" (n, heads, d).
+        block_size: Sets are unions of blocks of so many positions.
+        coverage: For which share of the rows that are not held out the promise is made.
+        holdout: Which share of the queries is set aside, to see what later ones lose.
+        proof: "full", "compact" or "none": see docs/files.md.
+        out_tol: The bound on the error of outputs that budgets were chosen for.
+        size: The most keys that may be kept in the whole file.
     """
 
     granularity: str = "head"
     max_keep: int | float | None = None
     keep_first: int = 0
     keep_last: int = 0
+    layout: str = "hnd"
+    block_size: int = 1
+    coverage: float = 1.0
+    holdout: float = 0.0
+    proof: str = "full"
+    out_tol: float | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True)
 class Certificate:
     """All that an output says of itself beside its tensors.
 
-    `names` is the pattern of the input's tensor names, `scales` the scale of every layer by its
-    number, `inputs` and `outputs` hold every tensor of the two files by name.
+    `eps` has the budgets of all groups, `bound_eps` those that the lower bounds refer to (None:
+    `eps`). `names` is the pattern of the input's tensor names, `scales` the scale of every layer by
+    its number, `input_headers` the SHA-256 of the header of every part of the input, in order of
+    their names, `inputs` and `outputs` hold every tensor of the two files by name.
     """
 
     library: str
-    eps: float
+    eps: Budgets
+    bound_eps: Budgets | None
     options: Options
     names: str
     causal_offset: int | None
     scales: Mapping[int, float]
-    input_header_sha256: str
+    input_headers: tuple[str, ...]
     inputs: Mapping[str, TensorFacts]
     outputs: Mapping[str, TensorFacts]
+
+    @property
+    def mass_dtype(self) -> str:
+        """The dtype of all masses of the file."""
+        return mass_dtype(self.eps)
 
     def to_json(self) -> str:
         """The canonical text."""
@@ -69,14 +101,16 @@ class Certificate:
         return hashlib.sha256(self._text("").encode()).hexdigest()
 
     def _text(self, sha256: str) -> str:
+        bound_eps = None if self.bound_eps is None else _budgets_json(self.bound_eps)
         body = {
             "format": FORMAT,
             "library": self.library,
-            "eps": self.eps,
+            "eps": _budgets_json(self.eps),
+            "bound_eps": bound_eps,
             "options": vars(self.options) | {"names": self.names},
             "causal_offset": self.causal_offset,
             "scales": {str(index): scale for index, scale in self.scales.items()},
-            "input_header_sha256": self.input_header_sha256,
+            "input_headers": list(self.input_headers),
             "inputs": {name: vars(facts) for name, facts in self.inputs.items()},
             "outputs": {name: vars(facts) for name, facts in self.outputs.items()},
             "sha256": sha256,
@@ -92,17 +126,19 @@ def read_certificate(text: str) -> tuple[Certificate, str | None]:
     try:
         body = parse_json(text)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise ValueError(f"it is not a certificate of format {FORMAT}")
+            raise ValueError(_another_format(body))
         options = dict(body["options"])
+        bound_eps = body["bound_eps"]
         offset = body["causal_offset"]
         certificate = Certificate(
             library=str(body["library"]),
-            eps=float(body["eps"]),
+            eps=_budgets(body["eps"]),
+            bound_eps=None if bound_eps is None else _budgets(bound_eps),
             names=str(options.pop("names")),
             options=_options(options),
             causal_offset=None if offset is None else int(offset),
             scales={int(index): float(scale) for index, scale in body["scales"].items()},
-            input_header_sha256=str(body["input_header_sha256"]),
+            input_headers=_hashes(body["input_headers"]),
             inputs=_facts(body["inputs"]),
             outputs=_facts(body["outputs"]),
         )
@@ -122,21 +158,58 @@ def read_certificate(text: str) -> tuple[Certificate, str | None]:
     return certificate, None
 
 
+def _another_format(body: object) -> str:
+    if isinstance(body, dict) and body.get("format") == 1:
+        return (
+            "it is of format 1, which certk-rs 0.1 wrote and later versions do not read: verify it "
+            "with certk-rs 0.1, or prune its input anew"
+        )
+    return f"it is not a certificate of format {FORMAT}"
+
+
+def _budgets_json(budgets: Budgets) -> dict[str, list[float]]:
+    return {str(index): list(groups) for index, groups in budgets.items()}
+
+
+def _budgets(body: dict[str, Any]) -> dict[int, tuple[float, ...]]:
+    return {int(index): tuple(map(float, groups)) for index, groups in body.items()}
+
+
+def _hashes(body: object) -> tuple[str, ...]:
+    if not isinstance(body, list) or not body or not all(map(_is_sha256, body)):
+        raise ValueError("input_headers is not a list of SHA-256, one for each part of the input")
+    return tuple(body)
+
+
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+
+
 def _options(body: dict[str, Any]) -> Options:
     options = Options(**body)
-    counts = (options.keep_first, options.keep_last)
-    limit = options.max_keep
-    if (
-        options.granularity not in ("head", "layer")
-        or not all(type(count) is int and count >= 0 for count in counts)
-        or not (limit is None or (type(limit) is int and limit >= 1) or _is_fraction(limit))
+    limit, out_tol, size = options.max_keep, options.out_tol, options.size
+    if not (
+        options.granularity in GRANULARITIES
+        and options.layout in LAYOUTS
+        and options.proof in PROOFS
+        and all(_is_count(count) for count in (options.keep_first, options.keep_last))
+        and (limit is None or _is_fraction(limit) or (_is_count(limit) and limit >= 1))
+        and (_is_count(options.block_size) and 1 <= options.block_size <= MAX_N)
+        and _is_fraction(options.coverage)
+        and (type(options.holdout) is float and 0.0 <= options.holdout < 1.0)
+        and (out_tol is None or (type(out_tol) is float and 0.0 <= out_tol < math.inf))
+        and (size is None or _is_count(size))
     ):
         raise ValueError(f"options {body} cannot have been asked for")
     return options
 
 
-def _is_fraction(limit: object) -> bool:
-    return type(limit) is float and 0.0 < limit <= 1.0
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_fraction(value: object) -> bool:
+    return type(value) is float and 0.0 < value <= 1.0
 
 
 def _facts(body: dict[str, Any]) -> dict[str, TensorFacts]:
@@ -147,7 +220,7 @@ def _facts(body: dict[str, Any]) -> dict[str, TensorFacts]:
             raise ValueError(
                 f"what it says of tensor {name!r} is not a dtype, a shape and a SHA-256"
             )
-        if not _SHA256.fullmatch(entry.sha256):
+        if not _is_sha256(entry.sha256):
             raise ValueError(f"the SHA-256 of tensor {name!r} is not 64 hexadecimal digits")
         facts[name] = entry
     return facts

@@ -115,7 +115,7 @@ def _header(tensors: Mapping[str, Form], shape: Shape, dtype: str, sha256: str) 
     return canonical(tensors, {"certk": json.dumps(about)})
 
 
-def _damaged(path: Path, problem: str) -> CertkError:
+def _damaged(path: object, problem: str) -> CertkError:
     return CertkError(
         f"{path} is no index that can be used: {problem}; build the index again and save it"
     )

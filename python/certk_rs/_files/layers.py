@@ -10,20 +10,26 @@ from fractions import Fraction
 
 from ..errors import CertkError
 from .names import DEFAULT_NAMES, ROLES, Names
-from .safetensors import Form
+from .safetensors import Form, quote
+from .spelling import infer
+from .tensor_file import HEAD_MAJOR, LAYOUTS
+from .transposed import head_major, misfit, transposition, with_remedy
 
 MAX_D = 1 << 20
-MAX_N = (1 << 32) - 1
 DTYPES = ("F32", "F16", "BF16")
 
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _RSQRT = re.compile(r"1/sqrt\(([1-9][0-9]{0,8})\)")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_FUSED = re.compile(r"(?i)(?:^|[^a-z])(?:qkv|kvq|kv|qk)(?:[^a-z]|$)")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of an input: the names and dtypes of its tensors by role, and its sizes."""
+    """One layer of an input: the names and dtypes of its tensors by role, and its sizes.
+
+    `layout` is how the tensors are stored: "hnd", (heads, rows, d), or "nhd", (rows, heads, d).
+    """
 
     index: int
     names: Mapping[str, str]
@@ -33,18 +39,31 @@ class Layer:
     m: int
     n: int
     d: int
+    layout: str = HEAD_MAJOR
 
     def visible(self, causal_offset: int | None) -> int:
         """How many keys at least one query sees (always the first so many)."""
         return self.n if causal_offset is None else min(max(self.m + causal_offset, 0), self.n)
 
+    def blind(self, causal_offset: int | None) -> int:
+        """How many queries see no key (always the first so many)."""
+        return 0 if causal_offset is None else min(max(-causal_offset, 0), self.m)
 
-def layout(where: str, tensors: Mapping[str, Form], names: Names) -> tuple[Layer, ...]:
+
+def layout(
+    where: str, tensors: Mapping[str, Form], names: Names, layout: str | None = HEAD_MAJOR
+) -> tuple[Layer, ...]:
     """The layers among `tensors` (name -> dtype, shape), by rising number.
 
+    `layout` says how all of them are stored; None: (heads, rows, d), as long as no shape speaks for
+    the other way.
+
     Raises `CertkError` (beginning with `where`) for a missing tensor, a layer without queries, a
-    dtype or shape that does not fit, query heads that are not a multiple of the kv heads.
+    dtype or shape that does not fit, query heads that are not a multiple of the kv heads, and with
+    `layout=None` for shapes that look transposed.
     """
+    if layout not in (None, *LAYOUTS):
+        raise CertkError(f"layout is {layout!r}: give hnd, (heads, rows, d), or nhd")
     found: dict[int, dict[str, str]] = {}
     for name in tensors:
         if (match := names.match(name)) is not None:
@@ -52,12 +71,14 @@ def layout(where: str, tensors: Mapping[str, Form], names: Names) -> tuple[Layer
             other = found.setdefault(index, {}).setdefault(role, name)
             if other != name:
                 raise CertkError(
-                    f"{where}: {other!r} and {name!r} both are the {role} of layer {index}: "
-                    "remove or rename one"
+                    f"{where}: {quote(other)} and {quote(name)} both are the {role} of layer "
+                    f"{index}: remove or rename one"
                 )
     if not found:
         raise CertkError(_nothing_found(where, list(tensors), names.pattern))
-    return tuple(_layer(where, index, found[index], tensors, names) for index in sorted(found))
+    return tuple(
+        _layer(where, index, found[index], tensors, names, layout) for index in sorted(found)
+    )
 
 
 def read_metadata(
@@ -74,14 +95,14 @@ def read_metadata(
             scale = nearest_rsqrt(int(rsqrt[1]))
         if not math.isfinite(scale):
             raise CertkError(
-                f"{where}: metadata scale {text!r} is not a finite decimal number or 1/sqrt(N): "
-                "write it as repr(float), or leave it out for d^-1/2"
+                f"{where}: metadata scale {quote(text)} is not a finite decimal number or "
+                "1/sqrt(N): write it as repr(float), or leave it out for d^-1/2"
             )
         scales = dict.fromkeys(scales, scale)
     offset = metadata.get("causal_offset")
     if offset is not None and not _INTEGER.fullmatch(offset):
         raise CertkError(
-            f"{where}: metadata causal_offset {offset!r} is not an integer: write for example "
+            f"{where}: metadata causal_offset {quote(offset)} is not an integer: write for example "
             "str(n - m), or leave it out if every query sees every key"
         )
     return scales, None if offset is None else int(offset)
@@ -99,51 +120,77 @@ def nearest_rsqrt(d: int) -> float:
 
 
 def _nothing_found(where: str, tensors: Sequence[str], pattern: str) -> str:
-    shown = ", ".join(map(repr, tensors[:3])) + (", ..." if len(tensors) > 3 else "")
+    shown = ", ".join(map(quote, tensors[:3])) + (", ..." if len(tensors) > 3 else "")
     return (
         f"{where}: no tensor is named like {pattern} (it holds {shown or 'no tensors'}): "
-        f"give the names it uses, for example --names {DEFAULT_NAMES!r}"
+        f"{_names_remedy(tensors, pattern)}"
     )
 
 
-def _layer(
-    where: str, index: int, found: Mapping[str, str], tensors: Mapping[str, Form], names: Names
-) -> Layer:
-    def wrong(role: str, what: str) -> CertkError:
-        dtype, shape = tensors[found[role]]
-        return CertkError(f"{where}: tensor {found[role]!r} ({dtype} {list(shape)}) {what}")
+def _names_remedy(tensors: Sequence[str], pattern: str) -> str:
+    """What to give as names: what would match, if anything would."""
+    found = infer(tensors)
+    if found is not None and found != pattern:
+        return f"its names would be matched by --names {found!r}"
+    fused = next((name for name in tensors if _FUSED.search(name)), None)
+    if fused is not None:
+        return f"{quote(fused)} looks like several in one: store key, value and query by themselves"
+    return f"give the names it uses, for example --names {DEFAULT_NAMES!r}"
 
+
+def _layer(
+    where: str,
+    index: int,
+    found: Mapping[str, str],
+    tensors: Mapping[str, Form],
+    names: Names,
+    layout: str | None,
+) -> Layer:
     for role in ROLES:
         if role not in found:
             kind = {"query": "no queries to certify for: capture them with the keys"}
+            other = infer(tensors)
+            remedy = kind.get(role, "a layer needs key, value and query")
+            if other not in (None, names.pattern) and _is_whole(other, tensors, index):
+                remedy = f"its names would be matched by --names {other!r}"
             raise CertkError(
                 f"{where}: layer {index} has no {role} tensor (names like {names.pattern}): "
-                + kind.get(role, "a layer needs key, value and query")
+                + remedy
             )
-    sizes = {}
+    stored = {role: tensors[found[role]] for role in ROLES}
     for role in ROLES:
-        dtype, shape = tensors[found[role]]
-        if dtype not in DTYPES:
-            raise wrong(role, "must be F32, F16 or BF16: convert it")
-        if len(shape) not in (3, 4) or (len(shape) == 4 and shape[0] != 1):
-            raise wrong(
-                role, "must have shape (1, heads, rows, d) or (heads, rows, d): one sequence a file"
-            )
-        if 0 in shape:
-            raise wrong(role, "is empty: every axis must have an entry")
-        sizes[role] = shape[-3:]
-    (kv_heads, n, d), (heads, m, _) = sizes["key"], sizes["query"]
-    if sizes["value"] != sizes["key"]:
-        raise wrong("value", f"must have the kv heads, n and d of the key: {kv_heads}, {n}, {d}")
-    if sizes["query"][2] != d:
-        raise wrong("query", f"must have the d of the key, which is {d}")
-    if heads % kv_heads:
-        raise wrong(
-            "query", f"has {heads} heads, not a multiple of the {kv_heads} kv heads of the key"
-        )
-    if d > MAX_D:
-        raise wrong("key", f"has vectors longer than {MAX_D}, beyond what the error bounds cover")
-    if n > MAX_N:
-        raise wrong("key", f"has more than {MAX_N} keys, the most that are counted")
-    dtypes = {role: tensors[found[role]][0] for role in ROLES}
-    return Layer(index, dict(found), dtypes, kv_heads, heads, m, n, d)
+        _check_form(where, found[role], *stored[role])
+    shapes = {role: shape[-3:] for role, (_, shape) in stored.items()}
+    order = layout or HEAD_MAJOR
+    complaint = misfit(shapes, order)
+    if complaint is not None:
+        complaint = with_remedy(complaint, shapes, order)
+    elif layout is None:
+        complaint = transposition(shapes)
+    if complaint is not None:
+        role, what = complaint
+        dtype, shape = stored[role]
+        raise CertkError(f"{where}: tensor {quote(found[role])} ({dtype} {list(shape)}) {what}")
+    (kv_heads, n, d), (heads, m, _) = (head_major(shapes[role], order) for role in ("key", "query"))
+    dtypes = {role: dtype for role, (dtype, _) in stored.items()}
+    return Layer(index, dict(found), dtypes, kv_heads, heads, m, n, d, order)
+
+
+def _is_whole(pattern: str | None, tensors: Mapping[str, Form], index: int) -> bool:
+    """Whether a pattern finds all three tensors of a layer."""
+    matches = map(Names(pattern or DEFAULT_NAMES).match, tensors)
+    return {match[1] for match in matches if match and match[0] == index} == set(ROLES)
+
+
+def _check_form(where: str, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    def wrong(what: str) -> CertkError:
+        return CertkError(f"{where}: tensor {quote(name)} ({dtype} {list(shape)}) {what}")
+
+    if dtype not in DTYPES:
+        raise wrong("must be F32, F16 or BF16: convert it")
+    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[0] != 1):
+        raise wrong("must have shape (1, heads, rows, d) or (heads, rows, d): one sequence a file")
+    if 0 in shape:
+        raise wrong("is empty: every axis must have an entry")
+    if shape[-1] > MAX_D:
+        raise wrong(f"has vectors longer than {MAX_D}, beyond what the error bounds cover")

@@ -3,9 +3,7 @@
 Eight bytes little-endian header length, a JSON header, then the tensors' bytes without holes. The
 reader here accepts less than others do: every entry is checked against its dtype, its shape and the
 length of the file before a single tensor is read, duplicate keys and non-finite numbers are errors,
-and raw bytes are handed out, so that BF16 (which NumPy does not know) passes unharmed. Tensors are
-read, not mapped: a file that shrinks meanwhile is then an error and not a crash, and memory holds
-what was asked for only.
+and raw bytes are handed out, so that BF16 (which NumPy does not know) passes unharmed.
 
 The canonical form, of which there is exactly one for given contents: tensors ordered by falling
 item size and then by name (every tensor is aligned to its item), compact JSON with `__metadata__`
@@ -14,23 +12,37 @@ first, padded with spaces to a multiple of eight.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import json
 import math
 import os
 import reprlib
-import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from io import FileIO
-from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import CertkError, one_line
-from .atomic import names_the_file
+from .kinds import what_it_is
+from .location import Location, locate
+from .reader import Identity, Reader, open_reader
+from .tensor_file import STORAGE, Entry, Header, TensorFile
+
+__all__ = [
+    "ITEMSIZE",
+    "MAX_HEADER",
+    "STORAGE",
+    "Entry",
+    "Form",
+    "Header",
+    "SafetensorsFile",
+    "are_sizes",
+    "byte_size",
+    "canonical",
+    "parse_json",
+    "quote",
+    "written",
+]
 
 ITEMSIZE = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -39,13 +51,11 @@ ITEMSIZE = {
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 
-# What a tensor is in memory; BF16 stays in its 16 bits.
-STORAGE = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
-
-MAX_HEADER = 100_000_000  # the limit of the reference implementation
+# Some hundred thousand tensors. The reference implementation takes six times as much, but JSON may
+# take twenty times its text in memory.
+MAX_HEADER = 1 << 24
 _MAX_AXES = 32  # of NumPy 1
 _MAX_BYTES = 2**63 - 1
-_CHUNK = 1 << 24
 # What a header holds may be as long as the header, and is quoted in one line.
 _QUOTE = reprlib.Repr()
 _QUOTE.maxstring = _QUOTE.maxother = 200
@@ -54,97 +64,42 @@ Form = tuple[str, tuple[int, ...]]
 """Dtype and shape of a tensor."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of the header: its bytes are `start:stop`, counted from the end of the header."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Header:
-    """A checked header. `raw` is all that precedes the data, length prefix and padding included."""
-
-    entries: dict[str, Entry]
-    metadata: dict[str, str]
-    raw: bytes
-
-
-class SafetensorsFile:
+class SafetensorsFile(TensorFile):
     """An open safetensors file whose header has been checked as a whole.
 
     Raises `CertkError` (naming the file, the tensor and the remedy) if it is malformed, `OSError`
-    if the system refuses it.
+    if the system or the server refuses it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CertkError(f"{path} is not a regular file: give a .safetensors file")
-        self._file = path.open("rb", buffering=0)
+    def __init__(self, path: str | os.PathLike[str] | Location) -> None:
+        self.path = locate(path)
+        self._reader = open_reader(self.path)
         try:
-            self.identity = self._identity()
-            self.header = _read_header(path, self._file, os.fstat(self._file.fileno()).st_size)
+            self.identity = self._reader.identity
+            self.size = self._reader.size
+            self.header = _read_header(self.path, self._reader)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
-        self._file.close()
+        self._reader.close()
 
-    def __enter__(self) -> SafetensorsFile:
-        return self
+    def current_identity(self) -> Identity:
+        """The identity of the file as it is now."""
+        return self._reader.current_identity()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def check_unchanged(self, identity: tuple[int, ...]) -> None:
-        """Raise `CertkError` unless this is still the file that had `identity`."""
-        if self.identity != identity or self._identity() != identity:
-            raise CertkError(
-                f"{self.path} was changed while it was being used: run the command again"
-            )
-
-    def chunks(self, name: str) -> Iterator[NDArray[np.uint8]]:
-        """The raw bytes of a tensor, 16 MiB at a time."""
+    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
+        """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
         entry = self.header.entries[name]
-        for start in range(entry.start, entry.stop, _CHUNK):
-            yield self._bytes(start, min(_CHUNK, entry.stop - start))
+        if start < 0 or start + len(buffer) > entry.stop - entry.start:
+            raise AssertionError(f"{name}: bytes {start}:{start + len(buffer)} are not all its own")
+        self._reader.read_into(len(self.header.raw) + entry.start + start, buffer)
 
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """The raw bytes of a tensor."""
-        entry = self.header.entries[name]
-        return self._bytes(entry.start, entry.stop - entry.start)
-
-    def read(self, name: str) -> NDArray[Any]:
-        """The tensor in its own shape and storage type (uint16 for BF16)."""
-        entry = self.header.entries[name]
-        return self.raw(name).view(STORAGE[entry.dtype]).reshape(entry.shape)
-
-    def sha256(self, name: str) -> str:
-        """SHA-256 of the raw bytes of a tensor, hexadecimal."""
-        digest = hashlib.sha256()
-        for chunk in self.chunks(name):
-            digest.update(chunk.data)
-        return digest.hexdigest()
-
-    def header_sha256(self) -> str:
-        """SHA-256 of all that precedes the data, hexadecimal."""
-        return hashlib.sha256(self.header.raw).hexdigest()
-
-    def _bytes(self, start: int, count: int) -> NDArray[np.uint8]:
-        data = np.empty(count, np.uint8)
-        _fill(self.path, self._file, data.data, len(self.header.raw) + start)
-        return data
-
-    def _identity(self) -> tuple[int, ...]:
-        status = os.fstat(self._file.fileno())
-        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    def header_sha256s(self) -> list[str]:
+        """SHA-256 of all that precedes the data, hexadecimal, as the only one of a list."""
+        return [hashlib.sha256(self.header.raw).hexdigest()]
 
 
 def canonical(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> Header:
@@ -155,7 +110,13 @@ def canonical(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> Heade
         dtype, shape = tensors[name]
         start, stop = stop, stop + math.prod(shape) * ITEMSIZE[dtype]
         entries[name] = Entry(name, dtype, shape, start, stop)
-    return Header(entries, dict(metadata), written(entries.values(), metadata))
+    raw = written(entries.values(), metadata)
+    if len(raw) - 8 > MAX_HEADER:
+        raise CertkError(
+            f"a header of {len(raw) - 8} bytes for {len(entries)} tensors is longer than the "
+            f"{MAX_HEADER} that are read: store them in several files"
+        )
+    return Header(entries, dict(metadata), raw)
 
 
 def written(entries: Iterable[Entry], metadata: Mapping[str, str], room: int = 0) -> bytes:
@@ -191,36 +152,39 @@ def quote(value: object) -> str:
 
 def parse_json(text: str) -> Any:
     """JSON with duplicate keys, NaN and infinities refused (`ValueError`)."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_not_json)
+    with _without_collector(len(text) > 1 << 20):
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_not_json)
 
 
-def _fill(path: Path, file: FileIO, buffer: memoryview, offset: int) -> None:
-    with names_the_file(path):
-        file.seek(offset)
-        done = 0
-        while done < len(buffer):
-            # In pieces, so that Ctrl-C is heard in time.
-            count = file.readinto(buffer[done : done + _CHUNK])
-            if not count:
-                raise CertkError(f"{path} ends early: it was cut off while it was being read")
-            done += count
+@contextlib.contextmanager
+def _without_collector(wanted: bool) -> Iterator[None]:
+    """Let no garbage be looked for: of millions of values none is, and each look takes longer."""
+    if not wanted or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
-def _read_header(path: Path, file: FileIO, size: int) -> Header:
+def _read_header(path: Location, reader: Reader) -> Header:
+    size = reader.size
     if size < 8:
         raise CertkError(
             f"{path} has {size} bytes, too few for a safetensors file: it is cut off or not one"
         )
     prefix = bytearray(8)
-    _fill(path, file, memoryview(prefix), 0)
+    reader.read_into(0, memoryview(prefix))
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER or 8 + length > size:
         raise CertkError(
             f"{path}: header length {length} does not fit (file of {size} bytes, "
-            f"limit {MAX_HEADER}): the file is cut off or not safetensors"
+            f"limit {MAX_HEADER}): {_kind(reader, 'the file is cut off or not safetensors')}"
         )
     text = bytearray(length)
-    _fill(path, file, memoryview(text), 8)
+    reader.read_into(8, memoryview(text))
     try:
         if text[:1] != b"{":
             raise ValueError("it does not begin with '{'")
@@ -229,11 +193,19 @@ def _read_header(path: Path, file: FileIO, size: int) -> Header:
     except (ValueError, RecursionError) as error:
         raise CertkError(
             f"{path}: the header is not valid JSON for safetensors ({one_line(error)}): "
-            "the file is damaged or not safetensors"
+            f"{_kind(reader, 'the file is damaged or not safetensors')}"
         ) from None
     entries = [_entry(path, name, value) for name, value in body.items()]
     _check_contiguous(path, entries, size - 8 - length)
     return Header({entry.name: entry for entry in entries}, metadata, bytes(prefix + text))
+
+
+def _kind(reader: Reader, otherwise: str) -> str:
+    """What the file is instead of safetensors, if that can be told."""
+    beginning = bytearray(min(reader.size, 512))
+    reader.read_into(0, memoryview(beginning))
+    kind = what_it_is(bytes(beginning))
+    return f"it is {kind}" if kind else otherwise
 
 
 def _metadata(value: Any) -> dict[str, str]:
@@ -242,7 +214,7 @@ def _metadata(value: Any) -> dict[str, str]:
     return value
 
 
-def _entry(path: Path, name: str, value: Any) -> Entry:
+def _entry(path: Location, name: str, value: Any) -> Entry:
     def wrong(what: str) -> NoReturn:
         raise CertkError(
             f"{path}: tensor {quote(name)}: {what}: the file is damaged; write it again"
@@ -275,7 +247,7 @@ def are_sizes(value: Any) -> bool:
     )
 
 
-def _check_contiguous(path: Path, entries: Iterable[Entry], size: int) -> None:
+def _check_contiguous(path: Location, entries: Iterable[Entry], size: int) -> None:
     position = 0
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
         if entry.start != position:

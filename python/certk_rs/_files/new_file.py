@@ -1,0 +1,180 @@
+"""A file to be written that appears whole under its name or not at all: local, or behind a URL.
+
+Locally that is `atomic.NewFile`. Elsewhere the bytes go to a temporary file of this machine first
+(in the system's directory for those, see `tempfile`) and are uploaded by `commit`. Object stores
+show an object when its upload is complete; on other file systems it is uploaded under a partial
+name and renamed.
+
+That a name is taken is looked for when writing begins and again at `commit`. Where the store can
+refuse to replace an object (S3 with `If-None-Match`), it is asked to, and of several writers one
+wins; elsewhere two that commit at the same moment are not told apart, and the last one's object
+stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import tempfile
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO, Any, BinaryIO, Protocol
+
+from ..errors import CertkError
+from . import remote
+from .atomic import NewFile, already_exists
+from .location import Location
+
+
+class WritableFile(Protocol):
+    """A file in the making; a context manager, and leaving it without `commit` leaves nothing."""
+
+    def __enter__(self) -> WritableFile: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data` at byte `offset`."""
+
+    def stream(self) -> contextlib.AbstractContextManager[BinaryIO]:
+        """The file from its beginning, for those who write to a stream."""
+
+    def commit(self) -> None:
+        """Give the file its name."""
+
+
+def new_file(location: Location, *, replace: bool = False) -> WritableFile:
+    """A file to be written; a `CertkError` if its name is taken, unless it is to be replaced."""
+    if location.is_local:
+        return NewFile(location.path, replace=replace)
+    return _Upload(location, replace)
+
+
+def write_text(location: Location, text: str, *, replace: bool = False) -> None:
+    """Write a file of text in UTF-8, a new one or also one that takes another's place."""
+    with new_file(location, replace=replace) as file:
+        file.write_at(0, text.encode())
+        file.commit()
+
+
+class _Upload:
+    def __init__(self, location: Location, replace: bool) -> None:
+        self._location = location
+        self._replace = replace
+        self._spool: IO[bytes] | None = None
+
+    def __enter__(self) -> _Upload:
+        self._refuse_existing()
+        with self._names_the_file():
+            # Without a name where the system can open it by its number: nothing is left of it,
+            # however this process ends.
+            nameless = os.path.lexists("/proc/self/fd")
+            self._spool = tempfile.TemporaryFile() if nameless else tempfile.NamedTemporaryFile()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None:
+        if self._spool is not None:
+            with contextlib.suppress(OSError):
+                self._spool.close()
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data` at byte `offset`."""
+        spool = self._open()
+        with self._names_the_file():
+            spool.seek(offset)
+            spool.write(data)
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[BinaryIO]:
+        """The file from its beginning, for those who write to a stream."""
+        spool = self._open()
+        spool.flush()
+        with self._names_the_file(), os.fdopen(os.dup(spool.fileno()), "wb") as stream:
+            yield stream
+
+    def commit(self) -> None:
+        """Upload the file."""
+        spool = self._open()
+        with self._names_the_file():
+            spool.flush()
+        self._refuse_existing()
+        system, path = remote.filesystem(self._location.place)
+        try:
+            with remote.remote_errors(self._location.text):
+                if self._location.protocol in remote.OBJECT_STORES:
+                    self._put(system, spool, path)
+                else:
+                    self._put_and_rename(system, spool, path)
+                system.invalidate_cache(path)
+        except FileExistsError:
+            raise already_exists(self._location) from None
+
+    def _put(self, system: Any, spool: IO[bytes], path: str) -> None:
+        if self._location.protocol == "memory":
+            spool.seek(0)
+            mode = "overwrite" if self._replace else "create"
+            system.pipe_file(path, spool.read(), mode=mode)
+            return
+        put = getattr(system, "_put_file", system.put_file)
+        if not self._replace and "mode" in inspect.signature(put).parameters:
+            try:
+                system.put_file(_path_of(spool), path, mode="create")
+            except Exception as error:  # every package has classes of its own
+                said = f"{type(error).__name__} {error}"
+                if "precondition" in said.lower():
+                    raise FileExistsError from None
+                if "NotImplemented" not in said and "not implemented" not in said.lower():
+                    raise
+            else:
+                return
+        system.put_file(_path_of(spool), path)
+
+    def _put_and_rename(self, system: Any, spool: IO[bytes], path: str) -> None:
+        directory, slash, _ = path.rpartition("/")
+        partial = f"{directory}{slash}.certk-00000000-{os.urandom(8).hex()}.partial"
+        try:
+            system.put_file(_path_of(spool), partial)
+            if self._replace and system.exists(path):
+                system.rm_file(path)
+            system.mv(partial, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                system.rm_file(partial)
+            raise
+
+    def _refuse_existing(self) -> None:
+        if not self._replace and self._location.exists():
+            raise already_exists(self._location)
+
+    def _open(self) -> IO[bytes]:
+        if self._spool is None:
+            raise AssertionError(f"{self._location} is written outside of its context")
+        return self._spool
+
+    @contextlib.contextmanager
+    def _names_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = f"{self._location} (in a temporary file in {tempfile.gettempdir()})"
+            raise OSError(error.errno, error.strerror, where) from None
+        except ValueError as error:  # closed
+            raise CertkError(f"{self._location}: {error}") from None
+
+
+def _path_of(spool: IO[bytes]) -> str:
+    name = f"/proc/self/fd/{spool.fileno()}"
+    return name if os.path.lexists(name) else str(spool.name)

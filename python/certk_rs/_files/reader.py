@@ -1,0 +1,247 @@
+"""Bytes of a file at given places, read into memory that the caller has: local, or by byte range.
+
+A reader is one file at one time: `identity` is what tells it from what may take its name later.
+Nothing is mapped, so that a file that shrinks is an error and not a crash, and nothing of a remote
+file is fetched but what is asked for (and its first 64 KiB at once, which usually hold the header).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from ..errors import CertkError
+from . import remote
+from .atomic import names_the_file
+from .location import Location
+
+Identity = tuple[Any, ...]
+"""What tells one state of a file from another: plain values, equal only if nothing was changed."""
+
+# Whether identities come from another machine (see `of_another_machine`).
+_ELSEWHERE: ContextVar[bool] = ContextVar("_ELSEWHERE", default=False)
+# What is read between two looks for Ctrl-C.
+_PIECE = 1 << 24
+_RANGE = 1 << 23
+_RANGES = 4  # at once
+_HEAD = 1 << 16
+# What file systems call the state of a file, the most telling first.
+_TAGS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "generation", "VersionId")
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+
+
+class Reader(Protocol):
+    """An open file. Reads may come from several threads."""
+
+    identity: Identity
+    size: int
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill all of `buffer` (bytes) with what stands from byte `offset` on."""
+
+    def current_identity(self) -> Identity:
+        """The identity of the file as it is now."""
+
+    def close(self) -> None:
+        """Close it; closing twice is harmless."""
+
+
+@contextlib.contextmanager
+def of_another_machine() -> Iterator[None]:
+    """Within, a file is judged by identities that were taken on another machine.
+
+    Two machines that share a file system agree about size and time of a local file, but may number
+    device and inode as each likes.
+    """
+    token = _ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
+
+
+def same_state(one: Identity, other: Identity) -> bool:
+    """Whether two identities are of the same bytes."""
+    return _shared(one) == _shared(other) if _ELSEWHERE.get() else one == other
+
+
+def _shared(identity: Identity) -> Identity:
+    """What all machines agree about: of a local file, or of an index and its parts."""
+    if identity and isinstance(identity[0], tuple):
+        return tuple(map(_shared, identity))
+    return identity[2:] if identity and isinstance(identity[0], int) else identity
+
+
+def open_reader(location: Location) -> Reader:
+    """Open a file to read.
+
+    Raises `CertkError` for what is no file, `OSError` with its `filename` set for what the system
+    or the server refuses.
+    """
+    return _LocalReader(location) if location.is_local else _RemoteReader(location)
+
+
+def read_bytes(location: Location, limit: int) -> bytes:
+    """A whole file, of at most `limit` bytes; a `CertkError` if it has more."""
+    reader = open_reader(location)
+    try:
+        if reader.size > limit:
+            raise CertkError(
+                f"{location} has {reader.size} bytes, and {limit} are the most that are read: "
+                "it is not what was expected here"
+            )
+        content = bytearray(reader.size)
+        reader.read_into(0, memoryview(content))
+        return bytes(content)
+    finally:
+        reader.close()
+
+
+def read_text(location: Location, limit: int) -> str:
+    """A whole file of text in UTF-8, of at most `limit` bytes."""
+    try:
+        return read_bytes(location, limit).decode()
+    except UnicodeDecodeError as error:
+        raise CertkError(f"{location} is not text in UTF-8 ({error.reason}): convert it") from None
+
+
+class _LocalReader:
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        with names_the_file(location.path):
+            if not stat.S_ISREG(location.path.stat().st_mode):
+                raise CertkError(f"{location} is not a regular file: give a .safetensors file")
+            flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+            self._fd = os.open(location.place, flags)
+        self._turn = threading.Lock()
+        self.identity = self.current_identity()
+        self.size: int = self.identity[2]
+
+    def current_identity(self) -> Identity:
+        status = os.fstat(self._fd)
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        done = 0
+        with names_the_file(self._location.path):
+            while done < len(buffer):
+                count = self._read(buffer[done : done + _PIECE], offset + done)
+                if not count:
+                    raise ends_early(self._location)
+                done += count
+
+    def _read(self, buffer: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._fd, [buffer], offset)
+        with self._turn:
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            data = os.read(self._fd, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+class _RemoteReader:
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._head = b""
+        found = remote.info(location.place)
+        if found.get("type") == "directory":
+            raise CertkError(f"{location} is a directory: give a .safetensors file")
+        if found.get("size") is None:
+            raise CertkError(f"{location}: its server does not say how long it is: copy it first")
+        if found.get("partial") is False:
+            raise no_ranges(location)
+        self.size = int(found["size"])
+        self.identity = self._identity(found)
+
+    def current_identity(self) -> Identity:
+        return self._identity(remote.info(self._location.place))
+
+    def _identity(self, found: dict[str, Any]) -> Identity:
+        system, path = remote.filesystem(self._location.place)
+        tag = next((f"{tag} {found[tag]}" for tag in _TAGS if found.get(tag)), None)
+        if tag is None:
+            tag = next((f"{tag} {found[tag]}" for tag in _TIMES if found.get(tag)), None)
+        if tag is None:
+            with remote.remote_errors(self._location.text):
+                tag = str(system.ukey(path))
+        return (self._location.protocol, path, int(found.get("size") or 0), tag)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        done = 0
+        if offset < _HEAD:
+            if not self._head:
+                [self._head] = self._fetch([(0, min(_HEAD, self.size))])
+            done = len(part := self._head[offset : offset + len(buffer)])
+            buffer[:done] = part
+        if offset + len(buffer) > self.size:
+            raise ends_early(self._location)
+        while done < len(buffer):
+            ranges: list[tuple[int, int]] = []
+            at, stop = offset + done, offset + len(buffer)
+            while at < stop and len(ranges) < _RANGES:
+                ranges.append((at, min(at + _RANGE, stop)))
+                at = ranges[-1][1]
+            for data in self._fetch(ranges):
+                buffer[done : done + len(data)] = data
+                done += len(data)
+
+    def _fetch(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """Some byte ranges, fetched at once where the file system can."""
+        ranges = [(start, stop) for start, stop in ranges if start < stop] or [(0, 0)]
+        if ranges == [(0, 0)]:
+            return [b""]
+        system, path = remote.filesystem(self._location.place)
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        found: list[Any]
+        with remote.remote_errors(self._location.text):
+            if self._location.protocol in ("http", "https"):
+                found = self._read_carefully(system, path, ranges)
+            else:
+                found = system.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
+        for (start, stop), data in zip(ranges, found, strict=True):
+            if isinstance(data, Exception):  # as some versions hand them over
+                raise remote.translated(self._location.text, data)
+            if len(data) > stop - start:
+                raise no_ranges(self._location)
+            if len(data) < stop - start:
+                raise ends_early(self._location)
+        return [bytes(data) for data in found]
+
+    def _read_carefully(self, system: Any, path: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """Ranges of a server that may not know any, and must not be let send everything."""
+        found = []
+        with system.open(path, "rb", cache_type="none", size=self.size) as file:
+            for start, stop in ranges:
+                file.seek(start)
+                found.append(file.read(stop - start))
+        return found
+
+    def close(self) -> None:
+        self._head = b""
+
+
+def no_ranges(location: Location) -> CertkError:
+    """The complaint about a server that sends all or nothing."""
+    return CertkError(
+        f"{location} cannot be read by byte range, since its server does not do that: copy it first"
+    )
+
+
+def ends_early(location: Location) -> CertkError:
+    """The complaint about a file that has become shorter."""
+    return CertkError(f"{location} ends early: it was cut off while it was being read")

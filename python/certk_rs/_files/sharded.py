@@ -1,0 +1,191 @@
+"""Shards: tensors in several safetensors files, and an index JSON beside them that says which.
+
+The index is what transformers writes, `NAME.safetensors.index.json`: an object whose `weight_map`
+maps every tensor to the file name of its part, and whose `metadata`, if there is one, may hold what
+the header of a single file would. Names lead nowhere else: every part lies beside the index. Index
+and parts must say the same: a part that lacks a tensor, or holds one that the index puts elsewhere
+or does not know, is an error, since nothing tells which of the two is out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import CertkError, one_line
+from .location import Location, locate
+from .reader import Identity, open_reader
+from .safetensors import SafetensorsFile, parse_json, quote
+from .tensor_file import Header, TensorFile
+
+INDEX_SUFFIX = ".index.json"
+# Some hundred thousand tensors; JSON takes many times its text in memory.
+MAX_INDEX = 1 << 24
+OURS = ("scale", "causal_offset")
+"""The metadata that are read: of these, index and parts must say the same."""
+
+
+class ShardedFile(TensorFile):
+    """All parts of an index, opened, and checked against it, as one file.
+
+    `header.raw` is the text of the index; `entries` count their bytes from the header of their own
+    part. Metadata come from the index where its `metadata` are strings (other values, such as
+    `total_size`, are not for us), and from the parts, which must agree in `OURS`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | Location) -> None:
+        self.path = locate(path)
+        raw, self._index_identity = _read_index(self.path)
+        weight_map, said = parse_index(self.path, raw)
+        self._raw = raw
+        self._home: dict[str, SafetensorsFile] = {}
+        self._parts: dict[str, SafetensorsFile] = {}
+        try:
+            for name in sorted(set(weight_map.values())):
+                self._parts[name] = SafetensorsFile(self.path.beside(name))
+                self._take(name, weight_map)
+            self.header = Header(self._entries(weight_map), self._metadata(said), raw)
+            self.identity = self._with_index(self._index_identity, current=False)
+            self.size = len(raw) + sum(part.size for part in self._parts.values())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close all parts; closing twice is harmless."""
+        for part in self._parts.values():
+            part.close()
+
+    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
+        """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
+        self._home[name].read_into(name, buffer, start)
+
+    def current_identity(self) -> Identity:
+        """The identities of the index and of all parts as they are now."""
+        reader = open_reader(self.path)
+        try:
+            return self._with_index(reader.identity, current=True)
+        finally:
+            reader.close()
+
+    def header_sha256s(self) -> list[str]:
+        """Of the index JSON first, then of all that precedes the data in each part, by its name."""
+        parts = [self._parts[name].header_sha256() for name in sorted(self._parts)]
+        return [hashlib.sha256(self._raw).hexdigest(), *parts]
+
+    def _with_index(self, index: Identity, *, current: bool) -> Identity:
+        parts = (self._parts[name] for name in sorted(self._parts))
+        return (index, *(part.current_identity() if current else part.identity for part in parts))
+
+    def _take(self, name: str, weight_map: Mapping[str, str]) -> None:
+        part = self._parts[name]
+        for tensor in part.header.entries:
+            home = weight_map.get(tensor)
+            if home != name:
+                where = "does not list it" if home is None else f"says it is in {quote(home)}"
+                raise CertkError(
+                    f"{part.path}: tensor {quote(tensor)} is in this part, but {self.path} {where}"
+                    ": write index and parts again"
+                )
+            self._home[tensor] = part
+
+    def _entries(self, weight_map: Mapping[str, str]) -> dict[str, Any]:
+        for tensor, name in weight_map.items():
+            if tensor not in self._home:
+                raise CertkError(
+                    f"{self.path}: tensor {quote(tensor)} is not in {quote(name)}, where the index "
+                    "says it is: write index and parts again"
+                )
+        return {tensor: self._home[tensor].header.entries[tensor] for tensor in sorted(weight_map)}
+
+    def _metadata(self, said: Mapping[str, str]) -> dict[str, str]:
+        found, first = dict(said), dict.fromkeys(said, str(self.path))
+        for name in sorted(self._parts):
+            part = self._parts[name]
+            for key, value in part.header.metadata.items():
+                if found.setdefault(key, value) != value and key in OURS:
+                    raise CertkError(
+                        f"{part.path}: metadata {quote(key)} is {quote(value)}, but "
+                        f"{quote(found[key])} in {first[key]}: write index and parts again"
+                    )
+                first.setdefault(key, str(part.path))
+        return found
+
+
+def is_index(location: Location) -> bool:
+    """Whether a file is to be read as an index of shards, by its name."""
+    return location.name.lower().endswith(".json")
+
+
+def open_tensors(path: str | os.PathLike[str] | Location) -> TensorFile:
+    """A safetensors file, or all parts of an index if the name ends in .json."""
+    location = locate(path)
+    return ShardedFile(location) if is_index(location) else SafetensorsFile(location)
+
+
+def parts_of(index: Location) -> set[str]:
+    """The names of the parts that an index claims; raises as `ShardedFile` does."""
+    raw, _ = _read_index(index)
+    return set(parse_index(index, raw)[0].values())
+
+
+def parse_index(where: object, raw: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    """The map from tensors to parts, and those of the metadata that are strings."""
+
+    def wrong(what: str) -> CertkError:
+        return CertkError(
+            f"{where}: {what}: it is no index of safetensors shards, or damaged; write it again"
+        )
+
+    try:
+        body = parse_json(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"it is not valid JSON ({one_line(error)})") from None
+    if not isinstance(body, dict) or not isinstance(body.get("weight_map"), dict):
+        raise wrong("it is not a JSON object with a weight_map from tensors to files")
+    weight_map: dict[str, str] = {}
+    for tensor, name in body["weight_map"].items():
+        if not isinstance(name, str) or not _is_plain(name):
+            raise wrong(
+                f"tensor {quote(tensor)} is in {quote(name)}, which is not the name of a "
+                ".safetensors file beside the index"
+            )
+        weight_map[tensor] = name
+    if not weight_map:
+        raise wrong("its weight_map is empty")
+    metadata = body.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise wrong("its metadata is not an object")
+    said = {key: value for key, value in metadata.items() if isinstance(value, str)}
+    for key in OURS:
+        if key in metadata and key not in said:
+            raise wrong(f"metadata {key} is {quote(metadata[key])}, and must be a string")
+    return weight_map, said
+
+
+def _is_plain(name: str) -> bool:
+    """Whether this is the name of a file and no way to another directory, on any system."""
+    return (
+        name.endswith(".safetensors")
+        and not name.startswith(".")
+        and not any(sign in name for sign in "/\\:\0?#")
+        # A lone surrogate, as JSON can hold it, is in no name of a file.
+        and not any("\ud800" <= sign <= "\udfff" for sign in name)
+    )
+
+
+def _read_index(path: Location) -> tuple[bytes, Identity]:
+    reader = open_reader(path)
+    try:
+        if reader.size > MAX_INDEX:
+            raise CertkError(
+                f"{path} has {reader.size} bytes, and {MAX_INDEX} are the most that an index of "
+                "shards may have: it is not one"
+            )
+        content = bytearray(reader.size)
+        reader.read_into(0, memoryview(content))
+        return bytes(content), reader.identity
+    finally:
+        reader.close()

@@ -1,0 +1,199 @@
+"""Tensors behind a checked header: what one safetensors file and a set of shards have in common.
+
+Tensors are read, not mapped: a file that shrinks meanwhile is then an error and not a crash, and
+memory holds what was asked for only. Where the same memory serves many reads, it is the caller's
+(`buffer`), since fresh memory costs the system about as long as filling it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CertkError
+from .location import Location
+from .reader import Identity, same_state
+
+# What a tensor is in memory; BF16 stays in its 16 bits.
+STORAGE = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+
+HEAD_MAJOR = "hnd"
+ROW_MAJOR = "nhd"
+LAYOUTS = (HEAD_MAJOR, ROW_MAJOR)
+"""How a tensor is stored: (heads, rows, d), or (rows, heads, d)."""
+
+_CHUNK = 1 << 24
+_ALL = slice(None)
+
+_File = TypeVar("_File", bound="TensorFile")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the header: its bytes are `start:stop`, counted from the end of the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """A checked header. `raw` is all that precedes the data, length prefix and padding included."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    raw: bytes
+
+
+class TensorFile(ABC):
+    """Open tensors. `path` is what the user gave, `identity` what tells these bytes from others.
+
+    Reads raise `CertkError` where a file was cut off meanwhile, `OSError` (with `filename`) where
+    the system or a server refuses. They may come from several threads.
+    """
+
+    path: Location
+    header: Header
+    identity: Identity
+    size: int
+    """Bytes of all files, headers included."""
+
+    @abstractmethod
+    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
+        """Fill all of `buffer` (bytes) with those of a tensor from byte `start` on."""
+
+    @abstractmethod
+    def current_identity(self) -> Identity:
+        """The identity of the files as they are now."""
+
+    @abstractmethod
+    def header_sha256s(self) -> list[str]:
+        """SHA-256 of all that precedes the data, one of each file, hexadecimal.
+
+        Of shards: that of the index JSON first, then those of the parts, in order of their names.
+        """
+
+    def header_sha256(self) -> str:
+        """One hash for `header_sha256s`: the only one, or that of all, a line of text each."""
+        each = self.header_sha256s()
+        return each[0] if len(each) == 1 else hashlib.sha256("\n".join(each).encode()).hexdigest()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close everything; closing twice is harmless."""
+
+    def __enter__(self: _File) -> _File:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None:
+        self.close()
+
+    def check_unchanged(self, identity: Identity) -> None:
+        """Raise `CertkError` unless these are still the bytes that had `identity`."""
+        if not (same_state(self.identity, identity) and self.current_identity() == self.identity):
+            raise CertkError(
+                f"{self.path} was changed while it was being used: run the command again"
+            )
+
+    def chunks(self, name: str, most: int = _CHUNK) -> Iterator[NDArray[np.uint8]]:
+        """The raw bytes of a tensor, `most` at a time, in memory that the next piece takes over."""
+        entry = self.header.entries[name]
+        count = entry.stop - entry.start
+        memory = np.empty(min(most, count), np.uint8)
+        for start in range(0, count, most):
+            piece = memory[: min(most, count - start)]
+            self.read_into(name, piece.data, start)
+            yield piece
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The raw bytes of a tensor."""
+        entry = self.header.entries[name]
+        data = np.empty(entry.stop - entry.start, np.uint8)
+        self.read_into(name, data.data)
+        return data
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The tensor in its own shape and storage type (uint16 for BF16)."""
+        entry = self.header.entries[name]
+        return self.raw(name).view(STORAGE[entry.dtype]).reshape(entry.shape)
+
+    def read_heads(
+        self,
+        name: str,
+        heads: slice = _ALL,
+        rows: slice = _ALL,
+        *,
+        layout: str = HEAD_MAJOR,
+        buffer: NDArray[np.uint8] | None = None,
+    ) -> NDArray[Any]:
+        """Some rows of some heads, (heads, rows, d) in the storage type, whatever the layout.
+
+        Args:
+            name: A tensor of three axes, or of four of which the first has one entry.
+            heads: Which heads, without a step.
+            rows: Which rows, without a step.
+            layout: How it is stored. From "nhd", all heads of the rows are read, 16 MiB at a time.
+            buffer: Bytes to fill, as many as the result has or more; the result is a view of them.
+                None: fresh memory.
+        """
+        entry = self.header.entries[name]
+        kind = np.dtype(STORAGE[entry.dtype])
+        outer, inner, d = entry.shape[-3:]
+        count, n = (outer, inner) if layout == HEAD_MAJOR else (inner, outer)
+        first, last, _ = heads.indices(count)
+        begin, end, _ = rows.indices(n)
+        shape = (max(last - first, 0), max(end - begin, 0), d)
+        size = math.prod(shape) * kind.itemsize
+        if buffer is None:
+            buffer = np.empty(size, np.uint8)
+        out: NDArray[Any] = buffer[:size].view(kind).reshape(shape)
+        if not size:
+            return out
+        row = d * kind.itemsize
+        if layout == ROW_MAJOR:
+            self._gather(name, out, first, begin, count)
+        elif shape[1] == n:
+            self.read_into(name, buffer[:size].data, first * n * row)
+        else:
+            each = shape[1] * row
+            for k in range(shape[0]):
+                piece = buffer[k * each : (k + 1) * each]
+                self.read_into(name, piece.data, ((first + k) * n + begin) * row)
+        return out
+
+    def _gather(self, name: str, out: NDArray[Any], first: int, begin: int, count: int) -> None:
+        """Fill `out` (heads, rows, d) from a tensor of (rows, `count` heads, d)."""
+        heads, rows, d = out.shape
+        width = count * d * out.itemsize
+        most = max(1, min(rows, _CHUNK // width))
+        memory = np.empty(most * width, np.uint8)
+        for done in range(0, rows, most):
+            some = min(most, rows - done)
+            piece = memory[: some * width]
+            self.read_into(name, piece.data, (begin + done) * width)
+            block = piece.view(out.dtype).reshape(some, count, d)[:, first : first + heads]
+            out[:, done : done + some] = block.swapaxes(0, 1)
+
+    def sha256(self, name: str) -> str:
+        """SHA-256 of the raw bytes of a tensor, hexadecimal."""
+        digest = hashlib.sha256()
+        for chunk in self.chunks(name):
+            digest.update(chunk.data)
+        return digest.hexdigest()
