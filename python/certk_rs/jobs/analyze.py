@@ -1,275 +1,143 @@
-"""What could be pruned from a cache: how many keys its rows need, and which rules would find them.
+"""What could be pruned from many caches: each on its own, and all of them together.
 
-Every number is a mean over rows, a row being one query of one query head, and every share is of the
-keys that the query sees. A head with very many scores is judged by some of its queries, evenly
-spaced. How all this goes with the length of a row is what `effective_watch.py` tells.
+One bad file does not stop the others. The details of files go to the disk as they come (see
+`spool.py`); memory holds those of one, and about a hundred bytes for each head of each file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .. import bounds, gaussian, keepset, selection, windows
-from ..cache_format import Cache, Layer, Names
+from ..cache_format import LAYOUTS, Names
 from ..errors import CertkError
-from .effective_watch import GROWTH, Watch, watch
-from .plan import SMALLEST_EPS, Progress, counting, inputs
+from .aggregate import Numbers
+from .analysis import Analysis
+from .analyze_cache import CacheAnalysis, analyze_cache
+from .budgets import SMALLEST_EPS
+from .inputs import Source, expand
+from .progress import Progress
+from .prune import Failure, failure
+from .spool import Spool
 
-# Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
-# are found, which takes longer.
-SCORES = 1 << 22
-QUERIES = 256
-GAP_QUERIES = 16
-# Up to these shares of the keys, needed for all queries of a head at once, pruning is worth it; and
-# up to this share, needed for a query on its own, selecting anew for each is.
-PRUNE, PRUNE_A_LITTLE = 0.5, 0.85
-PER_QUERY = 0.5
+EPS = (0.1, 0.01, 0.001)
 
-
-ADVICE = ("prune", "prune a little", "per query", "leave dense")
-
-
-@dataclass(frozen=True)
-class HeadAnalysis:
-    """One query head of one layer. Shares are means over its rows, in [0, 1]."""
-
-    layer: int
-    head: int
-    queries: int
-    n: int
-    sigma: float
-    """Standard deviation of the visible scores of a row, in natural-log units."""
-    kept: tuple[float, ...]
-    """The fewest keys within each budget."""
-    predicted: tuple[float, ...]
-    """The same by the Gaussian rule, from each row's own sigma."""
-    effective_entries: float
-    """Keys (a number) that weigh at least the main budget each."""
-    participation: float
-    """1 / sum of squared weights (a number)."""
-    single_gap: float
-    multi_gap: float
-    """The fewest keys that these bounds prove to be enough, at the main budget: the mean of a few
-    rows, evenly spaced in the order of k, and no less than what is kept."""
-    shared: float
-    shared_lower_bound: float
-    """One set for all rows at the main budget, and the proven least size of any."""
-    advice: str
-    """What is worth it at the main budget, one of `ADVICE`."""
-    watch: Watch
-    """Effective entries, and keys needed, at the main budget and several lengths."""
-
-
-@dataclass(frozen=True)
-class Means:
-    """Means over some heads; tuples have an entry per budget."""
-
-    heads: int
-    kept: tuple[float, ...]
-    rule_error: tuple[float, ...]
-    """By how much the Gaussian rule misses what is kept, whichever way."""
-    shared: float
-
-
-@dataclass(frozen=True)
-class CacheAnalysis:
-    """One file. `main` is the position in `eps` of the budget that advice is given for."""
-
-    path: Path
-    eps: tuple[float, ...]
-    main: int
-    heads: tuple[HeadAnalysis, ...]
-    causal: bool = False
-    """Whether every query sees its own prefix."""
-
-    def layers(self) -> dict[int, Means]:
-        """Means of each layer, by its number."""
-        numbers = dict.fromkeys(head.layer for head in self.heads)
-        return {i: _means([head for head in self.heads if head.layer == i]) for i in numbers}
-
-    def all(self) -> Means:
-        """Means of the whole file."""
-        return _means(self.heads)
-
-    def advice(self) -> str:
-        """How many heads are given which advice."""
-        given = [head.advice for head in self.heads]
-        return _counted(given, ADVICE)
-
-    def growth(self) -> str:
-        """Of how many heads the keys needed grow in which way with the length of a row."""
-        return _counted([head.watch.growth for head in self.heads], GROWTH)
+Analyzed: TypeAlias = CacheAnalysis | Failure
 
 
 def analyze(
-    caches: Sequence[Path],
-    eps: Sequence[float],
+    caches: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    eps: Iterable[float] = EPS,
+    *,
     names: str | None = None,
-    progress: Progress | None = None,
+    layout: str | None = None,
+    recursive: bool = False,
+    fail_fast: bool = False,
     threads: int | None = None,
-) -> list[CacheAnalysis]:
-    """Analyze caches, or directories of them.
+    on_file: Callable[[Analyzed], None] | None = None,
+    progress: Progress | None = None,
+) -> Analysis:
+    """Tell how many keys each head of some caches needs, and whether pruning them is worth it.
 
     Args:
-        caches: Files, and directories that stand for the `.safetensors` files in them.
+        caches: Files, directories, glob patterns and URLs, one or several, as in `prune`.
         eps: Budgets, 0 < eps < 1; the middle one is the main one.
         names: Pattern of the tensor names, None to find out.
-        progress: Told about the heads that are done.
-        threads: Passed on; nothing depends on it.
+        layout: Order of the axes, "hnd" or "nhd"; None: hnd, with doubts an error.
+        recursive: Whether directories within directories are searched.
+        fail_fast: Whether the first bad file ends it with its exception; so does the only one.
+        threads: How many threads are used; nothing depends on it.
+        on_file: Called with what was found in each file, or why nothing was, as soon as it is.
+        progress: Called with (what is done, heads done, how many there may be).
 
     Raises:
-        CertkError: For whatever is wrong with the arguments or the files.
+        CertkError: For whatever is wrong with the arguments, or if there is no input.
     """
-    if not eps:
+    given = [caches] if isinstance(caches, (str, os.PathLike)) else list(caches)
+    return analyze_sources(
+        lambda: expand(given, recursive, same_names=True), eps,
+        names=names, layout=layout, fail_fast=fail_fast, threads=threads,
+        on_file=on_file, progress=progress,
+    )  # fmt: skip
+
+
+def analyze_sources(
+    find: Callable[[], Sequence[Source]],
+    eps: Iterable[float] = EPS,
+    *,
+    names: str | None = None,
+    layout: str | None = None,
+    fail_fast: bool = False,
+    threads: int | None = None,
+    on_file: Callable[[Analyzed], None] | None = None,
+    progress: Progress | None = None,
+) -> Analysis:
+    """The same of files that `find` finds, after the other arguments were seen to be right."""
+    budgets = _budgets(eps)
+    if names is not None:
+        Names(names)
+    if layout is not None and layout not in LAYOUTS:
+        raise CertkError(f"layout is {layout!r}: give {' or '.join(LAYOUTS)}")
+    sources = find()
+    numbers, found, failures = Numbers(), Spool[CacheAnalysis](), list[Failure]()
+    meter = _Meter(progress, len(sources))
+    for source in sources:
+        outcome: Analyzed
+        try:
+            outcome = analyze_cache(
+                source, budgets, names=names, layout=layout, threads=threads,
+                step=meter.of(source),
+            )  # fmt: skip
+        except (CertkError, OSError, MemoryError) as error:
+            if fail_fast or len(sources) == 1:
+                raise
+            outcome = failure(source, error)
+            failures.append(outcome)
+        else:
+            numbers.add(outcome)
+            found.append(outcome)
+        meter.end()
+        if on_file is not None:
+            on_file(outcome)
+    return Analysis(budgets, len(budgets) // 2, found, tuple(failures), numbers)
+
+
+def _budgets(eps: Iterable[float]) -> tuple[float, ...]:
+    budgets = tuple(sorted({float(budget) for budget in eps}, reverse=True))
+    if not budgets:
         raise CertkError("eps is empty: give at least one budget")
-    for budget in eps:
+    for budget in budgets:
         if budget == 0:
             raise CertkError("eps is 0: every key is needed then; give a budget above 0")
         if not SMALLEST_EPS <= budget < 1:
             raise CertkError(f"eps is {budget!r}: give a number from {SMALLEST_EPS} to below 1")
-    if names is not None:
-        Names(names)
-    paths = inputs(caches)
-    total = 0
-    for path in paths:
-        with Cache(path, names) as cache:
-            total += sum(layer.heads for layer in cache.layers)
-    step = counting(progress, total)
-    ordered = tuple(sorted({float(budget) for budget in eps}, reverse=True))
-    return [_cache(path, names, ordered, step, threads) for path in paths]
+    return budgets
 
 
-def _counted(given: Sequence[str], words: Sequence[str]) -> str:
-    counts = [(word, given.count(word)) for word in words]
-    return ", ".join(f"{count} {word}" for word, count in counts if count)
+class _Meter:
+    """Progress in heads; files that were not opened are taken to have as many as the last one."""
 
+    def __init__(self, progress: Progress | None, files: int) -> None:
+        self._progress, self._left, self._files = progress, files, files
+        self._before = self._now = 0
 
-def _cache(
-    path: Path,
-    names: str | None,
-    eps: tuple[float, ...],
-    step: Callable[[str, int], None],
-    threads: int | None,
-) -> CacheAnalysis:
-    main = len(eps) // 2
-    heads = []
-    with Cache(path, names) as cache:
-        cache.check_values(lambda _: None)
-        for layer in cache.layers:
-            rows = _rows(cache, layer)
-            watches = watch(cache, layer, eps[main], threads)
-            for (head, scores, lengths), seen in zip(rows, watches, strict=True):
-                heads.append(_head(layer, head, scores, lengths, eps, main, threads, seen))
-                step(f"analyzing {path.name}", 1)
-        causal = cache.causal_offset is not None
-    return CacheAnalysis(path, eps, main, tuple(heads), causal)
+    def of(self, source: Source) -> Callable[[int, int], None]:
+        """What is called with the heads of one file that are done, and how many it has."""
+        number = self._files - self._left + 1
+        label = f"analyzing {source.name}"
+        if self._files > 1:
+            label += f" ({number} of {self._files})"
 
+        def tell(done: int, heads: int) -> None:
+            self._now = heads
+            if self._progress is not None:
+                self._progress(label, self._before + done, self._before + heads * self._left)
 
-def _rows(
-    cache: Cache, layer: Layer
-) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.int64]]]:
-    """Each query head with the scores (rows, n) of some of its queries, and what those see."""
-    most = min(layer.m, max(QUERIES, SCORES // layer.n))
-    chosen = np.unique(np.linspace(0, layer.m - 1, most).round().astype(np.int64))
-    offset = cache.causal_offset
-    lengths = np.full(len(chosen), layer.n, np.int64)
-    if offset is not None:
-        lengths = np.clip(chosen + offset + 1, 0, layer.n)
-    chosen, lengths = chosen[lengths > 0], lengths[lengths > 0]
-    if not len(chosen):
-        raise CertkError(
-            f"{cache.path}: layer {layer.index}: no query sees a key: check causal_offset"
-        )
-    scale = cache.scales[layer.index]
-    for head, queries, keys in cache.heads(layer):
-        scores = queries[chosen] @ keys.T
-        scores *= scale
-        yield head, scores, lengths
+        return tell
 
-
-def _head(
-    layer: Layer,
-    head: int,
-    scores: NDArray[np.float64],
-    lengths: NDArray[np.int64],
-    eps: tuple[float, ...],
-    main: int,
-    threads: int | None,
-    watched: Watch,
-) -> HeadAnalysis:
-    seen = np.arange(layer.n) < lengths[:, None]
-    sigma = np.std(scores, axis=1, where=seen)
-    needed, predicted = [], []
-    for budget in eps:
-        found = selection.select(scores, budget, lengths=lengths, threads=threads)
-        needed.append(found.k / lengths)
-        predicted.append(float(np.mean(gaussian.keep_fraction(sigma, budget))))
-    masked = np.where(seen, scores, -np.inf)
-    exact = needed[main]
-    count = min(len(scores), GAP_QUERIES)
-    ranks = (np.arange(count) * 2 + 1) * len(scores) // (2 * count)
-    few = np.argsort(exact, kind="stable")[ranks]
-
-    def enough(rule: bounds.Rule) -> float:
-        k = bounds.smallest_k(masked[few], eps[main], rule=rule)
-        return max(float((k / lengths[few]).mean()), float(exact.mean()))
-
-    one = keepset.keep_set(scores, eps[main], lengths=lengths, threads=threads)
-    shared = one.k / int(lengths.max())
-    kept = tuple(float(share.mean()) for share in needed)
-    return HeadAnalysis(
-        layer=layer.index,
-        head=head,
-        queries=len(scores),
-        n=layer.n,
-        sigma=float(sigma.mean()),
-        kept=kept,
-        predicted=tuple(predicted),
-        effective_entries=float(np.mean(windows.effective_entries(masked, eps[main]))),
-        participation=float(np.mean(windows.participation(masked))),
-        single_gap=enough("single_gap"),
-        multi_gap=enough("multi_gap"),
-        shared=shared,
-        shared_lower_bound=one.lower_bound / int(lengths.max()),
-        advice=_advice(shared, kept[main]),
-        watch=watched,
-    )
-
-
-def _advice(shared: float, kept: float) -> str:
-    """What is worth it, where one set takes a share of the keys, and a query on its own another.
-
-    "prune" or "prune a little": one set for all queries of the head. "per query": no such set is
-    small, but a query on its own needs few keys. "leave dense": neither.
-    """
-    if shared <= PRUNE_A_LITTLE:
-        return "prune" if shared <= PRUNE else "prune a little"
-    return "per query" if kept <= PER_QUERY else "leave dense"
-
-
-def _means(heads: Sequence[HeadAnalysis]) -> Means:
-    kept = np.array([head.kept for head in heads])
-    off = np.abs(kept - np.array([head.predicted for head in heads]))
-    return Means(
-        len(heads),
-        tuple(kept.mean(axis=0).tolist()),
-        tuple(off.mean(axis=0).tolist()),
-        float(np.mean([head.shared for head in heads])),
-    )
-
-
-def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
-    """The same as plain numbers, for one JSON object."""
-    return {
-        "cache": str(found.path),
-        "eps": list(found.eps),
-        "main_eps": found.eps[found.main],
-        "layers": [{"layer": i, **vars(means)} for i, means in found.layers().items()],
-        "heads": [asdict(head) for head in found.heads],
-    }
+    def end(self) -> None:
+        """A file is done."""
+        self._before += self._now
+        self._now = 0
+        self._left -= 1

@@ -1,240 +1,288 @@
-"""One prune task: a cache in, a smaller cache with its certificate out.
-
-For every group (a kv head, or the whole layer) one keep-set is chosen for all its rows, a row being
-one query of one query head of the group; then the kept rows are copied byte for byte. Two passes
-over the layers, so that memory holds about one layer: the first chooses all the sets, after which
-the size of the output is known, the second copies.
-
-Why a recorded certificate holds, and why an audit that shares no code with this always confirms it.
-Let u = 2^-53, s* = scale * q.k the real score of the stored vectors, R = |scale| |q| max_i |k_i| of
-a row, and ln(odds) = ln(tail mass / kept mass). If every score moves by at most x, ln(odds) moves
-by at most 2 x, and there are such scores for which it does.
-
-1. F16, BF16 and F32 widen to float64 exactly, and products of two of them neither overflow nor
-   underflow there. So for any order of summation, with FMA or without, a computed dot product is
-   off by at most gamma_d |q||k|, gamma_d = d u / (1 - d u) <= d u (1 + 2^-20) as d <= 2^20. The
-   scale is left to `keep_set`, which counts its own roundings. Hence the exact scale * (computed
-   dot) is within r = d u (1 + 2^-20) R of s*. The largest |k_i| is over the keys that a query of
-   the layer sees, or more.
-2. An auditor's exact ln(odds) of its own computed scores are within 2 r' of the real ones, with r'
-   <= (d + 8) u (1 + 2^-20) R; its exp and sums add an error below 2^-31.9 (`_audit.recompute`, n <=
-   2^32). What it reports has all of this once as error and once more as its own widening, so it
-   never reports more than the real ln(odds) + 4 r' + 2^-30.9, nor more than ours + 2 r + 4 r' +
-   2^-30.9.
-3. `keep_set` is told the radius (3 d + 16) u (1 + 2^-19) R + 2^-31 (R rounded up), which is more
-   than r + 2 r' + 2^-31.9. Its upper ends, on which CERTIFIED and over budget are decided, hold for
-   all scores within that radius: for s* (soundness) and for all that an audit can report
-   (confirmation). Likewise its lower ends and its lower bounds.
-4. The 2^-31 costs a relative 1e-9 of the budget. Masses below 2^-1000 are recorded as 2^-1000
-   (upper end) and 0 (lower end): float64 loses precision not far below. Budgets start at 1e-300.
-
-The promise covers the queries in the file. With a causal offset, `keep_first` and `keep_last` count
-the positions that at least one query of the layer sees.
-"""
+"""Prune jobs: many caches, one output each, resumable, on an engine of choice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .. import __version__, _native, keepset
-from ..cache_format import Cache, Certificate, Form, Layer, Options, OutputFile, output_tensors
-from ..errors import CertkError
-from .plan import Plan, Task
-
-_U = 2.0**-53
-_SLACK = 2.0**-31
-_TINY = 2.0**-1000
-_MOST_RADIUS = 100.0
+from .._files.atomic import already_exists
+from .._files.location import Location, locate
+from ..errors import CertkError, one_line
+from .driver import Driver, Ended
+from .engines.engine import Engine
+from .file_job import FileTask, Steps, plan_file, steps
+from .file_report import FileReport, file_json, read_file_report
+from .finished import is_of_input, is_whole
+from .inputs import Source, expand
+from .job_folder import FOLDER, JobFolder
+from .job_result import Failure, FileOutcome, JobResult, Skipped
+from .manifest import check_same, manifest
+from .memory import peak_memory
+from .progress import Progress
+from .request import Request
 
 
 @dataclass(frozen=True)
-class LayerSets:
-    """The keep-sets of one layer, one per group, and what is proven of them.
+class Manner:
+    """How a job is done; none of it has a say in the bytes of an output.
 
-    Masses and weights have shape (heads, m); `lower_bounds` one entry per group. `visible` keys are
-    the candidates of every group: those that at least one query sees.
+    `existing` says what is done about an output that is there: "refuse" (the job), "skip" or
+    "replace" (it). `unit` is what one unit of work is, a "layer", a "head", or "auto": a head where
+    layers are too few to keep the engine busy.
     """
 
-    layer: Layer
-    visible: int
-    indices: tuple[NDArray[np.int64], ...]
-    upper: NDArray[np.float64]
-    lower: NDArray[np.float64]
-    lower_bounds: NDArray[np.int64]
-    weights: NDArray[np.float64]
+    resume: bool = False
+    existing: str = "refuse"
+    fail_fast: bool = False
+    unit: str = "auto"
 
 
-def prune(
-    task: Task, plan: Plan, step: Callable[[], None], threads: int | None = None
-) -> list[LayerSets]:
-    """Write the output of one task; on any failure nothing is left of it.
+@dataclass(frozen=True)
+class Plan:
+    """A whole job, every header of it read: what can be done, and what cannot."""
 
-    Args:
-        task: What to prune; the input must not have changed since it was checked.
-        plan: The job that it belongs to. `plan.out` must exist.
-        step: Called twice for each layer: when its sets are chosen, and when they are written.
-        threads: Passed on to the selector; the result does not depend on it.
+    out: Location
+    request: Request
+    tasks: tuple[FileTask, ...]
+    failures: tuple[Failure, ...]
+
+
+def make_plan(
+    caches: Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    request: Request,
+    manner: Manner | None = None,
+    recursive: bool = False,
+) -> Plan:
+    """Read the headers of all inputs, and see what can be done. Nothing is made.
+
+    Raises:
+        CertkError: There is no input, two inputs have one name, or OUT cannot be written to.
     """
-    with Cache(task.source, plan.names) as cache:
-        cache.file.check_unchanged(task.identity)
-        chosen = []
-        for layer in cache.layers:
-            chosen.append(_choose(cache, layer, plan.eps, plan.options, threads))
-            step()
-        tensors: dict[str, Form] = {}
-        for sets in chosen:
-            kept = [len(indices) for indices in sets.indices]
-            tensors |= output_tensors(sets.layer, plan.options.granularity, kept)
-        certificate = Certificate(
-            library=__version__,
-            eps=float(plan.eps),
-            options=plan.options,
-            names=cache.names.pattern,
-            causal_offset=cache.causal_offset,
-            scales=cache.scales,
-            input_header_sha256=cache.file.header_sha256(),
-            inputs=task.facts,
-            outputs={},
-        )
-        with OutputFile(task.target, tensors, certificate) as output:
-            for sets in chosen:
-                _copy(cache, sets, plan.options.granularity, output)
-                step()
-            cache.file.check_unchanged(task.identity)
-            output.commit()
-    return chosen
+    manner = manner or Manner()
+    place = locate(out)
+    sources = expand(list(caches), recursive=recursive)
+    _check_out(place)
+    tasks: list[FileTask] = []
+    failures: list[Failure] = []
+    for source in sources:
+        target = place / source.name
+        if manner.existing == "refuse" and not manner.resume and target.exists():
+            raise CertkError(
+                f"{already_exists_text(target)}; or go on with --resume or --skip-existing, or "
+                "begin anew with --force"
+            )
+        try:
+            tasks.append(plan_file(source, target, request))
+        except (CertkError, OSError) as error:
+            if manner.fail_fast or len(sources) == 1:
+                raise
+            failures.append(failure(source, error))
+    return Plan(place, request, tuple(tasks), tuple(failures))
 
 
-def _choose(
-    cache: Cache, layer: Layer, eps: float, options: Options, threads: int | None
-) -> LayerSets:
-    """The keep-sets of one layer: one per kv head, or one for all its rows."""
-    query, key = cache.read(layer, "query"), cache.read(layer, "key")
-    scale, offset = cache.scales[layer.index], cache.causal_offset
-    upper = np.empty((layer.heads, layer.m))
-    lower, weights = np.empty_like(upper), np.empty_like(upper)
-    indices, bounds = [], []
-    groups = list(_groups(layer, options.granularity))
-    # One array for all groups, since fresh memory costs the system about as long as filling it. It
-    # begins with zeros: what a query does not see is not written.
-    scores = np.zeros((layer.heads // len(groups), layer.m, layer.n))
-    for heads, kv_heads in groups:
-        radius = score(layer, query[heads], key[kv_heads], scores, offset, threads)
-        with np.errstate(over="ignore"), _native.DefaultFloats():
-            radius = abs(scale) * radius + _SLACK
-        _check_radius(cache, layer, radius)
-        found = keepset.keep_set_of_inexact(
-            scores,
-            eps,
-            radius=radius,
-            scale=scale,
-            causal_offset=offset,
-            max_keep=options.max_keep,
-            keep_first=options.keep_first,
-            keep_last=options.keep_last,
-            threads=threads,
-        )
-        indices.append(found.indices)
-        bounds.append(found.lower_bound)
-        raw_upper, raw_lower = found.tail_mass_upper, found.tail_mass_lower
-        # A host that flushes subnormal numbers would take one for a loss of nothing.
-        with _native.DefaultFloats():
-            upper[heads] = np.where(raw_upper > 0, np.maximum(raw_upper, _TINY), 0.0)
-            lower[heads] = np.where(raw_lower >= _TINY, raw_lower, 0.0)
-        weights[heads] = found.weights
-    return LayerSets(
-        layer,
-        layer.visible(offset),
-        tuple(indices),
-        upper,
-        lower,
-        np.array(bounds, np.int64),
-        weights,
-    )
+def already_exists_text(target: Location) -> str:
+    """What is said of an output that is there."""
+    return str(already_exists(Path(str(target))))
 
 
-def _groups(layer: Layer, granularity: str) -> Iterator[tuple[slice, slice]]:
-    """The query heads whose rows share a set, and their kv heads."""
-    together = layer.kv_heads if granularity == "layer" else 1
-    size = layer.heads // layer.kv_heads
-    for first in range(0, layer.kv_heads, together):
-        end = first + together
-        yield slice(first * size, end * size), slice(first, end)
+def run_plan(
+    plan: Plan,
+    engine: Engine,
+    manner: Manner | None = None,
+    on_file: Callable[[FileOutcome], None] | None = None,
+    progress: Progress | None = None,
+) -> JobResult:
+    """Do a job; on_file is told of every input as soon as its end is known.
 
+    Outputs that are finished stay whatever happens afterwards, and so does what `resume` needs.
 
-def score(
-    layer: Layer,
-    query: NDArray[Any],
-    key: NDArray[Any],
-    scores: NDArray[np.float64],
-    causal_offset: int | None,
-    threads: int | None,
-) -> NDArray[np.float64]:
-    """Fill in dot products in float64, read from where keys are stored.
-
-    All of them: a keep-set with a proven lower bound needs every weight of every row, so bounds on
-    scores save nothing here, and float32 would widen the recorded intervals 2^29-fold.
-
-    Args:
-        layer: Whose heads these are.
-        query: Some query heads as stored, (heads, m, d).
-        key: Their kv heads as stored, (kv_heads, n, d).
-        scores: What is filled in, (heads, m, n). Places of keys that a query does not see may stay
-            as they are. The bits depend neither on `threads` nor on the instruction set.
-        causal_offset: Query i sees the keys <= i + offset; None: all.
-        threads: How many threads, None for all.
-
-    Returns:
-        What `keep_set` is told of each row at scale 1, without the slack: (heads, m).
+    Raises:
+        CertkError: Another job is under way in OUT, an unfinished one is there, or the one that is
+            to be resumed is another one. With `fail_fast`, whatever the first bad input raises.
+        KeyboardInterrupt: As it comes; the engine is stopped first.
     """
-    reach = _native.products(
-        _as_native(query, layer.dtypes["query"]),
-        _as_native(key, layer.dtypes["key"]),
-        causal_offset,
-        scores,
-        threads,
-    )
-    roundings = (3 * layer.d + 16) * _U * (1 + 2.0**-19)
-    radius: NDArray[np.float64] = reach.reshape(scores.shape[:2]) * (roundings * (1 + 2.0**-40))
-    return radius
+    return _Job(plan, engine, manner or Manner(), on_file, progress).run()
 
 
-def _as_native(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
-    """A stored tensor and its dtype, as `_native` takes them."""
-    bits = stored.view(np.uint16) if stored.itemsize == 2 else stored
-    return bits, {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
+class _Job:
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        manner: Manner,
+        on_file: Callable[[FileOutcome], None] | None,
+        progress: Progress | None,
+    ) -> None:
+        self._plan, self._engine, self._manner = plan, engine, manner
+        self._on_file = on_file or (lambda _outcome: None)
+        self._progress = progress
+        self._folder = JobFolder(plan.out)
+        self._outcomes: list[FileOutcome] = []
+        self._resumed = 0
+        layers = sum(len(task.layers) for task in plan.tasks)
+        few = layers < 2 * engine.slots
+        self._by_head = self._manner.unit == "head" or (self._manner.unit == "auto" and few)
+        self._of_name = {task.source.name: task for task in plan.tasks}
 
+    def run(self) -> JobResult:
+        begun = time.monotonic()
+        made = list(_missing_directories(self._plan.out))
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._engine.close)
+            # Last of all, and only where the lock was had: what is there may be another job's.
+            stack.callback(_remove_empty, made)
+            stack.enter_context(self._folder.lock())
+            fresh = self._folder.read_manifest() is None
+            stack.callback(lambda: self._clear(fresh))
+            self._begin()
+            for bad in self._plan.failures:
+                self._end(bad)
+            self._work()
+            ended = manifest(self._plan.request, self._plan.tasks, "ended")
+            spent = {"seconds": time.monotonic() - begun, "peak_memory": peak_memory()}
+            self._folder.write_manifest({**ended, **spent})
+        return self._result(time.monotonic() - begun)
 
-def _check_radius(cache: Cache, layer: Layer, radius: NDArray[np.float64]) -> None:
-    """Beyond this (scores of 1e16) nothing can be certified, and arithmetic begins to overflow."""
-    if not radius.max() <= _MOST_RADIUS:
-        raise CertkError(
-            f"{cache.path}: layer {layer.index}: its scores are so large (scale "
-            f"{cache.scales[layer.index]!r}) that rounding in float64 may change them by more than "
-            f"{_MOST_RADIUS:g}: check the vectors and the scale in the metadata"
+    def _clear(self, fresh: bool) -> None:
+        """Leave nothing where nothing came of the job."""
+        done = any(isinstance(outcome, (FileReport, Skipped)) for outcome in self._outcomes)
+        if fresh and not done and not self._folder.has_parts():
+            self._folder.discard()
+
+    def _begin(self) -> None:
+        """See what was here before, and begin (or go on with) the job."""
+        before = self._folder.read_manifest()
+        if self._manner.resume and before is not None:
+            check_same(before, self._plan.request, self._plan.tasks)
+        elif (
+            before is not None
+            and before.get("state") == "running"
+            and self._manner.existing == "refuse"
+        ):
+            raise CertkError(
+                f"{self._plan.out}: an unfinished job is there: go on with --resume, or begin anew "
+                "with --force"
+            )
+        if not self._manner.resume:
+            self._folder.forget()
+        self._folder.write_manifest(manifest(self._plan.request, self._plan.tasks, "running"))
+        self._engine.begin(self._folder.witness())
+
+    def _work(self) -> None:
+        driver = Driver(self._engine, self._folder, self._manner.resume, self._progress)
+        for ended in driver.run(self._steps()):
+            self._end(self._outcome(ended))
+
+    def _steps(self) -> Iterator[tuple[str, Steps]]:
+        """The inputs that there is work for; the others are told of at once."""
+        for task in self._plan.tasks:
+            replace = self._manner.existing == "replace"
+            if self._manner.resume:
+                finished = self._finished(task)
+                if finished is not None:
+                    self._resumed += 1
+                    self._end(finished)
+                    continue
+                replace = replace or is_of_input(task.target, task.header_sha256s)
+            elif self._manner.existing == "skip" and task.target.exists():
+                self._end(Skipped(task.source.name, str(task.target)))
+                continue
+            yield (
+                task.source.name,
+                steps(task, replace, self._by_head, self._engine.threads),
+            )
+
+    def _finished(self, task: FileTask) -> FileReport | None:
+        """What an earlier run has said of this input, if its output is still what it was."""
+        state = self._folder.read_state(task.source.name)
+        if state is None or state.get("state") != "done":
+            return None
+        try:
+            report = read_file_report(state["report"])
+        except (KeyError, TypeError):
+            return None
+        return report if is_whole(task.target, report.header_sha256) else None
+
+    def _outcome(self, ended: Ended) -> FileOutcome:
+        if ended.report is not None:
+            return ended.report
+        error = ended.error
+        assert error is not None
+        if self._manner.fail_fast or not isinstance(error, Exception):
+            raise error
+        return failure(self._of_name[ended.name].source, error)
+
+    def _end(self, outcome: FileOutcome) -> None:
+        self._outcomes.append(outcome)
+        if isinstance(outcome, FileReport):
+            state = {"state": "done", "report": file_json(outcome)}
+            self._folder.write_state(outcome.name, state)
+        elif isinstance(outcome, Failure):
+            self._folder.write_state(outcome.name, {"state": "failed", **vars(outcome)})
+        self._on_file(outcome)
+
+    def _result(self, seconds: float) -> JobResult:
+        order = {task.source.name: number for number, task in enumerate(self._plan.tasks)}
+        outcomes = sorted(self._outcomes, key=lambda each: order.get(each.name, -1))
+        return JobResult(
+            self._plan.out,
+            self._plan.request,
+            tuple(each for each in outcomes if isinstance(each, FileReport)),
+            tuple(each for each in outcomes if isinstance(each, Failure)),
+            tuple(each for each in outcomes if isinstance(each, Skipped)),
+            self._resumed,
+            seconds,
+            peak_memory(),
         )
 
 
-def _copy(cache: Cache, sets: LayerSets, granularity: str, output: OutputFile) -> None:
-    """Write all tensors of one layer."""
-    layer, stem = sets.layer, f"layers.{sets.layer.index}."
-    output.write(stem + "tail_mass_upper", sets.upper)
-    output.write(stem + "tail_mass_lower", sets.lower)
-    output.write(stem + "lower_bound", sets.lower_bounds)
-    output.write(stem + "lower_bound_weights", sets.weights)
-    output.write(stem + "indices", np.concatenate(sets.indices))
-    if granularity == "head":
-        sizes = [len(indices) for indices in sets.indices]
-        output.write(stem + "indptr", np.cumsum([0, *sizes]))
-    for role in ("key", "value"):
-        rows = cache.read(layer, role)
-        if granularity == "head":
-            picked = [rows[h][indices] for h, indices in enumerate(sets.indices)]
-            output.write(stem + role, np.concatenate(picked))
-        else:
-            output.write(stem + role, rows[:, sets.indices[0]])
+def failure(source: Source, error: BaseException) -> Failure:
+    """An input that failed, with a line that names it."""
+    message = one_line(error)
+    if isinstance(error, OSError):
+        place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        message = f"{place}{error.strerror or message}"
+    elif isinstance(error, MemoryError):
+        message = "not enough memory: give fewer queries or keys in one file, or fewer --jobs"
+    elif not isinstance(error, CertkError):
+        message = f"unexpected {type(error).__name__}: {message}; please report it"
+    if str(source.location) not in message and source.location.name not in message:
+        message = f"{source.location}: {message}"
+    kind = "OSError" if isinstance(error, OSError) else type(error).__name__
+    return Failure(source.name, str(source.location), message, kind)
+
+
+def _check_out(out: Location) -> None:
+    """OUT must be, or be possible to make, a directory that can be written to."""
+    if not out.is_local:
+        return
+    place = out.path
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        raise CertkError(f"{place} is not a directory: OUT ({out}) must be one, or not exist yet")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise CertkError(f"{place} cannot be written to: choose another OUT than {out}")
+
+
+def _missing_directories(out: Location) -> Iterator[Path]:
+    """The directories that have to be made for OUT, the innermost first."""
+    if out.is_local:
+        place = out.path
+        while not os.path.lexists(place):
+            yield place
+            place = place.parent
+
+
+def _remove_empty(directories: list[Path]) -> None:
+    for directory in directories:
+        with contextlib.suppress(OSError):  # not empty
+            directory.rmdir()
+
+
+__all__ = ["FOLDER", "Failure", "FileOutcome", "JobResult", "Manner", "Plan", "Skipped"]

@@ -21,8 +21,10 @@ from .. import selection, windows
 from ..cache_format import Cache, Layer, Names, widen
 from ..errors import CertkError
 from .adaptive_k import AdaptiveK, adaptive_k, best
-from .plan import SMALLEST_EPS, Progress, counting, inputs
+from .budgets import SMALLEST_EPS
+from .inputs import expand
 from .prefixes import SHORTEST, Prefix, prefixes, rows_of_heads, scores_of
+from .progress import Progress, counting
 
 # Scores of a head that are looked at at each length: each is judged some ten times.
 SCORES = 1 << 21
@@ -132,7 +134,7 @@ def window_recipes(
         raise CertkError(f"shortest is {shortest}: give a length of at least 1")
     if names is not None:
         Names(names)
-    paths = inputs(caches)
+    paths = [source.location.path for source in expand(caches)]
     total = 0
     for path in paths:
         with Cache(path, names) as cache:

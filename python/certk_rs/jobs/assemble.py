@@ -1,0 +1,141 @@
+"""An output from what was chosen for its layers: the kept rows are copied, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from .._files.location import Location
+from .._files.tensor_file import Header
+from ..cache_format import (
+    STORAGE,
+    Budgets,
+    Cache,
+    Certificate,
+    Counts,
+    Form,
+    Layer,
+    Options,
+    OutputFile,
+    TensorFacts,
+    output_tensors,
+)
+from .chosen import Chosen
+from .finished import header_of_output
+from .record import chosen_tensors
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to write, and where. Plain values: an engine may do it anywhere.
+
+    `facts` are those of every tensor of the input, `identity` that of the input they were found in.
+    """
+
+    source: Location
+    names: str | None
+    layout: str | None
+    identity: tuple[Any, ...]
+    target: Location
+    replace: bool
+    options: Options
+    eps: Budgets
+    bound_eps: Budgets | None
+    masses: str
+    facts: Mapping[str, TensorFacts]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is now on the disk."""
+
+    header_sha256: str
+    output_bytes: int
+    proof_bytes: int
+
+
+def assemble(order: Order, chosen: tuple[Chosen, ...]) -> Written:
+    """Write one output; on any failure nothing is left of it.
+
+    Memory holds about one kv head of one layer. An output that is there and is, byte for byte, what
+    would be written is left as it is: a worker may have been lost after it had written it.
+
+    Raises:
+        CertkError: The input has changed since the sets were chosen, or the output is there.
+        OSError: The system refuses to read or to write.
+    """
+    with Cache(order.source, order.names, order.layout) as cache:
+        cache.file.check_unchanged(order.identity)
+        tensors: dict[str, Form] = {}
+        proofs: dict[str, NDArray[Any]] = {}
+        of_layer = {layer.index: layer for layer in cache.layers}
+        for each in chosen:
+            layer = of_layer[each.layer]
+            tensors |= output_tensors(layer, order.options, _counts(each, order), order.masses)
+            proofs |= chosen_tensors(layer, each, order.options)
+        certificate = Certificate(
+            library=__version__,
+            eps=order.eps,
+            bound_eps=order.bound_eps,
+            options=order.options,
+            names=cache.names.pattern,
+            causal_offset=cache.causal_offset,
+            scales=cache.scales,
+            input_headers=tuple(cache.file.header_sha256s()),
+            inputs=order.facts,
+            outputs={},
+        )
+        if not order.replace:
+            there = header_of_output(order.target, certificate)
+            if there is not None:
+                return _written(there, proofs)
+        with OutputFile(order.target, tensors, certificate, replace=order.replace) as output:
+            for name, array in proofs.items():
+                output.write(name, array)
+            for each in chosen:
+                _copy(cache, of_layer[each.layer], each, order.options, output)
+            cache.file.check_unchanged(order.identity)
+            output.commit()
+            header = output.header()
+        return _written(header, proofs)
+
+
+def _written(header: Header, proofs: Mapping[str, NDArray[Any]]) -> Written:
+    size = len(header.raw) + max((entry.stop for entry in header.entries.values()), default=0)
+    proof = sum(array.nbytes for array in proofs.values())
+    return Written(hashlib.sha256(header.raw).hexdigest(), size, proof)
+
+
+def _counts(chosen: Chosen, order: Order) -> Counts:
+    size = order.options.block_size
+    return Counts(
+        kept=[len(indices) for indices in chosen.indices],
+        blocks=[len(np.unique(i // size)) for i in chosen.indices] if size > 1 else (),
+        weighted=len(chosen.weight_rows),
+        held_out=len(chosen.held_out),
+        left_out=len(chosen.left_out),
+    )
+
+
+def _copy(cache: Cache, layer: Layer, chosen: Chosen, options: Options, output: OutputFile) -> None:
+    """Write the kept rows of one layer, a kv head at a time."""
+    for role in ("key", "value"):
+        shape: tuple[int, ...] = (sum(map(len, chosen.indices)), layer.d)
+        if options.granularity != "head":
+            shape = (layer.kv_heads, len(chosen.indices[0]), layer.d)
+        rows = np.empty(shape, STORAGE[layer.dtypes[role]])
+        start = 0
+        for head, stored in enumerate(cache.by_head(layer, role)):
+            if options.granularity == "head":
+                indices = chosen.indices[head]
+                np.take(stored, indices, axis=0, out=rows[start : start + len(indices)])
+                start += len(indices)
+            else:
+                np.take(stored, chosen.indices[0], axis=0, out=rows[head])
+        output.write(f"layers.{layer.index}.{role}", rows)

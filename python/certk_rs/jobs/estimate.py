@@ -1,0 +1,98 @@
+"""What a job would cost and save, before it is done: measured on a few heads, and scaled up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..cache_format import ITEMSIZE, Layer, proof_bytes
+from .chosen import Chosen
+from .file_job import FileTask, units_to_try
+from .unit import Unit, run_unit
+
+# The layers of a file that are tried: the first, the last, and one between.
+_LAYERS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What pruning one input takes and gives, as far as some heads of it tell.
+
+    `scores` are the products of a query with a key that have to be judged; `seconds` what one
+    worker needs; `memory` what one unit of work needs at a time, in bytes.
+    """
+
+    name: str
+    source: str
+    input_bytes: int
+    cache_bytes: int
+    output_bytes: int
+    kept_share: float
+    scores: int
+    seconds: float
+    memory: int
+    warnings: tuple[str, ...]
+
+
+def estimate(task: FileTask, threads: int | None) -> Estimate:
+    """Try one kv head (or, by layer, one layer) of some layers.
+
+    With a size for a target the share that is kept is known, and only the time is measured. By
+    token the sets of the layers tried, one each, stand for the one of all layers.
+
+    Raises `CertkError` or `OSError` for what is wrong with the data that is read.
+    """
+    tried = units_to_try(task, _some(task.layers))
+    kept = total = scores = 0
+    begun = time.monotonic()
+    for unit in tried:
+        for chosen in run_unit(unit, threads).chosen:
+            if isinstance(chosen, Chosen):
+                layer = next(each for each in task.layers if each.index == chosen.layer)
+                kept += sum(map(len, chosen.indices))
+                total += layer.n * len(chosen.indices)
+                scores += layer.n * layer.m * _heads(unit, layer)
+    spent = time.monotonic() - begun
+    every = sum(layer.n * layer.m * layer.heads for layer in task.layers)
+    share = kept / total if total else 1.0
+    if task.options.size is not None:
+        share = min(1.0, task.options.size / max(1, task.total))
+    proof = proof_bytes(task.layers, task.options, "F32")[task.options.proof]
+    indices = 4 * share * sum(layer.n * layer.kv_heads for layer in task.layers)
+    return Estimate(
+        task.source.name,
+        str(task.source.location),
+        task.input_bytes,
+        task.cache_bytes,
+        int(share * task.cache_bytes + indices + proof + 600 * len(task.tensors)),
+        share,
+        every,
+        spent * every / scores if scores else spent,
+        max(_memory(task, layer) for layer in task.layers),
+        task.warnings,
+    )
+
+
+def _some(layers: Sequence[Layer]) -> list[Layer]:
+    last = len(layers) - 1
+    return [layers[i] for i in sorted({0, last // 2, last})][:_LAYERS]
+
+
+def _heads(unit: Unit, layer: Layer) -> int:
+    if unit.heads is None:
+        return layer.heads
+    return (unit.heads[1] - unit.heads[0]) * (layer.heads // layer.kv_heads)
+
+
+def _memory(task: FileTask, layer: Layer) -> int:
+    """Bytes of a unit: its keys and queries, the rows that are solved for, a result for every row.
+
+    A bound of what was measured, rounded up: see docs/prune.md.
+    """
+    together = 1 if task.options.granularity == "head" else layer.kv_heads
+    heads = together * (layer.heads // layer.kv_heads)
+    keys = together * layer.n * layer.d * ITEMSIZE[layer.dtypes["key"]]
+    queries = heads * layer.m * layer.d * ITEMSIZE[layer.dtypes["query"]]
+    rows = heads * layer.m
+    return keys * 2 + queries * 2 + 64 * rows + 16 * min(rows, 2048) * layer.n

@@ -1,0 +1,241 @@
+"""Certificates as tables: a row per query of each query head, or one per keep-set.
+
+Written as they are read, one layer in memory, and appearing whole under their name or not at all.
+CSV is what the standard library writes (floats in their shortest form, nothing for what is not
+known); Parquet needs pyarrow.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._files.location import Location
+from .._files.new_file import new_file
+from ..errors import CertkError, pip_install
+from .output_facts import KINDS, PROMISED, LayerFacts, SetFacts
+from .report_sums import probable
+
+Columns = Mapping[str, Sequence[Any]]
+Kinds = NDArray[np.uint8]
+
+ROWS = {
+    "output": "string",
+    "layer": "int32",
+    "head": "int32",
+    "query": "int64",
+    "group": "int32",
+    "kind": "string",
+    "eps": "float64",
+    "tail_mass_lower": "float64",
+    "tail_mass_upper": "float64",
+    "weight": "float32",
+}
+"""The columns of a table of rows, with their Parquet types."""
+
+SETS = {
+    "output": "string",
+    "layer": "int32",
+    "head": "int32",
+    "eps": "float64",
+    "bound_eps": "float64",
+    "kept": "int64",
+    "total": "int64",
+    "lower_bound": "int64",
+    "gap": "int64",
+    "worst_tail_mass": "float64",
+    "rows": "int64",
+    "rows_over_budget": "int64",
+    "rows_left_out": "int64",
+    "worst_left_out": "float64",
+    "held_out_queries": "int64",
+    "held_out_violations_low": "int64",
+    "held_out_violations_high": "int64",
+    "held_out_low": "float64",
+    "held_out_high": "float64",
+}
+"""The columns of a table of sets."""
+
+# Rows at a time: some tens of megabytes as Python objects.
+_PART = 1 << 16
+# Rows of a group of Parquet, about.
+_GROUP = 1 << 18
+
+
+class Writer(Protocol):
+    """Appends columns of equal length to a table."""
+
+    def append(self, columns: Columns) -> None:
+        """Write them."""
+
+
+class Table:
+    """A sink of a report (`job_report.RowSink`) that makes tables of what it is handed.
+
+    Args:
+        writers: Where the tables go.
+        sets: A row per keep-set, not per query.
+    """
+
+    def __init__(self, writers: Sequence[Writer], sets: bool) -> None:
+        self._writers, self._sets = writers, sets
+
+    def take(self, output: str, facts: LayerFacts, kinds: Kinds, sets: Sequence[SetFacts]) -> None:
+        """Write the rows or the sets of a layer."""
+        for columns in [_sets(output, sets)] if self._sets else _rows(output, facts, kinds):
+            for writer in self._writers:
+                writer.append(columns)
+
+
+@contextmanager
+def table_files(
+    csv_to: Location | None, parquet_to: Location | None, *, sets: bool, replace: bool
+) -> Iterator[Table]:
+    """Open the tables that are wanted; they get their names if nothing goes wrong meanwhile.
+
+    Raises:
+        CertkError: A name is taken and not to be replaced, or pyarrow is missing.
+        OSError: The system refuses.
+    """
+    names = SETS if sets else ROWS
+    with ExitStack() as stack:
+        writers: list[Writer] = []
+        if csv_to is not None:
+            writers.append(stack.enter_context(_csv_file(csv_to, names, replace)))
+        if parquet_to is not None:
+            writers.append(stack.enter_context(_parquet_file(parquet_to, names, replace)))
+        yield Table(writers, sets)
+
+
+class _Csv:
+    def __init__(self, stream: Any, names: Mapping[str, str]) -> None:
+        self._writer = csv.writer(stream, lineterminator="\n")
+        self._writer.writerow(names)
+
+    def append(self, columns: Columns) -> None:
+        self._writer.writerows(zip(*columns.values(), strict=True))
+
+
+@contextmanager
+def _csv_file(place: Location, names: Mapping[str, str], replace: bool) -> Iterator[_Csv]:
+    with new_file(place, replace=replace) as file:
+        with file.stream() as stream:
+            text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+            yield _Csv(text, names)
+            text.flush()
+            text.detach()
+        file.commit()
+
+
+class _Parquet:
+    """Collects parts into row groups: the file's footer, in memory to the end, has a line of each.
+
+    Parts are few rows where queries or sets are few.
+    """
+
+    def __init__(self, arrow: Any, writer: Any, schema: Any) -> None:
+        self._arrow, self._writer, self._schema = arrow, writer, schema
+        self._parts: list[Any] = []
+        self._rows = 0
+
+    def append(self, columns: Columns) -> None:
+        part = self._arrow.table(dict(columns), schema=self._schema)
+        self._parts.append(part)
+        self._rows += part.num_rows
+        if self._rows >= _GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._parts:
+            self._writer.write_table(self._arrow.concat_tables(self._parts), _GROUP + _PART)
+        self._parts, self._rows = [], 0
+
+
+@contextmanager
+def _parquet_file(place: Location, names: Mapping[str, str], replace: bool) -> Iterator[_Parquet]:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise CertkError(
+            f"Parquet needs pyarrow, which is not installed: {pip_install('export')}; or write CSV"
+        ) from None
+    schema = arrow.schema([(name, getattr(arrow, kind)()) for name, kind in names.items()])
+    with new_file(place, replace=replace) as file:
+        with file.stream() as stream, parquet.ParquetWriter(stream, schema) as writer:
+            table = _Parquet(arrow, writer, schema)
+            yield table
+            table.flush()
+        file.commit()
+
+
+def _rows(output: str, facts: LayerFacts, kinds: Kinds) -> Iterator[Columns]:
+    layer, m = facts.layer, facts.layer.m
+    words = np.array(KINDS, object)
+    weights: NDArray[np.float32] = np.zeros(layer.heads * m, np.float32)
+    weights[facts.weighted] = facts.weights
+    for head in range(layer.heads):
+        group = head // facts.heads_of_set
+        for start in range(0, m, _PART):
+            part = slice(start, min(start + _PART, m))
+            size = part.stop - start
+            own = slice(head * m + start, head * m + part.stop)
+            yield {
+                "output": [output] * size,
+                "layer": [layer.index] * size,
+                "head": [head] * size,
+                "query": range(start, part.stop),
+                "group": [group] * size,
+                "kind": words[kinds[head, part]].tolist(),
+                "eps": [facts.eps[group]] * size,
+                "tail_mass_lower": _lower(facts, head, part),
+                "tail_mass_upper": _upper(facts, kinds, head, part),
+                # Of no row is anything known where there are no bounds.
+                "weight": [None] * size if facts.bounds is None else weights[own].tolist(),
+            }
+
+
+def _lower(facts: LayerFacts, head: int, part: slice) -> list[Any]:
+    if facts.lower is None:
+        return [None] * (part.stop - part.start)
+    masses: list[Any] = facts.lower[head, part].tolist()
+    return masses
+
+
+def _upper(facts: LayerFacts, kinds: Kinds, head: int, part: slice) -> list[Any]:
+    """Upper ends; of a compact proof that of the head, which holds for promised rows only."""
+    if facts.upper is not None:
+        masses: list[Any] = facts.upper[head, part].tolist()
+        return masses
+    if facts.worst is None:
+        return [None] * (part.stop - part.start)
+    worst = float(facts.worst[head])
+    return [worst if kind == PROMISED else None for kind in kinds[head, part].tolist()]
+
+
+def _sets(output: str, sets: Sequence[SetFacts]) -> Columns:
+    rows = [_set(output, one) for one in sets]
+    return {name: [row[name] for row in rows] for name in SETS}
+
+
+def _set(output: str, one: SetFacts) -> dict[str, Any]:
+    held_out: tuple[int | None, int | None] = one.violations or (None, None)
+    low = high = None
+    if one.violations is not None:
+        low = probable(one.violations[0], one.held_out_queries)[0]
+        high = probable(one.violations[1], one.held_out_queries)[1]
+    return {
+        **vars(one),
+        "output": output,
+        "gap": one.gap,
+        "held_out_violations_low": held_out[0],
+        "held_out_violations_high": held_out[1],
+        "held_out_low": low,
+        "held_out_high": high,
+    }

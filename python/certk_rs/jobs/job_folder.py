@@ -1,0 +1,168 @@
+"""What a job leaves in its output directory beside the outputs: a lock, a manifest, and its state.
+
+Everything is below `.certk` in the output directory:
+
+    lock                  held while a job runs there (local directories only: see `lock`)
+    job.json              what was asked for, of which inputs, and whether all of it is done
+    files/NAME.json       what became of one input
+    parts/KEY.part        what was chosen for one unit of an input that is not finished
+
+Names of outputs have no part that begins with a dot, so nothing here is taken for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+from .. import __version__
+from .._files.atomic import NewFile
+from .._files.location import Location
+from .._files.new_file import write_text
+from .._files.reader import read_bytes
+from ..errors import CertkError, one_line
+from .engines.engine import Witness, witness_of
+from .unit import Unit, UnitResult, pack, unpack
+
+FOLDER = ".certk"
+SCHEMA = 1
+_MOST_BYTES = 1 << 30
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+class JobFolder:
+    """The state of a job in `out`. Nothing is made before `begin`."""
+
+    def __init__(self, out: Location) -> None:
+        self.out = out
+        self._folder = out / FOLDER
+        self._lock: IO[str] | None = None
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from pruning into the same directory meanwhile.
+
+        On a local directory the system lets go of the lock when the process ends, however it ends.
+        Object stores have no locks: there nothing keeps two jobs apart but the refusal of each to
+        overwrite.
+        """
+        if not self.out.is_local or fcntl is None:
+            yield
+            return
+        path = self._folder.path / "lock"
+        self._folder.make_directory()
+        with path.open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                who = file.read(200).strip() or "another process"
+                raise CertkError(
+                    f"{self.out}: {who} prunes into it: wait for its end, or choose another OUT"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            file.seek(0)
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
+
+    def read_manifest(self) -> dict[str, Any] | None:
+        """The manifest of the last job here; None if there is none."""
+        return self._read_json(self._folder / "job.json")
+
+    def write_manifest(self, body: Mapping[str, Any]) -> None:
+        """Begin a job, or note how it stands."""
+        self._folder.make_directory()
+        text = json.dumps({"schema": SCHEMA, "library": __version__, **body}, indent=1)
+        write_text(self._folder / "job.json", text + "\n", replace=True)
+
+    def witness(self) -> Witness:
+        """What tells workers elsewhere that they see this directory."""
+        return witness_of(self._folder / "job.json")
+
+    def read_state(self, name: str) -> dict[str, Any] | None:
+        """What became of an input; None if nothing is known."""
+        return self._read_json(self._state(name))
+
+    def write_state(self, name: str, body: Mapping[str, Any]) -> None:
+        """Note what became of an input."""
+        place = self._state(name)
+        place.beside("").make_directory()
+        text = json.dumps({"schema": SCHEMA, "name": name, **body})
+        write_text(place, text + "\n", replace=True)
+
+    def read_part(self, unit: Unit) -> UnitResult | None:
+        """The result of a unit, if it is here and whole."""
+        place = self._part(unit)
+        if place is None or not place.exists():
+            return None
+        return unpack(read_bytes(place, _MOST_BYTES))
+
+    def write_part(self, unit: Unit, result: UnitResult) -> None:
+        """Keep the result of a unit until its output is finished.
+
+        It is renamed into place but not flushed to the disk: a part that is damaged is made anew.
+        """
+        place = self._part(unit)
+        if place is None:
+            return
+        place.path.parent.mkdir(parents=True, exist_ok=True)
+        with NewFile(place.path, replace=True, durable=False) as file:
+            file.write_at(0, pack(result))
+            file.commit()
+
+    def remove_parts(self, units: list[Unit]) -> None:
+        """Remove the results of units that are not needed any longer."""
+        for unit in units:
+            place = self._part(unit)
+            if place is not None:
+                place.path.unlink(missing_ok=True)
+
+    def has_parts(self) -> bool:
+        """Whether there is something that `resume` could make use of."""
+        if not self.out.is_local:
+            return True
+        parts = self._folder.path / "parts"
+        return parts.is_dir() and any(parts.iterdir())
+
+    def forget(self) -> None:
+        """Remove what an earlier job has left, but for its outputs."""
+        if self.out.is_local:
+            for name in ("files", "parts"):
+                shutil.rmtree(self._folder.path / name, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove all of it: nothing came of the job."""
+        if self.out.is_local:
+            shutil.rmtree(self._folder.path, ignore_errors=True)
+
+    def _part(self, unit: Unit) -> Location | None:
+        if not self.out.is_local:
+            return None  # a store of objects is too slow for them: a file is begun anew there
+        return self._folder / "parts" / f"{unit.key()[:32]}.part"
+
+    def _state(self, name: str) -> Location:
+        return self._folder / "files" / f"{name}.json"
+
+    def _read_json(self, place: Location) -> dict[str, Any] | None:
+        if not place.exists():
+            return None
+        try:
+            body = json.loads(read_bytes(place, _MOST_BYTES))
+        except (ValueError, RecursionError) as error:
+            raise CertkError(
+                f"{place} is not what a job has written ({one_line(error)}): remove it, or begin "
+                "anew with --force"
+            ) from None
+        return body if isinstance(body, dict) else None

@@ -1,0 +1,122 @@
+"""One piece of a prune job, small enough to be done anywhere, and what comes back from it.
+
+Both are plain values that can be pickled: an engine hands `Unit`s to `run_unit` in a thread, in a
+process or on another machine, and whoever gets a result cannot tell where it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from .._files.location import Location
+from ..cache_format import Cache, TensorFacts
+from .choose import Ask, choose_layers
+from .chosen import Chosen, Probe
+
+_PART = b"certk-part-1\n"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is to be done with one input.
+
+    `layers` are chosen for, kv heads `heads` of them (None: all); the tensors of `hashes` are
+    hashed and seen to be finite. `ask` is None where nothing is chosen.
+    """
+
+    source: Location
+    names: str | None
+    layout: str | None
+    identity: tuple[Any, ...]
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, int] | None = None
+    ask: Ask | None = None
+    hashes: tuple[str, ...] = ()
+    label: str = ""
+
+    def key(self) -> str:
+        """A name for the result, equal for equal work only."""
+        text = repr((__version__, str(self.source), self.names, self.layout, self.identity))
+        text += repr((self.layers, self.heads, self.ask, self.hashes))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What was chosen, a `Chosen` for every layer, the facts of what was hashed, and what it took.
+
+    `seconds` have no say in any output.
+    """
+
+    chosen: tuple[Chosen | Probe, ...]
+    facts: dict[str, TensorFacts]
+    seconds: float
+
+
+def run_unit(unit: Unit, threads: int | None) -> UnitResult:
+    """Do one unit. The result does not depend on `threads`, nor on where this runs.
+
+    Raises:
+        CertkError: The input is not what it should be, or has changed since it was planned.
+        OSError: The system refuses it.
+    """
+    begun = time.monotonic()
+    with Cache(unit.source, unit.names, unit.layout) as cache:
+        cache.file.check_unchanged(unit.identity)
+        facts = {name: cache.check_tensor(name, lambda _: None) for name in unit.hashes}
+        chosen: tuple[Chosen | Probe, ...] = ()
+        if unit.ask is not None:
+            layers = [layer for layer in cache.layers if layer.index in unit.layers]
+            chosen = choose_layers(cache, layers, unit.heads, unit.ask, threads)
+        cache.file.check_unchanged(unit.identity)
+    return UnitResult(chosen, facts, time.monotonic() - begun)
+
+
+def pack(result: UnitResult) -> bytes:
+    """A result as bytes that tell whether they were damaged."""
+    arrays: dict[str, NDArray[Any]] = {}
+    said = {
+        "facts": {name: vars(facts) for name, facts in result.facts.items()},
+        "seconds": result.seconds,
+        "chosen": [chosen.to_parts(f"{i}.", arrays) for i, chosen in enumerate(result.chosen)],
+    }
+    arrays["body"] = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)  # type: ignore[arg-type]  # no name is that of an option
+    data = stream.getvalue()
+    return _PART + hashlib.sha256(data).digest() + data
+
+
+def unpack(data: bytes) -> UnitResult | None:
+    """The result that `pack` made into these bytes; None if they are not what it wrote."""
+    head = len(_PART) + 32
+    body = data[head:]
+    if not data.startswith(_PART) or hashlib.sha256(body).digest() != data[len(_PART) : head]:
+        return None
+    try:
+        with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+            said = json.loads(arrays["body"].tobytes())
+            chosen = tuple(_of_parts(part, arrays) for part in said["chosen"])
+        facts = {
+            name: TensorFacts(**each | {"shape": tuple(each["shape"])})
+            for name, each in said["facts"].items()
+        }
+        return UnitResult(chosen, facts, float(said["seconds"]))
+    except (ValueError, KeyError, TypeError):  # of another version
+        return None
+
+
+def _of_parts(body: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Chosen | Probe:
+    if body["kind"] == "probe":
+        return Probe.of_parts(body, arrays)
+    return Chosen.of_parts(body, arrays)
