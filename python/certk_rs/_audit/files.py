@@ -1,16 +1,29 @@
-"""The audit of one output: its bytes, what it says of its input, and every layer of it."""
+"""The audit of one output: its bytes, what it says of its input, and every layer of it.
+
+It is cut into pieces of work that threads may do in any order; `OutputJob.take` is told their
+results in theirs, so that findings do not depend on how many threads there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from operator import add
 from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..cache_format import (
     Certificate,
+    Form,
+    Layer,
     Names,
     SafetensorsFile,
-    TensorFacts,
     detect,
     layout,
     output_header,
@@ -18,125 +31,445 @@ from ..cache_format import (
     read_metadata,
 )
 from ..errors import CertkError
-from .layer import Sets, check_sense, check_truth, read_sets, tensors_of
-from .report import OutputAudit
+from .claims import Claims, read_claims, tensors_of
+from .judge import Verdict
+from .recompute import Proof
+from .report import Notes, OutputAudit, Sampled, unknown_without_input
+from .sense import check_layer, promised, visible_keys
+from .sources import Source, Sources
+from .truth import Head
+from .whole import check_budgets, check_whole
 
 Progress = Callable[[str, int, int], None]
+Result = Notes | Verdict | CertkError
+Piece = Callable[[], Result]
+
+Identity = tuple[Any, ...]
+
+# Rows to look at: a share of all, or a number of them.
+Sample = float | int
+
+_CHUNK = 1 << 22
+_SMALL = 1 << 19
 
 
-@dataclass(frozen=True)
-class Source:
-    """A file to check against: every tensor of it, hashed."""
+class OutputJob:
+    """One output under audit. `begin` makes the work, `take` its results, `end` the answer."""
 
-    path: Path
-    header_sha256: str
-    tensors: Mapping[str, TensorFacts]
-    identity: tuple[int, ...]
+    def __init__(
+        self,
+        path: Path,
+        sources: Sources,
+        expected: Names | None,
+        sample: Sample | None,
+        pause: Callable[[], None],
+    ) -> None:
+        self.result = OutputAudit(path=path)
+        self.small = _is_small(path)
+        self._sources = sources
+        self._expected = expected
+        self._sample = sample
+        self._pause = pause
+        self._open = ExitStack()
+        self._opened: list[tuple[SafetensorsFile, Identity]] = []
+        self._work: dict[str, list[Piece]] = {"checking": [], "recomputing": []}
+        self._proofs: dict[tuple[int, int], Proof] = {}
+        self._claims: dict[int, Claims] = {}
+        # What is noted before, between and after the two kinds of work.
+        self._first, self._hashes, self._later = Notes(), Notes(), Notes()
+        self._truths = Notes()
+        self._rewritten: str | None = None
+        self._failed: CertkError | None = None
+
+    def begin(self) -> OutputJob:
+        """Read what is small and make the work; may run on any thread."""
+        try:
+            self._begin()
+        except CertkError as error:
+            self._fail(error)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Close the files, and let go of what was read."""
+        self._open.close()
+        self._work, self._claims, self._proofs = {}, {}, {}
+
+    @property
+    def work(self) -> dict[str, list[Piece]]:
+        """Pieces of work by what they are, "checking" and then "recomputing"."""
+        return self._work
+
+    def take(self, result: Result) -> None:
+        """Take in the result of a piece of work; in the order of the work."""
+        if isinstance(result, CertkError):
+            self._fail(result)
+        elif isinstance(result, Notes):
+            self._hashes.take(result)
+        else:
+            self._take_verdict(result)
+
+    def end(self) -> OutputAudit:
+        """Whether all of it holds; the files are closed."""
+        result = self.result
+        if self._failed is None:
+            self._prove()
+            try:
+                for file, identity in self._opened:
+                    file.check_unchanged(identity)
+            except CertkError as error:
+                self._fail(error)
+        self.close()
+        if self._failed is not None:
+            # What was found before may be of other bytes.
+            result.add("file", str(self._failed).removeprefix(str(result.path)).lstrip(": "))
+            return result
+        result.take(self._first)
+        result.take(self._hashes)
+        if self._rewritten is not None and not result.found:
+            result.add("header", self._rewritten)
+        result.take(self._later)
+        result.take(self._truths)
+        return result
+
+    def _fail(self, error: CertkError) -> None:
+        if self._failed is None:
+            self._failed = error
+            # A file that was changed meanwhile may look like anything else.
+            for file, identity in self._opened:
+                try:
+                    file.check_unchanged(identity)
+                except CertkError as changed:
+                    self._failed = changed
+
+    def _reading(self, path: Path, identity: Identity | None) -> SafetensorsFile:
+        file = self._open.enter_context(SafetensorsFile(path))
+        known = file.identity if identity is None else identity
+        file.check_unchanged(known)
+        self._opened.append((file, known))
+        return file
+
+    def _begin(self) -> None:
+        result = self.result
+        file = self._reading(result.path, None)
+        certificate = _certificate(file, self._first)
+        if certificate is None:
+            return
+        self._check_bytes(file, certificate)
+        note = self._later.add
+        options = result.options = certificate.options
+        result.unchecked = unknown_without_input(options)
+        try:
+            forms = {
+                name: _head_major(name, (facts.dtype, facts.shape), certificate)
+                for name, facts in certificate.inputs.items()
+            }
+            layers = layout("inputs", forms, Names(certificate.names))
+        except CertkError as error:
+            note("metadata certk", f"cannot be of a prune job: {error}")
+            return
+        if not check_budgets(certificate, layers, note):
+            return
+        if set(certificate.scales) != {layer.index for layer in layers}:
+            note("metadata certk", "its scales are not one for each layer")
+            return
+        _check_names(certificate, self._expected, result, self._later)
+        source = self._match(certificate)
+        complete = self._read_layers(file, layers, certificate)
+        self._tell_what_it_says(complete, certificate)
+        if source is not None:
+            self._hold_against(source, file, complete, certificate)
+
+    def _check_bytes(self, file: SafetensorsFile, certificate: Certificate) -> None:
+        """The file is what the writer makes of this certificate and of tensors with such hashes."""
+        entries, said, note = file.header.entries, certificate.outputs, self._first.add
+        for name in sorted(entries.keys() | said.keys()):
+            if name not in entries:
+                note(name, "the certificate lists it, the file has no such tensor")
+            elif name not in said:
+                note(name, "the file has it, the certificate does not list it")
+            elif (entries[name].dtype, entries[name].shape) != (said[name].dtype, said[name].shape):
+                note(
+                    name,
+                    f"is {entries[name].dtype} {list(entries[name].shape)}, the certificate says "
+                    f"{said[name].dtype} {list(said[name].shape)}",
+                )
+            else:
+                work = partial(self._check_hash, file, name, said[name].sha256)
+                self._work["checking"].append(partial(_caught, work))
+        if self._first.found:
+            return
+        raw, canonical = file.header.raw, output_header(certificate).raw
+        if raw != canonical:
+            pairs = enumerate(zip(raw, canonical, strict=False))
+            place = next((i for i, (a, b) in pairs if a != b), min(len(raw), len(canonical)))
+            self._rewritten = f"is not in canonical form from byte {place} on"
+
+    def _check_hash(self, file: SafetensorsFile, name: str, said: str) -> Notes:
+        digest, notes = hashlib.sha256(), Notes()
+        entry = file.header.entries[name]
+        size = entry.stop - entry.start
+        piece = np.empty(min(size, _CHUNK), np.uint8)
+        for start in range(0, size, _CHUNK):
+            self._pause()
+            part = piece[: min(_CHUNK, size - start)].data
+            file.read_into(name, part, start)
+            digest.update(part)
+        if digest.hexdigest() != said:
+            notes.add(name, "its bytes were changed: their SHA-256 is not that in the certificate")
+        return notes
+
+    def _match(self, certificate: Certificate) -> Source | None:
+        """The input with the recorded hashes; if there is none, what differs in the nearest one."""
+        if not self._sources:
+            return None
+        inputs, headers, note = certificate.inputs, certificate.input_headers, self._later.add
+        source = self._sources.find(inputs, headers, self.result.path.name)
+        if source is not None:
+            self.result.source = source.path
+            if source.headers != headers:
+                note(
+                    "input header",
+                    f"the header of {source.path} is not the one that was pruned: its names, order "
+                    "or metadata were changed",
+                )
+            return source
+        best, same = self._sources.nearest(inputs, headers)
+        if not same:
+            note("inputs", "none of the files given with --against is its input")
+            return None
+        there = best.tensors()
+        for name, facts in inputs.items():
+            if there.get(name) != facts:
+                how = "was changed" if name in there else "is missing"
+                note(f"input {name}", f"{how} in {best.path}: it is not what was pruned")
+        for name in sorted(set(there) - set(inputs)):
+            what = f"was not in the input that was pruned, but is in {best.path}"
+            note(f"input {name}", what)
+        return None
+
+    def _read_layers(
+        self, file: SafetensorsFile, layers: Sequence[Layer], certificate: Certificate
+    ) -> list[Claims]:
+        """What the output says of its layers, of those that make sense."""
+        note, wanted, complete = self._later.add, set[str](), []
+        visible = visible_keys(layers, certificate)
+        for layer in layers:
+            self._pause()
+            wanted.update(tensors_of(file, layer, certificate))
+            claims = read_claims(file, layer, visible[layer.index], certificate, note)
+            if claims is None:
+                continue
+            full = claims.upper is not None
+            self.result.rows += layer.heads * layer.m if full else claims.promised
+            self.result.lower_bounds += len(claims.lower_bound)
+            if check_layer(claims, certificate, note):
+                complete.append(claims)
+        if certificate.options.granularity == "token":
+            # Every layer says the one bound.
+            self.result.lower_bounds = min(self.result.lower_bounds, 1)
+        complete = check_whole(complete, certificate, note)
+        if certificate.options.granularity == "token" and len(complete) < len(layers):
+            complete = []
+        for name in sorted(set(file.header.entries) - wanted):
+            note(name, "no output has such a tensor")
+        return complete
+
+    def _tell_what_it_says(self, complete: Sequence[Claims], certificate: Certificate) -> None:
+        result, options = self.result, certificate.options
+        result.budgets, result.bound_eps = certificate.eps, certificate.bound_eps
+        budgets = {budget for groups in certificate.eps.values() for budget in groups}
+        result.eps = budgets.pop() if len(budgets) == 1 else None
+        counted = complete[:1] if options.granularity == "token" else complete
+        result.kept = sum(claims.kept for claims in counted)
+        result.total = sum(claims.total for claims in counted)
+        result.held_out = sum(claims.aside for claims in complete)
+        result.left_out = sum(len(claims.left_out) for claims in complete)
+        for claims in complete:
+            worst, over, violations = _said(claims)
+            known = result.worst_tail_mass, result.rows_over_budget
+            result.worst_tail_mass = _both(max, known[0], worst)
+            result.rows_over_budget = _both(add, known[1], over)
+            if violations is not None and options.holdout > 0:
+                result.violations = (result.violations or 0) + violations
+
+    def _hold_against(
+        self,
+        source: Source,
+        file: SafetensorsFile,
+        layers: Sequence[Claims],
+        certificate: Certificate,
+    ) -> None:
+        given = self._reading(source.path, source.identity)
+        metadata = given.header.metadata
+        said = read_metadata(str(source.path), metadata, [claims.layer for claims in layers])
+        scales = {claims.layer.index: certificate.scales[claims.layer.index] for claims in layers}
+        if said != (scales, certificate.causal_offset):
+            what = f"scale or causal_offset is not that of {source.path}"
+            self._later.add("metadata certk", what)
+            return
+        self.result.unchecked = ()
+        if layers and certificate.options.proof != "full":
+            self.result.rows_over_budget, self._recount = 0, True
+        if layers and certificate.options.proof == "none":
+            self.result.worst_tail_mass = 0.0
+        chosen = None if self._sample is None else self._draw(layers, certificate)
+        first = 0
+        for claims in layers:
+            self._claims[claims.layer.index] = claims
+            m, size = claims.layer.m, claims.layer.heads // claims.layer.kv_heads
+            for kv_head in range(claims.layer.kv_heads):
+                rows = None
+                if chosen is not None:
+                    begin, end = first + kv_head * size * m, first + (kv_head + 1) * size * m
+                    low, high = np.searchsorted(chosen, (begin, end))
+                    rows = chosen[low:high] - first
+                    if not len(rows):
+                        continue
+                pick = None if rows is None else partial(_picked, rows, m)
+                head = Head(given, file, claims, kv_head, certificate, pick, self._pause)
+                work = partial(_checked, head, claims, kv_head)
+                self._work["recomputing"].append(partial(_caught, work))
+            first += claims.layer.heads * m
+
+    _recount = False
+
+    def _draw(self, layers: Sequence[Claims], certificate: Certificate) -> NDArray[np.int64]:
+        """Which rows of all are looked at: the same for the same output, whatever was before."""
+        count = sum(claims.layer.heads * claims.layer.m for claims in layers)
+        sample = self._sample or 0
+        wanted = math.ceil(sample * count) if isinstance(sample, float) else sample
+        rows = min(wanted, count)
+        seed = int(hashlib.sha256(certificate.to_json().encode()).hexdigest()[:12], 16)
+        self.result.sampled = Sampled(rows, count, seed)
+        chosen = np.random.default_rng(seed).choice(count, rows, replace=False, shuffle=False)
+        return np.sort(chosen).astype(np.int64)
+
+    def _take_verdict(self, verdict: Verdict) -> None:
+        result = self.result
+        self._truths.take(verdict.notes)
+        result.confirmed_rows += verdict.confirmed
+        result.confirmed_lower_bounds += int(verdict.proved)
+        if self._recount:
+            result.rows_over_budget = (result.rows_over_budget or 0) + verdict.over
+        if result.options is not None and result.options.proof == "none":
+            result.worst_tail_mass = max(result.worst_tail_mass or 0.0, verdict.worst)
+        if verdict.proof is not None:
+            token = result.options is not None and result.options.granularity == "token"
+            key = (-1 if token else verdict.layer, 0)
+            if key in self._proofs:
+                self._proofs[key].join(verdict.proof)
+            else:
+                self._proofs[key] = verdict.proof
+
+    def _prove(self) -> None:
+        """The lower bounds of sets that several heads share."""
+        for (index, _), proof in self._proofs.items():
+            claims = next(iter(self._claims.values())) if index < 0 else self._claims[index]
+            name = "all layers" if index < 0 else claims.name_of(0)
+            if _is_proven(proof, claims, 0, name, self._truths):
+                self.result.confirmed_lower_bounds += 1
 
 
-def read_source(path: Path) -> Source:
-    with SafetensorsFile(path) as file:
-        tensors = {
-            name: TensorFacts(entry.dtype, entry.shape, file.sha256(name))
-            for name, entry in file.header.entries.items()
-        }
-        return Source(path, file.header_sha256(), tensors, file.identity)
-
-
-def audit_output(
-    file: SafetensorsFile,
-    sources: Sequence[Source],
-    expected: Names | None,
-    result: OutputAudit,
-    matched: set[Path],
-    tell: Progress,
-) -> None:
-    certificate = _certificate(file, result)
-    if certificate is None:
-        return
-    _check_bytes(file, certificate, result)
+def _is_small(path: Path) -> bool:
+    """Whether an output is checked faster than threads take turns."""
     try:
-        tensors = {name: (facts.dtype, facts.shape) for name, facts in certificate.inputs.items()}
-        layers = layout("inputs", tensors, Names(certificate.names))
+        return Path(path).stat().st_size < _SMALL
+    except (OSError, TypeError, ValueError):
+        return False
+
+
+def _checked(head: Head, claims: Claims, kv_head: int) -> Verdict:
+    """What came out for a kv head, its lower bound proved here if it has a set of its own."""
+    verdict = head.check()
+    verdict.layer = claims.layer.index
+    if verdict.proof is not None and claims.by_head:
+        name = claims.name_of(kv_head)
+        verdict.proved = _is_proven(verdict.proof, claims, kv_head, name, verdict.notes)
+        verdict.proof = None
+    return verdict
+
+
+def _is_proven(proof: Proof, claims: Claims, group: int, name: str, notes: Notes) -> bool:
+    bound = int(claims.lower_bound[group])
+    if proof.holds_for(bound):
+        return True
+    what = f"{name}: {bound} is not proven by the recorded weights"
+    notes.add(f"{claims.stem}lower_bound[{group}]", what)
+    return False
+
+
+def _caught(work: Callable[[], Notes | Verdict]) -> Result:
+    try:
+        return work()
     except CertkError as error:
-        result.add("metadata certk", f"cannot be of a prune job: {error}")
-        return
-    if not 0 <= certificate.eps < 1:
-        result.add("metadata certk", f"its eps is {certificate.eps!r}")
-        return
-    if set(certificate.scales) != {layer.index for layer in layers}:
-        result.add("metadata certk", "its scales are not one for each layer")
-        return
-    _check_names(certificate, expected, result)
-    result.eps, result.options = certificate.eps, certificate.options
-    source = _match(certificate, sources, result)
-    matched.update(s.path for s in sources if s.tensors == certificate.inputs)
-    wanted: set[str] = set()
-    complete = []
-    for number, layer in enumerate(layers):
-        tell(f"checking {result.path.name}", number, len(layers))
-        wanted.update(tensors_of(file, layer, certificate))
-        sets = read_sets(file, layer, certificate, result.add)
-        if sets is not None:
-            result.rows += sets.upper.size
-            result.lower_bounds += sets.lower_bound.size
-            if check_sense(sets, certificate, result.add):
-                complete.append(sets)
-                result.kept += sets.kept
-                result.total += sets.total
-                result.rows_over_budget += int((sets.upper > certificate.eps).sum())
-                result.worst_tail_mass = max(result.worst_tail_mass, float(sets.upper.max()))
-    for name in sorted(set(file.header.entries) - wanted):
-        result.add(name, "no output has such a tensor")
-    if source is not None:
-        _check_against(source, file, complete, certificate, result, tell)
-    file.check_unchanged(file.identity)
+        return error
 
 
-def _certificate(file: SafetensorsFile, result: OutputAudit) -> Certificate | None:
+def _picked(rows: NDArray[np.int64], m: int, head: int, part: slice) -> NDArray[np.bool_]:
+    """Which of some queries of a head are among the ascending rows head * m + query."""
+    low, high = np.searchsorted(rows, (head * m + part.start, head * m + part.stop))
+    mask = np.zeros(part.stop - part.start, bool)
+    mask[rows[low:high] - (head * m + part.start)] = True
+    return mask
+
+
+def _said(claims: Claims) -> tuple[float | None, int | None, int | None]:
+    """What a layer says of its promised rows at worst, of how many over eps, and of violations."""
+    if claims.upper is not None:
+        every = slice(0, claims.layer.heads)
+        mine, beyond = promised(claims, every), claims.upper > claims.eps_of_rows()
+        aside = int(beyond[:, claims.held_out].sum())
+        worst = float(claims.upper[mine].max(initial=0.0))
+        return worst, int((mine & beyond).sum()), aside
+    if claims.worst is None:
+        return None, None, None
+    heads = np.repeat(claims.eps, claims.layer.heads // len(claims.eps))
+    violations = None if claims.violations is None else int(claims.violations.sum())
+    over = None if (claims.worst > heads).any() else 0
+    return float(claims.worst.max()), over, violations
+
+
+_N = TypeVar("_N", int, float)
+
+
+def _both(join: Callable[[_N, _N], _N], left: _N | None, right: _N | None) -> _N | None:
+    """What two numbers make, None where one is not known."""
+    return None if left is None or right is None else join(left, right)
+
+
+def _head_major(name: str, form: Form, certificate: Certificate) -> Form:
+    """The form of a tensor of the input as if heads came before rows."""
+    dtype, shape = form
+    if certificate.options.layout == "hnd" or len(shape) < 3:
+        return form
+    if Names(certificate.names).match(name) is None:
+        return form
+    return dtype, (*shape[:-3], shape[-2], shape[-3], shape[-1])
+
+
+def _certificate(file: SafetensorsFile, notes: Notes) -> Certificate | None:
     metadata = file.header.metadata
     if "certk" not in metadata:
-        result.add("metadata", "there is no certificate (key certk): not an output of certk prune")
+        notes.add("metadata", "there is no certificate (key certk): not an output of certk prune")
         return None
     for key in sorted(set(metadata) - {"certk"}):
-        result.add("metadata", f"foreign key {key!r}")
+        notes.add("metadata", f"foreign key {key!r}")
     try:
         certificate, complaint = read_certificate(metadata["certk"])
     except ValueError as error:
-        result.add("metadata certk", f"cannot be read: {' '.join(str(error).split())}")
+        notes.add("metadata certk", f"cannot be read: {' '.join(str(error).split())}")
         return None
     if complaint is not None:
-        result.add("metadata certk", complaint)
+        notes.add("metadata certk", complaint)
     return certificate
 
 
-def _check_bytes(file: SafetensorsFile, certificate: Certificate, result: OutputAudit) -> None:
-    """The file is what the writer makes of this certificate and of tensors with these hashes."""
-    before = result.found
-    entries, said = file.header.entries, certificate.outputs
-    for name in sorted(entries.keys() | said.keys()):
-        if name not in entries:
-            result.add(name, "the certificate lists it, the file has no such tensor")
-        elif name not in said:
-            result.add(name, "the file has it, the certificate does not list it")
-        elif (entries[name].dtype, entries[name].shape) != (said[name].dtype, said[name].shape):
-            result.add(
-                name,
-                f"is {entries[name].dtype} {list(entries[name].shape)}, the certificate says "
-                f"{said[name].dtype} {list(said[name].shape)}",
-            )
-        elif file.sha256(name) != said[name].sha256:
-            result.add(name, "its bytes were changed: their SHA-256 is not that in the certificate")
-    if result.found > before:
-        return
-    raw, canonical = file.header.raw, output_header(certificate).raw
-    if raw != canonical:
-        pairs = enumerate(zip(raw, canonical, strict=False))
-        place = next((i for i, (a, b) in pairs if a != b), min(len(raw), len(canonical)))
-        result.add("header", f"is not in canonical form from byte {place} on")
-
-
-def _check_names(certificate: Certificate, expected: Names | None, result: OutputAudit) -> None:
+def _check_names(
+    certificate: Certificate, expected: Names | None, result: OutputAudit, notes: Notes
+) -> None:
     """Layers and roles are those of the input's own names, not what the output takes for them."""
     said, inputs = Names(certificate.names), sorted(certificate.inputs)
     result.names = certificate.names
@@ -147,14 +480,14 @@ def _check_names(certificate: Certificate, expected: Names | None, result: Outpu
         try:
             expected = detect("its input", inputs)
         except CertkError as error:
-            result.add(where, str(error))
+            notes.add(where, str(error))
             return
     else:
         remedy = f"--names {expected.pattern!r} says so"
     for name in inputs:
         meant, taken = expected.match(name), said.match(name)
         if meant != taken:
-            result.add(
+            notes.add(
                 where,
                 f"its names {certificate.names!r} are not those of its input: by them {name!r} is "
                 f"{_part(taken)}, by those of the input {_part(meant)}; {remedy}",
@@ -164,64 +497,3 @@ def _check_names(certificate: Certificate, expected: Names | None, result: Outpu
 
 def _part(match: tuple[int, str] | None) -> str:
     return "no part of the cache" if match is None else f"the {match[1]} of layer {match[0]}"
-
-
-def _match(
-    certificate: Certificate, sources: Sequence[Source], result: OutputAudit
-) -> Source | None:
-    """The input with the recorded hashes; if there is none, what differs in the nearest one."""
-    if not sources:
-        return None
-    said = certificate.inputs.items()
-
-    def alike(source: Source) -> tuple[int, bool]:
-        same = sum(source.tensors.get(name) == facts for name, facts in said)
-        return same, source.header_sha256 == certificate.input_header_sha256
-
-    best = max(sources, key=alike)
-    same, same_header = alike(best)
-    if best.tensors == certificate.inputs:
-        result.source = best.path
-        if not same_header:
-            result.add(
-                "input header",
-                f"the header of {best.path} is not the one that was pruned: its names, order or "
-                "metadata were changed",
-            )
-        return best
-    if not same:
-        result.add("inputs", "none of the files given with --against is its input")
-    for name, facts in said:
-        if same and best.tensors.get(name) != facts:
-            how = "was changed" if name in best.tensors else "is missing"
-            result.add(f"input {name}", f"{how} in {best.path}: it is not what was pruned")
-    for name in sorted(set(best.tensors) - set(certificate.inputs)):
-        if same:
-            result.add(
-                f"input {name}", f"was not in the input that was pruned, but is in {best.path}"
-            )
-    return None
-
-
-def _check_against(
-    source: Source,
-    file: SafetensorsFile,
-    layers: Sequence[Sets],
-    certificate: Certificate,
-    result: OutputAudit,
-    tell: Progress,
-) -> None:
-    with SafetensorsFile(source.path) as given:
-        given.check_unchanged(source.identity)
-        said = read_metadata(str(source.path), given.header.metadata, [s.layer for s in layers])
-        scales = {sets.layer.index: certificate.scales[sets.layer.index] for sets in layers}
-        if said != (scales, certificate.causal_offset):
-            result.add("metadata certk", f"scale or causal_offset is not that of {source.path}")
-            return
-        for number, sets in enumerate(layers):
-            tell(f"recomputing {result.path.name}", number, len(layers))
-            rows, bounds = check_truth(sets, given, file, certificate, result.add)
-            result.confirmed_rows += rows
-            result.confirmed_lower_bounds += bounds
-        given.check_unchanged(source.identity)
-        result.unchecked = ()

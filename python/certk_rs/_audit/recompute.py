@@ -24,6 +24,7 @@ Together: ln(odds) within 2 r + 2 delta + 2^-40, delta = (4096 + n/4096 + 256) u
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,19 @@ _U = 2.0**-53
 _TINY = 2.0**-1000  # below this no mass is told apart from it (upper end) or from 0 (lower end)
 _CHUNK = 4096
 _MOST_RADIUS = 100.0
+_TILE = 16  # keys
+_TILE_PRODUCTS = 1 << 17  # numbers that are multiplied in one product of matrices
+
+
+@dataclass(frozen=True)
+class Side:
+    """What some rows (b) have on the kept or on the dropped keys.
+
+    Terms (b, j) times their factors (b,) are the softmax of these keys.
+    """
+
+    terms: Floats
+    factors: Floats
 
 
 @dataclass(frozen=True)
@@ -42,15 +56,26 @@ class Rows:
     """Some rows (b) of one head over its n keys, recomputed.
 
     Proven ends of the tail mass and of the kept mass, each with full relative precision (b,), the
-    softmax (b, n) of the kept and then the dropped keys, and how far its logarithm may be off (b,).
+    softmax of the kept and of the dropped keys, and how far its logarithm may be off (b,).
     """
 
     tail_low: Floats
     tail_high: Floats
     kept_low: Floats
     kept_high: Floats
-    softmax: Floats
+    sides: tuple[Side, ...]
     spread: Floats
+
+    def mixture(self, weights: Floats) -> Floats:
+        """The softmax of the kept and then the dropped keys, weighted and summed over rows (n,).
+
+        Of each row the lower end is taken: its softmax is not below what enters here.
+        """
+        rows = np.flatnonzero(weights)
+        lower = weights[rows] * np.exp(-self.spread[rows])
+        return np.concatenate(
+            [(lower * side.factors[rows]) @ side.terms[rows] for side in self.sides]
+        )
 
     # Near 1 a float64 tells masses apart by no more than 2^-53, but 1 - bound is exact from 1/2 on.
 
@@ -76,6 +101,7 @@ class Keys:
         self.vectors = vectors
         self.positions = positions
         self.longest = float(_norms(vectors).max(initial=0.0))
+        self.last = int(positions.max(initial=-1))
 
 
 def recompute(q: Floats, kept: Keys, dropped: Keys, scale: float, seen: NDArray[np.int64]) -> Rows:
@@ -95,12 +121,13 @@ def recompute(q: Floats, kept: Keys, dropped: Keys, scale: float, seen: NDArray[
         odds = (shift_t - shift_s) + np.log(tail / head)
         # A side without keys has no rounding: the mass is 0 without a tail, 1 without a head.
         odds = np.where(tail == 0, -np.inf, np.where(head == 0, np.inf, odds))
-        kept_terms *= (_mass(-odds) / np.where(head == 0, 1, head))[:, None]
-        dropped_terms *= (_mass(odds) / np.where(tail == 0, 1, tail))[:, None]
+        sides = (
+            Side(kept_terms, _mass(-odds) / np.where(head == 0, 1, head)),
+            Side(dropped_terms, _mass(odds) / np.where(tail == 0, 1, tail)),
+        )
         tail_low, tail_high = _ends(odds - spread, odds + spread)
         kept_low, kept_high = _ends(-odds - spread, -odds + spread)
-    softmax = np.concatenate([kept_terms, dropped_terms], axis=1)
-    return Rows(tail_low, tail_high, kept_low, kept_high, softmax, spread)
+    return Rows(tail_low, tail_high, kept_low, kept_high, sides, spread)
 
 
 def _ends(low: Floats, high: Floats) -> tuple[Floats, Floats]:
@@ -115,15 +142,38 @@ def _exp_sum(
     q: Floats, keys: Keys, scale: float, seen: NDArray[np.int64]
 ) -> tuple[Floats, Floats, Floats]:
     """Shift (b,), sum of exp(score - shift) (b,), and the terms (b, j); 0 where nothing is seen."""
-    scores = np.ascontiguousarray((keys.vectors @ q.T).T)
+    scores = _products(q, keys.vectors)
     scores *= scale
-    scores[keys.positions >= seen[:, None]] = -np.inf
+    if keys.last >= seen.min():
+        scores[keys.positions >= seen[:, None]] = -np.inf
     shift = scores.max(axis=1, initial=-np.inf)
     scores -= np.where(np.isneginf(shift), 0.0, shift)[:, None]
     terms = np.exp(scores, out=scores)
     starts = range(0, terms.shape[1], _CHUNK)
     parts = [terms[:, start : start + _CHUNK].sum(axis=1) for start in starts]
     return shift, np.sum(parts, axis=0) if parts else np.zeros(len(q)), terms
+
+
+def _products(q: Floats, vectors: Floats) -> Floats:
+    """All q.k (b, j), by products of matrices so small that no BLAS hands them to its threads.
+
+    Ours are enough, and those of a BLAS wait for each other where there are more than processors:
+    on two busy ones that took three times as long.
+    """
+    b, d = q.shape
+    count = len(vectors)
+    scores = np.empty((b, count))
+    whole = count - count % _TILE
+    tiles = vectors[:whole].reshape(-1, _TILE, d).swapaxes(1, 2)
+    step = max(1, _TILE_PRODUCTS // (_TILE * d))
+    for start in range(0, b, step):
+        some = q[start : start + step]
+        out = scores[start : start + step]
+        if whole:
+            place = out[:, :whole].reshape(len(some), -1, _TILE)
+            np.matmul(some[None], tiles, out=place.swapaxes(0, 1))
+        np.matmul(some, vectors[whole:].T, out=out[:, whole:])
+    return scores
 
 
 def _mass(odds: Floats) -> Floats:
@@ -140,39 +190,81 @@ def _norms(vectors: Floats) -> Floats:
     return norms
 
 
+def ball_radius(pieces: Callable[[], Iterable[Floats]], count: int) -> float:
+    """The radius of a ball around `count` vectors, which come in pieces (j, d), twice.
+
+    Any centre will do, and every distance from it is rounded up: the differences and the norm are
+    off by less than (d/2 + 3) u, d <= 2^20, for which 2^-30 is taken. The centre is the mean, moved
+    into the box around the vectors: where all are equal the radius is 0.
+    """
+    total, least, most = 0.0, np.inf, -np.inf
+    for piece in pieces():
+        total = total + piece.sum(axis=0)
+        least = np.minimum(least, piece.min(axis=0))
+        most = np.maximum(most, piece.max(axis=0))
+    centre = np.clip(total / max(count, 1), least, most)
+    return max((float(_norms(piece - centre).max()) for piece in pieces()), default=0.0)
+
+
 class Proof:
     """Re-proves a lower bound from the recorded weights y of the rows.
 
     A set S whose tail masses are within the limits b_j loses, of the mixture c = sum_j y_j P_j, at
-    most sum_j y_j b_j; a set of L - 1 keys that has the forced ones loses at least what its best
-    choice leaves of c. If that is more, no set of L - 1 keys will do. P_j enters with its lower
-    ends. Sums over m rows are off by less than 2 m u and a few u more, for which each side has a
-    margin of 2^-30 + 4 m u; products that underflow by at most 2^-1070 for each row and key.
+    most sum_j y_j b_j; a set of L - 1 units (keys, or blocks of them) that has the forced ones
+    loses at least what its best choice leaves of c. If that is more, no set of L - 1 units will
+    do. P_j enters with its lower ends. Sums over m rows and over the B keys of a block are off by
+    less than 2 (m + B) u and a few u more, for which each side has a margin of 2^-30 + 4 (m + B) u;
+    products that underflow by at most 2^-1070 for each row and key.
+
+    Args:
+        positions: Of the keys, in the order of the softmax of the rows.
+        forced: Which keys are in every set.
+        block: How many positions make a unit.
     """
 
-    # `forced` says which keys are, in the order of the softmax of the rows.
-    def __init__(self, forced: NDArray[np.bool_]) -> None:
-        self._forced = forced
-        self._mixture = np.zeros(len(forced))
+    def __init__(
+        self, positions: NDArray[np.int64], forced: NDArray[np.bool_], block: int = 1
+    ) -> None:
+        self._block = block
+        self._unit_of = positions // block
+        count = int(self._unit_of.max(initial=-1)) + 1
+        self._forced = np.zeros(count, bool)
+        self._forced[self._unit_of[forced]] = True
+        self._mixture = np.zeros(count)
         self._budget = 0.0
-        self._at_least = int(forced.sum())
-        self._rows = 0
+        self._at_least = int(self._forced.sum())
+        self._rows = self._keys = 0
 
     def add(self, rows: Rows, weights: Floats, limits: Floats, seen: NDArray[np.int64]) -> None:
-        """Take in some rows, each with its weight, its limit b_j, and how many keys it sees."""
-        self._mixture += (weights * np.exp(-rows.spread)) @ rows.softmax
-        self._budget += float(np.sum(weights * limits))
+        """Take in some rows, each with its weight, its limit b_j, and how many keys it sees.
+
+        A row that nothing is promised for has the weight 0 and the limit 1.
+        """
+        if weights.any():
+            mixture = rows.mixture(weights)
+            self._mixture += np.bincount(self._unit_of, mixture, len(self._mixture))
+            self._budget += float(np.sum(weights * limits))
         self._rows += len(weights)
         # Without weights: a row needs one of the keys it sees, and all if it may lose nothing.
-        needs = np.where(limits == 0, seen, np.minimum(seen, 1) * (limits < 1))
+        all_seen = -(-seen // self._block)
+        needs = np.where(limits == 0, all_seen, np.minimum(seen, 1) * (limits < 1))
         self._at_least = max(self._at_least, int(needs.max(initial=0)))
 
+    def join(self, other: Proof) -> None:
+        """Take in what another proof has of other rows over the same keys."""
+        self._mixture += other._mixture
+        self._budget += other._budget
+        self._rows += other._rows
+        self._at_least = max(self._at_least, other._at_least)
+
     def holds_for(self, bound: int) -> bool:
-        """Whether no set of fewer than `bound` keys does it."""
+        """Whether no set of fewer than `bound` units does it."""
         if bound <= self._at_least:
             return True
         left = len(self._forced) - (bound - 1)
+        if left < 0:
+            return False
         lost = math.fsum(np.sort(self._mixture[~self._forced])[:left])
-        margin = 2.0**-30 + 4 * self._rows * _U
-        vanished = self._rows * left * 2.0**-1070
+        margin = 2.0**-30 + 4 * (self._rows + self._block) * _U
+        vanished = self._rows * left * self._block * 2.0**-1070
         return lost * (1 - margin) > self._budget * (1 + margin) + vanished

@@ -1,0 +1,198 @@
+"""What an output says of one layer, read as it stands: whether its tensors fit together.
+
+The sizes of the input are only claimed here: nothing is made in proportion to them, only to what
+the file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache_format import (
+    Certificate,
+    Form,
+    Layer,
+    SafetensorsFile,
+    counts_in,
+    output_tensors,
+    widen,
+)
+
+Note = Callable[[str, str], None]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """One layer of an output, as read.
+
+    `indices` and `blocks` are one array per group (`blocks` empty where block_size is 1); `starts`
+    are the ends of the groups' rows in the file. `visible` keys are the candidates. Masses are
+    widened; what the level of proof leaves out is None, or empty. `heaviest` is the largest weight
+    of all rows that prove a lower bound together, or more.
+    """
+
+    layer: Layer
+    stem: str
+    by_head: bool
+    visible: int
+    eps: tuple[float, ...]
+    bound_eps: tuple[float, ...] | None
+    indices: list[Integers]
+    starts: list[int]
+    blocks: list[Integers]
+    held_out: Integers
+    left_out: Integers
+    upper: Floats | None
+    lower: Floats | None
+    worst: Floats | None
+    violations: Integers | None
+    lower_bound: Integers
+    rows: Integers
+    weights: Floats
+    heaviest: float
+
+    @property
+    def kept(self) -> int:
+        """How many keys are kept, in all groups together."""
+        return sum(map(len, self.indices))
+
+    @property
+    def total(self) -> int:
+        """Of how many keys."""
+        return self.layer.n * len(self.indices)
+
+    @property
+    def aside(self) -> int:
+        """How many rows are held out."""
+        return self.layer.heads * len(self.held_out)
+
+    @property
+    def promised(self) -> int:
+        """For how many rows the promise is made."""
+        return self.layer.heads * self.layer.m - self.aside - len(self.left_out)
+
+    def group_of(self, kv_head: int) -> int:
+        """The group that a kv head belongs to."""
+        return kv_head if self.by_head else 0
+
+    def name_of(self, group: int) -> str:
+        """What a group is called."""
+        name = f"layer {self.layer.index}"
+        return f"{name}, kv head {group}" if self.by_head else name
+
+    def heads_of(self, group: int) -> slice:
+        """The query heads of a group."""
+        if not self.by_head:
+            return slice(0, self.layer.heads)
+        size = self.layer.heads // self.layer.kv_heads
+        return slice(group * size, (group + 1) * size)
+
+    def groups(self) -> Iterator[tuple[int, str, slice]]:
+        """Number, name and query heads of every group."""
+        for group in range(len(self.indices)):
+            yield group, self.name_of(group), self.heads_of(group)
+
+    def eps_of_rows(self) -> Floats:
+        """The budget of every query head as a column, (heads, 1)."""
+        return np.repeat(self.eps, self.layer.heads // len(self.eps))[:, None]
+
+    def is_promised(self, head: int, part: slice) -> NDArray[np.bool_]:
+        """Whether the promise is made for some queries of one head."""
+        first, end = head * self.layer.m + part.start, head * self.layer.m + part.stop
+        promised = np.ones(part.stop - part.start, bool)
+        promised[_between(self.held_out, part.start, part.stop)] = False
+        promised[_between(self.left_out, first, end)] = False
+        return promised
+
+    def weights_of(self, head: int, part: slice) -> Floats:
+        """The weights of some queries of one head in the lower bounds."""
+        first = head * self.layer.m + part.start
+        low, high = np.searchsorted(self.rows, (first, first + part.stop - part.start))
+        weights = np.zeros(part.stop - part.start)
+        weights[self.rows[low:high] - first] = self.weights[low:high]
+        return weights
+
+
+def _between(ascending: Integers, first: int, end: int) -> Integers:
+    low, high = np.searchsorted(ascending, (first, end))
+    return ascending[low:high] - first
+
+
+def tensors_of(file: SafetensorsFile, layer: Layer, certificate: Certificate) -> dict[str, Form]:
+    """What tensors this layer must have, given how much it holds."""
+    held = {name: (entry.dtype, entry.shape) for name, entry in file.header.entries.items()}
+    return output_tensors(
+        layer, certificate.options, counts_in(held, layer), certificate.mass_dtype
+    )
+
+
+def read_claims(
+    file: SafetensorsFile, layer: Layer, visible: int, certificate: Certificate, note: Note
+) -> Claims | None:
+    """The tensors of one layer but its kept rows; None (noted) if they do not fit together."""
+    stem, by_head = f"layers.{layer.index}.", certificate.options.granularity == "head"
+    entries, fine = file.header.entries, True
+    for name, (dtype, shape) in tensors_of(file, layer, certificate).items():
+        found = entries.get(name)
+        if found is None:
+            note(name, "is missing")
+        elif (found.dtype, found.shape) != (dtype, shape):
+            note(name, f"is {found.dtype} {list(found.shape)}, must be {dtype} {list(shape)}")
+        fine = fine and found is not None and (found.dtype, found.shape) == (dtype, shape)
+    if not fine:
+        return None
+
+    def integers(name: str) -> Integers:
+        there = stem + name in entries
+        return file.read(stem + name).astype(np.int64) if there else np.empty(0, np.int64)
+
+    def floats(name: str) -> Floats | None:
+        if stem + name not in entries:
+            return None
+        raw = file.read(stem + name)
+        return widen(raw, "F32") if entries[stem + name].dtype == "F32" else raw
+
+    def starts_of(name: str, count: int, what: str) -> list[int] | None:
+        # In Python's integers, whose differences do not wrap.
+        starts = file.read(stem + name).tolist() if by_head else [0, count]
+        ends = starts[0] == 0 and starts[-1] == count
+        if ends and all(start <= stop for start, stop in pairwise(starts)):
+            return starts
+        note(stem + name, f"does not rise from 0 to the {count} kept {what}")
+        return None
+
+    indices, blocks = integers("indices"), integers("blocks")
+    starts = starts_of("indptr", len(indices), "positions")
+    in_blocks = certificate.options.block_size > 1
+    ends = starts_of("block_indptr", len(blocks), "blocks") if in_blocks else []
+    if starts is None or ends is None:
+        return None
+    bound_eps, weights = certificate.bound_eps, floats("lower_bound_weights")
+    return Claims(
+        layer,
+        stem,
+        by_head,
+        visible,
+        certificate.eps[layer.index],
+        None if bound_eps is None else bound_eps[layer.index],
+        [indices[start:stop] for start, stop in pairwise(starts)],
+        starts,
+        [blocks[start:stop] for start, stop in pairwise(ends)],
+        integers("held_out"),
+        integers("left_out"),
+        floats("tail_mass_upper"),
+        floats("tail_mass_lower"),
+        floats("worst_tail_mass"),
+        integers("violations") if stem + "violations" in entries else None,
+        integers("lower_bound"),
+        integers("lower_bound_rows"),
+        np.empty(0) if weights is None else weights,
+        1.0 if weights is None else float(weights.max(initial=0.0)) or 1.0,
+    )

@@ -1,0 +1,177 @@
+"""Recomputed rows held against what an output says of them, at every level of proof."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache_format import Certificate
+from .claims import Claims, Floats, Integers
+from .recompute import Proof, Rows
+from .report import Notes
+from .sense import is_at_the_cap
+
+# Who counts violations may take rows so little below eps for one.
+_LENIENT = 1 - 2.0**-20
+
+
+@dataclass
+class Verdict:
+    """What came out for one kv head.
+
+    `rows` were recomputed for what the output says of them, and `confirmed` of them are. `over` of
+    the rows with a promise are not proven to be within their budgets, and `worst` is the largest
+    upper end that was recomputed for one. `proof` is that of the group's lower bound as far as
+    the rows of this head go, None where no bound is recorded or only some rows are looked at;
+    `proved` says that a set of this head alone has its bound proved.
+    """
+
+    notes: Notes = field(default_factory=Notes)
+    rows: int = 0
+    confirmed: int = 0
+    over: int = 0
+    worst: float = 0.0
+    proof: Proof | None = None
+    layer: int = -1
+    proved: bool = False
+
+
+class Judge:
+    """Takes the rows of one kv head, some at a time, and adds to a verdict."""
+
+    def __init__(
+        self, claims: Claims, kv_head: int, certificate: Certificate, verdict: Verdict
+    ) -> None:
+        self._claims = claims
+        self._verdict = verdict
+        group = claims.group_of(kv_head)
+        self._eps = claims.eps[group]
+        self._bound_eps = None if claims.bound_eps is None else claims.bound_eps[group]
+        kept = len(claims.indices[group])
+        self._excused = is_at_the_cap(kept, certificate, claims.visible)
+        self._violations: dict[int, list[int]] = {}
+
+    def take(self, which: Integers, rows: Rows, seen: Integers) -> None:
+        """Judge some rows, given by head and query (b, 2), as recomputed, with what they see."""
+        claims, verdict = self._claims, self._verdict
+        promised = self._promised(which)
+        within = rows.lose_at_most(np.full(len(which), self._eps))
+        verdict.over += int((promised & ~within).sum())
+        verdict.worst = max(verdict.worst, float(rows.tail_high[promised].max(initial=0.0)))
+        if claims.upper is not None and claims.lower is not None:
+            self._compare(which, rows, claims.lower[tuple(which.T)], claims.upper[tuple(which.T)])
+        else:
+            self._compare_worst(which, rows, promised, within)
+        if claims.violations is not None:
+            self._count_violations(which, rows)
+        if verdict.proof is not None:
+            weights = self._weights(which)
+            limits = np.where(promised, self._limits(which), 1.0)
+            verdict.proof.add(rows, weights, limits, seen)
+
+    def _promised(self, which: Integers) -> NDArray[np.bool_]:
+        parts = [
+            self._claims.is_promised(head, slice(queries[0], queries[-1] + 1))[queries - queries[0]]
+            for head, queries in _by_head(which)
+        ]
+        return np.concatenate(parts)
+
+    def _weights(self, which: Integers) -> Floats:
+        parts = [
+            self._claims.weights_of(head, slice(queries[0], queries[-1] + 1))[queries - queries[0]]
+            for head, queries in _by_head(which)
+        ]
+        weights: Floats = np.concatenate(parts) / self._claims.heaviest
+        return weights
+
+    def _limits(self, which: Integers) -> Floats:
+        """What the lower bounds let each row lose.
+
+        A row over budget, as max_keep allows, is bound by what the certificate says it loses.
+        """
+        claims = self._claims
+        if self._bound_eps is not None:
+            return np.full(len(which), self._bound_eps)
+        said = np.zeros(len(which))
+        if claims.upper is not None:
+            said = claims.upper[tuple(which.T)]
+        elif claims.worst is not None:
+            said = claims.worst[which[:, 0]]
+        limits: Floats = np.maximum(self._eps, said)
+        return limits
+
+    def _compare(self, which: Integers, rows: Rows, lower: Floats, upper: Floats) -> None:
+        """Hold recorded masses against recomputed ones."""
+        confirmed = rows.lose_at_most(upper) & rows.lose_at_least(lower)
+        refuted = rows.refute(lower, upper)
+        self._verdict.rows += len(which)
+        self._verdict.confirmed += int(confirmed.sum())
+        for row in np.flatnonzero(~confirmed):
+            said = f"[{float(lower[row])!r}, {float(upper[row])!r}]"
+            self._complain("tail_mass_upper", which[row], rows, int(row), said, bool(refuted[row]))
+
+    def _compare_worst(
+        self,
+        which: Integers,
+        rows: Rows,
+        promised: NDArray[np.bool_],
+        within: NDArray[np.bool_],
+    ) -> None:
+        """Hold the promised rows against the recorded worst masses, or against their budget."""
+        claims, name = self._claims, "indices"
+        bound = np.full(len(which), self._eps)
+        confirmed = within
+        if claims.worst is not None:
+            name, bound = "worst_tail_mass", claims.worst[which[:, 0]]
+            confirmed = rows.lose_at_most(bound)
+        elif self._excused:
+            confirmed = np.ones_like(within)
+        refuted = rows.refute(np.zeros(len(which)), bound)
+        self._verdict.rows += int(promised.sum())
+        self._verdict.confirmed += int((promised & confirmed).sum())
+        for row in np.flatnonzero(promised & ~confirmed):
+            said = f"[0.0, {float(bound[row])!r}]"
+            self._complain(name, which[row], rows, int(row), said, bool(refuted[row]))
+
+    def _complain(
+        self, name: str, place: Integers, rows: Rows, row: int, said: str, refuted: bool
+    ) -> None:
+        head, query = (int(each) for each in place)
+        mine = f"[{float(rows.tail_low[row])!r}, {float(rows.tail_high[row])!r}]"
+        verdict = f"refuted: it is in {mine}" if refuted else f"not confirmed, only {mine} is"
+        at = {"tail_mass_upper": f"[{head}, {query}]", "worst_tail_mass": f"[{head}]"}.get(name, "")
+        self._verdict.notes.add(
+            f"{self._claims.stem}{name}{at}",
+            f"layer {self._claims.layer.index}, head {head}, query {query}: "
+            f"tail mass in {said} is {verdict}",
+        )
+
+    def _count_violations(self, which: Integers, rows: Rows) -> None:
+        held = np.isin(which[:, 1], self._claims.held_out)
+        budgets = np.full(len(which), self._eps)
+        above = held & rows.refute(np.zeros(len(which)), budgets)
+        perhaps = held & ~rows.lose_at_most(budgets * _LENIENT)
+        for head, _ in _by_head(which):
+            here = which[:, 0] == head
+            counts = self._violations.setdefault(head, [0, 0])
+            counts[0] += int(above[here].sum())
+            counts[1] += int(perhaps[here].sum())
+
+    def compare_violations(self) -> None:
+        """Hold the counts of held-out queries over budget against those of all rows taken."""
+        said = self._claims.violations
+        for head, (least, most) in self._violations.items():
+            if said is not None and not least <= said[head] <= most:
+                self._verdict.notes.add(
+                    f"{self._claims.stem}violations[{head}]",
+                    f"{said[head]} is not from the {least} held-out queries that lose more than "
+                    f"eps to the {most} that may",
+                )
+
+
+def _by_head(which: Integers) -> list[tuple[int, Integers]]:
+    """The queries (ascending) of every head among (head, query), heads ascending, too."""
+    cuts = np.flatnonzero(np.diff(which[:, 0])) + 1
+    return [(int(part[0, 0]), part[:, 1]) for part in np.split(which, cuts) if len(part)]

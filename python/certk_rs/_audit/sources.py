@@ -1,0 +1,139 @@
+"""The inputs to check against, each hashed once, and found by what an output says of its input."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..cache_format import SafetensorsFile, TensorFacts
+
+Facts = Mapping[str, TensorFacts]
+_Key = tuple[tuple[str, TensorFacts], ...]
+
+
+class Source:
+    """A file to check against. Its tensors are hashed when they are first asked for."""
+
+    def __init__(self, path: Path, pause: Callable[[], None]) -> None:
+        self.path = path
+        self._pause = pause
+        with SafetensorsFile(path) as file:
+            self.headers = tuple(file.header_sha256s())
+            self.identity = file.identity
+            self.forms = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
+        self._turn = threading.Lock()
+        self._tensors: dict[str, TensorFacts] | None = None
+
+    def tensors(self) -> Facts:
+        """Every tensor, hashed."""
+        with self._turn:
+            if self._tensors is None:
+                with SafetensorsFile(self.path) as file:
+                    file.check_unchanged(self.identity)
+                    found = {}
+                    for name, (dtype, shape) in self.forms.items():
+                        self._pause()
+                        found[name] = TensorFacts(dtype, shape, file.sha256(name))
+                    file.check_unchanged(self.identity)
+                self._tensors = found
+            return self._tensors
+
+
+class Sources:
+    """All inputs. Looking for one costs no more the more there are, once they are hashed."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._all = sources
+        self._turn = threading.Lock()
+        self._places = {source: place for place, source in enumerate(sources)}
+        self._by_headers: dict[tuple[str, ...], list[Source]] = defaultdict(list)
+        self._by_name: dict[tuple[tuple[str, ...], str], list[Source]] = defaultdict(list)
+        for source in sources:
+            self._by_headers[source.headers].append(source)
+            self._by_name[source.headers, source.path.name].append(source)
+        self._hashed: set[Source] = set()
+        self._by_tensors: dict[_Key, list[Source]] = defaultdict(list)
+        self._holding: dict[tuple[str, TensorFacts], list[Source]] = defaultdict(list)
+        self._matched: set[_Key] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def find(self, facts: Facts, headers: tuple[str, ...], name: str) -> Source | None:
+        """The input with these tensors, one with these headers if there is such a one.
+
+        Files of that name are looked at before others.
+        """
+        key = _key(facts)
+        likely = self._by_headers.get(headers, [])
+        found = self._among(key, headers)
+        for some in (self._by_name.get((headers, name), []), likely):
+            if found is None:
+                for source in self._not_hashed(some):
+                    if self._hash(source) == key:
+                        break
+                found = self._among(key, headers)
+        if found is None and not self._by_tensors.get(key):
+            forms = {each: (fact.dtype, fact.shape) for each, fact in facts.items()}
+            for source in self._not_hashed(self._all):
+                if source.forms == forms and self._hash(source) == key:
+                    break
+        with self._turn:
+            alike = self._by_tensors.get(key, [])
+            if alike:
+                self._matched.add(key)
+            return found or (alike[0] if alike else None)
+
+    def nearest(self, facts: Facts, headers: tuple[str, ...]) -> tuple[Source, int]:
+        """The input that shares most tensors with these, and how many; all inputs are hashed."""
+        for source in self._not_hashed(self._all):
+            self._hash(source)
+        same: Counter[Source] = Counter()
+        for item in facts.items():
+            same.update(self._holding.get(item, ()))
+
+        def alike(source: Source) -> tuple[int, bool, int]:
+            return same[source], source.headers == headers, -self._places[source]
+
+        candidates = [*same, *self._by_headers.get(headers, [])[:1], self._all[0]]
+        best = max(candidates, key=alike)
+        return best, same[best]
+
+    def unmatched(self) -> tuple[Path, ...]:
+        """Those that no output was made from."""
+        forms = [{n: (f.dtype, f.shape) for n, f in key} for key in self._matched]
+        lone = []
+        for source in self._all:
+            # What has other names and shapes need not be hashed to be told apart.
+            known = source in self._hashed or source.forms in forms
+            if not known or self._hash(source) not in self._matched:
+                lone.append(source.path)
+        return tuple(lone)
+
+    def _among(self, key: _Key, headers: tuple[str, ...]) -> Source | None:
+        with self._turn:
+            alike = [s for s in self._by_tensors.get(key, ()) if s.headers == headers]
+            return min(alike, key=self._places.__getitem__, default=None)
+
+    def _not_hashed(self, sources: list[Source]) -> list[Source]:
+        with self._turn:
+            if len(self._hashed) == len(self._all):
+                return []
+            return [source for source in sources if source not in self._hashed]
+
+    def _hash(self, source: Source) -> _Key:
+        tensors = source.tensors()
+        key = _key(tensors)
+        with self._turn:
+            if source not in self._hashed:
+                self._hashed.add(source)
+                self._by_tensors[key].append(source)
+                for item in tensors.items():
+                    self._holding[item].append(source)
+        return key
+
+
+def _key(facts: Facts) -> _Key:
+    return tuple(sorted(facts.items(), key=lambda item: item[0]))

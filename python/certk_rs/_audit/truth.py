@@ -1,0 +1,192 @@
+"""Whether what an output says of one kv head is true of its input.
+
+One kv head of one layer at a time: its copies, its values' radius, and every row of the query
+heads that share it. Memory is about that of the head and of one block of scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache_format import Certificate, Layer, SafetensorsFile, widen
+from .claims import Claims, Floats, Integers
+from .judge import Judge, Verdict
+from .recompute import Keys, Proof, ball_radius, recompute
+from .sense import forced_positions, inside
+
+_BLOCK = 1 << 20  # scores at a time: 8 MiB, and a few temporaries of that size
+_ROWS = 1 << 14  # rows of keys or values at a time
+# How far budgets that were chosen for a bound on outputs may be off.
+_LENIENT = 1 + 2.0**-20
+
+Pick = Callable[[int, slice], NDArray[np.bool_]]
+"""Which of some queries of a head are looked at."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """One kv head of one layer, to be held against the input.
+
+    Args:
+        given: The input.
+        file: The output.
+        claims: What the output says of the layer.
+        kv_head: Which head.
+        certificate: What the output says of all.
+        pick: Where only some rows are looked at: which.
+        pause: Called between blocks; it may raise.
+    """
+
+    given: SafetensorsFile
+    file: SafetensorsFile
+    claims: Claims
+    kv_head: int
+    certificate: Certificate
+    pick: Pick | None
+    pause: Callable[[], None]
+
+    def check(self) -> Verdict:
+        """Hold it against the input."""
+        verdict = Verdict()
+        for role in ("key", "value"):
+            self._check_copies(role, verdict)
+        if self.certificate.options.out_tol is not None:
+            self._check_radius(self.certificate.options.out_tol, verdict)
+        self._check_rows(verdict)
+        return verdict
+
+    @property
+    def _layer(self) -> Layer:
+        return self.claims.layer
+
+    def _read(self, role: str, head: int, rows: slice) -> NDArray[Any]:
+        """Some rows of one head of the input as stored, (rows, d)."""
+        name, heads = self._layer.names[role], slice(head, head + 1)
+        layout = self.certificate.options.layout
+        found: NDArray[Any] = self.given.read_heads(name, heads, rows, layout=layout)[0]
+        return found
+
+    def _pieces(self, role: str, end: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """The first `end` rows of this head, some at a time, each with where it begins."""
+        for start in range(0, end, _ROWS):
+            self.pause()
+            yield start, self._read(role, self.kv_head, slice(start, min(start + _ROWS, end)))
+
+    def _check_copies(self, role: str, verdict: Verdict) -> None:
+        """Kept rows are those of the input, bit for bit (as integers: NaN and -0 have no say)."""
+        claims, name = self.claims, self.claims.stem + role
+        kept = claims.indices[claims.group_of(self.kv_head)]
+        first = claims.starts[self.kv_head] if claims.by_head else self.kv_head * len(kept)
+        width = self._layer.d * (4 if self._layer.dtypes[role] == "F32" else 2)
+        told = done = 0
+        for start, rows in self._pieces(role, claims.visible):
+            end = done + int(np.searchsorted(kept[done:], start + len(rows)))
+            copies = np.empty((end - done, self._layer.d), rows.dtype)
+            copies_bytes = copies.reshape(-1).view(np.uint8)
+            self.file.read_into(name, copies_bytes.data, (first + done) * width)
+            bits = f"<u{rows.itemsize}"
+            wrong = copies.view(bits) != rows.view(bits)[kept[done:end] - start]
+            for row in np.flatnonzero(wrong.any(axis=1))[: 3 - told] + done:
+                place = f"{first + row}" if claims.by_head else f"{self.kv_head}, {row}"
+                what = f"is not position {kept[row]} of kv head {self.kv_head} of the input"
+                verdict.notes.add(f"{name}[{place}]", what)
+                told += 1
+            done = end
+
+    def _check_radius(self, out_tol: float, verdict: Verdict) -> None:
+        """The budget times twice the radius of the values, which bounds the error of outputs."""
+        group, visible = self.claims.group_of(self.kv_head), self.claims.visible
+        dtype = self._layer.dtypes["value"]
+
+        def pieces() -> Iterator[Floats]:
+            for _, rows in self._pieces("value", visible):
+                yield widen(rows, dtype)
+
+        with np.errstate(all="ignore"):
+            radius = ball_radius(pieces, visible)
+        eps = self.claims.eps[group]
+        if not eps * 2 * radius <= out_tol * _LENIENT:
+            verdict.notes.add(
+                "metadata certk",
+                f"{self.claims.name_of(group)}: eps = {eps!r} over values of kv head "
+                f"{self.kv_head} within a radius of {radius!r} is not proven to keep outputs "
+                f"within out_tol = {out_tol!r}",
+            )
+
+    def _check_rows(self, verdict: Verdict) -> None:
+        claims, visible = self.claims, self.claims.visible
+        kept = claims.indices[claims.group_of(self.kv_head)]
+        dropped = np.setdiff1d(np.arange(visible), kept, assume_unique=True)
+        order = np.concatenate([kept, dropped])
+        options = self.certificate.options
+        if options.proof != "none" and self.pick is None:
+            forced = np.logical_or.reduce(
+                [inside(order, each) for each in forced_positions(self.certificate, visible)]
+            )
+            verdict.proof = Proof(order, forced, options.block_size)
+        keys = self._keys(kept), self._keys(dropped)
+        judge = Judge(claims, self.kv_head, self.certificate, verdict)
+        for batch in self._batches():
+            self.pause()
+            which = np.concatenate([self._places(head, part) for head, part in batch])
+            if len(which):
+                queries = np.concatenate([self._queries(head, part) for head, part in batch])
+                seen = self._seen(which[:, 1])
+                scale = self.certificate.scales[self._layer.index]
+                judge.take(which, recompute(queries, *keys, scale, seen), seen)
+        if self.pick is None:
+            judge.compare_violations()
+
+    def _places(self, head: int, part: slice) -> Integers:
+        """Head and number of those of some queries that are looked at, (b, 2)."""
+        numbers = np.arange(part.start, part.stop)
+        if self.pick is not None:
+            numbers = numbers[self.pick(head, part)]
+        return np.stack([np.full(len(numbers), head), numbers], axis=1)
+
+    def _queries(self, head: int, part: slice) -> Floats:
+        wide = widen(self._read("query", head, part), self._layer.dtypes["query"])
+        return wide if self.pick is None else wide[self.pick(head, part)]
+
+    def _seen(self, queries: Integers) -> Integers:
+        """How many of the visible keys each query sees."""
+        visible, offset = self.claims.visible, self.certificate.causal_offset
+        if offset is None:
+            return np.full(len(queries), visible)
+        # An offset may be near the ends of int64 or beyond: no query is seen to move by more.
+        near = min(max(offset + 1, -self._layer.m), visible)
+        return np.clip(queries + near, 0, visible)
+
+    def _keys(self, positions: Integers) -> Keys:
+        dtype = self._layer.dtypes["key"]
+        vectors = np.empty((len(positions), self._layer.d))
+        done = 0
+        for start, rows in self._pieces("key", self.claims.visible):
+            end = done + int(np.searchsorted(positions[done:], start + len(rows)))
+            vectors[done:end] = widen(rows[positions[done:end] - start], dtype)
+            done = end
+        return Keys(vectors, positions)
+
+    def _batches(self) -> Iterator[list[tuple[int, slice]]]:
+        """Rows of the query heads that share this kv head, so many that memory suffices."""
+        size, m = self._layer.heads // self._layer.kv_heads, self._layer.m
+        step = max(1, _BLOCK // max(self.claims.visible, 1))
+        batch: list[tuple[int, slice]] = []
+        room = step
+        for head in range(self.kv_head * size, (self.kv_head + 1) * size):
+            start = 0
+            while start < m:
+                stop = min(start + room, m)
+                batch.append((head, slice(start, stop)))
+                room -= stop - start
+                start = stop
+                if not room:
+                    yield batch
+                    batch, room = [], step
+        if batch:
+            yield batch
