@@ -8,7 +8,7 @@ batch shape; lengths and radius are 1-D, of length `rows`, or 1 where one value 
 Every function raises `certk_rs.CertkError` for bad input and lets KeyboardInterrupt pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -17,6 +17,7 @@ from typing_extensions import disjoint_base
 
 __all__ = [
     "Attended",
+    "Cancellation",
     "Certified",
     "DefaultFloats",
     "Estimated",
@@ -41,6 +42,7 @@ __all__ = [
     "freezing_sigma",
     "keep_fraction",
     "keep_set",
+    "keep_set_of_queries",
     "kl_from_tail_mass",
     "log_log_slope",
     "mean_bounds",
@@ -296,6 +298,23 @@ def keep_set(
     threads: object,
 ) -> Kept: ...
 
+# Blocks of queries (..., m, d), keys (..., n, d) and a scale; eps (rows,) or one number, counted
+# (rows,), rows = blocks, heads, queries in order. The result has the shape of the queries of a
+# single block, else (rows,).
+def keep_set_of_queries(
+    blocks: Sequence[tuple[_Stored, _Stored, float]],
+    eps: float | NDArray[np.float64],
+    counted: NDArray[np.bool_] | None,
+    slack: float,
+    roundings: int,
+    causal_offset: object,
+    max_keep: object,
+    keep_first: object,
+    keep_last: object,
+    block_size: object,
+    threads: object,
+) -> Kept: ...
+
 # queries (heads, m, d), keys (kv_heads, n, d), float32 or half; out (heads, m, n) in C order.
 def products(
     queries: _Stored,
@@ -479,6 +498,22 @@ def attention(
         object,  # threads
     ],
 ) -> Attended: ...
+
+@final
+class Cancellation:
+    """Lets any thread end the native calls of threads that are inside `with token:`.
+
+    Once `cancel()` was called, such a call ends with KeyboardInterrupt where it next asks whether
+    to go on (between portions of its work, well under a second apart); so does one that begins
+    later and is long enough to ask. Nothing is returned then. There is no way back.
+    """
+
+    def __new__(cls) -> Cancellation: ...
+    def cancel(self) -> None: ...
+    @property
+    def cancelled(self) -> bool: ...
+    def __enter__(self) -> Cancellation: ...
+    def __exit__(self, *_raised: object) -> None: ...
 
 @final
 class DefaultFloats:

@@ -1,13 +1,15 @@
 """Cache files: the one place that knows the names, shapes and metadata of inputs and outputs.
 
-**Input.** A safetensors file with, for every layer i, `layers.{i}.key` and `layers.{i}.value` of
-shape (1, kv_heads, n, d) or (kv_heads, n, d) and `layers.{i}.query` of shape (1, heads, m, d) or
-(heads, m, d), heads a multiple of kv_heads (query heads h*group .. (h+1)*group - 1 share kv head
-h), in F32, F16 or BF16. Other spellings are found by themselves (`KNOWN_NAMES`) or told by a
-pattern such as `model.{i}.attn.{key|value|query}`: exactly one `{i}` (the layer number) and exactly
-one `{a|b|c}`, the three words for key, value and query in this order. Optional metadata: `scale`, a
-decimal string or `1/sqrt(N)` (default: the float64 nearest d^-1/2), and `causal_offset`, an integer
-(query i sees the keys <= i + offset; default: every query sees every key).
+**Input.** A safetensors file, or an index JSON beside several, with, for every layer i,
+`layers.{i}.key` and `layers.{i}.value` of shape (1, kv_heads, n, d) or (kv_heads, n, d) and
+`layers.{i}.query` of shape (1, heads, m, d) or (heads, m, d), heads a multiple of kv_heads (query
+heads h*group .. (h+1)*group - 1 share kv head h), in F32, F16 or BF16. Where the caller says so
+(layout "nhd"), heads and positions in the other order. Other spellings are found by themselves
+(`KNOWN_NAMES`) or told by a pattern such as `model.{i}.attn.{key|value|query}`: exactly one `{i}`
+(the layer number) and exactly one `{a|b|c}`, the three words for key, value and query in this
+order. Optional metadata: `scale`, a decimal string or `1/sqrt(N)` (default: the float64 nearest
+d^-1/2), and `causal_offset`, an integer (query i sees the keys <= i + offset; default: every query
+sees every key).
 
 **Output.** One safetensors file in the canonical form of `_files.safetensors`, self-contained:
 
@@ -15,10 +17,8 @@ decimal string or `1/sqrt(N)` (default: the float64 nearest d^-1/2), and `causal
                                     (total,), one kv head after the other, or (kept,) by layer
     layers.{i}.indptr               (kv_heads + 1,) I64, by head only
     layers.{i}.key, .value          (total, d), or (kv_heads, kept, d) by layer: the kept rows
-    layers.{i}.tail_mass_upper      (heads, m) F64, and .tail_mass_lower
-    layers.{i}.lower_bound          (kv_heads,), or (1,) by layer, I64: no smaller set will do
-    layers.{i}.lower_bound_weights  (heads, m) F64: the mixture of the rows that proves it
 
+with what proves that they suffice (`_files.output`; every tensor is described in docs/files.md),
 and one metadata entry `certk`: the `Certificate` as canonical JSON (sorted keys, no spaces,
 shortest floats).
 """
@@ -26,57 +26,119 @@ shortest floats).
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._files.certificate import Certificate, Options, TensorFacts, read_certificate
+from ._files.certificate import (
+    GRANULARITIES,
+    PROOFS,
+    Certificate,
+    Options,
+    TensorFacts,
+    read_certificate,
+)
 from ._files.layers import Layer, layout, nearest_rsqrt, read_metadata
+from ._files.location import Location, locate
+from ._files.masses import Budgets, mass_dtype, storable_budget, storable_weights
 from ._files.names import DEFAULT_NAMES, KNOWN_NAMES, Names, detect
-from ._files.output import OutputFile, output_header, output_tensors
-from ._files.safetensors import STORAGE, Form, SafetensorsFile
-from ._files.values import not_finite, widen
+from ._files.output import (
+    Counts,
+    OutputFile,
+    counts_in,
+    counts_of,
+    output_header,
+    output_tensors,
+    proof_bytes,
+)
+from ._files.record import LayerRecord, most_held_out, most_left_out, record_tensors
+from ._files.remarks import remarks
+from ._files.safetensors import ITEMSIZE, Form, SafetensorsFile, quote
+from ._files.sharded import ShardedFile, open_tensors
+from ._files.tensor_file import HEAD_MAJOR, LAYOUTS, ROW_MAJOR, STORAGE, TensorFile
+from ._files.values import FiniteCheck, widen
 from .errors import CertkError
 
 __all__ = [
     "DEFAULT_NAMES",
+    "GRANULARITIES",
+    "HEAD_MAJOR",
+    "ITEMSIZE",
     "KNOWN_NAMES",
+    "LAYOUTS",
+    "PROOFS",
+    "ROW_MAJOR",
+    "STORAGE",
+    "Budgets",
     "Cache",
     "Certificate",
+    "Counts",
     "Form",
     "Layer",
+    "LayerRecord",
+    "Location",
     "Names",
     "Options",
     "OutputFile",
     "SafetensorsFile",
+    "ShardedFile",
     "TensorFacts",
+    "TensorFile",
+    "counts_in",
+    "counts_of",
     "detect",
     "layout",
+    "locate",
+    "mass_dtype",
+    "most_held_out",
+    "most_left_out",
     "nearest_rsqrt",
+    "open_tensors",
     "output_header",
     "output_tensors",
+    "proof_bytes",
     "read_certificate",
     "read_metadata",
+    "record_tensors",
+    "storable_budget",
+    "storable_weights",
     "widen",
 ]
 
 
-class Cache:
-    """An input file, opened; names, shapes and metadata have been checked, the values not yet."""
+# As `layout` is also an argument below.
+layers_of = layout
+_PART = 1 << 20
 
-    def __init__(self, path: Path, pattern: str | None = None) -> None:
-        self.path = path
-        self.file = SafetensorsFile(path)
+
+class Cache:
+    """An input, opened; names, shapes and metadata have been checked, the values not yet.
+
+    Args:
+        path: A safetensors file or the index JSON of a sharded one, a path or a URL.
+        pattern: Of the tensor names; None for the known spelling that occurs.
+        layout: "hnd", "nhd", or None: (heads, rows, d), and what looks otherwise is an error.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Location,
+        pattern: str | None = None,
+        layout: str | None = None,
+    ) -> None:
+        self.path = locate(path)
+        self.file = open_tensors(self.path)
+        where = str(path)
         try:
             entries = self.file.header.entries
-            self.names = Names(pattern) if pattern is not None else detect(str(path), entries)
+            self.names = Names(pattern) if pattern is not None else detect(where, entries)
             tensors = {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
-            self.layers = layout(str(path), tensors, self.names)
+            self.layers = layers_of(where, tensors, self.names, layout)
             self.scales, self.causal_offset = read_metadata(
-                str(path), self.file.header.metadata, self.layers
+                where, self.file.header.metadata, self.layers
             )
         except BaseException:
             self.file.close()
@@ -89,10 +151,41 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def read(self, layer: Layer, role: str) -> NDArray[Any]:
-        """The stored tensor without its batch axis: (heads, m, d) or (kv_heads, n, d)."""
-        raw = self.file.read(layer.names[role])
-        return raw.reshape(raw.shape[-3:])
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know of this input though it can be pruned; a line each."""
+        said = remarks(self.layers, self.causal_offset, self.others, self.names.pattern)
+        return [f"{self.path}: {remark}" for remark in said]
+
+    def read(
+        self,
+        layer: Layer,
+        role: str,
+        heads: slice = slice(None),
+        *,
+        rows: slice = slice(None),
+        buffer: NDArray[np.uint8] | None = None,
+    ) -> NDArray[Any]:
+        """Some rows of some heads as stored, (heads, m, d) or (kv_heads, n, d) if all.
+
+        In this order whatever the layout. `buffer`: bytes to fill, of which the result is a view;
+        None: fresh memory.
+        """
+        return self.file.read_heads(
+            layer.names[role], heads, rows, layout=layer.layout, buffer=buffer
+        )
+
+    def by_head(self, layer: Layer, role: str) -> Iterator[NDArray[Any]]:
+        """Each head in turn as stored, (m, d) or (n, d).
+
+        Where heads are stored one after the other, memory holds one of them. Where they are not,
+        all are read at once, since each alone would take reading all.
+        """
+        if layer.layout == ROW_MAJOR:
+            yield from self.read(layer, role)
+            return
+        for head in range(layer.heads if role == "query" else layer.kv_heads):
+            yield self.read(layer, role, slice(head, head + 1))[0]
 
     def heads(self, layer: Layer) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
         """Each query head in turn, with its queries (m, d) and its keys (n, d), widened exactly.
@@ -111,28 +204,33 @@ class Cache:
 
         `progress` is told the number of bytes after every piece.
         """
-        facts = {}
-        for name, entry in self.file.header.entries.items():
-            digest, position = hashlib.sha256(), 0
-            for chunk in self.file.chunks(name):
-                digest.update(chunk.data)
-                if self.names.match(name) is not None:
-                    self._check_finite(name, chunk, position)
-                position += len(chunk)
-                progress(len(chunk))
-            facts[name] = TensorFacts(entry.dtype, entry.shape, digest.hexdigest())
-        return facts
+        return {name: self.check_tensor(name, progress) for name in self.file.header.entries}
 
-    def _check_finite(self, name: str, chunk: NDArray[np.uint8], position: int) -> None:
+    def check_tensor(self, name: str, progress: Callable[[int], None]) -> TensorFacts:
+        """Read one tensor once: its hash; NaN and infinities in a cache's are a `CertkError`."""
         entry = self.file.header.entries[name]
-        stored = chunk.view(STORAGE[entry.dtype])
-        bad = not_finite(stored, entry.dtype)
-        if len(bad):
-            first = int(bad[0])
-            with np.errstate(invalid="ignore"):  # the NaN may be a signalling one
-                value = widen(stored[first : first + 1], entry.dtype)[0]
-            index = np.unravel_index(first + position // stored.itemsize, entry.shape)
-            place = ", ".join(str(int(axis)) for axis in index)
-            raise CertkError(
-                f"{self.path}: tensor {name!r} is {value} at [{place}]: a cache must be finite"
-            )
+        digest, position = hashlib.sha256(), 0
+        ours = FiniteCheck(entry.dtype) if self.names.match(name) is not None else None
+        for chunk in self.file.chunks(name):
+            # A part at a time, so that both find it in the cache of a core.
+            for start in range(0, len(chunk), _PART):
+                part = chunk[start : start + _PART]
+                digest.update(part.data)
+                if ours is not None and (bad := ours.first_bad(part)) is not None:
+                    raise self._not_finite(name, part, bad, position + start)
+            position += len(chunk)
+            progress(len(chunk))
+        return TensorFacts(entry.dtype, entry.shape, digest.hexdigest())
+
+    def _not_finite(
+        self, name: str, part: NDArray[np.uint8], bad: int, position: int
+    ) -> CertkError:
+        entry = self.file.header.entries[name]
+        stored = part.view(STORAGE[entry.dtype])
+        with np.errstate(invalid="ignore"):  # the NaN may be a signalling one
+            value = widen(stored[bad : bad + 1], entry.dtype)[0]
+        index = np.unravel_index(bad + position // stored.itemsize, entry.shape)
+        place = ", ".join(str(int(axis)) for axis in index)
+        return CertkError(
+            f"{self.path}: tensor {quote(name)} is {value} at [{place}]: a cache must be finite"
+        )

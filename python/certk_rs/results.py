@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from . import _native
 from ._display.numbers import count, masses, percent, rows_of, span, tally, worst
+from ._display.plots import kept_and_lost, lost_in_order
+from ._display.shown import Shown, one_budget, per_row, row_index
 from ._files.selections import read_selection, write_selection
 from ._ragged import padded
 from .errors import CertkError
@@ -49,7 +51,7 @@ class Rung(IntEnum):
     """All visible keys were scored exactly: the row is too flat, or the codes too coarse for it."""
 
 
-class _Frozen:
+class _Frozen(Shown):
     """Arrays are made read-only, and stay so through pickle."""
 
     @classmethod
@@ -208,6 +210,24 @@ class Selection(_Frozen):
         ]
         return "\n".join(lines)
 
+    def _columns(self) -> dict[str, Any]:
+        return per_row(
+            self.k.shape,
+            k=self.k,
+            eps=self.eps,
+            tail_mass_lower=self.tail_mass_lower,
+            tail_mass_upper=self.tail_mass_upper,
+            minimal=self.minimal,
+            status=_names(self.status, Status),
+        )
+
+    def _index(self, pandas: Any) -> Any:
+        return row_index(pandas, self.k.shape)
+
+    def _draw(self, axes: Any) -> Any:
+        eps = one_budget(self.eps)
+        return kept_and_lost(axes, self.k, self.tail_mass_lower, self.tail_mass_upper, eps)
+
     def __repr__(self) -> str:
         kept, total = self.indices.size, self._n_scores
         return (
@@ -248,6 +268,10 @@ class SearchResult(Selection):
                 f"  rungs      {tally(self.rung, Rung) or 'none'}",
             ]
         )
+
+    def _columns(self) -> dict[str, Any]:
+        searched = per_row(self.k.shape, scored=self.scored, rung=_names(self.rung, Rung))
+        return super()._columns() | searched
 
     def __repr__(self) -> str:
         share = percent(int(self.scored.sum()), self._n_scores)
@@ -294,6 +318,24 @@ class Certificate(_Frozen):
             ]
         return "\n".join(lines)
 
+    def _columns(self) -> dict[str, Any]:
+        return per_row(
+            self.k.shape,
+            k=self.k,
+            eps=self.eps,
+            tail_mass_lower=self.tail_mass_lower,
+            tail_mass_upper=self.tail_mass_upper,
+            holds=self.holds,
+            minimal=self.minimal,
+        )
+
+    def _index(self, pandas: Any) -> Any:
+        return row_index(pandas, self.k.shape)
+
+    def _draw(self, axes: Any) -> Any:
+        eps = one_budget(self.eps)
+        return kept_and_lost(axes, self.k, self.tail_mass_lower, self.tail_mass_upper, eps)
+
     def __repr__(self) -> str:
         verdict = ""
         if self.eps is not None and self.holds is not None:
@@ -328,7 +370,11 @@ class KeepSet(_Frozen):
     lower_bound: int
     """No set under the same constraints is smaller (over budget: none that reaches as much)."""
     weights: NDArray[np.float64]
-    """Weights >= 0 of the rows, (...), whose mixture proves `lower_bound`."""
+    """Weights >= 0 of the rows, (...), whose mixture proves `lower_bound`.
+
+    float32 holds each of them exactly, and the proof is that of these numbers. 0 for every row that
+    has no say.
+    """
 
     @property
     def k(self) -> int:
@@ -358,6 +404,22 @@ class KeepSet(_Frozen):
             "  The promise covers the listed queries only.",
         ]
         return "\n".join(lines)
+
+    def _columns(self) -> dict[str, Any]:
+        return per_row(
+            self.tail_mass_upper.shape,
+            eps=self.eps,
+            tail_mass_lower=self.tail_mass_lower,
+            tail_mass_upper=self.tail_mass_upper,
+            weight=self.weights,
+        )
+
+    def _index(self, pandas: Any) -> Any:
+        return row_index(pandas, self.tail_mass_upper.shape)
+
+    def _draw(self, axes: Any) -> Any:
+        eps = one_budget(self.eps)
+        return lost_in_order(axes, self.tail_mass_lower, self.tail_mass_upper, self.weights, eps)
 
     def __repr__(self) -> str:
         n = self.shape[-1]
@@ -415,6 +477,37 @@ class AttentionResult(_Frozen):
     rung: NDArray[np.uint8]
     """A `Rung` per row, (...)."""
 
+    def summary(self) -> str:
+        """Return a few lines on what was dropped and scored; `error_bound` only if it is known."""
+        rows = self.k.size
+        lines = [
+            f"AttentionResult of {rows_of(rows)}, batch shape {self.k.shape}",
+            f"  averaged   {span(self.k)} keys a row",
+            f"  scored     {span(self.scored)} keys a row exactly",
+            f"  tail mass  at most {worst(self.tail_mass_upper)}",
+            f"  rungs      {tally(self.rung, Rung) or 'none'}",
+        ]
+        # To find it takes a pass over the values, which nobody has asked for.
+        if "error_bound" in self.__dict__:
+            lines.insert(4, f"  error      at most {worst(self.error_bound)}")
+        return "\n".join(lines)
+
+    def _columns(self) -> dict[str, Any]:
+        return per_row(
+            self.k.shape,
+            k=self.k,
+            tail_mass_upper=self.tail_mass_upper,
+            error_bound=self.error_bound,
+            scored=self.scored,
+            rung=_names(self.rung, Rung),
+        )
+
+    def _index(self, pandas: Any) -> Any:
+        return row_index(pandas, self.k.shape)
+
+    def _draw(self, axes: Any) -> Any:
+        return kept_and_lost(axes, self.k, None, self.tail_mass_upper, None)
+
     def __repr__(self) -> str:
         if self.k.size == 0:
             return f"AttentionResult(no rows, batch shape {self.k.shape})"
@@ -424,6 +517,13 @@ class AttentionResult(_Frozen):
             f"tail mass <= {worst(self.tail_mass_upper)}, "
             f"{tally(self.rung, Rung)})"
         )
+
+
+def _names(values: NDArray[np.uint8], kinds: type[IntEnum]) -> NDArray[np.object_]:
+    """The names of kinds, in lower case."""
+    names = np.array([kind.name.lower() for kind in kinds], object)
+    found: NDArray[np.object_] = names[values]
+    return found
 
 
 def _statuses(status: NDArray[np.uint8]) -> str:

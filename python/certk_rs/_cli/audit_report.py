@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..audit import Audit, OutputAudit
+from ..audit import Audit, OutputAudit, recomputed
+from ..cache_format import Budgets
 from .terminal import fail, round_up, say
 
 _SHOWN_FINDINGS = 20
+SAMPLED = 3
+"""The exit code where nothing was found in a sample: it does not say that anything holds."""
+
+
+def show_output(output: OutputAudit) -> None:
+    """One line for everything that does not hold of one output, and one for the verdict on it."""
+    for finding in output.findings[:_SHOWN_FINDINGS]:
+        say(f"{output.path}: {finding}")
+    if output.found > _SHOWN_FINDINGS:
+        say(f"{output.path}: ... and {output.found - _SHOWN_FINDINGS} more")
+    if output.findings:
+        say(f"{output.path}: DOES NOT HOLD")
+        return
+    say(f"{output.path}: {_covered(output)}")
+    say(f"{output.path}: {_verdict(output)}{_asked_and_kept(output)}")
 
 
 def show_audit(report: Audit) -> None:
-    """One line for everything that does not hold, and one for the verdict on each output."""
+    """All of it at once."""
     for output in report.outputs:
-        for finding in output.findings[:_SHOWN_FINDINGS]:
-            say(f"{output.path}: {finding}")
-        if output.found > _SHOWN_FINDINGS:
-            say(f"{output.path}: ... and {output.found - _SHOWN_FINDINGS} more")
-        if not output.holds:
-            say(f"{output.path}: DOES NOT HOLD")
-            continue
-        say(f"{output.path}: {_covered(output)}")
-        if output.unchecked:
-            say(
-                f"{output.path}: is what its certificate says, byte for byte; not known without "
-                f"--against: {'; '.join(output.unchecked)}; it says: {_asked_and_kept(output)}"
-            )
-        else:
-            say(
-                f"{output.path}: holds: {output.confirmed_rows} tail masses and "
-                f"{output.confirmed_lower_bounds} lower bounds recomputed from {output.source}; "
-                f"{_asked_and_kept(output)}"
-            )
+        show_output(output)
+    show_rest(report)
+
+
+def show_rest(report: Audit) -> None:
+    """What is to be said when all outputs are done."""
     for path in report.unmatched:
         say(f"{path}: given with --against, but it is the input of no output here")
+    if report.not_reached:
+        say(f"{len(report.not_reached)} outputs were not looked at (--fail-fast)")
+
+
+def _verdict(output: OutputAudit) -> str:
+    if output.unchecked:
+        return (
+            "is what its certificate says, byte for byte; not known without --against: "
+            f"{'; '.join(output.unchecked)}; it says: "
+        )
+    if output.sampled is not None:
+        return (
+            f"sampled, not verified: nothing was found in {output.sampled.rows} of "
+            f"{output.sampled.of} rows of {output.source}, nor in the bytes of the output; lower "
+            "bounds and all other rows were not looked at; it says: "
+        )
+    rows, bounds = output.confirmed_rows, output.confirmed_lower_bounds
+    return f"holds: {recomputed(output.options, rows, bounds)} from {output.source}; "
 
 
 def _covered(output: OutputAudit) -> str:
@@ -47,53 +66,41 @@ def _covered(output: OutputAudit) -> str:
 
 def _asked_and_kept(output: OutputAudit) -> str:
     options = vars(output.options) if output.options is not None else {}
-    asked = [f"eps = {output.eps!r}", *(f"{name} = {value}" for name, value in options.items())]
-    return (
-        f"{', '.join(asked)}: kept {output.kept} of {output.total} keys, {output.rows_over_budget} "
-        f"of {output.rows} rows over eps, worst tail mass {round_up(output.worst_tail_mass)}"
+    asked = [_budget_text("eps", output.budgets)]
+    if output.bound_eps is not None:
+        asked.append(_budget_text("lower bounds for", output.bound_eps))
+    asked += [f"{name} = {value}" for name, value in options.items()]
+    over, worst = output.rows_over_budget, output.worst_tail_mass
+    told = "an unknown number of" if over is None else str(over)
+    text = (
+        f"{', '.join(asked)}: kept {output.kept} of {output.total} keys, {told} of {output.rows} "
+        f"rows over eps, worst tail mass {'not recorded' if worst is None else round_up(worst)}"
     )
+    if output.held_out:
+        lost = "not recorded" if output.violations is None else f"{output.violations} over eps"
+        text += f"; {output.held_out} rows held out, {lost}"
+    if output.left_out:
+        text += f"; {output.left_out} rows left out, for which nothing is promised"
+    return text
 
 
-def audit_json(report: Audit) -> dict[str, Any]:
-    """The same as data."""
-    return {
-        "holds": report.holds,
-        "outputs": [_output_json(output) for output in report.outputs],
-        "unmatched_inputs": [str(path) for path in report.unmatched],
-    }
-
-
-def _output_json(output: OutputAudit) -> dict[str, Any]:
-    return {
-        "output": str(output.path),
-        "input": None if output.source is None else str(output.source),
-        "holds": output.holds,
-        "findings": [{"where": item.where, "what": item.what} for item in output.findings],
-        "more_findings": output.more_findings,
-        "eps": output.eps,
-        "options": None if output.options is None else vars(output.options),
-        "names": output.names,
-        "covered": list(output.covered),
-        "not_covered": list(output.not_covered),
-        "kept": output.kept,
-        "total": output.total,
-        "rows_over_budget": output.rows_over_budget,
-        "worst_tail_mass": output.worst_tail_mass,
-        "not_checked": list(output.unchecked),
-        "tail_masses": output.rows,
-        "tail_masses_confirmed": output.confirmed_rows,
-        "lower_bounds": output.lower_bounds,
-        "lower_bounds_confirmed": output.confirmed_lower_bounds,
-    }
+def _budget_text(name: str, budgets: Budgets | None) -> str:
+    every = {budget for groups in (budgets or {}).values() for budget in groups}
+    if len(every) > 1:
+        return f"{name} = {min(every)!r} to {max(every)!r}"
+    return f"{name} = {every.pop() if every else None!r}"
 
 
 def verdict(report: Audit) -> int:
     """Say on stderr what does not hold; the exit code."""
     if report.holds:
         return 0
-    bad = sum(not output.holds for output in report.outputs)
-    where = next((f"{o.path}: {o.findings[0]}" for o in report.outputs if not o.holds), None)
+    if not report.found:
+        return fail("sampled, not verified: nothing was found in the rows looked at", SAMPLED)
+    bad = sum(bool(output.findings) for output in report.outputs)
+    where = next((f"{o.path}: {o.findings[0]}" for o in report.outputs if o.findings), None)
     lone = f"{len(report.unmatched)} inputs without an output" if report.unmatched else ""
     first = f" (first: {where})" if where else ""
-    what = f"{bad} of {len(report.outputs)} outputs do not hold{first}" if bad else ""
+    count = len(report.outputs) + len(report.not_reached)
+    what = f"{bad} of {count} outputs do not hold{first}" if bad else ""
     return fail("failed: " + "; ".join(filter(None, (what, lone))), 1)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import CertkError
-from .options import AsJson, Job, need_new, read_text
+from .options import AT_LEAST_ONE, AsJson, Job, need_new, read_text
 from .terminal import print_json, say
 
 
@@ -24,10 +24,12 @@ def capture(
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="CACHE", help="The cache file.")],
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Cut the text after N tokens.")
+        int | None,
+        typer.Option(parser=AT_LEAST_ONE, metavar="N", help="Cut the text after N tokens."),
     ] = None,
     queries: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Write the last N queries only.")
+        int | None,
+        typer.Option(parser=AT_LEAST_ONE, metavar="N", help="Write the last N queries only."),
     ] = None,
     as_json: AsJson = False,
 ) -> Job:

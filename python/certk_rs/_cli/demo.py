@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from ..audit import audit
-from ..cache_format import Options
-from ..jobs.plan import make_plan
-from ..jobs.report import LayerReport, bars, report_json
-from ..jobs.run import run
-from .audit_report import audit_json, show_audit, verdict
+from ..audit import audit, audit_json
+from ..jobs.bars import bars
+from ..jobs.file_report import file_json
+from ..jobs.layer_report import LayerReport
+from ..pruning import prune
+from .audit_report import show_audit, verdict
 from .example import example
-from .options import AsJson, CacheFile, Granularity, Job, OneSetPer, Quiet
+from .options import AsJson, CacheFile, Eps, Granularity, Job, OneSetPer, Quiet
 from .terminal import print_json, print_table, progress_bar, round_up, say, terminal_width
 
 
@@ -30,7 +30,7 @@ def demo(
             "-o", "--out", metavar="DIR", help="Keep the output here; default: remove it."
         ),
     ] = None,
-    eps: Annotated[float, typer.Option(help="Tail mass that a row may lose, 0 <= eps < 1.")] = 0.05,
+    eps: Eps = 0.05,
     granularity: OneSetPer = Granularity.head,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -45,11 +45,11 @@ def demo(
                 temporary = tempfile.TemporaryDirectory(prefix="certk-demo-")
                 folder = Path(stack.enter_context(temporary))
             with progress_bar(quiet) as progress:
-                plan = make_plan([cache], folder, eps, Options(granularity.value), None, progress)
-                [result] = run(plan, progress)
-                report = audit([result.task.target], [cache], progress)
+                job = prune(cache, folder, eps, granularity=granularity.value, progress=progress)
+                [result] = job.outputs
+                report = audit([Path(result.target)], [cache], progress)
         if as_json:
-            pruned = report_json(result)
+            pruned = file_json(result)
             print_json({"command": "demo", "eps": eps, **pruned, "verify": audit_json(report)})
             return verdict(report)
         say(f"certk prune {cache} -o {folder} --eps {eps:g} --granularity {granularity.value}")
@@ -57,7 +57,7 @@ def demo(
             say("(a temporary folder, removed at the end; keep the output with -o DIR)")
         _show(result.layers, eps)
         say("")
-        say(f"certk verify {result.task.target} --against {cache}")
+        say(f"certk verify {result.target} --against {cache}")
         show_audit(report)
         return verdict(report)
 

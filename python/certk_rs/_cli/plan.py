@@ -9,7 +9,7 @@ import typer
 
 from ..gaussian import Plan
 from ..gaussian import plan as plan_rows
-from .options import AsJson, Job, Threads
+from .options import COUNT, NUMBER, AsJson, Job, Threads
 from .terminal import print_json, print_table, print_text, say
 
 # What follows from the fields of a plan.
@@ -17,12 +17,26 @@ _DERIVED = ("scored_ratio", "speedup", "worthwhile", "advice", "reason")
 
 
 def plan(
-    n: Annotated[int, typer.Option("--n", metavar="N", help="Keys of a row.")],
-    sigma: Annotated[
-        float, typer.Option(help="Standard deviation of the scores, in natural-log units.")
+    n: Annotated[
+        int, typer.Option("--n", parser=COUNT, metavar="N", help="Keys of a row, as in 1e6.")
     ],
-    eps: Annotated[float, typer.Option(help="Tail mass that a row may lose, 0 < eps < 1.")],
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the simulated rows.")] = 0,
+    sigma: Annotated[
+        float,
+        typer.Option(
+            parser=NUMBER,
+            metavar="SIGMA",
+            help="Standard deviation of the scores, in natural-log units.",
+        ),
+    ],
+    eps: Annotated[
+        float,
+        typer.Option(
+            parser=NUMBER, metavar="EPS", help="Tail mass that a row may lose, 0 < eps < 1."
+        ),
+    ],
+    seed: Annotated[
+        int, typer.Option(parser=COUNT, metavar="N", help="Seed of the simulated rows.")
+    ] = 0,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> Job:
@@ -53,7 +67,7 @@ def _show(plan: Plan) -> None:
     how = f"simulated, standard error {plan.k_standard_error:.2g}" if plan.rows else "exact"
     mean = ("expected for this n", f"{plan.k:.6g}", f"{plan.scored_ratio:.4g}", how)
     say(f"n = {plan.n}, sigma = {plan.sigma:g}, eps = {plan.eps}")
-    print_table(("", "k", "k / n", "how"), [rule, mean], left=(0, 3))
+    print_table(("", "k", "k / n", "how"), [rule, mean], must=False, left=(0, 3))
     if plan.frozen:
         print_text(
             f"Frozen: sigma is past sqrt(2 ln n) = {plan.freezing_sigma:.4g}; rows rest on few "

@@ -2,42 +2,92 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..cache_format import Options
-from ..jobs.plan import make_plan
-from ..jobs.report import report_json
-from ..jobs.run import run
+from ..errors import CertkError
+from ..jobs.budgets import read_budgets
+from ..jobs.estimate import Estimate, estimate
+from ..jobs.file_report import FileReport, totals
+from ..jobs.prune import Failure, FileOutcome, JobResult, Manner, Plan, failure, make_plan, run_plan
+from ..jobs.request import Request
+from ..pruning import make_engine
 from .options import (
     AsJson,
-    Caches,
-    Eps,
-    Granularity,
+    Inputs,
     Job,
     KeepFirst,
     KeepLast,
+    Layout,
     MaxKeep,
     Names,
-    OneSetPer,
     Quiet,
+    Recursive,
     Threads,
     read_max_keep,
 )
-from .terminal import print_json, progress_bar, round_up, say, warn
+from .prune_options import (
+    Address,
+    BlockSize,
+    Coverage,
+    DryRun,
+    EngineName,
+    EpsRule,
+    FailFast,
+    Force,
+    Holdout,
+    HowManyJobs,
+    OneSetPer,
+    OutTol,
+    Proof,
+    ProofKind,
+    Resume,
+    SetPer,
+    Size,
+    SizeBytes,
+    SkipExisting,
+    Strict,
+    UnitKind,
+    UnitName,
+    WhichEngine,
+)
+from .prune_report import said_of, show_summary
+from .quantities import PLACE, Place
+from .terminal import complain, print_json, progress_bar, round_up, say, warn
 
 
 def prune(
-    caches: Caches,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="Output directory.")],
-    eps: Eps,
-    granularity: OneSetPer = Granularity.head,
+    caches: Inputs,
+    out: Annotated[
+        Place,
+        typer.Option("-o", "--out", parser=PLACE, metavar="OUT", help="Output directory or URL."),
+    ],
+    eps: EpsRule = None,
+    size: Size = None,
+    size_bytes: SizeBytes = None,
+    out_tol: OutTol = None,
+    granularity: OneSetPer = SetPer.head,
     max_keep: MaxKeep = None,
     keep_first: KeepFirst = 0,
     keep_last: KeepLast = 0,
+    block_size: BlockSize = 1,
+    coverage: Coverage = 1.0,
+    holdout: Holdout = None,
+    proof: ProofKind = Proof.auto,
     names: Names = None,
+    layout: Layout = None,
+    recursive: Recursive = False,
+    resume: Resume = False,
+    skip_existing: SkipExisting = False,
+    force: Force = False,
+    fail_fast: FailFast = False,
+    strict: Strict = False,
+    dry_run: DryRun = False,
+    engine: WhichEngine = EngineName.local,
+    address: Address = None,
+    jobs: HowManyJobs = None,
+    unit: UnitKind = UnitName.auto,
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -46,32 +96,145 @@ def prune(
 
     Every query in a file loses at most eps of its attention mass, and the output says how much: the
     certificate is in the same file. One keep-set serves all queries of a kv head (or of a layer).
+    Many files are one job: it can be resumed, and one bad file does not stop the others.
     """
 
     def job() -> int:
-        options = Options(granularity.value, read_max_keep(max_keep), keep_first, keep_last)
-        with progress_bar(quiet) as progress:
-            plan = make_plan(caches, out, eps, options, names, progress)
-            for warning in (text for task in plan.tasks for text in task.warnings):
+        if eps is None and size is None and size_bytes is None and out_tol is None:
+            raise CertkError("how small? Give --eps, or --size, --bytes or --out-tol instead")
+        request = Request(
+            eps=None if eps is None else read_budgets(eps),
+            size=read_max_keep(size),
+            size_bytes=size_bytes,
+            out_tol=out_tol,
+            granularity=granularity.value,
+            max_keep=read_max_keep(max_keep),
+            keep_first=keep_first,
+            keep_last=keep_last,
+            block_size=block_size,
+            coverage=coverage,
+            holdout=holdout,
+            proof=proof.value,
+            names=names,
+            layout=None if layout is None else layout.value,
+        )
+        if skip_existing and force:
+            raise CertkError("--skip-existing and --force exclude each other: leave one out")
+        existing = "skip" if skip_existing else "replace" if force else "refuse"
+        manner = Manner(resume, existing, fail_fast, unit.value)
+        if dry_run:
+            manner = Manner(resume, "skip", fail_fast, unit.value)
+        plan = make_plan(caches, out, request, manner, recursive)
+        for task in plan.tasks:
+            for warning in task.warnings:
                 warn(warning)
-            results = run(plan, progress, threads)
-        outputs = [report_json(result) for result in results]
-        for output in outputs:
-            if over := output["rows_over_budget"]:
-                warn(
-                    f"{output['output']}: {over} of {output['rows']} rows are over eps because of "
-                    f"--max-keep, the worst loses {round_up(output['worst_tail_mass'])}"
-                )
+        if dry_run:
+            return _dry_run(plan, threads, as_json, quiet)
+        workers = make_engine(engine.value, address, jobs, threads)
+        shown = _Shown(plan, as_json, strict)
+        try:
+            with progress_bar(quiet) as progress:
+                result = run_plan(plan, workers, manner, shown.tell, progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(shown.how_far()) from None
         if as_json:
-            print_json({"command": "prune", "eps": eps, "outputs": outputs})
-            return 0
-        for output in outputs:
-            kept, total = output["kept"], output["total"]
-            say(
-                f"{output['output']}: kept {kept} of {total} keys ({100 * kept / total:.1f} %; at "
-                f"least {output['lower_bound']} are needed), worst tail mass "
-                f"{round_up(output['worst_tail_mass'])} of {output['rows']} rows"
-            )
-        return 0
+            print_json({"command": "prune", "eps": _eps(request), **result.to_json()})
+        else:
+            show_summary(result)
+        return shown.code(result)
 
     return job
+
+
+class _Shown:
+    """Says what became of every file as soon as it is known."""
+
+    def __init__(self, plan: Plan, as_json: bool, strict: bool) -> None:
+        self._plan, self._as_json, self._strict = plan, as_json, strict
+        self._told = {warning for task in plan.tasks for warning in task.warnings}
+        self._ended = 0
+        self._first: Failure | None = None
+
+    def tell(self, outcome: FileOutcome) -> None:
+        """Print the line of one input, and its warnings."""
+        self._ended += 1
+        if isinstance(outcome, Failure):
+            self._first = self._first or outcome
+            complain(f"error: {outcome.message}")
+            return
+        if isinstance(outcome, FileReport):
+            for warning in outcome.warnings:
+                if warning not in self._told:
+                    warn(warning)
+            every = totals(outcome.layers)
+            if over := every["rows_over_budget"]:
+                warn(
+                    f"{outcome.target}: {over} of {every['rows']} rows are over eps because of "
+                    f"--max-keep, the worst loses {round_up(every['worst_tail_mass'])}"
+                )
+        if not self._as_json:
+            say(said_of(outcome))
+
+    def how_far(self) -> str:
+        """How far it came, and how to go on."""
+        every = len(self._plan.tasks) + len(self._plan.failures)
+        return (
+            f"interrupted: {self._ended} of {every} files are finished; the same command with "
+            "--resume goes on"
+        )
+
+    def code(self, result: JobResult) -> int:
+        """The exit code: 2 if no input was any good, 1 if some were not (or --strict)."""
+        if result.failures:
+            return 1 if result.outputs or result.skipped or len(result.failures) > 1 else 2
+        over = any(layer.rows_over_budget for report in result.outputs for layer in report.layers)
+        return 1 if over and self._strict else 0
+
+
+def _eps(request: Request) -> float | str | None:
+    if request.eps is None or request.eps.rules:
+        return None if request.eps is None else str(request.eps)
+    return request.eps.default
+
+
+def _dry_run(plan: Plan, threads: int | None, as_json: bool, quiet: bool) -> int:
+    found: list[Estimate] = []
+    bad = list(plan.failures)
+    with progress_bar(quiet) as progress:
+        for number, task in enumerate(plan.tasks):
+            if progress is not None:
+                progress(f"trying {task.source.name}", number, len(plan.tasks))
+            try:
+                found.append(estimate(task, threads))
+            except (CertkError, OSError) as error:
+                bad.append(failure(task.source, error))
+    for each in bad:
+        complain(f"error: {each.message}")
+    if as_json:
+        body: dict[str, Any] = {"outputs": [vars(each) for each in found]}
+        body["failures"] = [vars(each) for each in bad]
+        print_json({"command": "prune", "dry_run": True, **body})
+    else:
+        _show_estimates(found)
+    return 1 if bad else 0
+
+
+def _show_estimates(found: list[Estimate]) -> None:
+    for each in found:
+        say(
+            f"{each.source}: keys and values of {_mb(each.cache_bytes)}, about "
+            f"{_mb(each.output_bytes)} afterwards ({100 * each.kept_share:.0f} % of the keys kept "
+            f"in the heads tried); {each.scores:.2g} scores, about {each.seconds:.1f} s of one "
+            f"worker, {_mb(each.memory)} of memory for each"
+        )
+    if len(found) > 1:
+        say(
+            f"{len(found)} files: {_mb(sum(each.cache_bytes for each in found))}, about "
+            f"{_mb(sum(each.output_bytes for each in found))} afterwards, about "
+            f"{sum(each.seconds for each in found):.0f} s of one worker"
+        )
+    say("Nothing was written.")
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.4g} MB"

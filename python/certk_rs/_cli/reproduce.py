@@ -11,7 +11,7 @@ import typer
 from .._display.page import pyplot
 from ..errors import CertkError
 from .example import example
-from .options import AsJson, Job, Quiet, read_text
+from .options import COUNT, AsJson, Job, Quiet, read_text
 from .terminal import print_json, progress_bar, say, warn
 
 
@@ -20,7 +20,7 @@ def reproduce(
         Path, typer.Option("-o", "--out", metavar="DIR", help="Where the page and tables go.")
     ],
     experiments: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Some experiments only.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Some experiments only.")
     ] = None,
     data: Annotated[
         Path | None,
@@ -41,14 +41,19 @@ def reproduce(
     brief: Annotated[
         bool, typer.Option("--brief", help="Small sizes: minutes become seconds.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(parser=COUNT, metavar="N", help="Of all random numbers.")
+    ] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the tables of earlier runs of the same name.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
     """Run the experiments of the papers: a JSON table and a plot each, and one HTML page.
 
-    Real rows are those of a cache, or of a local model over texts (default: the text of a licence).
-    Nothing is downloaded.
+    The page shows all tables in DIR, those of earlier runs included. Real rows are those of a
+    cache, or of a local model over texts (default: the text of a licence). Nothing is downloaded.
     """
 
     def job() -> int:
@@ -67,7 +72,7 @@ def reproduce(
             else:
                 settings = Settings(data or example(), brief, seed, given=data is not None)
             progress = stack.enter_context(progress_bar(quiet))
-            done = run_experiments(out, experiments or [], settings, progress, warn)
+            done = run_experiments(out, experiments or [], settings, progress, warn, replace=force)
         if as_json:
             print_json({"command": "reproduce", "out": str(out), "experiments": done})
         else:

@@ -18,11 +18,10 @@ def analyze_model(model: Path, text: Path | None, max_tokens: int | None, as_jso
     """Do the work; return the exit code."""
     written = None if text is None else read_text(text)
     try:
-        from ..transformers.score_scale import TEXT, score_scales_of_text
+        from ..transformers.score_scale import score_scales_of_text
     except ImportError as error:
         raise CertkError(f"certk analyze --model cannot run: {error}") from None
-    given = TEXT if written is None else written
-    tokens, layers = score_scales_of_text(model, given, max_tokens=max_tokens)
+    tokens, layers = score_scales_of_text(model, written, max_tokens=max_tokens)
     if as_json:
         said = {"model": str(model), "tokens": tokens, "layers": [asdict(one) for one in layers]}
         print_json({"command": "analyze", **said})

@@ -9,9 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from .._files.npy import read_array
+from ..errors import CertkError
 from ..results import Selection, Status
 from ..selection import select as select_rows
 from .options import (
+    AT_LEAST_ONE,
+    COUNT,
+    NUMBER,
+    WHOLE,
     AsJson,
     Eps,
     Job,
@@ -44,7 +49,9 @@ def select(
         str | None, typer.Option(metavar="NAME", help="Which array of an .npz with several.")
     ] = None,
     kind: Annotated[Kind, typer.Option(help="What the scores are.")] = Kind.logits,
-    scale: Annotated[float, typer.Option(help="Multiplies the scores.")] = 1.0,
+    scale: Annotated[
+        float, typer.Option(parser=NUMBER, metavar="X", help="Multiplies the scores.")
+    ] = 1.0,
     mask: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Boolean or additive mask (.npy).")
     ] = None,
@@ -55,13 +62,17 @@ def select(
         Path | None, typer.Option(metavar="FILE", help="Row starts of ragged flat scores (.npy).")
     ] = None,
     causal_offset: Annotated[
-        int | None, typer.Option(metavar="N", help="Row i sees the keys <= i + N.")
+        int | None, typer.Option(parser=WHOLE, metavar="N", help="Row i sees the keys <= i + N.")
     ] = None,
-    min_keep: Annotated[int, typer.Option(metavar="N", help="Keep at least N keys.")] = 1,
+    min_keep: Annotated[
+        int, typer.Option(parser=COUNT, metavar="N", help="Keep at least N keys.")
+    ] = 1,
     max_keep: MaxKeep = None,
     keep_first: KeepFirst = 0,
     keep_last: KeepLast = 0,
-    block_size: Annotated[int, typer.Option(metavar="N", help="Keep whole blocks of N keys.")] = 1,
+    block_size: Annotated[
+        int, typer.Option(parser=AT_LEAST_ONE, metavar="N", help="Keep whole blocks of N keys.")
+    ] = 1,
     prove_minimal: Annotated[
         bool, typer.Option("--prove-minimal", help="Decide open rows again in float64.")
     ] = False,
@@ -77,6 +88,7 @@ def select(
     def job() -> int:
         if out is not None:
             need_new(out)
+            _need_npz(out)
         selection = select_rows(
             read_array(scores, array),
             eps,
@@ -109,6 +121,15 @@ def select(
         return 0
 
     return job
+
+
+def _need_npz(out: Path) -> None:
+    """Refuse a name that says something else than what would be in the file."""
+    if not out.name.lower().endswith(".npz"):
+        raise CertkError(
+            f"{out}: a selection is several arrays, which are written as .npz: call it "
+            f"{out.stem}.npz"
+        )
 
 
 def _selection_json(

@@ -7,7 +7,7 @@ line each, tables and bars take cells and labels without markup.
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING
@@ -15,20 +15,30 @@ from typing import TYPE_CHECKING, Any
 
 from .._display.numbers import rounded
 from .._display.plain import plain
-from ..jobs.plan import Progress
+from ..jobs.progress import Progress
+from .answer import Answer, Kind
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from rich.text import Text
+
+_answer = Answer()
 
 
 def say(line: str) -> None:
-    """Print one line of results."""
-    print(plain(line))
+    """Print one line of results, at once, so that who reads a pipe has it when it is known."""
+    print(plain(line), flush=True)
 
 
 def complain(line: str) -> None:
     """Print one line on stderr, at once."""
     print(f"certk: {plain(line)}", file=sys.stderr, flush=True)
+
+
+def show_help(text: str) -> None:
+    """Print help that nobody asked for: on stderr, since it is no result."""
+    for line in text.splitlines():
+        print(plain(line), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -58,15 +68,51 @@ def print_table(
     must: bool = True,
     left: Sequence[int] = (),
     fold: bool = False,
-) -> bool:
-    """Print a table in full width; unless it must be, only if it fits. Tell whether it was.
+    drop: Sequence[int] | None = None,
+    elsewhere: str = "--json",
+) -> None:
+    """Print a table in full width; unless it must be whole, only what the terminal has room for.
 
-    Columns are flush right, except those in `left`. Where they are told to fold they do not exceed
-    the terminal.
+    Args:
+        heads: The heading of each column.
+        rows: Cells, as many in each row.
+        must: Whether every column is printed, however wide that is.
+        left: Columns that are flush left; the others are flush right.
+        fold: Whether cells are folded instead, so that no line exceeds the terminal.
+        drop: Columns that may be left out, in the order in which they go; default: all but the
+            first, from the right. A line below the table names those that did.
+        elsewhere: Options by which they are had all the same.
     """
-    from rich import box
     from rich.console import Console
-    from rich.measure import Measurement
+
+    console = Console(highlight=False, soft_wrap=True)
+    if fold:
+        table = _table(heads, rows, left, fold=True)
+        console.print(table)
+        return
+    room = 0 if must else _room()
+    shown = list(range(len(heads)))
+    going = list(range(len(heads) - 1, 0, -1)) if drop is None else list(drop)
+    while True:
+        table = _table(
+            [heads[i] for i in shown],
+            [[row[i] for i in shown] for row in rows],
+            [shown.index(i) for i in left if i in shown],
+        )
+        width = _width(table)
+        if must or width <= room or not going:
+            break
+        shown.remove(going.pop(0))
+    Console(highlight=False, soft_wrap=True, width=max(width, console.width)).print(table)
+    if len(shown) < len(heads):
+        out = ", ".join(head for i, head in enumerate(heads) if i not in shown)
+        print_text(f"Left out, for want of room: {out} (see {elsewhere}, or a wider terminal).")
+
+
+def _table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int], fold: bool = False
+) -> Table:
+    from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
@@ -74,15 +120,22 @@ def print_table(
         table.add_column(_cell(heading), justify="left" if i in left else "right", no_wrap=not fold)
     for row in rows:
         table.add_row(*map(_cell, row))
-    console = Console(highlight=False, soft_wrap=True)
-    if fold:
-        console.print(table)
-        return True
-    width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-    if width > console.width and not must:
-        return False
-    Console(highlight=False, soft_wrap=True, width=max(width, console.width)).print(table)
-    return True
+    return table
+
+
+def _width(table: Table) -> int:
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+
+
+def _room() -> int:
+    """Columns that a table has: those of the terminal, and no end of them in a file or a pipe."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return terminal_width()
+    return 10_000
 
 
 def terminal_width() -> int:
@@ -113,9 +166,24 @@ def round_up(mass: float) -> str:
 
 
 def print_json(body: dict[str, Any]) -> None:
-    """Print the one object that `--json` promises."""
-    # In ASCII without control characters, but for the one that JSON leaves as it is.
-    print(json.dumps(body).replace("\x7f", "\\u007f"))
+    """Print the one object that `--json` promises, with its schema, when the command ends.
+
+    What the command ends with is then known and part of it. A number that is not finite becomes
+    null: JSON has none.
+    """
+    _answer.hold(body)
+
+
+def begin_answer(as_json: bool, command: str | None) -> None:
+    """Forget the last command; `as_json` says whether this one promised an object."""
+    _answer.begin(as_json, command)
+
+
+def print_answer(code: int) -> None:
+    """Print the object, if one was promised, with the error in it if the exit code is not 0."""
+    text = _answer.take(code)
+    if text is not None:
+        print(text)
 
 
 def warn(message: str) -> None:
@@ -123,8 +191,12 @@ def warn(message: str) -> None:
     complain(f"warning: {message}")
 
 
-def fail(message: str, code: int) -> int:
-    """Say on stderr why the command ends, if anybody is there to hear it; the exit code."""
+def fail(message: str, code: int, kind: Kind = "does-not-hold") -> int:
+    """Say on stderr why the command ends, if anybody is there to hear it; the exit code.
+
+    With `--json` the object on stdout says so, too.
+    """
+    _answer.failed(message, kind)
     with contextlib.suppress(OSError):
         complain(message)
     return code

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ..audit import audit
+from ..audit import audit, audit_json
 from ..errors import CertkError
-from ..jobs.plan import expand
-from .audit_report import audit_json, show_audit, verdict
-from .options import AsJson, Job, Names, Quiet
+from ..jobs.inputs import expand
+from .audit_report import show_output, show_rest, verdict
+from .options import AT_LEAST_ONE, AsJson, Job, Names, Quiet
 from .terminal import print_json, progress_bar
 
 
@@ -25,6 +25,23 @@ def verify(
         typer.Option(metavar="CACHE", help="An input, or a directory of them; may be repeated."),
     ] = None,
     names: Names = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", parser=AT_LEAST_ONE, metavar="N", help="Threads; default: one a processor."
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            metavar="F|N",
+            help="Recompute only a share F of the rows of every output, or N of them, for a quick "
+            "look. It can find what does not hold and confirms nothing (exit code 3).",
+        ),
+    ] = None,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first output that does not hold.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
@@ -36,21 +53,46 @@ def verify(
     """
 
     def job() -> int:
-        files = _distinct(path for output in outputs for path in expand(output))
-        inputs = _distinct(path for cache in against or [] for path in expand(cache))
+        looked_at = _read_sample(sample)
+        files = _distinct(each.location.path for each in expand(outputs))
+        inputs = _distinct(each.location.path for each in expand(against)) if against else []
         if not files and not inputs:
             raise CertkError("there is no .safetensors file to verify: give outputs of certk prune")
         if against and not inputs:
             raise CertkError("--against names no .safetensors file: give the inputs of the outputs")
+        if looked_at is not None and not inputs:
+            raise CertkError("--sample chooses rows to recompute: give --against, which has them")
         with progress_bar(quiet) as progress:
-            report = audit(files, inputs, progress, names)
+            report = audit(
+                files,
+                inputs,
+                progress,
+                names,
+                threads=threads,
+                sample=looked_at,
+                fail_fast=fail_fast,
+                each=None if as_json else show_output,
+            )
         if as_json:
             print_json({"command": "verify", **audit_json(report)})
         else:
-            show_audit(report)
+            show_rest(report)
         return verdict(report)
 
     return job
+
+
+def _read_sample(text: str | None) -> int | float | None:
+    """An integer is a number of rows, anything else a share of them."""
+    if text is None:
+        return None
+    try:
+        sample = int(text) if text.strip().isdecimal() else float(text)
+    except ValueError:
+        sample = 0.0
+    if not (sample >= 1 if isinstance(sample, int) else 0 < sample <= 1):
+        raise CertkError(f"--sample {text!r}: give a whole number of rows or a share in (0, 1]")
+    return sample
 
 
 def _distinct(paths: Iterator[Path]) -> list[Path]:

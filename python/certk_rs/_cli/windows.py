@@ -11,19 +11,28 @@ import typer
 from ..jobs.adaptive_k import SHARE, AdaptiveK
 from ..jobs.prefixes import SHORTEST, STANDS_FOR, some_of
 from ..jobs.window_recipe import CacheRecipe, WindowRecipe, recipe_json, window_recipes
-from .options import AsJson, Caches, Job, Names, Quiet, Threads
+from .options import AT_LEAST_ONE, NUMBER, AsJson, Caches, Job, Names, Quiet, Threads
 from .terminal import print_json, print_table, print_text, progress_bar, say
 
-# Lengths that a terminal of 80 columns has room for.
+# Lengths that a terminal of 80 columns has room for: the others are the first to go.
 _SHOWN = 3
 
 
 def windows(
     caches: Caches,
-    eps: Annotated[float, typer.Option(help="Tail mass that a row may lose, 0 < eps < 1.")] = 0.01,
+    eps: Annotated[
+        float,
+        typer.Option(
+            parser=NUMBER, metavar="EPS", help="Tail mass that a row may lose, 0 < eps < 1."
+        ),
+    ] = 0.01,
     shortest: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="The longest length is halved down to this one."),
+        typer.Option(
+            parser=AT_LEAST_ONE,
+            metavar="N",
+            help="The longest length is halved down to this one.",
+        ),
     ] = SHORTEST,
     names: Names = None,
     threads: Threads = None,
@@ -50,18 +59,21 @@ def _show(found: Sequence[CacheRecipe]) -> None:
     for cache in found:
         recipes = [*cache.layers, cache.all]
         say(f"{cache.path}: at eps = {cache.eps:g}")
-        shown = some_of([each.n for each in cache.all.lengths], _SHOWN)
+        lengths = [each.n for each in cache.all.lengths]
+        last = some_of(lengths, _SHOWN)
         say("Keys that rows need, and the law k = alpha n^C fitted to them:")
-        heads = ("layer", *(f"n = {n}" for n in shown), "alpha", "C", "95 % interval")
-        print_table(heads, [_law(recipe, shown) for recipe in recipes])
+        heads = ("layer", *(f"n = {n}" for n in lengths), "alpha", "C", "95 % interval")
+        going = sorted(range(1, len(lengths) + 1), key=lambda i: lengths[i - 1] in last)
+        laws = [_law(recipe, lengths) for recipe in recipes]
+        print_table(heads, laws, must=False, drop=going)
         say("What is lost where as many keys are kept in all:")
         heads = ("layer", "kept", "lost", "longest", "worst", "over", "L2 error")
         rows = [cells for recipe in recipes for cells in _losses(recipe)]
-        print_table(heads, rows, left=(1,))
+        print_table(heads, rows, must=False, left=(1,))
         say("The Gaussian rule at the longest length, certified:")
         heads = ("layer", "rows", "sigma", "needed", "rule", "holds", "factor", "k/n", "holds")
         adaptive = [(_name(r), r.adaptive) for r in cache.layers if r.adaptive is not None]
-        print_table(heads, [_adaptive(name, rule) for name, rule in adaptive])
+        print_table(heads, [_adaptive(name, rule) for name, rule in adaptive], must=False)
         print_text("In this cache every query sees its own prefix." if cache.causal else STANDS_FOR)
     print_text(
         "Lost: the dropped mass in the mean, and that of the longest rows; worst: of any row "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import IntEnum
 from typing import Any
 
@@ -32,6 +32,14 @@ def rounded(value: float, rounding: str) -> str:
     """Six digits, rounded to the given side: a bound that is shown is still a bound."""
     with _native.DefaultFloats():
         return f"{Context(prec=6, rounding=rounding).create_decimal(float(value)).normalize():g}"
+
+
+def percent_of_bound(share: float, rounding: str) -> str:
+    """A bound on a share in per cent, six digits rounded to the given side."""
+    with _native.DefaultFloats():
+        context = Context(prec=6, rounding=rounding)
+        # Exact but for the one rounding.
+        return f"{context.multiply(Decimal(float(share)), Decimal(100)).normalize():g} %"
 
 
 def span(values: NDArray[Any]) -> str:

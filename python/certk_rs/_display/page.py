@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,9 @@ figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
 th { position: sticky; top: 0; background: #fff; } td:first-child, th:first-child { text-align: left; }
+th.text, td.text { text-align: left; } td { white-space: nowrap; }
+td.text { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+.wide { overflow: auto; max-height: 85vh; margin: .8rem 0; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 details { margin: .5rem 0; } footer { margin-top: 3rem; color: #666; font-size: .85rem; }
 """  # noqa: E501
@@ -30,11 +33,16 @@ details { margin: .5rem 0; } footer { margin-top: 3rem; color: #666; font-size: 
 
 @dataclass(frozen=True)
 class Table:
-    """Column heads and rows of cells, as they are to be read."""
+    """Column heads and rows of cells, as they are to be read.
+
+    Columns are flush right, but for the first and those whose heads are in `text`, whose cells may
+    have several lines.
+    """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    text: Collection[str] = ()
 
 
 def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
@@ -141,17 +149,26 @@ def _text(text: str) -> str:
 
 def _own_names(drawing: str, prefix: str) -> str:
     """A drawing whose ids, and references to them, occur in no other one of the page."""
+    # Ids of images say what is in them, so that two alike have one; nothing refers to them.
+    drawing = re.sub(r' id="image\w+"', "", drawing)
     return re.sub(r'(\bid="|\bhref="#|\burl\(#)', lambda found: found[0] + prefix, drawing)
 
 
 def _table(table: Table) -> str:
-    heads = "".join(f"<th>{_text(cell)}</th>" for cell in table.heads)
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
-    )
+    kinds = [' class="text"' if head in table.text else "" for head in table.heads]
+    heads = _cells("th", table.heads, kinds)
+    rows = "\n".join(f"<tr>{_cells('td', row, kinds)}</tr>" for row in table.rows)
     caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
-    whole = f"<table>{caption}<thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody></table>"
+    whole = (
+        f'<div class="wide"><table>{caption}<thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
     if len(table.rows) <= 24:
         return whole
     summary = _text(table.caption or "table")
     return f"<details><summary>{summary} ({len(table.rows)} rows)</summary>{whole}</details>"
+
+
+def _cells(tag: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
+    pairs = zip(cells, kinds, strict=True)
+    return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for cell, kind in pairs)

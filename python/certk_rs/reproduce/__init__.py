@@ -12,6 +12,7 @@ To add one: a module here with what `settings.Experiment` asks for, and its name
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from typing import Any
 from .. import __version__
 from .._display.page import Section, page
 from .._files.atomic import write_text
+from .._log import logger
 from ..errors import CertkError, pip_install
 from . import (
     bert_table,
@@ -52,6 +54,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     certified_attention,
 )
 _FORMAT = "certk reproduce 2"
+_log = logger("reproduce")
 
 
 def run_experiments(
@@ -60,14 +63,17 @@ def run_experiments(
     settings: Settings,
     progress: Progress | None = None,
     warn: Callable[[str], None] = lambda _: None,
+    replace: bool = False,
 ) -> list[dict[str, Any]]:
     """Run experiments by name, all if none is named, and write tables and the page into `out`.
 
-    Tables and the page of an earlier run are replaced; anything else in `out` is left alone. If
-    none is named, those whose packages are not installed are left out, and `warn` is told.
+    The page shows all tables in `out`, those of earlier runs included, and is drawn anew. Tables of
+    earlier runs are replaced if `replace` says so; anything else in `out` is left alone. If none is
+    named, those whose packages are not installed are left out, and `warn` is told.
 
     Raises:
-        CertkError: For an unknown name, a missing package, an `out` that holds another index.html.
+        CertkError: For an unknown name, a missing package, an `out` that holds another index.html,
+            or a table of an earlier run that is not to be replaced.
     """
     known = {experiment.NAME: experiment for experiment in EXPERIMENTS}
     unknown = [name for name in names if name not in known]
@@ -95,6 +101,8 @@ def run_experiments(
     for experiment in EXPERIMENTS:
         if experiment not in chosen:
             _table(out, experiment)
+    if not replace:
+        _need_none(out, chosen)
     out.mkdir(parents=True, exist_ok=True)
     done = []
     for i, experiment in enumerate(chosen):
@@ -116,9 +124,10 @@ def run_experiments(
             "data": data,
         }
         table = json.dumps(body, indent=1) + "\n"
-        write_text(out / f"{experiment.NAME}.json", table, replace=True)
+        write_text(out / f"{experiment.NAME}.json", table, replace=replace)
         done.append({"name": experiment.NAME, "seen": _seen(data), "seconds": body["seconds"]})
         write_text(index, _page(out), replace=True)
+        _log.info("%s: %.1f s, written to %s", experiment.NAME, body["seconds"], out)
     return done
 
 
@@ -126,6 +135,17 @@ def _seen(data: dict[str, Any]) -> str:
     """What came out, in sentences: first what would come out anywhere, then the times."""
     timing = data.get("timing")
     return data["seen"] if timing is None else f"{data['seen']} {timing['seen']}"
+
+
+def _need_none(out: Path, chosen: Sequence[Experiment]) -> None:
+    """Refuse to run for minutes what could not be written then."""
+    taken = [one.NAME for one in chosen if os.path.lexists(out / f"{one.NAME}.json")]
+    if taken:
+        others = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
+        raise CertkError(
+            f"{out / taken[0]}.json exists already{others}: nothing is overwritten; name other "
+            "experiments, choose another directory, or replace with --force"
+        )
 
 
 def _table(out: Path, experiment: Experiment) -> dict[str, Any] | None:

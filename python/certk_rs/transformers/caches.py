@@ -28,7 +28,15 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from .._files.safetensors import STORAGE
 from ..cache_format import Cache as CacheFile
-from ..cache_format import Layer, Names, SafetensorsFile, layout, output_tensors, read_certificate
+from ..cache_format import (
+    Layer,
+    Names,
+    SafetensorsFile,
+    counts_in,
+    layout,
+    output_tensors,
+    read_certificate,
+)
 from ..errors import CertkError
 from .capture_file import CacheWriter
 from .per_head import pad_with_latest, select_per_head
@@ -46,8 +54,10 @@ class PrunedLayer:
     """Keys before."""
     kept: tuple[int, ...]
     """Keys that each kv head keeps."""
-    tail_mass_upper: NDArray[np.float64]
-    """What each query loses at most, (heads, m); less if slots were filled with further keys."""
+    tail_mass_upper: NDArray[np.floating] | None
+    """What each query loses at most, (heads, m), or, from a file of `--proof compact`, every query
+    of a head that a promise is made for, (heads,); None from one of `--proof none`. It is less if
+    slots were filled with further keys."""
 
 
 class PrunedCache(Cache):  # type: ignore[misc]
@@ -367,20 +377,21 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
 
     rows: list[_Rows] = []
     certificates = []
-    granularity = certificate.options.granularity
+    options = certificate.options
+    held = {name: (entry.dtype, entry.shape) for name, entry in file.header.entries.items()}
+    masses = {"full": "tail_mass_upper", "compact": "worst_tail_mass"}.get(options.proof)
     for layer in layers:
-        stem = f"layers.{layer.index}."
-        indices = file.header.entries.get(stem + "indices")
-        total = 0 if indices is None else math.prod(indices.shape)
-        for name, form in output_tensors(layer, granularity, [total]).items():
-            entry = file.header.entries.get(name)
-            if entry is None or (entry.dtype, entry.shape) != form:
+        stem, claimed = f"layers.{layer.index}.", counts_in(held, layer)
+        [total] = claimed.kept
+        forms = output_tensors(layer, options, claimed, certificate.mass_dtype)
+        for name, form in forms.items():
+            if held.get(name) != form:
                 raise CertkError(
                     f"{file.path}: tensor {name!r} is not the one that was certified: it is "
                     "missing, or of another dtype or shape"
                 )
         both = [_tensor(read(stem + role), layer.dtypes[role]) for role in ("key", "value")]
-        if granularity == "head":
+        if options.granularity == "head":
             starts = read(stem + "indptr").tolist()  # as integers that do not wrap
             if [*starts[:1], *starts[-1:]] != [0, total] or starts != sorted(starts):
                 raise CertkError(
@@ -392,7 +403,7 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
             keys, values = (list(heads) for heads in both)
         rows.append((keys, values))
         counts = tuple(len(head) for head in keys)
-        upper = read(stem + "tail_mass_upper")
+        upper = None if masses is None else read(stem + masses)
         certificates.append(PrunedLayer(layer.index, layer.n, counts, upper))
     most = max(max(each.kept) for each in certificates)
     least = min(min(each.kept) for each in certificates)
@@ -404,7 +415,7 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
     return _pruned(rows, certificates)
 
 
-def _need_all_layers(path: Path, layers: Sequence[Layer]) -> None:
+def _need_all_layers(path: object, layers: Sequence[Layer]) -> None:
     if [layer.index for layer in layers] != list(range(len(layers))):
         raise CertkError(
             f"{path} holds the layers {[layer.index for layer in layers]}: a cache of transformers "

@@ -107,11 +107,12 @@ def capture_text(
 
 
 def load_with_text(
-    model: str | os.PathLike[str], text: str, max_tokens: int | None
+    model: str | os.PathLike[str], text: str, max_tokens: int | None, *, cut: bool = False
 ) -> tuple[Any, dict[str, Any], int]:
     """The model of a directory, what it is called with for a text, and how many tokens that has.
 
-    Arguments and errors as in `capture_text`.
+    Arguments and errors as in `capture_text`; `cut` has a text cut that is longer than the model's
+    positions, which is an error otherwise.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -130,12 +131,14 @@ def load_with_text(
             f"{folder} lacks {len(missing)} weights (first: {missing[0]}), which would be random: "
             "give the directory of a whole model"
         )
+    most = getattr(loaded.config, "max_position_embeddings", None)
+    if cut and isinstance(most, int) and most > 0:
+        max_tokens = most if max_tokens is None else min(most, max_tokens)
     encoded = tokenizer(
         text, return_tensors="pt", verbose=False,
         truncation=max_tokens is not None, max_length=max_tokens,
     )  # fmt: skip
     tokens = int(encoded["input_ids"].shape[-1])
-    most = getattr(loaded.config, "max_position_embeddings", None)
     if tokens == 0:
         raise CertkError("the text has no tokens: give one that has")
     if isinstance(most, int) and 0 < most < tokens:

@@ -135,17 +135,23 @@ def score_scales(model: Any, inputs: Mapping[str, Any] | torch.Tensor) -> list[L
 
 
 def score_scales_of_text(
-    model: str | os.PathLike[str], text: str = TEXT, *, max_tokens: int | None = None
+    model: str | os.PathLike[str], text: str | None = None, *, max_tokens: int | None = None
 ) -> tuple[int, list[LayerScale]]:
     """Load a model and its tokenizer from a directory, and measure over a text.
 
-    Arguments and errors as in `capture_text` and `score_scales`.
+    Args:
+        model: As in `capture_text`.
+        text: The text; None: `TEXT`, as much of it as the model has positions for.
+        max_tokens: Cut the text after so many tokens.
+
+    Errors are those of `capture_text` and `score_scales`.
 
     Returns:
         How many tokens the text has, and what `score_scales` returns.
     """
-    loaded, given, tokens = load_with_text(model, text, max_tokens)
-    return tokens, score_scales(loaded, given)
+    given = TEXT if text is None else text
+    loaded, inputs, tokens = load_with_text(model, given, max_tokens, cut=text is None)
+    return tokens, score_scales(loaded, inputs)
 
 
 class _Meter:

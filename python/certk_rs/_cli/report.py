@@ -1,0 +1,142 @@
+"""`certk report`: what a prune job has done, as a page, as tables and as data."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from .._display.page import pyplot
+from .._files.location import Location, locate
+from .._files.new_file import new_file
+from ..errors import CertkError
+from ..jobs.export import table_files
+from ..jobs.job_page import budget, count, job_page, megabytes, share, up
+from ..jobs.job_report import RowSink, job_report
+from .options import AsJson, Job, Quiet
+from .terminal import print_json, print_table, progress_bar, say, warn
+
+_FILE = "FILE"
+
+
+def report(
+    outs: Annotated[
+        list[str],
+        typer.Argument(metavar="OUT", help="The OUT of a prune job, or outputs of one."),
+    ],
+    html: Annotated[
+        str | None,
+        typer.Option(metavar=_FILE, help="Write one self-contained page with plots and tables."),
+    ] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option("--csv", metavar=_FILE, help="Write a table, a line per row (query)."),
+    ] = None,
+    parquet: Annotated[
+        str | None,
+        typer.Option(metavar=_FILE, help="Write the same table as Parquet (needs pyarrow)."),
+    ] = None,
+    sets: Annotated[
+        bool, typer.Option("--sets", help="Tables have a line per keep-set, not per row.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> Job:
+    """Tell what a prune job has done, from its outputs.
+
+    Figures are those of the certificates; what a job has noted beside its outputs (times, memory,
+    failures) is told where it is there. Nothing is verified: certk verify does that. Exit code 1 if
+    an output cannot be read.
+    """
+
+    def job() -> int:
+        if sets and csv is None and parquet is None:
+            raise CertkError("--sets is about tables: give --csv FILE or --parquet FILE with it")
+        page = _new(html, force)
+        if page is not None:
+            pyplot()
+        tables = (_new(csv, force), _new(parquet, force))
+        with ExitStack() as stack:
+            sinks: list[RowSink] = []
+            if tables != (None, None):
+                sinks = [stack.enter_context(table_files(*tables, sets=sets, replace=force))]
+            with progress_bar(quiet) as progress:
+                found = job_report(outs, sinks, progress)
+        if page is not None:
+            with new_file(page, replace=force) as file:
+                file.write_at(0, job_page(found).encode())
+                file.commit()
+        for bad in found["unreadable"]:
+            warn(f"not read: {bad['message']}")
+        if as_json:
+            print_json({"command": "report", **found})
+        else:
+            _show(found)
+            for place in (page, *tables):
+                if place is not None:
+                    say(f"written to {place}")
+        return 1 if found["unreadable"] else 0
+
+    return job
+
+
+def _new(path: str | None, force: bool) -> Location | None:
+    """A place to write to; a `CertkError` if that is known to fail, before any work is done."""
+    if path is None:
+        return None
+    place = locate(path)
+    if place.is_local:
+        if place.is_directory() or not place.path.absolute().parent.is_dir():
+            raise CertkError(f"{place} is a directory, or in none: give the name of a file in one")
+        if not force and place.exists():
+            raise CertkError(
+                f"{place} exists already: nothing is overwritten; choose another name or --force"
+            )
+    return place
+
+
+_HEADS = ("layer", "sets", "kept", "of", "share", "needed", "gap", "eps", "worst tail mass")
+
+
+def _show(found: dict[str, Any]) -> None:
+    total = found["totals"]
+    for job in found["jobs"]:
+        if job["state"] != "ended":
+            say(f"{job['out']}: the job is {job['state']}: certk prune --resume goes on with it")
+    if total["outputs"]:
+        say(
+            f"{count(total['outputs'])} outputs: kept {count(total['kept'])} of "
+            f"{count(total['total'])} keys ({share(total['kept_share'])}; at least "
+            f"{count(total['lower_bound'])} are needed), worst tail mass "
+            f"{up(total['worst_tail_mass'])} of {count(total['rows'])} rows"
+        )
+        say(
+            f"{megabytes(total['cache_bytes'])} of keys and values are "
+            f"{megabytes(total['output_bytes'])} ({share(total['saved'])} saved)"
+        )
+        print_table(_HEADS, [_cells(layer) for layer in found["layers"]])
+    borrowed = sorted({name for each in found["outputs"] for name in each["from_record"]})
+    if borrowed:
+        say(f"taken from the record of the job, not from outputs: {', '.join(borrowed)}")
+    for failed in found["failures"]:
+        say(f"failed: {failed['message']}")
+    if found["missing"]:
+        say(f"{len(found['missing'])} inputs have no output (first: {found['missing'][0]})")
+    for note in found["notes"]:
+        say(f"note: {note}")
+
+
+def _cells(layer: dict[str, Any]) -> list[str]:
+    return [
+        str(layer["layer"]),
+        count(layer["sets"]),
+        count(layer["kept"]),
+        count(layer["total"]),
+        share(layer["kept_share"]),
+        count(layer["lower_bound"]),
+        count(layer["gap"]),
+        budget(layer),
+        up(layer["worst_tail_mass"]),
+    ]
