@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 import certk_rs as ck
 
 HERE = Path(__file__).resolve().parent
-CACHE = HERE.parent / "examples" / "data" / "minilm_small.safetensors"
+CACHE = HERE.parent / "python" / "certk_rs" / "_data" / "minilm_small.safetensors"
 
 
 def main() -> None:

@@ -1,0 +1,550 @@
+"""A second verifier of what `certk prune` writes, from docs/files.md alone: NumPy and nothing else.
+
+    python verify_one_file.py OUT.safetensors INPUT.safetensors
+
+Exit code 0: everything holds; 1: something does not, and one line says the first such thing; 2: a
+file is missing or the input cannot be read. It is small rather than fast or frugal: both files are
+in memory as a whole. Inputs are single files.
+
+Its own error bounds. With u = 2^-53, R = |scale| |q| max|k| and s = scale q.k in float64, s is off
+by at most r = (d + 8) u R, d <= 2^20. T and K, the sums of exp(s - largest) over dropped and kept
+keys, add no more than (n + 64) u each in any order, exp and log within 16 units in the last place
+included. So x = ln(T / K) is within e = 4 (r + (n + 64) u) + 2^-44 of the real ln(tail / kept), and
+a tail mass is proven to be <= b if x + e <= logit(b), and >= b if x - e >= logit(b), where logit(b)
+= ln b - ln(1 - b) is moved by 2^-48 |logit(b)| + 2^-48 to the safe side.
+"""
+
+from __future__ import annotations
+
+import decimal
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+SIZE = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
+        "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+        "C64": 8}  # fmt: skip
+STORED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+WORDS = ("key|value|query", "keys|values|queries", "k|v|q", "key_states|value_states|query_states")
+KNOWN = [stem + "{" + words + "}" for words in WORDS
+         for stem in ("layers.{i}.", "layer.{i}.", "layers_{i}_", "layer_{i}_")]  # fmt: skip
+FIELDS = {"format", "library", "eps", "bound_eps", "options", "causal_offset", "scales",
+          "input_headers", "inputs", "outputs", "sha256"}  # fmt: skip
+OPTIONS = {"granularity", "names", "layout", "max_keep", "keep_first", "keep_last", "block_size",
+           "coverage", "holdout", "proof", "out_tol", "size"}  # fmt: skip
+U = 2.0**-53
+
+
+class Wrong(Exception):  # noqa: N818
+    """Something does not hold."""
+
+
+def need(condition: object, what: str) -> None:
+    """Say what is wrong unless a condition holds."""
+    if not condition:
+        raise Wrong(what)
+
+
+def unique(pairs: list) -> dict:
+    """A JSON object without a key twice."""
+    need(len({key for key, _ in pairs}) == len(pairs), "a key stands twice in JSON")
+    return dict(pairs)
+
+
+def no_constant(text: str) -> None:
+    """NaN and infinities are not JSON."""
+    raise Wrong(f"{text} is not JSON")
+
+
+def parse(text: str) -> dict:
+    """A JSON object, read strictly."""
+    body = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+    need(isinstance(body, dict), "no JSON object")
+    return body
+
+
+class File:
+    """A safetensors file in memory, every entry of its header checked."""
+
+    def __init__(self, path: Path) -> None:
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        need(8 < start <= min(len(content), 100_000_008), "the length of the header does not fit")
+        self.head, self.data = content[:start], memoryview(content)[start:]
+        need(self.head[8:9] == b"{", "no safetensors header")
+        self.entries = parse(self.head[8:].decode())
+        self.metadata = self.entries.pop("__metadata__", {})
+        texts = isinstance(self.metadata, dict) and all(map(is_text, self.metadata.values()))
+        need(texts, "metadata are not texts")
+        end = 0
+        for entry in sorted(self.entries.values(), key=lambda e: e["data_offsets"]):
+            need(set(entry) == {"dtype", "shape", "data_offsets"}, "an entry has other fields")
+            numbers = [*entry["shape"], *entry["data_offsets"]]
+            need(all(type(x) is int and 0 <= x < 2**63 for x in numbers), "sizes are no sizes")
+            need(
+                entry["data_offsets"][0] == end and len(entry["shape"]) <= 32, "a hole, an overlap"
+            )
+            begin, end = entry["data_offsets"]
+            size = SIZE[entry["dtype"]] * math.prod(entry["shape"])
+            need(end - begin == size, "a shape does not fit its bytes")
+        need(end == len(self.data), "the data are shorter or longer than the header says")
+
+    def facts(self) -> dict:
+        """What a certificate says of every tensor."""
+        return {name: {"dtype": e["dtype"], "shape": e["shape"],
+                       "sha256": hashlib.sha256(self.data[slice(*e["data_offsets"])]).hexdigest()}
+                for name, e in self.entries.items()}  # fmt: skip
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor as stored (BF16 as its bits)."""
+        entry = self.entries[name]
+        raw = np.frombuffer(self.data[slice(*entry["data_offsets"])], np.uint8)
+        return raw.view(STORED[entry["dtype"]]).reshape(entry["shape"])
+
+    def wide(self, name: str) -> np.ndarray:
+        """A tensor as float64."""
+        raw = self.read(name)
+        if self.entries[name]["dtype"] == "BF16":
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.float64)
+
+
+def is_text(value: object) -> bool:
+    """Whether this is a string."""
+    return isinstance(value, str)
+
+
+def dump(body: object) -> str:
+    """Canonical JSON."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def read_certificate(out: File) -> dict:
+    """The certificate, if its text and the header are the only ones with what it says."""
+    need(set(out.metadata) == {"certk"}, "the metadata are not one entry certk")
+    body = parse(out.metadata["certk"])
+    need(body.get("format") == 2, "no certificate of format 2")
+    need(set(body) == FIELDS and set(body["options"]) == OPTIONS, "other fields than the format's")
+    need(is_text(body["library"]), "the library is no text")
+    need(dump(body) == out.metadata["certk"], "the certificate is not in canonical form")
+    sealed = hashlib.sha256(dump(body | {"sha256": ""}).encode()).hexdigest()
+    need(body["sha256"] == sealed, "the certificate has another SHA-256 than it says")
+    need(dump(body["outputs"]) == dump(out.facts()), "a tensor is not the one that was certified")
+    order = sorted(out.entries, key=lambda n: (-SIZE[out.entries[n]["dtype"]], n))
+    entries, at = {}, 0
+    for name in order:
+        dtype, shape = out.entries[name]["dtype"], out.entries[name]["shape"]
+        span = [at, at := at + SIZE[dtype] * math.prod(shape)]
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+    text = json.dumps({"__metadata__": {"certk": out.metadata["certk"]}} | entries,
+                      separators=(",", ":")).encode()  # fmt: skip
+    text += b" " * (-len(text) % 8)
+    need(out.head == len(text).to_bytes(8, "little") + text, "the header is not in canonical form")
+    return body
+
+
+def check_options(o: dict) -> None:
+    """Options that can have been asked for."""
+    counts = (o["keep_first"], o["keep_last"], o["block_size"])
+    cap, tol = o["max_keep"], o["out_tol"]
+    need(o["granularity"] in ("head", "layer", "token"), "granularity")
+    need(o["layout"] in ("hnd", "nhd") and o["proof"] in ("full", "compact", "none"), "options")
+    need(all(type(x) is int and x >= 0 for x in counts) and 0 < counts[2] < 2**32, "counts")
+    whole = type(cap) is int and cap >= 1
+    need(cap is None or whole or (type(cap) is float and 0 < cap <= 1), "max_keep")
+    need(type(o["coverage"]) is type(o["holdout"]) is float, "coverage or holdout is no fraction")
+    need(0 < o["coverage"] <= 1 and 0 <= o["holdout"] < 1, "coverage or holdout is no fraction")
+    need(tol is None or (type(tol) is float and 0 <= tol < math.inf), "out_tol")
+    need(o["size"] is None or (type(o["size"]) is int and o["size"] >= 0), "size")
+
+
+def matcher(pattern: str) -> Callable:
+    """(layer, role) of a tensor name by a pattern with one {i} and one {a|b|c}."""
+    pieces = re.split(r"(\{[^{}]*\})", pattern)
+    words = [piece[1:-1].split("|") for piece in pieces[1::2] if piece != "{i}"]
+    need(len(pieces) == 5 and pieces.count("{i}") == 1, "names are no pattern")
+    need(len(words[0]) == 3 and len({*words[0], ""}) == 4, "names are no pattern")
+    need(not any(c in "{}" for piece in pieces[::2] for c in piece), "names are no pattern")
+    roles = dict(zip(words[0], ("key", "value", "query"), strict=True))
+    choice = "(?P<role>" + "|".join(map(re.escape, words[0])) + ")"
+    fields = ["(?P<i>[0-9]{1,9})" if piece == "{i}" else choice for piece in pieces[1::2]]
+    regex = re.compile(re.escape(pieces[0]) + fields[0] + re.escape(pieces[2]) + fields[1]
+                       + re.escape(pieces[4]))  # fmt: skip
+
+    def match(name: str) -> tuple[int, str] | None:
+        found = regex.fullmatch(name)
+        return None if found is None else (int(found["i"]), roles[found["role"]])
+
+    return match
+
+
+class Layer:
+    """One layer of the input and what the output says of it."""
+
+    def __init__(self, i: int, names: dict, given: File, out: File, o: dict) -> None:
+        need(set(names) == {"key", "value", "query"}, f"layer {i} has not the three tensors")
+        self.i, self.names, self.given, self.out, self.o = i, names, given, out, o
+        shapes = {}
+        for role, name in names.items():
+            shape = given.entries[name]["shape"]
+            need(given.entries[name]["dtype"] in ("F32", "F16", "BF16"), "no dtype of a cache")
+            need(len(shape) == 3 or (len(shape) == 4 and shape[0] == 1), "no shape of a cache")
+            shapes[role] = shape[-3:] if o["layout"] == "hnd" else [shape[-2], shape[-3], shape[-1]]
+        (self.kv_heads, self.n, self.d), (self.heads, self.m, d) = shapes["key"], shapes["query"]
+        need(
+            shapes["value"] == shapes["key"] and d == self.d and 0 not in shapes["query"], "shapes"
+        )
+        need(0 not in shapes["key"] and self.heads % self.kv_heads == 0, "no shapes of a cache")
+        need(self.n < 2**32 and self.d <= 2**20, "sizes beyond what is covered")
+        self.groups = self.kv_heads if o["granularity"] == "head" else 1
+
+    def given_rows(self, role: str, wide: bool) -> np.ndarray:
+        """A tensor of the input, (heads, rows, d)."""
+        name = self.names[role]
+        array = self.given.wide(name) if wide else self.given.read(name)
+        array = array.reshape(array.shape[-3:])
+        return array if self.o["layout"] == "hnd" else array.swapaxes(0, 1)
+
+    def said(self, name: str) -> np.ndarray:
+        """A tensor of the output."""
+        return self.out.read(f"layers.{self.i}.{name}")
+
+    def names_and_forms(self, masses: str) -> dict:
+        """All tensors that the output must have of this layer, with dtype and shape."""
+        self.masses = masses
+        o, by_head, rows = self.o, self.groups > 1 or self.o["granularity"] == "head", {}
+
+        def length(name: str) -> int:
+            shape = self.out.entries.get(f"layers.{self.i}.{name}", {"shape": [0]})["shape"]
+            return math.prod(shape)
+
+        index, total = "I32" if self.n < 2**31 else "I64", length("indices")
+        kept = [total, self.d] if by_head else [self.kv_heads, total, self.d]
+        rows = {role: (self.given.entries[self.names[role]]["dtype"], kept)
+                for role in ("key", "value")}  # fmt: skip
+        rows["indices"] = index, [total]
+        if by_head:
+            rows["indptr"] = "I64", [self.kv_heads + 1]
+        if o["block_size"] > 1:
+            rows["blocks"] = index, [length("blocks")]
+            if by_head:
+                rows["block_indptr"] = "I64", [self.kv_heads + 1]
+        if o["holdout"] > 0:
+            rows["held_out"] = "I64", [length("held_out")]
+        if o["coverage"] < 1:
+            rows["left_out"] = "I64", [length("left_out")]
+        if o["proof"] == "full":
+            for end in ("upper", "lower"):
+                rows[f"tail_mass_{end}"] = masses, [self.heads, self.m]
+        if o["proof"] == "compact":
+            rows["worst_tail_mass"] = masses, [self.heads]
+            if o["holdout"] > 0:
+                rows["violations"] = "I64", [self.heads]
+        if o["proof"] != "none":
+            rows["lower_bound"] = "I64", [self.groups]
+            rows["lower_bound_rows"] = "I64", [length("lower_bound_rows")]
+            rows["lower_bound_weights"] = "F32", [length("lower_bound_rows")]
+        return {f"layers.{self.i}.{name}": form for name, form in rows.items()}
+
+    def sets(self, name: str, starts: str) -> list[np.ndarray]:
+        """Positions or blocks of every group."""
+        every = self.said(name).astype(np.int64)
+        if self.o["granularity"] != "head":
+            return [every]
+        ends = self.said(starts).tolist()
+        need(ends == sorted(ends) and [ends[0], ends[-1]] == [0, len(every)], f"{starts} is none")
+        return [every[a:b] for a, b in pairwise(ends)]
+
+    def read(self, visible: int) -> None:
+        """What the output says of rows: which are promised, their masses, their weights."""
+        o, m = self.o, self.m
+        self.visible = visible
+        self.held = self.said("held_out") if o["holdout"] > 0 else np.empty(0, np.int64)
+        left = self.said("left_out") if o["coverage"] < 1 else np.empty(0, np.int64)
+        ascending(self.held, m, "held_out")
+        ascending(left, self.heads * m, "left_out")
+        most = math.ceil(Fraction(repr(o["holdout"])) * m)
+        need(len(self.held) <= min(most, m - 1), "more queries are held out than holdout allows")
+        self.left = np.zeros((self.heads, m), bool)
+        self.left.reshape(-1)[left] = True
+        need(not self.left[:, self.held].any(), "a row is held out and left out")
+        self.promised = ~self.left
+        self.promised[:, self.held] = False
+        self.weights = np.zeros((self.heads, m))
+        if o["proof"] != "none":
+            rows, weights = self.said("lower_bound_rows"), self.said("lower_bound_weights")
+            ascending(rows, self.heads * m, "lower_bound_rows")
+            need((np.isfinite(weights) & (weights > 0)).all(), "weights are not finite and > 0")
+            self.weights.reshape(-1)[rows] = weights
+            need(not self.weights[~self.promised].any(), "a row without a promise has a weight")
+        self.kept = self.sets("indices", "indptr")
+        self.blocks = self.sets("blocks", "block_indptr") if o["block_size"] > 1 else self.kept
+
+    def log_odds(self, head: int, kept: np.ndarray, scale: float, seen: np.ndarray) -> tuple:
+        """Of every query of a head x, e, and the softmax over visible keys, lowered."""
+        q = self.given_rows("query", wide=True)[head]
+        k = self.given_rows("key", wide=True)[head * self.kv_heads // self.heads][: self.visible]
+        far = np.sqrt((k * k).sum(axis=1).max(initial=0)) * np.sqrt((q * q).sum(axis=1))
+        r = (self.d + 8) * U * abs(scale) * far * (1 + 2.0**-20)
+        e = 4 * (r + (self.visible + 64) * U) + 2.0**-44
+        e = np.where(r <= 100, e, np.nan)  # beyond, nothing is known, and NaN confirms nothing
+        s = np.where(np.arange(self.visible) < seen[:, None], scale * (q @ k.T), -np.inf)
+        is_kept = np.isin(np.arange(self.visible), kept)
+        sides = [np.where(side, s, -np.inf) for side in (~is_kept, is_kept)]
+        tops = [side.max(axis=1, initial=-np.inf) for side in sides]
+        tops = [np.where(np.isfinite(top), top, 0.0) for top in tops]
+        sums = [
+            np.exp(side - top[:, None]).sum(axis=1) for side, top in zip(sides, tops, strict=True)
+        ]
+        some = [(side > -np.inf).any(axis=1) for side in sides]
+        x = (tops[0] - tops[1]) + np.log(sums[0]) - np.log(sums[1])
+        x = np.where(some[0], np.where(some[1], x, np.inf), -np.inf)
+        top = np.maximum(
+            *[np.where(any_, top, -np.inf) for any_, top in zip(some, tops, strict=True)]
+        )
+        weights = np.exp(s - np.where(np.isfinite(top), top, 0.0)[:, None])
+        total = np.maximum(weights.sum(axis=1), 2.0**-1000)
+        return x, e, weights * (np.exp(-e) / total)[:, None]
+
+
+def ascending(numbers: np.ndarray, end: int, what: str) -> None:
+    """Numbers that rise from 0 to below `end`."""
+    values = numbers.tolist()
+    fine = all(a < b for a, b in pairwise(values))
+    need(fine and (not values or (values[0] >= 0 and values[-1] < end)), f"{what}: not ascending")
+
+
+def logit(b: np.ndarray, side: int) -> np.ndarray:
+    """ln(b / (1 - b)), moved down (side -1) or up (side 1)."""
+    x = np.log(b) - np.log1p(-b)
+    return np.where(np.isfinite(x), x + side * 2.0**-48 * (np.abs(x) + 1), x)
+
+
+def find_layers(body: dict, given: File, out: File) -> list[Layer]:
+    """The layers of the input, whose names must be those that are known, as the output says."""
+    names, matchers = sorted(given.entries), [matcher(pattern) for pattern in KNOWN]
+    known = [m for m in matchers if any((m(n) or (0, ""))[1] == "key" for n in names)]
+    need(len(known) <= 1, "two spellings of names in the input")
+    match, said = (known or matchers)[0], matcher(body["options"]["names"])
+    need([match(n) for n in names] == [said(n) for n in names], "names are not those of the input")
+    found: dict[int, dict] = {}
+    for name in names:
+        if said(name) is not None:
+            index, role = said(name)
+            need(role not in found.setdefault(index, {}), "two tensors for one role")
+            found[index][role] = name
+    need(found, "the input has no layers")
+    return [Layer(i, found[i], given, out, body["options"]) for i in sorted(found)]
+
+
+def metadata_of(given: File, layers: list[Layer]) -> tuple[dict, int | None]:
+    """The scales and the causal offset that the input says."""
+    decimal.getcontext().prec = 60
+    text, offset = given.metadata.get("scale"), given.metadata.get("causal_offset")
+    decimals = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
+    need(offset is None or re.fullmatch("[+-]?[0-9]{1,18}", offset), "causal_offset is no integer")
+
+    def scale(d: int) -> float:
+        if text is not None and re.fullmatch(decimals, text):
+            return float(text)
+        root = re.fullmatch(r"1/sqrt\(([1-9][0-9]{0,8})\)", text or f"1/sqrt({d})")
+        need(root, "scale is neither a number nor 1/sqrt(N)")
+        return float(1 / decimal.Decimal(int(root[1])).sqrt())
+
+    scales = {str(layer.i): scale(layer.d) for layer in layers}
+    return scales, None if offset is None else int(offset)
+
+
+def check_group(body: dict, group: int, layers: list[Layer], eps: float, bound_eps: float) -> None:
+    """One set, of some heads of one layer or, by token, of all heads of all layers."""
+    o, visible, first = body["options"], layers[0].visible, layers[0]
+    kept, size = first.kept[group], o["block_size"]
+    ascending(kept, visible, "indices")
+    units = -(-visible // size)
+    for begin, end in ((0, o["keep_first"]), (visible - min(o["keep_last"], visible), visible)):
+        need(set(range(begin, min(end, visible))) <= set(kept.tolist()), "a forced key is missing")
+    blocks = np.unique(kept // size)
+    need(np.array_equal(blocks, first.blocks[group]), "blocks are not those of the positions")
+    need(len(kept) == np.minimum(size, visible - blocks * size).sum(), "a block is kept in part")
+    cap = o["max_keep"]
+    cap = max(1, math.floor(cap * visible)) if isinstance(cap, float) else cap
+    need(cap is None or len(kept) <= cap, "more keys are kept than max_keep allows")
+    excused = cap is not None and cap < visible and len(kept) + size > cap
+    last = np.arange(visible - min(o["keep_last"], visible), visible) // size
+    first_units = -(-min(o["keep_first"], visible) // size)
+    free = (np.arange(units) >= first_units) & ~np.isin(np.arange(units), last)
+    mixture, budget, least, rows, left = np.zeros(units), 0.0, int((~free).sum()), 0, 0
+    heaviest = max(layer.weights.max() for layer in layers) or 1.0
+    for layer in layers:
+        per = layer.heads // layer.groups
+        for head in range(group * per, (group + 1) * per):
+            rows += layer.m - len(layer.held)
+            left += int(layer.left[head].sum())
+            seen = np.full(layer.m, visible)
+            if body["causal_offset"] is not None:
+                seen = [min(max(i + body["causal_offset"] + 1, 0), visible) for i in range(layer.m)]
+                seen = np.array(seen, np.int64)
+            x, e, soft = layer.log_odds(head, kept, body["scales"][str(layer.i)], seen)
+            said = check_head(layer, head, x, e, eps, excused)
+            limits = np.maximum(eps, said) if bound_eps is None else np.full(layer.m, bound_eps)
+            limits = np.where(layer.promised[head], limits, 1.0)
+            weights = layer.weights[head] / heaviest
+            mixture += np.add.reduceat(weights @ soft, range(0, visible, size)) if visible else 0.0
+            budget += float(weights @ limits)
+            needs = np.where(limits == 0, -(-seen // size), np.minimum(seen, limits < 1))
+            least = max(least, int(needs.max()))
+    most = math.floor((1 - Fraction(repr(o["coverage"]))) * rows)
+    need(left <= most, "more rows are left out than coverage allows")
+    if o["proof"] != "none":
+        bound, limit = int(first.said("lower_bound")[group]), len(first.blocks[group])
+        limit = units if bound_eps is not None and bound_eps < eps else limit
+        need(0 <= bound <= limit, "a lower bound is above what is kept")
+        lost = math.fsum(np.sort(mixture[free])[: max(units - bound + 1, 0)])
+        proven = lost * (1 - 2.0**-28) > budget * (1 + 2.0**-28) + 2.0**-1000
+        need(bound <= least or proven, f"layer {first.i}, group {group}: {bound} is not proven")
+
+
+def check_head(layer: Layer, head: int, x, e, eps: float, excused: bool) -> np.ndarray:
+    """The rows of one head against what is said of them; what they lose at most (m,)."""
+    o, where, mine = layer.o, f"layer {layer.i}, head {head}", layer.promised[head]
+    within = x + e <= logit(np.array(eps), -1)
+    if o["proof"] == "none":
+        need(excused or within[mine].all(), f"{where}: a row is not proven to be within eps")
+        return np.zeros(layer.m)
+    if o["proof"] == "full":
+        upper = layer.said("tail_mass_upper")[head].astype(np.float64)
+        lower = layer.said("tail_mass_lower")[head].astype(np.float64)
+        need(((lower >= 0) & (lower <= upper) & (upper <= 1)).all(), f"{where}: no interval")
+        recorded(layer, lower, upper)
+        true = (x + e <= logit(upper, -1)) & (x - e >= logit(lower, 1))
+        need(true.all(), f"{where}: tail masses are not confirmed")
+    else:
+        worst = float(layer.said("worst_tail_mass")[head])
+        need(0 <= worst <= 1, f"{where}: no mass")
+        recorded(layer, np.array([worst]))
+        upper = np.full(layer.m, worst)
+        need((x + e <= logit(upper, -1))[mine].all(), f"{where}: worst mass is not confirmed")
+        mine = np.ones(layer.m, bool)
+        if o["holdout"] > 0:
+            above = (x - e > logit(np.array(eps), 1))[layer.held].sum()
+            may = (~(x + e <= logit(np.array(eps * (1 - 2.0**-20)), -1)))[layer.held].sum()
+            need(above <= layer.said("violations")[head] <= may, f"{where}: violations")
+    need(excused or (upper[mine] <= eps).all(), f"{where}: over eps, and no max_keep excuses it")
+    return upper
+
+
+def recorded(layer: Layer, *masses: np.ndarray) -> None:
+    """Masses are 0, or not below the least that is recorded."""
+    least = 2.0**-126 if layer.masses == "F32" else 2.0**-1000
+    need(all(((each == 0) | (each >= least)).all() for each in masses), "a mass is too small")
+
+
+def check_radius(layer: Layer, group: int, eps: float) -> None:
+    """Any ball around the values will do: eps times its diameter is within out_tol."""
+    per = layer.kv_heads // layer.groups
+    for values in layer.given_rows("value", wide=True)[group * per : (group + 1) * per]:
+        values = values[: layer.visible]
+        if len(values):
+            centre = np.clip(values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+            radius = np.sqrt(((values - centre) ** 2).sum(axis=1)).max() * (1 + 2.0**-30)
+            need(eps * 2 * radius <= layer.o["out_tol"] * (1 + 2.0**-20), "out_tol is not kept")
+
+
+def check(out: File, given: File) -> int:
+    """Raise `Wrong` for the first thing that does not hold; the number of rows."""
+    body = read_certificate(out)
+    o = body["options"]
+    check_options(o)
+    need(dump(body["inputs"]) == dump(given.facts()), "this is not the input that was pruned")
+    headers = [hashlib.sha256(given.head).hexdigest()]
+    need(body["input_headers"] == headers, "the header of the input was changed")
+    layers = find_layers(body, given, out)
+    scales, offset = metadata_of(given, layers)
+    said = dump([body["scales"], body["causal_offset"]])
+    need(said == dump([scales, offset]), "scale or causal_offset is not that of the input")
+    token, budgets = o["granularity"] == "token", {"eps": body["eps"]}
+    if body["bound_eps"] is not None:
+        budgets["bound_eps"] = body["bound_eps"]
+    for name, each in budgets.items():
+        every = [x for groups in each.values() for x in groups]
+        need(
+            {i: len(groups) for i, groups in each.items()}
+            == {str(layer.i): layer.groups for layer in layers},
+            f"{name}: not one a group",
+        )
+        need(all(type(x) is float and 0 <= x < 1 for x in every), f"{name}: no budgets")
+        one = token or (name == "bound_eps" and o["size"] is not None)
+        need(not one or len(set(every)) == 1, f"{name}: not the same everywhere")
+    sized = o["size"] is not None and o["proof"] != "none"
+    need(not sized or body["bound_eps"] is not None, "a size needs bound_eps")
+    tiny = any(0 < x < 2.0**-100 for groups in body["eps"].values() for x in groups)
+    forms: dict = {}
+    for layer in layers:
+        forms |= layer.names_and_forms("F64" if tiny else "F32")
+    held = {name: (e["dtype"], e["shape"]) for name, e in out.entries.items()}
+    need(held == forms, "tensors are missing, or others than they must be")
+    seen = [layer.n if offset is None else min(max(layer.m + offset, 0), layer.n)
+            for layer in layers]  # fmt: skip
+    need(not token or len({layer.n for layer in layers}) == 1, "layers of different lengths")
+    for layer, visible in zip(layers, [max(seen)] * len(layers) if token else seen, strict=True):
+        layer.read(visible)
+    if token:
+        for name in ("indices", "blocks", "lower_bound"):
+            sets = [held.get(f"layers.{layer.i}.{name}") and layer.said(name) for layer in layers]
+            need(all(np.array_equal(sets[0], each) for each in sets), f"{name}: not the same")
+    together = layers[:1] if token else layers
+    total = sum(len(kept) for layer in together for kept in layer.kept)
+    need(o["size"] is None or total <= o["size"], "more keys are kept than size allows")
+    for layer in layers:
+        for group, kept in enumerate(layer.kept):
+            ascending(kept, layer.visible, "indices")
+            rows = slice(None) if layer.groups == 1 else group
+            for role in ("key", "value"):
+                given_rows, copies = layer.given_rows(role, wide=False), layer.said(role)
+                bits = f"<u{copies.itemsize}"
+                if o["granularity"] == "head":
+                    begin = sum(map(len, layer.kept[:group]))
+                    rows, copies = group, copies[begin : begin + len(kept)]
+                mine = np.ascontiguousarray(given_rows[rows][..., kept, :])
+                need(np.array_equal(mine.view(bits), copies.view(bits)), "a row is no copy")
+            if o["out_tol"] is not None:
+                check_radius(layer, group, body["eps"][str(layer.i)][group])
+    for layer in together:
+        for group in range(layer.groups):
+            eps = body["eps"][str(layer.i)][group]
+            bound = body["bound_eps"] and body["bound_eps"][str(layer.i)][group]
+            check_group(body, group, layers if token else [layer], eps, bound)
+    return sum(layer.heads * layer.m for layer in layers)
+
+
+def main(arguments: list[str]) -> int:
+    """Verify one output; the exit code."""
+    if len(arguments) != 2:
+        print(__doc__.split("\n\n")[1].strip(), file=sys.stderr)
+        return 2
+    try:
+        given = File(Path(arguments[1]))
+        Path(arguments[0]).open("rb").close()
+    except Exception as error:  # whatever it is, there is no input
+        print(f"error: {arguments}: {error}", file=sys.stderr)
+        return 2
+    try:
+        with np.errstate(all="ignore"):
+            rows = check(File(Path(arguments[0])), given)
+    except Exception as error:  # nonsense of any kind is not an output that holds
+        print(f"{arguments[0]}: DOES NOT HOLD: {type(error).__name__}: {error}")
+        return 1
+    print(f"{arguments[0]}: holds: {rows} rows recomputed from {arguments[1]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
