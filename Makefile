@@ -84,7 +84,7 @@ lint: $(VENV)/.dev
 	@echo '== mypy'
 	$(BIN)/mypy
 	@echo '== the stub against the built module'
-	MYPYPATH=python $(BIN)/python -m mypy.stubtest certk_rs._native
+	MYPYPATH=python $(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml certk_rs._native
 
 fmt: $(VENV)/.dev
 	$(CARGO) fmt

@@ -28,7 +28,7 @@ from harness.clock import LEAST_REPEAT, seconds
 from harness.table import Tell
 
 EPS = 0.01
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples/data/minilm_small.safetensors"
+EXAMPLE = Path(__file__).resolve().parents[1] / "python/certk_rs/_data/minilm_small.safetensors"
 DIM = 128
 LONG = 131_072
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

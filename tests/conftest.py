@@ -17,7 +17,7 @@ from repository import EXAMPLE
 
 @pytest.fixture(scope="session")
 def small_cache() -> Cache:
-    """The small real cache of examples/data: `layers.{i}.query|key|value` as float32."""
+    """The small real cache (examples/data/README.md): `layers.{i}.query|key|value` as float32."""
     return read_cache(EXAMPLE)
 
 

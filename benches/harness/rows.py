@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 Rng = np.random.Generator
 Maker = Callable[[Rng, int, int], F32]
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
+EXAMPLES = Path(__file__).resolve().parents[2] / "python" / "certk_rs" / "_data"
 
 
 def count(n: int, scores: int, least: int = 1) -> int:

@@ -101,7 +101,10 @@ def test_the_tables_fit_the_terminal(capsys: Captured, monkeypatch: pytest.Monke
             assert max(len(line) for line in lines[1:]) <= columns
 
 
-def test_vast_scores_do_not_tear_the_table(capsys: Captured, tmp_path: Path) -> None:
+def test_vast_scores_do_not_tear_the_table(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     key = np.zeros((1, 1, 4, 8), np.float32)
     key[0, 0] = np.float32(3e38) * np.array([1, -1, 0.5, 0], np.float32)[:, None]
     path = tmp_path / "vast.safetensors"
@@ -145,8 +148,14 @@ def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 3
-    assert page.tags.count("tr") == 1 + 24 + 1 + 6 + 1
+    assert page.tags.count("svg") == 4
+    assert page.tags.count("tr") == (1 + 24) + (1 + 6 + 1) + (1 + 6)
+    # What the terminal says of lengths, the page says, too.
+    _, _, by_length = shown.partition("By length: ")
+    assert "By length: keys that weigh at least 0.01" in text
+    assert "Every query sees every key" in text
+    for row in by_length.splitlines()[4:10]:
+        assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in row.split()) + "</tr>" in text
     assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
     assert not re.search(r"<script|@import|url\((?!#)", text)

@@ -21,7 +21,7 @@ def test_json_has_every_figure(capsys: Captured) -> None:
     said = json.loads(out)
     assert err == ""
     want = gaussian.plan(4096, 3.0, 0.01, seed=5)
-    assert said.pop("command") == "plan"
+    assert (said.pop("command"), said.pop("schema")) == ("plan", 1)
     assert {"n", "k", "asymptotic_k", "frozen", "speedup", "worthwhile"} <= said.keys()
     assert said == {name: getattr(want, name) for name in said}
 

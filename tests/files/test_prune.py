@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from dataclasses import replace
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,19 @@ import pytest
 from certk_rs import CertkError
 from certk_rs.audit import audit
 from certk_rs.cache_format import Cache, Options, SafetensorsFile, read_certificate
-from certk_rs.jobs.plan import Plan, make_plan
-from certk_rs.jobs.report import TaskReport, bars, report_json
-from certk_rs.jobs.run import run
+from certk_rs.jobs.bars import bars
+from certk_rs.jobs.file_report import FileReport, file_json
+from certk_rs.jobs.prune import JobResult
+from certk_rs.pruning import prune
 from cli_fixtures import cache_tensors, read_output, safetensors_bytes, tensor, write_cache
 from repository import EXAMPLE
 
 LAYERS = (0, 1)
 
 
-def plan_for(tmp_path: Path, eps: float = 0.1, **options: Any) -> Plan:
-    return make_plan([tmp_path / "x.safetensors"], tmp_path / "out", eps, Options(**options))
+def job(tmp_path: Path, eps: float = 0.1, **options: Any) -> JobResult:
+    options = {"proof": "full", "fail_fast": True} | options
+    return prune(tmp_path / "x.safetensors", tmp_path / "out", eps, **options)
 
 
 def pruned(
@@ -34,7 +36,7 @@ def pruned(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Write a cache, prune it, hold it against the audit; the tensors in and out."""
     given = write_cache(tmp_path / "x.safetensors", **(cache or {}))
-    run(plan_for(tmp_path, eps, **options))
+    job(tmp_path, eps, **options)
     confirm(tmp_path)
     return given, read_output(tmp_path / "out" / "x.safetensors")
 
@@ -92,16 +94,18 @@ def test_kept_rows_are_copies(tmp_path: Path, dtype: str, granularity: str) -> N
 
 def test_shapes_and_dtypes_of_the_output(tmp_path: Path) -> None:
     _, output = pruned(tmp_path)
-    total = len(output["layers.0.indices"])
+    total, rows = len(output["layers.0.indices"]), len(output["layers.0.lower_bound_rows"])
+    assert 0 < rows <= 12
     assert {name: (str(a.dtype), a.shape) for name, a in output.items() if "s.0." in name} == {
         "layers.0.indices": ("int32", (total,)),
         "layers.0.indptr": ("int64", (3,)),
         "layers.0.key": ("float16", (total, 4)),
         "layers.0.value": ("float16", (total, 4)),
-        "layers.0.tail_mass_upper": ("float64", (4, 3)),
-        "layers.0.tail_mass_lower": ("float64", (4, 3)),
+        "layers.0.tail_mass_upper": ("float32", (4, 3)),
+        "layers.0.tail_mass_lower": ("float32", (4, 3)),
         "layers.0.lower_bound": ("int64", (2,)),
-        "layers.0.lower_bound_weights": ("float64", (4, 3)),
+        "layers.0.lower_bound_rows": ("int64", (rows,)),
+        "layers.0.lower_bound_weights": ("float32", (rows,)),
     }
 
 
@@ -117,13 +121,13 @@ def test_the_certificate_says_what_was_asked(tmp_path: Path) -> None:
     given = {"metadata": {"scale": "-0.25", "causal_offset": "21"}, "names": "layer_{i}_{role}"}
     options = {"max_keep": 0.75, "keep_first": 1, "keep_last": 2}
     write_cache(tmp_path / "x.safetensors", **given)
-    run(plan_for(tmp_path, 0.2, **options))
+    job(tmp_path, 0.2, **options)
     confirm(tmp_path)
     with SafetensorsFile(tmp_path / "out" / "x.safetensors") as file:
         assert list(file.header.metadata) == ["certk"]
         certificate, complaint = read_certificate(file.header.metadata["certk"])
     assert complaint is None
-    assert certificate.eps == 0.2
+    assert certificate.eps == {0: (0.2, 0.2), 1: (0.2, 0.2)}
     assert certificate.options == Options("head", **options)
     assert certificate.names == "layer_{i}_{key|value|query}"
     assert (certificate.scales, certificate.causal_offset) == ({0: -0.25, 1: -0.25}, 21)
@@ -134,7 +138,7 @@ def test_the_output_is_the_same_bytes_every_time(tmp_path: Path) -> None:
     contents = []
     for name, threads in (("a", 1), ("b", 2), ("c", None)):
         write_cache(tmp_path / name / "x.safetensors")
-        run(plan_for(tmp_path / name), threads=threads)
+        job(tmp_path / name, threads=threads, unit="head" if name == "b" else "layer")
         contents.append((tmp_path / name / "out" / "x.safetensors").read_bytes())
     assert contents[0] == contents[1] == contents[2]
 
@@ -161,8 +165,8 @@ def test_vectors_at_the_end_of_float32_are_confirmed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scale", ["1e-50", "1", "1e300"])
 def test_scores_that_float64_cannot_tell_apart_are_refused(tmp_path: Path, scale: str) -> None:
     write_cache(tmp_path / "x.safetensors", spread=1e37, dtype="F32", metadata={"scale": scale})
-    with pytest.raises(CertkError, match=r"layer 0: its scores are so large \(scale 1"):
-        run(plan_for(tmp_path))
+    with pytest.raises(CertkError, match=r"layer 0: .*scores are so large \(scale 1"):
+        job(tmp_path)
     assert not (tmp_path / "out").exists()
 
 
@@ -262,27 +266,24 @@ def test_several_files_and_directories(tmp_path: Path) -> None:
     write_cache(tmp_path / "in" / "a.safetensors", seed=2, dtype="BF16")
     (tmp_path / "in" / "notes.txt").write_text("not a cache")
     write_cache(tmp_path / "c.safetensors", seed=3, names="layer_{i}_{role}")
-    plan = make_plan([tmp_path / "in", tmp_path / "c.safetensors"], tmp_path / "o", 0.1, Options())
-    results = run(plan)
-    assert [result.task.target.name for result in results] == [
-        "a.safetensors",
-        "b.safetensors",
-        "c.safetensors",
-    ]
-    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [
-        "a.safetensors",
-        "b.safetensors",
-        "c.safetensors",
-    ]
+    told: list[str] = []
+    result = prune(
+        [tmp_path / "in", tmp_path / "c.safetensors"],
+        tmp_path / "o",
+        0.1,
+        on_file=lambda outcome: told.append(outcome.name),
+    )
+    names = ["a.safetensors", "b.safetensors", "c.safetensors"]
+    assert [report.name for report in result.outputs] == sorted(told) == names
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [".certk", *names]
 
 
 def test_tensors_that_are_left_out_are_told(tmp_path: Path) -> None:
     tensors = cache_tensors() | {"rope": tensor(np.full(3, np.nan), "F32")}
     (tmp_path / "x.safetensors").write_bytes(safetensors_bytes(tensors, None))
-    plan = plan_for(tmp_path)
-    [warning] = plan.tasks[0].warnings
+    [report] = job(tmp_path).outputs
+    [warning] = [text for text in report.warnings if "named" in text]
     assert "'rope'" in warning
-    run(plan)
     confirm(tmp_path)
 
 
@@ -306,7 +307,7 @@ def test_options_that_are_refused(tmp_path: Path, case: str) -> None:
     write_cache(tmp_path / "x.safetensors")
     options, words = REFUSED[case]
     with pytest.raises(CertkError, match=words):
-        plan_for(tmp_path, **options)
+        job(tmp_path, **options)
     assert not (tmp_path / "out").exists()
 
 
@@ -315,8 +316,8 @@ def test_inputs_that_are_refused(tmp_path: Path) -> None:
     write_cache(tmp_path / "again" / "x.safetensors")
     (tmp_path / "empty").mkdir()
 
-    def plan(*caches: Path, out: str = "out", names: str | None = None) -> Plan:
-        return make_plan(caches, tmp_path / out, 0.1, Options(), names)
+    def plan(*caches: Path, out: str = "out", names: str | None = None) -> JobResult:
+        return prune(caches, tmp_path / out, 0.1, names=names, fail_fast=True)
 
     good = tmp_path / "x.safetensors"
     with pytest.raises(CertkError, match="does not exist"):
@@ -325,8 +326,6 @@ def test_inputs_that_are_refused(tmp_path: Path) -> None:
         plan(tmp_path / "empty")
     with pytest.raises(CertkError, match="have the same name"):
         plan(good, tmp_path / "again")
-    with pytest.raises(CertkError, match="have the same name"):
-        plan(good, good)
     with pytest.raises(CertkError, match="exists already"):
         plan(good, out=".")
     with pytest.raises(CertkError, match="is not a directory"):
@@ -340,113 +339,118 @@ def test_inputs_that_are_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "empty", "x.safetensors"]
 
 
-def test_a_bad_last_file_is_found_before_the_first_is_written(tmp_path: Path) -> None:
-    write_cache(tmp_path / "a.safetensors")
+def bad_cache(path: Path) -> None:
+    """A cache whose last value is a NaN."""
     values = np.ones((1, 2, 24, 4))
     values[0, 1, 23, 3] = np.nan
     tensors = cache_tensors() | {"layers.1.value": tensor(values, "F16")}
-    (tmp_path / "b.safetensors").write_bytes(safetensors_bytes(tensors, None))
-    with pytest.raises(CertkError, match=r"b\.safetensors.*'layers.1.value'.*\[0, 1, 23, 3\]"):
-        make_plan([tmp_path], tmp_path / "out", 0.1, Options())
-    assert not (tmp_path / "out").exists()
+    path.write_bytes(safetensors_bytes(tensors, None))
+
+
+def test_a_bad_file_does_not_stop_the_others(tmp_path: Path) -> None:
+    write_cache(tmp_path / "in" / "a.safetensors")
+    bad_cache(tmp_path / "in" / "b.safetensors")
+    (tmp_path / "in" / "c.safetensors").write_bytes(b"nonsense")
+    write_cache(tmp_path / "in" / "d.safetensors")
+    result = prune(tmp_path / "in", tmp_path / "out", 0.1)
+    assert [report.name for report in result.outputs] == ["a.safetensors", "d.safetensors"]
+    cut, nan = sorted(result.failures, key=lambda failure: failure.name, reverse=True)
+    assert re.search(r"b\.safetensors.*'layers.1.value'.*\[0, 1, 23, 3\]", nan.message)
+    assert "c.safetensors" in cut.message
+    with pytest.raises(CertkError, match=r"[bc]\.safetensors"):
+        prune(tmp_path / "in", tmp_path / "again", 0.1, fail_fast=True)
+
+
+def test_where_nothing_could_be_pruned_nothing_is_left(tmp_path: Path) -> None:
+    bad_cache(tmp_path / "x.safetensors")
+    result = job(tmp_path, fail_fast=False)
+    assert not result.outputs
+    assert len(result.failures) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
 def test_an_input_that_changes_meanwhile(tmp_path: Path) -> None:
-    write_cache(tmp_path / "x.safetensors", seed=1)
-    plan = plan_for(tmp_path)
-    write_cache(tmp_path / "x.safetensors", seed=2)
-    os.utime(tmp_path / "x.safetensors", (1, 1))
-    with pytest.raises(CertkError, match="was changed"):
-        run(plan)
-    assert not (tmp_path / "out").exists()
+    for name in "ab":
+        write_cache(tmp_path / "in" / f"{name}.safetensors", seed=1)
+
+    def change(_outcome: object) -> None:
+        write_cache(tmp_path / "in" / "b.safetensors", seed=2)
+        os.utime(tmp_path / "in" / "b.safetensors", (1, 1))
+
+    result = prune(tmp_path / "in", tmp_path / "out", 0.1, on_file=change, jobs=1)
+    [failure] = result.failures
+    assert "was changed" in failure.message
+    assert not (tmp_path / "out" / "b.safetensors").exists()
 
 
 def test_an_output_that_appears_meanwhile(tmp_path: Path) -> None:
-    write_cache(tmp_path / "x.safetensors")
-    plan = plan_for(tmp_path)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "x.safetensors").write_text("mine")
-    with pytest.raises(CertkError, match="exists already"):
-        run(plan)
-    assert (tmp_path / "out" / "x.safetensors").read_text() == "mine"
-    assert len(list((tmp_path / "out").iterdir())) == 1
+    for name in "ab":
+        write_cache(tmp_path / "in" / f"{name}.safetensors")
+
+    def appear(_outcome: object) -> None:
+        (tmp_path / "out" / "b.safetensors").write_text("mine")
+
+    result = prune(tmp_path / "in", tmp_path / "out", 0.1, on_file=appear, jobs=1)
+    [failure] = result.failures
+    assert "exists already" in failure.message
+    assert (tmp_path / "out" / "b.safetensors").read_text() == "mine"
 
 
-@pytest.mark.parametrize("moment", range(4))
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, moment: int) -> None:
+@pytest.mark.parametrize("moment", range(3))
+def test_an_interrupted_job_of_one_file_leaves_no_output(tmp_path: Path, moment: int) -> None:
     write_cache(tmp_path / "x.safetensors")
 
     def interrupt(_label: str, done: int, _total: int) -> None:
         if done > moment:
             raise KeyboardInterrupt
 
-    plan = replace(plan_for(tmp_path), out=tmp_path / "deep" / "er")
-    tasks = (replace(plan.tasks[0], target=plan.out / "x.safetensors"),)
     with pytest.raises(KeyboardInterrupt):
-        run(replace(plan, tasks=tasks), interrupt)
-    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+        prune(
+            tmp_path / "x.safetensors",
+            tmp_path / "deep" / "er",
+            0.1,
+            progress=interrupt,
+            unit="head",
+        )
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert [name for name in left if "safetensors" in name] == ["x.safetensors"]
+    assert not [name for name in left if name.endswith(".partial")]
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "link"])
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_leaves_no_output(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cache(tmp_path / "x.safetensors")
-    plan = plan_for(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space left"):
-        run(plan)
-    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
-
-
-def test_finished_outputs_survive_a_later_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in "ab":
-        write_cache(tmp_path / "in" / f"{name}.safetensors")
-    plan = make_plan([tmp_path / "in"], tmp_path / "out", 0.1, Options())
-    real = os.link
-
-    def full(source: Path, target: Path) -> None:
-        if target.name.startswith("b"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(os, "link", full)
-    with pytest.raises(OSError, match="No space left"):
-        run(plan)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.safetensors"]
+        job(tmp_path)
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert [name for name in left if "safetensors" in name] == ["x.safetensors"]
 
 
 def test_progress_reaches_its_end(tmp_path: Path) -> None:
     write_cache(tmp_path / "x.safetensors")
     told: list[tuple[str, int, int]] = []
-
-    def tell(label: str, done: int, total: int) -> None:
-        told.append((label, done, total))
-
-    run(make_plan([tmp_path], tmp_path / "out", 0.1, Options(), progress=tell), tell)
-    checking = [entry for entry in told if entry[0].startswith("checking")]
-    pruning = [entry for entry in told if entry[0].startswith("pruning")]
-    assert checking[-1][1] == checking[-1][2]
-    assert pruning[-1][1] == pruning[-1][2] == 4
-    assert len(checking) + len(pruning) == len(told)
+    job(tmp_path, progress=lambda *state: told.append(state))
+    assert told[-1][1] == told[-1][2]
+    assert {label for label, _, _ in told} == {"x.safetensors"}
 
 
-def report_for(tmp_path: Path, **options: Any) -> TaskReport:
+def report_for(tmp_path: Path, **options: Any) -> FileReport:
     write_cache(tmp_path / "x.safetensors")
-    [result] = run(plan_for(tmp_path, **options))
-    return result
+    [report] = job(tmp_path, **options).outputs
+    return report
 
 
 def test_reports_count_the_same_as_the_file(tmp_path: Path) -> None:
     done = report_for(tmp_path)
     output = read_output(tmp_path / "out" / "x.safetensors")
-    said = report_json(done)
+    said = file_json(done)
     for i, report in enumerate(done.layers):
         assert report.count.kept == len(output[f"layers.{i}.indices"])
         assert report.count.total == 2 * 24
@@ -470,9 +474,8 @@ def test_bars_are_as_wide_as_asked(tmp_path: Path, granularity: str, count: int)
 def test_the_real_cache(tmp_path: Path) -> None:
     with Cache(EXAMPLE) as opened:
         layers = len(opened.layers)
-    plan = make_plan([EXAMPLE], tmp_path / "out", 0.05, Options())
-    [result] = run(plan)
-    report = audit([result.task.target], [EXAMPLE])
+    [result] = prune(EXAMPLE, tmp_path / "out", 0.05).outputs
+    report = audit([Path(result.target)], [EXAMPLE])
     assert report.holds
     assert report.outputs[0].confirmed_lower_bounds == 4 * layers
     for entry in result.layers:

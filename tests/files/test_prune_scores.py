@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError, _native
-from certk_rs.cache_format import Cache, Options
-from certk_rs.jobs.plan import make_plan
-from certk_rs.jobs.prune import score
-from certk_rs.jobs.run import run
+from certk_rs.pruning import prune
 from cli_fixtures import as_float64, read_output, safetensors_bytes, tensor
 
 U = Fraction(1, 1 << 53)
@@ -123,35 +120,6 @@ def test_products_and_reach_against_integers(dtype: str, kind: str, offset: int 
                 )
 
 
-def test_radii_cover_what_the_proof_asks_for(tmp_path: Path) -> None:
-    """(3 d + 16) u R or more: the scores' own error, and twice an auditor's."""
-    for seed, (heads, kv_heads, m, n, d) in enumerate(SHAPES):
-        given = {
-            f"layers.0.{role}": tensor(vectors("every size", "F32", shape, seed), "F32")
-            for role, shape in (
-                ("query", (heads, m, d)),
-                ("key", (kv_heads, n, d)),
-                ("value", (kv_heads, n, d)),
-            )
-        }
-        path = tmp_path / f"{seed}.safetensors"
-        path.write_bytes(safetensors_bytes(given, None))
-        scores = np.zeros((heads, m, n))
-        with Cache(path) as cache:
-            [layer] = cache.layers
-            query, key = cache.read(layer, "query"), cache.read(layer, "key")
-            radius = score(layer, query, key, scores, None, None)
-        q_squares = (integers(as_float64(given["layers.0.query"])) ** 2).sum(axis=-1)
-        k_squares = (integers(as_float64(given["layers.0.key"])) ** 2).sum(axis=-1)
-        for head, row in np.ndindex(heads, m):
-            longest = max(k_squares[head * kv_heads // heads])
-            reach = Fraction(q_squares[head, row] * longest, 1 << 596)
-            least = ((3 * d + 16) * U) ** 2 * reach
-            found = Fraction(radius[head, row]) ** 2
-            assert least * (1 + Fraction(1, 1 << 20)) ** 2 <= found
-            assert found <= least * (1 + Fraction(1, 1 << 18)) ** 2
-
-
 def test_products_have_the_same_bits_for_any_threads_and_level() -> None:
     heads, kv_heads, m, n, d = 4, 2, 7, 700, 140
     for dtype in NAMES:
@@ -227,7 +195,7 @@ def test_recorded_masses_hold_in_arb(
         metadata["causal_offset"] = str(offset)
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors_bytes(given, metadata))
-    run(make_plan([path], tmp_path / "out", eps, Options(granularity)))
+    prune(path, tmp_path / "out", eps, granularity=granularity, proof="full")
     output = read_output(tmp_path / "out" / "x.safetensors")
     kept = set(output["layers.0.indices"].tolist())
     before, flint.ctx.prec = flint.ctx.prec, 200

@@ -32,6 +32,11 @@ def rows_of(
     return recompute.recompute(q, *sides, scale, np.full(len(q), len(k)) if seen is None else seen)
 
 
+def softmax_of(rows: recompute.Rows) -> np.ndarray:
+    """The softmax of the kept and then the dropped keys."""
+    return np.concatenate([side.terms * side.factors[:, None] for side in rows.sides], axis=1)
+
+
 def exact_weights(q: np.ndarray, k: np.ndarray, scale: float) -> list[list[flint.arb]]:
     """exp(scale * q.k) of all rows and keys, as balls of nothing but the rounding of exp."""
 
@@ -83,7 +88,7 @@ def test_products_that_nearly_cancel(d: int, scale: float) -> None:
             assert 0 < low < high <= low * math.exp(4.1 * found.spread[j]) + 2.0**-990
             middle = math.sqrt(low) * math.sqrt(high)
             off = max(off, abs(float(flint.arb(middle) / mass - 1)))
-        for ours, real in zip(found.softmax[j], weights_by_side(weights, kept), strict=True):
+        for ours, real in zip(softmax_of(found)[j], weights_by_side(weights, kept), strict=True):
             share = real / everything
             least = flint.arb(float(ours)) * (-flint.arb(float(found.spread[j]))).exp()
             assert least <= share + flint.arb(2.0**-1000)
@@ -129,9 +134,9 @@ def test_long_sums_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.exp(q @ k.T)
     mass = scores[:, 45:].sum(axis=1) / scores.sum(axis=1)
     assert np.allclose(found.tail_low, mass, rtol=1e-9)
-    assert np.allclose(found.softmax.sum(axis=1), 1.0, rtol=1e-12)
+    assert np.allclose(softmax_of(found).sum(axis=1), 1.0, rtol=1e-12)
     order = np.argsort(~kept, kind="stable")
-    assert np.allclose(found.softmax, (scores / scores.sum(axis=1, keepdims=True))[:, order])
+    assert np.allclose(softmax_of(found), (scores / scores.sum(axis=1, keepdims=True))[:, order])
 
 
 @pytest.mark.parametrize("gap", [600.0, 690.0, 700.0, 745.0, 800.0, 1e5])
@@ -181,10 +186,10 @@ def test_sides_without_keys_that_are_seen() -> None:
         assert (found.tail_low >= low).all()
         assert (found.tail_high <= high).all()
         assert np.allclose(found.kept_low, [1, *(1 - found.tail_high[1:])], rtol=1e-9)
-        assert np.allclose(found.softmax.sum(axis=1), [0, 1, 1, 1])
+        assert np.allclose(softmax_of(found).sum(axis=1), [0, 1, 1, 1])
         order = np.concatenate([np.flatnonzero(kept), np.flatnonzero(~np.array(kept))])
-        assert (found.softmax[order >= seen[:, None]] == 0).all()
-        assert (found.softmax[order < seen[:, None]] > 0).all()
+        assert (softmax_of(found)[order >= seen[:, None]] == 0).all()
+        assert (softmax_of(found)[order < seen[:, None]] > 0).all()
 
 
 @pytest.mark.parametrize("bad", ["scale", "query", "key", "nan", "many"])
@@ -255,7 +260,7 @@ def test_which_side_decides(
     at_least: bool,
 ) -> None:
     ends = [np.array([end]) for end in (*tail, *kept)]
-    found = recompute.Rows(*ends, np.zeros((1, 1)), np.zeros(1))
+    found = recompute.Rows(*ends, (), np.zeros(1))
     at = np.array([bound])
     assert found.lose_at_most(at) == at_most
     assert found.lose_at_least(at) == at_least
@@ -279,14 +284,18 @@ def proof_of(
     spread: float = 0.0,
     seen: np.ndarray | None = None,
     parts: int = 1,
+    block: int = 1,
 ) -> recompute.Proof:
     rows, n = softmax.shape
-    proof = recompute.Proof(np.zeros(n, bool) if forced is None else forced)
+    proof = recompute.Proof(np.arange(n), np.zeros(n, bool) if forced is None else forced, block)
     for part in np.array_split(np.arange(rows), parts):
         nothing = np.zeros(len(part))
-        made = recompute.Rows(
-            nothing, nothing, nothing, nothing, softmax[part], np.full(len(part), spread)
+        # The softmax in two sides, with factors that are not 1.
+        sides = tuple(
+            recompute.Side(softmax[part][:, some] * 4, np.full(len(part), 0.25))
+            for some in (slice(0, n // 2), slice(n // 2, n))
         )
+        made = recompute.Rows(nothing, nothing, nothing, nothing, sides, np.full(len(part), spread))
         sees = np.full(rows, n) if seen is None else seen
         proof.add(made, weights[part], limits[part], sees[part])
     return proof
@@ -395,7 +404,7 @@ def test_margins_of_a_proof() -> None:
     for above, holds in ((2.0**-32, False), (2.0**-28, True)):
         proof = proof_of(wide, np.ones(many), np.full(many, 0.5 * (1 - above)))
         assert proof.holds_for(2) == holds
-    proof = recompute.Proof(np.zeros(2, bool))
+    proof = recompute.Proof(np.arange(2), np.zeros(2, bool))
     proof._rows, proof._budget, proof._mixture = 1 << 40, 1.0, np.array([1.0 + 2.0**-12, 2.0])
     assert not proof.holds_for(2)
     proof._mixture = np.array([1.0 + 2.0**-9, 2.0])

@@ -19,9 +19,8 @@ import pytest
 import certk_rs as ck
 from certk_rs import bounds, gaussian, montecarlo, output, windows
 from certk_rs.audit import audit
-from certk_rs.cache_format import Options, widen
-from certk_rs.jobs.plan import make_plan
-from certk_rs.jobs.run import run
+from certk_rs.cache_format import widen
+from certk_rs.pruning import prune
 from cli_fixtures import read_output, safetensors_bytes, tensor
 
 torch = pytest.importorskip("torch")
@@ -258,7 +257,7 @@ def test_a_pruned_cache_is_the_same_file_and_its_audit_the_same(tmp_path: Path) 
     source.write_bytes(safetensors_bytes(tensors, {"scale": "40"}))
 
     def pruned(out: str) -> list[bytes]:
-        run(make_plan([source], tmp_path / out, 0.2, Options()))
+        prune(source, tmp_path / out, 0.2, proof="full")
         return [
             np.ascontiguousarray(x).tobytes()
             for x in read_output(tmp_path / out / source.name).values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def proven(case: Case, truth: Truth, ks: Any) -> bool:
     """
     assert np.isfinite(ks.weights).all()
     assert (ks.weights >= 0).all()
+    assert (ks.weights == ks.weights.astype(np.float32)).all()
     budget = np.maximum(case.eps, ks.tail_mass_upper)
     must = forced(case, truth) | (truth.visible & (budget == 0.0)[:, None]).any(axis=0)
     if ks.lower_bound <= max(int(must.sum()), int(truth.visible.any())):
@@ -423,3 +425,92 @@ def test_any_number_of_threads_and_any_level_give_the_same_bits() -> None:
             continue
         assert done.returncode == 0, done.stderr
         assert done.stdout.split()[-1] == want, level
+
+
+# ------------------------------ more rows than have a say: some are weighed, all are certified
+
+# More rows than the core weighs at once.
+MANY = 2048
+
+
+def often(few: Case, seed: int) -> Case:
+    """The rows of a case many times over, but for the last, which stands somewhere once."""
+    rng = np.random.default_rng(seed)
+    which = rng.permutation(np.arange(MANY + 77) % max(1, few.rows - 1))
+    which[rng.integers(len(which))] = few.rows - 1
+
+    def taken(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else array[which]
+
+    return replace(
+        few, scores=few.scores[which], eps=few.eps[which], mask=taken(few.mask),
+        lengths=taken(few.lengths),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_many_rows_against_all_subsets(seed: int) -> None:
+    """Rows that are repeated change nothing: the optimum is that of the few."""
+    few = replace(small_case(seed), causal_offset=None)
+    ks = solve(often(few, seed))
+    if ks.status == ck.Status.CERTIFIED:
+        best = smallest(few, few.eps)
+        assert ks.lower_bound <= best <= ks.k
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_limit_on_the_size_of_many_rows(seed: int) -> None:
+    """Where `max_keep` bites, the worst row counts; where it does not, nothing changes."""
+    few = replace(small_case(seed), causal_offset=None)
+    case = often(few, seed)
+    free = solve(case)
+    if free.k > 1:
+        solve(replace(case, max_keep=max(1, int(free.k) - 1), keep_first=0))
+    if free.k:
+        ks = solve(replace(case, max_keep=int(free.k)))
+        assert ks.indices.tolist() == free.indices.tolist()
+
+
+@pytest.mark.parametrize("sigma", [2.0, 4.0])
+def test_queries_of_one_window_come_near_the_bound(sigma: float) -> None:
+    """Few rows have a say, and the set is within a few keys of the bound for all."""
+    rng = np.random.default_rng(5)
+    scores = low_rank_rows(rng, 6000, 2048, sigma)
+    case = Case(scores, np.full(6000, 0.05), name=f"6000 rows, sigma={sigma}")
+    ks = solve(case)
+    assert ks.status == ck.Status.CERTIFIED
+    assert ks.k <= 1.005 * ks.lower_bound + 2
+    assert np.count_nonzero(ks.weights) < 600
+    for threads in (1, 3):
+        again = ck.keep_set(scores, 0.05, threads=threads)
+        assert again.indices.tobytes() == ks.indices.tobytes()
+        assert again.weights.tobytes() == ks.weights.tobytes()
+
+
+def test_a_causal_prompt() -> None:
+    """Late queries see more; the first see next to nothing, and some of them nothing."""
+    rng = np.random.default_rng(6)
+    n = 2500
+    scores = (low_rank_rows(rng, n, n, 3.0)).astype(np.float16)
+    ks = solve(Case(scores, np.full(n, 0.1), causal_offset=-3, name="causal"))
+    assert ks.status == ck.Status.CERTIFIED
+
+
+def test_rows_that_may_lose_nothing_wherever_they_are() -> None:
+    rng = np.random.default_rng(7)
+    scores = rng.standard_normal((3000, 40))
+    scores[1234, 7:] = -np.inf
+    eps = np.full(3000, 0.2)
+    eps[1234] = 0.0
+    ks = solve(Case(scores, eps, name="one row keeps all it sees"))
+    assert ks.status == ck.Status.CERTIFIED
+    assert set(range(7)) <= set(ks.indices.tolist())
+
+
+def test_bad_rows_are_found_wherever_they_are() -> None:
+    scores = np.zeros((3000, 9))
+    scores[2999, 4] = np.nan
+    with pytest.raises(ck.CertkError, match=r"scores\[2999, 4\] is NaN"):
+        ck.keep_set(scores, 0.1)
+    hidden = np.full((3000, 9), -np.inf)
+    assert ck.keep_set(hidden, 0.1).status == ck.Status.EMPTY

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import html
 import io
 import itertools
 import pickle
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -431,3 +434,117 @@ def test_counts_that_wrap_are_refused(
         np.savez(file, **arrays)
     with pytest.raises(ck.CertkError, match="is not a saved Selection"):
         ck.Selection.load(path)
+
+
+# ------------------------------------------------------------------------ the names that all have
+
+Q = RNG.standard_normal((2, 3, 8)).astype(np.float32)
+KEYS = RNG.standard_normal((1, 50, 8)).astype(np.float32)
+
+
+def searched() -> ck.SearchResult:
+    return ck.KeyIndex.build(KEYS).search(Q, EPS)
+
+
+def attended() -> ck.AttentionResult:
+    return ck.attention(Q, KEYS, KEYS, EPS)
+
+
+ALL: list[Callable[[], Any]] = [*RESULTS, searched, attended]
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_every_result_has_a_summary_and_shows_it_in_notebooks(make: Callable[[], Any]) -> None:
+    result = make()
+    summary = result.summary()
+    assert summary.startswith(type(result).__name__)
+    assert len(summary.splitlines()) > 2
+    shown = result._repr_html_()
+    assert html.unescape(re.sub("<[^>]*>", "", shown)) == summary
+    assert len(shown) < 5_000
+    assert not re.search(r"src=|href=|url\(|<script", shown)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_every_result_becomes_a_frame_of_its_rows(make: Callable[[], Any]) -> None:
+    pd = pytest.importorskip("pandas")
+    result = make()
+    frame = result.to_pandas()
+    assert isinstance(frame, pd.DataFrame)
+    upper = result.tail_mass_upper
+    assert len(frame) == upper.size
+    # Read by the multi-index, rows are where they are in the batch.
+    assert frame.index.names == (
+        ["row"] if upper.ndim < 2 else [f"axis_{i}" for i in range(upper.ndim)]
+    )
+    for name in frame.columns:
+        field = {"weight": "weights"}.get(name, name)
+        values = np.broadcast_to(getattr(result, field), upper.shape)
+        kind = {"status": ck.Status, "rung": ck.Rung}.get(name)
+        for place, row in zip(np.ndindex(upper.shape), frame[name], strict=True):
+            assert row == (values[place] if kind is None else kind(values[place]).name.lower())
+    per_row = {
+        field.name
+        for field in dataclasses.fields(result)
+        if isinstance(getattr(result, field.name), np.ndarray)
+        and getattr(result, field.name).shape == upper.shape
+        and field.name not in ("indices", "out")
+    }
+    if upper.ndim:
+        assert {"weights" if n == "weight" else n for n in frame.columns} >= per_row - {"indptr"}
+    # A frame is the caller's own.
+    frame.loc[:, "tail_mass_upper"] = 2.0
+    assert (result.tail_mass_upper <= 1).all()
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_every_result_draws_itself_into_the_axes_given(make: Callable[[], Any]) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    backend = matplotlib.get_backend()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    result = make()
+    assert result.plot(axes) is axes
+    assert axes.get_title()
+    assert axes.get_ylabel() == "tail mass"
+    upper = result.tail_mass_upper.reshape(-1)
+    drawn = np.concatenate([line.get_ydata() for line in axes.lines]) if upper.size else upper
+    assert set(upper.tolist()) <= set(np.asarray(drawn, float).tolist())
+    assert axes.get_ylim()[1] > upper.max(initial=0.0)
+    figure.savefig(io.BytesIO(), format="png")
+    assert matplotlib.get_backend() == backend
+
+
+def test_a_plot_makes_axes_where_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    import matplotlib.pyplot as plt
+
+    axes = dense().plot()
+    assert axes.figure.axes == [axes]
+    plt.close(axes.figure)
+
+
+@pytest.mark.parametrize(("package", "method"), [("pandas", "to_pandas"), ("matplotlib", "plot")])
+@pytest.mark.parametrize("make", ALL)
+def test_packages_that_are_not_there_are_named(
+    make: Callable[[], Any], package: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ck.CertkError, match=rf"pip install '{package}"):
+        getattr(make(), method)()
+
+
+def test_a_summary_does_not_compute_the_bound_on_the_error() -> None:
+    result = attended()
+    assert "error" not in result.summary()
+    assert "error_bound" not in vars(result)
+    bound = result.error_bound.max()
+    [line] = [line for line in result.summary().splitlines() if "error" in line]
+    assert float(line.split()[-1]) >= bound

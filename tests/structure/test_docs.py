@@ -1,7 +1,8 @@
 """What the pages show runs as it is shown, what they point at is there, and figures are right.
 
 Python blocks of a page run in their order, in one namespace and one empty folder, and so do `certk`
-commands; what a page takes for given is in GIVEN. Rust blocks run in `cargo test --doc`.
+commands; what a page takes for given is in GIVEN. TOML is the certk.toml of the commands below it.
+Rust blocks run in `cargo test --doc`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 # kvpress is in the other environment only: tests/transformers/test_kvpress.py runs this page.
-ELSEWHERE = {"docs/kvpress.md"}
-LANGUAGES = {"python", "sh", "rust"}
+# What needs a cluster runs in the process that has one: tests/files/test_batches_of_hosts.py.
+ELSEWHERE = {"docs/kvpress.md", "docs/cluster.md"}
+LANGUAGES = {"python", "sh", "rust", "toml"}
 
 
 def _cache() -> dict[str, Any]:
@@ -56,8 +58,12 @@ def _transformers() -> dict[str, Any]:
 # What a page takes for given: files in the folder it runs in, and names.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": _readme,
+    "docs/cli.md": _cache,
+    "docs/python.md": _cache,
+    "docs/report.md": _cache,
     "docs/transformers.md": _transformers,
     "docs/windows.md": _cache,
+    "docs/inputs.md": _cache,
 }
 # What a command is given beside the arguments shown, where it would take minutes.
 LONGER = {"certk reproduce -o experiments/": ["--brief", "gap-rules"]}
@@ -103,7 +109,8 @@ def test_the_blocks_of_a_page_run(
 
 
 def test_every_page_that_is_run_elsewhere_is() -> None:
-    text = (ROOT / "tests" / "transformers" / "test_kvpress.py").read_text()
+    places = ("transformers/test_kvpress.py", "files/test_batches_of_hosts.py")
+    text = "".join((ROOT / "tests" / place).read_text() for place in places)
     assert all(f'run_page("{page}"' in text for page in ELSEWHERE)
     assert ELSEWHERE | GIVEN.keys() <= set(PAGES)
     assert {"README.md", "CONTRIBUTING.md", "benches/README.md"} <= set(PAGES)

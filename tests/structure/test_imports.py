@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from repository import ROOT
 
 HEAVY = (
     "torch",
@@ -18,6 +22,8 @@ HEAVY = (
     "safetensors",
     "scipy",
     "ml_dtypes",
+    "pandas",
+    "pyarrow",
 )
 ALLOWED_MS = 150
 
@@ -91,6 +97,59 @@ def test_the_public_names() -> None:
         "simd_level",
         "__version__",
     } <= set(names)
+
+
+def test_jobs_come_when_they_are_named() -> None:
+    code = """
+import sys, certk_rs
+assert {"prune", "verify", "analyze"} <= set(dir(certk_rs)) & set(certk_rs.__all__)
+print(*sys.modules)
+"""
+    own = {name for name in run(code).split() if name.startswith("certk_rs.")}
+    assert not {name for name in own if name.startswith(("certk_rs.jobs", "certk_rs.audit"))}
+    code = """
+import sys, certk_rs
+from certk_rs import prune, verify, analyze
+assert prune is certk_rs.prune is certk_rs.pruning.prune
+assert verify is certk_rs.verifying.verify and analyze is certk_rs.analyzing.analyze
+assert "prune" in vars(certk_rs)
+try:
+    certk_rs.prunes
+except AttributeError as error:
+    assert "certk_rs" in str(error) and "prunes" in str(error)
+else:
+    raise SystemExit("a name that is none")
+print(*sys.modules)
+"""
+    assert not {name.partition(".")[0] for name in run(code).split()} & set(HEAVY)
+
+
+def test_checkers_see_the_signatures_of_what_comes_later(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    file = tmp_path / "user.py"
+    file.write_text(
+        "import certk_rs as ck\n"
+        "reveal_type(ck.prune('a', 'b', 0.1).failures)\n"
+        "reveal_type(ck.verify('b').holds)\n"
+        "reveal_type(ck.analyze('a').caches)\n"
+        "ck.prunes\n"
+        "ck.prune('a')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull, str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MYPYPATH": str(ROOT / "python")},
+        cwd=tmp_path,
+    )
+    said = [line for line in done.stdout.splitlines() if "user.py" in line]
+    assert "tuple[certk_rs.jobs.job_result.Failure, ...]" in said[0]
+    assert '"bool"' in said[1] or "builtins.bool" in said[1]
+    assert "CacheAnalysis" in said[2]
+    assert 'no attribute "prunes"' in said[3]
+    assert "out" in said[4]
+    assert len(said) == 5
 
 
 def test_the_public_names_are_all_there() -> None:

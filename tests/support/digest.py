@@ -27,12 +27,11 @@ import numpy as np
 
 import certk_rs as ck
 from certk_rs import output
-from certk_rs._files.certificate import Options
-from certk_rs.jobs.analyze import analysis_json, analyze
-from certk_rs.jobs.plan import make_plan
-from certk_rs.jobs.run import run
+from certk_rs.jobs.analyze import analyze
+from certk_rs.jobs.analyze_cache import analysis_json
+from certk_rs.pruning import prune
 
-REAL = Path(__file__).parents[2] / "examples" / "data" / "minilm_small.safetensors"
+REAL = Path(__file__).parents[2] / "python" / "certk_rs" / "_data" / "minilm_small.safetensors"
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 Line = tuple[str, str]
 
@@ -252,21 +251,21 @@ def of_keys(rng: np.random.Generator, folder: Path) -> Iterator[Line]:
                     yield line(call, ck.attention, queries, keys, values, **given)
 
 
-def _pruned(out: Path, eps: float, options: Options) -> bytes:
-    run(make_plan([REAL], out, eps, options))
+def _pruned(out: Path, eps: float, options: dict[str, Any]) -> bytes:
+    prune(REAL, out, eps, proof="full", **options)
     return (out / REAL.name).read_bytes()
 
 
 def of_files(folder: Path) -> Iterator[Line]:
     """What the jobs write."""
     options = [
-        (0.2, Options()),
-        (0.02, Options(granularity="layer")),
-        (0.05, Options(keep_first=2, keep_last=3, max_keep=0.5)),
+        (0.2, {}),
+        (0.02, {"granularity": "layer"}),
+        (0.05, {"keep_first": 2, "keep_last": 3, "max_keep": 0.5}),
     ]
     for i, (eps, how) in enumerate(options):
         yield line(f"prune {i}", _pruned, folder / f"out{i}", eps, how)
-    for found in analyze([REAL], [0.05, 0.2]):
+    for found in analyze([REAL], [0.05, 0.2]).caches:
         text = json.dumps(analysis_json(found), sort_keys=True)
         yield line("analyze", text.replace, str(REAL), "")
 

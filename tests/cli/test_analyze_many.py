@@ -1,0 +1,227 @@
+"""`certk analyze` over many files: bad ones, what all of them need together, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from certk_rs import CertkError
+from certk_rs.jobs import analyze as module
+from certk_rs.jobs import analyze_page
+from certk_rs.jobs.aggregate import QUANTILES, Numbers
+from certk_rs.jobs.analyze import Analysis, analyze
+from certk_rs.jobs.analyze_cache import CacheAnalysis
+from certk_rs.jobs.spool import Spool
+from cli_fixtures import certk, write_cache
+from page_reader import Page
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def caches(tmp_path: Path) -> Path:
+    """Five caches in two directories, one of more layers; and two that are none."""
+    folder = tmp_path / "in"
+    for i in range(4):
+        write_cache(folder / f"{i}.safetensors", seed=i, spread=1 + i / 2, m=40)
+    write_cache(folder / "deep" / "x.safetensors", seed=9, layers=3, m=40)
+    (folder / "2b.safetensors").write_bytes(b"no cache")
+    (folder / "deep" / "cut.safetensors").write_bytes((folder / "0.safetensors").read_bytes()[:-9])
+    return folder
+
+
+def test_a_bad_file_does_not_stop_the_others(capsys: Captured, caches: Path) -> None:
+    assert certk("analyze", caches, "-r", "--eps", "0.05") == 1
+    out, err = capsys.readouterr()
+    bad = err.splitlines()
+    assert [line.partition(": ")[2].partition(":")[0] for line in bad] == ["error", "error"]
+    assert "2b.safetensors" in bad[0]
+    assert "deep/cut.safetensors" in bad[1]
+    lines = out.splitlines()
+    # A line for each as it comes, then all together, then the tables of each.
+    names = ["0", "1", "2", "3", "deep/x"]
+    for line, name in zip(lines, names, strict=False):
+        assert line.startswith(f"{caches / name}.safetensors: at eps = 0.05 rows of ")
+    assert lines[5].startswith("5 of 7 files analyzed; at eps = 0.05 rows need ")
+    together = [i for i, line in enumerate(lines) if line.startswith("All files, by layer")]
+    own = [i for i, line in enumerate(lines) if line.endswith("shares of the visible keys")]
+    assert len(together) == 2
+    assert len(own) == 5
+    assert max(together) < min(own)
+
+
+def test_fail_fast_and_an_only_file_end_it(capsys: Captured, caches: Path) -> None:
+    assert certk("analyze", caches, "--fail-fast", "--json") == 2
+    out, err = capsys.readouterr()
+    assert "2b.safetensors" in err
+    assert json.loads(out)["error"]["exit_code"] == 2
+    assert certk("analyze", caches / "2b.safetensors") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    with pytest.raises(CertkError, match="2b"):
+        analyze(caches, fail_fast=True)
+
+
+def test_the_aggregate_is_that_of_the_files(capsys: Captured, caches: Path) -> None:
+    assert certk("analyze", caches / "?.safetensors", caches / "deep" / "x*", "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    every = body["aggregate"]
+    assert (every["files"], every["main_eps"], every["quantiles"]) == (5, 0.01, [0.1, 0.5, 0.9])
+    heads = [(cache["name"], head) for cache in body["caches"] for head in cache["heads"]]
+    keys = sorted({(head["layer"], head["head"]) for _, head in heads})
+    assert len(keys) == 3 * 4
+    assert [(each["layer"], each["head"]) for each in every["heads"]] == keys
+    assert [(each["layer"], each["head"]) for each in every["layers"]] == [
+        (layer, None) for layer in range(3)
+    ]
+    for each in [every["all"], *every["layers"], *every["heads"]]:
+        own = [
+            (name, head)
+            for name, head in heads
+            if each["layer"] in (None, head["layer"]) and each["head"] in (None, head["head"])
+        ]
+        assert each["files"] == len({name for name, _ in own})
+        measures: list[tuple[dict[str, Any], list[float]]] = [
+            (each["shared"], [head["shared"] for _, head in own]),
+            (each["sigma"], [head["sigma"] for _, head in own]),
+            *((each["kept"][i], [head["kept"][i] for _, head in own]) for i in range(3)),
+        ]
+        for spread, values in measures:
+            assert spread["mean"] == pytest.approx(sum(values) / len(values))
+            assert spread["worst"] == max(values)
+            assert spread["worst_in"] == own[values.index(max(values))][0]
+            ordered = sorted(values)
+            for q, quantile in zip(QUANTILES, spread["quantiles"], strict=True):
+                place = q * (len(ordered) - 1)
+                low, part = ordered[int(place)], place % 1
+                high = ordered[min(int(place) + 1, len(ordered) - 1)]
+                assert quantile == pytest.approx(low + part * (high - low))
+        advice = [head["advice"] for _, head in own]
+        assert each["advice"] == {word: advice.count(word) for word in set(advice)}
+
+
+def test_files_of_one_name_are_told_apart(capsys: Captured, tmp_path: Path) -> None:
+    for i, folder in enumerate("ab"):
+        write_cache(tmp_path / folder / "x.safetensors", seed=i, layers=1)
+    assert certk("analyze", tmp_path / "a", tmp_path / "b", "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    named = {each["shared"]["worst_in"] for each in body["aggregate"]["heads"]}
+    assert named <= {str(tmp_path / folder / "x.safetensors") for folder in "ab"}
+
+
+def test_inputs_are_those_of_prune(
+    capsys: Captured, caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, files in [
+        ((caches / "[01].safetensors",), 2),
+        ((f"file://{caches}/0.safetensors", caches / "1.safetensors"), 2),
+        ((caches / "0.safetensors", "--layout", "hnd"), 1),
+    ]:
+        assert certk("analyze", *given, "--json") == 0
+        assert len(json.loads(capsys.readouterr().out)["caches"]) == files
+    assert certk("analyze", caches / "none*") == 2
+    assert "matches no file" in capsys.readouterr().err
+
+
+def test_the_page_has_all_files_together_and_then_each(capsys: Captured, caches: Path) -> None:
+    html = caches.parent / "page.html"
+    assert certk("analyze", caches, "-r", "--eps", "0.05", "--html", html) == 1
+    text = html.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.fetched == []
+    assert page.tags.count("svg") == 1 + 5 * 4
+    titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
+    assert titles == ["All files", *(f"{i}.safetensors" for i in range(4)), "deep/x.safetensors"]
+    assert text.count("2b.safetensors") == 2
+    assert len(page.ids) == len(set(page.ids))
+    # The same cells as on the terminal, where there is room for all of them.
+    rows = capsys.readouterr().out.splitlines()
+    first = next(row.split()[:8] for row in rows if row.split()[:1] == ["all"])
+    assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in first) in text
+
+
+def test_pages_of_very_many_files_have_sections_of_those_that_need_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(analyze_page, "SECTIONS", 2)
+    write_cache(tmp_path / "x.safetensors", layers=1, kv_heads=1, heads=1)
+    one = analyze(tmp_path / "x.safetensors", [0.05])
+    [head] = one.caches[0].heads
+    caches, numbers = Spool[CacheAnalysis](), Numbers()
+    for i, shared in enumerate([0.3, 0.9, 0.1, 0.8, 0.8]):
+        heads = (replace(head, shared=shared),)
+        cache = CacheAnalysis(f"{i}.safetensors", f"/{i}.safetensors", one.eps, 0, heads)
+        caches.append(cache)
+        numbers.add(cache)
+    text = analyze_page.analysis_page(Analysis(one.eps, one.main, caches, (), numbers))
+    titles = re.findall(r"<h2[^>]*>([^<]*)\.safetensors</h2>", text)
+    assert titles == ["1", "3"]
+    assert "The 2 files of which one set takes most" in text
+    assert all(f"<td>/{i}.safetensors</td>" in text for i in range(5))
+
+
+def test_the_object_tells_in_words_and_of_each_file(caches: Path) -> None:
+    told: list[str] = []
+    steps: list[tuple[str, int, int]] = []
+    found = analyze(
+        str(caches), [0.05, 0.2], recursive=True,
+        on_file=lambda each: told.append(each.name), progress=lambda *each: steps.append(each),
+    )  # fmt: skip
+    assert told == ["0.safetensors", "1.safetensors", "2.safetensors", "2b.safetensors",
+                    "3.safetensors", "deep/cut.safetensors", "deep/x.safetensors"]  # fmt: skip
+    assert [cache.name for cache in found.caches] == [name for name in told if len(name) != 14
+                                                      and "cut" not in name]  # fmt: skip
+    assert [each.name for each in found.failures] == ["2b.safetensors", "deep/cut.safetensors"]
+    assert found.summary().startswith("Analysis of 5 of 7 caches\n  at eps = 0.05 rows need 0.")
+    assert found.eps == (0.2, 0.05)
+    assert steps[0][:2] == ("analyzing 0.safetensors (1 of 7)", 1)
+    assert all(done <= total for _, done, total in steps)
+    assert steps[-1] == ("analyzing deep/x.safetensors (7 of 7)", 4 * 8 + 12, 4 * 8 + 12)
+    with pytest.raises(AttributeError):
+        found.eps = ()  # type: ignore[misc]
+
+
+def test_details_of_many_files_are_not_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cache(tmp_path / "x.safetensors", layers=2, kv_heads=4, heads=4)
+    [one] = analyze(tmp_path / "x.safetensors", [0.05]).caches
+    # A head takes about 2 kB in memory: all of them 150 MB.
+    heads = tuple(pickle.loads(pickle.dumps(one.heads[0])) for _ in range(512))
+    big = pickle.dumps(CacheAnalysis("x", "x", one.eps, 0, heads))
+    monkeypatch.setattr(module, "analyze_cache", lambda *_, **__: pickle.loads(big))
+
+    def peak() -> int:
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return rss if sys.platform == "darwin" else rss * 1024
+
+    class Named:
+        name = "x"
+
+    before = peak()
+    found = module.analyze_sources(lambda: [Named()] * 150, [0.05])
+    assert found.aggregate().files == 150
+    assert sum(len(cache.heads) for cache in found.caches) == 150 * 512
+    assert peak() - before < 60e6
+
+
+def test_a_spool_is_a_sequence() -> None:
+    spool = Spool([{"a": 1}, (2, 3)])
+    spool.append("x" * 1000)
+    assert len(spool) == 3
+    assert spool[0] == {"a": 1}
+    assert spool[-1] == "x" * 1000
+    assert spool[:2] == [{"a": 1}, (2, 3)]
+    assert list(pickle.loads(pickle.dumps(spool))) == list(spool)
+    with pytest.raises(IndexError):
+        spool[3]
+    assert np.array_equal(Spool([np.arange(3)])[0], np.arange(3))

@@ -1,0 +1,112 @@
+"""`certk report`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from certk_rs.jobs.job_page import job_page
+from certk_rs.jobs.job_report import job_report
+from cli_fixtures import certk, write_cache
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    for i in range(2):
+        write_cache(folder / "in" / f"c{i}.safetensors", seed=i)
+    assert certk("prune", folder / "in", "-o", folder / "out", "--eps", 0.1, "--proof", "full") == 0
+    return folder / "out"
+
+
+def test_it_prints_layers_and_sizes(capsys: Captured, out: Path) -> None:
+    capsys.readouterr()
+    assert certk("report", out) == 0
+    shown, said = capsys.readouterr()
+    report = job_report([str(out)])
+    assert f"2 outputs: kept {report['totals']['kept']} of 192 keys" in shown
+    assert "worst tail mass" in shown
+    assert said == ""
+
+
+def test_json_is_the_report(capsys: Captured, out: Path) -> None:
+    capsys.readouterr()
+    assert certk("report", out, "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body.pop("schema") == 1
+    assert body.pop("command") == "report"
+    assert body == json.loads(json.dumps(job_report([str(out)])))
+
+
+def test_it_writes_what_it_is_told_to_and_replaces_nothing(
+    capsys: Captured, out: Path, tmp_path: Path
+) -> None:
+    html, table = tmp_path / "r.html", tmp_path / "r.csv"
+    capsys.readouterr()
+    assert certk("report", out, "--html", html, "--csv", table) == 0
+    assert f"written to {html}" in capsys.readouterr().out
+    assert html.read_text(encoding="utf-8") == job_page(job_report([str(out)]))
+    with table.open(newline="") as file:
+        assert len(list(csv.reader(file))) == 1 + 2 * 2 * 4 * 3
+    before = html.read_bytes(), table.read_bytes()
+    for arguments in (["--html", html], ["--csv", table], ["--parquet", html]):
+        assert certk("report", out, *arguments) == 2
+        assert "exists already" in capsys.readouterr().err
+    assert (html.read_bytes(), table.read_bytes()) == before
+    html.write_text("old")
+    assert certk("report", out, "--html", html, "--csv", table, "--sets", "--force") == 0
+    assert html.read_bytes() == before[0]
+    with table.open(newline="") as file:
+        assert len(list(csv.reader(file))) == 1 + 2 * 2 * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.html"]
+
+
+def test_an_output_that_cannot_be_read_is_exit_1(capsys: Captured, tmp_path: Path) -> None:
+    write_cache(tmp_path / "in" / "a.safetensors")
+    assert certk("prune", tmp_path / "in", "-o", tmp_path / "out", "--eps", 0.1) == 0
+    (tmp_path / "out" / "b.safetensors").write_text("nonsense")
+    capsys.readouterr()
+    assert certk("report", tmp_path / "out", "--json") == 1
+    shown, said = capsys.readouterr()
+    body = json.loads(shown)
+    assert body["totals"]["outputs"] == 1
+    assert [each["output"] for each in body["unreadable"]] == ["b.safetensors"]
+    assert "b.safetensors" in said
+
+
+def test_refusals(capsys: Captured, out: Path, tmp_path: Path) -> None:
+    for arguments, words in [
+        ((tmp_path / "none",), "does not exist"),
+        ((tmp_path,), "holds no .safetensors file"),
+        ((out, "--sets"), "--sets is about tables"),
+        ((out, "--html", tmp_path / "no" / "x.html"), "give the name of a file"),
+        ((out, "--csv", tmp_path), "give the name of a file"),
+    ]:
+        capsys.readouterr()
+        assert certk("report", *arguments) == 2
+        shown, said = capsys.readouterr()
+        assert (shown, words in said) == ("", True), said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("package", "option"), [("matplotlib", "html"), ("pyarrow", "parquet")])
+def test_packages_that_are_not_there_are_named(
+    capsys: Captured,
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    option: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    capsys.readouterr()
+    assert certk("report", out, f"--{option}", tmp_path / "x") == 2
+    assert f"pip install '{package}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert certk("report", out, "--json") == 0

@@ -1,0 +1,285 @@
+"""Audits of many outputs, of large ones, of some rows only, and what is printed of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from certk_rs import CertkError
+from certk_rs._audit import sources
+from certk_rs.audit import audit
+from certk_rs.pruning import prune
+from cli_fixtures import Job, certk, forge, rewrite, write_cache
+
+Captured = pytest.CaptureFixture[str]
+MANY = 40
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small caches and their outputs, in two directories."""
+    folder = tmp_path_factory.mktemp("many")
+    for i in range(MANY):
+        write_cache(folder / "in" / f"{i:03}.safetensors", seed=i, layers=1)
+    prune(folder / "in", folder / "out", 0.1, proof="full", jobs=2)
+    shutil.rmtree(folder / "out" / ".certk")
+    return folder
+
+
+@pytest.fixture
+def copied(many: Path, tmp_path: Path) -> Path:
+    shutil.copytree(many, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_input_is_hashed_once_and_found(
+    copied: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[Path] = []
+    lock, real = threading.Lock(), sources.SafetensorsFile.sha256
+
+    def counted(file: sources.SafetensorsFile, name: str) -> str:
+        with lock:
+            hashed.append(Path(str(file.path)))
+        return real(file, name)
+
+    monkeypatch.setattr(sources.SafetensorsFile, "sha256", counted)
+    inputs, outputs = files(copied / "in"), files(copied / "out")
+    # Other names, so that names are no help.
+    for place, output in enumerate(outputs):
+        output.rename(output.with_name(f"{MANY - place:03}-of.safetensors"))
+    outputs = files(copied / "out")
+    told = []
+    report = audit(outputs, inputs, threads=threads, each=lambda o: told.append(o.path))
+    assert report.holds
+    assert told == outputs
+    assert sorted(o.source for o in report.outputs if o.source is not None) == inputs
+    assert len(hashed) == 3 * MANY
+
+
+def test_the_answer_is_that_of_one_thread(copied: Path) -> None:
+    outputs = files(copied / "out")
+    name = "layers.0.tail_mass_upper"
+    for number in (3, 7, 8, 20):
+        rewrite(outputs[number], lambda arrays: arrays.update({name: arrays[name] / 2}))
+    outputs[30].write_bytes(b"nonsense")
+    reports = [audit(outputs, files(copied / "in"), threads=n) for n in (1, 2, 4)]
+    assert reports[0] == reports[1] == reports[2]
+    assert [i for i, o in enumerate(reports[0].outputs) if not o.holds] == [3, 7, 8, 20, 30]
+    assert reports[0].unmatched == (copied / "in" / "030.safetensors",)
+
+
+def test_fail_fast_stops_behind_the_first(copied: Path, capsys: Captured) -> None:
+    outputs = files(copied / "out")
+    outputs[5].write_bytes(b"nonsense")
+    report = audit(outputs, files(copied / "in"), fail_fast=True)
+    assert [o.path for o in report.outputs] == outputs[:6]
+    assert report.not_reached == tuple(outputs[6:])
+    assert report.found
+    assert not report.holds
+    assert certk("verify", copied / "out", "--against", copied / "in", "--fail-fast") == 1
+    out, err = capsys.readouterr()
+    assert f"{MANY - 6} outputs were not looked at" in out
+    assert f"1 of {MANY} outputs do not hold" in err
+
+
+def test_results_come_through_a_pipe_as_they_are_known(copied: Path) -> None:
+    """The first line is there while the last output is still being looked at."""
+    job = Job(copied / "more", cache={"layers": 3, "m": 40, "n": 3000, "d": 64, "heads": 16})
+    command = [sys.executable, "-m", "certk_rs", "verify", copied / "out", job.output]
+    command += ["--against", copied / "in", "--against", job.source, "--jobs", "1"]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert "000.safetensors: covers 3 of the 3" in first
+        assert process.poll() is None
+        assert len(process.stdout.readlines()) == 2 * MANY + 1
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_is_heard_within_a_second(tmp_path: Path, jobs: str) -> None:
+    shape = {"layers": 1, "kv_heads": 1, "heads": 8, "m": 500, "n": 20_000, "d": 64}
+    job = Job(tmp_path, cache=shape)
+    command = [sys.executable, "-m", "certk_rs", "verify", str(job.output), "--jobs", jobs]
+    command += ["--against", str(job.source)]
+    began = time.monotonic()
+    subprocess.run([*command, "--sample", "1"], check=False, capture_output=True)
+    quick = time.monotonic() - began
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(quick)  # it is at its rows
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("it was faster")
+    assert time.monotonic() - began < 3  # a second where nobody else computes
+    assert process.returncode == 130
+    assert said == "certk: interrupted\n"
+
+
+def test_memory_is_that_of_a_head_and_of_a_block(tmp_path: Path) -> None:
+    """Neither a whole layer nor all scores of a head."""
+    kv_heads, n, d, m = 8, 4096, 64, 512
+    job = Job(
+        tmp_path, cache={"layers": 1, "kv_heads": kv_heads, "heads": 8, "m": m, "n": n, "d": d}
+    )
+    head, scores = 8 * n * d, 8 * m * n
+    assert audit([job.output], [job.source], threads=1).holds
+    tracemalloc.start()
+    try:
+        report = audit([job.output], [job.source], threads=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert report.holds
+    block = 8 << 20
+    assert peak < 3 * head + 4 * block + (8 << 20) < kv_heads * head + scores + 5 * block
+
+
+# ------------------------------------------------------------------------------------------ samples
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path, cache={"m": 20})
+
+
+@pytest.mark.parametrize(("sample", "rows"), [(1, 1), (7, 7), (10**9, 160), (0.1, 16), (1.0, 160)])
+def test_a_sample_confirms_nothing(job: Job, sample: float, rows: int) -> None:
+    report = audit([job.output], [job.source], sample=sample)
+    [found] = report.outputs
+    assert not found.findings
+    assert not report.found
+    assert not found.holds
+    assert not report.holds
+    assert found.sampled is not None
+    assert (found.sampled.rows, found.sampled.of) == (rows, 160)
+    assert found.confirmed_rows == rows
+    assert found.confirmed_lower_bounds == 0
+    assert audit([job.output], [job.source], sample=sample, threads=3) == report
+
+
+def test_a_sample_finds_as_often_as_it_looks(job: Job) -> None:
+    """One row of eight is forged; whether it is drawn depends on nothing but the certificate."""
+    good, found = job.output.read_bytes(), 0
+    for number in range(40):
+
+        def lower(arrays: dict[str, np.ndarray]) -> None:
+            for end in ("upper", "lower"):
+                name = f"layers.0.tail_mass_{end}"
+                changed = arrays[name].copy()
+                changed.reshape(-1)[::4] *= np.float32(0.5)
+                arrays[name] = changed
+
+        job.output.write_bytes(good)
+        rewrite(job.output, lower, library=str(number))
+        drawn = [audit([job.output], [job.source], sample=4) for _ in range(2)]
+        assert drawn[0] == drawn[1]
+        found += drawn[0].found
+    assert 8 <= found <= 28  # of 40, each with probability 1 - (7/8)^4 = 0.41
+
+
+def test_a_sample_looks_at_all_bytes(job: Job) -> None:
+    rewrite(job.output, lambda arrays: None)
+    content = bytearray(job.output.read_bytes())
+    content[-1] ^= 1
+    job.output.write_bytes(content)
+    assert audit([job.output], [job.source], sample=1).found
+
+
+def test_a_sample_is_labelled_wherever_it_is_told(job: Job, capsys: Captured) -> None:
+    command = ("verify", job.output, "--against", job.source, "--sample", "5")
+    assert certk(*command) == 3
+    out, err = capsys.readouterr()
+    assert "holds:" not in out
+    assert "sampled, not verified: nothing was found in 5 of 160 rows of" in out
+    assert err == "certk: sampled, not verified: nothing was found in the rows looked at\n"
+    assert certk(*command, "--json") == 3
+    said = json.loads(capsys.readouterr().out)
+    assert said["holds"] is False
+    [output] = said["outputs"]
+    assert output["holds"] is False
+    assert output["findings"] == []
+    assert (output["sampled"]["rows"], output["sampled"]["of"]) == (5, 160)
+    assert certk("verify", job.output, "--against", job.source, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["outputs"][0]["sampled"] is None
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "0.0", "1.5", "nan", "x", ""])
+def test_samples_that_are_none(job: Job, text: str, capsys: Captured) -> None:
+    assert certk("verify", job.output, "--against", job.source, f"--sample={text}") == 2
+    assert "--sample" in capsys.readouterr().err
+
+
+def test_a_sample_needs_the_input(job: Job, capsys: Captured) -> None:
+    assert certk("verify", job.output, "--sample", "5") == 2
+    assert "give --against" in capsys.readouterr().err
+    with pytest.raises(CertkError, match="sample is 0"):
+        audit([job.output], [job.source], sample=0)
+    with pytest.raises(CertkError, match=r"sample is 1\.5"):
+        audit([job.output], [job.source], sample=1.5)
+
+
+# ------------------------------------------------------------------------------- levels of proof
+
+
+@pytest.mark.parametrize(
+    ("proof", "says", "unknown"),
+    [
+        ("full", r"holds: 24 tail masses and 4 lower bounds recomputed", "tail masses are true"),
+        ("compact", r"holds: 24 .* only the worst of each head .* and 4 lower", "tail masses are"),
+        ("none", r"holds: 24 .* none is recorded, nor a lower bound", "within their budgets"),
+    ],
+)
+def test_what_can_be_verified_is_said(
+    tmp_path: Path, proof: str, says: str, unknown: str, capsys: Captured
+) -> None:
+    job = Job(tmp_path, proof=proof)
+    assert certk("verify", job.output, "--against", job.source) == 0
+    assert re.search(says, capsys.readouterr().out)
+    assert certk("verify", job.output) == 0
+    assert unknown in capsys.readouterr().out
+    assert certk("verify", job.output, "--json") == 0
+    [said] = json.loads(capsys.readouterr().out)["outputs"]
+    assert (said["worst_tail_mass"] is None) == (proof == "none")
+    assert (said["rows_over_budget"] is None) == (proof == "none")
+    [found] = audit([job.output], [job.source]).outputs
+    assert found.rows_over_budget == 0
+    assert found.worst_tail_mass is not None
+    assert 0.01 < found.worst_tail_mass <= 0.1
+
+
+def test_an_output_of_the_format_before(job: Job, capsys: Captured) -> None:
+    forge(job.output, say=lambda body: body.update(format=1))
+    assert certk("verify", job.output) == 1
+    out = capsys.readouterr().out
+    assert "verify it with certk-rs 0.1, or prune its input anew" in out
+
+
+def test_several_budgets_are_told_as_a_range(job: Job, capsys: Captured) -> None:
+    rewrite(job.output, lambda arrays: None, eps={0: (0.1, 0.1), 1: (0.1, 0.1000001)})
+    assert certk("verify", job.output, "--json") == 0
+    [said] = json.loads(capsys.readouterr().out)["outputs"]
+    assert said["eps"] is None
+    assert said["budgets"] == {"0": [0.1, 0.1], "1": [0.1, 0.1000001]}
+    assert certk("verify", job.output) == 0
+    assert "eps = 0.1 to 0.1000001, " in capsys.readouterr().out

@@ -1,0 +1,333 @@
+"""Outputs of every option of the format, made by plain float64 arithmetic with wide margins.
+
+Sets are found by adding keys (or blocks) in order of what all rows together give them, so they are
+larger than they need be; what is recorded of them is true to within 1e-9, and lower bounds are what
+equal weights prove with a margin of 1e-5. Nothing here is shared with the library but the writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from certk_rs.cache_format import (
+    Certificate,
+    Form,
+    Layer,
+    LayerRecord,
+    Options,
+    OutputFile,
+    SafetensorsFile,
+    TensorFacts,
+    counts_of,
+    mass_dtype,
+    most_held_out,
+    most_left_out,
+    output_tensors,
+    record_tensors,
+)
+from cli_fixtures import Job, as_float64, safetensors_bytes, tensor
+
+ROLES = ("key", "value", "query")
+
+
+@dataclass
+class Group:
+    """Rows that share a set: (layer, head) pairs, with what is found for them."""
+
+    heads: list[tuple[int, int]]
+    kept: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    bound: int = 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """One cache and what is made of it.
+
+    `sizes` are kv heads, heads, m, n, d of every layer, `eps` one budget for all groups.
+    """
+
+    options: Options
+    eps: float = 0.1
+    bound_eps: float | None = None
+    offset: int | None = None
+    layers: int = 2
+    sizes: tuple[int, int, int, int, int] = (2, 4, 6, 30, 4)
+    dtype: str = "F16"
+    seed: int = 0
+    spread: float = 1.5
+
+    def write(self, folder: Path) -> Job:
+        """Write the cache and the output."""
+        job = Job.__new__(Job)
+        job.source, job.output = folder / "in" / "x.safetensors", folder / "out" / "x.safetensors"
+        for path in (job.source, job.output):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        tensors, vectors = self._cache()
+        metadata = {} if self.offset is None else {"causal_offset": str(self.offset)}
+        job.source.write_bytes(safetensors_bytes(tensors, metadata))
+        _Writer(self, tensors, vectors).write(job)
+        return job
+
+    def _cache(self) -> tuple[dict[str, Any], dict[tuple[int, str], np.ndarray]]:
+        kv_heads, heads, m, n, d = self.sizes
+        rng, tensors, vectors = np.random.default_rng(self.seed), {}, {}
+        for i in range(self.layers):
+            for role in ROLES:
+                rows = (heads, m) if role == "query" else (kv_heads, n)
+                array = self.spread * rng.standard_normal((*rows, d))
+                stored = tensor(array, self.dtype)
+                vectors[i, role] = as_float64(stored)
+                if self.options.layout == "nhd":
+                    stored = tensor(array.swapaxes(0, 1), self.dtype)
+                tensors[f"layers.{i}.{role}"] = stored
+        return tensors, vectors
+
+
+class _Writer:
+    def __init__(self, made: Made, tensors: Any, vectors: Any) -> None:
+        self.made, self.options = made, made.options
+        self.kv_heads, self.heads, self.m, self.n, self.d = made.sizes
+        self.tensors, self.vectors = tensors, vectors
+        self.visible = self.n
+        if made.offset is not None:
+            self.visible = min(max(self.m + made.offset, 0), self.n)
+        self.probs = [self._softmax(i) for i in range(made.layers)]
+        self.held = np.arange(most_held_out(self.options.holdout, self.m)) * 2 % self.m
+        self.held = np.unique(self.held) if self.options.holdout else np.empty(0, np.int64)
+        self.left: list[set[int]] = [set() for _ in range(made.layers)]
+        self.groups = self._groups()
+
+    def _softmax(self, i: int) -> np.ndarray:
+        keys = np.repeat(self.vectors[i, "key"], self.heads // self.kv_heads, axis=0)
+        scores = np.einsum("hmd,hnd->hmn", self.vectors[i, "query"], keys) / math.sqrt(self.d)
+        if self.made.offset is not None:
+            later = np.arange(self.n) > np.arange(self.m)[:, None] + self.made.offset
+            scores[:, later] = -np.inf
+        top = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+        total = weights.sum(axis=-1, keepdims=True)
+        return np.asarray(weights / np.where(total == 0, 1, total))[:, :, : self.visible]
+
+    def _groups(self) -> list[Group]:
+        size, layers = self.heads // self.kv_heads, range(self.made.layers)
+        if self.options.granularity == "token":
+            return [Group([(i, h) for i in layers for h in range(self.heads)])]
+        if self.options.granularity == "layer":
+            return [Group([(i, h) for h in range(self.heads)]) for i in layers]
+        return [
+            Group([(i, h) for h in range(g * size, (g + 1) * size)])
+            for i in layers
+            for g in range(self.kv_heads)
+        ]
+
+    def write(self, job: Job) -> None:
+        eps = {id(group): self._budget(group) for group in self.groups}
+        if self.options.size is not None:
+            share = self.options.size // len(self.groups)
+            for group in self.groups:
+                self._choose(group, 0.0, share)
+            worst = max(float(self._lost(group).max(initial=0)) for group in self.groups)
+            eps = dict.fromkeys(eps, float(np.nextafter(np.float32(worst * (1 + 1e-6)), 1)))
+        else:
+            for group in self.groups:
+                self._leave_out(group)
+                self._choose(group, eps[id(group)] * (1 - 1e-6), self._most())
+        by_layer = [
+            tuple(eps[id(group)] for group in self.groups if any(j == i for j, _ in group.heads))
+            for i in range(self.made.layers)
+        ]
+        masses = mass_dtype(dict(enumerate(by_layer)))
+        for group in self.groups:
+            self._bound(group, eps[id(group)])
+        with SafetensorsFile(job.source) as file:
+            headers = tuple(file.header_sha256s())
+        records = [self._record(i) for i in range(self.made.layers)]
+        forms: dict[str, Form] = {}
+        for record in records:
+            forms |= output_tensors(
+                record.layer, self.options, counts_of(record, self.options), masses
+            )
+        w = self.made.bound_eps
+        certificate = Certificate(
+            library="made",
+            eps=dict(enumerate(by_layer)),
+            bound_eps=None
+            if w is None
+            else {i: (w,) * len(groups) for i, groups in enumerate(by_layer)},
+            options=self.options,
+            names="layers.{i}.{key|value|query}",
+            causal_offset=self.made.offset,
+            scales=dict.fromkeys(range(self.made.layers), 1 / math.sqrt(self.d)),
+            input_headers=headers,
+            inputs={
+                name: TensorFacts(dtype, shape, hashlib.sha256(data).hexdigest())
+                for name, (dtype, shape, data) in self.tensors.items()
+            },
+            outputs={},
+        )
+        with OutputFile(job.output, forms, certificate) as output:
+            for record in records:
+                groups = by_layer[record.layer.index]
+                for name, array in record_tensors(record, self.options, groups, masses).items():
+                    output.write(name, array)
+                for role in ("key", "value"):
+                    output.write(f"layers.{record.layer.index}.{role}", self._rows(record, role))
+            output.commit()
+
+    def _most(self) -> int:
+        limit = self.options.max_keep
+        if isinstance(limit, float):
+            limit = max(1, math.floor(limit * self.visible))
+        return self.visible if limit is None else min(limit, self.visible)
+
+    def _budget(self, group: Group) -> float:
+        if self.options.out_tol is None:
+            return self.made.eps
+        size = self.heads // self.kv_heads
+        radius = 0.0
+        for i, head in group.heads:
+            values = self.vectors[i, "value"][head // size, : self.visible]
+            far = np.linalg.norm(values - values.mean(axis=0), axis=1).max()
+            radius = max(radius, float(far) * (1 + 2.0**-30))
+        return min(self.options.out_tol / (2 * radius), 0.999)
+
+    def _promised(self, i: int, head: int) -> np.ndarray:
+        promised = np.ones(self.m, bool)
+        promised[self.held] = False
+        gone = [row - head * self.m for row in self.left[i] if row // self.m == head]
+        promised[gone] = False
+        return promised
+
+    def _leave_out(self, group: Group) -> None:
+        """The rows whose largest mass is least, which need most keys."""
+        rows = [
+            (float(self.probs[i][head, query].max()), i, head * self.m + query)
+            for i, head in group.heads
+            for query in np.flatnonzero(self._promised(i, head))
+        ]
+        for _, i, row in sorted(rows)[: most_left_out(self.options.coverage, len(rows))]:
+            self.left[i].add(int(row))
+
+    def _all(self, group: Group) -> tuple[np.ndarray, np.ndarray]:
+        """The softmax of all rows of a group, and which are promised."""
+        rows = [self.probs[i][head] for i, head in group.heads]
+        promised = [self._promised(i, head) for i, head in group.heads]
+        return np.concatenate(rows), np.concatenate(promised)
+
+    def _lost(self, group: Group) -> np.ndarray:
+        rows, promised = self._all(group)
+        return np.delete(rows, group.kept, axis=1).sum(axis=1)[promised]
+
+    def _units(self) -> list[np.ndarray]:
+        size = self.options.block_size
+        every = np.arange(self.visible)
+        return [every[at : at + size] for at in range(0, self.visible, size)]
+
+    def _forced(self) -> np.ndarray:
+        every, options = np.arange(self.visible), self.options
+        return (every < options.keep_first) | (every >= self.visible - options.keep_last)
+
+    def _choose(self, group: Group, budget: float, most: int) -> None:
+        rows, promised = self._all(group)
+        units, forced = self._units(), self._forced()
+        value = [(not forced[unit].any(), -rows[promised][:, unit].sum()) for unit in units]
+        kept: list[int] = []
+        for place in sorted(range(len(units)), key=value.__getitem__):
+            unit = units[place]
+            lost = np.delete(rows, kept, axis=1).sum(axis=1)[promised]
+            if (lost <= budget).all() and not forced[unit].any():
+                break
+            if len(kept) + len(unit) > most:
+                break
+            kept += unit.tolist()
+        group.kept = np.sort(np.array(kept, np.int64))
+
+    def _bound(self, group: Group, eps: float) -> None:
+        rows, promised = self._all(group)
+        units, forced = self._units(), self._forced()
+        heads = np.repeat(np.arange(len(group.heads)), self.m)
+        lost = np.delete(rows, group.kept, axis=1).sum(axis=1) * (1 + 1e-6)
+        if self.options.proof == "compact":
+            worst = [max(lost[(heads == h) & promised], default=0) for h in range(heads.max() + 1)]
+            lost = np.array(worst)[heads]
+        limits = np.maximum(eps, lost)
+        if self.made.bound_eps is not None:
+            limits = np.full(len(rows), self.made.bound_eps)
+        mixture = np.array([rows[promised][:, unit].sum() for unit in units])
+        free = np.sort(mixture[[not forced[unit].any() for unit in units]])
+        sums = np.concatenate([[0.0], np.cumsum(free)])
+        # So many units can go; every set has all others.
+        gone = int((sums <= limits[promised].sum() * (1 + 1e-5)).sum()) - 1
+        group.bound = len(units) - gone
+
+    def _record(self, i: int) -> LayerRecord:
+        kinds = dict.fromkeys(ROLES, self.made.dtype)
+        names = {role: f"layers.{i}.{role}" for role in ROLES}
+        layer = Layer(i, names, kinds, self.kv_heads, self.heads, self.m, self.n, self.d)
+        mine = [group for group in self.groups if any(j == i for j, _ in group.heads)]
+        upper, weights = np.empty((self.heads, self.m)), np.zeros((self.heads, self.m))
+        lower = np.empty_like(upper)
+        for group in mine:
+            for j, head in group.heads:
+                if j == i:
+                    dropped = np.delete(self.probs[i][head], group.kept, axis=1)
+                    # Of a key that is seen, next to nothing is still not nothing.
+                    seen = np.full(self.m, self.visible)
+                    if self.made.offset is not None:
+                        seen = np.clip(np.arange(self.m) + self.made.offset + 1, 0, self.visible)
+                    gone = seen - np.searchsorted(group.kept, seen)
+                    lost = np.where(gone > 0, np.maximum(dropped.sum(axis=1), 5e-324), 0.0)
+                    upper[head] = np.minimum(lost * (1 + 1e-9), 1.0)
+                    lower[head] = lost * (1 - 1e-9)
+                    weights[head] = self._promised(i, head)
+        return LayerRecord(
+            layer,
+            self.visible,
+            tuple(group.kept for group in mine),
+            upper,
+            lower,
+            np.array([group.bound for group in mine]),
+            weights,
+            self.held,
+            np.array(sorted(self.left[i]), np.int64),
+        )
+
+    def _rows(self, record: LayerRecord, role: str) -> np.ndarray:
+        dtype, _, data = self.tensors[record.layer.names[role]]
+        kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}[dtype]
+        stored = np.frombuffer(data, kind)
+        if self.options.layout == "nhd":
+            stored = stored.reshape(self.n, self.kv_heads, self.d).swapaxes(0, 1)
+        stored = stored.reshape(self.kv_heads, self.n, self.d)
+        if self.options.granularity == "head":
+            return np.concatenate([stored[h][kept] for h, kept in enumerate(record.indices)])
+        return np.ascontiguousarray(stored[:, record.indices[0]])
+
+
+def all_options() -> dict[str, Made]:
+    """Outputs that use every option, by a name for each."""
+    found: dict[str, Made] = {}
+    for granularity in ("head", "layer", "token"):
+        for proof in ("full", "compact", "none"):
+            base = Options(granularity, proof=proof)
+            cases = {
+                "plain": Made(base),
+                "causal": Made(replace(base, keep_first=2, keep_last=1), offset=17),
+                "capped": Made(replace(base, max_keep=7), eps=0.01),
+                "blocks": Made(replace(base, block_size=4, keep_last=1), offset=22),
+                "capped blocks": Made(replace(base, block_size=4, max_keep=0.45), eps=0.01),
+                "aside": Made(replace(base, holdout=0.4)),
+                "covered": Made(replace(base, coverage=0.8, holdout=0.1, block_size=2)),
+                "out_tol": Made(replace(base, out_tol=0.5, coverage=0.9), dtype="F32"),
+                "sized": Made(replace(base, size=44), bound_eps=0.2, seed=3),
+                "nhd": Made(replace(base, layout="nhd", block_size=3), dtype="BF16"),
+                "tiny": Made(replace(base, holdout=0.2), eps=1e-60, spread=40.0),
+            }
+            found |= {f"{granularity} {proof} {name}": made for name, made in cases.items()}
+    return found
