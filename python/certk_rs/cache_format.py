@@ -176,7 +176,7 @@ class Cache:
         )
 
     def by_head(self, layer: Layer, role: str) -> Iterator[NDArray[Any]]:
-        """Each head in turn as stored, (m, d) or (n, d).
+        """Each head in turn as stored, (m, d) or (n, d), in memory that the next head takes over.
 
         Where heads are stored one after the other, memory holds one of them. Where they are not,
         all are read at once, since each alone would take reading all.
@@ -184,8 +184,14 @@ class Cache:
         if layer.layout == ROW_MAJOR:
             yield from self.read(layer, role)
             return
+        buffer = self.room(layer, role)
         for head in range(layer.heads if role == "query" else layer.kv_heads):
-            yield self.read(layer, role, slice(head, head + 1))[0]
+            yield self.read(layer, role, slice(head, head + 1), buffer=buffer)[0]
+
+    def room(self, layer: Layer, role: str, heads: int = 1) -> NDArray[np.uint8]:
+        """Memory for so many heads, as a `buffer` of `read`."""
+        rows = layer.m if role == "query" else layer.n
+        return np.empty(heads * rows * layer.d * ITEMSIZE[layer.dtypes[role]], np.uint8)
 
     def heads(self, layer: Layer) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
         """Each query head in turn, with its queries (m, d) and its keys (n, d), widened exactly.

@@ -8,7 +8,6 @@ since one that was made before a fork must not be used after it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -36,7 +35,6 @@ _NUMBERS: tuple[tuple[type[BaseException], int], ...] = (
     (IsADirectoryError, errno.EISDIR),
     (NotADirectoryError, errno.ENOTDIR),
     (TimeoutError, errno.ETIMEDOUT),
-    (asyncio.TimeoutError, errno.ETIMEDOUT),
     (ConnectionRefusedError, errno.ECONNREFUSED),
 )
 
@@ -110,6 +108,8 @@ def translated(url: str, error: Exception) -> Exception:
         )
     own = getattr(error, "errno", None)
     number = next((number for kind, number in _NUMBERS if isinstance(error, kind)), own)
+    if type(error).__name__ == "TimeoutError":  # before Python 3.11 that of asyncio is another one
+        number = errno.ETIMEDOUT
     said = getattr(error, "strerror", None) or one_line(error)
     # Some say nothing but the path.
     if number is not None and (said.strip("/'") in url or said == type(error).__name__):

@@ -134,8 +134,9 @@ def _copy(cache: Cache, layer: Layer, chosen: Chosen, options: Options, output: 
         for head, stored in enumerate(cache.by_head(layer, role)):
             if options.granularity == "head":
                 indices = chosen.indices[head]
-                np.take(stored, indices, axis=0, out=rows[start : start + len(indices)])
+                # Indices are in range; "raise" would have it fill a copy of `out` first.
+                np.take(stored, indices, 0, rows[start : start + len(indices)], "clip")
                 start += len(indices)
             else:
-                np.take(stored, chosen.indices[0], axis=0, out=rows[head])
+                np.take(stored, chosen.indices[0], 0, rows[head], "clip")
         output.write(f"layers.{layer.index}.{role}", rows)

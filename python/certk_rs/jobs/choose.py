@@ -137,11 +137,13 @@ def _by_layer(
     step = 1 if ask.granularity == "head" else layer.kv_heads
     parts: list[Chosen | Probe] = []
     # Heads that lie between each other are read at once: each alone would take reading all.
-    stored = None
+    stored, buffer = None, None
     if layer.layout == ROW_MAJOR:
         stored = cache.read(layer, "query"), cache.read(layer, "key")
+    else:
+        buffer = cache.room(layer, "key", step)
     for start in range(first, end, step):
-        member = _member(cache, layer, start, min(start + step, end), ask, stored)
+        member = _member(cache, layer, start, min(start + step, end), ask, stored, buffer)
         parts += _group(cache, [member], ask, threads)
     if ask.probes:
         return Probe.joined([part for part in parts if isinstance(part, Probe)])
@@ -169,11 +171,13 @@ def _member(
     end: int,
     ask: Ask,
     stored: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    buffer: NDArray[np.uint8] | None = None,
 ) -> _Member:
     size = layer.heads // layer.kv_heads
     heads, kv_heads = slice(first * size, end * size), slice(first, end)
     if stored is None:
-        stored = cache.read(layer, "query", heads), cache.read(layer, "key", kv_heads)
+        keys = cache.read(layer, "key", kv_heads, buffer=buffer)
+        stored = cache.read(layer, "query", heads), keys
     else:
         stored = stored[0][heads], stored[1][kv_heads]
     block = Block(
