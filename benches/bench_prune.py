@@ -1,4 +1,4 @@
-"""A prune job against a script of torch: `python benches/bench_prune.py [--mib 1024] [--repeat 5]`.
+"""A prune job against a script of torch: `python benches/bench_prune.py [--growth] [--save]`.
 
 J1: a cache of keys and values in bfloat16 (d = 128, 8 kv heads, 32 query heads, 64 queries each),
 whose queries look at few keys (see `parts`). The peer reads the same file, computes scores and
@@ -7,7 +7,7 @@ largest probability, gathers them and saves them: no certificate, no hash, no sy
 processes of their own, in turn; medians of wall time, beside CPU time, page faults and the peak of
 resident memory. The output of ours is verified first.
 
-With --growth, GB per minute as n, queries and heads grow, and a plot of it.
+With --growth, GB per minute as n, queries and heads grow.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
-from harness import machine
+from harness import machine, report
 
 EPS = 0.05
 SIGMA, ALIKE = 4.0, 0.9
 D, KV_HEADS, HEADS, QUERIES, KEYS = 128, 8, 32, 64, 65_536
 TARGET, SPARE = 0.7, 200e6
+RESULTS = Path(__file__).parent / "results"
 
 PEER = """
 import sys, torch
@@ -253,25 +254,46 @@ def plot(found: list[tuple[str, int, float]], path: Path) -> None:
     figure.savefig(path)
 
 
+def table(found: list[tuple[str, int, float]]) -> str:
+    """What `growth` found, as text."""
+    lines = ["GB per minute, n = 8192, 32 query heads, 64 queries each, but"]
+    return "\n".join(lines + [f"  {size} {value}: {rate:.2f}" for size, value, rate in found])
+
+
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mib", type=int, default=1024, help="size of the cache")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--no-verify", action="store_true")
-    parser.add_argument("--growth", metavar="SVG", help="also GB per minute, and this plot of it")
+    parser.add_argument("--growth", action="store_true", help="also GB per minute as sizes grow")
+    parser.add_argument("--save", action="store_true", help=f"into {RESULTS}, with a plot")
     parser.add_argument("--folder", metavar="DIR", help="where the files go, else a temporary one")
     known, more = parser.parse_known_args()
-    print(", ".join(f"{key} {value}" for key, value in machine.describe().items()))
+    described = machine.describe()
+    texts = []
+
+    def say(text: str) -> None:
+        texts.append(text)
+        print(text, flush=True)
+
+    say(report.machine_text(described))
+    found: list[tuple[str, int, float]] = []
     with tempfile.TemporaryDirectory(dir=known.folder) as name:
         folder = Path(name)
         if known.repeat:
-            print(j1(folder, known.mib, known.repeat, not known.no_verify, more), flush=True)
+            say(j1(folder, known.mib, known.repeat, not known.no_verify, more))
         if known.growth:
             found = growth(folder, max(1, known.repeat // 2))
-            for size, value, rate in found:
-                print(f"  {size} {value}: {rate:.2f} GB per minute")
-            plot(found, Path(known.growth))
+            say(table(found))
+    if known.save:
+        RESULTS.mkdir(exist_ok=True)
+        stem = f"{described['date'][:10]}-{machine.cpu_slug()}-prune"
+        text = "```\n" + "\n\n".join(texts) + "\n```\n"
+        if found:
+            plot(found, RESULTS / f"{stem}.svg")
+            text += f"\n![GB per minute]({stem}.svg)\n"
+        (RESULTS / f"{stem}.md").write_text(text)
     return 0
 
 
