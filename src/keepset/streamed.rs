@@ -18,6 +18,8 @@ const APART: usize = BLOCK + LANES;
 const STEP: f64 = 1.0 / 2_199_023_255_552.0;
 /// The relative error of a sum of weights in f32: more than the slack of a ratio of two, which is the sum of both errors.
 const SUMMED: f64 = 512.0 / 16_777_216.0;
+/// Sums below this are of no use as lower ends: steps that underflow may add to them, each less than 2^-1073.
+const FAINT: f64 = f64::MIN_POSITIVE * 4_611_686_018_427_387_904.0;
 /// The least budget that the difference of two sums in f32 is precise enough for: to a hundredth.
 pub(super) const LEAST_BUDGET: f64 = 1.0 / 128.0;
 
@@ -75,6 +77,9 @@ impl Sums {
     pub(super) fn ends(&self, radius: f64) -> (f64, f64) {
         let slack = ErrorBound::f32(radius).widened(more(self.split.kept + self.split.dropped));
         let upper = self.split.upper(slack.certify, slack.flush);
+        if self.split.kept > 0 && self.split.tail < FAINT {
+            return (0.0, upper);
+        }
         (self.split.lower(slack.certify, slack.flush).min(upper), upper)
     }
 
