@@ -262,15 +262,15 @@ impl Queried<'_> {
             let undecided = |found: &[Ends], at: &usize| {
                 !found[*at].2 && found[*at].0 <= self.eps.of(listed[*at])
             };
+            let fewer_kept = 2 * keys.iter().filter(|key| **key != 0).count() <= self.keys;
             let known = |at: &usize| {
                 let row = listed[*at];
-                self.eps.of(row) >= LEAST_BUDGET && self.totals[row].get().is_some()
+                let precise = !fewer_kept || self.eps.of(row) >= LEAST_BUDGET;
+                precise && self.totals[row].get().is_some()
             };
-            let picks = keys.iter().filter(|key| **key != 0).count() <= self.keys / 2;
-            let (again, mut open): (Vec<usize>, Vec<usize>) =
-                range.partition(|at| picks && known(at));
+            let (again, mut open): (Vec<usize>, Vec<usize>) = range.partition(known);
             if !again.is_empty() {
-                let picked = self.families[f].pick(&laid, &keys);
+                let picked = self.families[f].pick(&laid, &keys, fewer_kept);
                 let work = |rows: &[usize]| self.certify_again(f, &picked, rows);
                 self.look(f, (listed, &again), MOST_TOGETHER, work, &mut found)?;
                 open.extend(again.into_iter().filter(|at| undecided(&found, at)));
@@ -365,7 +365,7 @@ impl Queried<'_> {
         Ok(found)
     }
 
-    /// The same from what is kept of rows whose totals are known.
+    /// The same from what is kept or dropped of rows whose totals are known.
     fn certify_again(&self, f: usize, picked: &Picked, rows: &[usize]) -> Result<Vec<Ends>, Error> {
         let (places, Narrow { queries, sees, radii }) = self.read_narrow(f, rows)?;
         let (family, simd) = (&self.families[f], self.simd);
@@ -378,7 +378,7 @@ impl Queried<'_> {
         for ((at, sums), (&sees, radius)) in each {
             let row = rows[at];
             let Some(&total) = self.totals[row].get() else { continue };
-            let (lower, upper) = sums.ends_within(total, sees, radius, scale);
+            let (lower, upper) = sums.ends_within((total, picked.kept), sees, radius, scale);
             found[at] = (lower, upper, upper <= self.eps.of(row));
         }
         Ok(found)

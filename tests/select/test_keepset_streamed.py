@@ -27,8 +27,8 @@ Vectors = tuple[np.ndarray, np.ndarray, float]
 
 STREAMED = 1e-5
 """Relative width of an interval that only sums in float32 leave: 2^-15 on either side."""
-DIFFERENCE = 3e-4
-"""That of a budget's share whose tail is the difference of two such sums, for tails below .2."""
+DIFFERENCE = 9e-5
+"""That where one side is the difference of two such sums, and hardly less."""
 
 
 @contextmanager
@@ -201,12 +201,14 @@ def test_intervals_of_any_set_hold(family: Callable[..., Vectors], dtype: Any) -
     assert streamed > 20
 
 
-@pytest.mark.parametrize("family", [gaussian, norms_apart, cancelled, rising])
+@pytest.mark.parametrize("family", [gaussian, norms_apart, cancelled, rising, far_apart])
 @pytest.mark.parametrize("eps", [1 / 128, 0.05, 0.3])
 def test_intervals_of_found_sets_hold(family: Callable[..., Vectors], eps: float) -> None:
-    """Rows that are looked at again: their tails are differences of sums in float32."""
+    """Rows that are looked at again: what is kept of them is summed, or what is dropped."""
     again = 0
-    for seed, (m, n, d, dtype) in enumerate(((90, 700, 8, F32), (200, 200, 24, BF16))):
+    for seed, (m, n, d, dtype) in enumerate(
+        ((90, 700, 8, F32), (200, 200, 24, BF16), (80, 1100, 3, F16))
+    ):
         rng = np.random.default_rng(seed)
         queries, keys, scale = family(rng, m, n, d, dtype)
         # Queries that agree on what matters, and some budgets that are met with room.
@@ -214,11 +216,29 @@ def test_intervals_of_found_sets_hold(family: Callable[..., Vectors], eps: float
         vectors = queries, keys, scale
         budgets = np.full(m, eps)
         budgets[:: 3 + seed] = min(4 * eps, 0.9)
-        ks = native(vectors, budgets)
-        assert not (wrong := violations(ks, vectors)), (len(wrong), wrong[0])
-        assert (ks.tail_mass_upper.reshape(-1) <= budgets).all()
-        again += int((width(ks) > DIFFERENCE).sum()) if len(ks.indices) <= n // 2 else m
+        for offset in (None, n - m // 2):
+            ks = native(vectors, budgets, causal_offset=offset)
+            assert not (wrong := violations(ks, vectors, offset)), (len(wrong), wrong[0])
+            assert (ks.tail_mass_upper.reshape(-1) <= budgets).all()
+            again += int((width(ks) > DIFFERENCE).sum())
     assert again > 20
+
+
+@pytest.mark.parametrize(("spread", "few_kept"), [(1.5, False), (6.0, True)])
+def test_both_sides_are_looked_at_again(spread: float, few_kept: bool) -> None:
+    """The side with fewer keys: both kinds of difference have the widths that they must have."""
+    rng = np.random.default_rng(2)
+    queries, keys = rng.standard_normal((300, 16)), rng.standard_normal((1500, 16))
+    queries = 0.5 * queries + queries[:1]
+    vectors = queries.astype(F32), keys.astype(F32), spread / 4
+    ks = native(vectors, 0.05)
+    assert (len(ks.indices) <= 750) == few_kept
+    wide = width(ks)[width(ks) > STREAMED]
+    # (2 off + slack) / tail, or slack + off: 512 units on either side each, and the radius.
+    assert len(wide) > 200
+    assert (np.median(wide) > 1e-3) == few_kept
+    assert (wide > DIFFERENCE).all()
+    assert not violations(ks, vectors)
 
 
 def test_lower_ends_where_sums_underflow() -> None:
