@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -110,3 +111,20 @@ def test_packages_that_are_not_there_are_named(
     assert f"pip install '{package}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert certk("report", out, "--json") == 0
+
+
+@pytest.mark.parametrize("proof", ["full", "none"])
+def test_bounds_of_another_budget_are_not_shown_as_what_is_needed(
+    capsys: Captured, tmp_path: Path, proof: str
+) -> None:
+    write_cache(tmp_path / "in" / "a.safetensors")
+    out = tmp_path / "out"
+    assert certk("prune", tmp_path / "in", "-o", out, "--size", 0.5, "--proof", proof) == 0
+    capsys.readouterr()
+    assert certk("report", out) == 0
+    shown = capsys.readouterr().out
+    report = job_report([str(out)])
+    assert f"kept {report['totals']['kept']} of 96 keys (" in shown
+    assert "are needed" not in shown
+    rows = [line.split() for line in shown.splitlines() if re.match(r" +[01] +2 ", line)]
+    assert [row[6:8] for row in rows] == [["\N{EN DASH}"] * 2] * 2

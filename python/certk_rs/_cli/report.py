@@ -106,10 +106,12 @@ def _show(found: dict[str, Any]) -> None:
         if job["state"] != "ended":
             say(f"{job['out']}: the job is {job['state']}: certk prune --resume goes on with it")
     if total["outputs"]:
+        kept = share(total["kept_share"])
+        if total["gap"] is not None:  # else there is no bound, or one of another budget
+            kept += f"; at least {count(total['lower_bound'])} are needed"
         say(
             f"{count(total['outputs'])} outputs: kept {count(total['kept'])} of "
-            f"{count(total['total'])} keys ({share(total['kept_share'])}; at least "
-            f"{count(total['lower_bound'])} are needed), worst tail mass "
+            f"{count(total['total'])} keys ({kept}), worst tail mass "
             f"{up(total['worst_tail_mass'])} of {count(total['rows'])} rows"
         )
         say(
@@ -135,7 +137,7 @@ def _cells(layer: dict[str, Any]) -> list[str]:
         count(layer["kept"]),
         count(layer["total"]),
         share(layer["kept_share"]),
-        count(layer["lower_bound"]),
+        count(None if layer["gap"] is None else layer["lower_bound"]),
         count(layer["gap"]),
         budget(layer),
         up(layer["worst_tail_mass"]),
