@@ -7,19 +7,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..cache_format import SafetensorsFile, TensorFacts
+from ..cache_format import TensorFacts, open_tensors
 
 Facts = Mapping[str, TensorFacts]
 _Key = tuple[tuple[str, TensorFacts], ...]
 
 
 class Source:
-    """A file to check against. Its tensors are hashed when they are first asked for."""
+    """A file, or an index of shards, to check against. Tensors are hashed when first asked for."""
 
     def __init__(self, path: Path, pause: Callable[[], None]) -> None:
         self.path = path
         self._pause = pause
-        with SafetensorsFile(path) as file:
+        with open_tensors(path) as file:
             self.headers = tuple(file.header_sha256s())
             self.identity = file.identity
             self.forms = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
@@ -30,7 +30,7 @@ class Source:
         """Every tensor, hashed."""
         with self._turn:
             if self._tensors is None:
-                with SafetensorsFile(self.path) as file:
+                with open_tensors(self.path) as file:
                     file.check_unchanged(self.identity)
                     found = {}
                     for name, (dtype, shape) in self.forms.items():
