@@ -57,6 +57,21 @@ def kept_sets(output: dict[str, np.ndarray], layer: int) -> list[np.ndarray]:
     return np.split(indices, indptr[1:-1])
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_outputs_of_directories_in_directories_are_where_their_inputs_are(
+    tmp_path: Path, jobs: int
+) -> None:
+    names = ["a.safetensors", "sub/b.safetensors", "sub/deep/a.safetensors"]
+    for seed, name in enumerate(names):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True, parents=True)
+        write_cache(tmp_path / "in" / name, seed=seed)
+    found = prune(tmp_path / "in", tmp_path / "out", 0.1, recursive=True, jobs=jobs)
+    assert [file.name for file in found.outputs] == names
+    assert not found.failures
+    written = (tmp_path / "out").rglob("*.safetensors")
+    assert sorted(str(path.relative_to(tmp_path / "out")) for path in written) == names
+
+
 def test_query_heads_of_a_group_share_the_set_of_their_kv_head(tmp_path: Path) -> None:
     given, output = pruned(tmp_path, cache={"kv_heads": 2, "heads": 6})
     for i in LAYERS:
