@@ -495,3 +495,11 @@ def test_the_real_cache(tmp_path: Path) -> None:
     assert report.outputs[0].confirmed_lower_bounds == 4 * layers
     for entry in result.layers:
         assert entry.count.gap <= 0.15 * entry.count.total
+
+
+def test_an_output_behind_a_url_that_exists_is_named_by_its_url(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    out = "memory://named-by-its-url"
+    prune(tmp_path / "x.safetensors", out, 0.1)
+    with pytest.raises(CertkError, match=re.escape(f"{out}/x.safetensors exists already")):
+        prune(tmp_path / "x.safetensors", out, 0.1)
