@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -180,3 +181,20 @@ def test_what_left_out_rows_lose_is_said_only_where_it_is_known(
         assert certk("report", out, "--html", page, "--force") == 0
         assert ("of them loses at most" in page.read_text()) is known
         assert f"at most {UNKNOWN} of" not in page.read_text()
+
+
+@pytest.mark.parametrize("proof", ["full", "none"])
+def test_bounds_of_another_budget_are_not_shown_as_what_is_needed(
+    capsys: Captured, tmp_path: Path, proof: str
+) -> None:
+    write_cache(tmp_path / "in" / "a.safetensors")
+    out = tmp_path / "out"
+    assert certk("prune", tmp_path / "in", "-o", out, "--size", 0.5, "--proof", proof) == 0
+    capsys.readouterr()
+    assert certk("report", out) == 0
+    shown = capsys.readouterr().out
+    report = job_report([str(out)])
+    assert f"kept {report['totals']['kept']} of 96 keys (" in shown
+    assert "are needed" not in shown
+    rows = [line.split() for line in shown.splitlines() if re.match(r" +[01] +2 ", line)]
+    assert [row[6:8] for row in rows] == [["\N{EN DASH}"] * 2] * 2
