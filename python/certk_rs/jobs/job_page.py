@@ -251,9 +251,7 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
     text = [
         "The lower bounds are proven: no sets that keep the same promise (or that lose as little, "
         "where they are over budget) have fewer keys, so the gap is the most that a better choice "
-        "could save. In blocks, a bound counts the keys that so many blocks hold at least. Where a "
-        "size was asked for there is no gap: bounds are of a smaller budget, which not so many "
-        "keys can keep, and may be more than was kept."
+        "could save. In blocks, a bound counts the keys that so many blocks hold at least."
     ]
     heads = (
         *("layer", "sets", "kept", "of", "share", "at least needed", "gap", "budget"),
