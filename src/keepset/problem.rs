@@ -40,6 +40,8 @@ pub(super) struct Problem<'a> {
     slack: Vec<ErrorBound>,
     /// Multipliers to go on from.
     pub(super) multipliers: Vec<f64>,
+    /// Whether to take time for small sets.
+    pub(super) thorough: bool,
 }
 
 /// A row of a mixture: its weight as it is reported, and the factor of its stored weights that stands for it.
@@ -77,6 +79,7 @@ impl<'a> Problem<'a> {
             margin: Vec::new(),
             slack: Vec::new(),
             multipliers: Vec::new(),
+            thorough: false,
         })
     }
 

@@ -32,6 +32,9 @@ const NEAR: f32 = 0.9;
 const IDLE: f64 = 0.9;
 /// Rounds, after which sets are only repaired.
 const ROUNDS: usize = 40;
+/// Rounds in which the lower bound has not grown by one in so many, after which a last set is repaired: of rows with a say that are
+/// many, others lose too much each time.
+const STALLED: (usize, usize) = (5, 1000);
 /// A repair may add one column in so many, and this many in any case.
 const REPAIRED: (usize, usize) = (1000, 1);
 /// Rows that are repaired together.
@@ -149,6 +152,7 @@ impl<S: Source> Rounds<'_, S> {
         }
         let mut listed: Vec<usize> = (0..first).map(|at| self.order.row(at)).collect();
         listed.sort_unstable();
+        self.problem.thorough = few;
         self.problem.admit(self.source, &listed)
     }
 
@@ -159,16 +163,22 @@ impl<S: Source> Rounds<'_, S> {
     }
 
     fn run(&mut self) -> Result<Found, Error> {
+        let mut gain = (0, 0);
         for round in 0.. {
             interrupt::check()?;
             let best = self.problem.search()?;
             self.take(&best);
+            if self.bound.0 > gain.1 + gain.1 / STALLED.1 {
+                gain = (round, self.bound.0);
+            }
             if best.size > self.frame.max_keep {
                 return self.run_over();
             }
-            if round >= ROUNDS {
+            let stalled = round >= ROUNDS || round >= gain.0 + STALLED.0;
+            if stalled && self.problem.thorough {
                 return self.repaired(best);
             }
+            self.problem.thorough |= stalled;
             self.leave_out(&best);
             if self.sample < self.rows() || self.fast && self.problem.rows() < self.rows() {
                 let first: Vec<usize> = (0..self.sample).map(|at| self.order.row(at)).collect();
@@ -182,8 +192,9 @@ impl<S: Source> Rounds<'_, S> {
                     self.admit_all()?;
                     continue;
                 }
-                if over.len() <= self.sample / TOLERATED {
+                if over.len() <= self.sample / TOLERATED && self.sample < self.rows() {
                     self.sample = self.sample.saturating_mul(GROWTH).min(self.rows());
+                    gain.0 = round;
                 }
                 if !over.is_empty() {
                     if !self.join(&over)? {
@@ -194,6 +205,11 @@ impl<S: Source> Rounds<'_, S> {
                 if self.sample < self.rows() {
                     continue;
                 }
+            }
+            // Only sets that seem to do are worth the time, until others join.
+            if !self.problem.thorough && best.size > best.lower_bound {
+                self.problem.thorough = true;
+                continue;
             }
             if let Some(found) = self.settle(best)? {
                 return Ok(found);

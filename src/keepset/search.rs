@@ -340,7 +340,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
         let (problem, frame) = (self.problem, self.problem.frame);
         let mixed = part.mixed(problem.simd, a);
-        let (dropped, left) = walk(part, &mixed, a, &self.flushed)?;
+        let (dropped, left) = walk(part, &mixed, a, &self.flushed, problem.thorough)?;
         let gone = (0..frame.columns()).filter(|&i| view.is_below(i)).count() + dropped.len();
         let size = frame.forced_count + frame.competing - gone;
         if size >= best.size {

@@ -1,5 +1,5 @@
 //! Which of the keys near the boundary go: walks from the worst key of the mixture upwards that drop what every row can
-//! still afford, in several orders that differ by a little noise.
+//! still afford, in several orders that differ by a little noise; and exchanges of single keys, which make room for more.
 
 use super::dual::Part;
 use crate::error::Error;
@@ -7,6 +7,8 @@ use crate::memory::check_memory;
 
 /// Walks over the contested keys.
 const TRIALS: u64 = 24;
+/// Rounds of exchanges.
+const EXCHANGES: usize = 8;
 /// How much of a row's budget is set aside against the rounding of the weights of a part.
 const ROUNDED: f64 = 1.0 + 1.0 / 4_194_304.0;
 
@@ -55,6 +57,53 @@ impl Walk {
         self.dropped.push(key);
         true
     }
+
+    /// Takes dropped keys back, the heaviest first, where that makes room for two others, or for one that weighs less in the
+    /// mixture.
+    fn exchange(&mut self, columns: &Columns, among: &[(f32, u32)], keys: usize) {
+        let mut gone = vec![false; keys];
+        for &key in &self.dropped {
+            gone[key as usize] = true;
+        }
+        let mut before = self.left.clone();
+        for _ in 0..EXCHANGES {
+            let mut changed = false;
+            for &(mixed, key) in among.iter().rev() {
+                if !gone[key as usize] {
+                    continue;
+                }
+                before.copy_from_slice(&self.left);
+                let count = self.dropped.len();
+                for (left, weight) in self.left.iter_mut().zip(columns.key(key)) {
+                    *left += weight;
+                }
+                let mut lighter = false;
+                for &(other_mixed, other) in among {
+                    let fits = !gone[other as usize]
+                        && other != key
+                        && self.drop_affordable(columns, other);
+                    lighter |= fits && other_mixed < mixed;
+                }
+                let new = self.dropped.len() - count;
+                if new > 1 || lighter {
+                    gone[key as usize] = false;
+                    for &other in &self.dropped[count..] {
+                        gone[other as usize] = true;
+                    }
+                    changed = true;
+                } else {
+                    self.dropped.truncate(count);
+                    self.left.copy_from_slice(&before);
+                }
+            }
+            // Keys that were taken back are still listed, some of them twice.
+            self.dropped.clear();
+            self.dropped.extend((0..keys as u32).filter(|&key| gone[key as usize]));
+            if !changed {
+                return;
+            }
+        }
+    }
 }
 
 /// A number in [-1, 1) from two others.
@@ -68,12 +117,14 @@ fn noise(trial: u64, key: u32) -> f32 {
 
 /// The keys of a part that go, as indices into it, and what is left of each row's budget.
 ///
-/// `mixed` are their weights in the mixture, `flushed` is what a weight of 0 may weigh in each row.
+/// `mixed` are their weights in the mixture, `flushed` is what a weight of 0 may weigh in each row. Exchanges take time,
+/// so there are only `thorough` ones.
 pub(super) fn walk(
     part: &Part,
     mixed: &[f32],
     multipliers: &[f64],
     flushed: &[f64],
+    thorough: bool,
 ) -> Result<(Vec<u32>, Vec<f64>), Error> {
     // Rows that could lose the whole part have no say.
     let loses_all = |j: usize| -> f64 {
@@ -129,6 +180,9 @@ pub(super) fn walk(
         if walk.dropped.len() > best.dropped.len() {
             best = walk;
         }
+    }
+    if thorough {
+        best.exchange(&columns, &order[sure..(2 * end - sure).min(order.len())], part.keys.len());
     }
     Ok(finish(&best.dropped, part, flushed))
 }
