@@ -3,12 +3,14 @@
 use super::codes::Codes;
 use super::found::{Found, Rung};
 use super::gram::Sums;
+use super::parts::mass_upper_in_parts;
 use super::prepared::Prepared;
 use super::query::{BLURRED, Query, RowVisibility};
 use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState};
 use crate::certified_sums::{self, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
+use crate::log_mass::LogMass;
 use crate::memory;
 use crate::rows::Scores;
 use crate::select::Options;
@@ -39,6 +41,8 @@ pub(crate) struct ThresholdSearch<'a, E> {
     pub(crate) eps: f64,
     /// Whether keys that were scored may be dropped again.
     pub(crate) trim: bool,
+    /// What is kept of the row elsewhere, if these keys are not all of it. Codes alone decide then, and keys without one are kept.
+    pub(crate) beside: Option<LogMass>,
 }
 
 impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
@@ -136,8 +140,10 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
                 let picked = Picked::Listed(&scratch.uncoded);
                 self.query.score(self.simd, keys, picked, offset, &mut scratch.uncoded_scores);
             }
-            None if !scratch.uncoded.is_empty() => return Err(Error::KeysNeeded),
-            None => {}
+            None if !scratch.uncoded.is_empty() && self.beside.is_none() => {
+                return Err(Error::KeysNeeded);
+            }
+            None => scratch.uncoded_scores.fill(f64::NEG_INFINITY),
         }
         let uncoded_top = scratch.uncoded_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let top = f64::from(largest).max(uncoded_top);
@@ -148,9 +154,11 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         // Bare keys relative to the largest score by codes; what exceeds it is fine in f64.
         let uncoded_mass: f64 =
             scratch.uncoded_scores.iter().map(|score| (score - shift).exp()).sum();
-        let budget = if uncoded_mass > 0.0 {
+        let beside = self.beside(shift);
+        let more = uncoded_mass + beside.0;
+        let budget = if more > 0.0 {
             let all = self.simd.below(&scratch.scores, largest, f32::NEG_INFINITY).rest;
-            self.eps * (all + uncoded_mass) / all
+            self.eps * (all + more) / all
         } else {
             self.eps
         };
@@ -161,6 +169,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
             seen,
             top,
             uncoded_mass,
+            beside,
             budget,
             excess,
             careful: 0,
@@ -170,13 +179,21 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         }))
     }
 
+    /// What is kept elsewhere weighs at least and at most, relative to a score less the codes' offset.
+    pub(super) fn beside(&self, shift: f64) -> (f64, f64) {
+        let Some(LogMass { lower, upper }) = self.beside else { return (0.0, 0.0) };
+        // Scores are known as near as that once the offset is added again.
+        let error = self.query.error;
+        LogMass { lower: lower - error, upper: upper + error }.weights(shift + self.prepared.offset)
+    }
+
     /// The rungs below the dense one.
     fn advance(
         &self,
         scratch: &mut QueryScratch,
         state: &mut ThresholdState,
     ) -> Result<Step, Error> {
-        let ThresholdState { largest, coded, seen, uncoded_mass, budget, .. } = *state;
+        let ThresholdState { largest, coded, seen, uncoded_mass, beside, budget, .. } = *state;
         let odds = self.eps / (1.0 - self.eps);
         while state.rounds < ROUNDS {
             state.rounds += 1;
@@ -194,6 +211,9 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
                 edge,
                 upper: if sums.count == 0 {
                     0.0
+                } else if self.beside.is_some() {
+                    let (simd, error) = (self.simd, &self.prepared.code_error);
+                    mass_upper_in_parts(simd, error, &scratch.scores, largest, &sums)
                 } else {
                     self.prepared.code_error.mass_upper(&below)
                 },
@@ -213,8 +233,13 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
             let ratio = cut.upper / (odds * head);
             if self.keys.is_none() {
                 let above = Sums::computed(sums.rest, sums.rest_squares, 1.0, kept);
-                let head = self.prepared.code_error.mass_lower(&above);
-                let high = self.prepared.code_error.mass_upper(&above);
+                let head = if self.beside.is_some() {
+                    self.prepared.code_error.mass_lower_of_few(&above) + beside.0
+                } else {
+                    self.prepared.code_error.mass_lower(&above)
+                };
+                let high = self.prepared.code_error.mass_upper(&above) + beside.1;
+                let kept = kept + usize::from(self.beside.is_some());
                 let split = SplitSums { tail: cut.upper, dropped: cut.below, head, kept };
                 let upper = split.upper(SUM_ROUNDING, 0.0);
                 if upper <= self.eps {
@@ -555,6 +580,7 @@ mod tests {
                     row_visibility,
                     eps,
                     trim,
+                    beside: None,
                 };
                 let found = search.run(&mut scratch).unwrap();
                 let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);

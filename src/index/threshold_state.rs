@@ -44,6 +44,8 @@ pub(crate) struct ThresholdState {
     /// The largest score that is known before any coded key is scored.
     pub(super) top: f64,
     pub(super) uncoded_mass: f64,
+    /// What is kept elsewhere, at least and at most, relative to the largest score by codes.
+    pub(super) beside: (f64, f64),
     pub(super) budget: f64,
     pub(super) excess: f64,
     /// How often a guess was found too careful; no more once one was not careful enough.
