@@ -66,7 +66,7 @@ pub fn keep_set_of_queries(
         }
     }
     let counted = rows.counted.map(|counted| (0..all).filter(|&row| counted[row]).collect());
-    let source = Queried {
+    let mut source = Queried {
         families: &families,
         laid,
         eps: budgets,
@@ -74,6 +74,7 @@ pub fn keep_set_of_queries(
         counted,
         rows: all,
         keys,
+        seen: 0,
         block_size: options.block_size,
         simd,
         threads,
@@ -81,9 +82,10 @@ pub fn keep_set_of_queries(
         totals: (0..all).map(|_| OnceLock::new()).collect(),
     };
     source.check_radii()?;
-    let (seen, frame) = source.frame(options)?;
+    let frame;
+    (source.seen, frame) = source.frame(options)?;
     let found = rounds::solve(&source, &frame, threads)?;
-    source.answer(found, seen)
+    source.answer(found)
 }
 
 /// The number of rows.
@@ -208,9 +210,9 @@ impl Queried<'_> {
     }
 
     /// A set of keys, with what all rows lose to it.
-    fn answer(&self, found: Found, seen: usize) -> Result<KeepSet, Error> {
+    fn answer(&self, found: Found) -> Result<KeepSet, Error> {
         let Found { kept, status, upper, lower, lower_bound, weights } = found;
-        let size = self.block_size;
+        let (size, seen) = (self.block_size, self.seen);
         let keys = (0..seen).filter(|key| kept[key / size]).map(|key| key as u32).collect();
         // The last block may have fewer keys.
         let missing = (size - seen % size) % size;

@@ -123,7 +123,10 @@ impl<'a> Family<'a> {
         const UNIT: f64 = f64::EPSILON / 2.0;
         let steps = 3.0 * self.dim as f64 + rounding.roundings;
         let margin = (1.0 + 2f64.powi(-19)) * (1.0 + 2f64.powi(-40));
-        self.block.scale.abs() * (reach * (steps * UNIT * margin)) + rounding.slack
+        let scale = self.block.scale.abs();
+        // Only where all scores are 0 are equal ones ties; a tiny scale must not make them so by underflow.
+        let least = if scale > 0.0 && reach > 0.0 { f64::MIN_POSITIVE } else { 0.0 };
+        scale * (reach * (steps * UNIT * margin)) + least + rounding.slack
     }
 
     /// The same for products in f32; `None` where these say nothing.

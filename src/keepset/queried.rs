@@ -34,6 +34,8 @@ pub(super) struct Queried<'a> {
     pub(super) counted: Option<Vec<usize>>,
     pub(super) rows: usize,
     pub(super) keys: usize,
+    /// The last key that a row to be served sees, and one behind it.
+    pub(super) seen: usize,
     /// Keys of a column.
     pub(super) block_size: usize,
     pub(super) simd: Simd,
@@ -71,7 +73,6 @@ struct Some {
     queries: Vec<f64>,
     sees: Vec<i64>,
     radii: Vec<f64>,
-    narrow_radii: Option<Vec<f64>>,
 }
 
 impl Some {
@@ -83,6 +84,9 @@ impl Some {
 
 /// What is proven of a row: the ends of its tail mass, and whether it is within its budget.
 type Ends = (f64, f64, bool);
+
+/// Nothing is proven yet.
+const OPEN: Ends = (0.0, 1.0, false);
 
 impl Source for Queried<'_> {
     const LIMITS: Limits = Limits { few: 32, first: 32, stored: true };
@@ -180,7 +184,6 @@ impl Queried<'_> {
             queries: Vec::with_capacity(rows.len() * family.dim),
             sees: Vec::with_capacity(rows.len()),
             radii: Vec::with_capacity(rows.len()),
-            narrow_radii: Some(Vec::with_capacity(rows.len())),
         };
         let mut query = Vec::new();
         for row in rows {
@@ -190,10 +193,6 @@ impl Queried<'_> {
             some.queries.extend_from_slice(&query);
             some.sees.push(family.sees(row) as i64);
             some.radii.push(family.radius(reach, &self.rounding));
-            match (family.narrow_radius(reach, &self.rounding), &mut some.narrow_radii) {
-                (Some(radius), Some(radii)) => radii.push(radius),
-                (_, radii) => *radii = None,
-            }
         }
         Ok(some)
     }
@@ -253,34 +252,35 @@ impl Queried<'_> {
     /// What rows lose to a set of columns: by products in f32, and by such in f64 where those prove neither that a row is within
     /// its budget nor that it is not. Of rows that were looked at before, only the products with what is kept are needed.
     pub(super) fn certify(&self, kept: &[bool], listed: &[usize]) -> Result<Certificate, Error> {
+        // The last of the blocks may end with keys that no row to be served sees: these are not kept.
         let mut keys: Vec<u8> =
-            (0..self.keys).map(|key| u8::from(kept[key / self.block_size])).collect();
+            (0..self.seen).map(|key| u8::from(kept[key / self.block_size])).collect();
         keys.resize(self.keys.next_multiple_of(BESIDE), 0);
-        let mut found: Vec<Ends> = vec![(0.0, 1.0, false); listed.len()];
+        let mut found: Vec<Ends> = vec![OPEN; listed.len()];
         for (f, range) in self.by_family(listed) {
             let laid = self.laid(f)?;
             let undecided = |found: &[Ends], at: &usize| {
                 !found[*at].2 && found[*at].0 <= self.eps.of(listed[*at])
             };
+            let fewer_kept = 2 * keys.iter().filter(|key| **key != 0).count() <= self.keys;
             let known = |at: &usize| {
                 let row = listed[*at];
-                self.eps.of(row) >= LEAST_BUDGET && self.totals[row].get().is_some()
+                let precise = !fewer_kept || self.eps.of(row) >= LEAST_BUDGET;
+                precise && self.totals[row].get().is_some()
             };
-            let picks = keys.iter().filter(|key| **key != 0).count() <= self.keys / 2;
-            let (again, mut open): (Vec<usize>, Vec<usize>) =
-                range.partition(|at| picks && known(at));
+            let (again, mut open): (Vec<usize>, Vec<usize>) = range.partition(known);
             if !again.is_empty() {
-                let picked = self.families[f].pick(&laid, &keys);
+                let picked = self.families[f].pick(&laid, &keys, fewer_kept);
                 let work = |rows: &[usize]| self.certify_again(f, &picked, rows);
-                self.look(f, (listed, &again), work, &mut found)?;
+                self.look(f, (listed, &again), MOST_TOGETHER, work, &mut found)?;
                 open.extend(again.into_iter().filter(|at| undecided(&found, at)));
                 open.sort_unstable();
             }
             let work = |rows: &[usize]| self.certify_narrow((f, &laid), rows, &keys);
-            self.look(f, (listed, &open), work, &mut found)?;
+            self.look(f, (listed, &open), MOST_TOGETHER, work, &mut found)?;
             open.retain(|at| undecided(&found, at));
             let work = |rows: &[usize]| self.certify_wide((f, &laid), rows, &keys);
-            self.look(f, (listed, &open), work, &mut found)?;
+            self.look(f, (listed, &open), TOGETHER, work, &mut found)?;
         }
         let mut all = Certificate::new(listed.len(), true)?;
         for (lower, upper, holds) in found {
@@ -291,15 +291,17 @@ impl Queried<'_> {
         Ok(all)
     }
 
-    /// Has rows of a family looked at, given as places in a list, and writes what is found to the same places.
+    /// Has rows of a family looked at, given as places in a list, so many together at the most, and writes what is found to the
+    /// same places.
     fn look(
         &self,
         f: usize,
         (listed, places): (&[usize], &[usize]),
+        most: usize,
         work: impl Fn(&[usize]) -> Result<Vec<Ends>, Error> + Sync,
         found: &mut [Ends],
     ) -> Result<(), Error> {
-        let size = places.len().div_ceil(self.threads).clamp(TOGETHER, MOST_TOGETHER);
+        let size = places.len().div_ceil(self.threads).clamp(TOGETHER, most);
         let task = |places: &[usize]| {
             let rows: Vec<usize> = places.iter().map(|&at| listed[at]).collect();
             work(&rows)
@@ -315,15 +317,31 @@ impl Queried<'_> {
         Ok(())
     }
 
-    /// Rows of a family for products in f32; `None` where these say nothing.
-    fn read_narrow(&self, f: usize, rows: &[usize]) -> Result<Option<Narrow>, Error> {
-        let some = self.read(f, rows)?;
-        let Some(radii) = some.narrow_radii else { return Ok(None) };
+    /// Those of some rows of a family of which products in f32 say something, and their places among all. What is found of a row
+    /// must not depend on those beside it, which the number of threads decides.
+    fn read_narrow(&self, f: usize, rows: &[usize]) -> Result<(Vec<usize>, Narrow), Error> {
+        let family = &self.families[f];
         // A negated entry makes negated products, to the bit.
-        let sign = if self.families[f].block.scale < 0.0 { -1.0 } else { 1.0 };
-        let queries = some.queries.iter().map(|&entry| (sign * entry) as f32).collect();
-        let sees = some.sees.iter().map(|sees| sees.unsigned_abs() as usize).collect();
-        Ok(Some(Narrow { queries, sees, radii }))
+        let sign = if family.block.scale < 0.0 { -1.0 } else { 1.0 };
+        let mut places = Vec::with_capacity(rows.len());
+        let mut some = Narrow {
+            queries: Vec::with_capacity(rows.len() * family.dim),
+            sees: Vec::with_capacity(rows.len()),
+            radii: Vec::with_capacity(rows.len()),
+        };
+        let mut query = Vec::new();
+        for (at, row) in rows.iter().enumerate() {
+            let row = row - family.first;
+            family.query(row, &mut query)?;
+            let Some(radius) = family.narrow_radius(family.reach(&query), &self.rounding) else {
+                continue;
+            };
+            places.push(at);
+            some.queries.extend(query.iter().map(|&entry| (sign * entry) as f32));
+            some.sees.push(family.sees(row));
+            some.radii.push(radius);
+        }
+        Ok((places, some))
     }
 
     fn certify_narrow(
@@ -332,41 +350,38 @@ impl Queried<'_> {
         rows: &[usize],
         keys: &[u8],
     ) -> Result<Vec<Ends>, Error> {
-        let Some(Narrow { queries, sees, radii }) = self.read_narrow(f, rows)? else {
-            return Ok(vec![(0.0, 1.0, false); rows.len()]);
-        };
+        let (places, Narrow { queries, sees, radii }) = self.read_narrow(f, rows)?;
         let (family, simd) = (&self.families[f], self.simd);
         let sums = lent(&self.scratch.narrow, 0, |room| {
             family.stream(simd, laid, (&queries, &sees), keys, room)
         });
-        let each = rows.iter().zip(sums).zip(radii);
-        Ok(each
-            .map(|((&row, sums), radius)| {
-                self.totals[row].get_or_init(|| sums.total());
-                let (lower, upper) = sums.ends(radius);
-                (lower, upper, upper <= self.eps.of(row))
-            })
-            .collect())
+        let mut found = vec![OPEN; rows.len()];
+        for ((at, sums), radius) in places.into_iter().zip(sums).zip(radii) {
+            let row = rows[at];
+            self.totals[row].get_or_init(|| sums.total());
+            let (lower, upper) = sums.ends(radius);
+            found[at] = (lower, upper, upper <= self.eps.of(row));
+        }
+        Ok(found)
     }
 
-    /// The same from what is kept of rows whose totals are known.
+    /// The same from what is kept or dropped of rows whose totals are known.
     fn certify_again(&self, f: usize, picked: &Picked, rows: &[usize]) -> Result<Vec<Ends>, Error> {
-        let Some(Narrow { queries, sees, radii }) = self.read_narrow(f, rows)? else {
-            return Ok(vec![(0.0, 1.0, false); rows.len()]);
-        };
+        let (places, Narrow { queries, sees, radii }) = self.read_narrow(f, rows)?;
         let (family, simd) = (&self.families[f], self.simd);
         let sums = lent(&self.scratch.narrow, 0, |room| {
             family.stream_picked(simd, picked, (&queries, &sees), room)
         });
         let scale = family.block.scale.abs();
-        let each = rows.iter().zip(sums).zip(sees.iter().zip(radii));
-        Ok(each
-            .map(|((&row, sums), (&sees, radius))| {
-                let Some(&total) = self.totals[row].get() else { return (0.0, 1.0, false) };
-                let (lower, upper) = sums.ends_within(total, sees, radius, scale);
-                (lower, upper, upper <= self.eps.of(row))
-            })
-            .collect())
+        let mut found = vec![OPEN; rows.len()];
+        let each = places.into_iter().zip(sums).zip(sees.iter().zip(radii));
+        for ((at, sums), (&sees, radius)) in each {
+            let row = rows[at];
+            let Some(&total) = self.totals[row].get() else { continue };
+            let (lower, upper) = sums.ends_within((total, picked.kept), sees, radius, scale);
+            found[at] = (lower, upper, upper <= self.eps.of(row));
+        }
+        Ok(found)
     }
 
     fn certify_wide(

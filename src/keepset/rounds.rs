@@ -386,6 +386,9 @@ impl<S: Source> Rounds<'_, S> {
                 return Ok(self.found(kept, judged, Status::Certified));
             }
             self.mend(&judged.over, &mut kept, pass)?;
+            if kept.iter().filter(|kept| **kept).count() > self.frame.max_keep {
+                return self.run_over();
+            }
         }
         unreachable!("a set of all columns loses nothing")
     }
@@ -422,10 +425,12 @@ impl<S: Source> Rounds<'_, S> {
             if !all {
                 let first: Vec<usize> = (0..self.sample).map(|at| self.order.row(at)).collect();
                 let over = self.check(&best.kept, first, most)?;
-                if over.len() <= self.sample / TOLERATED {
+                let inside = self.problem.rows();
+                self.join_over(&over)?;
+                // Where there is no room for more rows, the others are still looked at.
+                if over.len() <= self.sample / TOLERATED || self.problem.rows() == inside {
                     self.sample = self.sample.saturating_mul(GROWTH).min(self.rows());
                 }
-                self.join_over(&over)?;
                 round += 1;
                 continue;
             }

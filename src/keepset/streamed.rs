@@ -18,6 +18,8 @@ const APART: usize = BLOCK + LANES;
 const STEP: f64 = 1.0 / 2_199_023_255_552.0;
 /// The relative error of a sum of weights in f32: more than the slack of a ratio of two, which is the sum of both errors.
 const SUMMED: f64 = 512.0 / 16_777_216.0;
+/// Sums below this are of no use as lower ends: steps that underflow may add to them, each less than 2^-1073.
+const FAINT: f64 = f64::MIN_POSITIVE * 4_611_686_018_427_387_904.0;
 /// The least budget that the difference of two sums in f32 is precise enough for: to a hundredth.
 pub(super) const LEAST_BUDGET: f64 = 1.0 / 128.0;
 
@@ -42,12 +44,15 @@ pub(super) struct Narrow {
     pub(super) radii: Vec<f64>,
 }
 
-/// Kept keys of a family side by side.
+/// The kept keys of a family side by side, or the others.
 pub(super) struct Picked {
     laid: Laid,
     /// Their positions, ascending.
     keys: Vec<u32>,
-    ones: Vec<u8>,
+    /// Whether they are the kept ones.
+    pub(super) kept: bool,
+    /// The same, for each.
+    marks: Vec<u8>,
 }
 
 impl Sums {
@@ -75,6 +80,9 @@ impl Sums {
     pub(super) fn ends(&self, radius: f64) -> (f64, f64) {
         let slack = ErrorBound::f32(radius).widened(more(self.split.kept + self.split.dropped));
         let upper = self.split.upper(slack.certify, slack.flush);
+        if self.split.kept > 0 && self.split.tail < FAINT {
+            return (0.0, upper);
+        }
         (self.split.lower(slack.certify, slack.flush).min(upper), upper)
     }
 
@@ -82,32 +90,46 @@ impl Sums {
         Total { largest: self.largest, sum: self.split.tail + self.split.head }
     }
 
-    /// The same for what is kept of a row of `sees` keys, whose total is known: the tail is the difference, and off by
-    /// what both sums are off by.
+    /// The same for what is kept of a row of `sees` keys, or else what is dropped, where the total is known: the other side is the
+    /// difference, and off by what both sums are off by.
     pub(super) fn ends_within(
         &self,
-        total: Total,
+        (total, of_kept): (Total, bool),
         sees: usize,
         radius: f64,
         scale: f64,
     ) -> (f64, f64) {
-        let (kept, dropped) = (self.split.kept, sees - self.split.kept);
-        if dropped == 0 {
-            return (0.0, 0.0);
+        let here = self.split.kept + self.split.dropped;
+        let (kept, dropped) = if of_kept { (here, sees - here) } else { (sees - here, here) };
+        if dropped == 0 || kept == 0 {
+            let lost = f64::from(u8::from(dropped > 0));
+            return (lost, lost);
         }
-        if kept == 0 || self.largest > total.largest {
-            return (if kept == 0 { 1.0 } else { 0.0 }, 1.0);
+        if self.largest > total.largest {
+            return (0.0, 1.0);
         }
         let more = more(sees);
         let slack = ErrorBound::f32(radius).widened(more);
         let off = SUMMED + 2.0 * more;
         let shift = exp(scale * (f64::from(self.largest) - f64::from(total.largest)));
-        let head = self.split.head * shift;
-        let high = total.sum * (1.0 + off) + sees as f64 * slack.flush - head * (1.0 - off);
-        let low = total.sum * (1.0 - off) - kept as f64 * slack.flush - head * (1.0 + off);
-        let split = |tail: f64| SplitSums { tail: tail.max(0.0), dropped, head, kept };
-        let upper = split(high).upper(slack.certify, slack.flush);
-        (split(low).lower(slack.certify, slack.flush).min(upper), upper)
+        let (least, most) = (total.sum * (1.0 - off), total.sum * (1.0 + off));
+        let (upper, lower);
+        if of_kept {
+            let head = self.split.head * shift;
+            let high = most + sees as f64 * slack.flush - head * (1.0 - off);
+            let low = least - kept as f64 * slack.flush - head * (1.0 + off);
+            upper = SplitSums { tail: high.max(0.0), dropped, head, kept };
+            lower = SplitSums { tail: low.max(0.0), dropped, head, kept };
+        } else {
+            let tail = self.split.tail * shift;
+            let high = most + sees as f64 * slack.flush - tail * (1.0 - off);
+            let low = least - dropped as f64 * slack.flush - tail * (1.0 + off);
+            upper = SplitSums { tail, dropped, head: low.max(0.0), kept };
+            let tail = if tail < FAINT { 0.0 } else { tail };
+            lower = SplitSums { tail, dropped, head: high.max(0.0), kept };
+        }
+        let upper = upper.upper(slack.certify, slack.flush);
+        (lower.lower(slack.certify, slack.flush).min(upper), upper)
     }
 }
 
@@ -152,7 +174,7 @@ impl Family<'_> {
         sums
     }
 
-    /// What is kept of rows, of whose keys these are the kept ones.
+    /// What rows have in keys that were picked.
     pub(super) fn stream_picked(
         &self,
         simd: Simd,
@@ -162,13 +184,14 @@ impl Family<'_> {
     ) -> Vec<Sums> {
         let within = |sees: &usize| picked.keys.partition_point(|key| (*key as usize) < *sees);
         let sees: Vec<usize> = sees.iter().map(within).collect();
-        self.stream(simd, &picked.laid, (queries, &sees), &picked.ones, room)
+        self.stream(simd, &picked.laid, (queries, &sees), &picked.marks, room)
     }
 
-    /// Lays the kept of the keys that a query sees side by side.
-    pub(super) fn pick(&self, laid: &Laid, marks: &[u8]) -> Picked {
-        let keys: Vec<u32> = (0..self.len as u32).filter(|&key| marks[key as usize] != 0).collect();
-        let ones = vec![1; keys.len().next_multiple_of(BESIDE)];
-        Picked { laid: laid.pick(&keys, self.dim), keys, ones }
+    /// Lays those keys side by side that are kept, or those that are not, of what a query sees.
+    pub(super) fn pick(&self, laid: &Laid, marks: &[u8], kept: bool) -> Picked {
+        let keys: Vec<u32> =
+            (0..self.len as u32).filter(|&key| (marks[key as usize] != 0) == kept).collect();
+        let marks = vec![u8::from(kept); keys.len().next_multiple_of(BESIDE)];
+        Picked { laid: laid.pick(&keys, self.dim), keys, kept, marks }
     }
 }
