@@ -245,12 +245,14 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
                 if upper <= self.eps {
                     let split = SplitSums { tail: cut.lower, dropped: cut.below, head: high, kept };
                     scratch.excess = Some(*excess);
+                    let lower = split.lower(SUM_ROUNDING, 0.0).min(upper);
                     return Ok(Step::Done(Found {
                         kept: self.list(scratch, &cut),
                         visible: seen,
                         scored: 0,
                         upper,
-                        lower: split.lower(SUM_ROUNDING, 0.0).min(upper),
+                        // Keys without a code are kept, and may weigh anything.
+                        lower: if scratch.uncoded.is_empty() { lower } else { 0.0 },
                         minimal: false,
                         rung: Rung::Codes,
                     }));
