@@ -535,6 +535,9 @@ class RecallResult(_Frozen):
     `tail_mass_lower` and at most `tail_mass_upper`, which is within the budget.
     """
 
+    lost_upper: NDArray[np.float64]
+    """Proven upper end of the share of all visible keys of the index, (...): what a row loses that
+    has none of them back."""
     indptr: NDArray[np.int64]
     """Where each row's part of `indices` begins, and the last one's ends, (rows + 1,)."""
     indices: NDArray[np.int64]
@@ -573,6 +576,7 @@ class RecallResult(_Frozen):
         return per_row(
             self.tail_mass_upper.shape,
             k=self.k,
+            lost_upper=self.lost_upper,
             tail_mass_upper=self.tail_mass_upper,
             tail_mass_lower=self.tail_mass_lower,
             log_mass_lower=self.log_mass_lower,

@@ -5,6 +5,7 @@
 //! the row's tail mass is at most `U / (U + L)`. Where that exceeds a budget, the keys with the largest scores by code are
 //! named until what codes prove of the others is within it: then these are to be fetched, and no other.
 
+use super::found::Found;
 use super::gram::Sums;
 use super::key_index::KeyIndex;
 use super::parts::mass_upper_in_parts;
@@ -40,6 +41,8 @@ pub struct RecallOptions<'a> {
 pub struct Recall {
     /// What all visible keys of the index weigh.
     pub log_mass: Vec<LogMass>,
+    /// The share of the whole softmax that all these keys have, at most: what a row loses that has none of them back.
+    pub lost_upper: Vec<f64>,
     /// Where each row's part of `indices` begins, and the last one's ends.
     pub indptr: Vec<i64>,
     /// Positions of the keys that are to be fetched, ascending in each row.
@@ -58,6 +61,7 @@ const SUM_ROUNDING: f64 = 1e-11;
 /// What was found for a row.
 struct Recalled {
     log_mass: LogMass,
+    lost: f64,
     indices: Vec<u32>,
     upper: f64,
     lower: f64,
@@ -150,8 +154,9 @@ impl KeyIndex<'_> {
         let count = found.iter().flatten().map(|found| found.indices.len()).sum();
         room("q", &mut all.indices, count)?;
         all.indptr.push(0);
-        for Recalled { log_mass, indices, upper, lower } in found.into_iter().flatten() {
+        for Recalled { log_mass, lost, indices, upper, lower } in found.into_iter().flatten() {
             all.log_mass.push(log_mass);
+            all.lost_upper.push(lost);
             all.indices.extend(indices);
             all.indptr.push(all.indices.len() as i64);
             all.tail_mass_upper.push(upper);
@@ -207,13 +212,20 @@ impl RecallJob<'_> {
         let sees = self.visible.row(row);
         let log_mass = self.weigh(head, &sees, query, prepared, scratch);
         let Some((beside, eps)) = self.beside.zip(self.eps) else {
-            return Ok(Recalled { log_mass, indices: Vec::new(), upper: 1.0, lower: 0.0 });
+            return Ok(Recalled {
+                log_mass,
+                lost: 1.0,
+                indices: Vec::new(),
+                upper: 1.0,
+                lower: 0.0,
+            });
         };
         let (beside, eps) = (beside.of(row), eps.of(row));
         let (upper, lower) = share(log_mass, beside);
         if upper <= eps {
-            return Ok(Recalled { log_mass, indices: Vec::new(), upper, lower });
+            return Ok(Recalled { log_mass, lost: upper, indices: Vec::new(), upper, lower });
         }
+        let lost = upper;
         let search = ThresholdSearch::<f32> {
             simd: self.simd,
             codes,
@@ -227,15 +239,12 @@ impl RecallJob<'_> {
         };
         let known = query.error <= BLURRED;
         match if known { search.choose(scratch, &mut None)? } else { Step::Dense { flat: false } } {
-            Step::Done(found) => Ok(Recalled {
-                log_mass,
-                indices: found.kept,
-                upper: found.upper,
-                lower: found.lower,
-            }),
+            Step::Done(Found { kept: indices, upper, lower, .. }) => {
+                Ok(Recalled { log_mass, lost, indices, upper, lower })
+            }
             Step::Dense { .. } | Step::Score(_) => {
                 let all = (0..codes.len() as u32).filter(|&key| sees.sees(key as usize));
-                Ok(Recalled { log_mass, indices: all.collect(), upper: 0.0, lower: 0.0 })
+                Ok(Recalled { log_mass, lost, indices: all.collect(), upper: 0.0, lower: 0.0 })
             }
         }
     }

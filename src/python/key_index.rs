@@ -232,6 +232,7 @@ result! {
     /// What `recall` found.
     #[pyclass(frozen, module = "certk_rs._native")]
     Recalled {
+        lost_upper: PerRow<f64>,
         indptr: Flat<i64>,
         indices: Flat<i64>,
         tail_mass_upper: PerRow<f64>,
@@ -358,6 +359,7 @@ impl KeyIndex {
         let (lower, upper) = ends(&found.log_mass)?;
         Ok(Recalled {
             batch,
+            lost_upper: found.lost_upper.into(),
             indptr: found.indptr.into(),
             indices: found.indices.into_iter().map(i64::from).collect::<Vec<_>>().into(),
             tail_mass_upper: found.tail_mass_upper.into(),

@@ -184,6 +184,9 @@ def test_recall_proves_the_rest() -> None:
             top = max(every)
             tail = mass(there[row][left], top) / mass(every, top)
             assert holds(found.tail_mass_lower[row], tail, found.tail_mass_upper[row])
+            lost = mass(there[row][seen[row]], top) / mass(every, top)
+            assert holds(0.0, lost, found.lost_upper[row])
+            assert (len(back) == 0) == (found.lost_upper[row] <= eps[row])
             if left.size == 0:
                 assert found.tail_mass_upper[row] == 0.0
             named += len(back)
