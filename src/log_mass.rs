@@ -38,6 +38,16 @@ impl LogMass {
         }
     }
 
+    /// The same of a computed sum with a relative error.
+    pub(crate) fn summed(sum: f64, rounding: f64, at: f64, error: f64) -> Self {
+        Self::of(sum * (1.0 - rounding), sum * (1.0 + rounding), at, error)
+    }
+
+    /// The same, if all scores may be off by so many nats more.
+    pub(crate) fn widened(self, error: f64) -> Self {
+        LogMass { lower: self.lower - error, upper: self.upper + error }
+    }
+
     /// What these keys weigh together with others.
     pub(crate) fn plus(self, other: LogMass) -> Self {
         let ends = [self.lower, self.upper, other.lower, other.upper];

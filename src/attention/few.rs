@@ -447,7 +447,11 @@ impl AttentionJob<'_> {
             row.upper = with_sink.of_whole(row.upper);
             row.query.error += with_sink.slip;
             totals.push(with_sink.total);
-            masses.push(Self::log_mass(with_sink.total, top + offset, row.query.error, count));
+            // Of scores that say nothing, neither does what they weigh.
+            let known = row.query.error <= VAGUE || count == 0;
+            let rounding = EXP + count as f64 * f64::EPSILON;
+            let found = LogMass::summed(with_sink.total, rounding, top + offset, row.query.error);
+            masses.push(if known { found } else { LogMass::UNKNOWN });
             weights.truncate(count);
             sums.push(filled("v", width, 0.0)?);
         }
@@ -497,15 +501,6 @@ impl AttentionJob<'_> {
                 Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error, log_mass })
             })
             .collect()
-    }
-
-    /// What `count` keys weigh, whose weights relative to `e^at` were added up in f64, and whose scores may be off by `error`.
-    fn log_mass(total: f64, at: f64, error: f64, count: usize) -> LogMass {
-        if error.is_nan() || error > VAGUE {
-            return if count == 0 { LogMass::NONE } else { LogMass::UNKNOWN };
-        }
-        let rounding = EXP + count as f64 * f64::EPSILON;
-        LogMass::of(total * (1.0 - rounding), total * (1.0 + rounding), at, error)
     }
 
     /// A row's average in f64 of what it sees alone, for values that f32 cannot add.

@@ -96,12 +96,7 @@ impl AttentionJob<'_> {
                 rung,
                 weight_error,
                 sum_error,
-                log_mass: LogMass::of(
-                    total * (1.0 - SUMS - WEIGHT),
-                    total * (1.0 + SUMS + WEIGHT),
-                    top,
-                    error,
-                ),
+                log_mass: LogMass::summed(total, SUMS + WEIGHT, top, error),
             })
         };
         Ok(errors.into_iter().enumerate().map(answer).collect())

@@ -75,3 +75,13 @@ pub(crate) struct Chosen {
     pub(crate) kept: Vec<u32>,
     pub(super) cut: Cut,
 }
+
+/// Two ascending lists as one.
+pub(super) fn merged(one: &[u32], other: &[u32]) -> Vec<u32> {
+    if other.is_empty() {
+        return one.to_vec();
+    }
+    let mut all: Vec<u32> = one.iter().chain(other).copied().collect();
+    all.sort_unstable();
+    all
+}
