@@ -57,7 +57,7 @@ from ._files.output import (
 from ._files.record import LayerRecord, most_held_out, most_left_out, record_tensors
 from ._files.remarks import remarks
 from ._files.safetensors import ITEMSIZE, Form, SafetensorsFile, quote
-from ._files.sharded import ShardedFile, open_tensors
+from ._files.sharded import INDEX_SUFFIX, ShardedFile, open_tensors
 from ._files.tensor_file import HEAD_MAJOR, LAYOUTS, ROW_MAJOR, STORAGE, TensorFile
 from ._files.values import FiniteCheck, widen
 from .errors import CertkError
@@ -66,6 +66,7 @@ __all__ = [
     "DEFAULT_NAMES",
     "GRANULARITIES",
     "HEAD_MAJOR",
+    "INDEX_SUFFIX",
     "ITEMSIZE",
     "KNOWN_NAMES",
     "LAYOUTS",

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs._audit import sources
 from certk_rs.audit import audit
+from certk_rs.cache_format import TensorFile
 from certk_rs.pruning import prune
 from cli_fixtures import Job, certk, forge, rewrite, write_cache
 
@@ -53,14 +53,14 @@ def test_every_input_is_hashed_once_and_found(
     copied: Path, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[Path] = []
-    lock, real = threading.Lock(), sources.SafetensorsFile.sha256
+    lock, real = threading.Lock(), TensorFile.sha256
 
-    def counted(file: sources.SafetensorsFile, name: str) -> str:
+    def counted(file: TensorFile, name: str) -> str:
         with lock:
             hashed.append(Path(str(file.path)))
         return real(file, name)
 
-    monkeypatch.setattr(sources.SafetensorsFile, "sha256", counted)
+    monkeypatch.setattr(TensorFile, "sha256", counted)
     inputs, outputs = files(copied / "in"), files(copied / "out")
     # Other names, so that names are no help.
     for place, output in enumerate(outputs):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mutation_run
+from certk_rs import CertkError
 from certk_rs.cache_format import Cache
 from cli_fixtures import Job, cache_tensors, safetensors_bytes
 from mutated_files import damage
@@ -64,6 +65,10 @@ def test_damaged_files_are_refused_or_read_as_they_are(folder: Path, kind: str, 
         assert sum(done.values()) >= BATCH
         if reader in (mutation_run.read_cache, mutation_run.verify_against):
             assert min(done.values()) > 20, done
+        if reader is mutation_run.pruned:
+            assert done["refused"] > 20
+            # An output has no queries.
+            assert (done["read"] > 20) == (kind != "output"), done
 
 
 def test_the_sound_files_are_read(folder: Path) -> None:
@@ -72,8 +77,12 @@ def test_the_sound_files_are_read(folder: Path) -> None:
         place = folder / "sound" / kind
         path = next(iter(place.glob("*.json")), place / "x.safetensors")
         for reader in readers + mutation_run.RARELY:
-            if reader is not mutation_run.read_nhd:
-                reader(mutation_run.Case(path, path))
+            case = mutation_run.Case(path, path)
+            if kind == "output" and reader is mutation_run.pruned:
+                with pytest.raises(CertkError, match="no queries to certify for"):
+                    reader(case)
+            elif reader is not mutation_run.read_nhd:
+                reader(case)
     with Cache(folder / "sound" / "index" / "x.safetensors.index.json") as cache:
         assert cache.causal_offset == 30
 

@@ -14,7 +14,10 @@ import pytest
 
 from certk_rs import CertkError
 from certk_rs._files.sharded import MAX_INDEX, ShardedFile, parts_of
+from certk_rs.audit import audit
 from certk_rs.cache_format import Cache
+from certk_rs.pruning import prune
+from certk_rs.verifying import verify
 from cli_fixtures import as_float64, cache_tensors, safetensors_bytes, tensor
 
 PARTS = ["x-00001-of-00003.safetensors", "x-00002-of-00003.safetensors", "z.safetensors"]
@@ -230,3 +233,35 @@ def test_all_parts_are_closed(tmp_path: Path) -> None:
     with pytest.raises(CertkError):
         ShardedFile(tmp_path / INDEX)
     assert opened() == before
+
+
+@pytest.mark.parametrize("given", ["index", "folder"])
+def test_what_was_pruned_is_verified_against_the_index(tmp_path: Path, given: str) -> None:
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in", {"scale": "0.5"})
+    prune(tmp_path / "in" / INDEX, tmp_path / "out", 0.1)
+    against = tmp_path / "in" / INDEX if given == "index" else tmp_path / "in"
+    verdict = verify(tmp_path / "out", against)
+    [output] = verdict.outputs
+    assert verdict.holds, output.findings
+    assert output.source == tmp_path / "in" / INDEX
+    assert output.confirmed_rows == output.rows > 0
+    assert output.confirmed_lower_bounds == output.lower_bounds > 0
+
+
+@pytest.mark.parametrize("changed", [INDEX, *PARTS])
+def test_an_index_or_part_that_was_changed_is_not_what_was_pruned(
+    tmp_path: Path, changed: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in")
+    prune(tmp_path / "in" / INDEX, tmp_path / "out", 0.1)
+    content = bytearray((tmp_path / "in" / changed).read_bytes())
+    if changed == INDEX:
+        content += b" "
+    else:
+        content[-1] ^= 1
+    (tmp_path / "in" / changed).write_bytes(content)
+    [output] = audit([tmp_path / "out" / "x.safetensors"], [tmp_path / "in" / INDEX]).outputs
+    assert not output.holds
+    assert str(tmp_path / "in" / INDEX) in str(output.findings[0])

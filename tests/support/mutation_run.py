@@ -3,8 +3,8 @@
     python mutation_run.py FOLDER KIND FIRST LAST
 
 FOLDER has the sound files of KIND in `sound/KIND`. Every reader must end in a right answer or in an
-error that is meant for a user, within seconds. What prune or another command does with a file is
-one more function in READERS.
+error that is meant for a user, within seconds. What another command does with a file is one more
+function in READERS.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from certk_rs.audit import audit
 from certk_rs.cache_format import Cache
 from certk_rs.cli import main
 from certk_rs.jobs.inspect import inspect_all, inspection_json
+from certk_rs.pruning import prune
 from mutated_files import bombs, damage, join, split
 
 MEMORY = 1 << 30  # bytes of address space beyond what is there before the first file
@@ -151,12 +153,45 @@ def verify_against(case: Case) -> None:
     must(bool(found.findings) != case.same, "a damaged input passes")
 
 
+PRUNED: list[dict[str, Any]] = [
+    {"eps": 0.1},
+    {"eps": 0.01, "granularity": "layer", "proof": "compact", "keep_last": 2},
+    {"eps": 0.3, "granularity": "token", "block_size": 4},
+    {"size": 0.5, "proof": "full"},
+    {"out_tol": 1.0, "coverage": 0.9},
+]
+
+
+def pruned(case: Case) -> None:
+    """A cache is pruned to what the audit confirms of it, or nothing is left but the refusal."""
+    out = Path(f"{case.path.parent}-pruned")
+    # Some way or other, but for the same file always the same.
+    asked = PRUNED[zlib.crc32(case.path.read_bytes()) % len(PRUNED)]
+    try:
+        result = prune(case.path, out, **asked, jobs=1, threads=1)
+        for failure in result.failures:
+            must("please report" not in failure.message, failure.message)
+            must(not result.outputs and not out.exists(), "something is left of a failure")
+            raise CertkError(failure.message)
+        [report] = result.outputs
+        [found] = audit([Path(report.target)], [case.path]).outputs
+        must(found.holds, f"findings: {list(map(str, found.findings))}")
+        must(found.confirmed_rows == found.rows > 0, "not every row is confirmed")
+        must(found.confirmed_lower_bounds == found.lower_bounds, "nor every lower bound")
+        must("eps" not in asked or found.lower_bounds > 0, "no lower bound at all")
+    except (CertkError, OSError):
+        must(not out.exists(), "something is left of a refusal")
+        raise
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
 Reader = Callable[[Case], Any]
 READERS: dict[str, list[Reader]] = {
-    "cache": [read_cache, read_nhd, inspect, verify_against],
-    "output": [verify_output, inspect],
-    "index": [read_cache, inspect],
-    "bomb": [read_cache],
+    "cache": [read_cache, read_nhd, inspect, verify_against, pruned],
+    "output": [verify_output, inspect, pruned],
+    "index": [read_cache, inspect, pruned],
+    "bomb": [read_cache, pruned],
 }
 RARELY: list[Reader] = [command]
 """For every fiftieth file, since they take longer."""

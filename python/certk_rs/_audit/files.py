@@ -24,8 +24,10 @@ from ..cache_format import (
     Layer,
     Names,
     SafetensorsFile,
+    TensorFile,
     detect,
     layout,
+    open_tensors,
     output_header,
     read_certificate,
     read_metadata,
@@ -45,6 +47,7 @@ Result = Notes | Verdict | CertkError
 Piece = Callable[[], Result]
 
 Identity = tuple[Any, ...]
+_File = TypeVar("_File", bound=TensorFile)
 
 # Rows to look at: a share of all, or a number of them.
 Sample = float | int
@@ -71,7 +74,7 @@ class OutputJob:
         self._sample = sample
         self._pause = pause
         self._open = ExitStack()
-        self._opened: list[tuple[SafetensorsFile, Identity]] = []
+        self._opened: list[tuple[TensorFile, Identity]] = []
         self._work: dict[str, list[Piece]] = {"checking": [], "recomputing": []}
         self._proofs: dict[tuple[int, int], Proof] = {}
         self._claims: dict[int, Claims] = {}
@@ -144,8 +147,8 @@ class OutputJob:
                 except CertkError as changed:
                     self._failed = changed
 
-    def _reading(self, path: Path, identity: Identity | None) -> SafetensorsFile:
-        file = self._open.enter_context(SafetensorsFile(path))
+    def _reading(self, file: _File, identity: Identity | None) -> _File:
+        self._open.enter_context(file)
         known = file.identity if identity is None else identity
         file.check_unchanged(known)
         self._opened.append((file, known))
@@ -153,7 +156,7 @@ class OutputJob:
 
     def _begin(self) -> None:
         result = self.result
-        file = self._reading(result.path, None)
+        file = self._reading(SafetensorsFile(result.path), None)
         certificate = _certificate(file, self._first)
         if certificate is None:
             return
@@ -302,7 +305,7 @@ class OutputJob:
         layers: Sequence[Claims],
         certificate: Certificate,
     ) -> None:
-        given = self._reading(source.path, source.identity)
+        given = self._reading(open_tensors(source.path), source.identity)
         metadata = given.header.metadata
         said = read_metadata(str(source.path), metadata, [claims.layer for claims in layers])
         scales = {claims.layer.index: certificate.scales[claims.layer.index] for claims in layers}

@@ -7,19 +7,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..cache_format import SafetensorsFile, TensorFacts
+from ..cache_format import INDEX_SUFFIX, TensorFacts, open_tensors
 
 Facts = Mapping[str, TensorFacts]
 _Key = tuple[tuple[str, TensorFacts], ...]
 
 
 class Source:
-    """A file to check against. Its tensors are hashed when they are first asked for."""
+    """A file to check against, or an index of some. Tensors are hashed when first asked for."""
 
     def __init__(self, path: Path, pause: Callable[[], None]) -> None:
         self.path = path
         self._pause = pause
-        with SafetensorsFile(path) as file:
+        with open_tensors(path) as file:
             self.headers = tuple(file.header_sha256s())
             self.identity = file.identity
             self.forms = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
@@ -30,7 +30,7 @@ class Source:
         """Every tensor, hashed."""
         with self._turn:
             if self._tensors is None:
-                with SafetensorsFile(self.path) as file:
+                with open_tensors(self.path) as file:
                     file.check_unchanged(self.identity)
                     found = {}
                     for name, (dtype, shape) in self.forms.items():
@@ -52,7 +52,8 @@ class Sources:
         self._by_name: dict[tuple[tuple[str, ...], str], list[Source]] = defaultdict(list)
         for source in sources:
             self._by_headers[source.headers].append(source)
-            self._by_name[source.headers, source.path.name].append(source)
+            name = source.path.name.removesuffix(INDEX_SUFFIX)
+            self._by_name[source.headers, name].append(source)
         self._hashed: set[Source] = set()
         self._by_tensors: dict[_Key, list[Source]] = defaultdict(list)
         self._holding: dict[tuple[str, TensorFacts], list[Source]] = defaultdict(list)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Certificate, Layer, SafetensorsFile, widen
+from ..cache_format import Certificate, Layer, SafetensorsFile, TensorFile, widen
 from .claims import Claims, Floats, Integers
 from .judge import Judge, Verdict
 from .recompute import Keys, Proof, ball_radius, recompute
@@ -42,7 +42,7 @@ class Head:
         pause: Called between blocks; it may raise.
     """
 
-    given: SafetensorsFile
+    given: TensorFile
     file: SafetensorsFile
     claims: Claims
     kv_head: int
