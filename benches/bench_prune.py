@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -240,16 +241,25 @@ def plot(found: list[tuple[str, int, float]], path: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     names = list(dict.fromkeys(name for name, _, _ in found))
     figure, axes = plt.subplots(1, len(names), figsize=(10, 3), sharey=True, layout="constrained")
     for axis, name in zip(axes, names, strict=True):
         points = [(value, rate) for each, value, rate in found if each == name]
         axis.plot(*zip(*points, strict=True), "o-", color="#1f4e79")
-        axis.set(xscale="log", yscale="log", xlabel=name, title=f"as {name} grow")
-        axis.set_xticks([value for value, _ in points], [str(value) for value, _ in points])
-        axis.minorticks_off()
+        axis.set(xscale="log", yscale="log", xlabel="keys (n)" if name == "n" else name)
+        labels = [f"{value:,}".replace(",", " ") for value, _ in points]
+        axis.set_xticks([value for value, _ in points], labels, fontsize=9)
+        axis.set_xticks([], minor=True)
+        axis.margins(x=0.12)
         axis.grid(alpha=0.3)
+    # All panels share it: each power of two, in numbers as one says them.
+    rates = [rate for _, _, rate in found]
+    low, high = math.floor(math.log2(min(rates))), math.ceil(math.log2(max(rates)))
+    axes[0].set_yticks([2.0**k for k in range(low, high + 1)])
+    axes[0].yaxis.set_major_formatter(ScalarFormatter())
+    axes[0].yaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("GB per minute")
     figure.savefig(path)
 

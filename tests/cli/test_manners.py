@@ -337,3 +337,13 @@ def test_demo_needs_no_checkout(
     assert certk("demo", "--json") == 0
     assert json.loads(capsys.readouterr().out)["verify"]["holds"] is True
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_that_closes_within_a_table_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        terminal.print_table(("layer", "kept"), [("0", "1")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from certk_rs.jobs.job_report import job_report
 from cli_fixtures import certk, write_cache
 
 Captured = pytest.CaptureFixture[str]
+UNKNOWN = "\N{EN DASH}"
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +112,89 @@ def test_packages_that_are_not_there_are_named(
     assert f"pip install '{package}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert certk("report", out, "--json") == 0
+
+
+def test_bounds_of_a_smaller_budget_are_not_called_needed(capsys: Captured, tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    certk("prune", tmp_path / "x.safetensors", "-o", tmp_path / "o", "--size", 0.4, "-q")
+    capsys.readouterr()
+    assert certk("report", tmp_path / "o", "--html", tmp_path / "p.html") == 0
+    printed = capsys.readouterr().out
+    assert "are needed" not in printed
+    [first] = [line for line in printed.splitlines() if line.split()[:1] == ["0"]]
+    # Layer, sets, kept, of, share and its sign, and then the bound and the gap.
+    assert first.split()[6:8] == [UNKNOWN, UNKNOWN]
+    page = (tmp_path / "p.html").read_text()
+    cell = page[page.index("keys that any such sets need") :]
+    assert UNKNOWN in cell[: cell.index("</tr>")]
+
+
+def test_inputs_that_could_not_be_planned_for_are_told_of(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_cache(tmp_path / "in" / "a.safetensors")
+    (tmp_path / "in" / "b.safetensors").write_bytes(b"no cache" * 9)
+    prune = ("prune", tmp_path / "in", "-o", tmp_path / "o", "--eps", 0.1, "-q")
+    assert certk(*prune) == 1
+    assert certk(*prune, "--resume") == 1
+    capsys.readouterr()
+    assert certk("report", tmp_path / "o") == 0
+    assert "failed:" in (printed := capsys.readouterr().out)
+    assert "b.safetensors" in printed
+
+
+def test_a_table_in_a_pipe_has_the_columns_that_are_asked_for(
+    capsys: Captured, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert certk("report", out) == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert table
+    assert all(len(line) <= 40 for line in table)
+
+
+def test_verify_takes_directories_in_directories(capsys: Captured, tmp_path: Path) -> None:
+    for name in ("a", "sub/a"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_cache(tmp_path / "in" / f"{name}.safetensors", seed=len(name))
+    certk("prune", tmp_path / "in", "-r", "-o", tmp_path / "o", "--eps", 0.1, "-q")
+    capsys.readouterr()
+    assert certk("verify", tmp_path / "o", "-r", "--against", tmp_path / "in", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["outputs"]) == 2
+
+
+def test_verify_takes_urls_for_what_they_are(capsys: Captured, out: Path) -> None:
+    assert certk("verify", f"file://{out}") == 0
+    capsys.readouterr()
+    assert certk("verify", "memory://nothing/here") == 2
+    assert "two slashes" not in capsys.readouterr().err
+
+
+def test_what_left_out_rows_lose_is_said_only_where_it_is_known(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    page = tmp_path / "p.html"
+    for proof, known in (("full", True), ("compact", False)):
+        out = tmp_path / proof
+        asked = ("--eps", 0.1, "--coverage", 0.8, "--proof", proof)
+        assert certk("prune", tmp_path / "x.safetensors", "-o", out, *asked, "-q") == 0
+        assert certk("report", out, "--html", page, "--force") == 0
+        assert ("of them loses at most" in page.read_text()) is known
+        assert f"at most {UNKNOWN} of" not in page.read_text()
+
+
+@pytest.mark.parametrize("proof", ["full", "none"])
+def test_bounds_of_another_budget_are_not_shown_as_what_is_needed(
+    capsys: Captured, tmp_path: Path, proof: str
+) -> None:
+    write_cache(tmp_path / "in" / "a.safetensors")
+    out = tmp_path / "out"
+    assert certk("prune", tmp_path / "in", "-o", out, "--size", 0.5, "--proof", proof) == 0
+    capsys.readouterr()
+    assert certk("report", out) == 0
+    shown = capsys.readouterr().out
+    report = job_report([str(out)])
+    assert f"kept {report['totals']['kept']} of 96 keys (" in shown
+    assert "are needed" not in shown
+    rows = [line.split() for line in shown.splitlines() if re.match(r" +[01] +2 ", line)]
+    assert [row[6:8] for row in rows] == [["\N{EN DASH}"] * 2] * 2

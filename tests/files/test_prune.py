@@ -57,6 +57,21 @@ def kept_sets(output: dict[str, np.ndarray], layer: int) -> list[np.ndarray]:
     return np.split(indices, indptr[1:-1])
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_outputs_of_directories_in_directories_are_where_their_inputs_are(
+    tmp_path: Path, jobs: int
+) -> None:
+    names = ["a.safetensors", "sub/b.safetensors", "sub/deep/a.safetensors"]
+    for seed, name in enumerate(names):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True, parents=True)
+        write_cache(tmp_path / "in" / name, seed=seed)
+    found = prune(tmp_path / "in", tmp_path / "out", 0.1, recursive=True, jobs=jobs)
+    assert [file.name for file in found.outputs] == names
+    assert not found.failures
+    written = (tmp_path / "out").rglob("*.safetensors")
+    assert sorted(str(path.relative_to(tmp_path / "out")) for path in written) == names
+
+
 def test_query_heads_of_a_group_share_the_set_of_their_kv_head(tmp_path: Path) -> None:
     given, output = pruned(tmp_path, cache={"kv_heads": 2, "heads": 6})
     for i in LAYERS:
@@ -480,3 +495,11 @@ def test_the_real_cache(tmp_path: Path) -> None:
     assert report.outputs[0].confirmed_lower_bounds == 4 * layers
     for entry in result.layers:
         assert entry.count.gap <= 0.15 * entry.count.total
+
+
+def test_an_output_behind_a_url_that_exists_is_named_by_its_url(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    out = "memory://named-by-its-url"
+    prune(tmp_path / "x.safetensors", out, 0.1)
+    with pytest.raises(CertkError, match=re.escape(f"{out}/x.safetensors exists already")):
+        prune(tmp_path / "x.safetensors", out, 0.1)

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import killed_job
 from certk_rs import CertkError
 from certk_rs.pruning import prune
 from cli_fixtures import safetensors_bytes, tensor, write_cache
@@ -54,32 +56,46 @@ def undisturbed(caches: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @posix
-def test_a_job_killed_at_any_moment_is_resumed_to_the_same_bytes(
-    caches: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    def job(out: Path) -> list[str]:
-        return command("prune", caches, "-o", out, "--eps", 0.1, "--resume", "-q")
+def test_a_job_killed_at_any_moment_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    """Fifty kills: for each phase, ten at random moments of the time that it takes in all."""
+    for i in range(3):
+        shape = {"layers": 2, "kv_heads": 2, "heads": 4, "m": 16, "n": 500, "d": 32}
+        write_cache(tmp_path / "in" / f"{i}.safetensors", seed=i, **shape)
 
-    begun = time.monotonic()
-    subprocess.run(job(tmp_path / "first"), check=True, stdout=subprocess.DEVNULL)
-    whole = time.monotonic() - begun
+    def job(name: str) -> list[str]:
+        place, out = str(tmp_path / "in"), str(tmp_path / name)
+        return ["prune", place, "-o", out, "--eps", "0.1", "--resume", "-q"]
+
     moments = random.Random(18)
-    stopped = 0
-    for i in range(50):
-        out = tmp_path / str(i)
-        process = subprocess.Popen(job(out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        time.sleep(moments.uniform(0.3, 1.0) * whole)
-        process.kill()
-        process.communicate()
-        stopped += process.returncode == -signal.SIGKILL
-        # Whatever has its final name is whole.
-        half_way = outputs(out) if out.exists() else {}
-        named = {name: data for name, data in half_way.items() if not name.endswith(".partial")}
-        assert named == {name: undisturbed[name] for name in named}
-        subprocess.run(job(out), check=True, stdout=subprocess.DEVNULL)
-        assert outputs(out) == undisturbed
-        shutil.rmtree(out)
-    assert stopped >= 25
+    ended_in: Counter[str] = Counter()
+    with killed_job.Jobs() as jobs:
+        for warm in ("first", "second"):
+            whole = jobs.run(killed_job.Order(job(warm)))
+            assert whole.code == 0
+        undisturbed = outputs(tmp_path / "first")
+        assert len(undisturbed) == 3
+        assert outputs(tmp_path / "second") == undisturbed
+        for i in range(50):
+            phase = killed_job.PHASES[i % len(killed_job.PHASES)]
+            lengths = whole.lengths(phase)
+            [number] = moments.choices(range(len(lengths)), lengths)
+            # No run takes as long as another, so rather early than when the phase is over.
+            delay = lengths[number] * moments.random() ** 2
+            out = tmp_path / str(i)
+            told = jobs.run(killed_job.Order(job(str(i)), phase, number, delay))
+            if told.code == -signal.SIGALRM:
+                ended_in.update(told.under_way())
+            # Whatever has its final name is whole.
+            half_way = outputs(out) if out.exists() else {}
+            named = {name: data for name, data in half_way.items() if not name.endswith(".partial")}
+            assert named == {name: undisturbed[name] for name in named}
+            assert jobs.run(killed_job.Order(job(str(i)))).code == 0
+            assert outputs(out) == undisturbed
+            assert not list((out / ".certk" / "parts").iterdir())
+            shutil.rmtree(out)
+    assert ended_in["job"] >= 40
+    assert all(ended_in.get(phase, 0) >= 2 for phase in killed_job.PHASES), ended_in
+    assert sum(ended_in[phase] >= 5 for phase in killed_job.PHASES) >= 4, ended_in
 
 
 def test_what_was_damaged_meanwhile_is_made_anew(

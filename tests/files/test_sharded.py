@@ -66,6 +66,25 @@ def test_shards_are_one_cache(tmp_path: Path) -> None:
     assert cache.file.identity != single.file.identity
 
 
+def test_an_output_of_shards_is_verified_against_them(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    job = prune(tmp_path, tmp_path / "out", 0.1, proof="full")
+    for against in (tmp_path, tmp_path / INDEX):
+        verdict = verify(tmp_path / "out", against)
+        assert verdict.holds, verdict.summary()
+        [output] = verdict.outputs
+        assert output.confirmed_rows == output.rows > 0
+        assert output.source == tmp_path / INDEX
+    assert job.outputs[0].name == "x.safetensors"
+
+    key = tensors["layers.1.key"][2]
+    part = next(tmp_path / each for each in PARTS if key in (tmp_path / each).read_bytes())
+    part.write_bytes(part.read_bytes().replace(key, bytes([key[0] ^ 1]) + key[1:]))
+    changed = verify(tmp_path / "out", tmp_path / INDEX)
+    assert not changed.holds
+    assert "input layers.1.key" in str(changed.outputs[0].findings[0])
+
+
 @pytest.mark.parametrize("changed", [INDEX, *PARTS])
 def test_a_change_of_any_file_is_noticed(tmp_path: Path, changed: str) -> None:
     write(tmp_path)

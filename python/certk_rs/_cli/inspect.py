@@ -90,7 +90,7 @@ def _show_cache(path: str, cache: CacheFacts) -> None:
         f"  prune would choose {sets} sets among {keys} keys, one for each kv head (--granularity "
         f"layer: {len(cache.layers)} sets); the largest layer has {_bytes(largest)}"
     )
-    print_table(_LAYERS.split(" | "), [_cells(*run) for run in _runs(cache.layers)])
+    print_table(_LAYERS.split(" | "), [_cells(*run) for run in _runs(cache.layers)], must=False)
     for warning in cache.warnings:
         warn(warning)
     if cache.needs:

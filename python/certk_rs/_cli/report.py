@@ -98,6 +98,8 @@ def _new(path: str | None, force: bool) -> Location | None:
 
 
 _HEADS = ("layer", "sets", "kept", "of", "share", "needed", "gap", "eps", "worst tail mass")
+# What goes first where there is no room: sets, of, eps, gap, share, needed.
+_BEYOND = (1, 3, 7, 6, 4, 5)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -106,17 +108,17 @@ def _show(found: dict[str, Any]) -> None:
         if job["state"] != "ended":
             say(f"{job['out']}: the job is {job['state']}: certk prune --resume goes on with it")
     if total["outputs"]:
+        needed = f"; at least {count(total['lower_bound'])} are needed" if _bounds(total) else ""
         say(
             f"{count(total['outputs'])} outputs: kept {count(total['kept'])} of "
-            f"{count(total['total'])} keys ({share(total['kept_share'])}; at least "
-            f"{count(total['lower_bound'])} are needed), worst tail mass "
+            f"{count(total['total'])} keys ({share(total['kept_share'])}{needed}), worst tail mass "
             f"{up(total['worst_tail_mass'])} of {count(total['rows'])} rows"
         )
         say(
             f"{megabytes(total['cache_bytes'])} of keys and values are "
             f"{megabytes(total['output_bytes'])} ({share(total['saved'])} saved)"
         )
-        print_table(_HEADS, [_cells(layer) for layer in found["layers"]])
+        print_table(_HEADS, [_cells(layer) for layer in found["layers"]], must=False, drop=_BEYOND)
     borrowed = sorted({name for each in found["outputs"] for name in each["from_record"]})
     if borrowed:
         say(f"taken from the record of the job, not from outputs: {', '.join(borrowed)}")
@@ -128,6 +130,11 @@ def _show(found: dict[str, Any]) -> None:
         say(f"note: {note}")
 
 
+def _bounds(figures: dict[str, Any]) -> bool:
+    """Whether bounds are of the sets' budgets; where a size was asked for, of smaller ones."""
+    return figures["gap"] is not None
+
+
 def _cells(layer: dict[str, Any]) -> list[str]:
     return [
         str(layer["layer"]),
@@ -135,7 +142,7 @@ def _cells(layer: dict[str, Any]) -> list[str]:
         count(layer["kept"]),
         count(layer["total"]),
         share(layer["kept_share"]),
-        count(layer["lower_bound"]),
+        count(layer["lower_bound"] if _bounds(layer) else None),
         count(layer["gap"]),
         budget(layer),
         up(layer["worst_tail_mass"]),

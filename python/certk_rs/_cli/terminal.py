@@ -19,6 +19,7 @@ from ..jobs.progress import Progress
 from .answer import Answer, Kind
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -83,9 +84,7 @@ def print_table(
             first, from the right. A line below the table names those that did.
         elsewhere: Options by which they are had all the same.
     """
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     if fold:
         table = _table(heads, rows, left, fold=True)
         console.print(table)
@@ -103,10 +102,21 @@ def print_table(
         if must or width <= room or not going:
             break
         shown.remove(going.pop(0))
-    Console(highlight=False, soft_wrap=True, width=max(width, console.width)).print(table)
+    _console(max(width, console.width)).print(table)
     if len(shown) < len(heads):
         out = ", ".join(head for i, head in enumerate(heads) if i not in shown)
         print_text(f"Left out, for want of room: {out} (see {elsewhere}, or a wider terminal).")
+
+
+def _console(width: int | None = None) -> Console:
+    from rich.console import Console
+
+    class _Stdout(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would end the process with 1, which says that something does not hold.
+            raise BrokenPipeError
+
+    return _Stdout(highlight=False, soft_wrap=True, width=width)
 
 
 def _table(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,19 +11,20 @@ from ..audit import audit, audit_json
 from ..errors import CertkError
 from ..jobs.inputs import expand
 from .audit_report import show_output, show_rest, verdict
-from .options import AT_LEAST_ONE, AsJson, Job, Names, Quiet
+from .options import AT_LEAST_ONE, AsJson, Job, Names, Quiet, Recursive
 from .terminal import print_json, progress_bar
 
 
 def verify(
     outputs: Annotated[
-        list[Path], typer.Argument(metavar="OUT...", help="Outputs, or directories of them.")
+        list[str], typer.Argument(metavar="OUT...", help="Outputs, or directories of them.")
     ],
     against: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(metavar="CACHE", help="An input, or a directory of them; may be repeated."),
     ] = None,
     names: Names = None,
+    recursive: Recursive = False,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -54,8 +54,7 @@ def verify(
 
     def job() -> int:
         looked_at = _read_sample(sample)
-        files = _distinct(each.location.path for each in expand(outputs))
-        inputs = _distinct(each.location.path for each in expand(against)) if against else []
+        files, inputs = _files(outputs, recursive), _files(against or [], recursive)
         if not files and not inputs:
             raise CertkError("there is no .safetensors file to verify: give outputs of certk prune")
         if against and not inputs:
@@ -95,5 +94,9 @@ def _read_sample(text: str | None) -> int | float | None:
     return sample
 
 
-def _distinct(paths: Iterator[Path]) -> list[Path]:
+def _files(given: list[str], recursive: bool) -> list[Path]:
+    """Each once; outputs of several jobs, and inputs, may have the same names."""
+    if not given:
+        return []
+    paths = [each.location.path for each in expand(given, recursive, same_names=True)]
     return list({path.resolve(): path for path in paths}.values())

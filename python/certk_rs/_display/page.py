@@ -24,7 +24,7 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
 th { position: sticky; top: 0; background: #fff; } td:first-child, th:first-child { text-align: left; }
 th.text, td.text { text-align: left; } td { white-space: nowrap; }
-td.text { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+td.text { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
 .wide { overflow: auto; max-height: 85vh; margin: .8rem 0; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 details { margin: .5rem 0; } footer { margin-top: 3rem; color: #666; font-size: .85rem; }

@@ -95,6 +95,8 @@ def assemble(order: Order, chosen: tuple[Chosen, ...]) -> Written:
             there = header_of_output(order.target, certificate)
             if there is not None:
                 return _written(there, proofs)
+        # By --recursive, outputs are in directories as their inputs are.
+        order.target.beside("").make_directory()
         with OutputFile(order.target, tensors, certificate, replace=order.replace) as output:
             for name, array in proofs.items():
                 output.write(name, array)

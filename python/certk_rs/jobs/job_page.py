@@ -138,11 +138,13 @@ def _outcome(report: Mapping[str, Any]) -> Section:
     ]
     if total["outputs"]:
         marks = _marks(report["outputs"])
+        # With a size for a target, bounds are of a smaller budget than that of the sets.
+        needed = None if total["gap"] is None else total["lower_bound"]
         rows += [
             ["keep-sets", count(total["sets"])],
             ["keys kept", f"{count(total['kept'])} of {count(total['total'])}"],
             ["share of the keys kept", share(total["kept_share"])],
-            ["keys that any such sets need", count(total["lower_bound"]) + marks("lower_bound")],
+            ["keys that any such sets need", count(needed) + marks("lower_bound")],
             ["gap: at most so many too many", count(total["gap"]) + marks("lower_bound")],
             ["rows promised", count(total["rows"])],
             ["worst tail mass of a promised row", _worst(total, marks)],
@@ -249,7 +251,9 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
     text = [
         "The lower bounds are proven: no sets that keep the same promise (or that lose as little, "
         "where they are over budget) have fewer keys, so the gap is the most that a better choice "
-        "could save. In blocks, a bound counts the keys that so many blocks hold at least."
+        "could save. In blocks, a bound counts the keys that so many blocks hold at least. Where a "
+        "size was asked for there is no gap: bounds are of a smaller budget, which not so many "
+        "keys can keep, and may be more than was kept."
     ]
     heads = (
         *("layer", "sets", "kept", "of", "share", "at least needed", "gap", "budget"),
@@ -417,9 +421,12 @@ def _left_out(report: Mapping[str, Any]) -> Section | None:
     if all(each["coverage"] == 1 for each in report["options"]):
         return None
     total = report["totals"]
+    lost = "what they lose is not in the outputs."
+    if total["worst_left_out"] is not None:
+        lost = f"the worst of them loses at most {up(total['worst_left_out'])} of its mass."
     text = [
         f"Coverage leaves out {count(total['rows_left_out'])} rows, of which nothing is promised; "
-        f"the worst of them loses at most {up(total['worst_left_out'])} of its mass."
+        f"{lost}"
         if total["rows_left_out"]
         else "Coverage was asked for, and leaves out no row."
     ]

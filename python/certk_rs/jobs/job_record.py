@@ -39,8 +39,10 @@ class JobRecord:
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs of the job."""
-        inputs = (self.manifest or {}).get("inputs")
-        return sorted(map(str, inputs)) if isinstance(inputs, dict) else []
+        said = self.manifest or {}
+        inputs, refused = said.get("inputs"), said.get("refused")
+        names = set(inputs) if isinstance(inputs, dict) else set()
+        return sorted(names | set(map(str, refused if isinstance(refused, list) else [])))
 
     def report(self, name: str, header_sha256: str) -> FileReport | None:
         """What the job noted of an output with that header, None if nothing."""

@@ -11,13 +11,19 @@ from .file_job import FileTask
 from .request import Request
 
 
-def manifest(request: Request, tasks: Sequence[FileTask], state: str) -> dict[str, Any]:
-    """The manifest of a job. `state` is "running" or "ended"."""
+def manifest(
+    request: Request, tasks: Sequence[FileTask], state: str, refused: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The manifest of a job.
+
+    `state` is "running" or "ended", `refused` the names of inputs that could not be planned for.
+    """
     return {
         "state": state,
         "library": __version__,
         "request": request.to_json(),
         "inputs": {task.source.name: _input(task) for task in tasks},
+        "refused": list(refused),
     }
 
 

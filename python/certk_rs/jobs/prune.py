@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .._files.atomic import already_exists
 from .._files.location import Location, locate
@@ -87,7 +88,7 @@ def make_plan(
 
 def already_exists_text(target: Location) -> str:
     """What is said of an output that is there."""
-    return str(already_exists(Path(str(target))))
+    return str(already_exists(target))
 
 
 def run_plan(
@@ -143,10 +144,14 @@ class _Job:
             for bad in self._plan.failures:
                 self._end(bad)
             self._work()
-            ended = manifest(self._plan.request, self._plan.tasks, "ended")
+            ended = self._manifest("ended")
             spent = {"seconds": time.monotonic() - begun, "peak_memory": peak_memory()}
             self._folder.write_manifest({**ended, **spent})
         return self._result(time.monotonic() - begun)
+
+    def _manifest(self, state: str) -> dict[str, Any]:
+        refused = [bad.name for bad in self._plan.failures]
+        return manifest(self._plan.request, self._plan.tasks, state, refused)
 
     def _clear(self, fresh: bool) -> None:
         """Leave nothing where nothing came of the job."""
@@ -170,7 +175,7 @@ class _Job:
             )
         if not self._manner.resume:
             self._folder.forget()
-        self._folder.write_manifest(manifest(self._plan.request, self._plan.tasks, "running"))
+        self._folder.write_manifest(self._manifest("running"))
         self._engine.begin(self._folder.witness())
 
     def _work(self) -> None:
