@@ -46,6 +46,7 @@ mod index;
 mod interrupt;
 mod keepset;
 mod kernels;
+mod log_mass;
 mod memory;
 pub mod model;
 pub mod montecarlo;
@@ -64,9 +65,12 @@ pub use attention::{Attention, AttentionOptions, Budget, Precision, ValueBall, a
 pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
 pub use certificate::{Certificate, Status};
 pub use error::{Error, Place};
-pub use index::{IndexOptions, KeyIndex, Over, Rule, Rung, SearchOptions, SearchResult};
+pub use index::{
+    IndexOptions, KeyIndex, Over, Recall, RecallOptions, Rule, Rung, SearchOptions, SearchResult,
+};
 pub use interrupt::interruptible;
 pub use keepset::{Block, KeepSet, QueryOptions, keep_set, keep_set_of_queries};
+pub use log_mass::LogMass;
 pub use rows::{Data, Keep, Kind, Mask, Scores, Values, Vectors};
 pub use select::{
     MaxKeep, Options, Selection, Workspace, certify, force_simd_level, select, simd_level,

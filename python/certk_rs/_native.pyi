@@ -130,6 +130,32 @@ _Head = tuple[
     NDArray[np.uint64],  # fingerprint of the keys, two words
 ]
 
+_Weighing = tuple[
+    object,  # scale
+    NDArray[np.int64] | None,  # lengths
+    NDArray[np.bool_] | None,  # mask
+    object,  # threads
+]
+
+@final
+class Recalled:
+    """The fields of a `RecallResult`."""
+
+    @property
+    def lost_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def indptr(self) -> NDArray[np.int64]: ...
+    @property
+    def indices(self) -> NDArray[np.int64]: ...
+    @property
+    def tail_mass_upper(self) -> NDArray[np.float64]: ...
+    @property
+    def tail_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def log_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def log_mass_upper(self) -> NDArray[np.float64]: ...
+
 @final
 class KeyIndex:
     """Codes of keys (..., n, d); queries q are (..., m, d)."""
@@ -160,6 +186,19 @@ class KeyIndex:
     ) -> Estimated:
         """Options as those of the function `tail_mass`."""
 
+    def log_mass(
+        self, q: _Stored, how: _Weighing
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The two ends, a number per row."""
+
+    def recall(
+        self,
+        q: _Stored,
+        beside: tuple[NDArray[np.float64], ...],  # two, a number per row each
+        eps: float | NDArray[np.float64],
+        batch: tuple[int, ...],
+        how: _Weighing,
+    ) -> Recalled: ...
     def check(self, keys: _Stored, threads: object) -> None: ...
     def parts(self) -> list[_Head]:
         """Copies of what is to be saved, head by head."""
@@ -456,6 +495,10 @@ class ValueBall:
     @staticmethod
     def build(values: _Stored, threads: object) -> ValueBall: ...
     def append(self, values: _Stored) -> None: ...
+    def parts(self) -> tuple[list[int], list[NDArray[np.float64]]]:
+        """The shape of the values, and of each head the centre and behind it the radius."""
+    @staticmethod
+    def of_parts(shape: Sequence[int], heads: list[NDArray[np.float64]]) -> ValueBall: ...
     def radii(self) -> NDArray[np.float64]:
         """(heads,), inf where a value is not finite."""
     @property
@@ -478,6 +521,10 @@ class Attended:
     def scored(self) -> NDArray[np.int64]: ...
     @property
     def rung(self) -> NDArray[np.uint8]: ...
+    @property
+    def log_mass_lower(self) -> NDArray[np.float64]: ...
+    @property
+    def log_mass_upper(self) -> NDArray[np.float64]: ...
 
 def attention(
     q: _Stored,

@@ -25,7 +25,7 @@ from ._files.index import PARTS, read_index, write_index
 from ._ragged import starts_of
 from .errors import CertkError
 from .montecarlo import Drawing, Family, Method, TailEstimate
-from .results import SearchResult
+from .results import RecallResult, SearchResult
 
 Rule = Literal["mass", "gap", "top_k"]
 Over = Literal["codes", "cells", "both"]
@@ -199,6 +199,91 @@ class KeyIndex:
             (scale, rule, k, over, max_scored, threads),
         )
         return SearchResult._of(found)
+
+    def log_mass(
+        self,
+        q: ArrayLike,
+        *,
+        scale: float | None = None,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        threads: int | None = None,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the keys weigh together by their codes alone: no key is read.
+
+        Args:
+            q: As in `search`.
+            scale: As in `search`.
+            lengths: How many keys a row sees, from the first; integers of shape q.shape[:-1], or
+                one for all.
+            mask: Boolean (True = seen), broadcasts to q.shape[:-1] + (n,).
+            threads: See `build`.
+
+        Returns:
+            The ends of an interval, each of shape q.shape[:-1], that holds ln(sum of e^score) over
+            the keys a row sees, in real numbers of exactly the stored queries and of the keys that
+            the index was built of; nats. -inf where there are none.
+
+        Raises:
+            CertkError: Bad input; names the argument.
+        """
+        array, stored, how = self._weighing(q, scale, lengths, mask, threads)
+        lower, upper = self._index.log_mass(stored, how)
+        return lower.reshape(array.shape[:-1]), upper.reshape(array.shape[:-1])
+
+    def recall(
+        self,
+        q: ArrayLike,
+        beside: tuple[ArrayLike, ArrayLike],
+        eps: ArrayLike,
+        *,
+        scale: float | None = None,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        threads: int | None = None,
+    ) -> RecallResult:
+        """Name the keys that a row must have back, of an index whose keys are elsewhere.
+
+        A row's softmax is over keys that are kept, of which the weight is known (`log_mass_lower`
+        and `log_mass_upper` of an `AttentionResult`), and over those of this index. Where codes do
+        not prove that all of these have a share of at most eps, the keys with the largest scores by
+        code are named until they prove it of the others. No key is read.
+
+        Args:
+            q: As in `search`.
+            beside: The two ends of what the kept keys weigh, in nats, of shape q.shape[:-1].
+            eps: Budget, 0 <= eps < 1: a number, or one per row. With 0 all are named.
+            scale: As in `search`.
+            lengths: As in `log_mass`.
+            mask: As in `log_mass`.
+            threads: See `build`.
+
+        Raises:
+            CertkError: Bad input; names the argument.
+        """
+        array, stored, how = self._weighing(q, scale, lengths, mask, threads)
+        batch = array.shape[:-1]
+        low, high = (coerce.per_row_floats("beside", end, batch) for end in beside)
+        if not (low <= high).all():
+            raise CertkError("beside is no interval: pass its lower ends, then its upper ends")
+        ends = tuple(np.broadcast_to(end, batch).reshape(-1).copy() for end in (low, high))
+        limits = budgets(eps, array, None)
+        return RecallResult._of(self._index.recall(stored, ends, limits, batch, how))
+
+    def _weighing(
+        self, q: ArrayLike, scale: object, lengths: object, mask: object, threads: object
+    ) -> tuple[NDArray[Any], tuple[NDArray[Any], str], tuple[Any, ...]]:
+        """A call's queries, and these and what is said of rows as `_native` takes them."""
+        array, dtype = coerce.as_native_floats("q", q)
+        batch = array.shape[:-1]
+        seen = None
+        if mask is not None:
+            seen, kind = coerce.as_native_mask(mask, (*batch, len(self)))
+            if kind != "bool":
+                raise CertkError(f"mask has dtype {kind}; pass a boolean one, True = seen")
+        counts = None if lengths is None else coerce.per_row_integers("lengths", lengths, batch)
+        queries = array.reshape(1, -1) if array.ndim == 1 else array
+        return array, (queries, dtype), (scale, counts, seen, threads)
 
     def montecarlo(
         self,

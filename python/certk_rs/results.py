@@ -476,6 +476,12 @@ class AttentionResult(_Frozen):
     """Keys that were scored exactly, (...)."""
     rung: NDArray[np.uint8]
     """A `Rung` per row, (...)."""
+    log_mass_lower: NDArray[np.float64]
+    """Proven lower end of ln(sum of e^score) over the keys of the average and the sink, in nats,
+    (...); -inf where there may be none."""
+    log_mass_upper: NDArray[np.float64]
+    """Its proven upper end. With both ends parts of one softmax that were computed apart are put
+    together; `KeyIndex.recall` takes them as `beside`."""
 
     def summary(self) -> str:
         """Return a few lines on what was dropped and scored; `error_bound` only if it is known."""
@@ -516,6 +522,79 @@ class AttentionResult(_Frozen):
             f"k {span(self.k)}, scored {span(self.scored)}, "
             f"tail mass <= {worst(self.tail_mass_upper)}, "
             f"{tally(self.rung, Rung)})"
+        )
+
+
+@_on_demand
+@dataclass(frozen=True, eq=False, repr=False)
+class RecallResult(_Frozen):
+    """What keys that are elsewhere weigh by their codes, and which of them a row must have back.
+
+    The promise, per row: of the real-number softmax over the keys that are kept elsewhere and the
+    visible ones of the index, those of the index that are not in `indices` have a share of at least
+    `tail_mass_lower` and at most `tail_mass_upper`, which is within the budget.
+    """
+
+    lost_upper: NDArray[np.float64]
+    """Proven upper end of the share of all visible keys of the index, (...): what a row loses that
+    has none of them back."""
+    indptr: NDArray[np.int64]
+    """Where each row's part of `indices` begins, and the last one's ends, (rows + 1,)."""
+    indices: NDArray[np.int64]
+    """Positions in the index of the keys to be fetched, ascending in each row; flat."""
+    tail_mass_upper: NDArray[np.float64]
+    """Proven upper end of the share of all other keys of the index, (...)."""
+    tail_mass_lower: NDArray[np.float64]
+    """Its proven lower end, (...)."""
+    log_mass_lower: NDArray[np.float64]
+    """Proven lower end of ln(sum of e^score) over all visible keys of the index, (...), in nats."""
+    log_mass_upper: NDArray[np.float64]
+    """Its proven upper end, (...)."""
+
+    @property
+    def k(self) -> NDArray[np.int64]:
+        """How many keys each row must have back, (...)."""
+        return np.diff(self.indptr).reshape(self.tail_mass_upper.shape)
+
+    def row(self, *place: int) -> NDArray[np.int64]:
+        """The positions of one row, named by its indices in the batch shape."""
+        at = int(np.ravel_multi_index(place, self.tail_mass_upper.shape)) if place else 0
+        return self.indices[self.indptr[at] : self.indptr[at + 1]]
+
+    def summary(self) -> str:
+        """Return a few lines on how much is to be fetched, and what the rest weighs."""
+        rows = self.tail_mass_upper.size
+        return "\n".join(
+            [
+                f"RecallResult of {rows_of(rows)}, batch shape {self.tail_mass_upper.shape}",
+                f"  to fetch   {span(self.k)} keys a row, {len(self.indices)} in all",
+                f"  tail mass  of the others at most {worst(self.tail_mass_upper)}",
+            ]
+        )
+
+    def _columns(self) -> dict[str, Any]:
+        return per_row(
+            self.tail_mass_upper.shape,
+            k=self.k,
+            lost_upper=self.lost_upper,
+            tail_mass_upper=self.tail_mass_upper,
+            tail_mass_lower=self.tail_mass_lower,
+            log_mass_lower=self.log_mass_lower,
+            log_mass_upper=self.log_mass_upper,
+        )
+
+    def _index(self, pandas: Any) -> Any:
+        return row_index(pandas, self.tail_mass_upper.shape)
+
+    def _draw(self, axes: Any) -> Any:
+        return kept_and_lost(axes, self.k, None, self.tail_mass_upper, None)
+
+    def __repr__(self) -> str:
+        if self.tail_mass_upper.size == 0:
+            return f"RecallResult(no rows, batch shape {self.tail_mass_upper.shape})"
+        return (
+            f"RecallResult({rows_of(self.tail_mass_upper.size)}, k {span(self.k)}, "
+            f"tail mass <= {worst(self.tail_mass_upper)})"
         )
 
 

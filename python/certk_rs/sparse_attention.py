@@ -50,6 +50,10 @@ class ValueBall:
         """
         self._native.append(coerce.as_native_floats("v", values))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A ball and its copy, also one by `copy.copy`, grow apart."""
+        return _restored, (*self._native.parts(), self._batch)
+
     @property
     def radius(self) -> NDArray[np.float64]:
         """Radius of each head's ball, (..., kv_heads); inf where a value is not finite."""
@@ -160,6 +164,13 @@ def attention(
     )
     out = _like(q, found.out.reshape(*batch, values.shape[-1]), dtype)
     return AttentionResult._of(found, out=out)
+
+
+def _restored(shape: list[int], heads: list[NDArray[np.float64]], batch: _Shape) -> ValueBall:
+    """The ball that was pickled."""
+    ball = object.__new__(ValueBall)
+    ball._native, ball._batch = _native.ValueBall.of_parts(shape, heads), batch
+    return ball
 
 
 def _like(q: object, out: NDArray[Any], dtype: str) -> Any:

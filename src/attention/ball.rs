@@ -143,6 +143,49 @@ impl ValueBall {
         Ok(ValueBall { batch, dim, len: values.len(), balls })
     }
 
+    /// The shape of the values.
+    #[cfg(feature = "python")]
+    pub(crate) fn shape(&self) -> Vec<usize> {
+        [&self.batch[..], &[self.len, self.dim]].concat()
+    }
+
+    /// Of each head the centre, and the radius behind it.
+    #[cfg(feature = "python")]
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Vec<f64>> {
+        let dim = self.dim;
+        self.balls.iter().map(move |ball| [&ball.centre[..dim], &[ball.radius]].concat())
+    }
+
+    /// From its parts.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if they cannot be those of any values.
+    #[cfg(feature = "python")]
+    pub(crate) fn of_parts(shape: &[usize], heads: &[&[f64]]) -> Result<Self, Error> {
+        let wrong = || {
+            let problem = "it has parts of another shape, or that are no numbers";
+            Error::Option { argument: "a ball", value: format!("of {shape:?}"), problem }
+        };
+        let &[ref batch @ .., len, dim] = shape else { return Err(wrong()) };
+        let count: Option<usize> =
+            batch.iter().try_fold(1usize, |all, &axis| all.checked_mul(axis));
+        if count != Some(heads.len()) {
+            return Err(wrong());
+        }
+        let mut balls = list("v", heads.len())?;
+        for head in heads {
+            let Some((&radius, centre)) = head.split_last() else { return Err(wrong()) };
+            let finite = centre.iter().all(|entry| entry.is_finite());
+            if centre.len() != dim || !finite || radius.is_nan() || radius < 0.0 {
+                return Err(wrong());
+            }
+            let mut centre = centre.to_vec();
+            centre.resize(dim.next_multiple_of(LANES), 0.0);
+            balls.push(Ball { centre, radius });
+        }
+        Ok(ValueBall { batch: batch.to_vec(), dim, len, balls })
+    }
+
     /// Adds values `(..., m, d_v)` behind those that it knows, in time proportional to m. The centres stay.
     ///
     /// # Errors

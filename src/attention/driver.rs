@@ -103,6 +103,7 @@ impl AttentionJob<'_> {
                 all.weight_error[row] = answer.weight_error;
                 all.sum_error[row] = answer.sum_error;
                 all.rounding[row] = moved;
+                all.log_mass[row] = answer.log_mass;
             }
             at += 1;
         })

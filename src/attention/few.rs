@@ -11,6 +11,7 @@ use crate::index::{
     ThresholdSearch, ThresholdState, for_coded_dtype, matrix,
 };
 use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
+use crate::log_mass::LogMass;
 use crate::memory::{self, filled};
 use crate::rows::{Data, Scores, for_dtype};
 use crate::select::Options;
@@ -423,6 +424,7 @@ impl AttentionJob<'_> {
         let width = dim.next_multiple_of(LANES);
         let mut sums = Vec::with_capacity(rows.len());
         let mut totals = Vec::with_capacity(rows.len());
+        let mut masses = Vec::with_capacity(rows.len());
         for row in rows.iter_mut() {
             let count = row.kept.as_ref().map_or(row.row_visibility.prefix, Vec::len);
             let RowScratch { query, weights } = &mut row.scratch;
@@ -445,6 +447,11 @@ impl AttentionJob<'_> {
             row.upper = with_sink.of_whole(row.upper);
             row.query.error += with_sink.slip;
             totals.push(with_sink.total);
+            // Of scores that say nothing, neither does what they weigh.
+            let known = row.query.error <= VAGUE || count == 0;
+            let rounding = EXP + count as f64 * f64::EPSILON;
+            let found = LogMass::summed(with_sink.total, rounding, top + offset, row.query.error);
+            masses.push(if known { found } else { LogMass::UNKNOWN });
             weights.truncate(count);
             sums.push(filled("v", width, 0.0)?);
         }
@@ -476,9 +483,9 @@ impl AttentionJob<'_> {
             self.simd.average(values, Picked::Listed(&list[from..]), weights, &mut sums[row]);
         });
         let sum_error = sum_error(&self.values.data);
-        let parts = rows.iter().zip(sums.into_iter().zip(totals));
+        let parts = rows.iter().zip(sums.into_iter().zip(totals.into_iter().zip(masses)));
         parts
-            .map(|(row, (mut out, total))| {
+            .map(|(row, (mut out, (total, log_mass)))| {
                 if total > 0.0 {
                     for entry in &mut out {
                         *entry /= total;
@@ -491,7 +498,7 @@ impl AttentionJob<'_> {
                 let weight_error = row.query.error.exp_m1() + EXP;
                 let PendingRow { upper, scored, rung, .. } = *row;
                 let kept = row.kept.as_ref().map_or(scored, Vec::len);
-                Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error })
+                Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error, log_mass })
             })
             .collect()
     }
@@ -545,6 +552,7 @@ impl PendingRow<'_> {
             row_visibility: self.row_visibility,
             eps: self.eps,
             trim: false,
+            beside: None,
         };
         Some((search, &mut self.scratch.query))
     }

@@ -6,6 +6,7 @@ use super::query_rows::QueryRows;
 use crate::error::Error;
 use crate::index::{KeyIndex, Rung};
 use crate::kernels::Simd;
+use crate::log_mass::LogMass;
 use crate::rows::{PerRow, Vectors};
 use crate::scale::nearest_rsqrt;
 
@@ -90,4 +91,6 @@ pub(super) struct Answer {
     pub(super) weight_error: f64,
     /// What sums of weighted values may be off by, relative to their lengths.
     pub(super) sum_error: f64,
+    /// What the keys of the average weigh, and the sink.
+    pub(super) log_mass: LogMass,
 }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::options::AttentionOptions;
 use crate::error::{Error, Place};
-use crate::index::RowVisibility;
-use crate::rows::{PerRow, Vectors, check_strides};
+use crate::index::{RowVisibility, Visible};
+use crate::rows::{PerRow, Vectors};
 
 /// The rows of a call.
 pub(super) struct QueryRows<'a> {
@@ -15,7 +15,7 @@ pub(super) struct QueryRows<'a> {
     /// The head of keys of each row; it never falls.
     pub(super) head_of: Vec<usize>,
     pub(super) options: AttentionOptions<'a>,
-    lengths: Option<PerRow<'a, i64>>,
+    visible: Visible<'a>,
     /// Of each head of queries.
     pub(super) sinks: Option<PerRow<'a, f64>>,
 }
@@ -40,10 +40,10 @@ impl<'a> QueryRows<'a> {
         let head_of = heads.into_iter().flat_map(each).collect();
         let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
         let (keys, options) = (keys.len(), options.clone());
-        let mut query_rows =
-            QueryRows { shape, keys, head_of, options, lengths: None, sinks: None };
-        query_rows.check()?;
-        Ok(query_rows)
+        let AttentionOptions { causal, lengths, mask, .. } = options;
+        let visible = Visible::new(&shape, keys, causal, lengths, mask)?;
+        let sinks = options.sinks.map(|sinks| judged(sinks, &shape)).transpose()?;
+        Ok(QueryRows { shape, keys, head_of, options, visible, sinks })
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -70,49 +70,20 @@ impl<'a> QueryRows<'a> {
         PerRow::new(argument, numbers, self.rows(), "pass one, or one per row")
     }
 
-    fn check(&mut self) -> Result<(), Error> {
-        let n = self.keys;
-        if let Some(lengths) = self.options.lengths {
-            let lengths = self.per_row("lengths", lengths)?.all(
-                &self.shape,
-                |value| usize::try_from(value).is_ok_and(|value| value <= n),
-                |place, value| Error::RowLength { place, value, n },
-            )?;
-            self.lengths = Some(lengths);
-        }
-        if let Some(sinks) = self.options.sinks {
-            let heads = &self.shape[..self.shape.len() - 1];
-            let remedy = "pass one, or one per query head";
-            let problem = "a sink is a score, or negative infinity for none";
-            let argument = "sinks";
-            let sinks = PerRow::new(argument, sinks, heads.iter().product(), remedy)?.all(
-                heads,
-                |sink| sink < f64::INFINITY,
-                |place, value| Error::Number { argument, place, value, problem },
-            )?;
-            self.sinks = Some(sinks);
-        }
-        if let Some((mask, strides)) = self.options.mask {
-            check_strides("mask", mask.len(), &self.shape, n, strides)?;
-        }
-        Ok(())
-    }
-
     /// What a row sees.
     pub(super) fn row_visibility(&self, row: usize) -> RowVisibility<'a> {
-        let (m, n) = (self.shape[self.shape.len() - 1], self.keys);
-        let mut prefix = n;
-        if let Some(lengths) = self.lengths {
-            prefix = prefix.min(lengths.of(row).unsigned_abs() as usize);
-        }
-        if self.options.causal {
-            prefix = prefix.min((row % m + 1 + n).saturating_sub(m));
-        }
-        let allowed = self.options.mask.map(|(mask, strides)| {
-            let place = Place::unravel(&self.shape, row).0;
-            let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
-            mask.get(start..start + n).unwrap_or(&[])
-        });
-        RowVisibility { prefix, allowed }
+        self.visible.row(row)
     }
+}
+
+/// Sinks of the heads of queries.
+fn judged<'a>(sinks: &'a [f64], rows: &[usize]) -> Result<PerRow<'a, f64>, Error> {
+    let heads = &rows[..rows.len() - 1];
+    let problem = "a sink is a score, or negative infinity for none";
+    let argument = "sinks";
+    PerRow::new(argument, sinks, heads.iter().product(), "pass one, or one per query head")?.all(
+        heads,
+        |sink| sink < f64::INFINITY,
+        |place, value| Error::Number { argument, place, value, problem },
+    )
 }

@@ -1,6 +1,7 @@
 //! What attention returns, a row for each query.
 
 use crate::index::Rung;
+use crate::log_mass::LogMass;
 
 /// Attention's output, a row for each query, and what is proven of it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -21,6 +22,8 @@ pub struct Attention {
     pub sum_error: Vec<f64>,
     /// How far rounding to the precision asked for moved each row.
     pub rounding: Vec<f64>,
+    /// What the keys that went into each average weigh, and its sink if it has one.
+    pub log_mass: Vec<LogMass>,
     /// With a budget on the output: the bound of each row's error that was held against it, as [`Attention::error_bound`] has it.
     pub within: Option<Vec<f64>>,
 }
@@ -36,6 +39,7 @@ impl Attention {
             weight_error: vec![0.0; rows],
             sum_error: vec![0.0; rows],
             rounding: vec![0.0; rows],
+            log_mass: vec![LogMass::NONE; rows],
             within: None,
         }
     }

@@ -9,6 +9,7 @@ use crate::index::{RowVisibility, Rung, for_coded_dtype, matrix};
 use crate::kernels::{
     BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
+use crate::log_mass::LogMass;
 use crate::rows::Data;
 
 /// One rounding of f32.
@@ -95,6 +96,7 @@ impl AttentionJob<'_> {
                 rung,
                 weight_error,
                 sum_error,
+                log_mass: LogMass::summed(total, SUMS + WEIGHT, top, error),
             })
         };
         Ok(errors.into_iter().enumerate().map(answer).collect())

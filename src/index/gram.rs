@@ -219,6 +219,12 @@ impl CodeError {
         slope: f64::INFINITY,
     };
 
+    /// A lower bound of the real mass of a set: its keys together, or each alone.
+    pub(crate) fn mass_lower_of_few(&self, sums: &Sums) -> f64 {
+        let alone = (-self.rho - self.each).exp() * sums.lower * (1.0 - GRAM_ROUNDING);
+        self.mass_lower(sums).max(alone)
+    }
+
     /// Whether scores by codes say anything; then none of them has overflowed either.
     pub(crate) fn says_something(&self) -> bool {
         self.total.is_finite() && self.rho < 1.0
@@ -230,6 +236,14 @@ impl CodeError {
         let root = total * sums.squares.sqrt();
         let growth = growth(each) * (sums.largest * total * total).min(each * root);
         let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + GRAM_ROUNDING);
+        if bound.is_nan() { f64::INFINITY } else { bound }
+    }
+
+    /// An upper bound of the real mass of a set of which `heavy` is a part and `light` the rest: each key of the first may be off by
+    /// as much as one may, which is less than all may together if they are few.
+    pub(crate) fn mass_upper_in_parts(&self, heavy: &Sums, light: &Sums) -> f64 {
+        let bound = (self.rho + self.each).exp() * heavy.upper * (1.0 + GRAM_ROUNDING);
+        let bound = (bound + self.mass_upper(light)) * (1.0 + GRAM_ROUNDING);
         if bound.is_nan() { f64::INFINITY } else { bound }
     }
 

@@ -12,17 +12,21 @@ mod frame;
 mod gram;
 mod key_index;
 mod options;
+mod parts;
 mod prepared;
 #[cfg(feature = "python")]
 mod products;
 mod query;
+mod recall;
 mod search;
 mod threshold_search;
 mod threshold_state;
+mod visible;
 
 pub use found::Rung;
 pub use key_index::KeyIndex;
 pub use options::{IndexOptions, Over, Rule, SearchOptions};
+pub use recall::{Recall, RecallOptions};
 pub use search::SearchResult;
 
 pub(crate) use codes::Codes;
@@ -35,3 +39,4 @@ pub(crate) use products::products;
 pub(crate) use query::{Query, RowVisibility};
 pub(crate) use threshold_search::ThresholdSearch;
 pub(crate) use threshold_state::{Chosen, QueryScratch, Step, ThresholdState};
+pub(crate) use visible::Visible;

@@ -275,6 +275,7 @@ impl SearchJob<'_> {
                         row_visibility,
                         eps,
                         trim,
+                        beside: None,
                     };
                     return Ok((search.run(scratch)?, true));
                 }

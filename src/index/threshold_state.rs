@@ -44,6 +44,8 @@ pub(crate) struct ThresholdState {
     /// The largest score that is known before any coded key is scored.
     pub(super) top: f64,
     pub(super) uncoded_mass: f64,
+    /// What is kept elsewhere, at least and at most, relative to the largest score by codes.
+    pub(super) beside: (f64, f64),
     pub(super) budget: f64,
     pub(super) excess: f64,
     /// How often a guess was found too careful; no more once one was not careful enough.
@@ -72,4 +74,14 @@ pub(crate) struct Chosen {
     /// Positions, ascending.
     pub(crate) kept: Vec<u32>,
     pub(super) cut: Cut,
+}
+
+/// Two ascending lists as one.
+pub(super) fn merged(one: &[u32], other: &[u32]) -> Vec<u32> {
+    if other.is_empty() {
+        return one.to_vec();
+    }
+    let mut all: Vec<u32> = one.iter().chain(other).copied().collect();
+    all.sort_unstable();
+    all
 }

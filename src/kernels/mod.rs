@@ -34,6 +34,7 @@ pub(crate) use attention::BESIDE;
 pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
 #[cfg(feature = "python")]
 pub(crate) use attention::{DEPTH, Queries, SIDE};
+pub(crate) use below::Below;
 pub(crate) use index::{BIAS, Coarse, Encoded, Frame, PANEL, Packed};
 pub(crate) use isa::{Element, LANES, LINE, STEP, Scalar, Step};
 pub(crate) use matrix::{Keys, Picked};

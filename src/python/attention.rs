@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use super::arguments;
 use super::arrays::{Budgets, Bytes, Stored, column, contiguous};
 use super::errors::{CertkError, detached};
-use super::key_index::{KeyIndex, Tables, vectors};
+use super::key_index::{KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
 use crate::attention::{self as core, Attention, AttentionOptions, Budget, Precision};
 use crate::error::Error;
@@ -45,6 +45,26 @@ impl ValueBall {
         let _modes = default_floats();
         let values = vectors(&values, "v")?;
         detached(py, || self.0.write().unwrap_or_else(PoisonError::into_inner).append(&values))
+    }
+
+    /// The values' shape, and of each head the centre, padded, and the radius.
+    fn parts<'py>(&self, py: Python<'py>) -> (Vec<usize>, Vec<Bound<'py, PyArray1<f64>>>) {
+        let ball = self.now(py);
+        let parts = ball.parts().map(|part| PyArray1::from_vec(py, part));
+        (ball.shape(), parts.collect())
+    }
+
+    #[staticmethod]
+    fn of_parts(
+        py: Python<'_>,
+        shape: Vec<usize>,
+        heads: Vec<PyReadonlyArray1<'_, f64>>,
+    ) -> PyResult<Self> {
+        let _modes = default_floats();
+        let parts = heads.iter().map(|head| contiguous(head, "a ball"));
+        let parts = parts.collect::<PyResult<Vec<_>>>()?;
+        let ball = detached(py, || core::ValueBall::of_parts(&shape, &parts))?;
+        Ok(ValueBall(RwLock::new(ball)))
     }
 
     fn radii<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
@@ -146,6 +166,8 @@ result! {
         k: PerRow<i64>,
         scored: PerRow<i64>,
         rung: PerRow<u8>,
+        log_mass_lower: PerRow<f64>,
+        log_mass_upper: PerRow<f64>,
     }
 }
 
@@ -285,6 +307,7 @@ pub(super) fn attention<'py>(
             },
         })),
     };
+    let (lower, upper) = ends(&found.log_mass)?;
     let rung: Vec<u8> = found.rung.into_iter().map(|rung| rung as u8).collect();
     Ok(Attended {
         batch,
@@ -294,5 +317,7 @@ pub(super) fn attention<'py>(
         k: found.k.into(),
         scored: found.scored.into(),
         rung: rung.into(),
+        log_mass_lower: lower.into(),
+        log_mass_upper: upper.into(),
     })
 }

@@ -9,12 +9,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::arguments;
-use super::arrays::{Budgets, KeepArray, Stored, contiguous};
+use super::arrays::{Budgets, Bytes, KeepArray, Stored, contiguous};
 use super::errors::{CertkError, detached};
 use super::montecarlo;
-use super::results::{Estimated, Searched};
-use crate::index::{self as core, IndexOptions, Over, Rule, Saved, SearchOptions, Trust};
-use crate::memory::{check_memory, product};
+use super::results::{Estimated, Field, Flat, PerRow, Searched, result};
+use crate::index::{
+    self as core, IndexOptions, Over, RecallOptions, Rule, Saved, SearchOptions, Trust,
+};
+use crate::log_mass::LogMass;
+use crate::memory::{self, check_memory, product};
 use crate::rows::Vectors;
 use crate::threads::default_floats;
 
@@ -49,6 +52,9 @@ type Lent<'py> = (
     PyReadonlyArray1<'py, f64>,
     PyReadonlyArray1<'py, u64>,
 );
+
+/// The lower ends of intervals, and the upper ones.
+type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
 
 impl KeyIndex {
     /// Only where the interpreter is released: a search that holds the index waits for the interpreter between portions.
@@ -189,6 +195,53 @@ impl How<'_> {
     }
 }
 
+/// Scale, lengths, mask, threads.
+#[derive(FromPyObject)]
+pub(super) struct Weighing<'py>(
+    Option<Bound<'py, PyAny>>,
+    Option<PyReadonlyArray1<'py, i64>>,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+);
+
+impl Weighing<'_> {
+    /// Lends what is borrowed here to `work`.
+    fn with<R>(&self, work: impl FnOnce(RecallOptions<'_>) -> PyResult<R>) -> PyResult<R> {
+        let Weighing(scale, lengths, mask, threads) = self;
+        let mask = mask.as_ref().map(Bytes::new).transpose()?;
+        let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
+        work(RecallOptions {
+            scale: scale.as_ref().map(|scale| arguments::real("scale", scale)).transpose()?,
+            lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
+            mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
+            threads: arguments::threads(threads.as_ref())?,
+        })
+    }
+}
+
+/// The lower ends, and the upper ones.
+pub(super) fn ends(masses: &[LogMass]) -> PyResult<(Vec<f64>, Vec<f64>)> {
+    let (mut lower, mut upper) =
+        (memory::list("q", masses.len())?, memory::list("q", masses.len())?);
+    lower.extend(masses.iter().map(|mass| mass.lower));
+    upper.extend(masses.iter().map(|mass| mass.upper));
+    Ok((lower, upper))
+}
+
+result! {
+    /// What `recall` found.
+    #[pyclass(frozen, module = "certk_rs._native")]
+    Recalled {
+        lost_upper: PerRow<f64>,
+        indptr: Flat<i64>,
+        indices: Flat<i64>,
+        tail_mass_upper: PerRow<f64>,
+        tail_mass_lower: PerRow<f64>,
+        log_mass_lower: PerRow<f64>,
+        log_mass_upper: PerRow<f64>,
+    }
+}
+
 #[pymethods]
 impl KeyIndex {
     #[staticmethod]
@@ -267,6 +320,53 @@ impl KeyIndex {
         let found =
             detached(py, || self.read().tail_mass(&queries, &keys, &keep, scale, &options))?;
         Ok(Estimated::new(found, batch))
+    }
+
+    /// `how` is scale, lengths, mask, threads.
+    fn log_mass<'py>(
+        &self,
+        py: Python<'py>,
+        q: Stored<'py>,
+        how: Weighing<'py>,
+    ) -> PyResult<Ends<'py>> {
+        let _modes = default_floats();
+        let queries = vectors(&q, "q")?;
+        let found =
+            how.with(|options| detached(py, || self.read().log_mass(&queries, &options)))?;
+        let (lower, upper) = ends(&found)?;
+        Ok((PyArray1::from_vec(py, lower), PyArray1::from_vec(py, upper)))
+    }
+
+    /// `beside` are the ends of what is kept elsewhere; `how` as in `log_mass`.
+    fn recall<'py>(
+        &self,
+        py: Python<'py>,
+        q: Stored<'py>,
+        beside: (PyReadonlyArray1<'py, f64>, PyReadonlyArray1<'py, f64>),
+        eps: Budgets<'py>,
+        batch: Vec<usize>,
+        how: Weighing<'py>,
+    ) -> PyResult<Recalled> {
+        let _modes = default_floats();
+        let queries = vectors(&q, "q")?;
+        let (lower, upper) = (contiguous(&beside.0, "beside")?, contiguous(&beside.1, "beside")?);
+        let budgets = eps.slice()?;
+        let beside: Vec<LogMass> =
+            lower.iter().zip(upper).map(|(&lower, &upper)| LogMass { lower, upper }).collect();
+        let found = how.with(|options| {
+            detached(py, || self.read().recall(&queries, &beside, budgets, &options))
+        })?;
+        let (lower, upper) = ends(&found.log_mass)?;
+        Ok(Recalled {
+            batch,
+            lost_upper: found.lost_upper.into(),
+            indptr: found.indptr.into(),
+            indices: found.indices.into_iter().map(i64::from).collect::<Vec<_>>().into(),
+            tail_mass_upper: found.tail_mass_upper.into(),
+            tail_mass_lower: found.tail_mass_lower.into(),
+            log_mass_lower: lower.into(),
+            log_mass_upper: upper.into(),
+        })
     }
 
     fn check(

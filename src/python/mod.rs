@@ -45,7 +45,7 @@ mod _native {
     #[pymodule_export]
     use super::keepset::{keep_set, keep_set_of_queries};
     #[pymodule_export]
-    use super::key_index::KeyIndex;
+    use super::key_index::{KeyIndex, Recalled};
     #[pymodule_export]
     use super::model::{
         effective_entries, effective_exponent, expected_k, fit_gaussian, fit_window,

@@ -21,7 +21,7 @@ PYTHON = ROOT / "python" / "certk_rs"
 
 SUBJECTS = {
     *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
-    *{"key_index", "sparse_attention"},
+    *{"key_index", "sparse_attention", "guard"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
 COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
@@ -48,6 +48,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "key_index": COMMON | {"_files", "montecarlo"},
     # Attention may be given an index.
     "sparse_attention": COMMON | {"key_index"},
+    # A guard is an index of what was dropped, with balls around its values.
+    "guard": COMMON | {"key_index", "sparse_attention"},
     # A fit sets the rule beside what selection finds.
     "gaussian": COMMON | {"selection"},
     "torch": {"_torch", "key_index", "errors"},

@@ -22,7 +22,7 @@ RUST = ROOT / "src"
 
 # What everything may use.
 COMMON = {"certified_sums", "rows", "order", "error", "threads", "interrupt", "random", "twofold"}
-COMMON |= {"memory", "scale"}
+COMMON |= {"memory", "scale", "log_mass"}
 ANYTHING = None
 ARROWS: dict[str, set[str] | None] = {
     "python": ANYTHING,

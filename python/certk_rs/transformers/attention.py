@@ -122,6 +122,10 @@ def certified_attention(
         even_if_slower=budget.even_if_slower,
         **rows.arguments(),
     )
+    if first is not None and first.guarded is not None and writer is None:
+        threads = torch.get_num_threads() if budget.threads is None else budget.threads
+        result = first.guarded.answer(query, result, scale=scale, threads=threads)
+        budget, rows = first.guarded.promise(budget), first.guarded.whole(rows)
     if writer is None:
         recorder.record(module, result, rows, budget)
     return result.out.transpose(1, 2).contiguous(), None

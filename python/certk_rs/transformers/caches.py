@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,9 @@ from ..cache_format import (
     read_certificate,
 )
 from ..errors import CertkError
+from ..guard import Guard
 from .capture_file import CacheWriter
+from .guarded import GuardedLayer, Losses, LostCall, Manner, OnBreach, Rows
 from .per_head import pad_with_latest, select_per_head
 
 _Rows = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -76,6 +78,28 @@ class PrunedCache(Cache):  # type: ignore[misc]
         """One per layer, for the queries that were pruned for."""
         self.unused: int | None = None
         """The layer whose empty slots nobody has left out yet."""
+        self._losses: Losses | None = None
+
+    @property
+    def lost(self) -> list[LostCall]:
+        """What each attention call has lost to the dropped keys, of a cache with guards."""
+        return [] if self._losses is None else list(self._losses.calls)
+
+    @property
+    def promoted(self) -> tuple[tuple[int, ...], ...]:
+        """How many dropped keys are back for good, of each layer and kv head."""
+        guards = [layer.guarded for layer in self.layers if layer.guarded is not None]
+        return tuple(each.promoted for each in guards)
+
+    @property
+    def guard_bytes(self) -> int:
+        """Bytes of all guards."""
+        return sum(layer.guarded.guard.nbytes for layer in self.layers if layer.guarded is not None)
+
+    def _set_guards(self, guards: Sequence[Guard], losses: Losses) -> None:
+        self._losses = losses
+        for index, (layer, guard) in enumerate(zip(self.layers, guards, strict=True)):
+            layer.guarded = GuardedLayer(index, guard, losses)
 
     @property
     def kept_fraction(self) -> float:
@@ -94,6 +118,7 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = keys, values
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.of: PrunedCache | None = None
+        self.guarded: GuardedLayer | None = None
         self.slots = slots
         """The first slot that each kv head fills."""
         self._gone = n - keys.shape[-2]
@@ -211,12 +236,19 @@ def prune_cache(
     keep_first: int = 0,
     keep_last: int = 0,
     compact: bool = False,
+    guard: Literal["none", "codes"] = "none",
+    on_breach: OnBreach = "report",
+    promote: bool = False,
+    most_promoted: int | None = None,
+    source: Rows | None = None,
     threads: int | None = None,
 ) -> PrunedCache:
     """Prune a cache in memory: one keep-set per layer and kv head, for all queries of its group.
 
     Every query given loses at most eps of its attention mass in every head, by the real scores of
-    the stored vectors. Nothing is promised of queries that were not given.
+    the stored vectors. Of queries that were not given nothing is promised without a guard. With
+    one, what each of them lost is proven (`PrunedCache.lost`, `Recorder`), and with
+    `on_breach="recall"` it is at most eps for every query to come.
 
     Args:
         cache: As in `to_cache`; it is not changed.
@@ -228,6 +260,14 @@ def prune_cache(
         keep_last: Positions at the end that are always kept.
         compact: Fill the slots of heads that keep less with their latest dropped keys, so that all
             keep equally many, no slot is empty, and any attention implementation can be used.
+        guard: "codes": remember a byte an entry of every dropped key (docs/transformers.md), which
+            certified attention then judges every query by. Others take no notice of it.
+        on_breach: Where a query may lose more than eps: "report" records it, "raise" is a
+            `CertkError`, "recall" fetches what matters from `source`.
+        promote: Whether keys that were fetched stay.
+        most_promoted: Of each kv head, how many may stay; those asked for the longest ago go first.
+        source: Where dropped keys and values are; None: `cache` itself, whose tensors are then
+            held (and must not be written to).
         threads: Number of threads; None for all available.
 
     Raises:
@@ -255,9 +295,11 @@ def prune_cache(
         )
     most = max(len(indices) for kept in chosen for indices in kept)
     pruned: list[_Rows] = []
+    stays: list[list[NDArray[np.int64]]] = []
     for (_, keys, values), kept in zip(layers, chosen, strict=True):
         if compact:
             kept = [pad_with_latest(indices, most, keys.shape[2]) for indices in kept]
+        stays.append(kept)
         heads = [torch.from_numpy(indices) for indices in kept]
         pruned.append(
             (
@@ -265,7 +307,39 @@ def prune_cache(
                 [values[0, g, rows] for g, rows in enumerate(heads)],
             )
         )
-    return _pruned(pruned, certificates)
+    made = _pruned(pruned, certificates)
+    if guard == "none":
+        if on_breach != "report" or promote or most_promoted is not None:
+            raise CertkError(
+                "on_breach, promote and most_promoted go with a guard: pass guard='codes'"
+            )
+        return made
+    if guard != "codes":
+        raise CertkError(f"guard is {guard!r}; pass 'codes' or 'none'")
+    manner = Manner(float(eps), on_breach, promote, most_promoted)
+    if source is None and on_breach == "recall":
+        source = RowsOfCache([(keys[0], values[0]) for _, keys, values in layers])
+    guards = [
+        Guard.build(keys[0], values[0], kept, threads=threads)
+        for (_, keys, values), kept in zip(layers, stays, strict=True)
+    ]
+    made._set_guards(guards, Losses(manner, source))
+    return made
+
+
+class RowsOfCache:
+    """Dropped keys and values in the tensors of a whole cache, (kv_heads, n, d) of each layer."""
+
+    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._layers = layers
+
+    def fetch(
+        self, layer: int, head: int, positions: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Rows`."""
+        keys, values = self._layers[layer]
+        at = torch.from_numpy(positions)
+        return keys[head, at], values[head, at]
 
 
 def _full_layers(

@@ -1,0 +1,347 @@
+"""What a pruned layer with a guard does about each call: prove what was lost, and fetch it back.
+
+A call's own attention is over the kept keys and what was appended. Its guard then bounds the share
+of the dropped keys, which is what the call lost. Where that is more than the cache's budget, the
+keys that matter are read from where they are, scored exactly, and the two parts of the softmax are
+put together by what their keys weigh.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import _native
+from ..errors import CertkError
+from ..guard import Guard
+from ..results import AttentionResult
+from ..sparse_attention import attention as attention_of
+from .masks import Visibility
+from .settings import Budget
+
+OnBreach = Literal["recall", "report", "raise"]
+# Calls that a cache remembers: of longer texts the latest.
+_CALLS = 65_536
+
+
+class Rows(Protocol):
+    """Where dropped keys and values are."""
+
+    def fetch(
+        self, layer: int, head: int, positions: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (k, d) and values (k, d_v) of a kv head, in the order of their positions."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What a cache does about losses: `eps` is what any query may lose, in every head."""
+
+    eps: float
+    on_breach: OnBreach = "report"
+    promote: bool = False
+    most_promoted: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eps < 1:
+            raise CertkError(f"eps is {self.eps!r}; pass a number with 0 <= eps < 1")
+        if self.on_breach not in get_args(OnBreach):
+            raise CertkError(f"on_breach is {self.on_breach!r}; pass one of {get_args(OnBreach)}")
+        most = self.most_promoted
+        if most is not None and (type(most) is not int or most < 0):
+            raise CertkError(f"most_promoted is {most!r}; pass a count of keys, or None")
+
+
+@dataclass(frozen=True, eq=False)
+class LostCall:
+    """What one call of one layer, for one sequence, has lost, proven; arrays (heads, m)."""
+
+    layer: int
+    lost: NDArray[np.float64]
+    """The share of the softmax that the kept keys alone would have lost, at most."""
+    left: NDArray[np.float64]
+    """What the call has lost in the end, at most: less where keys were fetched back."""
+    recalled: NDArray[np.int64]
+    """Keys that were fetched for it, (kv_heads,)."""
+
+
+class Losses:
+    """What the calls of a cache have lost, and how it goes about that."""
+
+    def __init__(self, manner: Manner, rows: Rows | None) -> None:
+        self.manner = manner
+        self.rows = rows
+        self.calls: deque[LostCall] = deque(maxlen=_CALLS)
+        if manner.on_breach == "recall" and rows is None:
+            raise CertkError(
+                'on_breach is "recall", but nothing says where the dropped keys are: pass source='
+            )
+
+
+class GuardedLayer:
+    """The guard of one layer, and the dropped keys that have come back for good."""
+
+    def __init__(self, layer: int, guard: Guard, losses: Losses) -> None:
+        self.layer = layer
+        self.guard = guard
+        self.losses = losses
+        none = np.empty(0, np.int64)
+        self._there: list[NDArray[np.int64]] = [none] * guard.kv_heads
+        """Positions that are back for good, of each kv head, ascending."""
+        self._since: list[NDArray[np.int64]] = [none] * guard.kv_heads
+        """The call that each of these was fetched in."""
+        self._held: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * guard.kv_heads
+        self._calls = 0
+
+    @property
+    def promoted(self) -> tuple[int, ...]:
+        """How many dropped keys of each kv head are back for good."""
+        return tuple(map(len, self._there))
+
+    def answer(
+        self,
+        query: torch.Tensor,
+        result: AttentionResult,
+        *,
+        scale: float | None,
+        threads: int | None,
+    ) -> AttentionResult:
+        """Answer a call: queries (batch, heads, m, d) and its attention over what is here."""
+        self._calls += 1
+        parts = [
+            self._one(query[b], _Part.of(result, b), scale, threads) for b in range(len(query))
+        ]
+        return AttentionResult._of(_Answers(parts), out=torch.stack([part.out for part in parts]))
+
+    def promise(self, budget: Budget) -> Budget:
+        """What a call may lose in all, where `budget` is that of the keys that are here."""
+        return budget if budget.eps is None else replace(budget, eps=self.losses.manner.eps)
+
+    def whole(self, rows: Visibility) -> Visibility:
+        """What rows see, dropped keys and all, as far as it is counted."""
+        size = rows.shape[1] // self.guard.kv_heads
+        more = np.repeat([len(each) for each in self.guard.positions], size)[None, :, None]
+        counts = rows.counts + more
+        return Visibility(rows.shape, np.zeros_like(counts), counts, None)
+
+    def _one(
+        self, query: torch.Tensor, here: _Part, scale: float | None, threads: int | None
+    ) -> _Part:
+        manner = self.losses.manner
+        how: dict[str, Any] = {"scale": scale, "threads": threads}
+        kept = here
+        if any(map(len, self._there)):
+            here = here.joined(self._attend(query, self._there, self._held, how))
+        # What the call itself has dropped among the keys that are here counts, too.
+        spare = (manner.eps - here.tail) * (1 - 2.0**-40)
+        if (spare < 0).any():
+            raise CertkError(
+                f"layer {self.layer}: attention over the kept keys may lose "
+                f"{float(here.tail.max()):g} itself, and eps of the cache is {manner.eps:g}: call "
+                "certk_rs.transformers.use with a smaller eps, such as 0"
+            )
+        judged = self.guard.judge(query, here.ends, spare, there=self._there, **how)
+        recalled = np.zeros(self.guard.kv_heads, np.int64)
+        final = here.without(judged.lost, self.guard)
+        lost = final.tail
+        breach = any(map(len, judged.back))
+        if breach and manner.on_breach == "raise":
+            raise CertkError(
+                f"layer {self.layer}: a query may lose {float(lost.max()):.6g} of its mass to "
+                f"dropped keys, more than eps = {manner.eps:g}: pass on_breach='recall', or prune "
+                "with a smaller eps"
+            )
+        if breach and manner.on_breach == "recall":
+            fetched = self._fetch(judged.back)
+            recalled = np.array([len(back) for back in judged.back], np.int64)
+            back, held = self._with(judged.back, fetched)
+            whole = kept.joined(self._attend(query, back, held, how))
+            final = whole.without(judged.left, self.guard)
+            if manner.promote:
+                self._promote(judged.back, back, held)
+        self.losses.calls.append(LostCall(self.layer, lost, final.tail, recalled))
+        return final
+
+    def _fetch(
+        self, back: Sequence[NDArray[np.int64]]
+    ) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+        rows = self.losses.rows
+        assert rows is not None
+        return [
+            rows.fetch(self.layer, head, positions) if len(positions) else None
+            for head, positions in enumerate(back)
+        ]
+
+    def _with(
+        self,
+        back: Sequence[NDArray[np.int64]],
+        fetched: Sequence[tuple[torch.Tensor, torch.Tensor] | None],
+    ) -> tuple[list[NDArray[np.int64]], list[tuple[torch.Tensor, torch.Tensor] | None]]:
+        """What is back for good and what has just been fetched, as one."""
+        places: list[NDArray[np.int64]] = []
+        tensors: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        for head, positions in enumerate(back):
+            held, new = self._held[head], fetched[head]
+            pairs = [pair for pair in (held, new) if pair is not None]
+            places.append(np.concatenate([self._there[head], positions]))
+            if not pairs:
+                tensors.append(None)
+                continue
+            order = torch.from_numpy(np.argsort(places[-1], kind="stable"))
+            places[-1] = places[-1][order.numpy()]
+            keys, values = (torch.cat(parts)[order] for parts in zip(*pairs, strict=True))
+            tensors.append((keys, values))
+        return places, tensors
+
+    def _promote(
+        self,
+        new: Sequence[NDArray[np.int64]],
+        places: list[NDArray[np.int64]],
+        held: list[tuple[torch.Tensor, torch.Tensor] | None],
+    ) -> None:
+        """Keep what was fetched; beyond the limit, what was fetched the longest ago goes."""
+        most = self.losses.manner.most_promoted
+        for head, every in enumerate(places):
+            since = np.full(len(every), self._calls, np.int64)
+            old = ~np.isin(every, new[head])
+            since[old] = self._since[head]
+            pair = held[head]
+            if most is not None and len(every) > most and pair is not None:
+                stay = np.sort(np.argsort(since, kind="stable")[len(every) - most :])
+                every, since = every[stay], since[stay]
+                chosen = torch.from_numpy(stay)
+                pair = (pair[0][chosen], pair[1][chosen]) if most else None
+            self._there[head], self._since[head], self._held[head] = every, since, pair
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        places: Sequence[NDArray[np.int64]],
+        held: Sequence[tuple[torch.Tensor, torch.Tensor] | None],
+        how: dict[str, Any],
+    ) -> _Part:
+        """Attention of all queries over the keys that have come back, each kv head its own."""
+        first = next(pair for pair in held if pair is not None)
+        counts = np.array([len(each) for each in places], np.int64)
+        shape = (len(held), int(counts.max()))
+        keys, values = (each.new_zeros((*shape, each.shape[-1])) for each in first)
+        for head, pair in enumerate(held):
+            if pair is not None:
+                keys[head, : counts[head]], values[head, : counts[head]] = pair
+        size = query.shape[0] // len(held)
+        lengths = np.broadcast_to(np.repeat(counts, size)[:, None], query.shape[:2])
+        result = attention_of(query, keys, values, 0.0, lengths=lengths, **how)
+        return _Part.of(result, None)
+
+
+class _Part:
+    """Attention over a part of the keys: its output, what it lost, what its keys weigh."""
+
+    def __init__(
+        self,
+        out: torch.Tensor,
+        tail: NDArray[np.float64],
+        ends: tuple[NDArray[np.float64], NDArray[np.float64]],
+        counts: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]],
+        error: Any,
+    ) -> None:
+        self.out, self.tail, self.ends, self.counts = out, tail, ends, counts
+        self.error = error
+        """Computes a bound on the error of `out`; it takes a pass over values."""
+
+    @classmethod
+    def of(cls, result: AttentionResult, b: int | None) -> _Part:
+        """One sequence of a result, or all of one that has no such axis."""
+        at: Any = ... if b is None else b
+        return cls(
+            result.out[at],
+            result.tail_mass_upper[at],
+            (result.log_mass_lower[at], result.log_mass_upper[at]),
+            (result.k[at], result.scored[at], result.rung[at]),
+            lambda: result.error_bound[at],
+        )
+
+    def joined(self, other: _Part) -> _Part:
+        """The softmax over both parts' keys."""
+        with _native.DefaultFloats(), np.errstate(over="ignore", invalid="ignore"):
+            # Beside what this part keeps there is what it dropped of its own keys.
+            own = self.ends[0], self.ends[1] - np.log1p(-self.tail)
+            more = other.ends
+            middles = [(low + high) / 2 for low, high in (own, more)]
+            unsure = sum((high - low) / 2 for low, high in (own, more)) + 2.0**-40
+            gap = middles[0] - middles[1]
+            # An empty part has no weight, and what it puts out does not matter.
+            gap = np.where(more[1] == -np.inf, np.inf, np.where(own[1] == -np.inf, -np.inf, gap))
+            if np.isnan(gap).any():
+                raise CertkError(
+                    "scores of a pruned cache are so large that float64 cannot tell them apart: "
+                    "its parts cannot be put together"
+                )
+            share = 1 / (1 + np.exp(-gap))
+            unsure = np.where(np.isfinite(gap), unsure, 0.0)
+            outs = [part.out.double().numpy() for part in (self, other)]
+            exact = share[..., None] * outs[0] + (1 - share[..., None]) * outs[1]
+            stored = torch.from_numpy(exact).to(self.out.dtype)
+            rounding = np.sqrt(np.square(stored.double().numpy() - exact).sum(axis=-1))
+            apart = np.sqrt(np.square(outs[0] - outs[1]).sum(axis=-1))
+            size = np.sqrt(np.square(outs[0]).sum(axis=-1) + np.square(outs[1]).sum(axis=-1))
+            rounding = (rounding + size * 2.0**-48) * (1 + 2.0**-40)
+
+            def error() -> NDArray[np.float64]:
+                with _native.DefaultFloats():
+                    both = (
+                        np.where(share > 0, self.error(), 0),
+                        np.where(share < 1, other.error(), 0),
+                    )
+                    # Log-odds that are off by x move a share by x / 4 at most.
+                    moved = np.minimum(unsure / 4, 1) * (apart + both[0] + both[1])
+                    found: NDArray[np.float64] = np.maximum(*both) + moved + rounding
+                    return found * (1 + 2.0**-40)
+
+            both_low = np.logaddexp(self.ends[0], more[0])
+            both_high = np.logaddexp(self.ends[1], more[1])
+            slack = 2.0**-45 * (1 + np.abs(np.where(np.isfinite(both_high), both_high, 0)))
+        counts = (
+            self.counts[0] + other.counts[0],
+            self.counts[1] + other.counts[1],
+            np.maximum(self.counts[2], other.counts[2]),
+        )
+        # The share of what this part dropped is less beside more keys.
+        return _Part(stored, self.tail, (both_low - slack, both_high + slack), counts, error)
+
+    def without(self, lost: NDArray[np.float64], guard: Guard) -> _Part:
+        """The same as an answer over all keys, of which those that are not here weigh so much."""
+        own = self.error
+
+        def error() -> NDArray[np.float64]:
+            return (own() + guard.moved(self.out, lost)) * (1 + 2.0**-40)  # type: ignore[no-any-return]
+
+        tail = np.minimum((self.tail + lost) * (1 + 2.0**-51), 1.0)
+        return _Part(self.out, tail, self.ends, self.counts, error)
+
+
+class _Answers:
+    """What an `AttentionResult` takes its fields from, when they are asked for."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        take = {
+            "tail_mass_upper": lambda part: part.tail,
+            "error_bound": lambda part: part.error(),
+            "k": lambda part: part.counts[0],
+            "scored": lambda part: part.counts[1],
+            "rung": lambda part: part.counts[2],
+            "log_mass_lower": lambda part: part.ends[0],
+            "log_mass_upper": lambda part: part.ends[1],
+        }.get(name)
+        if take is None:
+            raise AttributeError(name)
+        return np.stack([take(part) for part in self._parts])

@@ -1,0 +1,128 @@
+//! What some keys weigh together, as the logarithm of the sum of e^score: so parts of one softmax that are computed apart, on
+//! other machines or from other evidence, are put together again.
+
+use crate::certified_sums::exp;
+use crate::twofold::{Twofold, ln_ratio, split};
+
+/// The two ends of an interval that holds the natural logarithm of a sum of e^score, in the scores' own units (nats).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LogMass {
+    /// It is not below this; negative infinity where there may be no weight at all.
+    pub lower: f64,
+    /// It is not above this.
+    pub upper: f64,
+}
+
+/// The relative error of a logarithm and of sums of two: generously, since what is added may cancel.
+const ROUNDING: f64 = 1.0 / 1_125_899_906_842_624.0;
+
+impl LogMass {
+    /// Of no key at all.
+    pub const NONE: LogMass = LogMass { lower: f64::NEG_INFINITY, upper: f64::NEG_INFINITY };
+    /// Of which nothing is known.
+    pub const UNKNOWN: LogMass = LogMass { lower: f64::NEG_INFINITY, upper: f64::INFINITY };
+
+    /// Of weights relative to `e^at` whose real sum is between two numbers, but for scores that may all be off by `error` nats.
+    pub(crate) fn of(lower: f64, upper: f64, at: f64, error: f64) -> Self {
+        if upper == 0.0 {
+            return Self::NONE;
+        }
+        let moved = |sum: f64, way: f64| {
+            let ln = ln(sum);
+            ln + at + way * (error + (ln.abs() + at.abs()) * ROUNDING)
+        };
+        let (low, high) = (moved(lower, -1.0), moved(upper, 1.0));
+        LogMass {
+            lower: if low.is_nan() { f64::NEG_INFINITY } else { low },
+            upper: if high.is_nan() { f64::INFINITY } else { high },
+        }
+    }
+
+    /// The same of a computed sum with a relative error.
+    pub(crate) fn summed(sum: f64, rounding: f64, at: f64, error: f64) -> Self {
+        Self::of(sum * (1.0 - rounding), sum * (1.0 + rounding), at, error)
+    }
+
+    /// The same, if all scores may be off by so many nats more.
+    pub(crate) fn widened(self, error: f64) -> Self {
+        LogMass { lower: self.lower - error, upper: self.upper + error }
+    }
+
+    /// What these keys weigh together with others.
+    pub(crate) fn plus(self, other: LogMass) -> Self {
+        let ends = [self.lower, self.upper, other.lower, other.upper];
+        let at = ends.into_iter().filter(|end| end.is_finite()).fold(f64::NEG_INFINITY, f64::max);
+        if at == f64::NEG_INFINITY {
+            let upper = self.upper.max(other.upper);
+            return LogMass { lower: self.lower.max(other.lower), upper };
+        }
+        let (one, two) = (self.weights(at), other.weights(at));
+        LogMass::of(one.0 + two.0, one.1 + two.1, at, ROUNDING)
+    }
+
+    /// What these keys weigh at least and at most, relative to `e^at`; neither end is infinite as long as the interval's are not
+    /// some 700 nats above it.
+    pub(crate) fn weights(self, at: f64) -> (f64, f64) {
+        let weight = |end: f64, way: f64| {
+            let above = end - at;
+            // Beyond this a weight is none, or outweighs all others.
+            if above.is_nan() || above < -700.0 {
+                return if way > 0.0 { f64::MIN_POSITIVE } else { 0.0 };
+            }
+            if above > 700.0 {
+                return if way > 0.0 { f64::INFINITY } else { exp(700.0) };
+            }
+            let slack = (end.abs() + at.abs() + 8.0) * ROUNDING;
+            exp(above) * (1.0 + way * 2.0 * slack)
+        };
+        let upper = if self.upper == f64::NEG_INFINITY { 0.0 } else { weight(self.upper, 1.0) };
+        (weight(self.lower, -1.0).max(0.0), upper)
+    }
+}
+
+/// The natural logarithm, to a few roundings; the same bits everywhere.
+fn ln(value: f64) -> f64 {
+    if value == 0.0 {
+        return f64::NEG_INFINITY;
+    }
+    if !(value > 0.0 && value < f64::INFINITY) {
+        return value;
+    }
+    let (mantissa, exponent) = split(value);
+    ln_ratio(Twofold::from(mantissa), Twofold::from(1.0), exponent).high
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_hold_what_they_are_of() {
+        for sum in [5e-324, 1e-300, 0.3, 1.0, 2.5, 1e9, 1e300] {
+            for at in [-1e6, -0.7, 0.0, 3.0, 1e12] {
+                let LogMass { lower, upper } = LogMass::of(sum, sum, at, 1e-9);
+                let real = Twofold::from(ln(sum)).plus(at).high;
+                assert!(lower < real - 0.9e-9 && real + 0.9e-9 < upper, "{sum} {at}");
+                assert!(upper - lower < 3e-9 + 1e-14 * (real.abs() + at.abs()) * 2.0);
+            }
+        }
+        assert_eq!(LogMass::of(0.0, 0.0, 5.0, 0.1), LogMass::NONE);
+        assert_eq!(LogMass::of(0.0, 1.0, 5.0, f64::NAN), LogMass::UNKNOWN);
+        assert_eq!(LogMass::of(0.0, 1.0, 0.0, 0.0).lower, f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn weights_are_outside_of_what_they_are_of() {
+        for at in [-300.0, 0.0, 77.0] {
+            let (low, high) = LogMass { lower: at - 1.0, upper: at + 1.0 }.weights(at);
+            assert!(low < (-1f64).exp() && high > 1f64.exp());
+            assert!(low > 0.999 * (-1f64).exp() && high < 1.001 * 1f64.exp());
+        }
+        assert_eq!(LogMass::NONE.weights(0.0), (0.0, 0.0));
+        assert_eq!(LogMass::UNKNOWN.weights(0.0), (0.0, f64::INFINITY));
+        let (low, high) = LogMass { lower: -2000.0, upper: -2000.0 }.weights(0.0);
+        assert!(low == 0.0 && high > 0.0);
+        let (low, high) = LogMass { lower: 2000.0, upper: 2000.0 }.weights(0.0);
+        assert!(low > 1e300 && high == f64::INFINITY);
+    }
+}

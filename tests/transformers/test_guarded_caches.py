@@ -1,0 +1,223 @@
+"""Pruned caches with guards: what later queries lose is proven, and fetched back where asked."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+zoo = pytest.importorskip("model_zoo")
+
+from certk_rs import transformers as ct  # noqa: E402
+from model_caches import prefilled, seen_by  # noqa: E402
+
+N, MORE = 96, 12
+pytestmark = pytest.mark.usefixtures("one_thread")
+one_thread = zoo.one_thread
+EPS = 0.02
+
+
+def prepared(name: str, dtype: Any = torch.float32) -> tuple[Any, Any, Any, list[Any]]:
+    """A model whose heads look at few keys, tokens, the cache of the first N, its queries."""
+    model, ids = zoo.build(name).to(dtype), zoo.tokens(1, N + MORE)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight *= 6
+    calls = seen_by(model, ids[:, :N])
+    cache = prefilled(model, ids[:, :N])
+    return model, ids, cache, [call["query"][:, :, -8:] for call in calls]
+
+
+def calls_of(model: Any, cache: Any, ids: Any) -> tuple[list[dict[str, Any]], Any]:
+    """Each call's queries, keys and outputs on the way through certified attention, and logits."""
+    from certk_rs.transformers.attention import certified_attention as certified
+
+    calls: list[dict[str, Any]] = []
+
+    def spy(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        found = certified(module, query, key, value, *args, **kwargs)
+        calls.append({"query": query.clone(), "layer": module.layer_idx, "out": found[0].clone()})
+        return found
+
+    hf.AttentionInterface.register("certk", spy)
+    try:
+        with torch.inference_mode():
+            logits = [
+                model(input_ids=ids[:, at : at + 1], past_key_values=cache).logits
+                for at in range(N, N + MORE)
+            ]
+    finally:
+        hf.AttentionInterface.register("certk", certified)
+    return calls, torch.cat(logits, 1)
+
+
+def truth(query: Any, full: Any, kept: list[np.ndarray], n: int, layer: int) -> np.ndarray:
+    """The share of the first N keys that are not kept, of each head's query."""
+    keys = full.layers[layer].keys[0, :, :n].double().numpy()
+    size, lost = query.shape[1] // len(keys), []
+    for head in range(query.shape[1]):
+        scores = keys[head // size] @ query[0, head, -1].double().numpy() * query.shape[-1] ** -0.5
+        weights = np.exp(scores - scores.max())
+        gone = np.ones(n, bool)
+        gone[kept[head // size]] = False
+        gone[N:] = False
+        lost.append(weights[gone].sum() / weights.sum())
+    return np.array(lost)
+
+
+def positions(guard: Any) -> list[np.ndarray]:
+    return [np.setdiff1d(np.arange(N), gone) for gone in guard.positions]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_later_queries_lose_is_proven(name: str, dtype: Any) -> None:
+    model, ids, cache, queries = prepared(name, dtype)
+    pruned = ct.prune_cache(cache, queries, EPS, guard="codes")
+    assert pruned.guard_bytes > 0
+    ct.use(model, eps=0)
+    with ct.Recorder() as recorder:
+        calls, _ = calls_of(model, pruned, ids)
+    kept = [positions(layer.guarded.guard) for layer in pruned.layers]
+    assert len(pruned.lost) == len(calls) == MORE * len(kept)
+    over, near = 0, []
+    # What the model was asked depends on what it lost, so the full cache is made of its own keys.
+    for at, (call, said) in enumerate(zip(calls, pruned.lost, strict=True)):
+        layer = call["layer"]
+        assert said.layer == layer
+        n = N + at // len(kept) + 1
+        own = pruned.layers[layer].keys[0]
+        grown = copy.copy(cache.layers[layer])
+        grown.keys = torch.cat([grown.keys[:, :, :N], own[None, :, own.shape[1] - MORE :]], 2)
+        whole = type("Whole", (), {"layers": {layer: grown}})
+        real = truth(call["query"], whole, kept[layer], n, layer)
+        assert (real <= said.lost[:, 0] * (1 + 1e-9)).all()
+        near += (said.lost[:, 0] <= 1.3 * real + 1e-3).tolist()
+        over += int((real > EPS).sum())
+        assert (said.left == said.lost).all()
+        assert not said.recalled.any()
+    assert np.mean(near) > 0.8
+    assert over > 0, "no query lost more than the budget: nothing was tried"
+    worst = max(float(call.lost.max()) for call in pruned.lost)
+    table = recorder.layers
+    assert max(layer.tail_mass_upper for layer in table) == worst
+    assert not all(layer.holds for layer in table)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("promote", [False, True])
+def test_recall_keeps_every_query_within_its_budget(name: str, promote: bool) -> None:
+    model, ids, cache, queries = prepared(name)
+    pruned = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach="recall", promote=promote)
+    ct.use(model, eps=0)
+    with ct.Recorder() as recorder:
+        calls_of(model, pruned, ids)
+    assert all((call.left <= EPS).all() for call in pruned.lost)
+    assert any(call.recalled.any() for call in pruned.lost)
+    assert all(layer.holds and layer.error_bound is not None for layer in recorder.layers)
+    fetched = sum(int(call.recalled.sum()) for call in pruned.lost)
+    if promote:
+        assert sum(map(sum, pruned.promoted)) == fetched
+    else:
+        assert not any(map(any, pruned.promoted))
+
+
+def test_outputs_are_as_near_as_is_said() -> None:
+    for on_breach in ("report", "recall"):
+        model, ids, cache, queries = prepared("llama")
+        pruned = ct.prune_cache(
+            cache, queries, 0.05, guard="codes", on_breach=on_breach, promote=True
+        )
+        ct.use(model, eps=0)
+        with ct.Recorder() as recorder:
+            calls, _ = calls_of(model, pruned, ids)
+        for at, (call, said) in enumerate(zip(calls, recorder.calls, strict=True)):
+            layer, n = call["layer"], N + at // len(pruned.layers) + 1
+            own, full = pruned.layers[layer], cache.layers[layer]
+            keys, values = (
+                torch.cat([whole[0, :, :N], new[0, :, new.shape[2] - MORE :]], 1)[:, :n]
+                for whole, new in ((full.keys, own.keys), (full.values, own.values))
+            )
+            size = call["query"].shape[1] // len(keys)
+            for head in range(call["query"].shape[1]):
+                q = call["query"][0, head, -1].double()
+                scores = keys[head // size].double() @ q * q.shape[0] ** -0.5
+                real = torch.softmax(scores, 0) @ values[head // size].double()
+                off = float((call["out"][0, -1, head].double() - real).norm())
+                assert said.error_bound is not None
+                assert off <= said.error_bound[0, head, 0] * (1 + 1e-9)
+
+
+def test_nothing_is_lost_with_a_budget_of_nothing() -> None:
+    model, ids, cache, queries = prepared("llama")
+    pruned = ct.prune_cache(cache, queries, 0.0, guard="codes", on_breach="recall")
+    # Of a set that keeps everything nothing is dropped: drop half of it by hand.
+    thin = ct.prune_cache(cache, queries, 0.3, guard="codes", on_breach="recall")
+    thin._losses.manner = type(thin._losses.manner)(0.0, "recall")
+    ct.use(model, eps=0)
+    _, logits = calls_of(model, thin, ids)
+    _, whole = calls_of(model, pruned, ids)
+    with torch.inference_mode():
+        full = [
+            model(input_ids=ids[:, at : at + 1], past_key_values=cache).logits
+            for at in range(N, N + MORE)
+        ]
+    assert all((call.left == 0).all() for call in thin.lost)
+    assert torch.allclose(logits, torch.cat(full, 1), atol=1e-4)
+    assert torch.allclose(whole, torch.cat(full, 1), atol=1e-4)
+
+
+def test_few_stay_and_the_oldest_go() -> None:
+    model, ids, cache, queries = prepared("llama")
+    pruned = ct.prune_cache(
+        cache, queries, EPS, guard="codes", on_breach="recall", promote=True, most_promoted=3
+    )
+    ct.use(model, eps=0)
+    calls_of(model, pruned, ids)
+    assert all(count <= 3 for layer in pruned.promoted for count in layer)
+    assert all((call.left <= EPS).all() for call in pruned.lost)
+    for layer in pruned.layers:
+        for head, (there, held) in enumerate(
+            zip(layer.guarded._there, layer.guarded._held, strict=True)
+        ):
+            if len(there):
+                full = cache.layers[layer.guarded.layer].keys[0, head]
+                assert torch.equal(held[0], full[torch.from_numpy(there)])
+
+
+def test_a_breach_can_be_an_error() -> None:
+    model, ids, cache, queries = prepared("llama")
+    pruned = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach="raise")
+    ct.use(model, eps=0)
+    with pytest.raises(ck.CertkError, match=r"layer \d: a query may lose .* more than eps"):
+        calls_of(model, pruned, ids)
+
+
+def test_attention_that_loses_more_itself_is_refused() -> None:
+    model, ids, cache, queries = prepared("llama")
+    pruned = ct.prune_cache(cache, queries, 0.001, guard="codes")
+    ct.use(model, eps=0.5, even_if_slower=True)
+    with pytest.raises(ck.CertkError, match="use with a smaller eps"):
+        calls_of(model, pruned, ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_breach": "recall"}, "go with a guard"),
+        ({"promote": True}, "go with a guard"),
+        ({"guard": "balls"}, "guard is 'balls'"),
+        ({"guard": "codes", "on_breach": "shrug"}, "on_breach is 'shrug'"),
+        ({"guard": "codes", "most_promoted": -1}, "most_promoted is -1"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    _, _, cache, queries = prepared("llama")
+    with pytest.raises(ck.CertkError, match=message):
+        ct.prune_cache(cache, queries, EPS, **options)
