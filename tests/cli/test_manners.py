@@ -20,6 +20,7 @@ import certk_rs as ck
 from certk_rs import _log, cli
 from certk_rs._cli import terminal
 from cli_fixtures import certk, write_cache
+from fresh_process import run_python
 from repository import EXAMPLE, ROOT
 
 Captured = pytest.CaptureFixture[str]
@@ -41,6 +42,34 @@ def test_help_has_a_short_name_everywhere(command: str, capsys: Captured) -> Non
     if command != "completion":
         for option in ("-q, --quiet", "-v, --verbose", "--config FILE", "--no-config", "--json"):
             assert option in text
+
+
+def test_options_keep_their_names_where_hints_are_read_as_python_3_10_does() -> None:
+    """There, typing.get_type_hints puts Optional around what has None for its default."""
+    code = """
+import inspect, typing
+read = typing.get_type_hints
+
+def as_of_old(thing, *rest, **more):
+    hints = read(thing, *rest, **more)
+    if inspect.isfunction(thing):
+        for name, parameter in inspect.signature(thing).parameters.items():
+            if parameter.default is None and name in hints:
+                hints[name] = typing.Union[hints[name], None]
+    return hints
+
+typing.get_type_hints = as_of_old
+from certk_rs import cli
+for command in ("prune", "verify"):
+    assert cli.main([command, "-h"]) == 0
+"""
+    ran = run_python(code)
+    assert ran.returncode == 0, ran.stderr
+    prune, verify = ran.stdout.split("Usage: certk verify")
+    for option in ("--eps EPS|RULE|FILE", "--bytes SIZE", "--jobs N"):
+        assert option in prune
+    for option in ("--against CACHE", "--jobs N", "--sample F|N"):
+        assert option in verify
 
 
 def test_the_version(capsys: Captured) -> None:

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -35,8 +35,8 @@ def uniform(function: Callable[..., Job]) -> Callable[..., Job]:
 
     It is told of --quiet if it takes it; the others are nothing that a command has to know.
     """
-    hints = get_type_hints(function, include_extras=True)
-    own = inspect.signature(function).parameters
+    # get_type_hints of Python 3.10 would hide what is declared where the default is None.
+    own = inspect.signature(function, eval_str=True).parameters
     keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     added = [
         keyword(name=name, default=_DEFAULTS[name], annotation=annotation)
@@ -44,7 +44,7 @@ def uniform(function: Callable[..., Job]) -> Callable[..., Job]:
         if name not in own
     ]
     parameters = [
-        *(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own.values()),
+        *(p.replace(kind=p.KEYWORD_ONLY) for p in own.values()),
         *added,
         keyword(name="context", annotation=typer.Context),
     ]
