@@ -133,6 +133,27 @@ def test_directories_in_and_out(tmp_path: Path, capsys: Captured) -> None:
     assert "is the input of no output here" in capsys.readouterr().out
 
 
+def test_outputs_in_directories_within_are_verified(tmp_path: Path, capsys: Captured) -> None:
+    for seed, name in enumerate(("a", "sub/a")):
+        path = tmp_path / "in" / f"{name}.safetensors"
+        path.parent.mkdir(parents=True)
+        write_cache(path, seed=seed)
+    out, against = tmp_path / "out", ("--against", tmp_path / "in")
+    assert certk("prune", tmp_path / "in", "-r", "-o", out, "--eps", "0.1") == 0
+    capsys.readouterr()
+    assert certk("verify", out, "-r", *against, "--json") == 0
+    outputs = json.loads(capsys.readouterr().out)["outputs"]
+    assert {Path(each["output"]).relative_to(out).as_posix() for each in outputs} == {
+        *("a.safetensors", "sub/a.safetensors")
+    }
+    assert all(each["holds"] and each["input"] for each in outputs)
+    # Several jobs have outputs of one name.
+    assert (
+        certk("verify", out / "a.safetensors", out / "sub" / "a.safetensors", "-r", *against) == 0
+    )
+    assert certk("verify", out, (out / "a.safetensors").absolute().as_uri()) == 0
+
+
 def test_verify_names_what_is_wrong_where(cache: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "out" / "x.safetensors"
     certk("prune", cache, "-o", out.parent, "--eps", "0.1")
