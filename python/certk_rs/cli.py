@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminated)
+    _stand_in_for_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -117,6 +119,15 @@ def _answer(code: int) -> None:
     with contextlib.suppress(OSError):
         print_answer(code)
         sys.stdout.flush()
+
+
+def _stand_in_for_closed_streams() -> None:
+    # Who closes one (>&-) wants to hear nothing. Python has None for it, and the next file that is
+    # opened would get its number.
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _give_up_stdout_if_broken() -> None:

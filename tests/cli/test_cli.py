@@ -331,6 +331,20 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert [path.name for path in left] == ["x.safetensors"]
 
 
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    write_cache(tmp_path / "x.safetensors")
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    arguments = ("prune", tmp_path / "x.safetensors", "-o", tmp_path / "out", "--eps", "0.1")
+    done = in_a_process(*arguments, preexec_fn=limit)
+    assert done.returncode == 2
+    assert re.fullmatch(r"certk: error: .*out/\S+: File too large\n", done.stderr)
+    assert names(tmp_path) == ["x.safetensors"]
+
+
 @pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM"])
 def test_an_interrupted_job_ends_soon_and_leaves_no_output(tmp_path: Path, kind: str) -> None:
     write_cache(tmp_path / "x.safetensors", layers=8, m=256, n=8192, d=64)
@@ -357,6 +371,19 @@ def test_an_interrupted_job_ends_soon_and_leaves_no_output(tmp_path: Path, kind:
         assert process.returncode == 128 + signal.SIGTERM
     left = [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".partial")]
     assert [path.name for path in left] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_fault(cache: Path, tmp_path: Path, closed: str) -> None:
+    prune = [sys.executable, "-m", "certk_rs", "prune", str(cache), "-o", str(tmp_path / "out")]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *prune, "--eps", "0.1"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "unexpected" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert certk("verify", tmp_path / "out", "--against", cache) == 0
 
 
 def test_a_closed_pipe_is_silent(cache: Path, tmp_path: Path) -> None:

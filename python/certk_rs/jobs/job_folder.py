@@ -71,10 +71,12 @@ class JobFolder:
                 ) from None
             except OSError:
                 pass  # a file system without locks
-            file.seek(0)
-            file.truncate()
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            # Only said to others: on a full disk it is left to the manifest to fail.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), 0)
+                os.write(
+                    file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+                )
             yield
 
     def read_manifest(self) -> dict[str, Any] | None:
