@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .errors import CertkError
 from .jobs.budgets import read_budgets
@@ -21,7 +22,7 @@ ENGINES = ("local", "ray")
 def prune(
     caches: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     out: str | os.PathLike[str],
-    eps: float | str | Path | Mapping[str, float] | None = None,
+    eps: float | str | Path | Mapping[str | int, float] | None = None,
     *,
     size: float | int | None = None,
     size_bytes: int | None = None,
@@ -103,7 +104,7 @@ def prune(
         eps=budgets,
         size=size,
         size_bytes=size_bytes,
-        out_tol=None if out_tol is None else float(out_tol),
+        out_tol=_real(out_tol),
         granularity=granularity,
         max_keep=max_keep,
         keep_first=keep_first,
@@ -123,6 +124,11 @@ def prune(
     given = [caches] if isinstance(caches, (str, os.PathLike)) else caches
     plan = make_plan(given, out, request, manner, recursive)
     return run_plan(plan, make_engine(engine, address, jobs, threads), manner, on_file, progress)
+
+
+def _real(value: Any) -> Any:
+    """A whole number as a float; what is no number is for the request to refuse."""
+    return float(value) if type(value) is int else value
 
 
 def make_engine(

@@ -188,3 +188,33 @@ def test_a_job_without_outputs_is_told_and_drawn(tmp_path: Path) -> None:
     job.plot(Figure().subplots())
     if pytest.importorskip("pandas"):
         assert len(job.to_pandas()) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threads": -1}, "threads is -1"),
+        ({"threads": 0}, "threads is 0"),
+        ({"threads": "2"}, "threads is '2'"),
+        ({"jobs": "2"}, "jobs is '2'"),
+        ({"coverage": "x"}, "coverage is 'x'"),
+        ({"holdout": "x"}, "holdout is 'x'"),
+        ({"eps": None, "out_tol": "x"}, "out_tol is 'x'"),
+        ({"eps": {(0, 3): 0.1}}, "are no layers"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_before_anything_is_done(
+    folder: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ck.CertkError, match=re.escape(said)):
+        ck.prune(folder / "in" / "a.safetensors", tmp_path / "out", **({"eps": 0.1} | options))
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_may_be_numbers(folder: Path, tmp_path: Path) -> None:
+    by_number: Any = {0: 0.1, "*": 0.2}
+    cache = folder / "in" / "a.safetensors"
+    ck.prune(cache, tmp_path / "number", by_number)
+    ck.prune(cache, tmp_path / "text", {"0": 0.1, "*": 0.2})
+    written = [(tmp_path / way / "a.safetensors").read_bytes() for way in ("number", "text")]
+    assert written[0] == written[1]

@@ -54,7 +54,7 @@ def check_eps(eps: float) -> float:
     return float(eps)
 
 
-def read_budgets(given: float | str | Path | Mapping[str, float] | Budgets) -> Budgets:
+def read_budgets(given: float | str | Path | Mapping[str | int, float] | Budgets) -> Budgets:
     """Budgets from a number, a rule, a mapping like a rule, or a `.json` file that holds one.
 
     A rule lists layers and budgets: `0-3=0.01,4=0.02,5-=0.05,*=0.1`; the first that fits counts,
@@ -87,7 +87,7 @@ def _of_file(path: Path) -> Budgets:
     return _of_pairs(list(body.items()))
 
 
-def _of_pairs(pairs: list[tuple[str, Any]]) -> Budgets:
+def _of_pairs(pairs: list[tuple[Any, Any]]) -> Budgets:
     default, rules = None, []
     for layers, eps in pairs:
         if isinstance(eps, bool) or not isinstance(eps, (int, float)):
@@ -96,7 +96,7 @@ def _of_pairs(pairs: list[tuple[str, Any]]) -> Budgets:
         if layers in ("*", "default"):
             default = budget
             continue
-        found = _RULE.fullmatch(layers)
+        found = _RULE.fullmatch(str(layers))  # {0: 0.1} is meant as it looks
         if found is None or found["first"] is None:
             raise CertkError(f"eps: {layers!r} are no layers: write 3, 0-3, 4- or * ({_FORM})")
         first = int(found["first"])

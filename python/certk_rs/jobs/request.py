@@ -62,6 +62,8 @@ class Request:
         _at_least("block_size", self.block_size, 1)
         if self.size_bytes is not None:
             _at_least("size_bytes", self.size_bytes, 1)
+        for name in ("out_tol", "coverage", "holdout"):
+            _number(name, getattr(self, name))
         if self.out_tol is not None and not 0 < self.out_tol < float("inf"):
             raise CertkError(f"out_tol is {self.out_tol!r}: give a positive number")
         if not 0 < self.coverage <= 1:
@@ -103,6 +105,11 @@ TARGETS = ("eps", "size", "size_bytes", "out_tol")
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise CertkError(f"{name} is {value!r}: give {', '.join(allowed[:-1])} or {allowed[-1]}")
+
+
+def _number(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise CertkError(f"{name} is {value!r}: give a number")
 
 
 def _share_or_count(name: str, value: object) -> None:

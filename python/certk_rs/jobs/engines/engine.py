@@ -32,6 +32,12 @@ class Witness:
     sha256: str
 
 
+def check_count(name: str, value: object) -> None:
+    """Raise `CertkError` unless it is None or a count of at least one."""
+    if value is not None and (type(value) is not int or value < 1):
+        raise CertkError(f"{name} is {value!r}: give a count of 1 or more")
+
+
 _SEEN: set[Witness] = set()
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import _native
-from ...errors import CertkError
-from .engine import Outcome, Witness
+from .engine import Outcome, Witness, check_count
 
 # More calls at a time need more memory and gain little: calls have threads of their own.
 _MOST = 4
@@ -40,8 +39,8 @@ class LocalEngine:
     """
 
     def __init__(self, jobs: int | None = None, threads: int | None = None) -> None:
-        if jobs is not None and jobs < 1:
-            raise CertkError(f"jobs is {jobs}: give a count of 1 or more")
+        check_count("jobs", jobs)
+        check_count("threads", threads)
         every = cores() if threads is None else threads
         self.slots = min(every, _MOST) if jobs is None else jobs
         self.threads: int | None = max(1, every // self.slots)

@@ -20,7 +20,7 @@ from ..._files.location import Location
 from ..._files.reader import of_another_machine
 from ..._log import logger
 from ...errors import CertkError, one_line
-from .engine import Outcome, Witness, sees
+from .engine import Outcome, Witness, check_count, sees
 from .local import cores
 from .ray_cluster import connect, disconnect, load_ray
 
@@ -70,8 +70,8 @@ class RayEngine:
     def __init__(
         self, address: str | None = None, jobs: int | None = None, threads: int | None = None
     ) -> None:
-        if jobs is not None and jobs < 1:
-            raise CertkError(f"jobs is {jobs}: give a count of 1 or more")
+        check_count("jobs", jobs)
+        check_count("threads", threads)
         self.threads: int | None = threads or 1
         self._jobs = jobs
         self._ray = load_ray()
