@@ -8,7 +8,9 @@ import re
 import resource
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -225,3 +227,22 @@ def test_a_spool_is_a_sequence() -> None:
     with pytest.raises(IndexError):
         spool[3]
     assert np.array_equal(Spool([np.arange(3)])[0], np.arange(3))
+
+
+@pytest.mark.parametrize("layers", [6, 16, 17, 24, 48, 128])
+def test_names_of_many_layers_do_not_run_into_each_other(
+    monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(analyze_page, "svg", lambda figure: figure)
+    heads = [
+        SimpleNamespace(layer=layer, kept=[0.5], multi_gap=0.6, single_gap=0.9, shared=0.7)
+        for layer in range(layers)
+    ]
+    found: Any = SimpleNamespace(heads=heads, main=0, eps=[0.1])
+    figure: Any = analyze_page._rules(found)
+    figure.canvas.draw()
+    labels = [each for each in figure.axes[0].get_xticklabels() if each.get_text()]
+    boxes = [each.get_window_extent() for each in labels]
+    assert len(boxes) > 2
+    assert all(left.x1 + 2 < right.x0 for left, right in pairwise(boxes))

@@ -125,6 +125,8 @@ def test_bounds_of_a_smaller_budget_are_not_called_needed(capsys: Captured, tmp_
     # Layer, sets, kept, of, share and its sign, and then the bound and the gap.
     assert first.split()[6:8] == [UNKNOWN, UNKNOWN]
     page = (tmp_path / "p.html").read_text()
+    assert "needed at the smaller budget" in page
+    assert "at least needed" not in page
     cell = page[page.index("keys that any such sets need") :]
     assert UNKNOWN in cell[: cell.index("</tr>")]
 

@@ -320,6 +320,7 @@ def _rules(found: CacheAnalysis) -> str:
         "one set per head": [head.shared for head in found.heads],
     }
     figure, axis = panels(figsize=(max(7.5, 0.3 * len(layers)), 3.8))
+    step = 1 if len(layers) <= 16 else 2  # labels of two digits need room
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
         means = [
@@ -327,7 +328,7 @@ def _rules(found: CacheAnalysis) -> str:
             for x in layers
         ]
         axis.bar(np.arange(len(layers)) + (i - 1.5) * width, means, width, label=name)
-    axis.set_xticks(range(len(layers)), [str(layer) for layer in layers])
+    axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
     axis.set(
         title=f"keys that each way keeps, eps = {found.eps[found.main]:g}", xlabel="layer",
         ylabel="mean share of the visible keys", ylim=(0, 1.02),

@@ -253,8 +253,12 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
         "where they are over budget) have fewer keys, so the gap is the most that a better choice "
         "could save. In blocks, a bound counts the keys that so many blocks hold at least."
     ]
+    total = report["totals"]
+    smaller = total["gap"] is None and total["lower_bound"] is not None
+    # Beside fewer kept keys "at least needed" would read as a contradiction.
+    needed = "needed at the smaller budget" if smaller else "at least needed"
     heads = (
-        *("layer", "sets", "kept", "of", "share", "at least needed", "gap", "budget"),
+        *("layer", "sets", "kept", "of", "share", needed, "gap", "budget"),
         *("worst tail mass", "in output"),
     )
     rows = [
@@ -274,7 +278,7 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
     ]
     set_heads = (
         *("layer", "kv head", "sets", "kept", "of", "share", "least share", "largest share"),
-        *("at least needed", "gap", "budget", "worst tail mass", "in output"),
+        *(needed, "gap", "budget", "worst tail mass", "in output"),
     )
     set_rows = [
         [
