@@ -372,7 +372,7 @@ def test_nothing_is_printed_but_through_here() -> None:
         "print(plain(line), file=sys.stderr)",
         "print(text)",  # what Answer made of it, see below
         "console.print(table)",
-        "Console(highlight=False, soft_wrap=True, width=max(width, console.width)).print(table)",
+        "_console(max(width, console.width)).print(table)",
         "html.escape(plain(text))",
         "html.escape(text)",  # of a summary, line by line, as `text` is there
     }
