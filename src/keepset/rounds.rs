@@ -35,6 +35,8 @@ const ROUNDS: usize = 40;
 /// Rounds in which the lower bound has not grown by one in so many, after which a last set is repaired: of rows with a say that are
 /// many, others lose too much each time.
 const STALLED: (usize, usize) = (5, 1000);
+/// Rounds in which a set for all rows may become smaller.
+const POLISHED: usize = 3;
 /// A repair may add one column in so many, and this many in any case.
 const REPAIRED: (usize, usize) = (1000, 1);
 /// Rows that are repaired together.
@@ -53,6 +55,12 @@ pub(super) struct Found {
     pub(super) lower: Vec<f64>,
     pub(super) lower_bound: usize,
     pub(super) weights: Vec<f64>,
+}
+
+impl Found {
+    fn size(&self) -> usize {
+        self.kept.iter().filter(|kept| **kept).count()
+    }
 }
 
 /// A set for all rows of a source.
@@ -163,11 +171,21 @@ impl<S: Source> Rounds<'_, S> {
     }
 
     fn run(&mut self) -> Result<Found, Error> {
+        let few = self.problem.thorough;
         let mut gain = (0, 0);
+        // A set for all rows, and its round: for some more rounds a smaller one is looked for, which takes time.
+        let mut settled: Option<(usize, Found)> = None;
         for round in 0.. {
             interrupt::check()?;
             let best = self.problem.search()?;
+            let thorough = std::mem::replace(&mut self.problem.thorough, few);
             self.take(&best);
+            if let Some((since, found)) = &settled {
+                if best.size >= found.size() || round > since + POLISHED {
+                    break;
+                }
+                self.problem.thorough = true;
+            }
             if self.bound.0 > gain.1 + gain.1 / STALLED.1 {
                 gain = (round, self.bound.0);
             }
@@ -175,7 +193,10 @@ impl<S: Source> Rounds<'_, S> {
                 return self.run_over();
             }
             let stalled = round >= ROUNDS || round >= gain.0 + STALLED.0;
-            if stalled && self.problem.thorough {
+            if stalled && thorough {
+                if settled.is_some() {
+                    break;
+                }
                 return self.repaired(best);
             }
             self.problem.thorough |= stalled;
@@ -198,6 +219,9 @@ impl<S: Source> Rounds<'_, S> {
                 }
                 if !over.is_empty() {
                     if !self.join(&over)? {
+                        if settled.is_some() {
+                            break;
+                        }
                         return self.repaired(best);
                     }
                     continue;
@@ -206,16 +230,22 @@ impl<S: Source> Rounds<'_, S> {
                     continue;
                 }
             }
-            // Only sets that seem to do are worth the time, until others join.
-            if !self.problem.thorough && best.size > best.lower_bound {
-                self.problem.thorough = true;
-                continue;
+            let Some(found) = self.settle(best)? else { continue };
+            if thorough || found.size() <= self.bound.0 {
+                return Ok(match settled {
+                    Some((_, other))
+                        if found.status != Status::Certified || other.size() <= found.size() =>
+                    {
+                        self.bounded(other)
+                    }
+                    _ => found,
+                });
             }
-            if let Some(found) = self.settle(best)? {
-                return Ok(found);
-            }
+            settled = Some((round, found));
+            self.problem.thorough = true;
         }
-        unreachable!("a set of all columns loses nothing")
+        let (_, found) = settled.expect("only a set for all rows ends the rounds");
+        Ok(self.bounded(found))
     }
 
     /// Checks the rows that were near their budgets, and then all. What a few of them lack is added to the set if it is little;
@@ -378,19 +408,19 @@ impl<S: Source> Rounds<'_, S> {
     }
 
     fn found(&self, kept: Vec<bool>, judged: Judged, status: Status) -> Found {
-        let mut weights = vec![0.0; self.rows()];
+        let Judged { upper, lower, .. } = judged;
+        let weights = vec![0.0; self.rows()];
+        self.bounded(Found { kept, status, upper, lower, lower_bound: 0, weights })
+    }
+
+    /// The same set with the best lower bound so far.
+    fn bounded(&self, mut found: Found) -> Found {
+        found.weights.fill(0.0);
         for &(row, weight) in &self.bound.1 {
-            weights[row] = f64::from(weight);
+            found.weights[row] = f64::from(weight);
         }
-        let size = kept.iter().filter(|kept| **kept).count();
-        Found {
-            kept,
-            status,
-            upper: judged.upper,
-            lower: judged.lower,
-            lower_bound: self.bound.0.min(size),
-            weights,
-        }
+        found.lower_bound = self.bound.0.min(found.size());
+        found
     }
 
     /// The set with what all rows need beside: no more rows can or shall join the program.
