@@ -506,6 +506,8 @@ class AttentionResult(_Frozen):
             error_bound=self.error_bound,
             scored=self.scored,
             rung=_names(self.rung, Rung),
+            log_mass_lower=self.log_mass_lower,
+            log_mass_upper=self.log_mass_upper,
         )
 
     def _index(self, pandas: Any) -> Any:

@@ -446,11 +446,15 @@ def searched() -> ck.SearchResult:
     return ck.KeyIndex.build(KEYS).search(Q, EPS)
 
 
+def recalled() -> ck.RecallResult:
+    return ck.KeyIndex.build(KEYS).recall(Q, (3.0, 3.0), EPS)
+
+
 def attended() -> ck.AttentionResult:
     return ck.attention(Q, KEYS, KEYS, EPS)
 
 
-ALL: list[Callable[[], Any]] = [*RESULTS, searched, attended]
+ALL: list[Callable[[], Any]] = [*RESULTS, searched, attended, recalled]
 
 
 @pytest.mark.parametrize("make", ALL)
