@@ -25,6 +25,7 @@ __all__ = [
     "KeyIndex",
     "OutputBounds",
     "OutputSelected",
+    "Recalled",
     "Searched",
     "Selected",
     "ValueBall",
