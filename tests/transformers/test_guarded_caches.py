@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -221,3 +222,36 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
     _, _, cache, queries = prepared("llama")
     with pytest.raises(ck.CertkError, match=message):
         ct.prune_cache(cache, queries, EPS, **options)
+
+
+def test_copies_and_pickles_go_on_alike() -> None:
+    model, ids, cache, queries = prepared("llama")
+    pruned = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach="recall", promote=True)
+    twins = [copy.deepcopy(pruned), pickle.loads(pickle.dumps(pruned))]
+    ct.use(model, eps=0)
+    texts = []
+    for each in (pruned, *twins):
+        with torch.inference_mode():
+            options = {"max_new_tokens": 6, "do_sample": False}
+            texts.append(model.generate(ids[:, : N + 1], past_key_values=each, **options))
+    assert all(torch.equal(text, texts[0]) for text in texts)
+    assert all(each.promoted == pruned.promoted for each in twins)
+    assert any(map(any, pruned.promoted))
+
+
+def test_every_beam_and_every_new_token_is_judged() -> None:
+    model, ids, cache, queries = prepared("llama")
+    ct.use(model, eps=0)
+    pruned = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach="recall")
+    pruned.batch_repeat_interleave(3)
+    with torch.inference_mode():
+        options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False}
+        model.generate(ids[:, : N + 1], past_key_values=pruned, **options)
+    assert len(pruned.lost) == 3 * len(pruned.layers) * 4
+    several = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach="recall")
+    with torch.inference_mode():
+        model(input_ids=ids[:, N:], past_key_values=several)
+        several.crop(-3)
+        model(input_ids=ids[:, -3:], past_key_values=several)
+    assert [call.lost.shape[1] for call in several.lost] == [MORE] * 3 + [3] * 3
+    assert all((call.left <= EPS).all() for call in [*pruned.lost, *several.lost])

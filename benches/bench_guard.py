@@ -1,0 +1,147 @@
+"""What a guard of dropped keys knows, and what it costs: `python benches/bench_guard.py [T S]`.
+
+T: for later queries of real rows, the guard's upper end of the dropped mass over the truth, and the
+keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536); those of the
+repository have n = 512.
+
+S: a step of decoding over kept keys with a guard, over 1.3 times the step without plus reading the
+guard's bytes once, as fast as torch adds up as many. Every result is checked before it is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import certk_rs as ck
+from bench_attention import CheckFailedError, contest
+from certk_rs.cache_format import Cache, widen
+from certk_rs.guard import Guard
+from harness import table
+from harness.table import Tell
+
+SECTIONS = {
+    "T": "the guard's bound over the truth, and keys fetched over the fewest, real rows",
+    "S": "a step with a guard over 1.3 x the step without and reading its bytes",
+}
+EPS = 0.05
+TIGHT, FETCHED, STEP = 1.3, 1.3, 1.0
+HERE = Path(__file__).resolve().parent
+SMALL = HERE.parent / "python" / "certk_rs" / "_data" / "minilm_small.safetensors"
+
+
+def heads_of(path: Path) -> list[tuple[str, Any, Any, float]]:
+    """Name, queries and keys of the first head of each layer, float64, and the scale."""
+    found = []
+    with Cache(path) as cache:
+        for layer in cache.layers:
+            q, k = (
+                widen(cache.read(layer, role)[0], layer.dtypes[role]) for role in ("query", "key")
+            )
+            found.append((f"layer {layer.index}", q, k, cache.scales[layer.index]))
+    return found
+
+
+def tightness(name: str, q: Any, k: Any, scale: float) -> str:
+    """T: a keep-set for the first half of the queries, judged by the second."""
+    listed, later = np.array_split(q, 2)
+    kept = np.zeros(len(k), bool)
+    kept[ck.keep_set(listed @ k.T * scale, EPS).indices] = True
+    dropped = np.flatnonzero(~kept)
+    scores = later @ k.T * scale
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    true = weights[:, dropped].sum(axis=1)
+    held = np.log(weights[:, kept].sum(axis=1)) + np.log(
+        np.exp(scores - scores.max(axis=1, keepdims=True)).sum(axis=1)
+    )
+    held += scores.max(axis=1)
+    keys = k[dropped].astype(np.float32)
+    index = ck.KeyIndex.build(keys)
+    found = index.recall(later.astype(np.float32), (held - 1e-9, held + 1e-9), EPS, scale=scale)
+    if not (found.lost_upper >= true * (1 - 1e-9)).all() or (found.tail_mass_upper > EPS).any():
+        raise CheckFailedError("a guard that proves what is not so")
+    rest = np.sort(weights[:, dropped], axis=1).cumsum(axis=1)
+    fewest = int(np.count_nonzero(rest > EPS))
+    ratio = found.lost_upper / true
+    mark = "ok" if np.quantile(ratio, 0.9) <= TIGHT else "MISS"
+    fetched = int(found.k.sum()) / fewest if fewest else 1.0
+    return (
+        f"{name:10} n {len(k):6}  kept {kept.mean():.3f}  over eps {(true > EPS).mean():.2f}  "
+        f"bound/truth {np.median(ratio):.3f}, 90 % {np.quantile(ratio, 0.9):.3f} {mark}  "
+        f"fetched/fewest {fetched:.3f} {'ok' if fetched <= FETCHED else 'MISS'}"
+    )
+
+
+def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) -> str:
+    """S: eight kv heads, four queries each, d = 128."""
+    torch.set_num_threads(threads)
+    kv_heads, heads, d = 8, 32, 128
+    rng = torch.Generator().manual_seed(n)
+    k, v = torch.randn(2, kv_heads, n, d, generator=rng).to(dtype)
+    # Queries that look at what is kept: no breach.
+    q = torch.randn(heads, 1, d, generator=rng).to(dtype)
+    count = int(share * n)
+    scores = (q.float().reshape(kv_heads, -1, d) @ k.float().transpose(1, 2)).amax(1)
+    kept = [np.sort(row.topk(count).indices.numpy()) for row in scores]
+    guard = Guard.build(k, v, kept, threads=threads)
+    at = [torch.from_numpy(each) for each in kept]
+    here, values = (torch.stack([x[g, at[g]] for g in range(kv_heads)]) for x in (k, v))
+    size = guard._index.nbytes
+    codes = torch.zeros(size // 4, dtype=torch.int32)
+
+    def plain() -> Any:
+        return ck.attention(q, here, values, 0.0, threads=threads)
+
+    def guarded() -> Any:
+        found = plain()
+        ends = found.log_mass_lower, found.log_mass_upper
+        return guard.judge(q, ends, 0.9, threads=threads)
+
+    def reading() -> Any:
+        return codes.sum()
+
+    judged = guarded()
+    every = (q.double().reshape(kv_heads, -1, d) @ k.double().transpose(1, 2)) * d**-0.5
+    weights = torch.softmax(every, -1)
+    for g in range(kv_heads):
+        gone = 1 - weights[g][:, at[g]].sum(-1).numpy()
+        if (gone > judged.lost[g * 4 : g * 4 + 4, 0] * (1 + 1e-9)).any():
+            raise CheckFailedError("a guard that proves what is not so")
+    times = contest({"plain": plain, "guarded": guarded, "reading": reading}, repeat)
+    spent = {name: statistics.median(each) * 1e3 for name, each in times.items()}
+    ratio = spent["guarded"] / (1.3 * spent["plain"] + spent["reading"])
+    return (
+        f"n {n:6}  kept {share:.2f}  {str(dtype).removeprefix('torch.'):8}  {threads} threads  "
+        f"{ratio:.3f} {'ok' if ratio <= STEP else 'MISS'}  plain {spent['plain']:.3f} ms  guarded "
+        f"{spent['guarded']:.3f} ms  reading {spent['reading']:.3f} ms  "
+        f"{size / (n * kv_heads - count * kv_heads):.1f} bytes a dropped key"
+    )
+
+
+def body(wanted: set[str], repeat: int, tell: Tell) -> bool:
+    """Measure the sections wanted."""
+    tell("")
+    if "T" in wanted:
+        for name, q, k, scale in heads_of(SMALL):
+            tell(tightness(name, q, k, scale))
+        folder = os.environ.get("CERTK_DATA")
+        if folder:
+            for name, q, k, scale in heads_of(Path(folder) / "minilm_n65536.safetensors"):
+                tell(tightness(name, q, k, scale))
+    if "S" in wanted:
+        for threads in (1, 2):
+            for n, share in ((16_384, 0.1), (65_536, 0.1), (65_536, 0.4)):
+                for dtype in (torch.float32, torch.bfloat16):
+                    tell(step(n, share, dtype, threads, repeat))
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(table.run(__doc__, SECTIONS, "guard", 11, body))
