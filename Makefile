@@ -100,6 +100,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_attention.py --save
 	@echo '== operators and models against torch'
 	$(BIN)/python benches/bench_models.py --save
+	@echo '== guards of dropped keys'
+	$(BIN)/python benches/bench_guard.py --save
 	@echo '== prune against a script of torch'
 	$(BIN)/python benches/bench_prune.py --growth --save
 
