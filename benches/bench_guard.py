@@ -94,7 +94,7 @@ def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) ->
     at = [torch.from_numpy(each) for each in kept]
     here, values = (torch.stack([x[g, at[g]] for g in range(kv_heads)]) for x in (k, v))
     size = guard._index.nbytes
-    codes = torch.zeros(size // 4, dtype=torch.int32)
+    codes = torch.zeros(size // 4, dtype=torch.float32)
 
     def plain() -> Any:
         return ck.attention(q, here, values, 0.0, threads=threads)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,3 +257,35 @@ def test_every_beam_and_every_new_token_is_judged() -> None:
         model(input_ids=ids[:, -3:], past_key_values=several)
     assert [call.lost.shape[1] for call in several.lost] == [MORE] * 3 + [3] * 3
     assert all((call.left <= EPS).all() for call in [*pruned.lost, *several.lost])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_come_back_from_a_file(dtype: Any, tmp_path: Path) -> None:
+    model, ids, cache, queries = prepared("llama", dtype)
+    path = tmp_path / "cache.safetensors"
+    ct.to_cache(cache, queries, path)
+    options = {"guard": "codes", "on_breach": "recall"}
+    own = ct.prune_cache(cache, queries, EPS, **options)
+    filed = ct.prune_cache(ct.from_cache(path), queries, EPS, source=path, **options)
+    copied = pickle.loads(pickle.dumps(filed))
+    ct.use(model, eps=0)
+    logits = [calls_of(model, each, ids)[1] for each in (own, filed, copied)]
+    assert any(call.recalled.any() for call in filed.lost)
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+    filed = ct.prune_cache(cache, queries, EPS, source=path, **options)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ck.CertkError, match="was changed"):
+        calls_of(model, filed, ids)
+
+
+def test_a_file_of_another_cache_is_no_source(tmp_path: Path) -> None:
+    _, _, cache, queries = prepared("llama")
+    path = tmp_path / "cache.safetensors"
+    ct.to_cache(cache, queries, path)
+    with torch.inference_mode():
+        cache.layers[1].values[0, 1, 7, 0] += 1
+    with pytest.raises(ck.CertkError, match=r"layer 1 does not hold the values of the cache"):
+        ct.prune_cache(cache, queries, EPS, guard="codes", on_breach="recall", source=path)
+    with pytest.raises(ck.CertkError, match="go with a guard"):
+        ct.prune_cache(cache, queries, EPS, source=path)

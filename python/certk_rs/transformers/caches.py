@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
-from .._files.safetensors import STORAGE
 from ..cache_format import Cache as CacheFile
 from ..cache_format import (
     Layer,
@@ -42,6 +41,8 @@ from ..guard import Guard
 from .capture_file import CacheWriter
 from .guarded import GuardedLayer, Losses, LostCall, Manner, OnBreach, Rows
 from .per_head import pad_with_latest, select_per_head
+from .rows_of_file import RowsOfFile
+from .stored import tensor
 
 _Rows = tuple[list[torch.Tensor], list[torch.Tensor]]
 """The keys and the values (kept, d) of each kv head of a layer."""
@@ -240,7 +241,7 @@ def prune_cache(
     on_breach: OnBreach = "report",
     promote: bool = False,
     most_promoted: int | None = None,
-    source: Rows | None = None,
+    source: Rows | str | os.PathLike[str] | None = None,
     threads: int | None = None,
 ) -> PrunedCache:
     """Prune a cache in memory: one keep-set per layer and kv head, for all queries of its group.
@@ -266,8 +267,9 @@ def prune_cache(
             `CertkError`, "recall" fetches what matters from `source`.
         promote: Whether keys that were fetched stay.
         most_promoted: Of each kv head, how many may stay; those asked for the longest ago go first.
-        source: Where dropped keys and values are; None: `cache` itself, whose tensors are then
-            held (and must not be written to).
+        source: Where dropped keys and values are: a cache file of exactly these (as `capture` and
+            `to_cache` write it, and `from_cache` reads), which is compared now and read row by row
+            later; or None: `cache` itself, whose tensors are then held, and must not be written to.
         threads: Number of threads; None for all available.
 
     Raises:
@@ -309,22 +311,34 @@ def prune_cache(
         )
     made = _pruned(pruned, certificates)
     if guard == "none":
-        if on_breach != "report" or promote or most_promoted is not None:
-            raise CertkError(
-                "on_breach, promote and most_promoted go with a guard: pass guard='codes'"
-            )
+        if on_breach != "report" or promote or most_promoted is not None or source is not None:
+            raise CertkError("on_breach, promote and the like go with a guard: pass guard='codes'")
         return made
     if guard != "codes":
         raise CertkError(f"guard is {guard!r}; pass 'codes' or 'none'")
     manner = Manner(float(eps), on_breach, promote, most_promoted)
-    if source is None and on_breach == "recall":
-        source = RowsOfCache([(keys[0], values[0]) for _, keys, values in layers])
+    rows = None if source is None else _rows_of(source, layers)
+    if rows is None and on_breach == "recall":
+        rows = RowsOfCache([(keys[0], values[0]) for _, keys, values in layers])
     guards = [
         Guard.build(keys[0], values[0], kept, threads=threads)
         for (_, keys, values), kept in zip(layers, stays, strict=True)
     ]
-    made._set_guards(guards, Losses(manner, source))
+    made._set_guards(guards, Losses(manner, rows))
     return made
+
+
+def _rows_of(
+    source: Rows | str | os.PathLike[str],
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+) -> Rows:
+    """What a user calls the source of dropped rows; a file is held against the cache."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    rows = RowsOfFile(source)
+    for index, (_, keys, values) in enumerate(layers):
+        rows.check(index, keys[0], values[0])
+    return rows
 
 
 class RowsOfCache:
@@ -425,7 +439,7 @@ def _read_full(path: Path) -> DynamicCache:
         cache = DynamicCache()
         for layer in file.layers:
             keys, values = (
-                _tensor(file.read(layer, role), layer.dtypes[role])[None]
+                tensor(file.read(layer, role), layer.dtypes[role])[None]
                 for role in ("key", "value")
             )
             cache.update(keys, values, layer.index)
@@ -464,7 +478,7 @@ def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache
                     f"{file.path}: tensor {name!r} is not the one that was certified: it is "
                     "missing, or of another dtype or shape"
                 )
-        both = [_tensor(read(stem + role), layer.dtypes[role]) for role in ("key", "value")]
+        both = [tensor(read(stem + role), layer.dtypes[role]) for role in ("key", "value")]
         if options.granularity == "head":
             starts = read(stem + "indptr").tolist()  # as integers that do not wrap
             if [*starts[:1], *starts[-1:]] != [0, total] or starts != sorted(starts):
@@ -497,11 +511,3 @@ def _need_all_layers(path: object, layers: Sequence[Layer]) -> None:
         )
     if len({layer.n for layer in layers}) > 1:
         raise CertkError(f"{path}: its layers stand for texts of different lengths")
-
-
-def _tensor(raw: NDArray[Any], dtype: str) -> torch.Tensor:
-    """Stored bits as a tensor of the same dtype."""
-    if dtype == "BF16":
-        return torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16)
-    assert raw.dtype == np.dtype(STORAGE[dtype])
-    return torch.from_numpy(raw)
