@@ -705,6 +705,7 @@ def test_nothing_in_the_package_writes_files_in_another_way() -> None:
     names |= {"save", "savez", "savez_compressed", "savefig", "mkstemp", "NamedTemporaryFile"}
     fine = READERS | {
         "os.open(os.devnull, os.O_WRONLY)",
+        "Path(os.devnull).open('w', encoding='utf-8')",
         "np.savez(stream, **arrays)",
         # What is uploaded when it is whole.
         "tempfile.NamedTemporaryFile()",
