@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from ._files.certificate import (
     GRANULARITIES,
+    GUARDS,
     PROOFS,
     Certificate,
     Options,
@@ -50,6 +51,7 @@ from ._files.output import (
     OutputFile,
     counts_in,
     counts_of,
+    guard_bytes,
     output_header,
     output_tensors,
     proof_bytes,
@@ -58,18 +60,20 @@ from ._files.record import LayerRecord, most_held_out, most_left_out, record_ten
 from ._files.remarks import remarks
 from ._files.safetensors import ITEMSIZE, Form, SafetensorsFile, quote
 from ._files.sharded import INDEX_SUFFIX, ShardedFile, open_tensors
-from ._files.tensor_file import HEAD_MAJOR, LAYOUTS, ROW_MAJOR, STORAGE, TensorFile
+from ._files.tensor_file import HEAD_MAJOR, LAYOUTS, NAMES, ROW_MAJOR, STORAGE, TensorFile
 from ._files.values import FiniteCheck, widen
 from .errors import CertkError
 
 __all__ = [
     "DEFAULT_NAMES",
     "GRANULARITIES",
+    "GUARDS",
     "HEAD_MAJOR",
     "INDEX_SUFFIX",
     "ITEMSIZE",
     "KNOWN_NAMES",
     "LAYOUTS",
+    "NAMES",
     "PROOFS",
     "ROW_MAJOR",
     "STORAGE",
@@ -91,6 +95,7 @@ __all__ = [
     "counts_in",
     "counts_of",
     "detect",
+    "guard_bytes",
     "layout",
     "locate",
     "mass_dtype",

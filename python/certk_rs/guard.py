@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _native
 from ._arrays import coerce
+from ._files.guards import GuardedHead
 from .errors import CertkError
 from .key_index import KeyIndex
 from .sparse_attention import ValueBall
@@ -97,33 +98,44 @@ class Guard:
             )
         if len(kept) != shape[0]:
             raise CertkError(f"kept has {len(kept)} entries for {shape[0]} kv heads: pass one each")
-        positions = [_others(np.asarray(each), shape[1]) for each in kept]
-        heads, balls = [], []
-        for head, dropped in enumerate(positions):
-            of_head = np.ascontiguousarray(stored_keys[head, dropped])
-            index = _native.KeyIndex.build((of_head, dtype), None, threads)
-            heads += index.parts()
-            gone = np.ascontiguousarray(stored_values[head, dropped])
-            balls.append(_native.ValueBall.build((gone, value_dtype), threads))
-        return cls._of_heads(shape, dtype, heads, positions, balls)
+        positions = [others(np.asarray(each), shape[1]) for each in kept]
+        heads = [
+            guard_head(
+                (stored_keys[head, dropped], dtype),
+                (stored_values[head, dropped], value_dtype),
+                threads,
+            )
+            for head, dropped in enumerate(positions)
+        ]
+        return cls.of_heads(shape, dtype, heads, positions)
 
     @classmethod
-    def _of_heads(
+    def of_heads(
         cls,
         shape: tuple[int, ...],
         dtype: str,
-        heads: Sequence[tuple[NDArray[Any], ...]],
+        heads: Sequence[GuardedHead],
         positions: Sequence[NDArray[np.int64]],
-        balls: Sequence[_native.ValueBall],
     ) -> Guard:
+        """Put together what is remembered of each kv head (`guard_head`).
+
+        Args:
+            shape: That of all keys, (kv_heads, n, d).
+            dtype: Theirs: float32, float16 or bfloat16.
+            heads: One per kv head.
+            positions: Of each kv head the positions of its dropped keys, ascending.
+
+        Raises:
+            CertkError: They cannot be those of any keys and values.
+        """
         kv_heads, n, d = shape
         most = max((len(each) for each in positions), default=0)
-        padded = [_padded(parts, most, d) for parts in heads]
+        padded = [_padded(head.parts, most, d) for head in heads]
         whole = (kv_heads, most, d)
         index = KeyIndex(_native.KeyIndex.of_parts(whole, dtype, padded), None)  # type: ignore[arg-type]
-        parts = [ball.parts()[1][0] for ball in balls]
-        centres = np.array([part[:-1] for part in parts])
-        of_values = _native.ValueBall.of_parts([kv_heads, most, centres.shape[1]], parts)
+        balls = [head.ball for head in heads]
+        centres = np.array([ball[:-1] for ball in balls])
+        of_values = _native.ValueBall.of_parts([kv_heads, most, centres.shape[1]], balls)
         ball = object.__new__(ValueBall)
         ball._native, ball._batch = of_values, (kv_heads,)
         return cls(index, positions, ball, centres, n)
@@ -215,7 +227,21 @@ class Guard:
         return moved
 
 
-def _others(kept: NDArray[Any], n: int) -> NDArray[np.int64]:
+def guard_head(
+    keys: tuple[NDArray[Any], str], values: tuple[NDArray[Any], str], threads: int | None
+) -> GuardedHead:
+    """Remember the dropped keys (count, d) and values (count, d_v) of one kv head.
+
+    Both as stored, bfloat16 as its bits, with the names of their dtypes.
+    """
+    (rows, dtype), (gone, value_dtype) = keys, values
+    index = _native.KeyIndex.build((np.ascontiguousarray(rows), dtype), None, threads)
+    ball = _native.ValueBall.build((np.ascontiguousarray(gone), value_dtype), threads)
+    [parts], [around] = index.parts(), ball.parts()[1]
+    return GuardedHead(len(rows), parts, around)
+
+
+def others(kept: NDArray[Any], n: int) -> NDArray[np.int64]:
     """The positions of n that are not kept."""
     left = np.ones(n, bool)
     if kept.size and (kept.ndim != 1 or kept.dtype.kind not in "iu"):

@@ -35,6 +35,7 @@ def prune(
     coverage: float = 1.0,
     holdout: float | None = None,
     proof: str = "auto",
+    guard: str = "none",
     names: str | None = None,
     layout: str | None = None,
     recursive: bool = False,
@@ -77,6 +78,9 @@ def prune(
             were not chosen for; None: an eighth where every layer has 256 queries or more.
         proof: How much of the proof is written: "full", "compact", "none", or "auto": full where
             that takes at most 2 % of the bytes of keys and values, else compact.
+        guard: What is remembered of the dropped keys and values, so that what any later query loses
+            can be proven (`certk_rs.transformers.from_cache`): "codes", a byte an entry of every
+            dropped key and bounds for each kv head, or "none".
         names: Pattern of the tensor names, None to find out; see docs/files.md.
         layout: Order of the axes, "hnd" (heads, n, d) or "nhd"; None: hnd, with doubts an error.
         recursive: Whether directories within directories are searched.
@@ -113,6 +117,7 @@ def prune(
         coverage=coverage,
         holdout=holdout,
         proof=proof,
+        guard=guard,
         names=names,
         layout=layout,
     )

@@ -27,6 +27,13 @@ class Proof(str, Enum):
     none = "none"
 
 
+class Guard(str, Enum):
+    """What is remembered of the dropped keys."""
+
+    none = "none"
+    codes = "codes"
+
+
 class EngineName(str, Enum):
     """Where the work is done."""
 
@@ -106,6 +113,14 @@ ProofKind = Annotated[
         metavar="KIND",
         help="How much proof is written: full (every row), compact, none, or auto: full where "
         "that is at most 2 % of the cache.",
+    ),
+]
+GuardKind = Annotated[
+    Guard,
+    typer.Option(
+        metavar="KIND",
+        help="What is remembered of dropped keys, to prove what later queries lose: codes (a byte "
+        "an entry), or none.",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted job.")]

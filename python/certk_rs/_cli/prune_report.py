@@ -39,9 +39,10 @@ def _lost(report: FileReport) -> str:
 
 
 def _bytes(report: FileReport) -> str:
+    guard = f", {report.guard_bytes / 1e6:.4g} MB are its guard" if report.guard_bytes else ""
     return (
         f"{report.cache_bytes / 1e6:.4g} MB of keys and values are {report.output_bytes / 1e6:.4g} "
-        f"MB ({100 * report.saved:.1f} % saved)"
+        f"MB ({100 * report.saved:.1f} % saved{guard})"
     )
 
 

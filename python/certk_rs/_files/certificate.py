@@ -23,6 +23,7 @@ from .transposed import MAX_N
 FORMAT = 2
 GRANULARITIES = ("head", "layer", "token")
 PROOFS = ("full", "compact", "none")
+GUARDS = ("none", "codes")
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -52,6 +53,7 @@ class Options:
         proof: "full", "compact" or "none": see docs/files.md.
         out_tol: The bound on the error of outputs that budgets were chosen for.
         size: The most keys that may be kept in the whole file.
+        guard: What is remembered of the dropped keys: "codes", or "none".
     """
 
     granularity: str = "head"
@@ -65,6 +67,7 @@ class Options:
     proof: str = "full"
     out_tol: float | None = None
     size: int | None = None
+    guard: str = "none"
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def _options(body: dict[str, Any]) -> Options:
         options.granularity in GRANULARITIES
         and options.layout in LAYOUTS
         and options.proof in PROOFS
+        and options.guard in GUARDS
         and all(_is_count(count) for count in (options.keep_first, options.keep_last))
         and (limit is None or _is_fraction(limit) or (_is_count(limit) and limit >= 1))
         and (_is_count(options.block_size) and 1 <= options.block_size <= MAX_N)

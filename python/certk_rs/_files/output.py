@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .certificate import PROOFS, Certificate, Options, TensorFacts
+from .guards import code_bytes, guard_forms
 from .layers import Layer
 from .location import Location, locate
 from .masses import stored_weights
@@ -33,7 +34,8 @@ class Counts:
     """How much one layer of an output holds, which its shapes follow from.
 
     `kept` and `blocks` of every group (no blocks where block_size is 1), `weighted` rows with a
-    weight in the lower bounds, `held_out` queries and `left_out` rows.
+    weight in the lower bounds, `held_out` queries and `left_out` rows, `codes` bytes of a guard's
+    codes.
     """
 
     kept: Sequence[int]
@@ -41,6 +43,7 @@ class Counts:
     weighted: int = 0
     held_out: int = 0
     left_out: int = 0
+    codes: int = 0
 
 
 def counts_of(record: LayerRecord, options: Options) -> Counts:
@@ -68,6 +71,7 @@ def counts_in(tensors: Mapping[str, Form], layer: Layer) -> Counts:
         weighted=length("lower_bound_rows"),
         held_out=length("held_out"),
         left_out=length("left_out"),
+        codes=length("guard_codes"),
     )
 
 
@@ -109,6 +113,9 @@ def output_tensors(layer: Layer, options: Options, counts: Counts, masses: str) 
         tensors["lower_bound"] = ("I64", (layer.kv_heads if by_head else 1,))
         tensors["lower_bound_rows"] = ("I64", (counts.weighted,))
         tensors["lower_bound_weights"] = ("F32", (counts.weighted,))
+    if options.guard != "none":
+        dropped = layer.n * layer.kv_heads - total * (1 if by_head else layer.kv_heads)
+        tensors |= guard_forms(layer, dropped, counts.codes)
     return {f"layers.{layer.index}.{name}": form for name, form in tensors.items()}
 
 
@@ -129,6 +136,17 @@ def proof_bytes(layers: Iterable[Layer], options: Options, masses: str) -> dict[
             if name.rpartition(".")[2] in _OF_PROOFS
         ]
         found[proof] = sum(ITEMSIZE[dtype] * prod(shape) for dtype, shape in said)
+    return found
+
+
+def guard_bytes(layers: Iterable[Layer], kept: float) -> int:
+    """About how many bytes a guard of codes takes if a share `kept` of all keys is kept."""
+    found = 0
+    for layer in layers:
+        dropped = round(layer.n * (1 - kept))
+        forms = guard_forms(layer, dropped * layer.kv_heads, 0)
+        found += layer.kv_heads * code_bytes(dropped, layer.d)
+        found += sum(ITEMSIZE[dtype] * prod(shape) for dtype, shape in forms.values())
     return found
 
 

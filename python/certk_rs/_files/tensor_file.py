@@ -23,7 +23,12 @@ from .location import Location
 from .reader import Identity, same_state
 
 # What a tensor is in memory; BF16 stays in its 16 bits.
-STORAGE = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+STORAGE = {
+    **{"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"},
+    **{"I32": "<i4", "I64": "<i8", "U8": "<u1"},
+}
+# What the core calls a dtype of keys and values.
+NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 
 HEAD_MAJOR = "hnd"
 ROW_MAJOR = "nhd"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
+from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
 from .._files.tensor_file import Header
 from ..cache_format import (
@@ -26,9 +27,11 @@ from ..cache_format import (
     TensorFacts,
     output_tensors,
 )
+from ..guard import guard_head, others
 from .chosen import Chosen
 from .finished import header_of_output
 from .record import chosen_tensors
+from .solve import as_native
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Written:
     header_sha256: str
     output_bytes: int
     proof_bytes: int
+    guard_bytes: int
 
 
 def assemble(order: Order, chosen: tuple[Chosen, ...]) -> Written:
@@ -77,7 +81,8 @@ def assemble(order: Order, chosen: tuple[Chosen, ...]) -> Written:
         of_layer = {layer.index: layer for layer in cache.layers}
         for each in chosen:
             layer = of_layer[each.layer]
-            tensors |= output_tensors(layer, order.options, _counts(each, order), order.masses)
+            counts = _counts(each, layer, order)
+            tensors |= output_tensors(layer, order.options, counts, order.masses)
             proofs |= chosen_tensors(layer, each, order.options)
         certificate = Certificate(
             library=__version__,
@@ -102,6 +107,8 @@ def assemble(order: Order, chosen: tuple[Chosen, ...]) -> Written:
                 output.write(name, array)
             for each in chosen:
                 _copy(cache, of_layer[each.layer], each, order.options, output)
+                if order.options.guard != "none":
+                    _guard(cache, of_layer[each.layer], each, output)
             cache.file.check_unchanged(order.identity)
             output.commit()
             header = output.header()
@@ -109,12 +116,15 @@ def assemble(order: Order, chosen: tuple[Chosen, ...]) -> Written:
 
 
 def _written(header: Header, proofs: Mapping[str, NDArray[Any]]) -> Written:
-    size = len(header.raw) + max((entry.stop for entry in header.entries.values()), default=0)
+    entries = header.entries
+    size = len(header.raw) + max((entry.stop for entry in entries.values()), default=0)
     proof = sum(array.nbytes for array in proofs.values())
-    return Written(hashlib.sha256(header.raw).hexdigest(), size, proof)
+    rest = [entry for name, entry in entries.items() if name.rpartition(".")[2].startswith("guard")]
+    guard = sum(entry.stop - entry.start for entry in rest)
+    return Written(hashlib.sha256(header.raw).hexdigest(), size, proof, guard)
 
 
-def _counts(chosen: Chosen, order: Order) -> Counts:
+def _counts(chosen: Chosen, layer: Layer, order: Order) -> Counts:
     size = order.options.block_size
     return Counts(
         kept=[len(indices) for indices in chosen.indices],
@@ -122,6 +132,7 @@ def _counts(chosen: Chosen, order: Order) -> Counts:
         weighted=len(chosen.weight_rows),
         held_out=len(chosen.held_out),
         left_out=len(chosen.left_out),
+        codes=sum(code_bytes(len(gone), layer.d) for gone in _dropped(layer, chosen)),
     )
 
 
@@ -142,3 +153,21 @@ def _copy(cache: Cache, layer: Layer, chosen: Chosen, options: Options, output: 
             else:
                 np.take(stored, chosen.indices[0], 0, rows[head], "clip")
         output.write(f"layers.{layer.index}.{role}", rows)
+
+
+def _dropped(layer: Layer, chosen: Chosen) -> list[NDArray[np.int64]]:
+    """The positions of each kv head that are not kept, seen or not."""
+    groups = [others(indices, layer.n) for indices in chosen.indices]
+    return groups if len(groups) == layer.kv_heads else groups * layer.kv_heads
+
+
+def _guard(cache: Cache, layer: Layer, chosen: Chosen, output: OutputFile) -> None:
+    """Write what is remembered of the dropped rows of one layer, a kv head at a time."""
+    keys, values = (cache.by_head(layer, role) for role in ("key", "value"))
+    dtypes = layer.dtypes["key"], layer.dtypes["value"]
+    heads = [
+        guard_head(as_native(key[gone], dtypes[0]), as_native(value[gone], dtypes[1]), 1)
+        for key, value, gone in zip(keys, values, _dropped(layer, chosen), strict=True)
+    ]
+    for name, array in guard_tensors(heads, layer.d).items():
+        output.write(f"layers.{layer.index}.{name}", array)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..cache_format import ITEMSIZE, Layer, proof_bytes
+from ..cache_format import ITEMSIZE, Layer, guard_bytes, proof_bytes
 from .chosen import Chosen
 from .file_job import FileTask, units_to_try
 from .unit import Unit, run_unit
@@ -59,13 +59,14 @@ def estimate(task: FileTask, threads: int | None) -> Estimate:
     if task.options.size is not None:
         share = min(1.0, task.options.size / max(1, task.total))
     proof = proof_bytes(task.layers, task.options, "F32")[task.options.proof]
+    guard = 0 if task.options.guard == "none" else guard_bytes(task.layers, share)
     indices = 4 * share * sum(layer.n * layer.kv_heads for layer in task.layers)
     return Estimate(
         task.source.name,
         str(task.source.location),
         task.input_bytes,
         task.cache_bytes,
-        int(share * task.cache_bytes + indices + proof + 600 * len(task.tensors)),
+        int(share * task.cache_bytes + indices + proof + guard + 600 * len(task.tensors)),
         share,
         every,
         spent * every / scores if scores else spent,

@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._files.location import Location
-from ..cache_format import ITEMSIZE, Budgets, Cache, Layer, Options, mass_dtype, proof_bytes
+from ..cache_format import (
+    ITEMSIZE,
+    Budgets,
+    Cache,
+    Layer,
+    Options,
+    guard_bytes,
+    mass_dtype,
+    proof_bytes,
+)
 from ..errors import CertkError
 from .assemble import Order, Written, assemble
 from .choose import Ask
@@ -141,6 +150,7 @@ def _options(task: FileTask) -> Options:
         coverage=float(request.coverage),
         holdout=float(task.holdout),
         out_tol=request.out_tol,
+        guard=request.guard,
     )
     proof = request.proof
     if proof == "auto":
@@ -166,6 +176,9 @@ def _size(task: FileTask, options: Options) -> int:
     fixed = proof + 1024 * len(task.layers) * 10 + 300 * len(task.tensors) + 4096
     of_key = [_bytes_of_key(layer, options.granularity) for layer in task.layers]
     widest = sum(of_key) if options.granularity == "token" else max(of_key)
+    if options.guard != "none":
+        # As if all were dropped: each key that is kept may save a little of it.
+        fixed += guard_bytes(task.layers, 0.0) + 1024 * len(task.layers) * 10
     size = (request.size_bytes - fixed) // widest
     if size < 1:
         raise CertkError(
@@ -368,6 +381,8 @@ def _report(
         cache_bytes=task.cache_bytes,
         output_bytes=written.output_bytes,
         proof_bytes=written.proof_bytes,
+        guard=options.guard,
+        guard_bytes=written.guard_bytes,
         seconds=seconds,
         worst_at_least=bound_eps,
     )

@@ -17,8 +17,8 @@ class FileReport:
     """One finished output.
 
     `cache_bytes` are those of the input's keys and values, `input_bytes` all of its bytes (queries
-    among them), `output_bytes` all of the output's, proof included. `seconds` is the time that
-    workers spent on it.
+    among them), `output_bytes` all of the output's, proof and guard included. `seconds` is the time
+    that workers spent on it.
     """
 
     name: str
@@ -34,6 +34,8 @@ class FileReport:
     output_bytes: int
     proof_bytes: int
     seconds: float
+    guard: str = "none"
+    guard_bytes: int = 0
     warnings: tuple[str, ...] = ()
     worst_at_least: float | None = None
     """With a size for a target: no distribution of so many keys has a smaller worst tail mass."""
@@ -78,6 +80,8 @@ def file_json(report: FileReport) -> dict[str, Any]:
         "cache_bytes": report.cache_bytes,
         "output_bytes": report.output_bytes,
         "proof_bytes": report.proof_bytes,
+        "guard": report.guard,
+        "guard_bytes": report.guard_bytes,
         "saved": report.saved,
         "seconds": report.seconds,
         "header_sha256": report.header_sha256,
@@ -94,6 +98,7 @@ def read_file_report(body: Mapping[str, Any]) -> FileReport:
     same = (
         *("name", "header_sha256", "proof", "granularity", "block_size", "input_bytes"),
         *("cache_bytes", "output_bytes", "proof_bytes", "seconds", "worst_at_least"),
+        *("guard", "guard_bytes"),
     )
     layers = tuple(
         LayerReport(

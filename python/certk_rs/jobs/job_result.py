@@ -112,6 +112,8 @@ class JobResult(Shown):
         after = sum(report.output_bytes for report in self.outputs)
         saved = f"{100 * (1 - after / before):.1f} % saved"
         yield "bytes", f"{before} of keys and values are {after}, proof included ({saved})"
+        if guard := sum(report.guard_bytes for report in self.outputs):
+            yield "guard", f"{guard} of these bytes are what is remembered of dropped keys"
 
     def __repr__(self) -> str:
         return (

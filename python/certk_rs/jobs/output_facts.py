@@ -8,7 +8,7 @@ says.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -151,9 +151,17 @@ class OutputReader:
 
     @property
     def proof_bytes(self) -> int:
-        """Bytes of its tensors that are neither keys nor values."""
+        """Bytes of its tensors that are neither keys nor values, nor a guard."""
+        return self._bytes(lambda role: role not in ("key", "value") and not _of_guard(role))
+
+    @property
+    def guard_bytes(self) -> int:
+        """Bytes of what is remembered of the dropped keys and values."""
+        return self._bytes(_of_guard)
+
+    def _bytes(self, which: Callable[[str], bool]) -> int:
         entries = self._file.header.entries.values()
-        rest = [e for e in entries if e.name.rpartition(".")[2] not in ("key", "value")]
+        rest = [e for e in entries if which(e.name.rpartition(".")[2])]
         return sum(entry.stop - entry.start for entry in rest)
 
     @property
@@ -365,3 +373,7 @@ def _above(masses: Masses, eps: float) -> NDArray[np.bool_]:
 
 def _largest(masses: Masses) -> float | None:
     return float(masses.max()) if masses.size else None
+
+
+def _of_guard(role: str) -> bool:
+    return role.startswith("guard_")

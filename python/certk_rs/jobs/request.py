@@ -10,6 +10,7 @@ from .budgets import Budgets, read_budgets
 
 GRANULARITIES = ("head", "layer", "token")
 PROOFS = ("auto", "full", "compact", "none")
+GUARDS = ("none", "codes")
 # Where nothing is said, so much is held out of the queries of a head that has so many.
 HOLDOUT = 0.125
 ENOUGH_QUERIES = 256
@@ -41,6 +42,8 @@ class Request:
     holdout: float | None = None
     """Share of the queries set aside; None: `HOLDOUT` where there are `ENOUGH_QUERIES`."""
     proof: str = "auto"
+    guard: str = "none"
+    """What is remembered of the dropped keys, for queries to come."""
     names: str | None = None
     layout: str | None = None
 
@@ -53,6 +56,7 @@ class Request:
             )
         _one_of("granularity", self.granularity, GRANULARITIES)
         _one_of("proof", self.proof, PROOFS)
+        _one_of("guard", self.guard, GUARDS)
         if self.layout is not None:
             _one_of("layout", self.layout, ("hnd", "nhd"))
         _share_or_count("max_keep", self.max_keep)

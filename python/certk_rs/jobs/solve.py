@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _native
+from ..cache_format import NAMES
 from ..results import Status
 
 # The radius of a row is so many roundings beyond 3 d, and this slack (see `choose`).
 ROUNDINGS = 16
 SLACK = 2.0**-31
-_NATIVE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +79,8 @@ def solve(
     found = _native.keep_set_of_queries(
         [
             (
-                _as_native(block.query, block.query_dtype),
-                _as_native(block.key, block.key_dtype),
+                as_native(block.query, block.query_dtype),
+                as_native(block.key, block.key_dtype),
                 block.scale,
             )
             for block in blocks
@@ -107,6 +107,6 @@ def solve(
     )
 
 
-def _as_native(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
+def as_native(stored: NDArray[Any], dtype: str) -> tuple[NDArray[Any], str]:
     """A stored tensor and its dtype, as `_native` takes them."""
-    return stored.view(np.uint16) if stored.itemsize == 2 else stored, _NATIVE[dtype]
+    return stored.view(np.uint16) if stored.itemsize == 2 else stored, NAMES[dtype]
