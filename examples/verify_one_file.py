@@ -32,14 +32,15 @@ import numpy as np
 SIZE = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
         "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
         "C64": 8}  # fmt: skip
-STORED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
+STORED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8",
+          "U8": "u1"}  # fmt: skip
 WORDS = ("key|value|query", "keys|values|queries", "k|v|q", "key_states|value_states|query_states")
 KNOWN = [stem + "{" + words + "}" for words in WORDS
          for stem in ("layers.{i}.", "layer.{i}.", "layers_{i}_", "layer_{i}_")]  # fmt: skip
 FIELDS = {"format", "library", "eps", "bound_eps", "options", "causal_offset", "scales",
           "input_headers", "inputs", "outputs", "sha256"}  # fmt: skip
 OPTIONS = {"granularity", "names", "layout", "max_keep", "keep_first", "keep_last", "block_size",
-           "coverage", "holdout", "proof", "out_tol", "size"}  # fmt: skip
+           "coverage", "holdout", "proof", "out_tol", "size", "guard"}  # fmt: skip
 U = 2.0**-53
 
 
@@ -164,6 +165,7 @@ def check_options(o: dict) -> None:
     need(0 < o["coverage"] <= 1 and 0 <= o["holdout"] < 1, "coverage or holdout is no fraction")
     need(tol is None or (type(tol) is float and 0 <= tol < math.inf), "out_tol")
     need(o["size"] is None or (type(o["size"]) is int and o["size"] >= 0), "size")
+    need(o["guard"] in ("none", "codes"), "guard")
 
 
 def matcher(pattern: str) -> Callable:
@@ -252,6 +254,13 @@ class Layer:
             rows["lower_bound"] = "I64", [self.groups]
             rows["lower_bound_rows"] = "I64", [length("lower_bound_rows")]
             rows["lower_bound_weights"] = "F32", [length("lower_bound_rows")]
+        if o["guard"] == "codes":
+            g, d = self.kv_heads, self.d
+            dropped = g * self.n - total * (1 if by_head else g)
+            rows["guard_codes"] = "U8", [length("guard_codes")]
+            rows["guard_scales"] = rows["guard_radii"] = "BF16", [dropped]
+            rows["guard_mean"], rows["guard_gram"] = ("F32", [g, d]), ("F64", [g, d * (d + 1) // 2])
+            rows["guard_bounds"], rows["guard_ball"] = ("F64", [g, 6]), ("F64", [g, d + 1])
         return {f"layers.{self.i}.{name}": form for name, form in rows.items()}
 
     def sets(self, name: str, starts: str) -> list[np.ndarray]:
@@ -458,6 +467,85 @@ def check_radius(layer: Layer, group: int, eps: float) -> None:
             need(eps * 2 * radius <= layer.o["out_tol"] * (1 + 2.0**-20), "out_tol is not kept")
 
 
+def check_guard(layer: Layer) -> None:
+    """What is remembered of dropped rows bounds them; see docs/files.md."""
+    i, n, d, out = f"layers.{layer.i}.guard_", layer.n, layer.d, layer.out
+    codes, scales, radii = out.read(i + "codes"), out.wide(i + "scales"), out.wide(i + "radii")
+    keys, values = layer.given_rows("key", wide=True), layer.given_rows("value", wide=True)
+    at = code = 0
+    for head in range(layer.kv_heads):
+        kept = layer.kept[head if layer.groups > 1 else 0]
+        gone = np.delete(np.arange(n), kept)
+        count, steps = len(gone), -(-d // 4)
+        places = -(-count // 16) * 16
+        s, r = scales[at : at + count], radii[at : at + count]
+        lines = codes[code : code + places * steps * 4]
+        need(len(s) == count and len(lines) == places * steps * 4, "a guard of other keys")
+        at, code = at + count, code + places * steps * 4
+        number = np.full((places, d), 128.0)
+        for key in range(places):
+            line = lines.reshape(-1, steps, 16, 4)[key // 16, :, key % 16]
+            number[key] = line.reshape(-1)[:d]
+        mean, bounds = out.read(i + "mean")[head], out.read(i + "bounds")[head]
+        ball, packed = out.read(i + "ball")[head], out.read(i + "gram")[head]
+        numbers = (s, r[s > 0], mean, bounds, ball, packed)
+        need(all(np.isfinite(each).all() for each in numbers), "a guard's numbers are not finite")
+        need((s >= 0).all() and (r >= 0).all() and (bounds >= 0).all() and ball[-1] >= 0, "signs")
+        need(bounds[3] < 1e15 and bounds[3] % 1 == 0 and bounds[4] < 2.0**128, "bounds")
+        need(bounds[5] in (1, d & -d), "keys are turned by another power of two")
+        has = np.zeros(places, bool)
+        has[:count] = s > 0
+        need((number[~has] == 128).all(), "bytes of no key, or of one without a scale")
+        y = keys[head, gone].astype(np.float32) - mean
+        if bounds[5] > 1:
+            y = turned(y, int(bounds[5]))
+        y = y[has[:count]].astype(np.float64)
+        e = (y - s[s > 0][:, None] * (number[has] - 128)).astype(np.float32).astype(np.float64)
+        size = np.sqrt((e * e).sum(axis=1))
+        need((size <= r[s > 0]).all() and (size <= bounds[1]).all(), "a code is farther off")
+        need((np.sqrt((y * y).sum(axis=1)) <= bounds[2]).all(), "a moved key is longer")
+        need(np.abs(keys[head, gone]).max(initial=0) <= bounds[4], "an entry of a key is larger")
+        away = np.sqrt(((values[head, gone] - ball[:-1]) ** 2).sum(axis=1)).max(initial=0)
+        need(away <= ball[-1] * (1 + (d + 8) * U), "a dropped value is outside of the ball")
+        matrix = np.zeros((d, d))
+        matrix[np.triu_indices(d)] = packed
+        matrix += np.triu(matrix, 1).T
+        need((np.diag(matrix) >= 0).all(), "a square is negative")
+        need(is_bounded(e, matrix, bounds), f"layer {layer.i}: codes leave out more than is said")
+    need(at == len(scales) and code == len(codes), "a guard of other keys")
+
+
+def turned(y: np.ndarray, block: int) -> np.ndarray:
+    """Rows with signs changed and blocks turned by Hadamard's matrix, in float32."""
+    for j in range(y.shape[1]):
+        x = (j + 1) * 0x9E3779B97F4A7C15 % 2**64
+        if (x ^ x >> 29) * 0xBF58476D1CE4E5B9 % 2**64 >= 2**63:
+            y[:, j] = -y[:, j]
+    half = 1
+    while half < block:
+        for begin in range(0, y.shape[1], 2 * half):
+            a, b = y[:, begin : begin + half].copy(), y[:, begin + half : begin + 2 * half].copy()
+            y[:, begin : begin + half], y[:, begin + half : begin + 2 * half] = a + b, a - b
+        half *= 2
+    return y
+
+
+def is_bounded(e: np.ndarray, matrix: np.ndarray, bounds: np.ndarray) -> bool:
+    """Whether |e q| <= sqrt(q R q) + sqrt(f) |q| for all q: by a U with |e - U root(R)| small."""
+    trace = np.trace(matrix)
+    if np.linalg.norm(e.T @ e - matrix) <= 5e-13 * trace:
+        return True
+    lengths, axes = np.linalg.eigh(matrix)
+    root = (axes * np.sqrt(np.maximum(lengths, 0))).T
+    if np.linalg.norm(root.T @ root - matrix) > (5e-13 + bounds[3] * 2.0**-52) * trace:
+        return False
+    small = np.linalg.qr(e, mode="r")
+    a, _, b = np.linalg.svd(small @ root.T, full_matrices=False)
+    apart = np.linalg.norm(small - a @ b @ root)
+    apart += 1e-13 * (np.linalg.norm(small) + np.linalg.norm(root))
+    return bool(apart <= np.sqrt(bounds[0]) + 2.4e-13 * np.sqrt(trace))
+
+
 def check(out: File, given: File) -> int:
     """Raise `Wrong` for the first thing that does not hold; the number of rows."""
     body = read_certificate(out)
@@ -517,6 +605,9 @@ def check(out: File, given: File) -> int:
                 need(np.array_equal(mine.view(bits), copies.view(bits)), "a row is no copy")
             if o["out_tol"] is not None:
                 check_radius(layer, group, body["eps"][str(layer.i)][group])
+    if o["guard"] == "codes":
+        for layer in layers:
+            check_guard(layer)
     for layer in together:
         for group in range(layer.groups):
             eps = body["eps"][str(layer.i)][group]

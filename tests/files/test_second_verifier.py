@@ -94,7 +94,8 @@ def test_any_number_changed_is_judged_alike(
             if changed.dtype.kind == "f":
                 flat[place] *= rng.choice(np.array([0.5, 0.99, 1.01, 1.5], changed.dtype))
             else:
-                flat[place] += rng.choice(np.array([-1, 1]).astype(changed.dtype))
+                # Of an array, which wraps.
+                flat[[place]] += rng.choice(np.array([-1, 1]).astype(changed.dtype))
             arrays[tensor] = changed
 
         def say(body: Body) -> None:

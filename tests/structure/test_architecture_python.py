@@ -48,8 +48,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "key_index": COMMON | {"_files", "montecarlo"},
     # Attention may be given an index.
     "sparse_attention": COMMON | {"key_index"},
-    # A guard is an index of what was dropped, with balls around its values.
-    "guard": COMMON | {"key_index", "sparse_attention"},
+    # A guard is an index of what was dropped, with balls around its values, and saved.
+    "guard": COMMON | {"_files", "key_index", "sparse_attention"},
     # A fit sets the rule beside what selection finds.
     "gaussian": COMMON | {"selection"},
     "torch": {"_torch", "key_index", "errors"},

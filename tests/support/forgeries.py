@@ -373,4 +373,106 @@ FORGERIES: dict[str, Forgery] = {
         "head none causal", "indices: layer 0, kv head 0: not ascending positions", True,
         say=lambda body: body.update(causal_offset=10),
     ),
+    "a guard's codes are of fewer keys": Forgery(
+        "head full guarded", "guard_codes: has 64 bytes, which are not those of the keys", True,
+        replaced("layers.0.guard_codes", lambda codes: codes[:-64]),
+    ),
+    "a code is another": Forgery(
+        "head full guarded", "guard_radii: kv head 0: a code is farther from its key", False,
+        put("layers.0.guard_codes", 9, lambda byte: byte ^ 64),
+    ),
+    "a byte where no key is": Forgery(
+        "layer none guarded", "guard_codes: kv head 1: bytes of no key", False,
+        put("layers.1.guard_codes", -1, 3),
+    ),
+    "a radius is smaller": Forgery(
+        "token compact guarded", "guard_radii: kv head 0: a code is farther", False,
+        put("layers.1.guard_radii", 2, lambda bits: bits - 2),
+    ),
+    "a scale is another": Forgery(
+        "head none guarded", "guard_radii: kv head 1: a code is farther", False,
+        put("layers.1.guard_scales", -1, lambda bits: bits + 1),
+    ),
+    "a scale is negative": Forgery(
+        "head none guarded", "guard_scales: has an entry that no guard has", True,
+        put("layers.1.guard_scales", -1, lambda bits: bits | 0x8000),
+    ),
+    "a scale is infinite": Forgery(
+        "head none guarded", "guard_scales: has an entry that no guard has", True,
+        put("layers.1.guard_scales", -1, 0x7F80),
+    ),
+    "a code is left out, and its bytes stay": Forgery(
+        "head none guarded", "guard_codes: kv head 1: bytes of no key, or of one without", False,
+        put("layers.1.guard_scales", -1, 0),
+    ),
+    "a mean is another": Forgery(
+        "layer compact guarded", "guard_radii: kv head 1: a code is farther", False,
+        put("layers.0.guard_mean", (1, 2), lambda x: x + 0.01),
+    ),
+    "a mean is no number": Forgery(
+        "layer compact guarded", "guard_mean: has an entry that no guard has", True,
+        put("layers.0.guard_mean", (1, 2), np.nan),
+    ),
+    "errors of codes are less": Forgery(
+        "head full guarded", "guard_gram: kv head 1: it does not bound what all codes leave", False,
+        replaced("layers.1.guard_gram", lambda gram: gram * [[1.0], [0.99]]),
+    ),
+    "errors of codes are less in one direction": Forgery(
+        "head full guarded", "guard_gram: kv head 0: it does not bound", False,
+        put("layers.1.guard_gram", (0, 0), lambda x: 0.95 * x),
+    ),
+    "a matrix that is not of squares": Forgery(
+        "head full guarded", "guard_gram: kv head 0: it does not bound", False,
+        put("layers.1.guard_gram", (0, 1), lambda x: x + 1),
+    ),
+    "a square is negative": Forgery(
+        "head full guarded", "guard_gram: has an entry that no guard has", True,
+        put("layers.1.guard_gram", (0, 4), -1e-9),
+    ),
+    "the largest error is less": Forgery(
+        "token full guarded", "guard_bounds: kv head 1: a code's error, a moved key or", False,
+        put("layers.1.guard_bounds", (1, 1), lambda x: 0.99 * x),
+    ),
+    "the longest key is less": Forgery(
+        "token full guarded", "guard_bounds: kv head 1: a code's error, a moved key or", False,
+        put("layers.1.guard_bounds", (1, 2), lambda x: 0.99 * x),
+    ),
+    "the largest entry is less": Forgery(
+        "token full guarded", "guard_bounds: kv head 1: a code's error, a moved key or", False,
+        put("layers.1.guard_bounds", (1, 4), to_next),
+    ),
+    "keys are turned": Forgery(
+        "head full guarded", "guard_radii: kv head 0: a code is farther", False,
+        put("layers.1.guard_bounds", (0, 5), 4.0),
+    ),
+    "keys are turned by what they cannot be": Forgery(
+        "head full guarded", "keys of 4 entries are turned by 1 or by 4", True,
+        put("layers.1.guard_bounds", (0, 5), 2.0),
+    ),
+    "half an addition": Forgery(
+        "head full guarded", "a count of additions is none", True,
+        put("layers.1.guard_bounds", (0, 3), 1.5),
+    ),
+    "a bound is infinite": Forgery(
+        "head full guarded", "guard_bounds: has an entry that no guard has", True,
+        put("layers.1.guard_bounds", (0, 0), np.inf),
+    ),
+    "a ball is smaller": Forgery(
+        "layer full guarded", "guard_ball: kv head 0: a dropped value lies outside of it", False,
+        put("layers.0.guard_ball", (0, -1), lambda x: x * (1 - 1e-8)),
+    ),
+    "a ball is elsewhere": Forgery(
+        "layer full guarded", "guard_ball: kv head 1: a dropped value lies outside of it", False,
+        put("layers.0.guard_ball", (1, 0), lambda x: x + 0.1),
+    ),
+    "a radius of a ball is negative": Forgery(
+        "layer full guarded", "guard_ball: has an entry that no guard has", True,
+        put("layers.0.guard_ball", (0, -1), -1.0),
+    ),
+    "the guard is not spoken of": Forgery(
+        "layer full guarded", "no output has such a tensor", True, say=option("guard", "none")
+    ),
+    "a guard of another kind": Forgery(
+        "layer full guarded", "cannot have been asked for", True, say=option("guard", "walls")
+    ),
 }  # fmt: skip

@@ -150,9 +150,10 @@ class _Writer:
         records = [self._record(i) for i in range(self.made.layers)]
         forms: dict[str, Form] = {}
         for record in records:
-            forms |= output_tensors(
-                record.layer, self.options, counts_of(record, self.options), masses
-            )
+            counts = counts_of(record, self.options)
+            if self.options.guard != "none":
+                counts = replace(counts, codes=len(self._guard(record)["guard_codes"]))
+            forms |= output_tensors(record.layer, self.options, counts, masses)
         w = self.made.bound_eps
         certificate = Certificate(
             library="made",
@@ -178,7 +179,53 @@ class _Writer:
                     output.write(name, array)
                 for role in ("key", "value"):
                     output.write(f"layers.{record.layer.index}.{role}", self._rows(record, role))
+                if self.options.guard != "none":
+                    for name, array in self._guard(record).items():
+                        output.write(f"layers.{record.layer.index}.{name}", array)
             output.commit()
+
+    def _guard(self, record: LayerRecord) -> dict[str, np.ndarray]:
+        """Codes of the dropped keys that are not turned, with wide bounds, and a ball."""
+        i, d, found = record.layer.index, self.d, []
+        for head in range(self.kv_heads):
+            kept = record.indices[head if self.options.granularity == "head" else 0]
+            gone = np.delete(np.arange(self.n), kept)
+            keys, values = (self.vectors[i, role][head, gone] for role in ("key", "value"))
+            count, places = len(gone), -(-len(gone) // 16) * 16
+            mean = keys.mean(axis=0).astype(np.float32)
+            moved = keys.astype(np.float32) - mean
+            largest = (np.abs(moved).max(axis=1) / 127).astype(np.float32)
+            # Rounded up to bfloat16; the first key has no code.
+            scales = ((largest.view(np.uint32) + 0x1FFFF) >> 16).astype(np.uint16)
+            scales[:1] = 0
+            units = (scales.astype(np.uint32) << 16).view(np.float32)[:, None]
+            numbers = np.rint(moved / np.where(units > 0, units, np.inf)).astype(np.float32)
+            lost = np.where(units > 0, moved - units * numbers, 0).astype(np.float64)
+            reach = np.linalg.norm(lost, axis=1).astype(np.float32) * np.float32(1.001)
+            radii = ((reach.view(np.uint32) + 0x1FFFF) >> 16).astype(np.uint16)
+            codes = np.full((places, -(-d // 4) * 4), 128, np.uint8)
+            codes[:count, :d] = (numbers + 128).astype(np.uint8)
+            lines = codes.reshape(-1, 16, codes.shape[1] // 4, 4).swapaxes(1, 2)
+            gram = lost.T @ lost
+            bounds = [
+                *(1e-6 * np.trace(gram), float(reach.max(initial=0))),
+                *(1.001 * np.linalg.norm(moved, axis=1).max(initial=0), 1.0),
+                *(np.abs(keys).max(initial=0), 1.0),
+            ]
+            centre = values.mean(axis=0)
+            radius = np.linalg.norm(values - centre, axis=1).max() * (1 + 1e-9)
+            found.append(
+                {
+                    "guard_codes": lines.reshape(-1),
+                    "guard_scales": scales,
+                    "guard_radii": radii,
+                    "guard_mean": mean[None],
+                    "guard_gram": gram[np.triu_indices(d)][None],
+                    "guard_bounds": np.array(bounds)[None],
+                    "guard_ball": np.array([[*centre, radius]]),
+                }
+            )
+        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
     def _most(self) -> int:
         limit = self.options.max_keep
@@ -328,6 +375,7 @@ def all_options() -> dict[str, Made]:
                 "sized": Made(replace(base, size=44), bound_eps=0.2, seed=3),
                 "nhd": Made(replace(base, layout="nhd", block_size=3), dtype="BF16"),
                 "tiny": Made(replace(base, holdout=0.2), eps=1e-60, spread=40.0),
+                "guarded": Made(replace(base, guard="codes"), offset=17, dtype="F32"),
             }
             found |= {f"{granularity} {proof} {name}": made for name, made in cases.items()}
     return found

@@ -162,7 +162,8 @@ def test_nothing_is_lost_with_a_budget_of_nothing() -> None:
     pruned = ct.prune_cache(cache, queries, 0.0, guard="codes", on_breach="recall")
     # Of a set that keeps everything nothing is dropped: drop half of it by hand.
     thin = ct.prune_cache(cache, queries, 0.3, guard="codes", on_breach="recall")
-    thin._losses.manner = type(thin._losses.manner)(0.0, "recall")
+    for layer in thin.layers:
+        layer.guarded._eps[:] = 0
     ct.use(model, eps=0)
     _, logits = calls_of(model, thin, ids)
     _, whole = calls_of(model, pruned, ids)

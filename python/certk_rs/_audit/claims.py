@@ -22,6 +22,7 @@ from ..cache_format import (
     output_tensors,
     widen,
 )
+from .guards import GuardClaims, code_bytes
 
 Note = Callable[[str, str], None]
 Floats = NDArray[np.float64]
@@ -35,7 +36,7 @@ class Claims:
     `indices` and `blocks` are one array per group (`blocks` empty where block_size is 1); `starts`
     are the ends of the groups' rows in the file. `visible` keys are the candidates. Masses are
     widened; what the level of proof leaves out is None, or empty. `heaviest` is the largest weight
-    of all rows that prove a lower bound together, or more.
+    of all rows that prove a lower bound together, or more. `guard` is None where there is none.
     """
 
     layer: Layer
@@ -57,6 +58,7 @@ class Claims:
     rows: Integers
     weights: Floats
     heaviest: float
+    guard: GuardClaims | None
 
     @property
     def kept(self) -> int:
@@ -174,6 +176,12 @@ def read_claims(
     ends = starts_of("block_indptr", len(blocks), "blocks") if in_blocks else []
     if starts is None or ends is None:
         return None
+    guard = None
+    if certificate.options.guard != "none":
+        counts = [layer.n - (stop - start) for start, stop in pairwise(starts)]
+        guard = _read_guard(file, layer, counts if by_head else counts * layer.kv_heads, note)
+        if guard is None:
+            return None
     bound_eps, weights = certificate.bound_eps, floats("lower_bound_weights")
     return Claims(
         layer,
@@ -195,4 +203,29 @@ def read_claims(
         integers("lower_bound_rows"),
         np.empty(0) if weights is None else weights,
         1.0 if weights is None else float(weights.max(initial=0.0)) or 1.0,
+        guard,
+    )
+
+
+def _read_guard(
+    file: SafetensorsFile, layer: Layer, counts: list[int], note: Note
+) -> GuardClaims | None:
+    """What is remembered of so many dropped keys of each kv head; None (noted) if it is not."""
+    stem, d = f"layers.{layer.index}.guard_", layer.d
+    starts, code_starts = [0], [0]
+    for count in counts:
+        starts.append(starts[-1] + count)
+        code_starts.append(code_starts[-1] + code_bytes(count, d))
+    there = file.header.entries[stem + "codes"].shape[0]
+    if min(counts) < 0 or there != code_starts[-1]:
+        what = f"has {there} bytes, which are not those of the keys that are dropped"
+        note(stem + "codes", what)
+        return None
+    return GuardClaims(
+        starts,
+        code_starts,
+        widen(file.read(stem + "scales"), "BF16"),
+        widen(file.read(stem + "radii"), "BF16"),
+        file.read(stem + "mean"),
+        *(file.read(stem + name) for name in ("gram", "bounds", "ball")),
     )

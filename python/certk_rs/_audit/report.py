@@ -24,9 +24,11 @@ _OF_NONE = (
 
 def unknown_without_input(options: Options) -> tuple[str, ...]:
     """What nobody can tell of such an output without its input."""
-    known = _OF_NONE if options.proof == "none" else WITHOUT_INPUT
+    known: tuple[str, ...] = _OF_NONE if options.proof == "none" else WITHOUT_INPUT
     radius = ("whether budgets and values keep outputs within out_tol",)
-    return known + (radius if options.out_tol is not None else ())
+    guard = ("whether the guard bounds what was dropped",)
+    known += radius if options.out_tol is not None else ()
+    return known + (guard if options.guard != "none" else ())
 
 
 def recomputed(options: Options | None, rows: int, bounds: int) -> str:

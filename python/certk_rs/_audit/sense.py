@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..cache_format import Certificate, Layer
 from .claims import Claims, Floats, Integers, Note
+from .guards import nonsense
 
 _LARGEST = 2**63 - 1
 
@@ -30,6 +31,10 @@ def check_layer(claims: Claims, certificate: Certificate, note: Note) -> bool:
 
     # What is left out and held out first: the rest asks for it.
     _check_aside(claims, certificate, wrong)
+    if claims.guard is not None:
+        found = nonsense(claims.guard, claims.layer.d)
+        if found is not None:
+            wrong(*found)
     if not complaints:
         _check_masses(claims, certificate, wrong)
         _check_weights(claims, wrong)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..cache_format import Certificate, Layer, SafetensorsFile, TensorFile, widen
 from .claims import Claims, Floats, Integers
+from .guards import GuardClaims, untruths
 from .judge import Judge, Verdict
 from .recompute import Keys, Proof, ball_radius, recompute
 from .sense import forced_positions, inside
@@ -57,6 +58,8 @@ class Head:
             self._check_copies(role, verdict)
         if self.certificate.options.out_tol is not None:
             self._check_radius(self.certificate.options.out_tol, verdict)
+        if self.claims.guard is not None and self.pick is None:
+            self._check_guard(self.claims.guard, verdict)
         self._check_rows(verdict)
         return verdict
 
@@ -117,6 +120,30 @@ class Head:
                 f"{self.kv_head} within a radius of {radius!r} is not proven to keep outputs "
                 f"within out_tol = {out_tol!r}",
             )
+
+    def _check_guard(self, guard: GuardClaims, verdict: Verdict) -> None:
+        """What is remembered of the dropped keys and values bounds them."""
+        head, dtypes = self.kv_head, self._layer.dtypes
+        kept = self.claims.indices[self.claims.group_of(head)]
+        first, end = guard.code_starts[head], guard.code_starts[head + 1]
+        codes = np.empty(end - first, np.uint8)
+        self.file.read_into(self.claims.stem + "guard_codes", codes.data, first)
+
+        def rows() -> Iterator[tuple[NDArray[np.float32], Floats]]:
+            # Those that no query of the file sees are dropped, too, and later queries see them.
+            for start in range(0, self._layer.n, _ROWS):
+                self.pause()
+                part = slice(start, min(start + _ROWS, self._layer.n))
+                gone = np.setdiff1d(np.arange(part.start, part.stop), kept) - start
+                keys, values = (
+                    widen(self._read(role, head, part)[gone], dtypes[role])
+                    for role in ("key", "value")
+                )
+                yield keys.astype(np.float32), values
+
+        with np.errstate(all="ignore"):
+            for name, what in untruths(guard, head, codes, rows()):
+                verdict.notes.add(self.claims.stem + name, what)
 
     def _check_rows(self, verdict: Verdict) -> None:
         claims, visible = self.claims, self.claims.visible

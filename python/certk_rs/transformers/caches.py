@@ -10,8 +10,6 @@ with further keys of the text instead, and any implementation will do.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -29,20 +27,18 @@ from transformers.cache_utils import Cache, DynamicLayer
 from ..cache_format import Cache as CacheFile
 from ..cache_format import (
     Layer,
-    Names,
     SafetensorsFile,
-    counts_in,
-    layout,
-    output_tensors,
-    read_certificate,
 )
 from ..errors import CertkError
 from ..guard import Guard
 from .capture_file import CacheWriter
 from .guarded import GuardedLayer, Losses, LostCall, Manner, OnBreach, Rows
 from .per_head import pad_with_latest, select_per_head
+from .pruned_file import PrunedFile
 from .rows_of_file import RowsOfFile
 from .stored import tensor
+
+_GUARDED = "on_breach, promote, most_promoted, source and eps"
 
 _Rows = tuple[list[torch.Tensor], list[torch.Tensor]]
 """The keys and the values (kept, d) of each kv head of a layer."""
@@ -97,10 +93,16 @@ class PrunedCache(Cache):  # type: ignore[misc]
         """Bytes of all guards."""
         return sum(layer.guarded.guard.nbytes for layer in self.layers if layer.guarded is not None)
 
-    def _set_guards(self, guards: Sequence[Guard], losses: Losses) -> None:
+    def _set_guards(
+        self,
+        guards: Sequence[Guard],
+        losses: Losses,
+        budgets: Sequence[Sequence[float] | None] | None = None,
+    ) -> None:
         self._losses = losses
-        for index, (layer, guard) in enumerate(zip(self.layers, guards, strict=True)):
-            layer.guarded = GuardedLayer(index, guard, losses)
+        each = [None] * len(guards) if budgets is None else budgets
+        for index, (layer, guard, eps) in enumerate(zip(self.layers, guards, each, strict=True)):
+            layer.guarded = GuardedLayer(index, guard, losses, eps)
 
     @property
     def kept_fraction(self) -> float:
@@ -206,7 +208,16 @@ def to_cache(
         writer.commit()
 
 
-def from_cache(path: str | os.PathLike[str], *, compact: bool = False) -> Cache:
+def from_cache(
+    path: str | os.PathLike[str],
+    *,
+    compact: bool = False,
+    on_breach: OnBreach = "report",
+    promote: bool = False,
+    most_promoted: int | None = None,
+    source: Rows | str | os.PathLike[str] | None = None,
+    eps: float | None = None,
+) -> Cache:
     """Read a cache file, or what `certk prune` has made of one, as a cache to go on from.
 
     Args:
@@ -215,15 +226,43 @@ def from_cache(path: str | os.PathLike[str], *, compact: bool = False) -> Cache:
         compact: Refuse a pruned file unless all heads and layers keep equally many, so that no slot
             is empty and any attention implementation can be used. (What a file has dropped is
             gone; `prune_cache` can fill slots with it.)
+        on_breach: Of a file with a guard (`certk prune --guard codes`), what to do where a later
+            query may lose more than eps: as in `prune_cache`.
+        promote: As in `prune_cache`.
+        most_promoted: As in `prune_cache`.
+        source: Where dropped keys and values are: the input that was pruned, which is held against
+            the hashes of the certificate now and read row by row later.
+        eps: What any later query may lose; None for the budgets of the file, each kv head its own.
 
     Raises:
-        CertkError: A file that is damaged or of another kind.
+        CertkError: A file that is damaged or of another kind, or `source` is not its input.
     """
     path = Path(path)
+    asked = on_breach != "report" or promote or most_promoted is not None
+    asked = asked or source is not None or eps is not None
     with SafetensorsFile(path) as file:
         text = file.header.metadata.get("certk")
         if text is not None:
-            return _read_pruned(file, text, compact)
+            pruned = PrunedFile(file, text)
+            made = _read_pruned(pruned, path, compact)
+            if pruned.certificate.options.guard == "none":
+                if asked:
+                    raise CertkError(
+                        f"{path} has no guard, which {_GUARDED} go with: prune its input with "
+                        "--guard codes"
+                    )
+                return made
+            manner = Manner(
+                pruned.largest_eps if eps is None else eps, on_breach, promote, most_promoted
+            )
+            made._set_guards(
+                [pruned.guard(layer) for layer in pruned.layers],
+                Losses(manner, _input_rows(source, pruned)),
+                None if eps is not None else [pruned.budgets(layer) for layer in pruned.layers],
+            )
+            return made
+    if asked:
+        raise CertkError(f"{path} is no output of certk prune, which {_GUARDED} go with")
     return _read_full(path)
 
 
@@ -326,6 +365,16 @@ def prune_cache(
     ]
     made._set_guards(guards, Losses(manner, rows))
     return made
+
+
+def _input_rows(source: Rows | str | os.PathLike[str] | None, pruned: PrunedFile) -> Rows | None:
+    """What a user calls the source of an output's dropped rows; a file must be its input."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    said = pruned.certificate
+    rows = RowsOfFile(source, names=said.names, layout=said.options.layout)
+    rows.check_hashes(said.inputs)
+    return rows
 
 
 def _rows_of(
@@ -446,59 +495,21 @@ def _read_full(path: Path) -> DynamicCache:
     return cache
 
 
-def _read_pruned(file: SafetensorsFile, text: str, compact: bool) -> PrunedCache:
-    try:
-        certificate, problem = read_certificate(text)
-    except (ValueError, RecursionError) as error:
-        raise CertkError(f"{file.path}: its certificate cannot be read: {error}") from None
-    if problem is not None:
-        raise CertkError(f"{file.path}: its certificate does not hold: {problem}")
-    inputs = {name: (facts.dtype, facts.shape) for name, facts in certificate.inputs.items()}
-    layers = layout(str(file.path), inputs, Names(certificate.names))
-    _need_all_layers(file.path, layers)
-
-    def read(name: str) -> NDArray[Any]:
-        facts, array = certificate.outputs.get(name), file.read(name)
-        if facts is None or facts.sha256 != hashlib.sha256(array.data).hexdigest():
-            raise CertkError(f"{file.path}: tensor {name!r} is not the one that was certified")
-        return array
-
+def _read_pruned(file: PrunedFile, path: Path, compact: bool) -> PrunedCache:
+    _need_all_layers(path, file.layers)
     rows: list[_Rows] = []
     certificates = []
-    options = certificate.options
-    held = {name: (entry.dtype, entry.shape) for name, entry in file.header.entries.items()}
-    masses = {"full": "tail_mass_upper", "compact": "worst_tail_mass"}.get(options.proof)
-    for layer in layers:
-        stem, claimed = f"layers.{layer.index}.", counts_in(held, layer)
-        [total] = claimed.kept
-        forms = output_tensors(layer, options, claimed, certificate.mass_dtype)
-        for name, form in forms.items():
-            if held.get(name) != form:
-                raise CertkError(
-                    f"{file.path}: tensor {name!r} is not the one that was certified: it is "
-                    "missing, or of another dtype or shape"
-                )
-        both = [tensor(read(stem + role), layer.dtypes[role]) for role in ("key", "value")]
-        if options.granularity == "head":
-            starts = read(stem + "indptr").tolist()  # as integers that do not wrap
-            if [*starts[:1], *starts[-1:]] != [0, total] or starts != sorted(starts):
-                raise CertkError(
-                    f"{file.path}: tensor {stem}indptr does not rise from 0 to the {total} kept"
-                )
-            kept = [end - start for start, end in itertools.pairwise(starts)]
-            keys, values = (list(torch.split(flat, kept)) for flat in both)
-        else:
-            keys, values = (list(heads) for heads in both)
-        rows.append((keys, values))
-        counts = tuple(len(head) for head in keys)
-        upper = None if masses is None else read(stem + masses)
-        certificates.append(PrunedLayer(layer.index, layer.n, counts, upper))
+    for layer in file.layers:
+        found = file.rows(layer)
+        rows.append((found.keys, found.values))
+        counts = tuple(len(head) for head in found.keys)
+        certificates.append(PrunedLayer(layer.index, layer.n, counts, found.masses))
     most = max(max(each.kept) for each in certificates)
     least = min(min(each.kept) for each in certificates)
     if compact and least < most:
         raise CertkError(
-            f"{file.path}: its heads keep from {least} to {most} keys, and a file cannot fill them "
-            "up; prune with prune_cache(..., compact=True), or leave compact out"
+            f"{path}: its heads keep from {least} to {most} keys, and a file cannot fill them up; "
+            "prune with prune_cache(..., compact=True), or leave compact out"
         )
     return _pruned(rows, certificates)
 

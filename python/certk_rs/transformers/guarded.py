@@ -41,7 +41,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Manner:
-    """What a cache does about losses: `eps` is what any query may lose, in every head."""
+    """What a cache does about losses: of kv heads that have no budget of their own, `eps` is it."""
 
     eps: float
     on_breach: OnBreach = "report"
@@ -87,8 +87,16 @@ class Losses:
 class GuardedLayer:
     """The guard of one layer, and the dropped keys that have come back for good."""
 
-    def __init__(self, layer: int, guard: Guard, losses: Losses) -> None:
+    def __init__(
+        self,
+        layer: int,
+        guard: Guard,
+        losses: Losses,
+        eps: Sequence[float] | None = None,
+    ) -> None:
+        """`eps` are the budgets of the kv heads, None for that of the cache."""
         self.layer = layer
+        self._eps = np.full(guard.kv_heads, losses.manner.eps) if eps is None else np.asarray(eps)
         self.guard = guard
         self.losses = losses
         none = np.empty(0, np.int64)
@@ -121,7 +129,7 @@ class GuardedLayer:
 
     def promise(self, budget: Budget) -> Budget:
         """What a call may lose in all, where `budget` is that of the keys that are here."""
-        return budget if budget.eps is None else replace(budget, eps=self.losses.manner.eps)
+        return budget if budget.eps is None else replace(budget, eps=float(self._eps.max()))
 
     def whole(self, rows: Visibility) -> Visibility:
         """What rows see, dropped keys and all, as far as it is counted."""
@@ -139,12 +147,15 @@ class GuardedLayer:
         if any(map(len, self._there)):
             here = here.joined(self._attend(query, self._there, self._held, how))
         # What the call itself has dropped among the keys that are here counts, too.
-        spare = (manner.eps - here.tail) * (1 - 2.0**-40)
+        eps = np.repeat(self._eps, len(query) // len(self._eps))[:, None]
+        spare = (eps - here.tail) * (1 - 2.0**-40)
         if (spare < 0).any():
+            head, row = np.unravel_index(spare.argmin(), spare.shape)
             raise CertkError(
-                f"layer {self.layer}: attention over the kept keys may lose "
-                f"{float(here.tail.max()):g} itself, and eps of the cache is {manner.eps:g}: call "
-                "certk_rs.transformers.use with a smaller eps, such as 0"
+                f"layer {self.layer}, head {head}: attention over the kept keys may lose "
+                f"{float(here.tail[head, row]):g} itself, and eps of the cache is "
+                f"{float(eps[head, 0]):g}: call certk_rs.transformers.use with a smaller eps, such "
+                "as 0"
             )
         judged = self.guard.judge(query, here.ends, spare, there=self._there, **how)
         recalled = np.zeros(self.guard.kv_heads, np.int64)
@@ -154,8 +165,8 @@ class GuardedLayer:
         if breach and manner.on_breach == "raise":
             raise CertkError(
                 f"layer {self.layer}: a query may lose {float(lost.max()):.6g} of its mass to "
-                f"dropped keys, more than eps = {manner.eps:g}: pass on_breach='recall', or prune "
-                "with a smaller eps"
+                f"dropped keys, more than eps = {float(eps.max()):g}: pass on_breach='recall', or "
+                "prune with a smaller eps"
             )
         if breach and manner.on_breach == "recall":
             fetched = self._fetch(judged.back)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..cache_format import Cache as CacheFile
-from ..cache_format import Layer
+from ..cache_format import Layer, TensorFacts
 from ..errors import CertkError
 from .stored import tensor
 
@@ -23,17 +24,25 @@ class RowsOfFile:
     meanwhile is a `CertkError`. Copies and pickles open it again, and need it as it was.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, identity: Any = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        names: str | None = None,
+        layout: str | None = None,
+        identity: Any = None,
+    ) -> None:
         """Open it, and see that it is the one with that `identity` if one is given."""
         self._path = Path(path).resolve()
-        self._file = CacheFile(self._path)
+        self._how = names, layout
+        self._file = CacheFile(self._path, names, layout)
         self._layers = {layer.index: layer for layer in self._file.layers}
         self.identity = self._file.file.identity if identity is None else identity
         self._file.file.check_unchanged(self.identity)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A file is opened by each process, and by each copy."""
-        return _opened, (self._path, self.identity)
+        return _opened, (self._path, *self._how, self.identity)
 
     def check(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Raise `CertkError` unless these are the layer's keys and values (kv_heads, n, d)."""
@@ -52,6 +61,17 @@ class RowsOfFile:
                         f"{self._path}: layer {layer} does not hold the {role}s of the cache: pass "
                         "as source the file that it was read from, or that to_cache wrote of it"
                     )
+
+    def check_hashes(self, inputs: Mapping[str, TensorFacts]) -> None:
+        """Raise `CertkError` unless its tensors are those of a certificate, by their SHA-256."""
+        for name, facts in inputs.items():
+            entry = self._file.file.header.entries.get(name)
+            same = entry is not None and (entry.dtype, entry.shape) == (facts.dtype, facts.shape)
+            if not same or self._file.file.sha256(name) != facts.sha256:
+                raise CertkError(
+                    f"{self._path}: tensor {name!r} is not the one that was pruned: pass as source "
+                    "the input that the output was made of"
+                )
 
     def fetch(
         self, layer: int, head: int, positions: NDArray[np.int64]
@@ -81,5 +101,5 @@ class RowsOfFile:
         return self._layers[layer]
 
 
-def _opened(path: Path, identity: Any) -> RowsOfFile:
-    return RowsOfFile(path, identity=identity)
+def _opened(path: Path, names: str | None, layout: str | None, identity: Any) -> RowsOfFile:
+    return RowsOfFile(path, names=names, layout=layout, identity=identity)
