@@ -179,7 +179,7 @@ def _outcome(report: Mapping[str, Any]) -> Section:
 def _asked(report: Mapping[str, Any]) -> Section:
     heads = (
         *("outputs", "one set per", "eps", "max keep", "keep first", "keep last", "block size"),
-        *("coverage", "hold out", "proof", "error allowed", "keys in all", "layout"),
+        *("coverage", "hold out", "proof", "guard", "error allowed", "keys in all", "layout"),
     )
     rows = [
         [
@@ -193,6 +193,7 @@ def _asked(report: Mapping[str, Any]) -> Section:
             number(each["coverage"]),
             number(each["holdout"]),
             each["proof"],
+            each["guard"],
             number(each["out_tol"]),
             count(each["size"]),
             each["layout"],
@@ -217,7 +218,7 @@ def _sizes(report: Mapping[str, Any]) -> Section | None:
     total = report["totals"]
     heads = (
         *("output", "keys and values before", "after, proof included", "saved", "indices, proof"),
-        *("keys kept", "of", "share", "time of workers"),
+        *("guard", "keys kept", "of", "share", "time of workers"),
     )
     rows = [
         [
@@ -226,6 +227,7 @@ def _sizes(report: Mapping[str, Any]) -> Section | None:
             megabytes(each["output_bytes"]),
             share(each["saved"]),
             megabytes(each["proof_bytes"]),
+            megabytes(each["guard_bytes"]),
             count(each["kept"]),
             count(each["total"]),
             share(each["kept_share"]),
@@ -233,10 +235,11 @@ def _sizes(report: Mapping[str, Any]) -> Section | None:
         ]
         for each in outputs
     ]
+    guard = f", {megabytes(total['guard_bytes'])} are guards" if total["guard_bytes"] else ""
     text = [
         f"{megabytes(total['cache_bytes'])} of keys and values became "
         f"{megabytes(total['output_bytes'])}: {share(total['saved'])} saved. Of what was written, "
-        f"{megabytes(total['proof_bytes'])} are indices and proof. The inputs have "
+        f"{megabytes(total['proof_bytes'])} are indices and proof{guard}. The inputs have "
         f"{megabytes(total['input_bytes'])} with all their tensors.",
     ]
     plots = [saved_by_output(outputs)] if len(outputs) > 1 else []

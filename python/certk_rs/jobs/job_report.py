@@ -176,6 +176,7 @@ def _output(
             "cache_bytes": output.cache_bytes,
             "output_bytes": output.output_bytes,
             "proof_bytes": output.proof_bytes,
+            "guard_bytes": output.guard_bytes,
             "saved": 1 - output.output_bytes / output.cache_bytes,
             "seconds": None if report is None else report.seconds,
             "warnings": [] if report is None else [plain(each) for each in report.warnings],
@@ -260,7 +261,7 @@ def _number(value: object) -> float | int | None:
 
 _OPTIONS = (
     *("granularity", "max_keep", "keep_first", "keep_last", "layout", "block_size", "coverage"),
-    *("holdout", "proof", "out_tol", "size", "eps_low", "eps_high"),
+    *("holdout", "proof", "guard", "out_tol", "size", "eps_low", "eps_high"),
 )
 
 
@@ -286,6 +287,7 @@ def _totals(outputs: Sequence[dict[str, Any]], sums: SetSums) -> dict[str, Any]:
         "cache_bytes": before,
         "output_bytes": after,
         "proof_bytes": sum(each["proof_bytes"] for each in outputs),
+        "guard_bytes": sum(each["guard_bytes"] for each in outputs),
         "saved": 1 - after / before if before else None,
         "seconds": sum(seconds) if seconds and None not in seconds else None,
     }
