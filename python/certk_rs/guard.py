@@ -214,17 +214,41 @@ class Guard:
             out: (heads, m, d_v), the attention over the kept keys.
             lost: What `judge` says of the share of the dropped keys, (heads, m).
         """
+        mass = np.asarray(lost, np.float64)
+        away, radii = self._around(out)
+        with _native.DefaultFloats():
+            # A sum and a product round.
+            reach = (away + radii) * (1 + 2.0**-49)
+            moved: NDArray[np.float64] = np.where(mass > 0, mass * reach * (1 + 2.0**-49), 0.0)
+        return moved
+
+    def spare(self, out: ArrayLike, error: ArrayLike) -> NDArray[np.float64]:
+        """The share that dropped keys may have so that an output moves by at most `error`, below 1.
+
+        It holds for `out` and for what becomes of it where some of the dropped keys come back.
+
+        Args:
+            out: (heads, m, d_v), the attention over the kept keys.
+            error: Euclidean norms over d_v, (heads, m), or one; 0 where they are negative.
+        """
+        away, radii = self._around(out)
+        with _native.DefaultFloats(), np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # An average over kept and dropped values is no farther from c than both are.
+            reach = (np.maximum(away, radii) + radii) * (1 + 2.0**-48)
+            room = np.maximum(np.asarray(error, np.float64), 0.0)
+            share = np.where(reach > 0, room / reach, 1.0) * (1 - 2.0**-48)
+        return np.minimum(share, 1 - 2.0**-53)
+
+    def _around(self, out: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Distances of outputs from the centres of their balls, rounded up, and the radii."""
         array, dtype = coerce.as_native_floats("out", out)
-        wide, mass = coerce.widen(array, dtype), np.asarray(lost, np.float64)
+        wide = coerce.widen(array, dtype)
         size = wide.shape[0] // max(1, self.kv_heads)
         centres, radii = (np.repeat(x, size, axis=0) for x in (self._centres, self._ball.radius))
         with _native.DefaultFloats():
             away = np.sqrt(np.square(wide - centres[:, None]).sum(axis=-1))
-            # A sum of d_v squares, a root, a sum and a product round.
-            up = 1 + (wide.shape[-1] + 16) * 2.0**-52
-            reach = (away + radii[:, None]) * up
-            moved: NDArray[np.float64] = np.where(mass > 0, mass * reach * up, 0.0)
-        return moved
+            # A sum of d_v squares and a root round, and squares underflow.
+            return away * (1 + (wide.shape[-1] + 8) * 2.0**-52) + 2.0**-500, radii[:, None]
 
 
 def guard_head(

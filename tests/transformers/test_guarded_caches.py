@@ -131,6 +131,22 @@ def test_recall_keeps_every_query_within_its_budget(name: str, promote: bool) ->
         assert not any(map(any, pruned.promoted))
 
 
+def distances(call: dict[str, Any], pruned: Any, cache: Any, n: int) -> np.ndarray:
+    """How far each head's output of a call is from real attention over all n keys."""
+    own, full = pruned.layers[call["layer"]], cache.layers[call["layer"]]
+    keys, values = (
+        torch.cat([whole[0, :, :N], new[0, :, new.shape[2] - MORE :]], 1)[:, :n]
+        for whole, new in ((full.keys, own.keys), (full.values, own.values))
+    )
+    size, off = call["query"].shape[1] // len(keys), []
+    for head in range(call["query"].shape[1]):
+        q = call["query"][0, head, -1].double()
+        scores = keys[head // size].double() @ q * q.shape[0] ** -0.5
+        real = torch.softmax(scores, 0) @ values[head // size].double()
+        off.append(float((call["out"][0, -1, head].double() - real).norm()))
+    return np.array(off)
+
+
 def test_outputs_are_as_near_as_is_said() -> None:
     for on_breach in ("report", "recall"):
         model, ids, cache, queries = prepared("llama")
@@ -140,21 +156,54 @@ def test_outputs_are_as_near_as_is_said() -> None:
         ct.use(model, eps=0)
         with ct.Recorder() as recorder:
             calls, _ = calls_of(model, pruned, ids)
-        for at, (call, said) in enumerate(zip(calls, recorder.calls, strict=True)):
-            layer, n = call["layer"], N + at // len(pruned.layers) + 1
-            own, full = pruned.layers[layer], cache.layers[layer]
-            keys, values = (
-                torch.cat([whole[0, :, :N], new[0, :, new.shape[2] - MORE :]], 1)[:, :n]
-                for whole, new in ((full.keys, own.keys), (full.values, own.values))
-            )
-            size = call["query"].shape[1] // len(keys)
-            for head in range(call["query"].shape[1]):
-                q = call["query"][0, head, -1].double()
-                scores = keys[head // size].double() @ q * q.shape[0] ** -0.5
-                real = torch.softmax(scores, 0) @ values[head // size].double()
-                off = float((call["out"][0, -1, head].double() - real).norm())
-                assert said.error_bound is not None
-                assert off <= said.error_bound[0, head, 0] * (1 + 1e-9)
+        for at, (call, lost) in enumerate(zip(calls, pruned.lost, strict=True)):
+            off = distances(call, pruned, cache, N + at // len(pruned.layers) + 1)
+            bound = recorder.calls[at].error_bound
+            assert bound is not None
+            assert (off <= bound[0, :, 0] * (1 + 1e-9)).all()
+            assert (off <= lost.moved[:, 0] + 1e-4).all()
+            assert (lost.moved <= bound[0]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("promote", [False, True])
+def test_outputs_are_kept_within_a_budget_of_their_own(dtype: Any, promote: bool) -> None:
+    model, ids, cache, queries = prepared("llama", dtype)
+    options: dict[str, Any] = {"guard": "codes", "out_tol": 0.05}
+    noted = ct.prune_cache(cache, queries, 0.3, **options)
+    pruned = ct.prune_cache(cache, queries, 0.3, on_breach="recall", promote=promote, **options)
+    ct.use(model, eps=0)
+    with ct.Recorder() as recorder:
+        calls_of(model, noted, ids)
+    assert not all(layer.holds for layer in recorder.layers)
+    assert any((call.moved > 0.05).any() for call in noted.lost)
+    with ct.Recorder() as recorder:
+        calls, _ = calls_of(model, pruned, ids)
+    assert all(layer.holds and layer.budget == 0.05 for layer in recorder.layers)
+    fetched = [int(call.recalled.sum()) for call in pruned.lost]
+    gone = sum(map(len, pruned.layers[0].guarded.guard.positions)) * len(pruned.layers)
+    assert 0 < sum(fetched) < 0.9 * gone * MORE
+    # A larger share than the budget of mass may be left where it does not move the output.
+    for at, call in enumerate(calls):
+        off = distances(call, pruned, cache, N + at // len(pruned.layers) + 1)
+        assert (off <= 0.05).all()
+
+
+def test_rounding_may_be_more_than_a_budget() -> None:
+    model, ids, cache, queries = prepared("llama", torch.bfloat16)
+    options: dict[str, Any] = {"guard": "codes", "out_tol": 1e-5}
+    ct.use(model, eps=0)
+    for on_breach, message in (
+        ("recall", r"layer \d, head \d: an output may be off by .* out_tol = 1e-05: that is round"),
+        ("raise", r"out_tol = 1e-05: pass on_breach='recall'"),
+    ):
+        pruned = ct.prune_cache(cache, queries, 0.3, on_breach=on_breach, **options)
+        with pytest.raises(ck.CertkError, match=message):
+            calls_of(model, pruned, ids)
+    noted = ct.prune_cache(cache, queries, 0.3, **options)
+    with ct.Recorder() as recorder:
+        calls_of(model, noted, ids)
+    assert not any(layer.holds for layer in recorder.layers)
 
 
 def test_nothing_is_lost_with_a_budget_of_nothing() -> None:
@@ -199,7 +248,9 @@ def test_a_breach_can_be_an_error() -> None:
     model, ids, cache, queries = prepared("llama")
     pruned = ct.prune_cache(cache, queries, EPS, guard="codes", on_breach="raise")
     ct.use(model, eps=0)
-    with pytest.raises(ck.CertkError, match=r"layer \d: a query may lose .* more than eps"):
+    with pytest.raises(
+        ck.CertkError, match=r"layer \d, head \d: a query may lose .* more than eps"
+    ):
         calls_of(model, pruned, ids)
 
 
@@ -219,6 +270,10 @@ def test_attention_that_loses_more_itself_is_refused() -> None:
         ({"guard": "balls"}, "guard is 'balls'"),
         ({"guard": "codes", "on_breach": "shrug"}, "on_breach is 'shrug'"),
         ({"guard": "codes", "most_promoted": -1}, "most_promoted is -1"),
+        ({"guard": "codes", "out_tol": -1.0}, "out_tol is -1.0"),
+        ({"guard": "codes", "out_tol": float("nan")}, "out_tol is nan"),
+        ({"guard": "codes", "out_tol": True}, "out_tol is True"),
+        ({"out_tol": 1.0}, "go with a guard"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

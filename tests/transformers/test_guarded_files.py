@@ -91,6 +91,14 @@ def test_each_head_keeps_to_its_own_budget(tmp_path: Path) -> None:
     decoded(model, cache, ids)
     most = max(float(call.left.max()) for call in cache.lost)
     assert 0.01 < most <= 0.05
+    # Or to one on the output.
+    cache = ct.from_cache(output, on_breach="recall", source=source, out_tol=0.01)
+    with ct.Recorder() as recorder:
+        decoded(model, cache, ids)
+    assert all(layer.holds and layer.budget == 0.01 for layer in recorder.layers)
+    assert any(call.recalled.any() for call in cache.lost)
+    with pytest.raises(ck.CertkError, match="both given"):
+        ct.from_cache(output, eps=0.1, out_tol=0.1)
 
 
 @pytest.mark.parametrize("granularity", ["layer", "token"])
@@ -104,7 +112,9 @@ def test_sets_of_several_heads(granularity: str, tmp_path: Path) -> None:
 
 def test_raise(tmp_path: Path) -> None:
     model, ids, _, output = written(tmp_path)
-    with pytest.raises(ck.CertkError, match=r"layer \d: a query may lose .* prune with a smaller"):
+    with pytest.raises(
+        ck.CertkError, match=r"layer \d.*: a query may lose .* prune with a smaller"
+    ):
         decoded(model, ct.from_cache(output, on_breach="raise"), ids)
 
 
@@ -115,7 +125,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ck.CertkError, match="is no output of certk prune, which on_breach"):
         ct.from_cache(source, on_breach="raise")
     ck.prune(source, tmp_path / "bare", EPS)
-    for asked in ({"source": source}, {"eps": 0.1}, {"on_breach": "raise"}, {"promote": True}):
+    for asked in (
+        {"source": source},
+        {"eps": 0.1},
+        {"out_tol": 0.1},
+        {"on_breach": "raise"},
+        {"promote": True},
+    ):
         with pytest.raises(ck.CertkError, match=r"has no guard.*--guard codes"):
             ct.from_cache(tmp_path / "bare" / source.name, **asked)
     for eps in (-0.1, 1.0):

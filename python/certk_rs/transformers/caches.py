@@ -38,7 +38,7 @@ from .pruned_file import PrunedFile
 from .rows_of_file import RowsOfFile
 from .stored import tensor
 
-_GUARDED = "on_breach, promote, most_promoted, source and eps"
+_GUARDED = "on_breach, promote, most_promoted, source, eps and out_tol"
 
 _Rows = tuple[list[torch.Tensor], list[torch.Tensor]]
 """The keys and the values (kept, d) of each kv head of a layer."""
@@ -217,6 +217,7 @@ def from_cache(
     most_promoted: int | None = None,
     source: Rows | str | os.PathLike[str] | None = None,
     eps: float | None = None,
+    out_tol: float | None = None,
 ) -> Cache:
     """Read a cache file, or what `certk prune` has made of one, as a cache to go on from.
 
@@ -233,13 +234,16 @@ def from_cache(
         source: Where dropped keys and values are: the input that was pruned, which is held against
             the hashes of the certificate now and read row by row later.
         eps: What any later query may lose; None for the budgets of the file, each kv head its own.
+        out_tol: How far any later query's output may be off instead, as in `prune_cache`.
 
     Raises:
         CertkError: A file that is damaged or of another kind, or `source` is not its input.
     """
     path = Path(path)
     asked = on_breach != "report" or promote or most_promoted is not None
-    asked = asked or source is not None or eps is not None
+    asked = asked or source is not None or eps is not None or out_tol is not None
+    if eps is not None and out_tol is not None:
+        raise CertkError("eps and out_tol: both given; a later query is judged by one of them")
     with SafetensorsFile(path) as file:
         text = file.header.metadata.get("certk")
         if text is not None:
@@ -253,7 +257,11 @@ def from_cache(
                     )
                 return made
             manner = Manner(
-                pruned.largest_eps if eps is None else eps, on_breach, promote, most_promoted
+                pruned.largest_eps if eps is None else eps,
+                on_breach,
+                promote,
+                most_promoted,
+                out_tol,
             )
             made._set_guards(
                 [pruned.guard(layer) for layer in pruned.layers],
@@ -280,6 +288,7 @@ def prune_cache(
     on_breach: OnBreach = "report",
     promote: bool = False,
     most_promoted: int | None = None,
+    out_tol: float | None = None,
     source: Rows | str | os.PathLike[str] | None = None,
     threads: int | None = None,
 ) -> PrunedCache:
@@ -306,6 +315,9 @@ def prune_cache(
             `CertkError`, "recall" fetches what matters from `source`.
         promote: Whether keys that were fetched stay.
         most_promoted: Of each kv head, how many may stay; those asked for the longest ago go first.
+        out_tol: How far a later query's output may be off, rounding included, in the units of the
+            values (Euclidean norm over d_v): a breach is then where it may be more, and eps is for
+            the given queries alone. It takes a pass over the kept values in every call.
         source: Where dropped keys and values are: a cache file of exactly these (as `capture` and
             `to_cache` write it, and `from_cache` reads), which is compared now and read row by row
             later; or None: `cache` itself, whose tensors are then held, and must not be written to.
@@ -350,12 +362,13 @@ def prune_cache(
         )
     made = _pruned(pruned, certificates)
     if guard == "none":
-        if on_breach != "report" or promote or most_promoted is not None or source is not None:
+        asked = on_breach != "report" or promote or most_promoted is not None
+        if asked or source is not None or out_tol is not None:
             raise CertkError("on_breach, promote and the like go with a guard: pass guard='codes'")
         return made
     if guard != "codes":
         raise CertkError(f"guard is {guard!r}; pass 'codes' or 'none'")
-    manner = Manner(float(eps), on_breach, promote, most_promoted)
+    manner = Manner(float(eps), on_breach, promote, most_promoted, out_tol)
     rows = None if source is None else _rows_of(source, layers)
     if rows is None and on_breach == "recall":
         rows = RowsOfCache([(keys[0], values[0]) for _, keys, values in layers])

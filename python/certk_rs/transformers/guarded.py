@@ -8,10 +8,12 @@ put together by what their keys weigh.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from numbers import Real
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 
 from .. import _native
 from ..errors import CertkError
-from ..guard import Guard
+from ..guard import Guard, Judged
 from ..results import AttentionResult
 from ..sparse_attention import attention as attention_of
 from .masks import Visibility
@@ -28,6 +30,10 @@ from .settings import Budget
 OnBreach = Literal["recall", "report", "raise"]
 # Calls that a cache remembers: of longer texts the latest.
 _CALLS = 65_536
+# A share that nothing exceeds but what is not known at all.
+_ALL_BUT = 1 - 2.0**-53
+# How often keys are named anew where an output is not yet within its budget.
+_TRIES = 3
 
 
 class Rows(Protocol):
@@ -41,16 +47,24 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Manner:
-    """What a cache does about losses: of kv heads that have no budget of their own, `eps` is it."""
+    """What a cache does about losses: of kv heads that have no budget of their own, `eps` is it.
+
+    With `out_tol` a loss is what it does to the output, and budgets of mass play no part.
+    """
 
     eps: float
     on_breach: OnBreach = "report"
     promote: bool = False
     most_promoted: int | None = None
+    out_tol: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.eps < 1:
             raise CertkError(f"eps is {self.eps!r}; pass a number with 0 <= eps < 1")
+        tol: Any = self.out_tol
+        real = isinstance(tol, Real) and not isinstance(tol, bool)
+        if tol is not None and not (real and 0 <= tol < math.inf):
+            raise CertkError(f"out_tol is {tol!r}; pass a finite number >= 0, or None")
         if self.on_breach not in get_args(OnBreach):
             raise CertkError(f"on_breach is {self.on_breach!r}; pass one of {get_args(OnBreach)}")
         most = self.most_promoted
@@ -67,6 +81,9 @@ class LostCall:
     """The share of the softmax that the kept keys alone would have lost, at most."""
     left: NDArray[np.float64]
     """What the call has lost in the end, at most: less where keys were fetched back."""
+    moved: NDArray[np.float64]
+    """How far that moves a query's output at most, in the Euclidean norm over d_v; rounding, which
+    `Recorder` has, is not in it."""
     recalled: NDArray[np.int64]
     """Keys that were fetched for it, (kv_heads,)."""
 
@@ -129,6 +146,9 @@ class GuardedLayer:
 
     def promise(self, budget: Budget) -> Budget:
         """What a call may lose in all, where `budget` is that of the keys that are here."""
+        tol = self.losses.manner.out_tol
+        if tol is not None:
+            return replace(budget, eps=None, out_tol=float(tol))
         return budget if budget.eps is None else replace(budget, eps=float(self._eps.max()))
 
     def whole(self, rows: Visibility) -> Visibility:
@@ -146,38 +166,89 @@ class GuardedLayer:
         kept = here
         if any(map(len, self._there)):
             here = here.joined(self._attend(query, self._there, self._held, how))
+        first = here
         # What the call itself has dropped among the keys that are here counts, too.
         eps = np.repeat(self._eps, len(query) // len(self._eps))[:, None]
-        spare = (eps - here.tail) * (1 - 2.0**-40)
-        if (spare < 0).any():
-            head, row = np.unravel_index(spare.argmin(), spare.shape)
+        needs = self._most(here, eps)
+        judged = self._judge(query, here, needs, how)
+        recalled = np.zeros(self.guard.kv_heads, np.int64)
+        final = here.without(judged.lost, self.guard)
+        lost, left = final.tail, judged.lost
+        if manner.on_breach == "raise":
+            over = judged.lost > needs if manner.out_tol is None else self._over(final)
+            if over.any():
+                self._refuse(final, over)
+        for more in reversed(range(_TRIES) if manner.on_breach == "recall" else ()):
+            if any(map(len, judged.back)):
+                fetched = self._fetch(judged.back)
+                recalled = np.array([len(back) for back in judged.back], np.int64)
+                back, held = self._with(judged.back, fetched)
+                here = kept.joined(self._attend(query, back, held, how))
+                final, left = here.without(judged.left, self.guard), judged.left
+            over = self._over(final)
+            if not over.any():
+                if manner.promote and recalled.any():
+                    self._promote(judged.back, back, held)
+                break
+            if not more:
+                self._refuse(final, over)
+            # Putting parts together rounds, which was not known before. At last all must come.
+            less = self._most(here, eps) if more > 1 else np.zeros(needs.shape)
+            needs = np.where(over, np.minimum(needs, less), needs)
+            judged = self._judge(query, first, needs, how)
+        moved = self.guard.moved(final.out, left)
+        self.losses.calls.append(LostCall(self.layer, lost, final.tail, moved, recalled))
+        return final
+
+    def _judge(
+        self, query: torch.Tensor, here: _Part, most: NDArray[np.float64], how: dict[str, Any]
+    ) -> Judged:
+        # Where nothing is to come back, nothing needs to be named.
+        if self.losses.manner.on_breach != "recall":
+            most = np.full(most.shape, _ALL_BUT)
+        return self.guard.judge(query, here.ends, most, there=self._there, **how)
+
+    def _most(self, here: _Part, eps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The share of the softmax that dropped keys may have, of each query."""
+        tol = self.losses.manner.out_tol
+        if tol is not None:
+            # Sums of bounds round, too.
+            return self.guard.spare(here.out, tol * (1 - 2.0**-38) - here.error())
+        most = (eps - here.tail) * (1 - 2.0**-40)
+        if (most < 0).any():
+            head, row = np.unravel_index(most.argmin(), most.shape)
             raise CertkError(
                 f"layer {self.layer}, head {head}: attention over the kept keys may lose "
                 f"{float(here.tail[head, row]):g} itself, and eps of the cache is "
                 f"{float(eps[head, 0]):g}: call certk_rs.transformers.use with a smaller eps, such "
                 "as 0"
             )
-        judged = self.guard.judge(query, here.ends, spare, there=self._there, **how)
-        recalled = np.zeros(self.guard.kv_heads, np.int64)
-        final = here.without(judged.lost, self.guard)
-        lost = final.tail
-        breach = any(map(len, judged.back))
-        if breach and manner.on_breach == "raise":
+        return most
+
+    def _over(self, part: _Part) -> NDArray[np.bool_]:
+        """Which queries' outputs are not proven to be within `out_tol`, if there is one."""
+        tol = self.losses.manner.out_tol
+        if tol is None:
+            return np.zeros(part.tail.shape, np.bool_)
+        return ~(part.error() <= tol)  # type: ignore[no-any-return]
+
+    def _refuse(self, part: _Part, which: NDArray[np.bool_]) -> NoReturn:
+        head, row = np.argwhere(which)[0]
+        tol = self.losses.manner.out_tol
+        if tol is None:
+            group = head // (which.shape[0] // self.guard.kv_heads)
             raise CertkError(
-                f"layer {self.layer}: a query may lose {float(lost.max()):.6g} of its mass to "
-                f"dropped keys, more than eps = {float(eps.max()):g}: pass on_breach='recall', or "
-                "prune with a smaller eps"
+                f"layer {self.layer}, head {head}: a query may lose {part.tail[head, row]:.6g} of "
+                f"its mass to dropped keys, more than eps = {self._eps[group]:g}: pass "
+                "on_breach='recall', or prune with a smaller eps"
             )
-        if breach and manner.on_breach == "recall":
-            fetched = self._fetch(judged.back)
-            recalled = np.array([len(back) for back in judged.back], np.int64)
-            back, held = self._with(judged.back, fetched)
-            whole = kept.joined(self._attend(query, back, held, how))
-            final = whole.without(judged.left, self.guard)
-            if manner.promote:
-                self._promote(judged.back, back, held)
-        self.losses.calls.append(LostCall(self.layer, lost, final.tail, recalled))
-        return final
+        remedy = "pass on_breach='recall', or prune with a smaller eps"
+        if self.losses.manner.on_breach == "recall":
+            remedy = "that is rounding, so pass a larger out_tol or run the model in a wider dtype"
+        raise CertkError(
+            f"layer {self.layer}, head {head}: an output may be off by "
+            f"{part.error()[head, row]:.6g}, more than out_tol = {tol:g}: {remedy}"
+        )
 
     def _fetch(
         self, back: Sequence[NDArray[np.int64]]
