@@ -148,8 +148,8 @@ def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 4
-    assert page.tags.count("tr") == (1 + 24) + (1 + 6 + 1) + (1 + 6)
+    assert page.tags.count("svg") == 5
+    assert page.tags.count("tr") == (1 + 24) + (1 + 6 + 1) + (1 + 6) + (1 + 5)
     # What the terminal says of lengths, the page says, too.
     _, _, by_length = shown.partition("By length: ")
     assert "By length: keys that weigh at least 0.01" in text

@@ -20,10 +20,13 @@ from ..jobs.analyze_page import (
     NARROW,
     analysis_page,
     cells,
+    hot_cells,
+    hot_heads,
     layer_cells,
     layer_heads,
     said_of,
     said_of_all,
+    said_of_hot,
     said_of_lengths,
     together_cells,
     together_heads,
@@ -187,6 +190,9 @@ def _show(cache: CacheAnalysis) -> None:
     say(LAYERS)
     print_table(layer_heads(cache), layer_cells(cache))
     _show_lengths(cache)
+    if cache.hot:
+        print_text(said_of_hot(cache))
+        print_table(hot_heads(), hot_cells(cache))
     say(f"Advice: {cache.advice()}.")
 
 

@@ -103,6 +103,29 @@ def _called(each: Together) -> str:
     return str(each.layer) if each.head is None else f"{each.layer}.{each.head}"
 
 
+def hot_heads() -> list[str]:
+    """What `hot_cells` has in its columns."""
+    return ["stays", "missed", "10 % miss", "miss nothing"]
+
+
+def hot_cells(found: CacheAnalysis) -> list[list[str]]:
+    """A row per share of the keys that stay."""
+    return [
+        [f"{each.stays:.3f}", f"{each.missed:.4f}", f"{each.worst:.4f}", f"{each.never:.3f}"]
+        for each in found.hot
+    ]
+
+
+def said_of_hot(found: CacheAnalysis) -> str:
+    """What the curve of hot keys is about."""
+    return (
+        f"With a guard and recall: the keys that the earlier half of the queries needs most often "
+        f"stay (more in heads that need more), at eps = {found.eps[found.main]:g} the later half "
+        "misses so many of the others, as a share of a kv head's keys: in the mean, and what a "
+        "tenth of the queries exceed."
+    )
+
+
 def watches_of(found: CacheAnalysis) -> list[tuple[int, Watch]]:
     """The layer of each head, and what was seen of it by length."""
     return [(head.layer, head.watch) for head in found.heads]
@@ -244,6 +267,9 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
         f"{worst.kept[main]:.3f}. One set per head takes {found.all().shared:.3f} in the mean.",
     ]
     plots = [_map(found), _rule(found), _rules(found), _lengths(found)]
+    if found.hot:
+        plots.append(_hot(found))
+        text.append("Hot keys: " + said_of_hot(found))
     watches = watches_of(found)
     lengths = shown_lengths([one for _, one in watches])
     text += ["By length: " + " ".join(said_of_lengths(found))]
@@ -257,6 +283,8 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
             "weigh",
         ),
     ]
+    if found.hot:
+        tables.append(Table(hot_heads(), hot_cells(found), "Hot keys, and what is missed"))
     return Section(found.name, text, plots, tables, anchor)
 
 
@@ -356,4 +384,24 @@ def _lengths(found: CacheAnalysis) -> str:
     axis.set_yscale("log", base=2)
     if len(found.layers()) <= 16:
         legend_beside(axis)
+    return svg(figure)
+
+
+def _hot(found: CacheAnalysis) -> str:
+    """What later queries miss, against the share of the keys that stays."""
+    figure, axis = panels(figsize=(7.5, 3.8))
+    stays = [each.stays for each in found.hot]
+    axis.plot(stays, [each.missed for each in found.hot], marker="o", label="mean")
+    axis.plot(
+        stays, [each.worst for each in found.hot], marker="o", linestyle=":", label="10 % miss more"
+    )
+    axis.axhline(
+        found.all().kept[found.main], color="#999", linestyle="--", label="a query's own set"
+    )
+    axis.set(
+        title=f"keys that later queries miss, eps = {found.eps[found.main]:g}",
+        xlabel="share of the keys that stays", ylabel="share missed", xlim=(0, None),
+        ylim=(0, None),
+    )  # fmt: skip
+    legend_beside(axis)
     return svg(figure)
