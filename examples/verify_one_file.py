@@ -40,7 +40,7 @@ KNOWN = [stem + "{" + words + "}" for words in WORDS
 FIELDS = {"format", "library", "eps", "bound_eps", "options", "causal_offset", "scales",
           "input_headers", "inputs", "outputs", "sha256"}  # fmt: skip
 OPTIONS = {"granularity", "names", "layout", "max_keep", "keep_first", "keep_last", "block_size",
-           "coverage", "holdout", "proof", "out_tol", "size", "guard"}  # fmt: skip
+           "coverage", "holdout", "proof", "out_tol", "size", "hot", "guard"}  # fmt: skip
 U = 2.0**-53
 
 
@@ -166,6 +166,10 @@ def check_options(o: dict) -> None:
     need(tol is None or (type(tol) is float and 0 <= tol < math.inf), "out_tol")
     need(o["size"] is None or (type(o["size"]) is int and o["size"] >= 0), "size")
     need(o["guard"] in ("none", "codes"), "guard")
+    need(type(o["hot"]) is bool, "hot")
+    if o["hot"]:
+        need(o["size"] is not None and cap is None and o["guard"] != "none", "hot")
+        need(o["coverage"] == 1 and counts[2] == 1 and o["granularity"] != "token", "hot")
 
 
 def matcher(pattern: str) -> Callable:
@@ -386,7 +390,7 @@ def check_group(body: dict, group: int, layers: list[Layer], eps: float, bound_e
     cap = o["max_keep"]
     cap = max(1, math.floor(cap * visible)) if isinstance(cap, float) else cap
     need(cap is None or len(kept) <= cap, "more keys are kept than max_keep allows")
-    excused = cap is not None and cap < visible and len(kept) + size > cap
+    excused = o["hot"] or (cap is not None and cap < visible and len(kept) + size > cap)
     last = np.arange(visible - min(o["keep_last"], visible), visible) // size
     first_units = -(-min(o["keep_first"], visible) // size)
     free = (np.arange(units) >= first_units) & ~np.isin(np.arange(units), last)
@@ -571,7 +575,7 @@ def check(out: File, given: File) -> int:
         need(all(type(x) is float and 0 <= x < 1 for x in every), f"{name}: no budgets")
         one = token or (name == "bound_eps" and o["size"] is not None)
         need(not one or len(set(every)) == 1, f"{name}: not the same everywhere")
-    sized = o["size"] is not None and o["proof"] != "none"
+    sized = o["size"] is not None and o["proof"] != "none" and not o["hot"]
     need(not sized or body["bound_eps"] is not None, "a size needs bound_eps")
     tiny = any(0 < x < 2.0**-100 for groups in body["eps"].values() for x in groups)
     forms: dict = {}

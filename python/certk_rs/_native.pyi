@@ -345,6 +345,7 @@ def keep_set_of_queries(
     blocks: Sequence[tuple[_Stored, _Stored, float]],
     eps: float | NDArray[np.float64],
     counted: NDArray[np.bool_] | None,
+    given: NDArray[np.bool_] | None,  # the keys (n,) that are kept, where that is decided already
     slack: float,
     roundings: int,
     causal_offset: object,

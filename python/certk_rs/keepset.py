@@ -128,6 +128,7 @@ def keep_set_of_queries(
         [(stored, stored_keys, _scale(scale, array.shape[-1]))],
         budgets(eps, array, None),
         None,
+        None,
         0.0,
         16,
         causal_offset,

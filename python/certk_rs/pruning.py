@@ -27,6 +27,7 @@ def prune(
     size: float | int | None = None,
     size_bytes: int | None = None,
     out_tol: float | None = None,
+    hot: float | int | None = None,
     granularity: str = "head",
     max_keep: int | float | None = None,
     keep_first: int = 0,
@@ -67,6 +68,9 @@ def prune(
         size_bytes: The same, as the bytes that each output may have.
         out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
             the attention output of a row.
+        hot: With `eps` and a `guard`: the keys that each file may keep in all, a count or a
+            fraction; those stay that its queries need most often, in whatever head. eps is then
+            what later queries may lose, and what is not here is for the guard to name.
         granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").
         max_keep: The most keys of a set, a count or a fraction of the visible keys; rows may then
             lose more than eps, and the output says how much.
@@ -109,6 +113,7 @@ def prune(
         size=size,
         size_bytes=size_bytes,
         out_tol=_real(out_tol),
+        hot=hot,
         granularity=granularity,
         max_keep=max_keep,
         keep_first=keep_first,

@@ -27,6 +27,9 @@ pub struct QueryOptions<'a> {
     pub causal_offset: Option<i64>,
     /// The rows that the set must serve; of the others it is only certified what they lose.
     pub counted: Option<&'a [bool]>,
+    /// The keys that are kept, where that is decided already: nothing is chosen, and every row is certified. Of the options that
+    /// choose none may be set then, and no lower bound is found.
+    pub given: Option<&'a [bool]>,
     /// Added to the radius of each row.
     pub slack: f64,
     /// The radius of a row is `(3 d + roundings) 2^-53` times its reach, and a little more: d of these for the products here, and the
@@ -36,7 +39,7 @@ pub struct QueryOptions<'a> {
 
 impl Default for QueryOptions<'_> {
     fn default() -> Self {
-        QueryOptions { causal_offset: None, counted: None, slack: 0.0, roundings: 16 }
+        QueryOptions { causal_offset: None, counted: None, given: None, slack: 0.0, roundings: 16 }
     }
 }
 

@@ -84,6 +84,9 @@ pub fn keep_set_of_queries(
     source.check_radii()?;
     let frame;
     (source.seen, frame) = source.frame(options)?;
+    if let Some(given) = rows.given {
+        return source.judged(given);
+    }
     let found = rounds::solve(&source, &frame, threads)?;
     source.answer(found)
 }
@@ -93,10 +96,10 @@ fn judge(blocks: &[Block<'_>], rows: &QueryOptions<'_>, options: &Options) -> Re
     // One by one, so that an option that is added does not compile before somebody has decided here.
     let &Options {
         min_keep,
-        block_size: _,
-        max_keep: _,
-        keep_first: _,
-        keep_last: _,
+        block_size,
+        max_keep,
+        keep_first,
+        keep_last,
         prove_minimal: _,
         threads: _,
     } = options;
@@ -141,6 +144,23 @@ fn judge(blocks: &[Block<'_>], rows: &QueryOptions<'_>, options: &Options) -> Re
             expected: all,
             remedy,
         });
+    }
+    if let Some(given) = rows.given {
+        let expected = blocks.first().map_or(0, Block::keys);
+        if given.len() != expected {
+            let remedy = "pass one flag for each key";
+            return Err(Error::Length { argument: "given", got: given.len(), expected, remedy });
+        }
+        let chosen = [
+            (block_size > 1, "block_size"),
+            (max_keep.is_some(), "max_keep"),
+            (keep_first > 0, "keep_first"),
+            (keep_last > 0, "keep_last"),
+        ];
+        if let Some((_, second)) = chosen.into_iter().find(|(set, _)| *set) {
+            let remedy = "nothing is chosen where the keys are given: leave it out";
+            return Err(Error::Conflict { first: "given", second, remedy });
+        }
     }
     if !(0.0..=1.0).contains(&rows.slack) {
         return Err(Error::Option {
@@ -207,6 +227,32 @@ impl Queried<'_> {
         };
         let max_keep = if max_keep >= seen { usize::MAX } else { max_keep / size };
         Ok((seen, Frame::new(flags, asked, max_keep)?))
+    }
+
+    /// What all rows lose where only given keys are kept.
+    fn judged(&self, given: &[bool]) -> Result<KeepSet, Error> {
+        let every: Vec<usize> = (0..self.rows).collect();
+        let found = self.certify(given, &every)?;
+        let counts = |row: usize| {
+            self.counted.as_ref().is_none_or(|these| these.binary_search(&row).is_ok())
+        };
+        let over = (found.tail_mass_upper.iter().enumerate())
+            .any(|(row, &upper)| upper > self.eps.of(row) && counts(row));
+        let status = if self.seen == 0 {
+            Status::Empty
+        } else if over {
+            Status::OverBudget
+        } else {
+            Status::Certified
+        };
+        Ok(KeepSet {
+            indices: (0..self.seen).filter(|&key| given[key]).map(|key| key as u32).collect(),
+            status,
+            tail_mass_upper: found.tail_mass_upper,
+            tail_mass_lower: found.tail_mass_lower,
+            lower_bound: 0,
+            weights: filled("q", self.rows, 0.0)?,
+        })
     }
 
     /// A set of keys, with what all rows lose to it.

@@ -44,6 +44,7 @@ pub(super) fn keep_set_of_queries<'py>(
     blocks: Vec<(Stored<'py>, Stored<'py>, f64)>,
     eps: Budgets<'py>,
     counted: Option<PyReadonlyArray1<'py, bool>>,
+    given: Option<PyReadonlyArray1<'py, bool>>,
     slack: f64,
     roundings: u32,
     causal_offset: Option<&Bound<'py, PyAny>>,
@@ -65,7 +66,9 @@ pub(super) fn keep_set_of_queries<'py>(
         .transpose()?;
     let counted = counted.as_ref().map(|counted| counted.as_slice()).transpose();
     let counted = counted.map_err(|_| CertkError::new_err("counted must be contiguous"))?;
-    let rows = core::QueryOptions { causal_offset: offset, counted, slack, roundings };
+    let given = given.as_ref().map(|given| given.as_slice()).transpose();
+    let given = given.map_err(|_| CertkError::new_err("given must be contiguous"))?;
+    let rows = core::QueryOptions { causal_offset: offset, counted, given, slack, roundings };
     let options = Options::new()
         .max_keep(limit(max_keep)?)
         .keep_first(count("keep_first", keep_first, 0)?)

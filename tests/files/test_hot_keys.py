@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import certk_rs as ck
 from certk_rs.jobs.hot_curve import SHARES
-from certk_rs.jobs.hot_keys import Rows, demand, hottest, missing
+from certk_rs.jobs.hot_keys import Demand, Rows, hottest, missing
 from cli_fixtures import certk, write_cache
 
 Rng = np.random.Generator
@@ -67,7 +67,10 @@ def test_scores_of_any_size() -> None:
 def test_demand_is_how_often_a_key_is_needed(causal: bool) -> None:
     rng = np.random.default_rng(3)
     group = rows_of(rng, 2, 24, 40, causal)
-    found = demand(group, 0.1, None)
+    demand = Demand(40, 0.1, None)
+    for part in (slice(0, 10), slice(10, 24)):
+        demand.add([Rows(each.scores[part], each.lengths[part]) for each in group])
+    found = demand.shares()
     for key in range(40):
         needed = sees = 0
         for row in range(24):
@@ -125,9 +128,13 @@ def test_heads_that_need_more_keep_more(tmp_path: Path, capsys: pytest.CaptureFi
     counts, late = [], []
     for head in range(2):
         sets = [fewest(weights_of(row, 64), 0.1, np.zeros(64, bool)) for row in scores[head, :16]]
-        masses = np.array([weights_of(row, 64) for row in scores[head, :16]])
-        counts.append(np.bincount(np.concatenate(sets), minlength=64) + masses.mean(0))
-    edge = np.sort(np.concatenate(counts))[::-1][int(0.2 * 128) - 1]
+        more = [
+            fewest(weights_of(row, 64), 0.1 / 8, np.zeros(64, bool)) for row in scores[head, :16]
+        ]
+        one, two = (np.bincount(np.concatenate(each), minlength=64) for each in (sets, more))
+        counts.append(one + two / 17)
+    every = np.sort(np.concatenate(counts))[::-1]
+    edge = every[every > every[int(0.2 * 128)]].min()
     for head in range(2):
         stays = counts[head] >= edge
         late += [len(fewest(weights_of(row, 64), 0.1, stays)) / 64 for row in scores[head, 16:]]

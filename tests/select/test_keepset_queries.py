@@ -47,8 +47,8 @@ def mask_of(heads: int, m: int, n: int, offset: int | None) -> np.ndarray:
 def native(blocks: list[tuple[np.ndarray, np.ndarray, float]], eps: Any, **more: Any) -> Any:
     """The native function, with what it needs not be given."""
     options = {
-        "counted": None, "slack": SLACK, "roundings": 16, "causal_offset": None, "max_keep": None,
-        "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
+        "counted": None, "given": None, "slack": SLACK, "roundings": 16, "causal_offset": None,
+        "max_keep": None, "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
     }  # fmt: skip
     stored = [
         ((q.view(np.uint16), "float16"), (k.view(np.uint16), "float16"), scale)
@@ -342,3 +342,43 @@ def test_nothing_to_keep() -> None:
     )
     assert blind.status == ck.Status.EMPTY
     assert blind.k == blind.lower_bound == 0
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_keys_that_are_given_are_certified(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kv_heads, n, d = int(rng.integers(1, 3)), int(rng.integers(2, 200)), int(rng.integers(1, 40))
+    queries, keys = vectors(rng, (2 * kv_heads, 5, d)), vectors(rng, (kv_heads, n, d))
+    given = rng.random(n) < rng.choice([0.0, 0.1, 0.7, 1.0])
+    offset = int(rng.integers(0, n)) if seed % 3 == 0 else None
+    counted = rng.random(10 * kv_heads) < 0.7 if seed % 4 == 0 else None
+    scale, eps = 0.4, float(rng.choice([0.0, 0.05, 0.5]))
+    more = {"causal_offset": offset, "counted": counted, "slack": 0.0}
+    ks = native([(queries, keys, scale)], eps, given=given, **more)
+    seen = n if offset is None else min(n, offset + 5)
+    if counted is None:
+        assert ks.indices.tolist() == np.flatnonzero(given[:seen]).tolist()
+    judge(ks, queries, keys, np.full(10 * kv_heads, eps), scale, offset)
+    rows = slice(None) if counted is None else counted
+    over = (ks.tail_mass_upper.reshape(-1)[rows] > eps).any()
+    if len(ks.indices) or over:
+        assert ks.status == (ck.Status.OVER_BUDGET if over else ck.Status.CERTIFIED)
+    assert ks.lower_bound == 0
+    assert not ks.weights.any()
+    # As it is told of a set that was chosen.
+    chosen = native([(queries, keys, scale)], eps, **more)
+    again = np.zeros(n, bool)
+    again[chosen.indices] = True
+    twice = native([(queries, keys, scale)], eps, given=again, **more)
+    assert np.array_equal(twice.indices, chosen.indices)
+    assert (np.abs(twice.tail_mass_upper - chosen.tail_mass_upper) <= 1e-4).all()
+
+
+def test_given_keys_are_not_chosen() -> None:
+    rng = np.random.default_rng(0)
+    block = (vectors(rng, (1, 2, 4)), vectors(rng, (1, 6, 4)), 1.0)
+    with pytest.raises(ck.CertkError, match="given has 5 entries but 6 are needed"):
+        native([block], 0.1, given=np.ones(5, bool))
+    for name, value in (("max_keep", 2), ("keep_first", 1), ("keep_last", 1), ("block_size", 2)):
+        with pytest.raises(ck.CertkError, match=f"given cannot be combined with {name}"):
+            native([block], 0.1, given=np.ones(6, bool), **{name: value})

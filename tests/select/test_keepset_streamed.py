@@ -85,8 +85,8 @@ def violations(
 
 def native(vectors: Vectors, eps: Any, **more: Any) -> Any:
     options = {
-        "counted": None, "slack": 0.0, "roundings": 16, "causal_offset": None, "max_keep": None,
-        "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
+        "counted": None, "given": None, "slack": 0.0, "roundings": 16, "causal_offset": None,
+        "max_keep": None, "keep_first": 0, "keep_last": 0, "block_size": 1, "threads": None, **more,
     }  # fmt: skip
     queries, keys, scale = vectors
 

@@ -168,6 +168,40 @@ FORGERIES: dict[str, Forgery] = {
         "layer compact capped", "without a max_keep to excuse it", True,
         say=option("max_keep", None),
     ),
+    "hot keys that are none": Forgery(
+        "head none hot", "is refuted", False,
+        say=lambda body: body["options"].update(hot=False, size=None),
+    ),
+    "hot keys that are none, compact": Forgery(
+        "layer compact hot", "without a max_keep to excuse it", True,
+        say=lambda body: body["options"].update(hot=False, size=None),
+    ),
+    "more hot keys than said": Forgery(
+        "head full hot", "28 keys are kept, its size allows 27", True, say=option("size", 27)
+    ),
+    "hot keys lose less": Forgery(
+        "head full hot", "tail_mass_upper.* is refuted", False,
+        both(
+            put("layers.0.tail_mass_upper", (0, 0), lambda mass: mass * np.float32(0.9)),
+            put("layers.0.tail_mass_lower", (0, 0), 0.0),
+        ),
+    ),
+    "hot keys without a guard": Forgery(
+        "head full hot", "options .* cannot have been asked for", True, say=option("guard", "none")
+    ),
+    "hot keys of any number": Forgery(
+        "head full hot", "options .* cannot have been asked for", True, say=option("size", None)
+    ),
+    "hot keys and a cap": Forgery(
+        "head full hot", "options .* cannot have been asked for", True, say=option("max_keep", 7)
+    ),
+    "hot is a number": Forgery(
+        "head full hot", "options .* cannot have been asked for", True, say=option("hot", 1)
+    ),
+    "a bound of hot keys raised": Forgery(
+        "head compact hot", "is not proven by the recorded weights", False,
+        put("layers.0.lower_bound", 0, 7),
+    ),
     "more held out": Forgery(
         "head none aside", "4 of 6 queries, holdout allows 3", True,
         replaced("layers.1.held_out", lambda held: [*held, 5]),

@@ -128,7 +128,7 @@ class _Writer:
 
     def write(self, job: Job) -> None:
         eps = {id(group): self._budget(group) for group in self.groups}
-        if self.options.size is not None:
+        if self.options.size is not None and not self.options.hot:
             share = self.options.size // len(self.groups)
             for group in self.groups:
                 self._choose(group, 0.0, share)
@@ -228,7 +228,7 @@ class _Writer:
         return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
     def _most(self) -> int:
-        limit = self.options.max_keep
+        limit = 7 if self.options.hot else self.options.max_keep
         if isinstance(limit, float):
             limit = max(1, math.floor(limit * self.visible))
         return self.visible if limit is None else min(limit, self.visible)
@@ -377,5 +377,8 @@ def all_options() -> dict[str, Made]:
                 "tiny": Made(replace(base, holdout=0.2), eps=1e-60, spread=40.0),
                 "guarded": Made(replace(base, guard="codes"), offset=17, dtype="F32"),
             }
+            if granularity != "token":
+                hot = replace(base, size=44, hot=True, guard="codes")
+                cases["hot"] = Made(hot, eps=0.01, offset=17)
             found |= {f"{granularity} {proof} {name}": made for name, made in cases.items()}
     return found

@@ -60,11 +60,20 @@ def most_kept(certificate: Certificate, visible: int) -> int:
     return visible if limit is None else min(limit, visible)
 
 
+def may_be_over(certificate: Certificate) -> bool:
+    """Whether rows may lose more than their budgets: where a limit on keys comes first."""
+    options = certificate.options
+    return options.max_keep is not None or options.hot
+
+
 def is_at_the_cap(kept: int, certificate: Certificate, visible: int) -> bool:
     """Whether a further block (of one key, if there are no blocks) would be more than `max_keep`.
 
-    Only such sets may lose more than their budget.
+    Only such sets may lose more than their budget. Hot ones are: how many keys each has is for the
+    whole file to say.
     """
+    if certificate.options.hot:
+        return True
     most = most_kept(certificate, visible)
     return most < visible and kept + certificate.options.block_size > most
 
@@ -113,7 +122,7 @@ def check_coverage(group: Iterable[tuple[Claims, slice]], certificate: Certifica
 
 
 def _check_masses(claims: Claims, certificate: Certificate, wrong: Note) -> None:
-    capped = certificate.options.max_keep is not None
+    capped = may_be_over(certificate)
     if claims.upper is not None and claims.lower is not None:
         upper, lower, eps = claims.upper, claims.lower, claims.eps_of_rows()
         fine = (lower >= 0) & (lower <= upper) & (upper <= 1)
@@ -181,7 +190,7 @@ def _check_group(claims: Claims, group: int, certificate: Certificate, wrong: No
     most = most_kept(certificate, visible)
     if len(kept) > most:
         wrong("indices", f"{name}: {len(kept)} kept, max_keep allows {most}")
-    capped = certificate.options.max_keep is not None
+    capped = may_be_over(certificate)
     at_the_cap = is_at_the_cap(len(kept), certificate, visible)
     if capped and not at_the_cap and _is_over(claims, group):
         what = f"{name}: over eps with {len(kept)} kept, though max_keep allows {most}"

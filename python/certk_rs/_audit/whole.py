@@ -44,7 +44,7 @@ def check_budgets(certificate: Certificate, layers: Sequence[Layer], note: Note)
 def _of_all_groups(certificate: Certificate, layers: Sequence[Layer]) -> str | None:
     """What is wrong with options that speak of all layers at once."""
     options = certificate.options
-    bounded = options.proof != "none" and options.size is not None
+    bounded = options.proof != "none" and options.size is not None and not options.hot
     if bounded and certificate.bound_eps is None:
         return "it has a size, but no bound_eps that its lower bounds refer to"
     if options.granularity == "token" and len({layer.n for layer in layers}) > 1:

@@ -39,6 +39,7 @@ from .prune_options import (
     Guard,
     GuardKind,
     Holdout,
+    Hot,
     HowManyJobs,
     OneSetPer,
     OutTol,
@@ -69,6 +70,7 @@ def prune(
     size: Size = None,
     size_bytes: SizeBytes = None,
     out_tol: OutTol = None,
+    hot: Hot = None,
     granularity: OneSetPer = SetPer.head,
     max_keep: MaxKeep = None,
     keep_first: KeepFirst = 0,
@@ -110,6 +112,7 @@ def prune(
             size=read_max_keep(size),
             size_bytes=size_bytes,
             out_tol=out_tol,
+            hot=read_max_keep(hot),
             granularity=granularity.value,
             max_keep=read_max_keep(max_keep),
             keep_first=keep_first,
@@ -155,6 +158,8 @@ class _Shown:
 
     def __init__(self, plan: Plan, as_json: bool, strict: bool) -> None:
         self._plan, self._as_json, self._strict = plan, as_json, strict
+        # Hot sets are not made to keep rows within eps: nothing is amiss.
+        self._hot = any(task.options.hot for task in plan.tasks)
         self._told = {warning for task in plan.tasks for warning in task.warnings}
         self._ended = 0
         self._first: Failure | None = None
@@ -171,7 +176,8 @@ class _Shown:
                 if warning not in self._told:
                     warn(warning)
             every = totals(outcome.layers)
-            if over := every["rows_over_budget"]:
+            over = every["rows_over_budget"]
+            if over and not self._hot:
                 warn(
                     f"{outcome.target}: {over} of {every['rows']} rows are over eps because of "
                     f"--max-keep, the worst loses {round_up(every['worst_tail_mass'])}"

@@ -69,6 +69,16 @@ Size = Annotated[
         "that the worst tail mass is least.",
     ),
 ]
+Hot = Annotated[
+    str | None,
+    typer.Option(
+        "--hot",
+        parser=MAX_KEEP,
+        metavar="N|F",
+        help="With --eps and --guard: keep at most N keys of a file, or a fraction F, those that "
+        "queries need most often; eps is what later ones may lose with recall.",
+    ),
+]
 SizeBytes = Annotated[
     int | None,
     typer.Option(

@@ -53,6 +53,8 @@ class Options:
         proof: "full", "compact" or "none": see docs/files.md.
         out_tol: The bound on the error of outputs that budgets were chosen for.
         size: The most keys that may be kept in the whole file.
+        hot: Whether the keys that are needed most often are kept, `size` of them at most, whatever
+            that leaves rows to lose.
         guard: What is remembered of the dropped keys: "codes", or "none".
     """
 
@@ -67,6 +69,7 @@ class Options:
     proof: str = "full"
     out_tol: float | None = None
     size: int | None = None
+    hot: bool = False
     guard: str = "none"
 
 
@@ -203,9 +206,21 @@ def _options(body: dict[str, Any]) -> Options:
         and (type(options.holdout) is float and 0.0 <= options.holdout < 1.0)
         and (out_tol is None or (type(out_tol) is float and 0.0 <= out_tol < math.inf))
         and (size is None or _is_count(size))
+        and (_is_flag(options.hot) and (not options.hot or _may_be_hot(options)))
     ):
         raise ValueError(f"options {body} cannot have been asked for")
     return options
+
+
+def _may_be_hot(options: Options) -> bool:
+    """Whether options are those of hot keys: of a size, with a guard, and nothing beside it."""
+    limited = options.max_keep is not None or options.block_size > 1 or options.coverage < 1
+    others = options.granularity == "token" or options.guard == "none"
+    return options.size is not None and not limited and not others
+
+
+def _is_flag(value: object) -> bool:
+    return type(value) is bool
 
 
 def _is_count(value: object) -> bool:

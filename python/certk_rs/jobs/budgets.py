@@ -40,6 +40,12 @@ class Budgets:
             )
         return self.default
 
+    @property
+    def least(self) -> float:
+        """The smallest budget that any layer may have."""
+        every = [eps for _, _, eps in self.rules]
+        return min(every if self.default is None else [*every, self.default])
+
     def __str__(self) -> str:
         if not self.rules:
             return repr(self.default)

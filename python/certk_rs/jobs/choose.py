@@ -44,8 +44,9 @@ from .. import _native
 from .._files.masses import lower_ends, storable_budget, storable_weights, upper_ends
 from ..cache_format import ROW_MAJOR, Cache, Layer
 from ..errors import CertkError
-from .chosen import Chosen, Probe
+from .chosen import Answer, Chosen, Demands, Probe
 from .coverage import leave_out
+from .demanded import demanded
 from .holdout import held_out_queries
 from .layer_report import fewest_keys
 from .solve import Block, Limits, Solution, solve
@@ -61,9 +62,10 @@ class Ask:
 
     The budget of layer i is eps[i], or where `out_tol` is given, what keeps the error of the output
     within it. `bound_eps` is the budget that lower bounds refer to where it is not `eps`. With
-    `probes`, only the sizes at these budgets are asked for. `masses` tells whether the tail mass of
-    every row is wanted, or only the worst one; `bounds`, whether lower bounds are; `dtype` is that
-    of the masses in the whole file.
+    `probes`, only the sizes at these budgets are asked for; with `demands`, only how often keys are
+    needed. With `hot`, the keys that are needed so often are the set. `masses` tells whether the
+    tail mass of every row is wanted, or only the worst one; `bounds`, whether lower bounds are;
+    `dtype` is that of the masses in the whole file.
     """
 
     granularity: str
@@ -76,6 +78,8 @@ class Ask:
     masses: bool = True
     bounds: bool = True
     probes: tuple[float, ...] = ()
+    demands: bool = False
+    hot: float | None = None
     dtype: str = "F32"
 
 
@@ -112,7 +116,7 @@ def choose_layers(
     heads: tuple[int, int] | None,
     ask: Ask,
     threads: int | None,
-) -> tuple[Chosen | Probe, ...]:
+) -> tuple[Answer, ...]:
     """What is asked for, an entry per layer.
 
     Args:
@@ -132,10 +136,10 @@ def choose_layers(
 
 def _by_layer(
     cache: Cache, layer: Layer, heads: tuple[int, int] | None, ask: Ask, threads: int | None
-) -> Chosen | Probe:
+) -> Answer:
     first, end = heads or (0, layer.kv_heads)
     step = 1 if ask.granularity == "head" else layer.kv_heads
-    parts: list[Chosen | Probe] = []
+    parts: list[Answer] = []
     # Heads that lie between each other are read at once: each alone would take reading all.
     stored, buffer = None, None
     if layer.layout == ROW_MAJOR:
@@ -147,12 +151,14 @@ def _by_layer(
         parts += _group(cache, [member], ask, threads)
     if ask.probes:
         return Probe.joined([part for part in parts if isinstance(part, Probe)])
+    if ask.demands:
+        return Demands.joined([part for part in parts if isinstance(part, Demands)])
     return Chosen.joined([part for part in parts if isinstance(part, Chosen)])
 
 
 def _together(
     cache: Cache, layers: Sequence[Layer], ask: Ask, threads: int | None
-) -> tuple[Chosen | Probe, ...]:
+) -> tuple[Answer, ...]:
     if len({layer.visible(cache.causal_offset) for layer in layers}) > 1 or (
         len({layer.n for layer in layers}) > 1
     ):
@@ -193,9 +199,7 @@ def _member(
     return _Member(layer, first, end, block, held_out)
 
 
-def _group(
-    cache: Cache, members: list[_Member], ask: Ask, threads: int | None
-) -> list[Chosen | Probe]:
+def _group(cache: Cache, members: list[_Member], ask: Ask, threads: int | None) -> list[Answer]:
     """Choose for one group, and hand each layer in it its part."""
     counted = np.concatenate([_counted(member) for member in members])
     blocks = [member.block for member in members]
@@ -218,7 +222,17 @@ def _group(
     eps = _budget(cache, members, ask)
     limit = storable_budget(eps, ask.dtype)
     rows = counted
-    solution = find(limit, rows, ask.limits)
+    if ask.demands or ask.hot is not None:
+        shares = _demanded(cache, members, ask, limit, threads)
+        if ask.hot is None:
+            return [Demands(member.layer.index, member.first, shares[None]) for member in members]
+        given = np.zeros(members[0].layer.n, np.bool_)
+        given[: len(shares)] = shares >= ask.hot
+        solution = solve(blocks, limit, counted, cache.causal_offset, Limits(), threads, given)
+        # Also where all are within their budgets: this set was not made to be small.
+        solution = replace(solution, over=True)
+    else:
+        solution = find(limit, rows, ask.limits)
     left_out = np.empty(0, np.int64)
     if ask.coverage < 1:
         fixed = np.concatenate([_fixed(member, cache.causal_offset) for member in members])
@@ -240,6 +254,18 @@ def _group(
         bound, weights = proof.lower_bound, proof.weights
     found_set = _Found(eps, solution, rows, left_out, bound, weights)
     return _parts(members, found_set, ask)
+
+
+def _demanded(
+    cache: Cache, members: list[_Member], ask: Ask, eps: float, threads: int | None
+) -> NDArray[np.float64]:
+    [member] = members
+    layer, offset = member.layer, cache.causal_offset
+    counted = np.setdiff1d(np.arange(layer.m), member.held_out)
+    if offset is not None:
+        counted = counted[counted + offset >= 0]
+    visible = layer.visible(offset)
+    return demanded(member.block, counted, visible, offset, ask.limits, eps, threads)
 
 
 def _counted(member: _Member) -> NDArray[np.bool_]:
@@ -286,8 +312,8 @@ def _limits(
     return upper
 
 
-def _parts(members: list[_Member], found: _Found, ask: Ask) -> list[Chosen | Probe]:
-    parts: list[Chosen | Probe] = []
+def _parts(members: list[_Member], found: _Found, ask: Ask) -> list[Answer]:
+    parts: list[Answer] = []
     start = 0
     solution = found.solution
     # For the whole group: only the ratios of its weights count, and those must stay.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +118,33 @@ class Probe:
         stem = body["stem"]
         kept, bounds = arrays[stem + "kept"], arrays[stem + "lower_bounds"]
         return Probe(int(body["layer"]), int(body["first_head"]), kept, bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Demands:
+    """How often the visible keys of each group of a layer are needed: `shares` (G, visible)."""
+
+    layer: int
+    first_head: int
+    shares: NDArray[np.float64]
+
+    @staticmethod
+    def joined(parts: Sequence[Demands]) -> Demands:
+        """Those of neighbouring groups of one layer as one."""
+        shares = np.concatenate([part.shares for part in parts])
+        return Demands(parts[0].layer, parts[0].first_head, shares)
+
+    def to_parts(self, stem: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Put the array where it is asked for, under a name that begins with `stem`."""
+        arrays[stem + "shares"] = self.shares
+        return {"kind": "demands", "stem": stem, "layer": self.layer, "first_head": self.first_head}
+
+    @staticmethod
+    def of_parts(body: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Demands:
+        """The inverse of `to_parts`."""
+        shares = arrays[body["stem"] + "shares"]
+        return Demands(int(body["layer"]), int(body["first_head"]), shares)
+
+
+Answer: TypeAlias = Chosen | Probe | Demands
+"""What comes of a unit, for each of its layers."""

@@ -26,9 +26,10 @@ from ..cache_format import (
 from ..errors import CertkError
 from .assemble import Order, Written, assemble
 from .choose import Ask
-from .chosen import Chosen, Probe
+from .chosen import Chosen, Demands, Probe
 from .file_report import FileReport
 from .holdout import resolved_holdout
+from .hot_keys import hottest
 from .inputs import Source
 from .layer_report import layer_report
 from .request import Request
@@ -157,6 +158,8 @@ def _options(task: FileTask) -> Options:
         sizes = proof_bytes(task.layers, options, "F32")
         proof = "full" if sizes["full"] <= FULL_PROOF * task.cache_bytes else "compact"
     options = replace(options, proof=proof)
+    if request.hot is not None:
+        return replace(options, size=_count_of(request.hot, task.total), hot=True)
     if request.size is None and request.size_bytes is None:
         return options
     task = replace(task, options=options)
@@ -166,10 +169,8 @@ def _options(task: FileTask) -> Options:
 def _size(task: FileTask, options: Options) -> int:
     """The most keys that may be kept, all groups together."""
     request, total = task.request, task.total
-    if isinstance(request.size, float):
-        return max(1, math.floor(request.size * total))
     if request.size is not None:
-        return min(request.size, total)
+        return _count_of(request.size, total)
     assert request.size_bytes is not None
     # A key of the layer with the widest vectors, and what a header needs for every tensor.
     proof = proof_bytes(task.layers, options, "F32")[options.proof]
@@ -186,6 +187,13 @@ def _size(task: FileTask, options: Options) -> int:
             f"has beside keys ({fixed} bytes): give more"
         )
     return min(size, total)
+
+
+def _count_of(share: float | int, total: int) -> int:
+    """A count of keys, or a share of all of them as one."""
+    if isinstance(share, float):
+        return max(1, math.floor(share * total))
+    return min(share, total)
 
 
 def _bytes_of_key(layer: Layer, granularity: str) -> int:
@@ -206,7 +214,17 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
     eps: dict[int, float] = {}
     bound_eps: float | None = None
     seconds = 0.0
-    if options.size is not None:
+    edge: float | None = None
+    if options.hot:
+        assert options.size is not None
+        ask = replace(_ask(task, _eps(task), None, ()), demands=True)
+        results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
+        seconds += sum(result.seconds for result in results)
+        every = [each for result in results for each in result.chosen]
+        demands = [share for each in every if isinstance(each, Demands) for share in each.shares]
+        edge = hottest(demands, options.size)
+        eps = _eps(task)
+    elif options.size is not None:
         search = SizeSearch(options.size)
         while (probes := search.probes()) is not None:
             ask = _ask(task, {}, None, probes)
@@ -217,8 +235,8 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
         eps = dict.fromkeys([layer.index for layer in task.layers], search.eps)
         bound_eps = search.bound_eps
     elif request.eps is not None:
-        eps = {layer.index: request.eps.of(layer.index) for layer in task.layers}
-    ask = _ask(task, eps, bound_eps, ())
+        eps = _eps(task)
+    ask = replace(_ask(task, eps, bound_eps, ()), hot=edge)
     hashed: list[UnitResult] = []
     if apart := hash_units(task, by_head):
         # First, since they see to it that all numbers are finite.
@@ -256,13 +274,19 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
     return _report(task, chosen, written, seconds, bound_eps)
 
 
+def _eps(task: FileTask) -> dict[int, float]:
+    """The budgets that were asked for, by layer."""
+    assert task.request.eps is not None
+    return {layer.index: task.request.eps.of(layer.index) for layer in task.layers}
+
+
 def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
     """The units that choose sets: by layer, by kv head, or (by token) one for the whole file."""
     common = Unit(task.source.location, task.names, task.layout, task.identity, ask=ask)
     label = f"pruning {task.source.name}"
     if task.options.granularity == "token":
         every = tuple(layer.index for layer in task.layers)
-        hashes = () if ask.probes else _own_tensors(task)
+        hashes = () if ask.probes or ask.demands else _own_tensors(task)
         return [replace(common, layers=every, hashes=hashes, label=label)]
     found = []
     for layer in task.layers:
@@ -271,7 +295,7 @@ def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
             heads = range(layer.kv_heads)
             found += [replace(unit, heads=(head, head + 1)) for head in heads]
         else:
-            hashes = () if ask.probes else tuple(layer.names.values())
+            hashes = () if ask.probes or ask.demands else tuple(layer.names.values())
             found.append(replace(unit, hashes=hashes))
     return found
 

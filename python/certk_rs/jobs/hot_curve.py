@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache_format import Cache, Layer
-from .hot_keys import Rows, demand, hottest, missing
+from .hot_keys import Demand, Rows, hottest, missing
 
 # Shares of the keys that stay.
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.6)
@@ -61,7 +61,9 @@ def hot_curve(
                 return ()
             there = int(group[0].lengths[:known].max())
             early = [Rows(each.scores[:known, :there], each.lengths[:known]) for each in group]
-            demands.append(demand(early, eps, threads))
+            demand = Demand(there, eps, threads)
+            demand.add(early)
+            demands.append(demand.shares())
             seen.append(there)
     every = sum(seen)
     edges = [hottest(demands, max(1, int(share * every))) for share in SHARES]

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import selection
+from ..selection import select
 
 # Of so large a share of all queries at least a key counts as seen: of few not much is known.
 _SEEN = 0.125
+# How many times smaller the budget is by which keys are told apart.
+_MORE = 8
 # Below the heaviest score, in nats: what weighs so little weighs nothing.
 _NOTHING = 700.0
 
@@ -32,33 +34,50 @@ class Rows:
     lengths: NDArray[np.int64]
 
 
-def demand(heads: Iterable[Rows], eps: float, threads: int | None) -> NDArray[np.float64]:
-    """How often each key is needed by the queries of the heads that share it, (n,), in [0, 2).
+class Demand:
+    """How often the keys of a kv head are needed by some queries of the heads that share it."""
 
-    It is the share of the queries that see a key (and of an eighth of all at least) which need it
-    in any of these heads. What it weighs in the mean, divided likewise, is added to tell keys
-    apart that are needed equally often; it counts for less than one query.
+    def __init__(self, n: int, eps: float, threads: int | None) -> None:
+        """Begin with no query.
 
-    Args:
-        heads: The query heads of one kv head, of the same queries.
-        eps: What a query may lose, 0 < eps < 1.
-        threads: How many threads; the result does not depend on it.
-    """
-    needed: NDArray[np.bool_] | None = None
-    weight: NDArray[np.float64] | None = None
-    count, lengths = 0, np.empty(0, np.int64)
-    for rows in heads:
-        found = selection.select(rows.scores, eps, lengths=rows.lengths, threads=threads)
-        mask = found.to_mask()
-        needed = mask if needed is None else needed | mask
-        mass = _mass(rows).mean(axis=0)
-        weight = mass if weight is None else weight + mass
-        lengths, count = rows.lengths, count + 1
-    assert needed is not None
-    assert weight is not None
-    seen = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(needed.shape[1]), "right")
-    of_all = np.maximum(seen, _SEEN * len(lengths))
-    return (needed.sum(axis=0) + weight / count) / of_all  # type: ignore[no-any-return]
+        Args:
+            n: How many keys there are.
+            eps: What a query may lose, 0 < eps < 1.
+            threads: How many threads; the result does not depend on it.
+        """
+        self._budgets = (eps, eps / _MORE)
+        self._threads = threads
+        self._needed = np.zeros((2, n), np.int64)
+        self._lengths: list[NDArray[np.int64]] = []
+
+    def add(self, heads: Iterable[Rows]) -> None:
+        """Count some queries, as every head that shares the keys has them."""
+        needed: list[NDArray[np.bool_] | None] = [None, None]
+        lengths = np.empty(0, np.int64)
+        for rows in heads:
+            lengths = rows.lengths
+            for at, eps in enumerate(self._budgets):
+                mask = select(rows.scores, eps, lengths=lengths, threads=self._threads).to_mask()
+                before = needed[at]
+                needed[at] = mask if before is None else before | mask
+        for at, found in enumerate(needed):
+            if found is not None:
+                self._needed[at] += found.sum(axis=0)
+        self._lengths.append(lengths)
+
+    def shares(self) -> NDArray[np.float64]:
+        """The share of the queries that see a key which need it in any head, (n,), in [0, 2].
+
+        At least an eighth of all queries count as seeing it. Keys that are needed equally often are
+        told apart by how often they would be with a smaller budget, which counts for less than one
+        query. All this is counted, so that it is the same on any machine.
+        """
+        lengths = np.sort(np.concatenate(self._lengths))
+        first, second = self._needed
+        seen = len(lengths) - np.searchsorted(lengths, np.arange(len(first)), "right")
+        of_all = np.maximum(seen, _SEEN * len(lengths))
+        shares: NDArray[np.float64] = (first + second / (len(lengths) + 1)) / of_all
+        return shares
 
 
 def hottest(demands: Sequence[NDArray[np.float64]], most: int) -> float:
@@ -71,6 +90,8 @@ def hottest(demands: Sequence[NDArray[np.float64]], most: int) -> float:
     every = np.concatenate(list(demands))
     if most >= len(every):
         return 0.0
+    if most < 1:
+        return np.inf
     least = len(every) - most
     edge = np.partition(every, [least - 1, least])
     # Keys that are demanded alike go together.
@@ -101,7 +122,7 @@ def missing(
         # What stays is one key more, which no row is without.
         kept = np.maximum(kept, top - _NOTHING)
         scores = np.concatenate([kept[:, None], rows.scores[:, gone]], axis=1)
-        found = selection.select(scores, eps, lengths=lengths + 1, keep_first=1, threads=threads)
+        found = select(scores, eps, lengths=lengths + 1, keep_first=1, threads=threads)
         mask = found.to_mask()[:, 1:]
         fetched = mask if fetched is None else fetched | mask
     assert fetched is not None
@@ -111,9 +132,3 @@ def missing(
 
 def _visible(rows: Rows) -> NDArray[np.bool_]:
     return np.arange(rows.scores.shape[1]) < rows.lengths[:, None]
-
-
-def _mass(rows: Rows) -> NDArray[np.float64]:
-    scores = np.where(_visible(rows), rows.scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]

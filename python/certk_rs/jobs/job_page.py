@@ -195,7 +195,7 @@ def _asked(report: Mapping[str, Any]) -> Section:
             each["proof"],
             each["guard"],
             number(each["out_tol"]),
-            count(each["size"]),
+            f"{count(each['size'])}{', hot' if each['hot'] else ''}",
             each["layout"],
         ]
         for each in report["options"]
@@ -327,7 +327,7 @@ def _sized(outputs: Sequence[Row]) -> list[Table]:
             down(each["worst_at_least"]),
         ]
         for each in outputs
-        if each["size"] is not None
+        if each["size"] is not None and not each["hot"]
     ]
     heads = ("output", "keys allowed", "kept", "worst tail mass", "no less is possible than")
     return [Table(heads, rows[:MOST], "Outputs with a size for a target")] if rows else []

@@ -171,7 +171,9 @@ def _output(
             **vars(options),
             "layers": layers,
             **numbers,
-            "worst_at_least": _worst_at_least(sets) if options.size is not None else None,
+            "worst_at_least": (
+                _worst_at_least(sets) if options.size is not None and not options.hot else None
+            ),
             "input_bytes": output.input_bytes,
             "cache_bytes": output.cache_bytes,
             "output_bytes": output.output_bytes,
@@ -261,7 +263,7 @@ def _number(value: object) -> float | int | None:
 
 _OPTIONS = (
     *("granularity", "max_keep", "keep_first", "keep_last", "layout", "block_size", "coverage"),
-    *("holdout", "proof", "guard", "out_tol", "size", "eps_low", "eps_high"),
+    *("holdout", "proof", "guard", "out_tol", "size", "hot", "eps_low", "eps_high"),
 )
 
 

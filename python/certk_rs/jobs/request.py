@@ -30,6 +30,8 @@ class Request:
     """Keys to keep in a whole file: a count, or a fraction in (0, 1] of the visible ones."""
     size_bytes: int | None = None
     """Bytes that a whole output may have."""
+    hot: float | int | None = None
+    """Keys that stay in a whole file, a count or a fraction as `size`: those needed most often."""
     out_tol: float | None = None
     """Euclidean norm of the error that dropping may cause in the attention output of a row."""
     granularity: str = "head"
@@ -61,6 +63,7 @@ class Request:
             _one_of("layout", self.layout, ("hnd", "nhd"))
         _share_or_count("max_keep", self.max_keep)
         _share_or_count("size", self.size)
+        _share_or_count("hot", self.hot)
         for name in ("keep_first", "keep_last"):
             _at_least(name, getattr(self, name), 0)
         _at_least("block_size", self.block_size, 1)
@@ -87,6 +90,32 @@ class Request:
                 )
         if self.out_tol is not None and self.granularity == "token":
             raise CertkError("out_tol is of one layer's output: take granularity head or layer")
+        if self.hot is not None:
+            self._check_hot()
+
+    def _check_hot(self) -> None:
+        """That a hot set, which promises nothing by itself, comes with what makes it one."""
+        if self.eps is None:
+            raise CertkError("hot goes with eps, what later queries may lose: give eps")
+        if self.eps.least <= 0:
+            raise CertkError("hot needs eps above 0: a query that may lose nothing needs every key")
+        if self.guard == "none":
+            raise CertkError(
+                "hot keys promise nothing to a query by themselves: give guard codes, which proves "
+                "what each has lost and names what to fetch"
+            )
+        others = {
+            "max_keep": self.max_keep is not None,
+            "coverage": self.coverage < 1,
+            "block_size": self.block_size > 1,
+        }
+        for name, given in others.items():
+            if given:
+                raise CertkError(f"hot and {name} exclude each other: leave one out")
+        if self.granularity == "token":
+            raise CertkError(
+                "hot keys are chosen by head or layer: take one of these granularities"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for a manifest."""

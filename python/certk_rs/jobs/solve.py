@@ -65,6 +65,7 @@ def solve(
     causal_offset: int | None,
     limits: Limits,
     threads: int | None,
+    given: NDArray[np.bool_] | None = None,
 ) -> Solution:
     """The keep-set of all rows of some blocks, which share the positions of their keys.
 
@@ -75,6 +76,8 @@ def solve(
         causal_offset: Query i sees the keys <= i + offset; None: all.
         limits: What constrains the set.
         threads: How many threads, None for all.
+        given: The keys (n,) that are kept, where that is decided already; the set is then only
+            certified, and `limits` are none.
     """
     found = _native.keep_set_of_queries(
         [
@@ -87,6 +90,7 @@ def solve(
         ],
         eps,
         counted,
+        given,
         SLACK,
         ROUNDINGS,
         causal_offset,

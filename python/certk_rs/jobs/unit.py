@@ -21,7 +21,7 @@ from .. import __version__
 from .._files.location import Location
 from ..cache_format import Cache, TensorFacts
 from .choose import Ask, choose_layers
-from .chosen import Chosen, Probe
+from .chosen import Answer, Chosen, Demands, Probe
 
 _PART = b"certk-part-1\n"
 
@@ -53,12 +53,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What was chosen, a `Chosen` for every layer, the facts of what was hashed, and what it took.
+    """What was found, an answer for every layer, the facts of what was hashed, and what it took.
 
     `seconds` have no say in any output.
     """
 
-    chosen: tuple[Chosen | Probe, ...]
+    chosen: tuple[Answer, ...]
     facts: dict[str, TensorFacts]
     seconds: float
 
@@ -74,7 +74,7 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
     with Cache(unit.source, unit.names, unit.layout) as cache:
         cache.file.check_unchanged(unit.identity)
         facts = {name: cache.check_tensor(name, lambda _: None) for name in unit.hashes}
-        chosen: tuple[Chosen | Probe, ...] = ()
+        chosen: tuple[Answer, ...] = ()
         if unit.ask is not None:
             layers = [layer for layer in cache.layers if layer.index in unit.layers]
             chosen = choose_layers(cache, layers, unit.heads, unit.ask, threads)
@@ -116,7 +116,6 @@ def unpack(data: bytes) -> UnitResult | None:
         return None
 
 
-def _of_parts(body: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Chosen | Probe:
-    if body["kind"] == "probe":
-        return Probe.of_parts(body, arrays)
-    return Chosen.of_parts(body, arrays)
+def _of_parts(body: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Answer:
+    kinds: dict[str, type[Answer]] = {"chosen": Chosen, "probe": Probe, "demands": Demands}
+    return kinds[body["kind"]].of_parts(body, arrays)

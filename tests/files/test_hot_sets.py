@@ -1,0 +1,163 @@
+"""`certk prune --hot`: the keys needed most often stay, and a guard answers for the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+from certk_rs.audit import audit
+from cli_fixtures import certk, read_output, write_cache
+from second_verifier import second_verdict
+
+EPS = 0.05
+HOT: dict[str, Any] = {"eps": EPS, "guard": "codes", "hot": 0.3, "holdout": 0.0}
+
+
+def shares_needed(tensors: dict[str, np.ndarray], offset: int | None, eps: float) -> np.ndarray:
+    """By (layer, kv head), how often each key is in a query's own smallest set of any head."""
+    found = []
+    for i in range(2):
+        query, key = (tensors[f"layers.{i}.{role}"][0] for role in ("query", "key"))
+        size, (m, n) = len(query) // len(key), (query.shape[1], key.shape[1])
+        for kv_head in range(len(key)):
+            counts, seen = np.zeros((2, n)), np.zeros(n)
+            for row in range(m):
+                length = n if offset is None else min(row + offset + 1, n)
+                seen[:length] += 1
+                for at, budget in enumerate((eps, eps / 8)):
+                    union: set[int] = set()
+                    for head in range(kv_head * size, (kv_head + 1) * size):
+                        scores = key[kv_head, :length] @ query[head, row] / key.shape[2] ** 0.5
+                        weights = np.exp(scores - scores.max())
+                        order = np.argsort(-weights)
+                        sums = np.cumsum(weights[order]) / weights.sum()
+                        union |= set(order[: int((sums < 1 - budget).sum()) + 1].tolist())
+                    counts[at, list(union)] += 1
+            found.append((counts[0] + counts[1] / (m + 1)) / np.maximum(seen, m / 8))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("offset", [None, 20])
+def test_those_stay_that_are_needed_most_often(tmp_path: Path, offset: int | None) -> None:
+    source = tmp_path / "x.safetensors"
+    metadata = None if offset is None else {"causal_offset": str(offset)}
+    tensors = write_cache(source, metadata=metadata, m=16, n=36, spread=1.5, dtype="F32")
+    [report] = ck.prune(source, tmp_path / "out", **HOT).outputs
+    shares = shares_needed(tensors, offset, EPS)
+    output = read_output(Path(report.target))
+    kept = np.zeros(shares.shape, bool)
+    for i in range(2):
+        ends = output[f"layers.{i}.indptr"]
+        for head in range(2):
+            kept[2 * i + head, output[f"layers.{i}.indices"][ends[head] : ends[head + 1]]] = True
+    most = int(0.3 * 4 * 36)
+    shares[np.arange(4), shares.argmax(1)] = np.inf
+    every = np.sort(shares.ravel())[::-1]
+    edge = every[every > every[most]].min()
+    assert np.array_equal(kept, shares >= edge)
+    assert 0.8 * most < kept.sum() <= most
+    assert len(set(kept.sum(1))) > 1
+    found = audit([Path(report.target)], [source])
+    assert found.holds, list(map(str, found.outputs[0].findings))
+    assert second_verdict(Path(report.target), source)[0] == 0
+
+
+@pytest.mark.parametrize("granularity", ["head", "layer"])
+def test_the_same_bytes_however_it_is_done(tmp_path: Path, granularity: str) -> None:
+    source = tmp_path / "x.safetensors"
+    write_cache(source, m=40, n=60, spread=1.5)
+    how: list[dict[str, Any]] = [{"threads": 1}, {"threads": 3, "jobs": 2}, {"unit": "layer"}]
+    if granularity == "head":
+        how.append({"unit": "head", "jobs": 3})
+    made = set()
+    for at, each in enumerate(how):
+        [report] = ck.prune(
+            source, tmp_path / str(at), granularity=granularity, **HOT, **each
+        ).outputs
+        made.add(Path(report.target).read_bytes())
+        assert report.count.kept <= 0.3 * report.count.total
+    assert len(made) == 1
+
+
+def test_forced_keys_and_queries_set_aside(tmp_path: Path) -> None:
+    source = tmp_path / "x.safetensors"
+    write_cache(source, m=40, n=60, spread=1.5)
+    options = HOT | {"holdout": 0.25, "keep_first": 2, "keep_last": 3}
+    [report] = ck.prune(source, tmp_path / "out", **options).outputs
+    output = read_output(Path(report.target))
+    for i in range(2):
+        for part in np.split(output[f"layers.{i}.indices"], output[f"layers.{i}.indptr"][1:-1]):
+            assert {0, 1, 57, 58, 59} <= set(part.tolist())
+        assert len(output[f"layers.{i}.held_out"]) == 10
+    assert audit([Path(report.target)], [source]).holds
+    [failure] = ck.prune(source, tmp_path / "few", **options | {"hot": 12}).failures
+    assert "12 keys are too few for what must be kept" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps": None, "size": 0.3}, "hot goes with eps"),
+        ({"eps": 0.0}, "hot needs eps above 0"),
+        ({"eps": "0=0,*=0.1"}, "hot needs eps above 0"),
+        ({"guard": "none"}, "give guard codes"),
+        ({"max_keep": 3}, "hot and max_keep exclude each other"),
+        ({"coverage": 0.9}, "hot and coverage exclude each other"),
+        ({"block_size": 2}, "hot and block_size exclude each other"),
+        ({"granularity": "token"}, "hot keys are chosen by head or layer"),
+        ({"hot": 0.0}, "hot is 0.0"),
+        ({"hot": 0}, "hot is 0"),
+        ({"hot": "x"}, "hot is 'x'"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    source = tmp_path / "x.safetensors"
+    write_cache(source)
+    with pytest.raises(ck.CertkError, match=message):
+        ck.prune(source, tmp_path / "out", **HOT | options)
+    assert not (tmp_path / "out" / source.name).exists()
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "x.safetensors"
+    write_cache(source, m=40, n=60, spread=1.5)
+    arguments = ["prune", source, "--eps", EPS, "--hot", "0.3", "--guard", "codes"]
+    assert certk(*arguments, "-o", tmp_path / "out") == 0
+    said = capsys.readouterr()
+    assert "rows over eps" in said.out
+    # They are meant to be over eps: that is no warning.
+    assert "max-keep" not in said.err
+    assert certk(*arguments, "-o", tmp_path / "strict", "--strict") == 1
+    capsys.readouterr()
+    assert certk("verify", tmp_path / "out", "--against", source) == 0
+    capsys.readouterr()
+    assert certk("report", tmp_path / "out", "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    [asked] = body["options"]
+    assert (asked["hot"], asked["size"]) == (True, 72)
+    [output] = body["outputs"]
+    assert output["worst_at_least"] is None
+    assert certk(*arguments, "-o", tmp_path / "dry", "--dry-run") == 0
+
+
+def test_it_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    """Parts of the first pass are not taken for those of the second."""
+    sources = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for at, source in enumerate(sources):
+        write_cache(source, m=40, n=60, spread=1.5, seed=at)
+    ck.prune(sources, tmp_path / "whole", **HOT)
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ck.prune(sources, tmp_path / "out", **HOT, on_file=stop, jobs=1)
+    ck.prune(sources, tmp_path / "out", **HOT, resume=True)
+    for source in sources:
+        whole = (tmp_path / "whole" / source.name).read_bytes()
+        assert (tmp_path / "out" / source.name).read_bytes() == whole
