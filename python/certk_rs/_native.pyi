@@ -537,7 +537,7 @@ def attention(
         float | NDArray[np.float64] | None,  # eps
         float | NDArray[np.float64] | None,  # out_tol
     ],
-    how: tuple[object, object],  # scale, even_if_slower
+    how: tuple[object, object, bool],  # scale, even_if_slower, whether keys or values are mapped
     sight: tuple[
         object,  # causal
         NDArray[np.int64] | None,  # lengths

@@ -153,13 +153,15 @@ def attention(
         None if ball is None else ball._native,
         threads,
     )
+    # Without an index all keys are read, one after the other.
+    mapped = index is not None and (coerce.is_mapped(k) or coerce.is_mapped(v))
     found = _native.attention(
         stored,
         stored_keys,
         stored_values,
         None if index is None else index._index,
         (_budget("eps", eps, batch), _budget("out_tol", out_tol, batch)),
-        (scale, even_if_slower),
+        (scale, even_if_slower, mapped),
         sight,
     )
     out = _like(q, found.out.reshape(*batch, values.shape[-1]), dtype)

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use super::error_bound::sum_error;
 use super::job::{Answer, AttentionJob, GROUP, MANY, RowBudget, Unit};
 use super::options::AttentionOptions;
+use super::stretches::by_stretches;
 use crate::error::Error;
 use crate::index::{
     Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Step,
@@ -19,8 +20,6 @@ use half::{bf16, f16};
 
 /// Keys whose rows stay in a cache while a group uses them.
 const BLOCK: usize = 64;
-/// The same where a row uses a few of them.
-const SPARSE: usize = 1024;
 /// Many rows that keep a larger share of their keys are faster together, with all keys.
 const SPARSE_ROWS: f64 = 0.045;
 /// A row that keeps a larger share of its keys keeps all.
@@ -93,6 +92,8 @@ impl AttentionJob<'_> {
         // a time, many together) have decided what they do about it.
         let &AttentionOptions {
             even_if_slower,
+            // Where something is chosen: `ask_for`.
+            mapped: _,
             // What a row sees: `QueryRows`. Its scores: `AttentionJob::scale`. All ways ask for its sink where its weights are summed.
             scale: _,
             causal: _,
@@ -255,17 +256,20 @@ impl AttentionJob<'_> {
         for (prepared, to) in fours.into_remainder() {
             codes.scan(self.simd, [*prepared], [to]);
         }
-        for_coded_dtype!(self.keys, E => self.rescore(codes, matrix::<E>(self.keys, head), rows))
+        for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows))
     }
 
     /// From scores by codes to answers.
     fn rescore<E: Coded>(
         &self,
-        codes: &Codes,
+        head: usize,
         keys: Keys<'_, E>,
         rows: &mut [PendingRow<'_>],
     ) -> Result<(), Error> {
+        let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let simd = self.simd;
+        // These are always read.
+        self.ask_for(head, &[codes.uncoded()]);
         let mut states: Vec<Option<ThresholdState>> = rows.iter().map(|_| None).collect();
         let mut active: Vec<bool> = rows.iter().map(|row| row.prepared.is_some()).collect();
         while active.contains(&true) {
@@ -288,7 +292,10 @@ impl AttentionJob<'_> {
                     }
                 }
             }
-            score_chosen(keys, rows, &chosen, simd);
+            let lists = chosen.iter().map(|chosen| chosen.as_ref().map_or(&[][..], |of| &of.kept));
+            let lists: Vec<&[u32]> = lists.collect();
+            self.ask_for(head, &lists);
+            score_chosen(keys, rows, &lists, simd);
             for (at, (row, chosen)) in rows.iter_mut().zip(chosen).enumerate() {
                 let Some(chosen) = chosen else { continue };
                 let Some((search, scratch)) = row.search(codes, keys, simd) else { continue };
@@ -562,35 +569,13 @@ impl PendingRow<'_> {
 fn score_chosen<E: Coded>(
     keys: Keys<'_, E>,
     rows: &mut [PendingRow<'_>],
-    chosen: &[Option<Chosen>],
+    lists: &[&[u32]],
     simd: crate::kernels::Simd,
 ) {
-    let lists: Vec<&[u32]> =
-        chosen.iter().map(|chosen| chosen.as_ref().map_or(&[][..], |list| &list.kept)).collect();
-    by_stretches(&lists, |row, list, (from, end)| {
+    by_stretches(lists, |row, list, (from, end)| {
         let PendingRow { query, prepared, scratch, .. } = &mut rows[row];
         let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
         let to = &mut scratch.query.exact[from..end];
         query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);
     });
-}
-
-/// Goes over ascending lists of keys side by side: of each, the part that lies in a stretch of keys, then in the next.
-fn by_stretches(lists: &[&[u32]], mut each: impl FnMut(usize, &[u32], (usize, usize))) {
-    let last = lists.iter().filter_map(|list| list.last()).max().map_or(0, |&key| key as usize + 1);
-    // One list has nothing to share.
-    let stretch = if lists.len() > 1 { SPARSE } else { usize::MAX };
-    let mut done = vec![0; lists.len()];
-    let mut edge = 0usize;
-    while edge < last {
-        edge = edge.saturating_add(stretch);
-        for (row, (list, done)) in lists.iter().zip(&mut done).enumerate() {
-            let from = *done;
-            let count = list[from..].partition_point(|&key| (key as usize) < edge);
-            if count > 0 {
-                each(row, list, (from, from + count));
-                *done += count;
-            }
-        }
-    }
 }

@@ -1,8 +1,9 @@
 //! Certified sparse attention: scores a few keys exactly, and proves what the others carry.
 //!
 //! `driver` puts rows into groups; `few` answers a few of them by what an index or exact scores say, `tile` many at once in
-//! f32; `error_bound` says how far an output may be off.
+//! f32; `ahead` asks for what they will read of mapped files; `error_bound` says how far an output may be off.
 
+mod ahead;
 mod ball;
 mod driver;
 mod error_bound;
@@ -12,6 +13,7 @@ mod options;
 mod query_rows;
 mod result;
 mod sink;
+mod stretches;
 mod tile;
 
 pub use ball::ValueBall;

@@ -24,6 +24,9 @@ pub struct AttentionOptions<'a> {
     pub ball: Option<&'a ValueBall>,
     /// Drop what may be dropped also where computing everything is faster: to see how many keys are needed.
     pub even_if_slower: bool,
+    /// Whether keys or values lie in mapped files: what an index chooses is then asked of the system before it is read, so that
+    /// it comes at once and nothing else does.
+    pub mapped: bool,
     /// How many threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }

@@ -48,6 +48,7 @@ pub(crate) use simd::Simd;
 #[cfg(feature = "python")]
 pub(crate) use system::extent;
 pub(crate) use system::{
-    DefaultFloats, Piece, address_space_left, append_all, ask_for_huge_pages, forks,
+    DefaultFloats, Piece, address_space_left, append_all, ask_for_huge_pages, ask_for_pages, forks,
+    page_size,
 };
 pub(crate) use weights::{Exp, Identity, ScaledBy, ScaledExp, Unscaled, WeightFn, WeightFnOf};

@@ -152,6 +152,7 @@ impl Sight<'_> {
             scale: None,
             precision: Precision::default(),
             even_if_slower: false,
+            mapped: false,
         })
     }
 }
@@ -238,7 +239,8 @@ impl Field for ErrorBound {
     }
 }
 
-/// `loss` is a budget on the tail mass, or one on the output; `how` is the scale, and whether to drop even if that is slower.
+/// `loss` is a budget on the tail mass, or one on the output; `how` is the scale, whether to drop even if that is slower, and
+/// whether keys or values lie in mapped files.
 #[pyfunction]
 #[expect(clippy::too_many_arguments)] // queries, keys, values, and how
 pub(super) fn attention<'py>(
@@ -248,7 +250,7 @@ pub(super) fn attention<'py>(
     v: Bound<'py, PyAny>,
     index: Option<Index<'py>>,
     loss: (Option<Budgets<'py>>, Option<Budgets<'py>>),
-    how: (Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>),
+    how: (Option<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>, bool),
     sight: Bound<'py, PyAny>,
 ) -> PyResult<Attended> {
     let _modes = default_floats();
@@ -271,7 +273,7 @@ pub(super) fn attention<'py>(
         None => (None, None),
     };
     let precision = precision(&stored[0]);
-    let (scale, even_if_slower) = how;
+    let (scale, even_if_slower, mapped) = how;
     let mut found = sight.extract::<Sight<'_>>()?.with(py, |options| {
         let options = AttentionOptions {
             scale: scale.map(|scale| arguments::real("scale", &scale)).transpose()?,
@@ -280,6 +282,7 @@ pub(super) fn attention<'py>(
                 Some(slower) => arguments::flag("even_if_slower", &slower)?,
                 None => false,
             },
+            mapped,
             ..options
         };
         detached(py, || {

@@ -86,8 +86,8 @@ def test_attention_has_every_option_of_rust() -> None:
     body = re.search(r"^pub struct AttentionOptions.*?\{\n(.*?)^\}", source, re.M | re.S)
     assert body
     options = set(re.findall(r"^    pub (\w+):", body[1], re.M))
-    # The output has the precision of the queries.
-    assert options - {"precision"} <= set(keywords(ck.attention))
+    # The output has the precision of the queries, and arrays say if they are mapped.
+    assert options - {"precision", "mapped"} <= set(keywords(ck.attention))
 
 
 def variants(file: str, name: str) -> list[str]:

@@ -9,6 +9,7 @@ known by its name.
 
 from __future__ import annotations
 
+import mmap
 import sys
 from typing import Any
 
@@ -100,6 +101,16 @@ def lay_out(array: NDArray[Any]) -> NDArray[Any]:
         if array.strides[-1] == size and all(s >= 0 and s % size == 0 for s in array.strides):
             return array
     return np.array(array, order="C", copy=True, subok=False)
+
+
+def is_mapped(value: object) -> bool:
+    """Whether an array lies in a mapped file: of NumPy, or a tensor that says so."""
+    if getattr(value, "certk_mapped", False):
+        return True
+    base = value
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base.obj if isinstance(base, memoryview) else base, mmap.mmap)
 
 
 def borrow(name: str, value: object) -> tuple[NDArray[Any], str]:

@@ -13,7 +13,7 @@ pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     #[cfg(target_os = "linux")]
     {
         // Not every machine has pages of 4 KiB, and the advice is refused where no page begins.
-        let Some(page) = page() else { return };
+        let Some(page) = super::page_size() else { return };
         let start = spare.as_mut_ptr().cast::<u8>();
         let skip = start.align_offset(page);
         let Some(len) = size_of_val(spare).checked_sub(skip) else { return };
@@ -23,19 +23,12 @@ pub(crate) fn ask_for<T>(room: &mut Vec<T>) {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn page() -> Option<usize> {
-    // SAFETY: a query without side effects; -1 if there is no answer.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two())
-}
-
 #[cfg(test)]
 mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn pages_have_a_size() {
-        assert!(super::page().is_some_and(|page| page >= 4096));
+        assert!(super::super::page_size().is_some_and(|page| page >= 4096));
     }
 
     #[test]

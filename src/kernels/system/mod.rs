@@ -7,6 +7,7 @@ mod float_modes;
 mod foreign;
 mod forks;
 mod huge_pages;
+mod pages;
 
 pub(crate) use address_space::left as address_space_left;
 pub(crate) use concat::{Piece, append_all};
@@ -15,3 +16,4 @@ pub(crate) use float_modes::DefaultFloats;
 pub(crate) use foreign::extent;
 pub(crate) use forks::forks;
 pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
+pub(crate) use pages::{ask_for_pages, page_size};

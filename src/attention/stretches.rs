@@ -1,0 +1,24 @@
+//! Ascending lists of keys, read side by side.
+
+/// Keys of a stretch.
+const SPARSE: usize = 1024;
+
+/// Goes over ascending lists of keys side by side: of each, the part that lies in a stretch of keys, then in the next.
+pub(super) fn by_stretches(lists: &[&[u32]], mut each: impl FnMut(usize, &[u32], (usize, usize))) {
+    let last = lists.iter().filter_map(|list| list.last()).max().map_or(0, |&key| key as usize + 1);
+    // One list has nothing to share.
+    let stretch = if lists.len() > 1 { SPARSE } else { usize::MAX };
+    let mut done = vec![0; lists.len()];
+    let mut edge = 0usize;
+    while edge < last {
+        edge = edge.saturating_add(stretch);
+        for (row, (list, done)) in lists.iter().zip(&mut done).enumerate() {
+            let from = *done;
+            let count = list[from..].partition_point(|&key| (key as usize) < edge);
+            if count > 0 {
+                each(row, list, (from, from + count));
+                *done += count;
+            }
+        }
+    }
+}
