@@ -16,6 +16,9 @@ pub struct LogMass {
 /// The relative error of a logarithm and of sums of two: generously, since what is added may cancel.
 const ROUNDING: f64 = 1.0 / 1_125_899_906_842_624.0;
 
+/// How far from each other ends may be, in nats, to be weighed against each other.
+const MOST: f64 = 700.0;
+
 impl LogMass {
     /// Of no key at all.
     pub const NONE: LogMass = LogMass { lower: f64::NEG_INFINITY, upper: f64::NEG_INFINITY };
@@ -64,13 +67,14 @@ impl LogMass {
     /// some 700 nats above it.
     pub(crate) fn weights(self, at: f64) -> (f64, f64) {
         let weight = |end: f64, way: f64| {
-            let above = end - at;
+            // Of what is no number nothing is known.
+            let above = if (end - at).is_nan() { way * f64::INFINITY } else { end - at };
             // Beyond this a weight is none, or outweighs all others.
-            if above.is_nan() || above < -700.0 {
-                return if way > 0.0 { f64::MIN_POSITIVE } else { 0.0 };
+            if above < -MOST {
+                return if way > 0.0 { exp(-MOST) * (1.0 + ROUNDING) } else { 0.0 };
             }
-            if above > 700.0 {
-                return if way > 0.0 { f64::INFINITY } else { exp(700.0) };
+            if above > MOST {
+                return if way > 0.0 { f64::INFINITY } else { exp(MOST) * (1.0 - ROUNDING) };
             }
             let slack = (end.abs() + at.abs() + 8.0) * ROUNDING;
             exp(above) * (1.0 + way * 2.0 * slack)
@@ -117,6 +121,13 @@ mod tests {
             let (low, high) = LogMass { lower: at - 1.0, upper: at + 1.0 }.weights(at);
             assert!(low < (-1f64).exp() && high > 1f64.exp());
             assert!(low > 0.999 * (-1f64).exp() && high < 1.001 * 1f64.exp());
+        }
+        // Also where weights are hardly any numbers, or hardly finite.
+        for tenth in 6900..7200 {
+            let end = f64::from(tenth) / 10.0;
+            let (_, high) = LogMass { lower: -end, upper: -end }.weights(0.0);
+            let (low, _) = LogMass { lower: end, upper: end }.weights(0.0);
+            assert!(high > (-end).exp() && low < end.exp(), "{end}");
         }
         assert_eq!(LogMass::NONE.weights(0.0), (0.0, 0.0));
         assert_eq!(LogMass::UNKNOWN.weights(0.0), (0.0, f64::INFINITY));
