@@ -47,8 +47,13 @@ impl Columns {
 
 impl Walk {
     fn drop_affordable(&mut self, columns: &Columns, key: u32) -> bool {
+        /// Rows that are compared at a time.
+        const ROWS: usize = 16;
         let weights = columns.key(key);
-        if weights.iter().zip(&self.left).any(|(weight, left)| weight > left) {
+        let too_much = |(weights, left): (&[f64], &[f64])| {
+            weights.iter().zip(left).fold(false, |any, (weight, left)| any | (weight > left))
+        };
+        if weights.chunks(ROWS).zip(self.left.chunks(ROWS)).any(too_much) {
             return false;
         }
         for (left, weight) in self.left.iter_mut().zip(weights) {
@@ -66,8 +71,10 @@ impl Walk {
             gone[key as usize] = true;
         }
         let mut before = self.left.clone();
+        let mut fitting = Vec::new();
         for _ in 0..EXCHANGES {
             let mut changed = false;
+            let tight = Tight::new(columns, among, &self.left);
             for &(mixed, key) in among.iter().rev() {
                 if !gone[key as usize] {
                     continue;
@@ -78,7 +85,9 @@ impl Walk {
                     *left += weight;
                 }
                 let mut lighter = false;
-                for &(other_mixed, other) in among {
+                tight.find(&self.left, &mut fitting);
+                for &at in &fitting {
+                    let (other_mixed, other) = among[at as usize];
                     let fits = !gone[other as usize]
                         && other != key
                         && self.drop_affordable(columns, other);
@@ -104,6 +113,74 @@ impl Walk {
             }
         }
     }
+}
+
+/// Keys by the rows that have least left, in f32: most of those that some row cannot afford are told by these, many at a time.
+struct Tight {
+    rows: Vec<usize>,
+    /// Rounded down, key after key for each row, and without end beyond the last.
+    weights: Vec<f32>,
+    keys: usize,
+}
+
+impl Tight {
+    /// Keys that are looked at together.
+    const TOGETHER: usize = 64;
+    const MOST_ROWS: usize = 48;
+
+    fn new(columns: &Columns, among: &[(f32, u32)], left: &[f64]) -> Self {
+        let mut rows: Vec<usize> = (0..left.len()).collect();
+        rows.sort_by(|&j, &k| left[j].total_cmp(&left[k]).then(j.cmp(&k)));
+        rows.truncate(Self::MOST_ROWS);
+        let keys = among.len().next_multiple_of(Self::TOGETHER);
+        let mut weights = vec![f32::INFINITY; rows.len() * keys];
+        for (at, (_, key)) in among.iter().enumerate() {
+            let of_key = columns.key(*key);
+            for (r, &row) in rows.iter().enumerate() {
+                let (block, place) = (at / Self::TOGETHER, at % Self::TOGETHER);
+                weights[(block * rows.len() + r) * Self::TOGETHER + place] = below(of_key[row]);
+            }
+        }
+        Tight { rows, weights, keys: among.len() }
+    }
+
+    /// The keys that these rows can afford, and hardly any others, by their places in the list.
+    fn find(&self, left: &[f64], fitting: &mut Vec<u32>) {
+        fitting.clear();
+        let limits: Vec<f32> = self.rows.iter().map(|&row| above(left[row])).collect();
+        let block = self.rows.len() * Self::TOGETHER;
+        if block == 0 {
+            fitting.extend(0..self.keys as u32);
+            return;
+        }
+        for (b, weights) in self.weights.chunks_exact(block).enumerate() {
+            let mut fits = [u32::MAX; Self::TOGETHER];
+            for (weights, limit) in weights.chunks_exact(Self::TOGETHER).zip(&limits) {
+                let mut any = 0;
+                for (fits, weight) in fits.iter_mut().zip(weights) {
+                    *fits &= u32::from(weight <= limit).wrapping_neg();
+                    any |= *fits;
+                }
+                if any == 0 {
+                    break;
+                }
+            }
+            let places = fits.iter().enumerate().filter(|(_, fits)| **fits != 0);
+            fitting.extend(places.map(|(place, _)| (b * Self::TOGETHER + place) as u32));
+        }
+    }
+}
+
+/// A number of f32 that is not above another.
+fn below(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) > value { near.next_down() } else { near }
+}
+
+/// A number of f32 that is not below another.
+fn above(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) < value { near.next_up() } else { near }
 }
 
 /// A number in [-1, 1) from two others.
@@ -197,4 +274,43 @@ fn finish(dropped: &[u32], part: &Part, flushed: &[f64]) -> (Vec<u32>, Vec<f64>)
         })
         .collect();
     (dropped.to_vec(), left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No key that every row can afford is passed over, and few others are named.
+    #[test]
+    fn tight_rows_tell_what_fits() {
+        for (rows, keys, spread) in [(1, 1, 1.0), (3, 64, 2.0), (60, 65, 30.0), (200, 700, 3.0)] {
+            let number = |trial: u64, key: usize| {
+                (f64::from(noise(trial, key as u32)) * spread).exp() / (rows + keys) as f64
+            };
+            let weights = (0..rows * keys).map(|at| number(1, at)).collect();
+            let columns = Columns { weights, rows };
+            let left: Vec<f64> = (0..rows).map(|row| 8.0 * number(2, row)).collect();
+            let among: Vec<(f32, u32)> = (0..keys as u32).rev().map(|key| (0.5, key)).collect();
+            let tight = Tight::new(&columns, &among, &left);
+            let mut found = Vec::new();
+            for less in [1.0, 0.7, 1e-9, -1.0] {
+                let left: Vec<f64> = left.iter().map(|left| left * less).collect();
+                tight.find(&left, &mut found);
+                let fits = |at: &u32| {
+                    let key = columns.key(among[*at as usize].1);
+                    key.iter().zip(&left).all(|(weight, left)| weight <= left)
+                };
+                let real: Vec<u32> = (0..keys as u32).filter(fits).collect();
+                assert!(real.iter().all(|at| found.contains(at)));
+                assert!(found.len() <= real.len() + keys / 4, "{rows} {keys} {less}");
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_to_f32_goes_one_way() {
+        for value in [0.0, 1.0, -1.0, 0.1, 1e-60, -1e-60, 1e60, -1e60, 5e-324, 1.0 + 1e-12] {
+            assert!(f64::from(below(value)) <= value && value <= f64::from(above(value)));
+        }
+    }
 }
