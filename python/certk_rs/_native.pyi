@@ -23,6 +23,7 @@ __all__ = [
     "Estimated",
     "Kept",
     "KeyIndex",
+    "MappedPieces",
     "OutputBounds",
     "OutputSelected",
     "Recalled",
@@ -489,6 +490,23 @@ def mean_bounds(
     horizon: object,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Confidence bounds (samples,) of a mean from values (samples, draws), in the order drawn."""
+
+@final
+class MappedPieces:
+    """Pieces of files, mapped side by side; NumPy takes it for an array of bytes."""
+
+    def __new__(
+        cls,
+        len: int,
+        # Of each: where it goes, its length, the descriptor of its file, where it is there, and
+        # whether what is written to the memory is written to the file.
+        pieces: Sequence[tuple[int, int, int, int, bool]],
+        /,
+    ) -> MappedPieces: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    def let_go(self) -> None:
+        """Let go of the pages; they come again from their files when they are read."""
 
 @final
 class ValueBall:

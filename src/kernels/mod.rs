@@ -45,10 +45,10 @@ pub(crate) use row::{
     values_around,
 };
 pub(crate) use simd::Simd;
-#[cfg(feature = "python")]
-pub(crate) use system::extent;
 pub(crate) use system::{
     DefaultFloats, Piece, address_space_left, append_all, ask_for_huge_pages, ask_for_pages, forks,
     page_size,
 };
+#[cfg(feature = "python")]
+pub(crate) use system::{MappedPiece, MappedPieces, extent};
 pub(crate) use weights::{Exp, Identity, ScaledBy, ScaledExp, Unscaled, WeightFn, WeightFnOf};

@@ -15,6 +15,7 @@ mod errors;
 mod floats;
 mod keepset;
 mod key_index;
+mod mapped;
 mod model;
 mod montecarlo;
 mod output;
@@ -46,6 +47,8 @@ mod _native {
     use super::keepset::{keep_set, keep_set_of_queries};
     #[pymodule_export]
     use super::key_index::{KeyIndex, Recalled};
+    #[pymodule_export]
+    use super::mapped::MappedPieces;
     #[pymodule_export]
     use super::model::{
         effective_entries, effective_exponent, expected_k, fit_gaussian, fit_window,

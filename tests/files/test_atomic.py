@@ -704,6 +704,10 @@ def test_nothing_in_the_package_writes_files_in_another_way() -> None:
     names = {"open", "fdopen", "write_text", "write_bytes", "tofile", "save_file", "savetxt"}
     names |= {"save", "savez", "savez_compressed", "savefig", "mkstemp", "NamedTemporaryFile"}
     fine = READERS | {
+        # Files without a name, and what is mapped as it is.
+        "os.open(directory, os.O_RDWR | os.O_CLOEXEC | kind, 384)",
+        "os.open(path, flags, 384)",
+        "os.open(path, flags)",
         "os.open(os.devnull, os.O_WRONLY)",
         "Path(os.devnull).open('w', encoding='utf-8')",
         "np.savez(stream, **arrays)",

@@ -461,17 +461,22 @@ def test_an_index_follows_beams_copies_and_crops() -> None:
     assert torch.equal(own, theirs.generate(ids, **options))
 
     ours = ct.use(zoo.sharpened(ours, 4.0), eps=0.05)
-    cache = ct.CertkCache()
-    prefilled(ours, ids, past_key_values=cache)
+    cache, untouched = ct.CertkCache(), ct.CertkCache()
+    for each in (cache, untouched):
+        prefilled(ours, ids, past_key_values=each)
     copied = copy.deepcopy(cache)
     prefilled(ours, zoo.tokens(1, 5, seed=3), past_key_values=cache)
     cache.crop(-5)
+    # A copy goes on like what it is a copy of: with its index, or with a new one.
     with zoo.spied() as calls:
-        for each in (cache, copied):
+        for each in (copied, untouched, cache, copy.deepcopy(cache)):
             prefilled(ours, zoo.tokens(1, 1), past_key_values=each)
-    for one, other in zip(calls[:3], calls[3:], strict=True):
-        assert torch.equal(one["key"], other["key"])
-        assert torch.equal(one["out"], other["out"])
+    for four in zip(calls[:3], calls[3:6], calls[6:9], calls[9:], strict=True):
+        before = [each["key"][:, :, :300] for each in four]
+        assert all(torch.equal(before[0], each) for each in before)
+        for one, other in (four[:2], four[2:]):
+            assert torch.equal(one["key"], other["key"])
+            assert torch.equal(one["out"], other["out"])
     cache.reset()
     assert cache.get_seq_length() == 0
     with pytest.raises(ck.CertkError, match="reserve is 0"):

@@ -110,7 +110,8 @@ def is_mapped(value: object) -> bool:
     base = value
     while isinstance(base, np.ndarray):
         base = base.base
-    return isinstance(base.obj if isinstance(base, memoryview) else base, mmap.mmap)
+    base = base.obj if isinstance(base, memoryview) else base
+    return isinstance(base, mmap.mmap | _native.MappedPieces)
 
 
 def borrow(name: str, value: object) -> tuple[NDArray[Any], str]:

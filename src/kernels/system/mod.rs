@@ -7,6 +7,8 @@ mod float_modes;
 mod foreign;
 mod forks;
 mod huge_pages;
+#[cfg(feature = "python")]
+mod mapped_pieces;
 mod pages;
 
 pub(crate) use address_space::left as address_space_left;
@@ -16,4 +18,6 @@ pub(crate) use float_modes::DefaultFloats;
 pub(crate) use foreign::extent;
 pub(crate) use forks::forks;
 pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
+#[cfg(feature = "python")]
+pub(crate) use mapped_pieces::{MappedPiece, MappedPieces};
 pub(crate) use pages::{ask_for_pages, page_size};

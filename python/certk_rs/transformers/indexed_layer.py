@@ -1,0 +1,225 @@
+"""A layer of keys and values with an index of the keys and a ball around the values."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from ..errors import CertkError
+from ..key_index import KeyIndex
+from ..sparse_attention import ValueBall
+from .paired_rows import Form, PairedRows
+
+# With fewer keys than this an index does not pay.
+_FEWEST = 256
+_INDEXED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Buffers:
+    """Keys and values (batch, kv_heads, n, d) in memory that is set aside ahead."""
+
+    def __init__(self, reserve: int) -> None:
+        self._reserve = reserve
+        self._room: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def append(
+        self, held: tuple[Any, Any], had: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put rows behind `held`, of which there are `had`, and return all."""
+        need = had + keys.shape[-2]
+        room = self._make_room(held, (keys, values), had, need)
+        for buffer, new in zip(room, (keys, values), strict=True):
+            buffer[:, :, had:need] = new
+        return room[0][:, :, :need], room[1][:, :, :need]
+
+    def _make_room(
+        self,
+        held: tuple[Any, Any],
+        new: tuple[torch.Tensor, torch.Tensor],
+        had: int,
+        need: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # What was made in inference mode cannot be written to outside of it.
+        closed = self._room is not None and self._room[0].is_inference()
+        closed = closed and not torch.is_inference_mode_enabled()
+        if self._room is not None and need <= self._room[0].shape[2] and not closed:
+            return self._room
+        room = max(self._reserve, 2 * had, need)
+        grown = []
+        for old, like in zip(held, new, strict=True):
+            buffer = like.new_empty((*like.shape[:2], room, like.shape[3]))
+            if had:
+                buffer[:, :, :had] = old
+            grown.append(buffer)
+        self._room = (grown[0], grown[1])
+        return self._room
+
+
+class IndexedLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values, in memory or in files of a directory, their index and a ball."""
+
+    def __init__(self, reserve: int, threads: int | None, directory: Path | None = None) -> None:
+        super().__init__()
+        self.keys: Any = None
+        self.values: Any = None
+        self._reserve = reserve
+        self._threads = threads
+        self._directory = directory
+        self._buffers: Buffers | None = None
+        self._rows: PairedRows | None = None
+        self._shown: tuple[Any, Any] = (None, None)
+        self._index: KeyIndex | None = None
+        self._built = 0
+        self._ball: ValueBall | None = None
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index."""
+        return 0 if self._index is None else self._index.nbytes
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of the file that is this layer's own."""
+        return 0 if self._rows is None else self._rows.own_bytes
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append; the keys that come back carry their index."""
+        had = 0 if self.keys is None else self.keys.shape[-2]
+        if self.keys is not self._shown[0] or self.values is not self._shown[1]:
+            # Beams were reordered, tokens cropped, or the like: other keys, so another index.
+            self._buffers, self._index, self._ball = None, None, None
+            if not self._in_files():
+                self._rows = None
+        if self._directory is None:
+            if self._buffers is None:
+                self._buffers = Buffers(self._reserve)
+            held = (self.keys, self.values)
+            shown = self._buffers.append(held, had, key_states, value_states)
+        else:
+            shown = self._write(self._directory, had, key_states, value_states)
+        self._show(shown)
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        self._extend(key_states, value_states, had + key_states.shape[-2])
+        if self._index is not None:
+            shown_keys: Any = self.keys
+            shown_keys.certk_index, shown_keys.certk_ball = self._index, self._ball
+        return self.keys, self.values
+
+    def let_go(self) -> None:
+        """Let pages of files that were read no longer count as memory of the process."""
+        if self._rows is not None:
+            self._rows.let_go()
+
+    def reset(self) -> None:
+        """Forget all keys."""
+        self.keys = self.values = None
+        self.is_initialized = False
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Give each entry of the batch the rows of another one."""
+        if not self._taken(beam_idx):
+            super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each entry of the batch."""
+        if self.keys is None or not self._taken(
+            torch.arange(len(self.keys)).repeat_interleave(repeats)
+        ):
+            super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some entries of the batch."""
+        if self.keys is None or not self._taken(torch.arange(len(self.keys))[indices]):
+            super().batch_select_indices(indices)
+
+    def __deepcopy__(self, _memo: Any) -> IndexedLayer:
+        copied = IndexedLayer(self._reserve, self._threads, self._directory)
+        if self.keys is None:
+            return copied
+        copied.dtype, copied.device, copied.is_initialized = self.dtype, self.device, True
+        current = self.keys is self._shown[0] and self.values is self._shown[1]
+        if self._rows is not None and self._in_files():
+            # Both go on in files of their own, behind what they share.
+            n = self.keys.shape[2]
+            copied._rows = self._rows.fork(n)
+            copied._show(copied._rows.shown(n))
+        else:
+            copied._show((self.keys.clone(), self.values.clone()))
+        if current:
+            copied._built = self._built
+            copied._index, copied._ball = copy.copy(self._index), copy.copy(self._ball)
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._directory is not None:
+            raise CertkError(
+                "the keys and values of this cache are in files, and pickling would hold them in "
+                "memory: write it by save(path)"
+            )
+        state = {**self.__dict__, "_buffers": None, "_shown": (None, None)}
+        if self.keys is not self._shown[0] or self.values is not self._shown[1]:
+            state |= {"_index": None, "_ball": None}
+        if self.keys is not None:
+            # Without what was set aside ahead.
+            state |= {"keys": self.keys.clone(), "values": self.values.clone()}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shown = (self.keys, self.values)
+
+    def _in_files(self) -> bool:
+        """Whether the keys and values are those of the files, or the first of them."""
+        if self._rows is None or self.keys is None or self.values is None:
+            return False
+        return self._rows.begin_with(self.keys, self.values)
+
+    def _show(self, shown: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.keys, self.values = self._shown = shown
+
+    def _write(
+        self, directory: Path, had: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._rows is None:
+            rows = PairedRows(directory, self._reserve, Form.of(keys, values))
+            if had:
+                rows.append(0, self.keys, self.values)
+            self._rows = rows
+        self._rows.append(had, keys, values)
+        return self._rows.shown(had + keys.shape[2])
+
+    def _taken(self, rows: torch.Tensor) -> bool:
+        """Write those entries of the batch, a stretch at a time, to files of their own."""
+        if self._rows is None or not self._in_files():
+            return False
+        if not torch.equal(rows.cpu(), torch.arange(len(self.keys))):
+            n = self.keys.shape[2]
+            self._rows = self._rows.take(n, rows.cpu())
+            self.keys, self.values = self._rows.shown(n)
+        return True
+
+    def _extend(self, key_states: torch.Tensor, value_states: torch.Tensor, n: int) -> None:
+        """Bring the index up to n keys.
+
+        One that has grown much is built anew: it would score more keys than it must.
+        """
+        if n < _FEWEST or self.keys.dtype not in _INDEXED or not math.prod(self.keys.shape):
+            return
+        if self._index is None or n >= 2 * self._built:
+            # One at a time in memory.
+            self._index = None
+            self._index = KeyIndex.build(self.keys, keep_keys=False, threads=self._threads)
+            self._built = n
+        else:
+            self._index.append(key_states, threads=self._threads)
+        if self._ball is None:
+            self._ball = ValueBall(self.values, threads=self._threads)
+        else:
+            self._ball.append(value_states)

@@ -1,0 +1,157 @@
+//! Pieces of files, mapped side by side: an array may begin in one file and go on in another.
+
+use std::io;
+
+/// Bytes of a file, and where they go. All but the descriptor are whole pages.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(unix), expect(dead_code))]
+pub(crate) struct MappedPiece {
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    pub(crate) descriptor: i32,
+    pub(crate) offset: u64,
+    /// Whether what is written to the memory is written to the file; else it is for this process alone.
+    pub(crate) shared: bool,
+}
+
+/// A stretch of addresses with pieces of files in it. It stays as it is until it is dropped.
+#[derive(Debug)]
+pub(crate) struct MappedPieces {
+    start: usize,
+    len: usize,
+}
+
+impl MappedPieces {
+    /// The caller makes sure that the files are as long as their pieces say, and stay so: reading behind the end of a file
+    /// ends the process.
+    #[cfg(unix)]
+    pub(crate) fn new(len: usize, pieces: &[MappedPiece]) -> io::Result<Self> {
+        use libc::{MAP_ANON, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE};
+        let fits =
+            |piece: &MappedPiece| piece.at.checked_add(piece.len).is_some_and(|end| end <= len);
+        if len == 0 || !pieces.iter().all(fits) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: new addresses, of the system's choice.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                PROT_NONE,
+                MAP_PRIVATE | MAP_ANON | MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // From here on dropped, and with it all pieces.
+        let room = Self { start: start as usize, len };
+        for piece in pieces {
+            let how = if piece.shared { MAP_SHARED } else { MAP_PRIVATE | MAP_NORESERVE };
+            let offset = libc::off_t::try_from(piece.offset).map_err(io::Error::other)?;
+            // SAFETY: the piece takes the place of addresses that were reserved above, and that nobody has been told of yet.
+            let at = unsafe {
+                libc::mmap(
+                    (room.start + piece.at) as *mut libc::c_void,
+                    piece.len,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    how | MAP_FIXED,
+                    piece.descriptor,
+                    offset,
+                )
+            };
+            if at == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(room)
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn new(_len: usize, _pieces: &[MappedPiece]) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The first address.
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Lets go of the pages: they no longer count as memory of the process, and come again from their files when they are read.
+    pub(crate) fn let_go(&self) {
+        #[cfg(unix)]
+        // SAFETY: what is in the files is read again from there. What somebody has written to a piece that is not shared is
+        // lost, as documented.
+        unsafe {
+            libc::madvise(self.start as *mut libc::c_void, self.len, libc::MADV_DONTNEED);
+        }
+    }
+}
+
+#[cfg(unix)]
+impl Drop for MappedPieces {
+    fn drop(&mut self) {
+        // SAFETY: these addresses were mapped by `new`, and whoever reads there holds on to this.
+        unsafe { libc::munmap(self.start as *mut libc::c_void, self.len) };
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
+    /// What is in memory at a place of the pieces.
+    fn byte(pieces: &MappedPieces, at: usize) -> u8 {
+        assert!(at < pieces.len());
+        // SAFETY: a byte of a piece that is mapped.
+        unsafe { *((pieces.start() + at) as *const u8) }
+    }
+
+    #[test]
+    fn pieces_of_two_files_lie_side_by_side() {
+        // A whole number of pages on every system.
+        const PAGE: usize = 1 << 16;
+        let directory = std::env::temp_dir();
+        let files = [1u8, 5].map(|first| {
+            let path = directory.join(format!("certk-pieces-{}-{first}", std::process::id()));
+            let mut options = std::fs::File::options();
+            let file = options.read(true).write(true).create_new(true).open(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            for (i, value) in (first..first + 4).enumerate() {
+                file.write_all_at(&vec![value; PAGE], (i * PAGE) as u64).unwrap();
+            }
+            file
+        });
+        let piece = |at, len, file: usize, offset| MappedPiece {
+            at: at * PAGE,
+            len: len * PAGE,
+            descriptor: files[file].as_raw_fd(),
+            offset: (offset * PAGE) as u64,
+            shared: file == 1,
+        };
+        let pieces =
+            MappedPieces::new(6 * PAGE, &[piece(0, 2, 0, 1), piece(2, 1, 1, 3), piece(4, 1, 1, 0)])
+                .unwrap();
+        let seen = |places: &[usize]| -> Vec<u8> {
+            places.iter().map(|&place| byte(&pieces, place * PAGE + 7)).collect()
+        };
+        assert_eq!(seen(&[0, 1, 2, 4]), [2, 3, 8, 5]);
+        files[1].write_all_at(&[77], 7).unwrap();
+        pieces.let_go();
+        assert_eq!(seen(&[0, 1, 2, 4]), [2, 3, 8, 77]);
+        assert!(MappedPieces::new(PAGE, &[piece(0, 2, 0, 0)]).is_err());
+        assert!(MappedPieces::new(0, &[]).is_err());
+        assert!(
+            MappedPieces::new(PAGE, &[MappedPiece { descriptor: -1, ..piece(0, 1, 0, 0) }])
+                .is_err()
+        );
+    }
+}
