@@ -52,7 +52,7 @@ class ValueBall:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A ball and its copy, also one by `copy.copy`, grow apart."""
-        return _restored, (*self._native.parts(), self._batch)
+        return ball_of_parts, (*self._native.parts(), self._batch)
 
     @property
     def radius(self) -> NDArray[np.float64]:
@@ -168,8 +168,8 @@ def attention(
     return AttentionResult._of(found, out=out)
 
 
-def _restored(shape: list[int], heads: list[NDArray[np.float64]], batch: _Shape) -> ValueBall:
-    """The ball that was pickled."""
+def ball_of_parts(shape: list[int], heads: list[NDArray[np.float64]], batch: _Shape) -> ValueBall:
+    """The ball that was pickled, or saved."""
     ball = object.__new__(ValueBall)
     ball._native, ball._batch = _native.ValueBall.of_parts(shape, heads), batch
     return ball

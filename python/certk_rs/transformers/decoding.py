@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from ..errors import CertkError
 from .indexed_layer import IndexedLayer
+from .session import read_session, write_session
 
 # A step of more queries is one of prefill: it reads all keys.
 _FEW = 16
@@ -55,6 +56,49 @@ class CertkCache(Cache):  # type: ignore[misc]
         )
         # The layer whose keys a step of prefill has read, all of them.
         self._read: int | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write keys, values, codes and balls to a safetensors file at exactly `path`.
+
+        Written aside, then renamed over what was there: whoever is killed meanwhile leaves the old
+        file. Caches that were loaded from it keep it, too.
+
+        Raises:
+            CertkError: Keys and values that cannot be side by side: of two dtypes.
+            OSError: The file cannot be written.
+        """
+        write_session(Path(path), self.layers)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        reserve: int = 1024,
+        *,
+        threads: int | None = None,
+        offload: str | os.PathLike[str] | None = None,
+        check: bool = True,
+    ) -> CertkCache:
+        """Read what `save` wrote; nothing is built anew.
+
+        Args:
+            path: The file.
+            reserve: As for a new cache; so are threads.
+            threads: See `reserve`.
+            offload: A directory. Keys and values are then mapped where they are, for as many caches
+                as want them, and not written to; what a cache appends is in files there. The file
+                may be replaced meanwhile, but not written to or cut off.
+            check: Compare keys and values with their SHA-256, which reads all of them. Everything
+                else always is.
+
+        Raises:
+            CertkError: The file is cut off, damaged or no saved cache.
+            OSError: The file cannot be read.
+        """
+        cache = cls(reserve, threads=threads, offload=offload)
+        directory = None if offload is None else _directory(offload)
+        cache.layers.extend(read_session(Path(path), reserve, threads, directory, check))
+        return cache
 
     @property
     def index_bytes(self) -> int:

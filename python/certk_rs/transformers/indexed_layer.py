@@ -83,6 +83,21 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         return 0 if self._index is None else self._index.nbytes
 
     @property
+    def index(self) -> KeyIndex | None:
+        """The index of the keys, if it is one of these."""
+        return self._index if self._is_current() else None
+
+    @property
+    def ball(self) -> ValueBall | None:
+        """The ball around the values, if it is one of these."""
+        return self._ball if self._is_current() else None
+
+    @property
+    def built(self) -> int:
+        """Of how many keys the index was built; others were appended."""
+        return self._built
+
+    @property
     def offloaded_bytes(self) -> int:
         """Bytes of the file that is this layer's own."""
         return 0 if self._rows is None else self._rows.own_bytes
@@ -92,7 +107,7 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append; the keys that come back carry their index."""
         had = 0 if self.keys is None else self.keys.shape[-2]
-        if self.keys is not self._shown[0] or self.values is not self._shown[1]:
+        if not self._is_current():
             # Beams were reordered, tokens cropped, or the like: other keys, so another index.
             self._buffers, self._index, self._ball = None, None, None
             if not self._in_files():
@@ -116,6 +131,20 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         """Let pages of files that were read no longer count as memory of the process."""
         if self._rows is not None:
             self._rows.let_go()
+
+    def restore(
+        self,
+        shown: tuple[torch.Tensor, torch.Tensor],
+        index: KeyIndex | None,
+        ball: ValueBall | None,
+        built: int,
+        rows: PairedRows | None,
+    ) -> None:
+        """Go on from keys and values with an index and a ball of theirs, mapped or not."""
+        self.dtype, self.device = shown[0].dtype, shown[0].device
+        self.is_initialized = True
+        self._rows, self._index, self._ball, self._built = rows, index, ball, built
+        self._show(shown)
 
     def reset(self) -> None:
         """Forget all keys."""
@@ -144,7 +173,7 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         if self.keys is None:
             return copied
         copied.dtype, copied.device, copied.is_initialized = self.dtype, self.device, True
-        current = self.keys is self._shown[0] and self.values is self._shown[1]
+        current = self._is_current()
         if self._rows is not None and self._in_files():
             # Both go on in files of their own, behind what they share.
             n = self.keys.shape[2]
@@ -164,7 +193,7 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
                 "memory: write it by save(path)"
             )
         state = {**self.__dict__, "_buffers": None, "_shown": (None, None)}
-        if self.keys is not self._shown[0] or self.values is not self._shown[1]:
+        if not self._is_current():
             state |= {"_index": None, "_ball": None}
         if self.keys is not None:
             # Without what was set aside ahead.
@@ -174,6 +203,10 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._shown = (self.keys, self.values)
+
+    def _is_current(self) -> bool:
+        """Whether keys and values are those that the index and the ball are of."""
+        return self.keys is self._shown[0] and self.values is self._shown[1]
 
     def _in_files(self) -> bool:
         """Whether the keys and values are those of the files, or the first of them."""

@@ -1,0 +1,255 @@
+"""Caches that are saved, loaded, pickled and shared: nothing is built anew, nothing is another."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+zoo = pytest.importorskip("model_zoo")
+
+from certk_rs import transformers as ct  # noqa: E402
+from certk_rs.cache_format import SafetensorsFile  # noqa: E402
+from fresh_process import run_python  # noqa: E402
+from model_caches import prefilled  # noqa: E402
+
+one_thread = zoo.one_thread
+MAPPED = pytest.param(True, marks=pytest.mark.skipif(os.name == "nt", reason="no maps"))
+
+
+def decoded(model: Any, cache: Any, steps: int = 5) -> list[bytes]:
+    """Outputs and certificates of some steps."""
+    found = []
+    with zoo.spied() as calls, ct.Recorder() as recorder:
+        for token in range(2, 2 + steps):
+            prefilled(model, torch.full((1, 1), token), past_key_values=cache)
+    found = [call["out"].float().numpy().tobytes() for call in calls]
+    for call in recorder.calls:
+        found += [part.tobytes() for part in (call.k, call.tail_mass_upper, call.error_bound)]
+    return found
+
+
+def prompt(tmp_path: Path, dtype: str = "float32", **options: Any) -> tuple[Any, Any]:
+    """A model, and a cache in which a prompt and some steps are."""
+    model = ct.use(zoo.sharpened(zoo.build("llama"), 4.0).to(getattr(torch, dtype)), eps=0.05)
+    cache = ct.CertkCache(32, **options)
+    prefilled(model, zoo.tokens(1, 300), past_key_values=cache)
+    decoded(model, cache, 3)
+    return model, cache
+
+
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError("built anew")
+
+    monkeypatch.setattr(ck.KeyIndex, "build", build)
+    monkeypatch.setattr(ck.ValueBall, "__init__", build)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("mapped", [False, MAPPED])
+@pytest.mark.parametrize("offloaded", [False, MAPPED])
+def test_a_loaded_cache_goes_on_as_if_nothing_had_been(
+    dtype: str, mapped: bool, offloaded: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model, cache = prompt(tmp_path, dtype, **({"offload": tmp_path} if offloaded else {}))
+    path = tmp_path / "session.safetensors"
+    cache.save(path)
+    request.getfixturevalue("unbuilt")
+    loaded = ct.CertkCache.load(path, 32, **({"offload": tmp_path} if mapped else {}))
+    assert loaded.index_bytes == cache.index_bytes > 0
+    assert loaded.get_seq_length() == cache.get_seq_length()
+    assert loaded.offloaded_bytes == 0
+    for one, other in zip(loaded.layers, cache.layers, strict=True):
+        assert torch.equal(one.keys, other.keys)
+        assert torch.equal(one.values, other.values)
+    assert decoded(model, loaded) == decoded(model, cache)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no maps")
+def test_sessions_share_a_prefix_and_do_not_change_it(tmp_path: Path) -> None:
+    model, cache = prompt(tmp_path)
+    path = tmp_path / "prefix"
+    cache.save(path)
+    before = path.read_bytes()
+    caches = [ct.CertkCache.load(path, 8, offload=tmp_path) for _ in range(3)]
+    # The file may be replaced meanwhile.
+    cache.save(path)
+    twins = [copy.deepcopy(cache) for _ in caches]
+    for at, (one, other) in enumerate(zip(caches, twins, strict=True)):
+        ids = zoo.tokens(1, 20 + 40 * at, seed=at)
+        assert torch.equal(*(logits(model, ids, each) for each in (one, other)))
+        if at == 2:
+            # Back into the prefix, and on.
+            for each in (one, other):
+                each.crop(-(20 + 40 * at + 5))
+        assert decoded(model, one) == decoded(model, other)
+    assert path.read_bytes() == before
+    again = tmp_path / "again"
+    caches[0].save(again)
+    assert decoded(model, ct.CertkCache.load(again, 8)) == decoded(model, twins[0])
+
+
+def logits(model: Any, ids: Any, cache: Any) -> Any:
+    with torch.inference_mode():
+        return model(input_ids=ids, past_key_values=cache).logits
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch", "copy"])
+def test_caches_are_pickled(how: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    model, cache = prompt(tmp_path)
+    request.getfixturevalue("unbuilt")
+    if how == "pickle":
+        text = pickle.dumps(cache)
+        # Not what was set aside ahead.
+        assert len(text) < 1.5 * sum(8 * layer.keys.numel() for layer in cache.layers) + 50_000
+        again = pickle.loads(text)
+    elif how == "torch":
+        torch.save(cache, stream := io.BytesIO())
+        again = torch.load(io.BytesIO(stream.getvalue()), weights_only=False)
+    else:
+        again = copy.deepcopy(cache)
+    assert decoded(model, again) == decoded(model, cache)
+    empty = pickle.loads(pickle.dumps(ct.CertkCache(7)))
+    assert prefilled(model, zoo.tokens(1, 9), past_key_values=empty).get_seq_length() == 9
+
+
+def test_another_process_builds_nothing(tmp_path: Path) -> None:
+    model, cache = prompt(tmp_path)
+    path = tmp_path / "session"
+    cache.save(path)
+    wanted = logits(model, torch.full((1, 1), 5), cache)
+    code = f"""
+import torch, certk_rs as ck, model_zoo as zoo
+from certk_rs import transformers as ct
+torch.set_num_threads(1)
+def build(*_, **__):
+    raise AssertionError("built anew")
+ck.KeyIndex.build = ck.ValueBall.__init__ = build
+model = ct.use(zoo.sharpened(zoo.build("llama"), 4.0), eps=0.05)
+cache = ct.CertkCache.load({str(path)!r})
+with torch.inference_mode():
+    found = model(input_ids=torch.full((1, 1), 5), past_key_values=cache).logits
+print(found.numpy().tobytes().hex())
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == wanted.numpy().tobytes().hex()
+
+
+def test_layers_of_any_state_come_back(tmp_path: Path) -> None:
+    """Too short for an index, empty, cropped, float64, values of another size."""
+    path = tmp_path / "session"
+    cache = ct.CertkCache(4)
+    generator = torch.Generator().manual_seed(0)
+    for layer, (n, d_v, dtype) in enumerate(((9, 5, torch.float32), (300, 7, torch.float64))):
+        keys = torch.randn(2, 3, n, 10, generator=generator).to(dtype)
+        cache.update(keys, torch.randn(2, 3, n, d_v, generator=generator).to(dtype), layer)
+    cache.update(torch.randn(1, 1, 400, 33), torch.randn(1, 1, 400, 33), 3)
+    cache.layers[3].crop(-50)
+    cache.save(path)
+    for options in ({}, {"offload": tmp_path}) if os.name != "nt" else ({},):
+        loaded = ct.CertkCache.load(path, **options)
+        assert loaded.layers[2].keys is None
+        for at in (0, 1, 3):
+            assert torch.equal(loaded.layers[at].keys, cache.layers[at].keys)
+            assert torch.equal(loaded.layers[at].values, cache.layers[at].values)
+            new = torch.ones(*cache.layers[at].keys.shape[:2], 1, cache.layers[at].keys.shape[3])
+            other = new.new_ones((*new.shape[:3], cache.layers[at].values.shape[3]))
+            twin = copy.deepcopy(cache.layers[at])
+            kind = cache.layers[at].keys.dtype
+            for layer in (loaded.layers[at], twin):
+                layer.update(new.to(kind), other.to(kind))
+            assert torch.equal(loaded.layers[at].keys, twin.keys)
+            assert loaded.layers[at].index_bytes == twin.index_bytes
+    ct.CertkCache().save(path)
+    assert len(ct.CertkCache.load(path)) == 0
+
+
+def test_files_that_are_damaged_are_refused(tmp_path: Path) -> None:
+    _, cache = prompt(tmp_path)
+    path, damaged = tmp_path / "session", tmp_path / "torn"
+    cache.save(path)
+    data = path.read_bytes()
+    with SafetensorsFile(path) as file:
+        begin, entries = len(file.header.raw), file.header.entries
+    rng = np.random.default_rng(0)
+    for at in (*rng.integers(len(data), size=150), *range(0, 400, 7)):
+        torn = bytearray(data)
+        torn[at] ^= 1 << int(rng.integers(8))
+        damaged.write_bytes(torn)
+        with pytest.raises(ck.CertkError, match="torn"):
+            ct.CertkCache.load(damaged)
+    for length in (0, 7, 100, begin, len(data) // 2, len(data) - 1):
+        damaged.write_bytes(data[:length])
+        with pytest.raises(ck.CertkError, match=r"torn.*cut off"):
+            ct.CertkCache.load(damaged)
+    # Rows are compared unless that is not wanted; the rest always is.
+    torn = bytearray(data)
+    torn[begin + entries["1.rows"].start] ^= 1
+    damaged.write_bytes(torn)
+    with pytest.raises(ck.CertkError, match="keys and values of layer 1 have another SHA-256"):
+        ct.CertkCache.load(damaged)
+    ct.CertkCache.load(damaged, check=False)
+    torn[begin + entries["1.ball"].start] ^= 1
+    damaged.write_bytes(torn)
+    with pytest.raises(ck.CertkError, match="does not have the SHA-256 that it states"):
+        ct.CertkCache.load(damaged, check=False)
+    cache.layers[0].index.save(damaged)
+    with pytest.raises(ck.CertkError, match="its metadata do not say that it is one"):
+        ct.CertkCache.load(damaged)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        ct.CertkCache.load(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signal")
+def test_a_process_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
+    """Killed at many moments of saving, the second time over the first file."""
+    path = tmp_path / "session"
+    code = f"""
+import sys, torch
+from certk_rs import transformers as ct
+cache = ct.CertkCache()
+for token in range(2):
+    rows = torch.full((1, 4, 8000, 64), float(token))
+    cache.update(rows, rows, 0)
+    if token == 1:
+        print("now", flush=True)
+    for _ in range(1 + 1000 * token):
+        cache.save({str(path)!r})
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"now\n"
+    process.stdout.close()
+    sizes = set()
+    for at in range(6):
+        if at == 5:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        loaded = ct.CertkCache.load(path)
+        sizes.add(loaded.get_seq_length())
+    assert sizes <= {8000, 16000}
+    left = [each for each in tmp_path.iterdir() if each != path]
+    assert len(left) <= 1
+    ct.CertkCache().save(path)
+    # What the dead process left is removed by who writes next.
+    assert list(tmp_path.iterdir()) == [path]
