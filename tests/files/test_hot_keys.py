@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import certk_rs as ck
+from certk_rs.hot_keys import Demand, Rows, hottest, missing
 from certk_rs.jobs.hot_curve import SHARES
-from certk_rs.jobs.hot_keys import Demand, Rows, hottest, missing
 from cli_fixtures import certk, write_cache
 
 Rng = np.random.Generator

@@ -21,7 +21,7 @@ PYTHON = ROOT / "python" / "certk_rs"
 
 SUBJECTS = {
     *{"selection", "keepset", "bounds", "gaussian", "windows", "montecarlo", "output"},
-    *{"key_index", "sparse_attention", "guard"},
+    *{"key_index", "sparse_attention", "guard", "hot_keys"},
 }
 # What every subject stands on: what comes in, what computes, and what goes out.
 COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
@@ -39,7 +39,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "analyzing": {"jobs"},
     # Pruning scores keys where they are, as jobs do.
     "transformers": {"", "cache_format", "_files", *COMMON, *SUBJECTS},
-    "kvpress": {"transformers", "keepset", "errors"},
+    "kvpress": {"_kvpress", "errors"},
+    "_kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "jobs": {"", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
@@ -50,6 +51,8 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "sparse_attention": COMMON | {"key_index"},
     # A guard is an index of what was dropped, with balls around its values, and saved.
     "guard": COMMON | {"_files", "key_index", "sparse_attention"},
+    # What is needed is what would be selected.
+    "hot_keys": COMMON | {"selection"},
     # A fit sets the rule beside what selection finds.
     "gaussian": COMMON | {"selection"},
     "torch": {"_torch", "key_index", "errors"},
@@ -84,7 +87,7 @@ THIRD_PARTY = {
     "_torch": {"torch"},
     # Who imports this room has asked for them.
     "transformers": {"torch", "transformers"},
-    "kvpress": {"torch", "transformers", "kvpress"},
+    "_kvpress": {"torch", "transformers", "kvpress"},
 }
 # Imported inside functions only, and only in these rooms.
 LAZY = {
@@ -207,7 +210,7 @@ def test_the_auditor_reaches_nothing_that_selects() -> None:
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:
     for file in python_files():
         package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
-        if room_of(file) not in ("transformers", "kvpress"):
+        if room_of(file) not in ("transformers", "kvpress", "_kvpress"):
             names = {
                 name for name, at_import in python_imports(file.read_text(), package) if at_import
             }

@@ -404,7 +404,7 @@ def test_other_caches_are_refused() -> None:
     model = zoo.build("llama")
     static = hf.StaticCache(config=model.config, max_cache_len=N + 4)
     refused("use attn_implementation|is a StaticLayer", model, past_key_values=static)
-    refused("is a _IndexedLayer", model, past_key_values=ct.CertkCache())
+    refused("is a IndexedLayer", model, past_key_values=ct.CertkCache())
     refused("is a NoneType", model, use_cache=False, past_key_values=None)
 
 

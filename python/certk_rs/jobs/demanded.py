@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _native
-from .hot_keys import Demand, Rows
+from ..hot_keys import Demand, Rows
 from .solve import Block, Limits, as_native
 
 # Scores that are held at a time.

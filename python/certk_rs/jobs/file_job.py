@@ -24,12 +24,12 @@ from ..cache_format import (
     proof_bytes,
 )
 from ..errors import CertkError
+from ..hot_keys import hottest
 from .assemble import Order, Written, assemble
 from .choose import Ask
 from .chosen import Chosen, Demands, Probe
 from .file_report import FileReport
 from .holdout import resolved_holdout
-from .hot_keys import hottest
 from .inputs import Source
 from .layer_report import layer_report
 from .request import Request

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache_format import Cache, Layer
-from .hot_keys import Demand, Rows, hottest, missing
+from ..hot_keys import Demand, Rows, hottest, missing
 
 # Shares of the keys that stay.
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.6)

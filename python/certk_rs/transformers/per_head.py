@@ -25,6 +25,7 @@ def select_per_head(
     keep_first: int,
     keep_last: int,
     threads: int | None,
+    max_keep: int | None = None,
 ) -> tuple[list[NDArray[np.int64]], NDArray[np.float64]]:
     """Choose a set for each kv head such that no query given loses more than eps in any head.
 
@@ -38,6 +39,7 @@ def select_per_head(
         keep_first: Positions at the start that are always kept.
         keep_last: Positions at the end that are always kept.
         threads: Number of threads; None for all available.
+        max_keep: The most keys of a set, which then loses as little as it can in the worst query.
 
     Returns:
         The kept positions of each kv head, ascending, and what each query loses at most, (heads,
@@ -81,6 +83,7 @@ def select_per_head(
             radius=radius,
             scale=factor,
             causal_offset=offset,
+            max_keep=max_keep,
             keep_first=keep_first,
             keep_last=keep_last,
             threads=threads,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..selection import select
+from .selection import select
 
 # Of so large a share of all queries at least a key counts as seen: of few not much is known.
 _SEEN = 0.125

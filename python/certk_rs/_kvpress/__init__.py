@@ -1,0 +1,1 @@
+"""The presses of `certk_rs.kvpress`, a file each, and how queries are noted for them."""

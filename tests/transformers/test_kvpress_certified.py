@@ -1,0 +1,279 @@
+"""Presses that are told a ratio, scores for other presses, and what any press has lost, proven."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import certk_rs as ck
+
+pytest.importorskip("kvpress")
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+zoo = pytest.importorskip("model_zoo")
+caches = pytest.importorskip("model_caches")
+
+import kvpress  # noqa: E402
+from kvpress.utils import compute_n_kept  # noqa: E402
+
+from certk_rs.kvpress import CertifiedPress, CertkPress, CertkScorerPress  # noqa: E402
+
+one_thread = zoo.one_thread
+pytestmark = pytest.mark.usefixtures("one_thread")
+N, WINDOW = 72, 8
+
+
+def peaked(name: str = "llama", factor: float = 4.0) -> Any:
+    return zoo.sharpened(zoo.build(name), factor)
+
+
+def pressed(press: Any, model: Any, ids: Any) -> Any:
+    cache = hf.DynamicCache()
+    with torch.inference_mode(), press(model):
+        model(input_ids=ids, past_key_values=cache)
+    return cache
+
+
+def weights(call: dict[str, Any], b: int) -> np.ndarray:
+    """Softmax of the last queries of a call, (heads, m, n), in float64."""
+    query, key = call["query"][b].double().numpy(), call["key"][b].double().numpy()
+    size, n = len(query) // len(key), key.shape[1]
+    scores = query[:, -WINDOW:] @ np.repeat(key, size, 0).swapaxes(1, 2) * query.shape[-1] ** -0.5
+    scores[:, np.arange(n) > n - WINDOW + np.arange(WINDOW)[:, None]] = -np.inf
+    found = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(found / found.sum(-1, keepdims=True))
+
+
+def left(module: Any, layer: Any, call: dict[str, Any], b: int) -> np.ndarray:
+    """Which keys (kv_heads, n) of a prompt are left to attention."""
+    key = call["key"][b]
+    kept = (layer.keys[b][:, :, None] == key[:, None]).all(-1).any(1).numpy().copy()
+    masked = getattr(module, "masked_key_indices", None)
+    if masked is not None:
+        for sequence, head, place in zip(*(each.tolist() for each in masked), strict=True):
+            if sequence == b:
+                kept[head, place] = False
+    if hasattr(layer, "_dropped"):
+        kept &= ~layer._dropped[b].numpy()
+    return np.asarray(kept)
+
+
+PRESSES: dict[str, Any] = {
+    "SnapKV": lambda: kvpress.SnapKVPress(0.5, window_size=4),
+    "Knorm": lambda: kvpress.KnormPress(0.4),
+    "Streaming": lambda: kvpress.StreamingLLMPress(0.6),
+    "Random": lambda: kvpress.RandomPress(0.3),
+    "AdaKV of Knorm": lambda: kvpress.AdaKVPress(kvpress.KnormPress(0.5)),
+    "ours": lambda: CertkScorerPress(0.5, window=WINDOW),
+    "AdaKV": lambda: kvpress.AdaKVPress(CertkScorerPress(0.5, window=WINDOW)),
+    "Chunk": lambda: kvpress.ChunkPress(CertkScorerPress(0.5, window=WINDOW), chunk_length=24),
+    "ChunkKV": lambda: kvpress.ChunkKVPress(CertkScorerPress(0.5, window=WINDOW), chunk_length=6),
+    "PerLayer": lambda: kvpress.PerLayerCompressionPress(
+        CertkScorerPress(window=WINDOW), [0.2, 0.5, 0.6]
+    ),
+    "Composed": lambda: kvpress.ComposedPress(
+        [kvpress.KnormPress(0.2), CertkScorerPress(0.3, window=WINDOW)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(PRESSES))
+def test_what_any_press_loses_is_proven(name: str) -> None:
+    model, ids = peaked(), zoo.tokens(2, N)
+    dense = caches.seen_by(model, ids)
+    press = CertifiedPress(PRESSES[name](), window=WINDOW)
+    cache = pressed(press, model, ids)
+    assert [each.layer for each in press.certificates] == [0, 1, 2]
+    some = 0.0
+    for certificate, layer, call in zip(press.certificates, cache.layers, dense, strict=True):
+        module = model.model.layers[certificate.layer].self_attn
+        for b in range(2):
+            kept = left(module, layer, call, b)
+            share = weights(call, b)
+            gone = np.repeat(~kept, len(share) // len(kept), 0)[:, None]
+            real = (share * gone).sum(-1)
+            said = certificate.tail_mass_upper[b]
+            assert certificate.kept[b].tolist() == kept.sum(1).tolist()
+            assert (real <= said * (1 + 1e-9)).all()
+            assert (said <= real * (1 + 1e-3) + 1e-6).all()
+            some = max(some, float(real.max()))
+    assert press.worst >= some
+    assert some > 0
+
+
+def test_presses_that_change_keys_are_refused() -> None:
+    model, ids = peaked(), zoo.tokens(1, N)
+    press = CertifiedPress(kvpress.KeyRerotationPress(kvpress.KnormPress(0.5)))
+    with pytest.raises(ck.CertkError, match=r"layer 0: KeyRerotationPress does not only choose"):
+        pressed(press, model, ids)
+    assert not [m for m in model.modules() if m._forward_hooks]
+    with pytest.raises(ck.CertkError, match="press is a CertkPress, which drops keys when all"):
+        CertifiedPress(CertkPress(eps=0.1))
+    with pytest.raises(ck.CertkError, match="press is a int"):
+        CertifiedPress(3)
+    with pytest.raises(ck.CertkError, match="window is 0"):
+        CertifiedPress(kvpress.KnormPress(), window=0)
+
+
+class Late(kvpress.KnormPress):  # type: ignore[misc]
+    """Drops keys when the prompt is over, as KVzip does, or notes more of them."""
+
+    noted = False
+
+    @contextlib.contextmanager
+    def __call__(self, model: Any) -> Any:
+        with super().__call__(model):
+            yield
+        if self.noted:
+            model.model.layers[1].self_attn.masked_key_indices = tuple(torch.zeros(3, 1).long())
+        else:
+            self.layer.keys = self.layer.keys[:, :, 1:]
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_what_is_dropped_later_is_no_longer_certified(noted: bool) -> None:
+    model, ids = peaked(), zoo.tokens(1, N)
+    inside = Late(0.5)
+    inside.noted = noted
+    press, cache = CertifiedPress(inside, window=WINDOW), hf.DynamicCache()
+
+    def run() -> None:
+        with torch.inference_mode(), press(model):
+            model(input_ids=ids, past_key_values=cache)
+            inside.layer = cache.layers[1]
+
+    with pytest.raises(ck.CertkError, match="layer 1: Late has dropped or changed keys since"):
+        run()
+    assert press.certificates == []
+    decoding = kvpress.DecodingPress(
+        CertkScorerPress(window=WINDOW), compression_interval=4, target_size=32
+    )
+    press, cache = CertifiedPress(decoding, window=WINDOW), hf.DynamicCache()
+    with pytest.raises(ck.CertkError, match="DecodingPress has dropped"):  # noqa: SIM117
+        with torch.inference_mode(), press(model):
+            model.generate(ids, past_key_values=cache, max_new_tokens=10, do_sample=False)
+
+
+def test_equal_pairs_are_told_apart_by_how_many() -> None:
+    """Of a token that is repeated without positions, as many are dropped as are."""
+    model, ids = peaked(), zoo.tokens(1, N)
+    press = CertifiedPress(kvpress.KnormPress(0.5), window=WINDOW)
+    pressed(press, model, torch.zeros_like(ids))
+    for certificate in press.certificates:
+        assert (certificate.kept == compute_n_kept(N, 0.5)).all()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7])
+def test_a_ratio_may_be_set_as_the_runner_of_kvpress_does(ratio: float, compact: bool) -> None:
+    model, ids = peaked(), zoo.tokens(2, N)
+    press = CertkPress(window=WINDOW, compact=compact)
+    press.compression_ratio = ratio
+    assert press.compression_ratio == ratio
+    cache = pressed(press, model, ids)
+    kept = compute_n_kept(N, ratio)
+    counts = np.array([each.kept for each in press.certificates])
+    if compact:
+        assert cache.layers[0].keys.shape[2] == kept
+        assert (counts <= kept).all()
+    else:
+        assert 0.9 * kept < counts.mean() <= kept
+        # One budget: the worst queries of heads that keep fewer lose as much as those of others.
+        worst = [each.tail_mass_upper.max() for each in press.certificates]
+        assert ratio == 0 or max(worst) < 4 * min(worst)
+    assert press.compression_ratio == pytest.approx(1 - kept / N, abs=0.1)
+    # Another prompt, another ratio.
+    press.compression_ratio = 0.5
+    pressed(press, model, ids)
+    assert press.compression_ratio == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_ratio_loses_least_in_the_worst_query() -> None:
+    model, ids = peaked(), zoo.tokens(1, N)
+    ours = CertkPress(window=WINDOW, compact=True)
+    ours.compression_ratio = 0.5
+    pressed(ours, model, ids)
+    worst = max(float(each.tail_mass_upper.max()) for each in ours.certificates)
+    others = (
+        kvpress.SnapKVPress(0.5, window_size=4),
+        kvpress.KnormPress(0.5),
+        kvpress.StreamingLLMPress(0.5),
+        CertkScorerPress(0.5, window=WINDOW),
+    )
+    for other in others:
+        press = CertifiedPress(other, window=WINDOW)
+        pressed(press, model, ids)
+        assert worst <= press.worst
+
+
+@pytest.mark.parametrize("value", [1.0, -0.1, math.nan, True, "x"])
+def test_bad_ratios(value: Any) -> None:
+    press = CertkPress()
+    with pytest.raises(ck.CertkError, match="compression_ratio is"):
+        press.compression_ratio = value
+    with pytest.raises(ck.CertkError, match="eps decides"):
+        CertkPress(eps=0.1).compression_ratio = 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"eps": 0.0}, "eps is 0.0"), ({"eps": 1}, "eps is 1"), ({"window": 0}, "window is 0")],
+)
+def test_bad_scorers(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ck.CertkError, match=message):
+        CertkScorerPress(0.5, **options)
+
+
+def test_scores_are_how_often_keys_are_needed() -> None:
+    model, ids = peaked(), zoo.tokens(1, N)
+    dense = caches.seen_by(model, ids)
+    scores: list[Any] = []
+
+    class Spy(CertkScorerPress):
+        def score(self, *args: Any) -> Any:
+            scores.append(super().score(*args))
+            return scores[-1]
+
+    pressed(Spy(0.5, eps=0.1, window=WINDOW), model, ids)
+    for call, found in zip(dense, scores, strict=True):
+        share = weights(call, 0)
+        size = len(share) // found.shape[1]
+        for head in range(found.shape[1]):
+            needed = np.zeros((WINDOW, N), bool)
+            for one in share[head * size : (head + 1) * size]:
+                for row, of_row in enumerate(one):
+                    order = np.argsort(-of_row)
+                    k = int((np.cumsum(of_row[order]) < 0.9).sum()) + 1
+                    needed[row, order[:k]] = True
+            seen = np.minimum(WINDOW, N - np.arange(N))
+            expected = needed.sum(0) / seen + (np.arange(N) >= N - WINDOW)
+            assert (np.abs(found[0, head].numpy() - expected) <= 1 / seen + 1e-6).all()
+
+
+def test_decoding_press_may_hold_it() -> None:
+    model, ids = peaked(), zoo.tokens(1, N)
+    press = kvpress.DecodingPress(
+        CertkScorerPress(window=WINDOW), compression_interval=4, target_size=32
+    )
+    cache = hf.DynamicCache()
+    with torch.inference_mode(), press(model):
+        model.generate(ids, past_key_values=cache, max_new_tokens=10, do_sample=False)
+    assert cache.layers[0].keys.shape[2] < 40
+
+
+def test_in_the_pipeline() -> None:
+    """What was certified is what the answer was computed with."""
+    model, ids = peaked(), zoo.tokens(1, N)
+    press = CertifiedPress(kvpress.AdaKVPress(CertkScorerPress(0.5, window=WINDOW)), window=WINDOW)
+    cache = hf.DynamicCache()
+    with torch.inference_mode(), press(model):
+        model(input_ids=ids, past_key_values=cache)
+        # Later calls are no prompts: nothing is certified for them.
+        model(input_ids=ids[:, -1:], past_key_values=cache)
+    assert len(press.certificates) == 3
+    press.compression_ratio = 0.2
+    assert press.compression_ratio == 0.2
