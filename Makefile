@@ -102,6 +102,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_models.py --save
 	@echo '== guards of dropped keys'
 	$(BIN)/python benches/bench_guard.py --save
+	@echo '== decoding from files'
+	$(BIN)/python benches/bench_offload.py --save
 	@echo '== prune against a script of torch'
 	$(BIN)/python benches/bench_prune.py --growth --save
 

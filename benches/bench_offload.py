@@ -1,0 +1,194 @@
+"""Decoding from files: `python benches/bench_offload.py [D R]`.
+
+D: steps of a small Llama behind 32768 and 131072 tokens of random keys, from memory and from files,
+in turn. From files twice: with room for all pages, and with room for a quarter of the keys and
+values (all pages are dropped as soon as so much has been read; a system under pressure would choose
+better ones). Outputs and certificates are compared, bit for bit. Keys are independent, and so are
+the queries of successive tokens: neither pages nor steps share what they need.
+
+R: one query at a time of real rows (n = 65536, d = 32, with CERTK_DATA), no page in memory before
+each: what is read, of all that is there.
+
+Bytes are those that the process has caused to be read from the disk (/proc/self/io). Linux only;
+files are made in the working directory, or in CERTK_SCRATCH, which must be on a disk.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import certk_rs as ck
+import certk_rs.transformers as models
+from bench_attention import CheckFailedError
+from certk_rs.cache_format import Cache
+from harness import table
+from harness.table import Tell
+
+SECTIONS = {
+    "D": "steps of decoding from files beside memory, random keys",
+    "R": "bytes read for one query of real rows",
+}
+EPS, SIGMA = 0.05, 4.0
+LAYERS, KV_HEADS, GROUP, DIM = 4, 4, 2, 128
+CHUNK, STEPS = 4096, 24
+SCRATCH = Path(os.environ.get("CERTK_SCRATCH", "."))
+
+
+def read_bytes() -> int:
+    """What this process has caused to be read from disks."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def drop(cache: Any) -> None:
+    """Have no page of a cache's files in memory."""
+    for layer in cache.layers:
+        layer.let_go()
+        descriptor = layer._rows._own.descriptor
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def model_of(dtype: torch.dtype) -> Any:
+    """A random Llama whose scores over normal keys have the deviation SIGMA."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=512, hidden_size=512, intermediate_size=1024, num_hidden_layers=LAYERS,
+        num_attention_heads=GROUP * KV_HEADS, num_key_value_heads=KV_HEADS, head_dim=DIM,
+        max_position_embeddings=1 << 18, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.inference_mode():
+        embedded = model.model.embed_tokens(torch.arange(512)[None])
+        for layer in model.model.layers:
+            made = layer.self_attn.q_proj(layer.input_layernorm(embedded))
+            rms = made.view(-1, DIM).norm(dim=-1).mean()
+            layer.self_attn.q_proj.weight *= SIGMA * math.sqrt(DIM) / rms
+    return models.use(model.to(dtype), eps=EPS, threads=torch.get_num_threads())
+
+
+def filled(n: int, dtype: torch.dtype, **options: Any) -> Any:
+    """A cache of n tokens."""
+    cache = models.CertkCache(reserve=CHUNK, **options)
+    for start in range(0, n, CHUNK):
+        for layer in range(LAYERS):
+            made = torch.Generator().manual_seed(start + layer)
+            keys, values = torch.randn(2, 1, KV_HEADS, CHUNK, DIM, generator=made).to(dtype)
+            cache.update(keys, values, layer)
+    return cache
+
+
+class Run:
+    """A cache, what its steps took and read, and what came out of them."""
+
+    def __init__(self, name: str, cache: Any, room: float | None) -> None:
+        self.name, self.cache, self.room = name, cache, room
+        self.times: list[float] = []
+        self.amounts: list[int] = []
+        self.found: list[list[Any]] = []
+        self.held = math.inf
+
+    def step(self, model: Any, token: int) -> None:
+        """One more token; before it all pages are dropped if there is no room for them."""
+        if self.room is not None and self.held > self.room:
+            drop(self.cache)
+            self.held = 0
+        before, start = read_bytes(), time.perf_counter()
+        with models.Recorder() as recorder, torch.inference_mode():
+            out = model(input_ids=torch.tensor([[token]]), past_key_values=self.cache)
+        self.times.append(time.perf_counter() - start)
+        self.amounts.append(read_bytes() - before)
+        self.held += self.amounts[-1]
+        if not all(layer.holds for layer in recorder.layers):
+            raise CheckFailedError(f"a certificate does not hold: {recorder}")
+        told = [part for c in recorder.calls for part in (c.k, c.tail_mass_upper, c.error_bound)]
+        self.found.append([out.logits.float().numpy(), *told])
+
+
+def decoding(n: int, dtype: torch.dtype, tell: Tell) -> None:
+    """D: from memory, from files that are in memory, from files of which a quarter is; in turn."""
+    model = model_of(dtype)
+    whole = n * LAYERS * KV_HEADS * 2 * DIM * dtype.itemsize
+    memory = Run("memory", filled(n, dtype), None)
+    files = Run("files", filled(n, dtype, offload=SCRATCH), None)
+    quarter = Run("a quarter", filled(n, dtype, offload=SCRATCH), whole / 4)
+    rng = np.random.default_rng(1)
+    for token in rng.integers(1, 512, STEPS):
+        for at in rng.permutation(3):
+            (memory, files, quarter)[at].step(model, int(token))
+        for run in (files, quarter):
+            pairs = zip(run.found[-1], memory.found[-1], strict=True)
+            if not all(np.array_equal(one, other) for one, other in pairs):
+                raise CheckFailedError(f"{run.name} and memory differ")
+    kept = np.mean([part.mean() for step in memory.found for part in step[1::3]]) / n
+    tell(
+        f"D {n} tokens, {str(dtype).removeprefix('torch.')}: {whole / 1e6:.0f} MB of keys and "
+        f"values, codes {memory.cache.index_bytes / whole:.3f} of them, k/n {kept:.4f}; "
+        f"{STEPS} steps with equal outputs and certificates"
+    )
+    for run in (memory, files, quarter):
+        # The first step makes room in the index: it is no step like the others.
+        spent, amount = statistics.median(run.times[1:]), statistics.fmean(run.amounts[1:])
+        tell(
+            f"  {run.name:9} {1 / spent:7.1f} tokens/s   read {amount / 1e6:7.2f} MB a token, "
+            f"{amount / whole:.4f} of all"
+        )
+
+
+def real_rows(path: Path, tell: Tell) -> None:
+    """R: queries of real rows, each over a file of which nothing is in memory."""
+    with Cache(path) as file:
+        for layer in file.layers:
+            parts = [file.read(layer, role) for role in ("query", "key", "value")]
+            q, k, v = (torch.from_numpy(part.view(np.float16)) for part in parts)
+            cache = models.CertkCache(offload=SCRATCH)
+            cache.update(k[None], v[None], 0)
+            keys, values = cache.layers[0].keys, cache.layers[0].values
+            whole = keys.nbytes + values.nbytes
+            for eps in (0.1, 0.01):
+                shares, kept = [], []
+                for row in range(0, q.shape[1], 4):
+                    drop(cache)
+                    before = read_bytes()
+                    found = ck.attention(
+                        q[None, :, row : row + 1], keys, values, eps,
+                        index=keys.certk_index, ball=keys.certk_ball,
+                    )  # fmt: skip
+                    shares.append((read_bytes() - before) / whole)
+                    kept.append(found.k.mean() / keys.shape[2])
+                tell(
+                    f"R layer {layer.index} eps {eps:<5g} read {statistics.median(shares):.3f} of "
+                    f"the file (most {max(shares):.3f})  k/n {statistics.median(kept):.4f}"
+                )
+
+
+def measure(wanted: set[str], repeat: int, tell: Tell) -> bool:
+    """The table; whether all checks held."""
+    tell("")
+    try:
+        if "D" in wanted:
+            for n in (1 << 15, 1 << 17):
+                for dtype in (torch.float32, torch.bfloat16):
+                    decoding(n, dtype, tell)
+        folder = os.environ.get("CERTK_DATA")
+        if "R" in wanted and folder:
+            real_rows(Path(folder) / "minilm_n65536.safetensors", tell)
+    except CheckFailedError as error:
+        tell(f"CHECK FAILED: {error}")
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(table.run(__doc__, SECTIONS, "offload", 1, measure))
