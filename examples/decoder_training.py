@@ -105,37 +105,42 @@ def _rows(data: torch.Tensor, recipe: Recipe) -> Iterator[torch.Tensor]:
         yield data[starts + torch.arange(length + 1)].long()
 
 
-def _has_bfloat16() -> bool:
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def _train(model: LlamaForCausalLM, text: bytes, recipe: Recipe, tell: Tell) -> None:
+def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, which needs half of AdamW's steps; AdamW for the rest."""
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     inner = {n: p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n}
     outer = [p for n, p in model.named_parameters() if n not in inner]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(inner.values(), lr=recipe.rate, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(outer, lr=0.3 * recipe.rate, betas=(0.9, 0.95), weight_decay=0.0),
+    return [
+        torch.optim.Muon(inner.values(), lr=rate, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=0.3 * rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+
+
+def _train(model: LlamaForCausalLM, text: bytes, recipe: Recipe, tell: Tell) -> None:
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    both = optimizers(model, recipe.rate)
 
     def share(step: int) -> float:
         """Up for 20 steps, and down to 0 in the second half."""
         return min(1.0, (step + 1) / 20, 2 * (recipe.steps - step) / recipe.steps)
 
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, share) for each in optimizers]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, share) for each in both]
     model.train()
     for step, rows in enumerate(_rows(data, recipe)):
         # Products of bfloat16 are twice as fast where the processor has them.
-        with torch.autocast("cpu", torch.bfloat16, enabled=_has_bfloat16()):
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
             logits = model(rows[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(
             logits.float().flatten(0, 1), rows[:, 1:].flatten()
         )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+        for optimizer, schedule in zip(both, schedules, strict=True):
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
