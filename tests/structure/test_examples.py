@@ -198,3 +198,51 @@ def test_a_loss_that_no_guard_has_noticed_ends_the_script(monkeypatch: pytest.Mo
     monkeypatch.setattr(held_out, "lost", lambda *of: true(*of) + 1e-6)
     with pytest.raises(SystemExit, match="more than its guard has proven"):
         held_out.measure(model, [passage], [0.3], lambda _: None)
+
+
+def test_drafts(tmp_path: Path) -> None:
+    # The script itself sees that all ways give the same tokens, and fails if they do not.
+    told = run("drafts.py", "--quick", "--out", tmp_path)
+    assert "the tokens of every run are those of dense decoding" in told
+    found = json.loads((tmp_path / "drafts.json").read_text())
+    rows = {(row["way"], row["eps"], row["asks"]): row for row in found["rows"]}
+    assert len(rows) == 12
+    for (way, _, asks), row in rows.items():
+        # Fewer than twice 16 where the model says the byte that ends.
+        assert 2 <= row["tokens"] == rows["dense", None, asks]["tokens"] <= 32
+        assert row["seconds"] > 0
+        if way in ("pruned cache", "certified"):
+            # Each round adds the drafts that were right and one token.
+            assert row["accepted"] + row["rounds"] == row["tokens"]
+            assert 0 < row["accepted"] <= row["drafted"] <= 4 * row["rounds"]
+            assert 0 < row["kept"] < row["runs"]
+    for way in ("pruned cache", "certified"):
+        few, many = (
+            sum(rows[way, eps, asks]["accepted"] for asks in ("near", "far")) for eps in (0.5, 0.05)
+        )
+        assert few < many
+    assert [row["n"] for row in found["costs"]] == [256, 512]
+
+
+def test_a_draft_that_is_wrong_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import drafts
+    import far_decoder
+
+    torch.manual_seed(1)
+    model = far_decoder.untrained(far_decoder.QUICK).eval()
+    ids = torch.arange(40)[None]
+    dense = drafts.generate(model, ids, 12)
+    # Another model, which knows nothing of the first.
+    other = far_decoder.untrained(far_decoder.QUICK).eval()
+    own = drafts.Drafts(other, hf.DynamicCache(), 3, 40 + 12)
+    assert drafts.generate(model, ids, 12, own).ids == dense.ids
+    assert own.accepted < own.drafted
+    # And the model itself, which is right all the time.
+    same = drafts.sharing(model)
+    assert same.lm_head.weight is model.lm_head.weight
+    own = drafts.Drafts(same, hf.DynamicCache(), 3, 40 + 12)
+    assert drafts.generate(model, ids, 12, own).ids == dense.ids
+    assert own.accepted == own.drafted > 0
