@@ -296,8 +296,8 @@ def main() -> None:
     lengths = (256, 512) if quick else (2048, 16384, 65536)
     found["costs"] = [costs(model, n, 0.05, count) for n in lengths]
     console.print(
-        f"{len(chosen)} prompts of {chosen[0].prompt.shape[1] + 2} bytes, {new} more of each, {count} "
-        "drafted at a time; the tokens of every run are those of dense decoding\n"
+        f"{len(chosen)} prompts of {chosen[0].prompt.shape[1] + 2} bytes, {new} more of each, "
+        f"{count} drafted at a time; the tokens of every run are those of dense decoding\n"
     )
     show(found)
     (out / "drafts.json").write_text(json.dumps(found, indent=1))
