@@ -179,6 +179,16 @@ def test_layers_of_any_state_come_back(tmp_path: Path) -> None:
             assert loaded.layers[at].index_bytes == twin.index_bytes
     ct.CertkCache().save(path)
     assert len(ct.CertkCache.load(path)) == 0
+    cache = ct.CertkCache()
+    cache.update(torch.ones(0, 2, 5, 4), torch.ones(0, 2, 5, 4), 0)
+    cache.update(torch.ones(1, 2, 5, 0), torch.ones(1, 2, 5, 0), 1)
+    cache.save(path)
+    for options in ({}, {"offload": tmp_path}) if os.name != "nt" else ({},):
+        loaded = ct.CertkCache.load(path, **options)
+        assert [layer.keys.shape for layer in loaded.layers] == [(0, 2, 5, 4), (1, 2, 5, 0)]
+        assert (
+            loaded.layers[0].update(torch.ones(0, 2, 1, 4), torch.ones(0, 2, 1, 4))[0].shape[2] == 6
+        )
 
 
 def test_files_that_are_damaged_are_refused(tmp_path: Path) -> None:

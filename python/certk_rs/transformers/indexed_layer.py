@@ -121,7 +121,12 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
             shown = self._write(self._directory, had, key_states, value_states)
         self._show(shown)
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-        self._extend(key_states, value_states, had + key_states.shape[-2])
+        try:
+            self._extend(key_states, value_states, had + key_states.shape[-2])
+        except BaseException:
+            # What lacks the last keys or values is of no use.
+            self._index, self._ball = None, None
+            raise
         if self._index is not None:
             shown_keys: Any = self.keys
             shown_keys.certk_index, shown_keys.certk_ball = self._index, self._ball

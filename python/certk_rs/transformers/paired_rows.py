@@ -60,7 +60,7 @@ class Form:
         if keys.dtype != values.dtype or keys.dtype not in STORED:
             raise CertkError(
                 f"keys are {keys.dtype} and values {values.dtype}: files hold them side by side, "
-                "both float32, float16, bfloat16 or float64; use a cache without offload"
+                "both float32, float16, bfloat16 or float64; leave out offload, and do not save"
             )
         if keys.device.type != "cpu":
             raise CertkError(f"keys are on {keys.device}: files are mapped for models on the CPU")
@@ -266,10 +266,10 @@ class PairedRows:
         ]
 
     def _mapped(self, pieces: Sequence[Piece]) -> _native.MappedPieces | None:
-        room = sum(piece.size for piece in pieces)
-        if not room:
+        room, heads = sum(piece.size for piece in pieces), self.form.streams
+        if not room * heads:
             return None
-        mapped, at, heads = [], 0, self.form.streams
+        mapped, at = [], 0
         for piece in pieces:
             file = piece.file
             file.need(piece.offset + (heads - 1) * piece.step + piece.size)
