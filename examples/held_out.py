@@ -183,6 +183,8 @@ class Sums:
     steps: int = 0
     """Of any text, layer and head."""
     over: int = 0
+    losses: int = 0
+    """Beyond eps to begin with: by the kept keys alone."""
     noticed: int = 0
     alarms: int = 0
     """What the guard says may be over eps."""
@@ -217,7 +219,8 @@ class Sums:
         self.over += int((truth > eps).sum())
 
     def hold(self, truth: NDArray[np.float64], proven: NDArray[np.float64], eps: float) -> None:
-        """Add what a guard said of them."""
+        """Add what a guard said of losses by the kept keys alone."""
+        self.losses += int((truth > eps).sum())
         self.noticed += int(((truth > eps) & (proven > eps)).sum())
         self.alarms += int((proven > eps).sum())
         self.excess = max(self.excess, float((truth - proven).max()))
@@ -233,8 +236,8 @@ class Sums:
             "perplexity": math.exp(self.loss / max(1, self.bytes)),
             "right": self.right / max(1, self.bytes),
             "divergence": self.divergence / max(1, self.tokens),
-            "steps": self.steps, "over": self.over, "noticed": self.noticed,
-            "alarms": self.alarms, "excess": self.excess,
+            "steps": self.steps, "over": self.over, "losses": self.losses,
+            "noticed": self.noticed, "alarms": self.alarms, "excess": self.excess,
             "held": self.held / max(1, self.passages), "read": self.read / max(1, self.passages),
         }  # fmt: skip
 
@@ -385,7 +388,10 @@ def measure(
 def over_kinds(found: dict[str, Any], eps: float, method: str) -> dict[str, float]:
     """One row of a table: perplexity of texts, right answers in each task, all else over kinds."""
     rows = {r["kind"]: r for r in found["rows"] if (r["eps"], r["method"]) == (eps, method)}
-    count = {name: sum(row[name] for row in rows.values()) for name in ("steps", "over", "noticed")}
+    count = {
+        name: sum(row[name] for row in rows.values())
+        for name in ("steps", "over", "losses", "noticed")
+    }
     means = {
         name: sum(row[name] for row in rows.values()) / len(rows)
         for name in ("divergence", "held", "read")
@@ -395,7 +401,7 @@ def over_kinds(found: dict[str, Any], eps: float, method: str) -> dict[str, floa
         **{kind: rows[kind]["right"] for kind in far_texts.TASKS},
         **means,
         "over": count["over"] / max(1, count["steps"]),
-        "noticed": count["noticed"] / count["over"] if count["over"] else 1.0,
+        "noticed": count["noticed"] / count["losses"] if count["losses"] else 1.0,
     }
 
 

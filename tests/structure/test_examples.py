@@ -128,7 +128,8 @@ def test_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             )
             # 15 bytes, 2 layers of 4 heads.
             assert plain["steps"] == guarded["steps"] == recalled["steps"] == 120
-            assert plain["over"] == guarded["over"] == guarded["noticed"]
+            assert plain["over"] == guarded["over"] == guarded["losses"] == guarded["noticed"]
+            assert recalled["losses"] == recalled["noticed"] <= recalled["alarms"]
             assert guarded["noticed"] <= guarded["alarms"] <= 120
             assert recalled["over"] == 0
             over += plain["over"]
