@@ -113,7 +113,7 @@ class Run:
 def generate(
     model: Any, ids: torch.Tensor, new: int, drafts: Drafts | None = None, **more: Any
 ) -> Run:
-    """Go on greedily."""
+    """Go on greedily, with a new cache: assisted, transformers 5 misuses one that is filled."""
     # No text has this byte; of transformers 4 prompt lookup needs some end.
     how = {"max_new_tokens": new, "do_sample": False, "eos_token_id": END}
     how |= {"pad_token_id": END, "attention_mask": torch.ones_like(ids)}
