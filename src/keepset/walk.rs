@@ -51,7 +51,8 @@ impl Walk {
         const ROWS: usize = 16;
         let weights = columns.key(key);
         let too_much = |(weights, left): (&[f64], &[f64])| {
-            weights.iter().zip(left).fold(false, |any, (weight, left)| any | (weight > left))
+            let over = weights.iter().zip(left).map(|(weight, left)| u32::from(weight > left));
+            over.fold(0, std::ops::BitOr::bitor) != 0
         };
         if weights.chunks(ROWS).zip(self.left.chunks(ROWS)).any(too_much) {
             return false;
