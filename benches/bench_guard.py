@@ -1,8 +1,11 @@
-"""What a guard of dropped keys knows, and what it costs: `python benches/bench_guard.py [T S]`.
+"""What a guard of dropped keys knows, and what it costs: `python benches/bench_guard.py [T C S]`.
 
 T: for later queries of real rows, the guard's upper end of the dropped mass over the truth, and the
 keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536); those of the
 repository have n = 512.
+
+C: the same of balls around several dropped keys each, which would take fewer bytes: neighbours in the
+text, or keys that lie together. Computed here, in float64; certk_rs has no such guard.
 
 S: a step of decoding over kept keys with a guard, over 1.3 times the step without plus reading the
 guard's bytes once, as fast as torch adds up as many. Every result is checked before it is timed.
@@ -28,6 +31,7 @@ from harness.table import Tell
 
 SECTIONS = {
     "T": "the guard's bound over the truth, and keys fetched over the fewest, real rows",
+    "C": "the bound of balls around several keys each, over the truth, real rows",
     "S": "a step with a guard over 1.3 x the step without and reading its bytes",
 }
 EPS = 0.05
@@ -77,6 +81,47 @@ def tightness(name: str, q: Any, k: Any, scale: float) -> str:
         f"bound/truth {np.median(ratio):.3f}, 90 % {np.quantile(ratio, 0.9):.3f} {mark}  "
         f"fetched/fewest {fetched:.3f} {'ok' if fetched <= FETCHED else 'MISS'}"
     )
+
+
+def halved(k: Any, most: int) -> list[Any]:
+    """Keys in groups that lie together: halved along their widest direction, again and again."""
+    groups = [np.arange(len(k))]
+    while max(map(len, groups)) > most:
+        parts = []
+        for group in groups:
+            if len(group) <= most:
+                parts.append(group)
+                continue
+            away = k[group] - k[group].mean(axis=0)
+            widest = np.linalg.svd(away[:2048], full_matrices=False)[2][0]
+            order = group[np.argsort(away @ widest)]
+            parts += [order[: len(order) // 2], order[len(order) // 2 :]]
+        groups = parts
+    return groups
+
+
+def balls(name: str, q: Any, k: Any, scale: float, most: int) -> str:
+    """C: two thirds of the keys, those that the first half of the queries gives least."""
+    listed, later = np.array_split(q, 2)
+    scores = listed @ k.T * scale
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    gone = np.sort(np.argsort(weights.mean(axis=0))[: 2 * len(k) // 3])
+    scores = later @ k[gone].T * scale
+    top = scores.max(axis=1)
+    true = np.exp(scores - top[:, None]).sum(axis=1)
+    length = np.sqrt(np.square(later).sum(axis=1)) * scale
+    said = [f"{name:10} n {len(k):6}  {most:2} keys a ball"]
+    runs = [np.arange(at, min(at + most, len(gone))) for at in range(0, len(gone), most)]
+    for kind, groups in (("neighbours", runs), ("together", halved(k[gone], most))):
+        upper = np.zeros(len(later))
+        for group in groups:
+            centre = k[gone[group]].mean(axis=0)
+            radius = np.sqrt(np.square(k[gone[group]] - centre).sum(axis=1).max())
+            upper += len(group) * np.exp(later @ centre * scale - top + length * radius)
+        ratio = upper / true
+        said.append(f"{kind} {np.median(ratio):.3g}, 90 % {np.quantile(ratio, 0.9):.3g}")
+    return "  ".join(said)
 
 
 def step(n: int, share: float, dtype: torch.dtype, threads: int, repeat: int) -> str:
@@ -135,6 +180,13 @@ def body(wanted: set[str], repeat: int, tell: Tell) -> bool:
         if folder:
             for name, q, k, scale in heads_of(Path(folder) / "minilm_n65536.safetensors"):
                 tell(tightness(name, q, k, scale))
+    if "C" in wanted:
+        folder = os.environ.get("CERTK_DATA")
+        paths = [SMALL, *([Path(folder) / "minilm_n65536.safetensors"] if folder else [])]
+        for most in (2, 8, 64):
+            for path in paths:
+                for name, q, k, scale in heads_of(path)[:4]:
+                    tell(balls(name, q, k, scale, most))
     if "S" in wanted:
         for threads in (1, 2):
             for n, share in ((16_384, 0.1), (65_536, 0.1), (65_536, 0.4)):

@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, Step};
+use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, Step, ask_for};
 use crate::kernels::simd::{BytePass, Simd};
 
 /// A query in 16-bit numbers.
@@ -18,6 +18,9 @@ pub(crate) struct Coarse<'a> {
     /// What a product of numbers and codes is to be multiplied by, together with the key's scale.
     pub(crate) factor: f32,
 }
+
+/// Bytes of lines that are on their way while one is computed with.
+const AHEAD: usize = 4096;
 
 struct Scan<'a, const Q: usize> {
     lines: &'a [u8],
@@ -35,6 +38,7 @@ impl<const Q: usize> BytePass for Scan<'_, Q> {
         for (b, (lines, scales)) in blocks.enumerate() {
             let mut sums = [B::zero(); Q];
             for (s, line) in lines.chunks_exact(LINE).enumerate() {
+                ask_for(line.as_ptr().wrapping_add(AHEAD));
                 for (sum, steps) in sums.iter_mut().zip(steps) {
                     *sum = B::add(*sum, line.as_ptr(), steps[s]);
                 }

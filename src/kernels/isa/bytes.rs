@@ -34,14 +34,26 @@ impl Step {
             assert!((-128..128).contains(&high));
             high as i8
         });
-        Step { high, low, both }
+        Step { high, both, low }
     }
 
     /// One of which only the form with both halves is read.
     #[inline(always)]
     fn widened(four: [i8; STEP]) -> Self {
-        Step { high: four, low: four, both: four.map(i16::from) }
+        Step { high: four, both: four.map(i16::from), low: four }
     }
+}
+
+/// Has a line of memory brought near, if there is one at that address.
+#[inline(always)]
+pub(crate) fn ask_for(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint: nothing is read that the program could see, and no address is a fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 /// Sixteen integer sums of products of bytes and 16-bit numbers at a level. Sums wrap.

@@ -40,9 +40,9 @@ mod portable;
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Avx512;
-pub(super) use bytes::ByteDots;
 #[cfg(target_arch = "x86_64")]
 pub(super) use bytes::Vnni;
+pub(super) use bytes::{ByteDots, ask_for};
 pub(crate) use bytes::{LINE, STEP, Step};
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(super) use lanes::{Lanes, LanesOf, Level, Single};
