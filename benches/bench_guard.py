@@ -4,8 +4,8 @@ T: for later queries of real rows, the guard's upper end of the dropped mass ove
 keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536); those of the
 repository have n = 512.
 
-C: the same of balls around several dropped keys each, which would take fewer bytes: neighbours in the
-text, or keys that lie together. Computed here, in float64; certk_rs has no such guard.
+C: the same of balls around several dropped keys each, which would take fewer bytes: neighbours in
+the text, or keys that lie together. Computed here, in float64; certk_rs has no such guard.
 
 S: a step of decoding over kept keys with a guard, over 1.3 times the step without plus reading the
 guard's bytes once, as fast as torch adds up as many. Every result is checked before it is timed.
