@@ -201,7 +201,10 @@ class Guard:
         back: list[NDArray[np.int64]] = []
         for head, places in enumerate(self.positions):
             first, last = found.indptr[head * rows], found.indptr[(head + 1) * rows]
-            back.append(places[np.unique(found.indices[first:last])])
+            # Most steps name nothing: then there is nothing to sort.
+            back.append(
+                places[np.unique(found.indices[first:last])] if last > first else places[:0]
+            )
         return Judged(found.lost_upper, found.tail_mass_upper, tuple(back))
 
     def moved(self, out: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:

@@ -277,8 +277,8 @@ impl RecallJob<'_> {
         let coded = if survey.largest == f32::NEG_INFINITY {
             LogMass::NONE
         } else {
-            let (largest, all) = (survey.largest, f32::INFINITY);
-            let below = self.simd.below(&scratch.scores, largest, all);
+            let largest = survey.largest;
+            let below = self.simd.whole(&scratch.scores, largest);
             let sums = Sums::computed(below.weights, below.squares, 1.0, below.count);
             let at = f64::from(largest) + prepared.offset;
             let low = error.mass_lower_of_few(&sums);

@@ -67,7 +67,49 @@ impl Pass<Below> for Sums<'_> {
     }
 }
 
+/// The same of a row whose scores all lie below the edge: no other sums are needed.
+struct Whole<'a> {
+    scores: &'a [f32],
+    shift: f32,
+}
+
+impl Pass<Below> for Whole<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> Below {
+        let weight_fn = Exp(self.shift);
+        let masked = L::F32::splat(f32::NEG_INFINITY);
+        let (mut weights, mut squares) = (Sum::<L::F32>::new(), Sum::<L::F32>::new());
+        let (mut count, mut largest) = (0, masked);
+        for block in self.scores.chunks(LANES * DEPTH) {
+            for scores in block.chunks_exact(LANES) {
+                let scores = L::F32::load(scores.as_ptr());
+                let weight = weight_fn.weigh(scores);
+                weights.add(weight);
+                squares.add(weight.mul(weight));
+                largest = scores.max(largest);
+                count += L::F32::number(scores.gt(masked)).count_ones() as usize;
+            }
+            weights.flush();
+            squares.flush();
+        }
+        Below {
+            weights: weights.total(),
+            squares: squares.total(),
+            count,
+            largest: largest.largest(),
+            rest: 0.0,
+            rest_squares: 0.0,
+        }
+    }
+}
+
 impl Simd {
+    /// What [`Simd::below`] gives for an edge above all scores, which are finite or masked and do not exceed the shift.
+    pub(crate) fn whole(self, scores: &[f32], shift: f32) -> Below {
+        assert!(scores.len().is_multiple_of(LANES));
+        self.run(Whole { scores, shift })
+    }
+
     /// Sums what lies below an edge in whole groups of scores, none of which exceeds the shift.
     pub(crate) fn below(self, scores: &[f32], shift: f32, edge: f32) -> Below {
         assert!(scores.len().is_multiple_of(LANES));

@@ -247,6 +247,27 @@ fn sums_below_an_edge_have_the_same_bits() {
 }
 
 #[test]
+fn sums_of_a_whole_row_are_those_below_an_edge_above_it() {
+    let levels = Simd::all();
+    for n in LENGTHS {
+        let mut row = padded(scores(n, 3.0).into_iter().map(|score| score as f32));
+        for masks in [false, true] {
+            if masks {
+                row.iter_mut().step_by(3).for_each(|score| *score = f32::NEG_INFINITY);
+            }
+            let shift = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            if shift == f32::NEG_INFINITY {
+                continue;
+            }
+            let want = levels[levels.len() - 1].1.below(&row, shift, f32::INFINITY);
+            for (name, level) in levels {
+                assert_eq!(level.whole(&row, shift), want, "{name} {n} {masks}");
+            }
+        }
+    }
+}
+
+#[test]
 fn bad_values_are_seen_wherever_they_are() {
     for (name, level) in Simd::all() {
         for n in [1, 16, 17, 300] {
