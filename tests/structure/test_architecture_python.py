@@ -40,7 +40,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # Pruning scores keys where they are, as jobs do.
     "transformers": {"", "cache_format", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"_kvpress", "errors"},
-    "_kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "errors"},
+    "_kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "jobs": {"", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),

@@ -20,6 +20,7 @@ caches = pytest.importorskip("model_caches")
 import kvpress  # noqa: E402
 from kvpress.utils import compute_n_kept  # noqa: E402
 
+from certk_rs import transformers as ct  # noqa: E402
 from certk_rs.kvpress import CertifiedPress, CertkPress, CertkScorerPress  # noqa: E402
 
 one_thread = zoo.one_thread
@@ -277,3 +278,89 @@ def test_in_the_pipeline() -> None:
     assert len(press.certificates) == 3
     press.compression_ratio = 0.2
     assert press.compression_ratio == 0.2
+
+
+def decoded(model: Any, cache: Any, ids: Any) -> Any:
+    """Logits of the rest of a text, token by token, at its positions."""
+    with torch.inference_mode():
+        steps = [
+            model(
+                input_ids=ids[:, at : at + 1],
+                past_key_values=cache,
+                position_ids=torch.tensor([[at]]),
+                cache_position=torch.tensor([at]),
+            ).logits
+            for at in range(N, ids.shape[1])
+        ]
+    return torch.cat(steps, 1)
+
+
+@pytest.mark.parametrize("ratio", [None, 0.6])
+def test_guards_judge_what_comes_after_the_prompt(ratio: float | None) -> None:
+    model, ids = peaked(), zoo.tokens(1, N + 6)
+    ct.use(model, eps=0)
+    whole = hf.DynamicCache()
+    with torch.inference_mode():
+        model(input_ids=ids[:, :N], past_key_values=whole)
+    keys = whole.layers[0].keys[0].double()
+    dense = decoded(model, whole, ids)
+    options: dict[str, Any] = {"window": WINDOW, "compact": True, "guard": "codes"}
+    for on_breach, later in (("report", 0.02), ("recall", 0.02), ("recall", 0.0)):
+        press = CertkPress(
+            eps=None if ratio else 0.3, on_breach=on_breach, later_eps=later, **options
+        )
+        if ratio:
+            press.compression_ratio = ratio
+        cache = pressed(press, model, ids[:, :N])
+        assert cache.get_seq_length() == cache.layers[0].keys.shape[2] < N
+        kept = cache.layers[0].keys[0].double()
+        found = decoded(model, cache, ids)
+        assert len(press.lost) == 6 * len(cache.layers)
+        left = np.concatenate([call.left.ravel() for call in press.lost])
+        if on_breach == "report":
+            assert left.max() > later, "nothing was lost: nothing was tried"
+            # The first step's first layer is asked the same in both.
+            calls = caches.seen_by(model, ids[:, : N + 1])
+            query = calls[0]["query"][0, :, -1].double()
+            size = len(query) // len(keys)
+            for head, q in enumerate(query):
+                own = calls[0]["key"][0, head // size, -1].double()
+                scores = torch.cat([keys[head // size], own[None]]) @ q * len(q) ** -0.5
+                stays = (keys[head // size][:, None] == kept[head // size]).all(-1).any(1)
+                gone = torch.softmax(scores, 0)[:-1][~stays].sum()
+                said = press.lost[0].lost[head, 0]
+                assert float(gone) <= said * (1 + 1e-9)
+                assert said <= 1.3 * float(gone) + 1e-3
+        else:
+            assert left.max() <= later
+        if on_breach == "recall" and later == 0.0:
+            assert torch.allclose(found, dense, atol=1e-4)
+    assert press.lost
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps": 0.1, "guard": "codes"}, "pass compact=True"),
+        ({"guard": "codes", "compact": True}, "pass later_eps"),
+        ({"eps": 0.1, "guard": "cells", "compact": True}, "guard is 'cells'"),
+        ({"eps": 0.1, "on_breach": "recall"}, "go with a guard"),
+        ({"eps": 0.1, "later_eps": 0.1}, "go with a guard"),
+        ({"eps": 0.1, "guard": "codes", "compact": True, "later_eps": 1.0}, "eps is 1.0"),
+    ],
+)
+def test_bad_guards(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ck.CertkError, match=message):
+        CertkPress(**options)
+
+
+def test_guards_need_certified_attention_and_one_sequence() -> None:
+    press = CertkPress(eps=0.1, window=WINDOW, compact=True, guard="codes")
+    with pytest.raises(ck.CertkError, match="'sdpa' attention does not ask guards"):
+        pressed(press, peaked(), zoo.tokens(1, N))
+    model = peaked()
+    ct.use(model, eps=0)
+    with pytest.raises(ck.CertkError, match="one sequence at a time"):
+        pressed(press, model, zoo.tokens(2, N))
+    pressed(press, model, zoo.tokens(1, N))
+    assert press.lost == []

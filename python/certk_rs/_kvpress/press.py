@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,8 +20,11 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import CertkError
 from ..keepset import keep_set
+from ..transformers.guarded import Losses, LostCall, Manner, OnBreach
 from ..transformers.masked_layer import MaskedLayer, Watch
 from ..transformers.per_head import pad_with_latest, select_per_head
+from ..transformers.presses import NAME
+from .guarded import watched
 from .noting import Call, Notes, noting
 from .pressed import PressedLayer
 
@@ -72,6 +75,13 @@ class CertkPress(BasePress):  # type: ignore[misc]
         keep_first: Positions at the start that are always kept.
         keep_last: Positions at the end that are always kept.
         compact: See above.
+        guard: "codes", with `compact` and certified attention (`certk_rs.transformers.use`): the
+            cache remembers a byte an entry of every dropped key, and `lost` has what each query
+            after the prompt has lost, proven. One sequence at a time.
+        on_breach: What is done where a query after the prompt may lose more than `later_eps`:
+            "report", "raise", or "recall", which holds on to the dropped keys and values and
+            fetches what matters, as `prune_cache` does.
+        later_eps: That budget, 0 <= eps < 1; None for `eps`.
         threads: Number of threads; None for all available.
 
     Raises:
@@ -85,6 +95,9 @@ class CertkPress(BasePress):  # type: ignore[misc]
     keep_first: int = 0
     keep_last: int = 0
     compact: bool = False
+    guard: Literal["none", "codes"] = "none"
+    on_breach: OnBreach = "report"
+    later_eps: float | None = None
     threads: int | None = None
     _ratio: float = field(default=0.0, init=False, repr=False)
     certificates: list[PressedLayer] = field(
@@ -105,10 +118,32 @@ class CertkPress(BasePress):  # type: ignore[misc]
             raise CertkError(
                 f"window is {self.window}; pass a number >= 1, or None for all queries"
             )
+        self._manner = self._how_to_guard()
         # What the selection would refuse in the first layer is refused at once.
         first, last, threads = self.keep_first, self.keep_last, self.threads
         eps = 0.0 if self.eps is None else self.eps
         keep_set(np.zeros((1, 1)), eps, keep_first=first, keep_last=last, threads=threads)
+
+    def _how_to_guard(self) -> Manner | None:
+        """What a guard does, if there is to be one."""
+        if self.guard not in ("none", "codes"):
+            raise CertkError(f"guard is {self.guard!r}; pass 'codes' or 'none'")
+        if self.guard == "none":
+            if self.on_breach != "report" or self.later_eps is not None:
+                raise CertkError("on_breach and later_eps go with a guard: pass guard='codes'")
+            return None
+        if not self.compact:
+            raise CertkError("guard='codes' is for caches that keys leave: pass compact=True")
+        eps = self.eps if self.later_eps is None else self.later_eps
+        if eps is None:
+            raise CertkError("a guard needs a budget for later queries: pass later_eps")
+        return Manner(float(eps), self.on_breach)
+
+    @property
+    def lost(self) -> list[LostCall]:
+        """What each attention call after the last prompt has lost, where there is a guard."""
+        run = self._run
+        return [] if run is None or run.losses is None else list(run.losses.calls)
 
     @property
     def compression_ratio(self) -> float:
@@ -152,6 +187,13 @@ class CertkPress(BasePress):  # type: ignore[misc]
                 f"{type(model).__name__} alone, which would stay longer than the others; leave "
                 "compact out"
             )
+        if self._manner is not None and run.implementation != NAME:
+            raise CertkError(
+                f"guard='codes': {run.implementation!r} attention does not ask guards: switch the "
+                "model over by certk_rs.transformers.use(model, eps=0)"
+            )
+        if self._manner is not None and len(run.modules) < run.layers:
+            raise CertkError("guard='codes': kvpress leaves some layers of this model alone")
         self.certificates = []
         self._run = run
         run.active = True
@@ -281,6 +323,17 @@ class CertkPress(BasePress):  # type: ignore[misc]
             self._record(run, index, run.calls[index], chosen, upper)
         run.calls.clear()
 
+    def _watch(self, run: _Run, layers: Any, most: int, manner: Manner) -> None:
+        """Remove what is dropped, and remember it."""
+        if layers[0].keys.shape[0] != 1:
+            raise CertkError("guard='codes' is for one sequence at a time")
+        order = sorted(run.chosen)
+        n = layers[order[0]].keys.shape[2]
+        kept = [[pad_with_latest(each, most, n) for each in run.chosen[i][0]] for i in order]
+        found, run.losses = watched([layers[i] for i in order], kept, manner)
+        for index, layer in zip(order, found, strict=True):
+            layers[index] = layer
+
     def _running(self, module: nn.Module) -> _Run:
         run = self._run
         if run is None or not run.active or module not in run.modules:
@@ -298,6 +351,10 @@ class CertkPress(BasePress):  # type: ignore[misc]
         n = self.certificates[0].n
         if self.compact:
             most = max(int(each.max()) for each in counts)
+            if self._manner is not None:
+                self._watch(run, layers, most, self._manner)
+                run.kept = most / n
+                return
             for index, chosen in run.chosen.items():
                 _remove(layers[index], chosen, most)
             run.kept = most / n
@@ -321,6 +378,7 @@ class _Run(Notes):
         """For each layer, sequence and kv head the kept positions."""
         self.kept: float | None = None
         """Share of the keys that are left, when all layers have run."""
+        self.losses: Losses | None = None
 
 
 def _dropped(chosen: _Sets, n: int) -> torch.Tensor:
