@@ -6,12 +6,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OLDER := .venv-older
-SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find src -name '*.rs')
+SOURCES := $(wildcard Cargo.lock) $(shell find Cargo.toml src crates -name '*.rs' -o -name Cargo.toml)
 MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-aarch64 install-aarch64 lint fmt bench clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 fuzz fuzz-smoke test-asan test-valgrind lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -19,8 +19,13 @@ help:
 	@echo 'make test-rust    the Rust tests only'
 	@echo 'make test-python  the Python tests only'
 	@echo 'make test-older   the tests that concern transformers, under transformers 4.57, and those of kvpress'
+	@echo 'make test-service half a minute of mixed load on the service, with restarts and crashes; SOAK_MINUTES for more'
 	@echo 'make test-aarch64 the Rust tests for aarch64, under emulation (needs packages, and names those that are missing)'
 	@echo 'make install-aarch64  what that needs, on Debian, as root'
+	@echo 'make fuzz-smoke   the fuzz targets over their seeds and over random inputs, by any compiler (less than two minutes)'
+	@echo 'make fuzz         fuzz every target in turn (needs nightly Rust and cargo-fuzz); FUZZ_SECONDS for each, 600 if not given'
+	@echo 'make test-asan    the Rust tests of kernels and of the whole under AddressSanitizer (needs nightly Rust)'
+	@echo 'make test-valgrind  a smaller run of inputs at the ends of memory under valgrind'
 	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
@@ -30,15 +35,21 @@ demo: $(VENV)/.installed
 	@echo '== certk demo'
 	$(BIN)/certk demo
 
-test: test-rust test-python test-older
+test: test-rust test-service test-python test-older
 
 test-rust: $(VENV)/.tools
 	@echo '== Rust tests'
-	$(CARGO) test --release
+	$(CARGO) test --release --workspace --all-features
 
 test-python: $(VENV)/.dev
 	@echo '== Python tests'
 	$(BIN)/python -m pytest
+
+SOAK_MINUTES ?= 0.5
+test-service: $(VENV)/.installed
+	@echo '== the service under load, checked by a client of its own'
+	$(CARGO) build --release -p certk-service
+	$(BIN)/python examples/service/soak.py --program target/release/certk-service --minutes $(SOAK_MINUTES)
 
 test-older: $(OLDER)/.dev
 	@echo '== Python tests with an older transformers, and with kvpress'
@@ -67,17 +78,44 @@ test-aarch64:
 		echo 'On Debian, as root: make install-aarch64'; exit 1; }
 	@echo '== Rust tests for aarch64, under emulation'
 	env RUSTC=$(AARCH64_RUSTC) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static \
+		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static CERTK_EMULATED=1 \
 		cargo test --release --target $(AARCH64) --lib --tests
+
+# A workspace of its own, with checks of overflow. What it builds may be used again.
+fuzz-smoke:
+	@echo '== fuzz targets over seeds and random inputs'
+	cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --release --locked --no-default-features
+
+FUZZ_SECONDS ?= 600
+fuzz:
+	@command -v cargo-fuzz > /dev/null || { echo 'cargo-fuzz is needed: cargo install cargo-fuzz'; exit 1; }
+	cd fuzz && for target in attention certify index_file saved_index search select; do \
+		mkdir -p corpus/$$target && \
+		cargo +nightly fuzz run $$target corpus/$$target seeds/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -dict=numbers.dict -max_len=4096 -timeout=25 || exit 1; \
+	done
+
+# The standard library of nightly is without instrumentation, which finds less in it and nothing less in what is ours.
+test-asan:
+	env RUSTFLAGS=-Zsanitizer=address CERTK_EMULATED=1 cargo +nightly test --release --target-dir target/asan \
+		--target "$$(rustc -vV | sed -n 's/host: //p')" --lib --test hardened
+
+test-valgrind:
+	@command -v valgrind > /dev/null || { echo 'valgrind is needed'; exit 1; }
+	@echo '== kernels under valgrind, which knows no AVX-512'
+	binary=$$(cargo test --release --test hardened --no-run 2>&1 | sed -n 's/.*(\(.*hardened-.*\)).*/\1/p') && \
+		env CERTK_EMULATED=1 \
+		valgrind --quiet --error-exitcode=1 "$$binary" --test-threads 1 rows_of_every vectors_of_every
 
 lint: $(VENV)/.dev
 	@echo '== rustfmt'
 	$(CARGO) fmt --check
-	@echo '== clippy, without and with the Python bindings'
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+	@echo '== clippy, of the crate alone, then with every feature and member'
 	$(CARGO) clippy --all-targets -- -D warnings
-	$(CARGO) clippy --all-targets --features python -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
 	@echo '== rustdoc'
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps --quiet
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps --quiet --all-features
 	@echo '== ruff'
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -2,15 +2,20 @@
 //!
 //! The check computes in plain scalar f64, sorts, and uses nothing but the order, the rows, and the rigorous sums.
 
+use crate::ambient::{self, asked, pieces};
 use crate::certified_sums::{self, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::error::Error;
-use crate::memory::{filled, list};
+use crate::memory::room;
 use crate::order;
+use crate::recycled::{self, Recycled, held};
+use crate::reused::{Reused, filled_again};
 use crate::rows::{Keep, Scores, WeightKind};
+use crate::sorting;
 
 /// What a row's answer amounts to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Status {
     /// The reported upper bound of the tail mass is within the budget.
     #[default]
@@ -23,6 +28,8 @@ pub enum Status {
 
 /// What is proven about the kept set of each row.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Certificate {
     /// Visible keys kept per row.
     pub k: Vec<i64>,
@@ -52,7 +59,29 @@ impl Verdict {
         Verdict { kept: 0, upper: 0.0, lower: 0.0, holds: true, minimal: true };
 }
 
+impl Recycled for Certificate {
+    fn clear(&mut self) {
+        let Certificate { k, tail_mass_upper, tail_mass_lower, holds, minimal } = self;
+        k.clear();
+        tail_mass_upper.clear();
+        tail_mass_lower.clear();
+        holds.iter_mut().chain(minimal).for_each(Vec::clear);
+    }
+
+    fn bytes(&self) -> usize {
+        let Certificate { k, tail_mass_upper, tail_mass_lower, holds, minimal } = self;
+        let flags = holds.iter().chain(minimal).map(held).sum::<usize>();
+        held(k) + held(tail_mass_upper) + held(tail_mass_lower) + flags
+    }
+}
+
 impl Certificate {
+    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
+    /// then ask for none.
+    pub fn recycle(self) {
+        recycled::recycle(self);
+    }
+
     /// Bytes of a row.
     pub(crate) const ROW: usize = 3 * size_of::<i64>() + 2;
 
@@ -61,14 +90,18 @@ impl Certificate {
     /// # Errors
     /// [`Error::NoMemory`].
     pub(crate) fn new(rows: usize, with_eps: bool) -> Result<Self, Error> {
-        let flags = || with_eps.then(|| list("scores", rows)).transpose();
-        Ok(Certificate {
-            k: list("scores", rows)?,
-            tail_mass_upper: list("scores", rows)?,
-            tail_mass_lower: list("scores", rows)?,
-            holds: flags()?,
-            minimal: flags()?,
-        })
+        let mut all: Certificate = recycled::empty();
+        let flags = |flags: Option<Vec<bool>>| {
+            with_eps.then(|| {
+                let mut flags = flags.unwrap_or_default();
+                room("scores", &mut flags, rows).map(|()| flags)
+            })
+        };
+        room("scores", &mut all.k, rows)?;
+        room("scores", &mut all.tail_mass_upper, rows)?;
+        room("scores", &mut all.tail_mass_lower, rows)?;
+        (all.holds, all.minimal) = (flags(all.holds).transpose()?, flags(all.minimal).transpose()?);
+        Ok(all)
     }
 
     pub(crate) fn push(&mut self, verdict: &Verdict) {
@@ -94,9 +127,9 @@ pub(crate) fn check_row(
     row: usize,
     eps: Option<f64>,
 ) -> Result<Verdict, Error> {
-    let mut keys = Vec::new();
+    let mut keys: Reused<f64> = Reused::new();
     let about = scores.wide_scores(row, &mut keys)?;
-    let mut kept = filled("scores", keys.len(), 0)?;
+    let mut kept: Reused<u8> = filled_again("scores", keys.len(), 0)?;
     keep.lay(scores, row, &mut kept)?;
     let weigh = |key: f64| match about.weight_kind {
         WeightKind::Weight => key,
@@ -105,10 +138,11 @@ pub(crate) fn check_row(
             certified_sums::exp((0.5 * key - 0.5 * about.largest) * scale * 2.0)
         }
     };
-    let visible = keys.iter().filter(|key| **key > f64::NEG_INFINITY).count();
-    let mut entries: Vec<((f64, u32), f64, bool)> = list("scores", visible)?;
+    let visible = pieces(&keys).flatten().filter(|key| **key > f64::NEG_INFINITY).count();
+    let mut entries: Reused<((f64, u32), f64, bool)> = Reused::with_hint(visible);
+    room("scores", &mut entries, visible)?;
     entries.extend(
-        (keys.iter().zip(&kept).enumerate())
+        asked(keys.iter().zip(&kept).enumerate())
             .filter(|(_, (key, _))| **key > f64::NEG_INFINITY)
             .map(|(j, (&key, &byte))| ((key, j as u32), weigh(key), byte != 0)),
     );
@@ -124,15 +158,16 @@ pub(crate) fn check_row(
     let mut upper = split.upper(slack.certify, slack.flush);
     let lower = split.lower(slack.certify, slack.flush).min(upper);
     let Some(eps) = eps else {
+        ambient::check()?;
         let holds = false;
         return Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: false });
     };
     let weights = about.weight_kind == WeightKind::Weight;
     let first = entries[0].0.0;
-    let equal = about.error == 0.0 && entries.iter().all(|entry| entry.0.0 == first);
+    let equal = about.error == 0.0 && asked(&entries).all(|entry| entry.0.0 == first);
     let total = entries.len() as u64;
     let exactly = |entries: &[((f64, u32), f64, bool)], chosen: &dyn Fn(usize) -> bool| {
-        let count = (0..entries.len()).filter(|&i| chosen(i)).count() as u64;
+        let count = asked(0..entries.len()).filter(|&i| chosen(i)).count() as u64;
         if equal {
             return count > 0 && certified_sums::equal_weights_hold(count, total, eps);
         }
@@ -140,7 +175,7 @@ pub(crate) fn check_row(
             return false;
         }
         let (mut tail, mut all) = (ExactSum::new(), ExactSum::new());
-        for (i, entry) in entries.iter().enumerate() {
+        for (i, entry) in asked(entries.iter().enumerate()) {
             all.add(entry.1);
             if !chosen(i) {
                 tail.add(entry.1);
@@ -153,22 +188,23 @@ pub(crate) fn check_row(
         upper = upper.min(eps);
     }
     // The best set with one key less: if that one provably loses too much, no set of its size can do.
-    entries.sort_unstable_by(|a, b| order::worst_first(&b.0, &a.0));
+    sorting::sort(&mut entries, |a, b| order::worst_first(&b.0, &a.0));
     let fewer = split.kept.saturating_sub(1);
-    for (i, entry) in entries.iter_mut().enumerate() {
+    for (i, entry) in asked(entries.iter_mut().enumerate()) {
         entry.2 = i < fewer;
     }
     let smaller = sums(&entries, |entry| entry.2);
     let refuted = fewer == 0
         || smaller.lower(slack.certify, slack.flush) > eps
         || ((equal || weights) && !exactly(&entries, &|i| i < fewer));
+    ambient::check()?;
     Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: holds && refuted })
 }
 
 fn sums<T>(entries: &[(T, f64, bool)], chosen: impl Fn(&(T, f64, bool)) -> bool) -> SplitSums {
     let (mut head, mut tail) = (Compensated::default(), Compensated::default());
     let mut kept = 0;
-    for entry in entries {
+    for entry in asked(entries) {
         if chosen(entry) {
             head.add(entry.1);
             kept += 1;

@@ -25,7 +25,7 @@ impl fmt::Display for Plain {
 
 impl Place {
     /// Entry number `flat` of an array in C order.
-    pub(crate) fn unravel(shape: &[usize], flat: usize) -> Self {
+    pub fn unravel(shape: &[usize], flat: usize) -> Self {
         let (mut index, mut rest) = (vec![0; shape.len()], flat);
         for (i, &len) in index.iter_mut().zip(shape).rev() {
             *i = rest % len.max(1);
@@ -51,7 +51,9 @@ impl fmt::Display for Place {
 #[non_exhaustive]
 pub enum Error {
     /// A score is NaN at a position that is not masked.
-    #[error("scores{place} is NaN; mask the entry (-inf or mask=False) or repair the input")]
+    #[error(
+        "scores{place} is NaN; mask the entry (-inf, or 0 in Mask::Allowed) or repair the input"
+    )]
     ScoreNan {
         /// Where.
         place: Place,
@@ -66,8 +68,8 @@ pub enum Error {
     },
     /// A probability is negative, NaN or infinite.
     #[error(
-        "scores{place} is {value}, which is not a probability; kind=\"probs\" needs finite weights >= 0 \
-         (use kind=\"logits\" for scores)",
+        "scores{place} is {value}, which is not a probability; Kind::Probs needs finite weights >= 0 \
+         (use Kind::Logits for scores)",
         value = Plain(*.value)
     )]
     Probability {
@@ -86,7 +88,7 @@ pub enum Error {
     },
     /// A value vector holds NaN or an infinity at a key that is not masked.
     #[error(
-        "values{place} is {value} at a key that is not masked; mask the key (-inf score or mask=False) or repair \
+        "values{place} is {value} at a key that is not masked; mask the key (-inf score, or 0 in Mask::Allowed) or repair \
          the input",
         value = Plain(*.value)
     )]
@@ -164,7 +166,7 @@ pub enum Error {
     },
     /// A scale other than 1 with probabilities.
     #[error(
-        "scale is {value}, but kind=\"probs\" takes no scale; leave it at 1, or pass logits",
+        "scale is {value}, but Kind::Probs takes no scale; leave it at 1, or pass logits",
         value = Plain(*.value)
     )]
     ScaleWithProbs {
@@ -173,7 +175,7 @@ pub enum Error {
     },
     /// An additive mask with probabilities.
     #[error(
-        "mask is additive, but kind=\"probs\" takes only a boolean mask; pass mask != 0 or logits"
+        "mask is additive, but Kind::Probs takes only a boolean mask; pass mask != 0 or logits"
     )]
     MaskWithProbs,
     /// A score radius is negative, NaN or too large to bound anything.
@@ -188,7 +190,7 @@ pub enum Error {
         value: f64,
     },
     /// A score radius with probabilities.
-    #[error("radius is given, but kind=\"probs\" takes none; pass logits")]
+    #[error("radius is given, but Kind::Probs takes none; pass logits")]
     RadiusWithProbs,
     /// An array does not have the shape that the scores ask for.
     #[error("{argument} has {got} entries but {expected} are needed ({remedy})")]
@@ -409,7 +411,7 @@ pub enum Error {
     },
     /// A SIMD level that is not known, or that this CPU cannot run.
     #[error(
-        "SIMD level {level:?} {problem} (CERTK_LEVEL, set_simd_level); known: portable, avx2, avx512"
+        "SIMD level {level:?} {problem} (CERTK_LEVEL, force_simd_level); known: portable, avx2, avx512"
     )]
     Level {
         /// The level asked for.
@@ -487,12 +489,100 @@ pub enum Error {
         /// Which head.
         head: usize,
     },
+    /// Bytes are not those of an index.
+    #[error("no index that can be used: {problem}; build the index again and write it")]
+    IndexFile {
+        /// What is wrong with them.
+        problem: String,
+    },
     /// A search needs keys that were not lent to it.
     #[error(
         "keys are needed: the index holds codes only, and they do not decide this query; pass the keys that it was built of"
     )]
     KeysNeeded,
-    /// The caller's check asked to stop (`interruptible`); nothing was returned.
+    /// The caller asked to stop ([`CancelToken`](crate::CancelToken), [`interruptible`](crate::interruptible)); nothing was returned.
     #[error("interrupted")]
     Interrupted,
+    /// The deadline of the caller's [`Context`](crate::Context) passed before there was an answer; nothing was returned.
+    #[error(
+        "the deadline passed before there was an answer; give more time, or ask for less at a time"
+    )]
+    DeadlineExceeded,
+}
+
+/// What a caller can do about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorClass {
+    /// The input is wrong, and stays so: repair it.
+    Input,
+    /// There is not enough memory: try later, or with less.
+    Resource,
+    /// The caller ended the call.
+    Cancelled,
+}
+
+impl Error {
+    /// What a caller can do about it: a service answers input with 4xx, want of memory with 503, and what was cancelled with
+    /// nothing or 504.
+    ///
+    /// ```
+    /// use certk_rs::{ErrorClass, Options, Scores, select};
+    ///
+    /// let row = [1.0_f32, f32::NAN];
+    /// let error = select(&Scores::new(&row, &[2])?, &[0.1], &Options::new()).unwrap_err();
+    /// assert_eq!(error.class(), ErrorClass::Input);
+    /// assert!(error.to_string().starts_with("scores[1] is NaN"));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Error::NoMemory { .. } => ErrorClass::Resource,
+            Error::Interrupted | Error::DeadlineExceeded => ErrorClass::Cancelled,
+            Error::ScoreNan { .. }
+            | Error::ScoreInfinite { .. }
+            | Error::Probability { .. }
+            | Error::ProbabilityTotal { .. }
+            | Error::Value { .. }
+            | Error::Tolerance { .. }
+            | Error::Unreachable { .. }
+            | Error::MaskValue { .. }
+            | Error::MaskedScore { .. }
+            | Error::Changed { .. }
+            | Error::Eps { .. }
+            | Error::Scale { .. }
+            | Error::ScaleWithProbs { .. }
+            | Error::MaskWithProbs
+            | Error::Radius { .. }
+            | Error::RadiusWithProbs
+            | Error::Length { .. }
+            | Error::Shape { .. }
+            | Error::RowLength { .. }
+            | Error::Indptr { .. }
+            | Error::Conflict { .. }
+            | Error::Option { .. }
+            | Error::ForcedOverMax { .. }
+            | Error::MinOverMax { .. }
+            | Error::BlockOverMax { .. }
+            | Error::KeepRange { .. }
+            | Error::KeepTwice { .. }
+            | Error::TailMass { .. }
+            | Error::Divergence { .. }
+            | Error::RowCount { .. }
+            | Error::KeptCount { .. }
+            | Error::Cut { .. }
+            | Error::Block { .. }
+            | Error::Number { .. }
+            | Error::RowTooLong { .. }
+            | Error::Level { .. }
+            | Error::Draws { .. }
+            | Error::UpperBound { .. }
+            | Error::UpperBoundBroken { .. }
+            | Error::KeyNotFinite { .. }
+            | Error::OtherKeys { .. }
+            | Error::Damaged { .. }
+            | Error::IndexFile { .. }
+            | Error::KeysNeeded => ErrorClass::Input,
+        }
+    }
 }

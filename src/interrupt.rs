@@ -1,9 +1,12 @@
 //! How a long call is stopped from outside: between portions of its work it asks whether it shall go on.
 //!
-//! It asks on the thread that called, wherever the portions are worked on, so what is asked needs no lock of its own.
+//! Flags and deadlines of a context are asked on every thread that works on the call. Beside it there may be a check that is
+//! asked on the thread that called, wherever the portions are worked on, so that it needs no lock of its own: an interpreter's
+//! signals, say.
 
 use std::cell::Cell;
 
+use crate::ambient;
 use crate::error::Error;
 
 type Check = Box<dyn Fn() -> Result<(), Error>>;
@@ -47,6 +50,7 @@ impl Drop for Before {
 /// # Errors
 /// Whatever the caller's check returns.
 pub(crate) fn check() -> Result<(), Error> {
+    ambient::check()?;
     let Some(check) = CHECK.take() else { return Ok(()) };
     let answer = check();
     CHECK.set(Some(check));

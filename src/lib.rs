@@ -30,18 +30,25 @@
 //! unless it was told a number; either way it never runs tasks of that pool while it waits, so it may be made under a lock.
 
 // Their blocks are compiled and run with those of the documentation.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "ndarray"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/package.md")]
 struct PackagePage;
 
+mod ambient;
 mod attention;
+#[doc(hidden)]
+pub mod bindings;
 pub mod bounds;
+mod builders;
 mod certificate;
 mod certified_sums;
+mod context;
 mod error;
+#[cfg(feature = "serde")]
+mod extended;
 mod index;
 mod interrupt;
 mod keepset;
@@ -52,26 +59,34 @@ pub mod model;
 pub mod montecarlo;
 mod order;
 mod random;
+mod recycled;
+mod reused;
 mod rows;
 mod scale;
+mod scratch;
 mod select;
+mod sorting;
 mod threads;
 mod twofold;
+mod workspace;
 
-#[cfg(feature = "python")]
-mod python;
-
+pub use ambient::CancelToken;
 pub use attention::{Attention, AttentionOptions, Budget, Precision, ValueBall, attention};
 pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
 pub use certificate::{Certificate, Status};
-pub use error::{Error, Place};
+pub use context::Context;
+pub use error::{Error, ErrorClass, Place};
+/// The crate whose half precisions are read: `half::f16`, `half::bf16`.
+pub use half;
 pub use index::{
     IndexOptions, KeyIndex, Over, Recall, RecallOptions, Rule, Rung, SearchOptions, SearchResult,
 };
 pub use interrupt::interruptible;
 pub use keepset::{Block, KeepSet, QueryOptions, keep_set, keep_set_of_queries};
 pub use log_mass::LogMass;
+/// The crate whose views are read.
+#[cfg(feature = "ndarray")]
+pub use ndarray;
 pub use rows::{Data, Keep, Kind, Mask, Scores, Values, Vectors};
-pub use select::{
-    MaxKeep, Options, Selection, Workspace, certify, force_simd_level, select, simd_level,
-};
+pub use select::{MaxKeep, Options, Selection, certify, force_simd_level, select, simd_level};
+pub use workspace::Workspace;

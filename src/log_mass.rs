@@ -6,10 +6,13 @@ use crate::twofold::{Twofold, ln_ratio, split};
 
 /// The two ends of an interval that holds the natural logarithm of a sum of e^score, in the scores' own units (nats).
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LogMass {
     /// It is not below this; negative infinity where there may be no weight at all.
+    #[cfg_attr(feature = "serde", serde(with = "crate::extended"))]
     pub lower: f64,
     /// It is not above this.
+    #[cfg_attr(feature = "serde", serde(with = "crate::extended"))]
     pub upper: f64,
 }
 

@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::num::NonZero;
 use std::sync::OnceLock;
 
+use crate::ambient;
 use crate::error::Error;
 use crate::kernels::address_space_left;
 use crate::threads;
@@ -22,6 +23,8 @@ const LITTLE_IN_POOL: usize = 1 << 20;
 const SPARE: usize = 1 << 26;
 /// For so many threads at most; more are not likely to start at the same time.
 const STARTING: usize = 16;
+/// Bytes that are written between two questions whether to go on.
+const FILLED_AT_ONCE: usize = 1 << 20;
 /// More than so many times what the machine has is refused, even by a system that promises any address space.
 const BEYOND: usize = 4;
 
@@ -29,7 +32,7 @@ const BEYOND: usize = 4;
 ///
 /// # Errors
 /// [`Error::Shape`] if no number holds it.
-pub(crate) fn product(argument: &'static str, shape: &[usize]) -> Result<usize, Error> {
+pub fn product(argument: &'static str, shape: &[usize]) -> Result<usize, Error> {
     if shape.contains(&0) {
         return Ok(0);
     }
@@ -44,10 +47,10 @@ pub(crate) fn product(argument: &'static str, shape: &[usize]) -> Result<usize, 
 ///
 /// # Errors
 /// [`Error::NoMemory`].
-pub(crate) fn check_memory(argument: &'static str, count: usize, each: usize) -> Result<(), Error> {
+pub fn check_memory(argument: &'static str, count: usize, each: usize) -> Result<(), Error> {
     let bytes = count.saturating_mul(each);
     let little = if rayon::current_thread_index().is_some() { LITTLE_IN_POOL } else { LITTLE };
-    if bytes < little || can_be_had(bytes) {
+    if within_limit(bytes) && (bytes < little || can_be_had(bytes)) {
         return Ok(());
     }
     Err(Error::NoMemory { argument, bytes })
@@ -110,7 +113,7 @@ pub(crate) fn room<T>(argument: &'static str, to: &mut Vec<T>, more: usize) -> R
 ///
 /// # Errors
 /// [`Error::NoMemory`].
-pub(crate) fn list<T>(argument: &'static str, count: usize) -> Result<Vec<T>, Error> {
+pub fn list<T>(argument: &'static str, count: usize) -> Result<Vec<T>, Error> {
     let (bytes, mut list) = (count.saturating_mul(size_of::<T>()), Vec::new());
     if there_is(bytes) && list.try_reserve_exact(count).is_ok() {
         return Ok(list);
@@ -122,8 +125,7 @@ pub(crate) fn list<T>(argument: &'static str, count: usize) -> Result<Vec<T>, Er
 ///
 /// # Errors
 /// [`Error::NoMemory`].
-#[cfg(feature = "python")]
-pub(crate) fn copied<T: Copy>(argument: &'static str, from: &[T]) -> Result<Vec<T>, Error> {
+pub fn copied<T: Copy>(argument: &'static str, from: &[T]) -> Result<Vec<T>, Error> {
     let mut copy = list(argument, from.len())?;
     copy.extend_from_slice(from);
     Ok(copy)
@@ -132,20 +134,45 @@ pub(crate) fn copied<T: Copy>(argument: &'static str, from: &[T]) -> Result<Vec<
 /// A vector of that many copies of a value.
 ///
 /// # Errors
-/// [`Error::NoMemory`].
+/// [`Error::NoMemory`], or what stops the call.
 pub(crate) fn filled<T: Clone>(
     argument: &'static str,
     count: usize,
     value: T,
 ) -> Result<Vec<T>, Error> {
     let mut filled = list(argument, count)?;
-    filled.resize(count, value);
+    fill(argument, &mut filled, count, value)?;
     Ok(filled)
+}
+
+/// Copies of a value behind what a vector holds, until it holds that many.
+///
+/// # Errors
+/// As [`filled`].
+pub(crate) fn fill<T: Clone>(
+    argument: &'static str,
+    to: &mut Vec<T>,
+    count: usize,
+    value: T,
+) -> Result<(), Error> {
+    room(argument, to, count.saturating_sub(to.len()))?;
+    while to.len() < count {
+        ambient::check()?;
+        // The system takes a while for pages that are new.
+        let more = (FILLED_AT_ONCE / size_of::<T>().max(1)).max(1);
+        to.resize(count.min(to.len().saturating_add(more)), value.clone());
+    }
+    Ok(())
 }
 
 /// Whether so much could be had at all.
 fn there_is(bytes: usize) -> bool {
-    bytes < LITTLE || installed().is_none_or(|all| bytes / BEYOND <= all)
+    within_limit(bytes) && (bytes < LITTLE || installed().is_none_or(|all| bytes / BEYOND <= all))
+}
+
+/// Whether the caller lets a call ask for so much.
+fn within_limit(bytes: usize) -> bool {
+    ambient::memory_limit().is_none_or(|limit| bytes <= limit)
 }
 
 /// Whether so much could be had now, by each thread that is at work at this moment, and what is spare beside it.
@@ -156,8 +183,10 @@ fn can_be_had(bytes: usize) -> bool {
     if !there_is(bytes) {
         return false;
     }
-    if address_space_left().is_some_and(|left| wanted <= left) {
-        return true;
+    match address_space_left() {
+        Some(left) if wanted <= left => return true,
+        None if wanted <= installed().unwrap_or(0) / 8 && overcommits() => return true,
+        _ => {}
     }
     let mut room = Vec::<u8>::new();
     // A compiler may leave out memory that nobody uses.
@@ -172,6 +201,16 @@ fn spare() -> usize {
     }
     let threads = || std::thread::available_parallelism().map_or(1, NonZero::get);
     (1 + STARTING.min(*THREADS.get_or_init(threads))) * SPARE
+}
+
+/// Whether the system is known to promise address space without counting it: it then refuses only what is far beyond its memory.
+fn overcommits() -> bool {
+    static OVERCOMMITS: OnceLock<bool> = OnceLock::new();
+    let read = || {
+        let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
+        mode.is_ok_and(|mode| matches!(mode.trim(), "0" | "1"))
+    };
+    *OVERCOMMITS.get_or_init(read)
 }
 
 /// The memory of the machine, where the system says so in a file.

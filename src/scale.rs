@@ -4,7 +4,7 @@
 ///
 /// Quotient and root round twice and miss it by a unit for every fifth d, so integers decide. Float modes have no say: what
 /// is computed shows only where to look.
-pub(crate) fn nearest_rsqrt(d: usize) -> f64 {
+pub fn nearest_rsqrt(d: usize) -> f64 {
     let guess = 1.0 / (d as f64).sqrt();
     if d == 0 {
         return guess;

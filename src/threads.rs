@@ -5,47 +5,62 @@
 //! workers as are free, at most as many as it was allowed, and never queues behind another call; if none is free it does
 //! everything itself. The bits do not depend on it.
 //!
-//! Nothing here waits on a thread that could be given other work meanwhile. A worker of a rayon pool that waits for another
-//! pool runs tasks of its own pool in that time, on top of the call that waits: a host that holds a lock around the call
-//! would meet that lock again in the same thread, and stacks would grow without end. So on a worker of any pool the default
-//! is one thread, and where more were asked for a thread of its own does the waiting.
+//! A caller may name another pool in a [`Context`](crate::Context). Whichever it is, its workers come through a gate that
+//! closes when the caller has nothing left to hand out: whoever has begun by then is waited for, and nobody else, so that a
+//! busy pool holds up nothing. The thread that waits is given no other work meanwhile. One that runs tasks of its pool on
+//! top of a call that waits would meet the lock again that its host holds around the call, and its stack would grow without
+//! end. On a worker of any pool the default is one thread: its other workers are busy with calls like this one.
 //!
 //! A forked child inherits the memory of its parent's pool but none of its threads, and makes its own. Finding a pool takes
 //! no lock: a lock could be held by another thread at the moment of the fork and would never be released in the child.
 
 use std::num::NonZero;
-use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::ambient::{self, Executor};
 use crate::error::Error;
 use crate::interrupt;
-use crate::kernels;
+use crate::kernels::{self, Gate};
 
 /// More threads than any machine has cores is a mistake, and starting them could exhaust the system.
 const MOST_THREADS: usize = 4096;
 
 /// How many threads a call may use: the argument, else `RAYON_NUM_THREADS`, else what the operating system lets this
-/// process use (affinity and CPU quota included); one for work that is not worth sharing, and, unless the argument says
-/// more, on a worker of a rayon pool, whose other workers are busy with calls like this one. Asking the system takes longer
-/// than a short row does.
+/// process use (affinity and CPU quota included), or the number of workers of the pool that the context names; one for work
+/// that is not worth sharing, and, unless the argument or the context says more, on a worker of a rayon pool. Asking the
+/// system takes longer than a short row does.
 ///
 /// # Errors
 /// [`Error::Option`] if the argument is 0 or above 4096.
 pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usize, Error> {
-    if let Some(threads) = argument {
-        if (1..=MOST_THREADS).contains(&threads) {
-            return Ok(if worth_sharing { threads } else { 1 });
-        }
+    if let Some(threads) = argument
+        && !(1..=MOST_THREADS).contains(&threads)
+    {
         return Err(Error::Option {
             argument: "threads",
             value: threads.to_string(),
             problem: "it must lie between 1 and 4096, or be left out for all available",
         });
     }
-    Ok(if worth_sharing && !on_a_worker() { available() } else { 1 })
+    if !worth_sharing {
+        return Ok(1);
+    }
+    Ok(match (ambient::executor(), argument) {
+        (Executor::Serial, _) => 1,
+        (_, Some(threads)) => threads,
+        (Executor::Own, None) => {
+            if on_a_worker() {
+                1
+            } else {
+                available()
+            }
+        }
+        (Executor::Pool(pool), None) => pool.current_num_threads(),
+        (Executor::Current, None) => rayon::current_num_threads(),
+    })
 }
 
 /// What the host set aside for work like ours, else what the system lets this process use.
@@ -63,7 +78,7 @@ fn on_a_worker() -> bool {
 }
 
 /// Default floating-point modes on the calling thread while the guard lives.
-pub(crate) fn default_floats() -> kernels::DefaultFloats {
+pub fn default_floats() -> kernels::DefaultFloats {
     kernels::DefaultFloats::set()
 }
 
@@ -90,43 +105,103 @@ impl Drop for AtWork {
     }
 }
 
-/// Maps items, in order; those that are left are handed out a share at a time, at least `least`. The caller takes part.
+/// Maps items, in order; those that are left are handed out a share at a time, at least `least`. The caller takes part. Behind
+/// each item every thread asks whether to go on: work that ends early once it shall ([`ambient::asked`]) is dropped.
+///
+/// # Errors
+/// That of the context that ends the call; what was done until then is dropped.
 pub(crate) fn map<T: Send, R: Send>(
     threads: usize,
     items: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator + Send>,
     least: usize,
     work: impl Fn(T) -> R + Sync,
-) -> Vec<R> {
-    let items = items.into_iter();
+) -> Result<Vec<R>, Error> {
+    map_dyn(threads, &mut items.into_iter(), least, &work)
+}
+
+/// The same, compiled once for all calls with the same items and answers; loops are written out for the same reason.
+fn map_dyn<T: Send, R: Send>(
+    threads: usize,
+    items: &mut (dyn ExactSizeIterator<Item = T> + Send),
+    least: usize,
+    work: &(dyn Fn(T) -> R + Sync),
+) -> Result<Vec<R>, Error> {
     let (all, least) = (items.len(), least.max(1));
     let lanes = threads.min(all.div_ceil(least));
+    let mut answers = Vec::with_capacity(all);
     if lanes <= 1 {
         let _modes = default_floats();
-        return items.map(work).collect();
+        ambient::check()?;
+        for item in items {
+            let answer = work(item);
+            ambient::check()?;
+            answers.push(answer);
+        }
+        return Ok(answers);
     }
-    let left = Mutex::new(items);
+    let left = Mutex::new((0, items));
     let done: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::new());
+    share_out(lanes, &|| {
+        let mut share = Vec::new();
+        let first = {
+            let mut left = unpoisoned(&left);
+            let (first, items) = (left.0, &mut left.1);
+            let some = (items.len() / (2 * lanes)).max(least);
+            while share.len() < some
+                && let Some(item) = items.next()
+            {
+                share.push(item);
+            }
+            left.0 += share.len();
+            first
+        };
+        let mut part = Vec::with_capacity(share.len());
+        ambient::check()?;
+        for item in share {
+            let answer = work(item);
+            ambient::check()?;
+            part.push(answer);
+        }
+        if part.is_empty() {
+            return Ok(false);
+        }
+        let mut done = unpoisoned(&done);
+        let at = done.partition_point(|(other, _)| *other < first);
+        done.insert(at, (first, part));
+        Ok(true)
+    })?;
+    for (_, mut part) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        answers.append(&mut part);
+    }
+    Ok(answers)
+}
+
+/// Has some threads do share after share, until there is none left or somebody fails.
+fn share_out(lanes: usize, share: &(dyn Fn() -> Result<bool, Error> + Sync)) -> Result<(), Error> {
+    let stopped: OnceLock<Error> = OnceLock::new();
     beside_each_other(lanes, &|| {
         let _at_work = AtWork::begin();
-        loop {
-            let (first, share): (usize, Vec<T>) = {
-                let mut left = unpoisoned(&left);
-                let first = all - left.len();
-                let share = (left.len() / (2 * lanes)).max(least);
-                (first, left.by_ref().take(share).collect())
-            };
-            if share.is_empty() {
-                return;
+        while stopped.get().is_none() {
+            match share() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    stopped.set(error).ok();
+                }
             }
-            let answers = share.into_iter().map(&work).collect();
-            unpoisoned(&done).push((first, answers));
         }
     });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_unstable_by_key(|&(first, _)| first);
-    let mut answers = Vec::with_capacity(all);
-    answers.extend(done.into_iter().flat_map(|(_, part)| part));
-    answers
+    stopped.into_inner().map_or(Ok(()), Err)
+}
+
+/// The same to the end, whatever stops the call: what is begun here must not stay half-done.
+pub(crate) fn map_all<T: Send, R: Send>(
+    threads: usize,
+    items: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator + Send>,
+    least: usize,
+    work: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    ambient::uninterrupted(|| map(threads, items, least, work)).unwrap_or_default()
 }
 
 /// A panic of `work` reaches the caller anyway; what the lock holds is whole.
@@ -134,53 +209,47 @@ fn unpoisoned<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` here, and at the same time on as many free workers as make `lanes` of them at most.
+/// Runs `work` here, and at the same time on as many workers that come in time as make `lanes` of them at most.
 fn beside_each_other(lanes: usize, work: &(dyn Fn() + Sync)) {
-    if !on_a_worker() {
-        return with_helpers(lanes, work);
-    }
-    let on_its_own = std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("certk-call".into());
-        // Where the system refuses a thread, nothing has been begun.
-        let begun = thread.spawn_scoped(scope, || with_helpers(lanes, work));
-        begun.ok().map(std::thread::ScopedJoinHandle::join)
-    });
-    match on_its_own {
-        Some(Ok(())) => {}
-        Some(Err(panic)) => resume_unwind(panic),
-        None => {
-            let _modes = default_floats();
-            work();
-        }
-    }
+    let ambient = ambient::current();
+    let executor = ambient.as_ref().map(|ambient| ambient.executor.clone()).unwrap_or_default();
+    let work = || {
+        let _modes = default_floats();
+        // What stops the call is heard by everybody who works on it.
+        ambient::under(ambient.clone(), work);
+    };
+    let spawn: &dyn Fn(Arc<Gate>) = match &executor {
+        Executor::Serial => return work(),
+        Executor::Own => return with_own_workers(lanes, &work),
+        Executor::Pool(pool) => &|gate| pool.spawn(move || gate.enter()),
+        Executor::Current => &|gate| rayon::spawn(move || gate.enter()),
+    };
+    kernels::lend(&work, |gate| (1..lanes).for_each(|_| spawn(Arc::clone(gate))));
 }
 
-fn with_helpers(lanes: usize, work: &(dyn Fn() + Sync)) {
-    let _modes = default_floats();
+fn with_own_workers(lanes: usize, work: &(dyn Fn() + Sync)) {
     let Some(pool) = pool() else { return work() };
-    let free = &pool.free;
     let take = |free: usize| Some(free - free.min(lanes - 1));
-    let before = free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    let before = pool.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
     let helpers = before.map_or(0, |free| free.min(lanes - 1));
     if helpers == 0 {
         return work();
     }
-    // Waits, when its own share is done, for those who are at work and for no one else.
-    pool.workers.in_place_scope(|scope| {
+    kernels::lend(work, |gate| {
         for _ in 0..helpers {
-            scope.spawn(|_| {
-                let _free_again = Freed(free);
-                work();
+            let gate = Arc::clone(gate);
+            pool.workers.spawn(move || {
+                let _free_again = Freed(&pool.free);
+                gate.enter();
             });
         }
-        work();
     });
 }
 
 /// A worker that is free again when this is dropped, whatever became of its work.
-struct Freed<'a>(&'a AtomicUsize);
+struct Freed(&'static AtomicUsize);
 
-impl Drop for Freed<'_> {
+impl Drop for Freed {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -198,9 +267,22 @@ pub(crate) fn in_portions<R: Send>(
     work: impl Fn(usize) -> Result<R, Error> + Sync + Send,
     mut take: impl FnMut(R),
 ) -> Result<(), Error> {
+    if threads == 1 {
+        let _modes = default_floats();
+        ambient::check()?;
+        for at in 0..count {
+            let answer = work(at);
+            ambient::check()?;
+            take(answer?);
+            if (at + 1).is_multiple_of(portion) || at + 1 == count {
+                interrupt::check()?;
+            }
+        }
+        return Ok(());
+    }
     for start in (0..count).step_by(portion) {
         let end = (start + portion).min(count);
-        for found in map(threads, start..end, least, &work) {
+        for found in map(threads, start..end, least, &work)? {
             take(found?);
         }
         interrupt::check()?;
@@ -267,7 +349,7 @@ mod tests {
     #[test]
     fn one_thread_is_the_callers() {
         let caller = std::thread::current().id();
-        let ids = map(1, 0..5, 1, |_| std::thread::current().id());
+        let ids = map(1, 0..5, 1, |_| std::thread::current().id()).unwrap();
         assert!(ids.iter().all(|id| *id == caller));
     }
 
@@ -275,14 +357,15 @@ mod tests {
     fn answers_come_in_order() {
         for (threads, len, least) in [(1, 100, 1), (3, 100, 7), (2, 1, 1), (5, 0, 1), (64, 65, 0)] {
             let squares: Vec<usize> = (0..len).map(|i| i * i).collect();
-            assert_eq!(map(threads, 0..len, least, |i| i * i), squares);
+            assert_eq!(map(threads, 0..len, least, |i| i * i).unwrap(), squares);
         }
         let mut places = vec![0; 1000];
         let parts = places.chunks_mut(7).enumerate();
         let sizes = map(4, parts, 3, |(i, part)| {
             part.fill(i);
             part.len()
-        });
+        })
+        .unwrap();
         assert_eq!(sizes.iter().sum::<usize>(), 1000);
         assert!(places.iter().enumerate().all(|(at, i)| at / 7 == *i));
     }
@@ -301,10 +384,11 @@ mod tests {
                     } else {
                         std::thread::sleep(Duration::from_micros(10));
                     }
-                });
+                })
+                .unwrap();
             });
             begun.wait();
-            assert_eq!(map(2, 0..9, 1, |i| i).len(), 9);
+            assert_eq!(map(2, 0..9, 1, |i| i).unwrap().len(), 9);
             ended.wait();
         });
     }
@@ -336,7 +420,7 @@ mod tests {
                 assert_eq!(count(None, true).unwrap(), 1);
                 let mut calls = lock.lock().unwrap();
                 // With a task of the host on top of it, this thread would wait here for itself.
-                let sum: usize = map(2, 0..64, 1, |i| i).into_iter().sum();
+                let sum: usize = map(2, 0..64, 1, |i| i).unwrap().into_iter().sum();
                 assert_eq!(sum, 64 * 63 / 2);
                 *calls += 1;
             });

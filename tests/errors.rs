@@ -2,8 +2,8 @@
 
 use certk_rs::bounds::{self, Blocks, Cuts};
 use certk_rs::{
-    AttentionOptions, Budget, Data, Error, IndexOptions, Keep, KeyIndex, Kind, Mask, MaxKeep,
-    Options, Place, Rule, Scores, SearchOptions, ValueBall, Values, Vectors, Workspace, attention,
+    AttentionOptions, Budget, Context, Data, Error, IndexOptions, Keep, KeyIndex, Kind, Mask,
+    MaxKeep, Options, Place, Rule, Scores, SearchOptions, ValueBall, Values, Vectors, attention,
     certify, force_simd_level, keep_set, model, montecarlo, output_error, select, select_output,
 };
 
@@ -243,7 +243,7 @@ fn ranks_and_cuts() {
         assert!(matches!(error, Error::Cut { position: p, .. } if p == position), "{cuts:?}");
         assert!(error.to_string().starts_with(&format!("cuts[{position}] is {}", cuts[position])));
     }
-    let rule = bounds::Rule::MultiGap { cuts: 1 };
+    let rule = bounds::GapRule::MultiGap { cuts: 1 };
     assert!(matches!(bounds::smallest_k(&scores, &[1.0], rule, None), Err(Error::Eps { .. })));
 }
 
@@ -328,7 +328,7 @@ fn searches_that_cannot_be() {
     let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
     let queries = Vectors::new("q", &data[..8], &[2, 4]).unwrap();
     let search = |rule, eps: &[f64], keys: Option<&Vectors<'_>>| {
-        index.search(&queries, keys, eps, &SearchOptions { rule, ..SearchOptions::default() })
+        index.search(&queries, keys, eps, &SearchOptions::new().rule(rule))
     };
     assert!(matches!(search(Rule::Gap, &[0.1], None), Err(Error::KeysNeeded)));
     assert!(matches!(search(Rule::Mass, &[], Some(&keys)), Err(Error::Length { .. })));
@@ -340,7 +340,7 @@ fn searches_that_cannot_be() {
     assert_eq!(found.selection.k, [3, 3]);
     let huge = [1e30f64; 4];
     let queries = Vectors::new("q", &huge[..], &[1, 4]).unwrap();
-    let options = SearchOptions { rule: Rule::Gap, ..SearchOptions::default() };
+    let options = SearchOptions::new().rule(Rule::Gap);
     assert!(matches!(
         index.search(&queries, Some(&keys), &[0.1], &options),
         Err(Error::Number { argument: "q", place, .. }) if place == at(&[0])
@@ -380,7 +380,7 @@ fn empty_arrays_are_no_errors() {
     }
     // No row has a budget of its own here, nor a radius.
     let scores = Scores::new(&[] as &[f32], &[0, 3]).unwrap().radius(&[]).unwrap();
-    let found = Workspace::new().select(&scores, &[], &Options::new()).unwrap();
+    let found = Context::new().serial().run(|| select(&scores, &[], &Options::new())).unwrap();
     assert_eq!(found.indptr, [0]);
 }
 
@@ -398,7 +398,7 @@ fn rows_beyond_memory_are_refused_at_once() {
     let keep = Keep::Mask { kept: &[], strides: &[0] };
     too_much(&select(&scores, &[0.1], &options));
     too_much(&select(&scores, &[0.1], &options.clone().threads(Some(1))));
-    too_much(&Workspace::new().select(&scores, &[0.1], &options));
+    too_much(&Context::new().serial().run(|| select(&scores, &[0.1], &options)));
     for independent in [false, true] {
         too_much(&certify(&scores, &keep, Some(&[0.1]), independent, None));
     }
@@ -407,7 +407,7 @@ fn rows_beyond_memory_are_refused_at_once() {
     too_much(&bounds::single_gap(&scores, none, None));
     too_much(&bounds::multi_gap(&scores, none, Cuts::Best(2), None));
     too_much(&bounds::best_cuts(&scores, none, 2, None));
-    too_much(&bounds::smallest_k(&scores, &[0.1], bounds::Rule::Threshold, None));
+    too_much(&bounds::smallest_k(&scores, &[0.1], bounds::GapRule::Threshold, None));
     let blocks = Blocks::new(&[ROWS, 0], &[], &[], &[], &[]).unwrap();
     too_much(&bounds::blockwise(&blocks, None));
     too_much(&model::fit(&scores, None, None));
@@ -418,15 +418,7 @@ fn rows_beyond_memory_are_refused_at_once() {
     too_much(&select_output(&scores, &values, &[0.1], None));
     let own = Values::new(&[] as &[f32], &[ROWS, 0, 3]).unwrap();
     too_much(&select_output(&scores, &own, &[0.1], None));
-    let options = montecarlo::TailOptions {
-        delta: 0.1,
-        all_rows: false,
-        draws: 2,
-        method: montecarlo::Method::Betting,
-        seed: 1,
-        eps: None,
-        threads: None,
-    };
+    let options = montecarlo::TailOptions::new(0.1, 2).seed(1);
     too_much(&montecarlo::tail_mass(&scores, &keep, None, &options));
     too_much(&montecarlo::tail_mass(&scores, &keep, Some(&scores), &options));
 }

@@ -1,14 +1,15 @@
 //! Calls from the workers of a host's own rayon pool. A worker that waits for another pool runs tasks of its own in that time;
 //! nothing here may wait like that.
 
-use std::sync::Mutex;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use certk_rs::{
-    AttentionOptions, IndexOptions, KeyIndex, Options, Scores, SearchOptions, Vectors, keep_set,
-    select,
+    AttentionOptions, Context, IndexOptions, KeyIndex, Options, Scores, SearchOptions, Vectors,
+    keep_set, select,
 };
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -53,7 +54,7 @@ fn a_search_may_run_under_a_lock_of_the_host() {
         let want = alone.search(&queries, Some(&keys), &[0.01], &options).unwrap();
         for threads in [None, Some(2), Some(7)] {
             let index = Mutex::new(alone.clone());
-            let options = SearchOptions { threads, ..options };
+            let options = options.threads(threads);
             let calls = AtomicUsize::new(0);
             host().install(|| {
                 (0..200).into_par_iter().for_each(|_| {
@@ -122,9 +123,9 @@ fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
                         let options = Options::new().threads(threads);
                         keep_set(&scores, &[0.1], &options).unwrap();
                     } else {
-                        let build = IndexOptions { threads, ..IndexOptions::default() };
+                        let build = IndexOptions::new().threads(threads);
                         KeyIndex::build(&keys, &build).unwrap().check(&keys, threads).unwrap();
-                        let options = AttentionOptions { threads, ..AttentionOptions::default() };
+                        let options = AttentionOptions::new().threads(threads);
                         let budget = certk_rs::Budget::TailMass(&[0.1]);
                         certk_rs::attention(&queries, &keys, &keys, budget, None, &options)
                             .unwrap();
@@ -132,6 +133,66 @@ fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
                 });
             });
         }
+    });
+}
+
+#[test]
+fn the_pool_of_a_host_may_help_under_its_own_lock() {
+    in_time(|| {
+        let row = numbers(17 * 8192, 4.0);
+        let scores = Scores::new(&row[..], &[17, 8192]).unwrap();
+        let long = Scores::new(&row[..16 * 8192], &[1, 16 * 8192]).unwrap();
+        let options = Options::new();
+        let want = select(&scores, &[0.1], &options).unwrap();
+        let whole = select(&long, &[0.1], &options).unwrap();
+        let host = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().unwrap());
+        let deepest = AtomicUsize::new(0);
+        for context in [Context::new().pool(&host), Context::new().current_pool()] {
+            let lock = Mutex::new(());
+            host.install(|| {
+                (0..300).into_par_iter().for_each(|_| {
+                    // A worker that waits must not be given another of these calls on top of this one.
+                    thread_local!(static DEPTH: Cell<usize> = const { Cell::new(0) });
+                    DEPTH.set(DEPTH.get() + 1);
+                    deepest.fetch_max(DEPTH.get(), Ordering::Relaxed);
+                    context.run(|| {
+                        assert_eq!(select(&scores, &[0.1], &options).unwrap(), want);
+                        let _held = lock.lock().unwrap();
+                        assert_eq!(select(&long, &[0.1], &options).unwrap(), whole);
+                    });
+                    DEPTH.set(DEPTH.get() - 1);
+                });
+            });
+            // From outside, too.
+            assert_eq!(context.run(|| select(&long, &[0.1], &options)).unwrap(), whole);
+        }
+        assert_eq!(deepest.into_inner(), 1);
+    });
+}
+
+#[test]
+fn workers_of_a_host_that_come_in_time_do_help() {
+    in_time(|| {
+        let row = numbers(1 << 22, 4.0);
+        let scores = Scores::new(&row[..], &[1 << 10, 1 << 12]).unwrap();
+        let host = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().unwrap());
+        // Of a pool that is busy for ever nobody helps, and nobody is waited for.
+        let (busy, free) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(4)));
+        for _ in 0..3 {
+            let (busy, free) = (Arc::clone(&busy), Arc::clone(&free));
+            host.spawn(move || {
+                busy.fetch_add(1, Ordering::SeqCst);
+                free.wait();
+            });
+        }
+        while busy.load(Ordering::SeqCst) < 3 {
+            std::thread::yield_now();
+        }
+        let context = Context::new().pool(&host);
+        let want = context.run(|| select(&scores, &[0.1], &Options::new())).unwrap();
+        free.wait();
+        let found = context.run(|| select(&scores, &[0.1], &Options::new())).unwrap();
+        assert_eq!(found, want);
     });
 }
 

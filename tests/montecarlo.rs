@@ -7,7 +7,7 @@ const FIRST: Keep<'static> = Keep::Indices { indptr: &[0, 1], indices: &[0] };
 
 fn options(draws: usize) -> TailOptions {
     let method = Method::Betting;
-    TailOptions { delta: 0.01, all_rows: false, draws, method, seed: 1, eps: None, threads: None }
+    TailOptions::new(0.01, draws).method(method).seed(1)
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn computed_scores_give_what_stored_ones_give() {
         (Scores::new(&data, &[300_000]).unwrap(), Scores::new(&upper, &[300_000]).unwrap());
     let stored = tail_mass(&scores, &FIRST, Some(&bounds), &options(500)).unwrap();
     for threads in [1, 2, 3] {
-        let options = TailOptions { threads: Some(threads), ..options(500) };
+        let options = options(500).threads(threads);
         let mut fetch = |positions: &[usize]| -> Result<Vec<f64>, Error> {
             Ok(positions.iter().map(|&i| f64::from(data[i])).collect())
         };

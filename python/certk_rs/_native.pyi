@@ -171,9 +171,19 @@ class KeyIndex:
         keys: _Stored | None,
         eps: float | NDArray[np.float64] | None,
         batch: tuple[int, ...],
-        how: tuple[object, object, object, object, object, object],
+        how: tuple[
+            object,
+            object,
+            object,
+            object,
+            object,
+            object,
+            object,
+            NDArray[np.int64] | None,
+            NDArray[np.bool_] | None,
+        ],
     ) -> Searched:
-        """How: scale, rule, k, over, max_scored, threads."""
+        """How: scale, rule, k, over, max_scored, threads; then causal, lengths, mask."""
 
     def tail_mass(
         self,

@@ -155,6 +155,9 @@ class KeyIndex:
         k: int | None = None,
         over: Over = "codes",
         max_scored: int | None = None,
+        causal: bool = False,
+        lengths: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
         threads: int | None = None,
     ) -> SearchResult:
         """Find, for each query, few keys that are proven to be enough, scoring few keys exactly.
@@ -181,22 +184,28 @@ class KeyIndex:
                 or "both" (the smaller bound, key by key).
             max_scored: The most keys of a row to score exactly. A search that is cut short by it
                 reports what is proven until then.
+            causal: Query i of m sees keys up to i + n - m.
+            lengths: How many keys a row sees, from the first; integers of shape q.shape[:-1], or
+                one for all.
+            mask: Boolean (True = seen), broadcasts to q.shape[:-1] + (n,).
             threads: See `build`.
 
         Returns:
-            A `SearchResult`: a `Selection` with `scored` and `rung`.
+            A `SearchResult`: a `Selection` with `scored` and `rung`. What it says of a row is about
+            the softmax over the keys that the row sees; one that sees none is empty, as in
+            `select`.
 
         Raises:
             CertkError: Bad input; keys of another shape or dtype; keys needed but not given.
         """
-        array, dtype = coerce.as_native_floats("q", q)
-        batch = array.shape[:-1]
+        array, stored, how = self._weighing(q, scale, lengths, mask, threads)
+        scale, counts, seen, threads = how
         found = self._index.search(
-            (array.reshape(1, -1) if array.ndim == 1 else array, dtype),
+            stored,
             self._given(keys),
             None if eps is None else budgets(eps, array, None),
-            batch,
-            (scale, rule, k, over, max_scored, threads),
+            array.shape[:-1],
+            (scale, rule, k, over, max_scored, threads, causal, counts, seen),
         )
         return SearchResult._of(found)
 

@@ -144,14 +144,12 @@ impl ValueBall {
     }
 
     /// The shape of the values.
-    #[cfg(feature = "python")]
-    pub(crate) fn shape(&self) -> Vec<usize> {
+    pub fn shape(&self) -> Vec<usize> {
         [&self.batch[..], &[self.len, self.dim]].concat()
     }
 
     /// Of each head the centre, and the radius behind it.
-    #[cfg(feature = "python")]
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Vec<f64>> {
+    pub fn parts(&self) -> impl Iterator<Item = Vec<f64>> {
         let dim = self.dim;
         self.balls.iter().map(move |ball| [&ball.centre[..dim], &[ball.radius]].concat())
     }
@@ -160,8 +158,7 @@ impl ValueBall {
     ///
     /// # Errors
     /// [`Error::Option`] if they cannot be those of any values.
-    #[cfg(feature = "python")]
-    pub(crate) fn of_parts(shape: &[usize], heads: &[&[f64]]) -> Result<Self, Error> {
+    pub fn of_parts(shape: &[usize], heads: &[&[f64]]) -> Result<Self, Error> {
         let wrong = || {
             let problem = "it has parts of another shape, or that are no numbers";
             Error::Option { argument: "a ball", value: format!("of {shape:?}"), problem }

@@ -1,5 +1,7 @@
 //! Rows in groups that share keys, over threads, and again where their outputs are not within a budget.
 
+use std::ops::Range;
+
 use super::error_bound::{self, Balls};
 use super::job::{AttentionJob, GROUP, MANY, RowBudget, Unit};
 use super::options::{AttentionOptions, Budget};
@@ -9,6 +11,7 @@ use crate::error::Error;
 use crate::index::KeyIndex;
 use crate::kernels::PANEL_ROWS;
 use crate::memory::{check_memory, check_memory_in_each};
+use crate::reused::Reused;
 use crate::rows::{PerRow, Vectors};
 use crate::threads;
 
@@ -52,13 +55,13 @@ pub fn attention(
     let mut all = Attention::empty(query_rows.rows(), values.dim());
     match budget {
         Budget::TailMass(eps) => {
-            let eps = query_rows.per_row("eps", eps)?.budgets(&query_rows.shape)?;
+            let eps = query_rows.per_row("eps", eps)?.budgets(query_rows.shape)?;
             job.run(RowBudget { eps, careful: false }, |_| true, &mut all)?;
             Ok(all)
         }
         Budget::Output(tolerance) => {
             let tolerance =
-                query_rows.per_row("out_tol", tolerance)?.tolerances(&query_rows.shape)?;
+                query_rows.per_row("out_tol", tolerance)?.tolerances(query_rows.shape)?;
             all.within = Some(job.within(tolerance, &mut all)?);
             Ok(all)
         }
@@ -76,25 +79,32 @@ impl AttentionJob<'_> {
         wanted: impl Fn(usize) -> bool,
         all: &mut Attention,
     ) -> Result<(), Error> {
-        let units = self.units(wanted);
+        let listed: Reused<usize> =
+            (0..self.query_rows.rows()).filter(|&row| wanted(row)).collect();
+        let units = self.units(&listed);
         let dim = self.values.dim();
         let each = self.keys.len().saturating_mul(self.keys.dim());
-        let rows: usize = units.iter().map(|unit| unit.rows.len()).sum();
+        let rows = listed.len();
         let threads =
             threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > 1 << 20)?;
         check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
         let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
-        let one = |unit: usize| {
-            let mut answers = self.unit(&units[unit], budget)?;
-            let mut moved = Vec::with_capacity(answers.len());
-            for (answer, &row) in answers.iter_mut().zip(&units[unit].rows) {
+        let unit = |at: usize| {
+            let (head, ref rows) = units[at];
+            Unit { head, rows: &listed[rows.clone()] }
+        };
+        let one = |at: usize| {
+            let unit = unit(at);
+            let mut answers = self.unit(&unit, budget)?;
+            let mut moved: Reused<f64> = Reused::with_hint(answers.len());
+            for (answer, &row) in answers.iter_mut().zip(unit.rows) {
                 moved.push(self.round(row, &mut answer.out[..dim])?);
             }
             Ok((answers, moved))
         };
         threads::in_portions(threads, units.len(), (portion, 1), one, |(answers, moved)| {
-            for ((&row, answer), moved) in units[at].rows.iter().zip(answers).zip(moved) {
+            for ((&row, answer), &moved) in unit(at).rows.iter().zip(&answers).zip(&moved) {
                 all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
                 all.tail_mass_upper[row] = answer.upper;
                 all.k[row] = answer.kept as i64;
@@ -169,19 +179,19 @@ impl AttentionJob<'_> {
         Ok(Vec::new())
     }
 
-    /// Rows in groups that share keys.
-    fn units(&self, wanted: impl Fn(usize) -> bool) -> Vec<Unit> {
-        let mut rows_of = vec![Vec::new(); self.keys.heads()];
-        for (row, &head) in self.query_rows.head_of.iter().enumerate() {
-            if wanted(row) {
-                rows_of[head].push(row);
-            }
-        }
-        let mut units = Vec::new();
-        for (head, rows) in rows_of.into_iter().enumerate() {
+    /// Of listed rows groups that share keys: a head, and which of the list.
+    fn units(&self, listed: &[usize]) -> Reused<(usize, Range<usize>)> {
+        let mut units = Reused::with_hint(listed.len());
+        let mut from = 0;
+        for of_head in
+            listed.chunk_by(|&a, &b| self.query_rows.head_of(a) == self.query_rows.head_of(b))
+        {
             // How rows are put together depends on nothing but the shapes, so that answers do not depend on threads.
-            let size = if rows.len() < MANY { GROUP } else { PANEL_ROWS };
-            units.extend(rows.chunks(size).map(|rows| Unit { head, rows: rows.to_vec() }));
+            let size = if of_head.len() < MANY { GROUP } else { PANEL_ROWS };
+            for rows in of_head.chunks(size) {
+                units.push((self.query_rows.head_of(rows[0]), from..from + rows.len()));
+                from += rows.len();
+            }
         }
         units
     }
@@ -272,14 +282,17 @@ mod tests {
                 job.simd = simd;
                 let eps = PerRow::new("eps", &eps, 1, "").unwrap();
                 let budget = RowBudget { eps, careful: false };
-                let units = job.units(|_| true).into_iter();
-                let answers = units.flat_map(|unit| job.unit(&unit, budget).unwrap());
-                answers
-                    .flat_map(|row| {
+                let listed: Vec<usize> = (0..m).collect();
+                let mut bits: Vec<u64> = Vec::new();
+                for &(head, ref rows) in &job.units(&listed) {
+                    for row in
+                        &job.unit(&Unit { head, rows: &listed[rows.clone()] }, budget).unwrap()
+                    {
                         let numbers = [row.upper, row.kept as f64, row.weight_error, row.sum_error];
-                        row.out.into_iter().take(width).chain(numbers).map(f64::to_bits)
-                    })
-                    .collect::<Vec<u64>>()
+                        bits.extend(row.out[..width].iter().chain(&numbers).map(|x| x.to_bits()));
+                    }
+                }
+                bits
             };
             let bits = by_level(Simd::all()[0].1);
             for &(name, simd) in &Simd::all()[1..] {

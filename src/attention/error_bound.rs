@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::index::RowVisibility;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, list};
+use crate::reused::Reused;
 use crate::rows::{Data, Vectors};
 use crate::threads;
 use std::collections::BTreeSet;
@@ -39,7 +40,7 @@ pub(super) struct Balls<'a> {
     shared: Shared<'a>,
     /// Where the shared one does not exist although a row's own may.
     own: Vec<Option<Ball>>,
-    head_of: &'a [usize],
+    query_rows: &'a QueryRows<'a>,
 }
 
 enum Shared<'a> {
@@ -51,7 +52,6 @@ impl<'a> Balls<'a> {
     /// Reads the values that rows see, unless a ball around them is given.
     pub(super) fn new(query_rows: &'a QueryRows<'a>, values: &Vectors<'_>) -> Result<Self, Error> {
         let options = &query_rows.options;
-        let head_of = &query_rows.head_of[..];
         if let Some(ball) = options.ball {
             ball.check(values)?;
             let balls = &ball.balls[..];
@@ -60,7 +60,7 @@ impl<'a> Balls<'a> {
             } else {
                 Shared::Given(balls)
             };
-            return Ok(Balls { shared, own: Vec::new(), head_of });
+            return Ok(Balls { shared, own: Vec::new(), query_rows });
         }
         let simd = Simd::current()?;
         let heads = values.heads();
@@ -81,19 +81,19 @@ impl<'a> Balls<'a> {
             let rows = query_rows.rows();
             check_memory("v", rows, each)?;
             let one = |row: usize| {
-                let head = head_of[row];
+                let head = query_rows.head_of(row);
                 let needed = made[head].radius == f64::INFINITY;
                 Ok(needed.then(|| around(head, &query_rows.seen(row))))
             };
             threads::in_portions(threads, rows, (64, 1), one, |ball| own.push(ball))?;
         }
-        Ok(Balls { shared: Shared::Made(made), own, head_of })
+        Ok(Balls { shared: Shared::Made(made), own, query_rows })
     }
 
     fn of(&self, row: usize) -> &Ball {
         let shared = match &self.shared {
-            Shared::Given(given) => &given[self.head_of[row]],
-            Shared::Made(made) => &made[self.head_of[row]],
+            Shared::Given(given) => &given[self.query_rows.head_of(row)],
+            Shared::Made(made) => &made[self.query_rows.head_of(row)],
         };
         self.own.get(row).and_then(Option::as_ref).unwrap_or(shared)
     }
@@ -208,8 +208,8 @@ pub(super) fn allowed(
 const MOST: f64 = 0.999;
 
 /// Consecutive places of what is not zero.
-fn runs(seen: &[u8]) -> Vec<Range<usize>> {
-    let mut runs = Vec::new();
+fn runs(seen: &[u8]) -> Reused<Range<usize>> {
+    let mut runs = Reused::new();
     let mut start = None;
     for (at, &seen) in seen.iter().enumerate() {
         match (seen != 0, start) {
@@ -227,7 +227,7 @@ fn runs(seen: &[u8]) -> Vec<Range<usize>> {
 
 impl QueryRows<'_> {
     /// Where a row sees keys.
-    fn seen(&self, row: usize) -> Vec<Range<usize>> {
+    fn seen(&self, row: usize) -> Reused<Range<usize>> {
         let RowVisibility { prefix, allowed } = self.row_visibility(row);
         match allowed {
             None => std::iter::once(0..prefix).collect(),
@@ -236,13 +236,13 @@ impl QueryRows<'_> {
     }
 
     /// Where some row of a head sees keys.
-    pub(super) fn seen_by_any(&self, head: usize) -> Vec<Range<usize>> {
+    pub(super) fn seen_by_any(&self, head: usize) -> Reused<Range<usize>> {
         let rows = self.rows_of(head);
         if self.options.mask.is_none() {
             let longest = rows.map(|row| self.row_visibility(row).prefix).max().unwrap_or(0);
             return std::iter::once(0..longest).collect();
         }
-        let mut seen = vec![0u8; self.keys];
+        let mut seen: Reused<u8> = std::iter::repeat_n(0, self.keys).collect();
         // Many rows may share a mask.
         let mut known = BTreeSet::new();
         for row in rows {
@@ -264,8 +264,8 @@ mod tests {
     #[test]
     fn runs_of_seen_keys() {
         assert!(runs(&[]).is_empty());
-        assert_eq!(runs(&[0, 0]), []);
-        assert_eq!(runs(&[1, 0, 2, 3, 0, 1]), [0..1, 2..4, 5..6]);
+        assert!(runs(&[0, 0]).is_empty());
+        assert_eq!(runs(&[1, 0, 2, 3, 0, 1])[..], [0..1, 2..4, 5..6]);
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! A few rows over one head's keys and values.
 
-use std::cell::RefCell;
-
 use super::error_bound::sum_error;
 use super::job::{Answer, AttentionJob, GROUP, MANY, RowBudget, Unit};
 use super::options::AttentionOptions;
@@ -14,8 +12,12 @@ use crate::index::{
 use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
 use crate::log_mass::LogMass;
 use crate::memory::{self, filled};
+use crate::recycled::held;
+use crate::reused::{Reused, filled_again};
 use crate::rows::{Data, Scores, for_dtype};
+use crate::scratch::Lent;
 use crate::select::Options;
+use crate::workspace::Scratch;
 use half::{bf16, f16};
 
 /// Keys whose rows stay in a cache while a group uses them.
@@ -30,16 +32,16 @@ const VAGUE: f64 = 1.0;
 const EXP: f64 = 1e-12;
 
 /// One row on its way.
-struct PendingRow<'a> {
+struct PendingRow {
     number: usize,
-    wide: Vec<f64>,
+    wide: Reused<f64>,
     query: Query,
     prepared: Option<Prepared>,
-    row_visibility: RowVisibility<'a>,
+    prefix: usize,
     eps: f64,
-    scratch: RowScratch,
+    scratch: Lent<RowScratch>,
     /// What is kept, if not everything that is visible.
-    kept: Option<Vec<u32>>,
+    kept: Option<Reused<u32>>,
     upper: f64,
     scored: usize,
     rung: Rung,
@@ -49,18 +51,21 @@ struct PendingRow<'a> {
     flat: bool,
 }
 
-/// What a row needs room for; kept from call to call, because fresh memory costs as much as reading keys.
+/// What a row needs room for.
 #[derive(Default)]
 struct RowScratch {
     query: QueryScratch,
     weights: Vec<f64>,
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Vec<RowScratch>> = const { RefCell::new(Vec::new()) };
+impl Scratch for RowScratch {
+    fn bytes(&self) -> usize {
+        self.query.bytes() + held(&self.weights)
+    }
 }
-/// Bytes of scratch that a thread keeps.
-const KEPT: usize = 1 << 26;
+
+/// Of each of a few rows, ascending positions.
+type Lists<'a> = [&'a [u32]; MANY];
 
 /// Makes room for a number per key, in whole groups.
 fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
@@ -68,26 +73,15 @@ fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
     memory::room("k", numbers, all.saturating_sub(numbers.len()))
 }
 
-impl RowScratch {
-    fn take() -> Self {
-        let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
-        scratch.query.forget();
-        scratch
-    }
-
-    fn give_back(self) {
-        let bytes = 4 * self.query.scores.capacity()
-            + 8 * (self.query.exact.capacity() + self.weights.capacity());
-        SCRATCH.with_borrow_mut(|all| {
-            if all.len() < 2 * GROUP && bytes <= KEPT / (2 * GROUP) {
-                all.push(self);
-            }
-        });
-    }
+/// Room for a row.
+fn row_scratch() -> Lent<RowScratch> {
+    let mut scratch = Lent::<RowScratch>::new();
+    scratch.query.forget();
+    scratch
 }
 
 impl AttentionJob<'_> {
-    pub(super) fn unit(&self, unit: &Unit, budget: RowBudget<'_>) -> Result<Vec<Answer>, Error> {
+    pub(super) fn unit(&self, unit: &Unit, budget: RowBudget<'_>) -> Result<Reused<Answer>, Error> {
         // One by one, so that an option that is added does not compile before all ways of answering rows (by codes, a few at
         // a time, many together) have decided what they do about it.
         let &AttentionOptions {
@@ -106,13 +100,13 @@ impl AttentionJob<'_> {
             threads: _,
         } = &self.query_rows.options;
         if unit.rows.len() < MANY {
-            return self.attend_few(unit.head, &unit.rows, budget);
+            return self.attend_few(unit.head, unit.rows, budget);
         }
-        let mut answers: Vec<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
+        let mut answers: Reused<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
         if self.index.is_some() {
             // A few rows show whether to look at the codes at all.
             let step = unit.rows.len() / GROUP;
-            let shown: Vec<usize> = (0..GROUP).map(|i| i * step).collect();
+            let shown: [usize; GROUP] = std::array::from_fn(|i| i * step);
             let pruned = self.attend_pruned(unit, &shown, budget, &mut answers)?;
             let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
                 let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
@@ -121,31 +115,34 @@ impl AttentionJob<'_> {
             let together = !budget.careful && !even_if_slower && self.fit_together();
             let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
             if pruned && (sparse || !together) {
-                let rest: Vec<usize> =
+                let rest: Reused<usize> =
                     (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
                 for four in rest.chunks(GROUP) {
                     self.attend_pruned(unit, four, budget, &mut answers)?;
                 }
             }
         }
-        let open: Vec<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
-        let rows: Vec<usize> = open.iter().map(|&at| unit.rows[at]).collect();
+        let open: Reused<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
+        let rows: Reused<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
             // Rows that may drop nothing lose nothing by it.
             let each = even_if_slower && budget.eps.any(|eps| eps > 0.0);
             let together =
                 if budget.careful || each { None } else { self.attend_tile(unit.head, rows)? };
-            let found = if let Some(found) = together {
-                found
-            } else {
-                let fours = rows.chunks(GROUP).map(|rows| self.attend_few(unit.head, rows, budget));
-                fours.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
-            };
-            for (&at, found) in at.iter().zip(found) {
-                answers[at] = Some(found);
+            if let Some(mut found) = together {
+                for (&at, found) in at.iter().zip(found.drain(..)) {
+                    answers[at] = Some(found);
+                }
+                continue;
+            }
+            for (at, rows) in at.chunks(GROUP).zip(rows.chunks(GROUP)) {
+                let mut found = self.attend_few(unit.head, rows, budget)?;
+                for (&at, found) in at.iter().zip(found.drain(..)) {
+                    answers[at] = Some(found);
+                }
             }
         }
-        Ok(answers.into_iter().flatten().collect())
+        Ok(answers.drain(..).flatten().collect())
     }
 
     /// Answers those of some rows that can be thinned; whether there are any.
@@ -156,21 +153,15 @@ impl AttentionJob<'_> {
         budget: RowBudget<'_>,
         answers: &mut [Option<Answer>],
     ) -> Result<bool, Error> {
-        let list: Vec<usize> = places.iter().map(|&at| unit.rows[at]).collect();
+        let list: Reused<usize> = places.iter().map(|&at| unit.rows[at]).collect();
         let mut rows = self.rows(unit.head, &list, budget)?;
         self.prune_by_codes(unit.head, &mut rows)?;
-        let mut places = places.to_vec();
         let mut open = rows.iter().map(|row| row.open);
-        places.retain(|_| open.next() == Some(false));
-        let (left, mut rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.open);
-        for row in left {
-            row.scratch.give_back();
-        }
-        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?) {
+        let places: Reused<usize> =
+            places.iter().copied().filter(|_| open.next() == Some(false)).collect();
+        rows.retain(|row| !row.open);
+        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?.drain(..)) {
             answers[at] = Some(found);
-        }
-        for row in rows {
-            row.scratch.give_back();
         }
         Ok(!places.is_empty())
     }
@@ -181,24 +172,20 @@ impl AttentionJob<'_> {
         head: usize,
         list: &[usize],
         budget: RowBudget<'_>,
-    ) -> Result<Vec<Answer>, Error> {
+    ) -> Result<Reused<Answer>, Error> {
         let mut rows = self.rows(head, list, budget)?;
         self.prune_by_codes(head, &mut rows)?;
         for_dtype!(self.keys.data, data => self.dense(head, data, &mut rows))?;
-        let answers = self.average(head, &mut rows);
-        for row in rows {
-            row.scratch.give_back();
-        }
-        answers
+        self.average(head, &mut rows)
     }
 
     /// A query in f64.
     ///
     /// # Errors
     /// [`Error::KeyNotFinite`].
-    pub(super) fn query(&self, row: usize) -> Result<Vec<f64>, Error> {
+    pub(super) fn query(&self, row: usize) -> Result<Reused<f64>, Error> {
         let m = self.queries.len();
-        let mut wide = Vec::new();
+        let mut wide = Reused::with_hint(self.queries.dim());
         self.queries.finite(row / m, row % m, &mut wide)?;
         Ok(wide)
     }
@@ -209,7 +196,7 @@ impl AttentionJob<'_> {
         head: usize,
         list: &[usize],
         budget: RowBudget<'_>,
-    ) -> Result<Vec<PendingRow<'_>>, Error> {
+    ) -> Result<Reused<PendingRow>, Error> {
         let codes = self.index.map(|index| index.head(head));
         // Without an index the size of keys is found when they are read.
         let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
@@ -221,9 +208,9 @@ impl AttentionJob<'_> {
                 query: Query::new(&wide, self.scale, largest),
                 prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
                 wide,
-                row_visibility: self.query_rows.row_visibility(row),
+                prefix: self.query_rows.row_visibility(row).prefix,
                 eps,
-                scratch: RowScratch::take(),
+                scratch: row_scratch(),
                 kept: None,
                 upper: 0.0,
                 scored: 0,
@@ -236,25 +223,27 @@ impl AttentionJob<'_> {
     }
 
     /// Answers what codes and a few exact scores can answer, and closes those rows.
-    fn prune_by_codes(&self, head: usize, rows: &mut [PendingRow<'_>]) -> Result<(), Error> {
+    fn prune_by_codes(&self, head: usize, rows: &mut [PendingRow]) -> Result<(), Error> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let padded = codes.len().next_multiple_of(LANES);
         for row in rows.iter_mut() {
             grow(&mut row.scratch.query.scores, padded)?;
             row.scratch.query.scores.resize(padded, 0.0);
         }
-        let mut asking: Vec<(&Prepared, &mut [f32])> = rows
+        let mut left = rows
             .iter_mut()
-            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.scratch.query.scores[..])))
-            .collect();
-        let mut fours = asking.chunks_exact_mut(GROUP);
-        for four in &mut fours {
-            if let [(a, ra), (b, rb), (c, rc), (d, rd)] = four {
+            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.scratch.query.scores[..])));
+        loop {
+            let mut few: [Option<(&Prepared, &mut [f32])>; GROUP] =
+                std::array::from_fn(|_| left.next());
+            if let [Some((a, ra)), Some((b, rb)), Some((c, rc)), Some((d, rd))] = &mut few {
                 codes.scan(self.simd, [*a, *b, *c, *d], [ra, rb, rc, rd].map(|to| &mut **to));
+                continue;
             }
-        }
-        for (prepared, to) in fours.into_remainder() {
-            codes.scan(self.simd, [*prepared], [to]);
+            for (prepared, to) in few.into_iter().flatten() {
+                codes.scan(self.simd, [prepared], [to]);
+            }
+            break;
         }
         for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows))
     }
@@ -264,21 +253,26 @@ impl AttentionJob<'_> {
         &self,
         head: usize,
         keys: Keys<'_, E>,
-        rows: &mut [PendingRow<'_>],
+        rows: &mut [PendingRow],
     ) -> Result<(), Error> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let simd = self.simd;
+        let sees = |row: usize| self.query_rows.row_visibility(row);
         // These are always read.
-        self.ask_for(head, &[codes.uncoded()]);
-        let mut states: Vec<Option<ThresholdState>> = rows.iter().map(|_| None).collect();
-        let mut active: Vec<bool> = rows.iter().map(|row| row.prepared.is_some()).collect();
+        let uncoded: Reused<u32> = codes.uncoded().collect();
+        self.ask_for(head, &[&uncoded]);
+        let mut states: Reused<Option<ThresholdState>> = rows.iter().map(|_| None).collect();
+        let mut active: Reused<bool> = rows.iter().map(|row| row.prepared.is_some()).collect();
         while active.contains(&true) {
-            let mut chosen: Vec<Option<Chosen>> = rows.iter().map(|_| None).collect();
+            let mut chosen: Reused<Option<Chosen>> = rows.iter().map(|_| None).collect();
             for (at, row) in rows.iter_mut().enumerate() {
                 if !active[at] {
                     continue;
                 }
-                let Some((search, scratch)) = row.search(codes, keys, simd) else { continue };
+                let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd)
+                else {
+                    continue;
+                };
                 match search.choose(scratch, &mut states[at])? {
                     Step::Done(found) => {
                         (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
@@ -292,13 +286,19 @@ impl AttentionJob<'_> {
                     }
                 }
             }
-            let lists = chosen.iter().map(|chosen| chosen.as_ref().map_or(&[][..], |of| &of.kept));
-            let lists: Vec<&[u32]> = lists.collect();
-            self.ask_for(head, &lists);
-            score_chosen(keys, rows, &lists, simd);
-            for (at, (row, chosen)) in rows.iter_mut().zip(chosen).enumerate() {
+            let mut lists: Lists<'_> = [&[]; MANY];
+            for (list, chosen) in lists.iter_mut().zip(&chosen) {
+                *list = chosen.as_ref().map_or(&[], |chosen| &chosen.kept);
+            }
+            let lists = &lists[..rows.len()];
+            self.ask_for(head, lists);
+            score_chosen(keys, rows, lists, simd);
+            for (at, (row, chosen)) in rows.iter_mut().zip(chosen.drain(..)).enumerate() {
                 let Some(chosen) = chosen else { continue };
-                let Some((search, scratch)) = row.search(codes, keys, simd) else { continue };
+                let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd)
+                else {
+                    continue;
+                };
                 if let Some(found) = search.judge(scratch, &mut states[at], chosen)? {
                     (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
                     (row.kept, row.open) = (Some(found.kept), false);
@@ -314,19 +314,22 @@ impl AttentionJob<'_> {
         &self,
         head: usize,
         data: &[E],
-        rows: &mut [PendingRow<'_>],
+        rows: &mut [PendingRow],
     ) -> Result<(), Error> {
         let (start, stride) = self.keys.matrix(head);
         let keys = Keys::new(data.get(start..).unwrap_or(&[]), stride, self.keys.dim());
-        let mut rows: Vec<&mut PendingRow<'_>> = rows.iter_mut().filter(|row| row.open).collect();
+        let open: Reused<usize> = (0..rows.len()).filter(|&at| rows[at].open).collect();
         let mut largest = 0.0f64;
-        for row in &mut rows {
-            let RowVisibility { prefix, allowed } = row.row_visibility;
+        for &at in &open {
+            let row = &mut rows[at];
+            let visibility = self.query_rows.row_visibility(row.number);
+            let RowVisibility { prefix, allowed } = visibility;
             let mut seen = prefix;
             if let Some(allowed) = allowed {
                 // Masked keys may be anything: they are not touched.
                 let sees = |key: &u32| allowed[*key as usize] != 0;
-                let mut list: Vec<u32> = memory::list("k", row.row_visibility.count())?;
+                let mut list: Reused<u32> = Reused::with_hint(visibility.count());
+                memory::room("k", &mut list, visibility.count())?;
                 list.extend((0..prefix as u32).filter(sees));
                 let exact = &mut row.scratch.query.exact;
                 grow(exact, list.len())?;
@@ -341,25 +344,26 @@ impl AttentionJob<'_> {
             }
             (row.scored, row.rung) = (seen, Rung::Dense);
         }
-        let plain =
-            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.prefix } else { 0 };
-        let longest = rows.iter().map(|row| plain(row)).max().unwrap_or(0);
+        let plain = |row: &PendingRow| if row.kept.is_none() { row.prefix } else { 0 };
+        let longest = open.iter().map(|&at| plain(&rows[at])).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
             let end = longest.min(from + BLOCK);
             if self.index.is_none() {
                 largest = largest.max(self.simd.largest(keys, Picked::From(from), end - from));
             }
-            if let [a, b, c, d] = &mut rows[..]
-                && [&*a, b, c, d].iter().all(|row| plain(row) >= end)
+            if let [a, b, c, d] = open[..]
+                && open.iter().all(|&at| plain(&rows[at]) >= end)
+                && let Ok(four) = rows.get_disjoint_mut([a, b, c, d])
             {
-                let four = [a, b, c, d].map(|row| {
-                    let PendingRow { query, scratch, .. } = &mut **row;
+                let four = four.map(|row| {
+                    let PendingRow { query, scratch, .. } = row;
                     (&*query, &mut scratch.query.exact[from..end])
                 });
                 Query::score_shared(self.simd, keys, from, four);
                 continue;
             }
-            for row in &mut rows {
+            for &at in &open {
+                let row = &mut rows[at];
                 let end = plain(row).min(end);
                 if from < end {
                     let to = &mut row.scratch.query.exact[from..end];
@@ -367,11 +371,12 @@ impl AttentionJob<'_> {
                 }
             }
         }
-        for row in rows {
+        for &at in &open {
+            let row = &mut rows[at];
             if self.index.is_none() {
                 row.query = Query::new(&row.wide, self.scale, largest);
             }
-            let exact = &mut row.scratch.query.exact;
+            let QueryScratch { exact, workspace, .. } = &mut row.scratch.query;
             // A key that is not finite scores what is no score.
             if let Some(bad) = exact.iter().position(|score| !score.is_finite()) {
                 let score = exact[bad];
@@ -384,8 +389,7 @@ impl AttentionJob<'_> {
                 let error = [row.query.error];
                 let scores = Scores::new(&exact[..], &[row.scored])?.radius(&error)?;
                 let options = Options::new();
-                let mut found =
-                    row.scratch.query.workspace.select(&scores, &[row.eps], &options)?;
+                let found = workspace.select(&scores, &[row.eps], &options)?;
                 let most = if always { 1.0 } else { ALL };
                 if (found.indices.len() as f64) < most * row.scored as f64 {
                     for (at, &key) in found.indices.iter().enumerate() {
@@ -393,11 +397,11 @@ impl AttentionJob<'_> {
                     }
                     row.upper = found.tail_mass_upper[0];
                     exact.truncate(found.indices.len());
-                    if let Some(list) = &row.kept {
-                        found.indices.iter_mut().for_each(|at| *at = list[*at as usize]);
-                    }
-                    row.kept = Some(found.indices);
+                    let list = row.kept.take();
+                    let key = |&at: &u32| list.as_ref().map_or(at, |list| list[at as usize]);
+                    row.kept = Some(found.indices.iter().map(key).collect());
                 }
+                found.recycle();
             }
         }
         Ok(())
@@ -414,7 +418,7 @@ impl AttentionJob<'_> {
         Error::Number { argument: "a score of k", place, value: score, problem }
     }
 
-    fn average(&self, head: usize, rows: &mut [PendingRow<'_>]) -> Result<Vec<Answer>, Error> {
+    fn average(&self, head: usize, rows: &mut [PendingRow]) -> Result<Reused<Answer>, Error> {
         for_dtype!(self.values.data, data => self.averages(head, data, rows))
     }
 
@@ -423,18 +427,18 @@ impl AttentionJob<'_> {
         &self,
         head: usize,
         data: &[E],
-        rows: &mut [PendingRow<'_>],
-    ) -> Result<Vec<Answer>, Error> {
+        rows: &mut [PendingRow],
+    ) -> Result<Reused<Answer>, Error> {
         let (start, stride) = self.values.matrix(head);
         let dim = self.values.dim();
         let values = Keys::new(data.get(start..).unwrap_or(&[]), stride, dim);
         let width = dim.next_multiple_of(LANES);
-        let mut sums = Vec::with_capacity(rows.len());
-        let mut totals = Vec::with_capacity(rows.len());
-        let mut masses = Vec::with_capacity(rows.len());
+        let mut sums: Reused<Reused<f64>> = Reused::with_hint(rows.len());
+        let mut totals: Reused<f64> = Reused::with_hint(rows.len());
+        let mut masses: Reused<LogMass> = Reused::with_hint(rows.len());
         for row in rows.iter_mut() {
-            let count = row.kept.as_ref().map_or(row.row_visibility.prefix, Vec::len);
-            let RowScratch { query, weights } = &mut row.scratch;
+            let count = row.kept.as_ref().map_or(row.prefix, |kept| kept.len());
+            let RowScratch { query, weights } = &mut *row.scratch;
             let exact = &mut query.exact;
             exact.truncate(count);
             let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -460,11 +464,10 @@ impl AttentionJob<'_> {
             let found = LogMass::summed(with_sink.total, rounding, top + offset, row.query.error);
             masses.push(if known { found } else { LogMass::UNKNOWN });
             weights.truncate(count);
-            sums.push(filled("v", width, 0.0)?);
+            sums.push(filled_again("v", width, 0.0)?);
         }
         // Where everything is visible the rows of a group share what is read.
-        let plain =
-            |row: &PendingRow<'_>| if row.kept.is_none() { row.row_visibility.prefix } else { 0 };
+        let plain = |row: &PendingRow| if row.kept.is_none() { row.prefix } else { 0 };
         let longest = rows.iter().map(plain).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
             let end = longest.min(from + BLOCK);
@@ -484,15 +487,18 @@ impl AttentionJob<'_> {
                 }
             }
         }
-        let lists = rows.iter().map(|row| row.kept.as_deref().unwrap_or(&[]));
-        by_stretches(&lists.collect::<Vec<_>>(), |row, list, (from, end)| {
+        let mut lists: Lists<'_> = [&[]; MANY];
+        for (list, row) in lists.iter_mut().zip(rows.iter()) {
+            *list = row.kept.as_ref().map_or(&[], |kept| kept);
+        }
+        by_stretches(&lists[..rows.len()], |row, list, (from, end)| {
             let weights = &rows[row].scratch.weights[from..end];
             self.simd.average(values, Picked::Listed(&list[from..]), weights, &mut sums[row]);
         });
         let sum_error = sum_error(&self.values.data);
-        let parts = rows.iter().zip(sums.into_iter().zip(totals.into_iter().zip(masses)));
+        let parts = rows.iter().zip(sums.drain(..).zip(totals.iter().zip(&masses)));
         parts
-            .map(|(row, (mut out, (total, log_mass)))| {
+            .map(|(row, (mut out, (&total, &log_mass)))| {
                 if total > 0.0 {
                     for entry in &mut out {
                         *entry /= total;
@@ -504,21 +510,17 @@ impl AttentionJob<'_> {
                 // The exponential in f64, and subtracting the largest score; rounding weights counts with the sums.
                 let weight_error = row.query.error.exp_m1() + EXP;
                 let PendingRow { upper, scored, rung, .. } = *row;
-                let kept = row.kept.as_ref().map_or(scored, Vec::len);
+                let kept = row.kept.as_ref().map_or(scored, |kept| kept.len());
                 Ok(Answer { out, upper, kept, scored, rung, weight_error, sum_error, log_mass })
             })
             .collect()
     }
 
     /// A row's average in f64 of what it sees alone, for values that f32 cannot add.
-    fn average_f64(
-        &self,
-        head: usize,
-        row: &PendingRow<'_>,
-        total: f64,
-    ) -> Result<Vec<f64>, Error> {
+    fn average_f64(&self, head: usize, row: &PendingRow, total: f64) -> Result<Reused<f64>, Error> {
         let dim = self.values.dim();
-        let mut out = filled("v", dim.next_multiple_of(LANES), 0.0)?;
+        let mut out: Reused<f64> =
+            filled("v", dim.next_multiple_of(LANES), 0.0)?.into_iter().collect();
         let (mut wide, mut sums) = (Vec::new(), filled("v", dim, 0.0)?);
         for (block, weights) in row.scratch.weights.chunks(BLOCK).enumerate() {
             sums.fill(0.0);
@@ -542,10 +544,11 @@ impl AttentionJob<'_> {
     }
 }
 
-impl PendingRow<'_> {
+impl PendingRow {
     /// The search of a row that has a query for codes, and its scratch.
     fn search<'s, E: Coded>(
         &'s mut self,
+        row_visibility: RowVisibility<'s>,
         codes: &'s Codes,
         keys: Keys<'s, E>,
         simd: crate::kernels::Simd,
@@ -556,7 +559,7 @@ impl PendingRow<'_> {
             keys: Some(keys),
             query: &self.query,
             prepared: self.prepared.as_ref()?,
-            row_visibility: self.row_visibility,
+            row_visibility,
             eps: self.eps,
             trim: false,
             beside: None,
@@ -568,7 +571,7 @@ impl PendingRow<'_> {
 /// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.
 fn score_chosen<E: Coded>(
     keys: Keys<'_, E>,
-    rows: &mut [PendingRow<'_>],
+    rows: &mut [PendingRow],
     lists: &[&[u32]],
     simd: crate::kernels::Simd,
 ) {

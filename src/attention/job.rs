@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::index::{KeyIndex, Rung};
 use crate::kernels::Simd;
 use crate::log_mass::LogMass;
+use crate::reused::Reused;
 use crate::rows::{PerRow, Vectors};
 use crate::scale::nearest_rsqrt;
 
@@ -26,7 +27,7 @@ pub(super) struct AttentionJob<'a> {
     pub(super) scale: f64,
     pub(super) simd: Simd,
     /// Of each head's keys that some row sees: the largest norm.
-    pub(super) norms: Vec<OnceLock<f64>>,
+    pub(super) norms: Reused<OnceLock<f64>>,
 }
 
 /// What is asked of rows.
@@ -39,9 +40,9 @@ pub(super) struct RowBudget<'a> {
 }
 
 /// Rows that share a head's keys.
-pub(super) struct Unit {
+pub(super) struct Unit<'a> {
     pub(super) head: usize,
-    pub(super) rows: Vec<usize>,
+    pub(super) rows: &'a [usize],
 }
 
 impl<'a> AttentionJob<'a> {
@@ -75,14 +76,14 @@ impl<'a> AttentionJob<'a> {
             index.fits(keys)?;
         }
         let simd = Simd::current()?;
-        let norms = vec![OnceLock::new(); keys.heads()];
+        let norms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
         Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms })
     }
 }
 
 /// One row's answer.
 pub(super) struct Answer {
-    pub(super) out: Vec<f64>,
+    pub(super) out: Reused<f64>,
     pub(super) upper: f64,
     pub(super) kept: usize,
     pub(super) scored: usize,

@@ -15,6 +15,8 @@ mod result;
 mod sink;
 mod stretches;
 mod tile;
+#[cfg(feature = "ndarray")]
+mod views;
 
 pub use ball::ValueBall;
 pub use driver::attention;

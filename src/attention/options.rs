@@ -3,9 +3,17 @@
 use half::{bf16, f16};
 
 use super::ball::{ValueBall, norm};
+use crate::builders::builders_of_defaults;
 
 /// How attention is to be computed.
+///
+/// ```
+/// use certk_rs::{AttentionOptions, Precision};
+/// let options = AttentionOptions::new().causal(true).precision(Precision::F32).threads(1);
+/// assert!(options.causal);
+/// ```
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct AttentionOptions<'a> {
     /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     pub scale: Option<f64>,
@@ -31,6 +39,29 @@ pub struct AttentionOptions<'a> {
     pub threads: Option<usize>,
 }
 
+builders_of_defaults! { AttentionOptions<'a> {
+    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    scale(scale: impl Into<Option<f64>>) = scale.into();
+    /// Query i of m sees keys up to i + n - m.
+    causal(causal: bool) = causal;
+    /// How many keys a row sees, from the first; one for all rows or one per row.
+    lengths(lengths: impl Into<Option<&'a [i64]>>) = lengths.into();
+    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    mask(mask: &'a [u8], strides: &'a [usize]) = Some((mask, strides));
+    /// A score per query head, or one for all, that joins the softmax of each of its rows with no value.
+    sinks(sinks: impl Into<Option<&'a [f64]>>) = sinks.into();
+    /// What the output is rounded to.
+    precision(precision: Precision) = precision;
+    /// A ball around the values, so that they need not be read for a bound of the output's error.
+    ball(ball: impl Into<Option<&'a ValueBall>>) = ball.into();
+    /// Drops what may be dropped also where computing everything is faster.
+    even_if_slower(slower: bool) = slower;
+    /// Whether keys or values lie in mapped files.
+    mapped(mapped: bool) = mapped;
+    /// How many threads; `None` for all available.
+    threads(threads: impl Into<Option<usize>>) = threads.into();
+} }
+
 /// What a row may lose. One number for all rows, or one per row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget<'a> {
@@ -42,6 +73,7 @@ pub enum Budget<'a> {
 
 /// The precision of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Precision {
     /// f64, in which it is computed.
     #[default]

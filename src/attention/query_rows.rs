@@ -10,10 +10,11 @@ use crate::rows::{PerRow, Vectors};
 /// The rows of a call.
 pub(super) struct QueryRows<'a> {
     /// The axes of queries but the last.
-    pub(super) shape: Vec<usize>,
+    pub(super) shape: &'a [usize],
     pub(super) keys: usize,
-    /// The head of keys of each row; it never falls.
-    pub(super) head_of: Vec<usize>,
+    rows: usize,
+    /// So many rows, one behind another, have the same head of keys.
+    of_head: usize,
     pub(super) options: AttentionOptions<'a>,
     visible: Visible<'a>,
     /// Of each head of queries.
@@ -26,39 +27,43 @@ impl<'a> QueryRows<'a> {
     /// # Errors
     /// [`Error::Shape`], [`Error::Length`], [`Error::RowLength`].
     pub(super) fn new(
-        queries: &Vectors<'_>,
+        queries: &'a Vectors<'_>,
         keys: &Vectors<'_>,
         options: &AttentionOptions<'a>,
     ) -> Result<Self, Error> {
         let need = keys.batch();
-        let Some(heads) = queries.heads_among(need) else {
+        let Some(matrices) = queries.heads_for_each(need) else {
             return Err(queries.misfit(format!(
                 "the axes before the last two must be those of the keys, {need:?}, of which the last may be a multiple"
             )));
         };
-        let each = |head| std::iter::repeat_n(head, queries.len());
-        let head_of = heads.into_iter().flat_map(each).collect();
-        let shape = queries.shape()[..queries.shape().len() - 1].to_vec();
+        let shape = &queries.shape()[..queries.shape().len() - 1];
+        let (rows, of_head) = (queries.heads() * queries.len(), matrices * queries.len());
         let (keys, options) = (keys.len(), options.clone());
         let AttentionOptions { causal, lengths, mask, .. } = options;
-        let visible = Visible::new(&shape, keys, causal, lengths, mask)?;
-        let sinks = options.sinks.map(|sinks| judged(sinks, &shape)).transpose()?;
-        Ok(QueryRows { shape, keys, head_of, options, visible, sinks })
+        let visible = Visible::new(shape, keys, causal, lengths, mask)?;
+        let sinks = options.sinks.map(|sinks| judged(sinks, shape)).transpose()?;
+        Ok(QueryRows { shape, keys, rows, of_head, options, visible, sinks })
     }
 
     pub(super) fn rows(&self) -> usize {
-        self.head_of.len()
+        self.rows
+    }
+
+    /// The head of keys of a row; it never falls.
+    pub(super) fn head_of(&self, row: usize) -> usize {
+        row / self.of_head
     }
 
     /// The rows of a head of keys, which lie behind those of the heads before it.
     pub(super) fn rows_of(&self, head: usize) -> Range<usize> {
-        let start = self.head_of.partition_point(|&of| of < head);
-        start..start + self.head_of[start..].partition_point(|&of| of == head)
+        let row = |head: usize| self.rows.min(head * self.of_head);
+        row(head)..row(head + 1)
     }
 
     /// The place of a row.
     pub(super) fn place(&self, row: usize) -> Place {
-        Place::unravel(&self.shape, row)
+        Place::unravel(self.shape, row)
     }
 
     /// One number for all rows, or one per row.

@@ -2,9 +2,12 @@
 
 use crate::index::Rung;
 use crate::log_mass::LogMass;
+use crate::recycled::{self, Recycled, held};
 
 /// Attention's output, a row for each query, and what is proven of it.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Attention {
     /// Weighted averages of values, one vector after another, rounded to the precision asked for.
     pub out: Vec<f64>,
@@ -30,17 +33,73 @@ pub struct Attention {
 
 impl Attention {
     pub(super) fn empty(rows: usize, dim: usize) -> Self {
-        Attention {
-            out: vec![0.0; rows * dim],
-            tail_mass_upper: vec![0.0; rows],
-            k: vec![0; rows],
-            scored: vec![0; rows],
-            rung: vec![Rung::Dense; rows],
-            weight_error: vec![0.0; rows],
-            sum_error: vec![0.0; rows],
-            rounding: vec![0.0; rows],
-            log_mass: vec![LogMass::NONE; rows],
-            within: None,
-        }
+        let mut all: Attention = recycled::empty();
+        all.out.resize(rows * dim, 0.0);
+        all.tail_mass_upper.resize(rows, 0.0);
+        all.k.resize(rows, 0);
+        all.scored.resize(rows, 0);
+        all.rung.resize(rows, Rung::Dense);
+        all.weight_error.resize(rows, 0.0);
+        all.sum_error.resize(rows, 0.0);
+        all.rounding.resize(rows, 0.0);
+        all.log_mass.resize(rows, LogMass::NONE);
+        all
+    }
+
+    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
+    /// with a budget of tail mass then ask for none.
+    pub fn recycle(self) {
+        recycled::recycle(self);
+    }
+}
+
+impl Recycled for Attention {
+    fn clear(&mut self) {
+        let Attention {
+            out,
+            tail_mass_upper,
+            k,
+            scored,
+            rung,
+            weight_error,
+            sum_error,
+            rounding,
+            log_mass,
+            within,
+        } = self;
+        out.clear();
+        tail_mass_upper.clear();
+        k.clear();
+        scored.clear();
+        rung.clear();
+        weight_error.clear();
+        sum_error.clear();
+        rounding.clear();
+        log_mass.clear();
+        *within = None;
+    }
+
+    fn bytes(&self) -> usize {
+        let Attention {
+            out,
+            tail_mass_upper,
+            k,
+            scored,
+            rung,
+            weight_error,
+            sum_error,
+            rounding,
+            log_mass,
+            within: _,
+        } = self;
+        held(out)
+            + held(tail_mass_upper)
+            + held(k)
+            + held(scored)
+            + held(rung)
+            + held(weight_error)
+            + held(sum_error)
+            + held(rounding)
+            + held(log_mass)
     }
 }

@@ -1,5 +1,7 @@
 //! Ascending lists of keys, read side by side.
 
+use crate::reused::Reused;
+
 /// Keys of a stretch.
 const SPARSE: usize = 1024;
 
@@ -8,7 +10,7 @@ pub(super) fn by_stretches(lists: &[&[u32]], mut each: impl FnMut(usize, &[u32],
     let last = lists.iter().filter_map(|list| list.last()).max().map_or(0, |&key| key as usize + 1);
     // One list has nothing to share.
     let stretch = if lists.len() > 1 { SPARSE } else { usize::MAX };
-    let mut done = vec![0; lists.len()];
+    let mut done: Reused<usize> = std::iter::repeat_n(0, lists.len()).collect();
     let mut edge = 0usize;
     while edge < last {
         edge = edge.saturating_add(stretch);

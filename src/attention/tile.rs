@@ -10,6 +10,7 @@ use crate::kernels::{
     BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
 use crate::log_mass::LogMass;
+use crate::reused::Reused;
 use crate::rows::Data;
 
 /// One rounding of f32.
@@ -33,14 +34,14 @@ impl AttentionJob<'_> {
         &self,
         head: usize,
         rows: &[usize],
-    ) -> Result<Option<Vec<Answer>>, Error> {
+    ) -> Result<Option<Reused<Answer>>, Error> {
         if rows.len() < MANY || !self.fit_together() {
             return Ok(None);
         }
-        let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Vec<_>, _>>()?;
+        let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Reused<_>, _>>()?;
         let norm = self.norm(head)?;
         let scale = self.scale.abs();
-        let mut errors = Vec::with_capacity(rows.len());
+        let mut errors: Reused<f64> = Reused::with_hint(rows.len());
         for query in &queries {
             let own = query.iter().map(|entry| entry * entry).sum::<f64>().sqrt();
             // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
@@ -59,14 +60,17 @@ impl AttentionJob<'_> {
         }
         let dim = self.values.dim();
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
-        let entries = queries.iter().map(Vec::as_slice);
+        let entries = queries.iter().map(|query| query.as_slice());
         let mut panel = PanelRows::new(entries, shape, self.scale as f32);
-        let visibility: Vec<RowVisibility<'_>> =
-            rows.iter().map(|&row| self.query_rows.row_visibility(row)).collect();
+        let mut visibility = [RowVisibility { prefix: 0, allowed: None }; PANEL_ROWS];
+        for (to, &row) in visibility.iter_mut().zip(rows) {
+            *to = self.query_rows.row_visibility(row);
+        }
+        let visibility = &visibility[..rows.len()];
         for_coded_dtype!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
             for_coded_dtype!(self.values, V => {
-                self.over(keys, matrix::<V>(self.values, head), &visibility, &mut panel);
+                self.over(keys, matrix::<V>(self.values, head), visibility, &mut panel);
                 Ok(())
             })
         })?;
@@ -75,7 +79,7 @@ impl AttentionJob<'_> {
             let Sunk { total, slip, .. } =
                 self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
             let error = error + slip;
-            let mut out = sums.to_vec();
+            let mut out: Reused<f64> = sums.iter().copied().collect();
             if total > 0.0 {
                 for entry in &mut out {
                     *entry /= total;
@@ -99,7 +103,7 @@ impl AttentionJob<'_> {
                 log_mass: LogMass::summed(total, SUMS + WEIGHT, top, error),
             })
         };
-        Ok(errors.into_iter().enumerate().map(answer).collect())
+        Ok(errors.iter().copied().enumerate().map(answer).collect())
     }
 
     /// Takes rows over the keys that they see, block by block.
@@ -112,9 +116,9 @@ impl AttentionJob<'_> {
     ) {
         let longest =
             visibility.iter().map(|row_visibility| row_visibility.prefix).max().unwrap_or(0);
-        let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
+        let (mut of_keys, mut of_values) = (Reused::new(), Reused::new());
         let mut limits = [0.0f32; PANEL_ROWS];
-        let mut each = Vec::new();
+        let mut each = Reused::new();
         for from in (0..longest).step_by(PANEL_KEYS) {
             let block = (from, PANEL_KEYS.min(longest - from));
             let sees = match masked(visibility, block, &mut each) {
@@ -142,9 +146,9 @@ impl AttentionJob<'_> {
         }
         let norm = for_coded_dtype!(self.keys, K => {
             let keys = matrix::<K>(self.keys, head);
-            let centre = vec![0.0; keys.dim().next_multiple_of(LANES)];
+            let centre: Reused<f64> = std::iter::repeat_n(0.0, keys.dim().next_multiple_of(LANES)).collect();
             let mut most = 0.0f64;
-            for seen in self.query_rows.seen_by_any(head) {
+            for seen in &self.query_rows.seen_by_any(head) {
                 let square = self.simd.farthest(keys.behind(seen.start), seen.len(), &centre);
                 if !square.is_finite() {
                     let finite = |entry: &K| Into::<f64>::into(entry.widen()).is_finite();
@@ -178,11 +182,15 @@ fn masked(
         let of = allowed.get(from..prefix.min(from + count)).unwrap_or(&[]);
         (of.iter().map(|&byte| usize::from(byte != 0)).sum(), of.len())
     };
-    let parts: Vec<(usize, usize)> = visibility.iter().map(part).collect();
-    if parts.iter().all(|&(seen, _)| seen == 0) {
+    let (mut none, mut all) = (true, true);
+    for (seen, of) in visibility.iter().map(part) {
+        none &= seen == 0;
+        all &= seen >= of;
+    }
+    if none {
         return Masked::All;
     }
-    if parts.iter().all(|&(seen, of)| seen >= of) {
+    if all {
         return Masked::None;
     }
     each.clear();

@@ -5,6 +5,8 @@
 //! (the costs satisfy the quadrangle inequality). The head is the mirror image. The minimum is exact up to the
 //! rounding of f64; whatever comes out are cuts, and any cuts give a sound bound.
 
+use crate::ambient::asked;
+
 /// No cut: this piece goes to the end.
 const NONE: u32 = u32::MAX;
 
@@ -81,7 +83,7 @@ pub(super) fn of_tails(weights: &[f64], most: usize, trace: bool) -> Layers {
         let mut costs = before.clone();
         let mut cuts = vec![NONE; if trace { n } else { 0 }];
         envelope.clear();
-        for i in (0..n - 1).rev() {
+        for i in asked((0..n - 1).rev()) {
             envelope.push((i + 1) as f64, before[i + 1], (i + 1) as u32);
             let name = envelope.best(weights[i]);
             let cost = (name as usize - i) as f64 * weights[i] + before[name as usize];
@@ -109,7 +111,7 @@ pub(super) fn of_heads(weights: &[f64], most: usize, trace: bool) -> Layers {
         let mut costs = before.clone();
         let mut cuts = vec![NONE; if trace { n + 1 } else { 0 }];
         envelope.clear();
-        for k in 2..=n {
+        for k in asked(2..=n) {
             envelope.push((k - 1) as f64, before[k - 1], (k - 1) as u32);
             let name = envelope.best(weights[k - 1]);
             let cost = before[name as usize] - (k - name as usize) as f64 * weights[k - 1];

@@ -3,9 +3,11 @@
 use super::levels;
 use super::measure::Measure;
 use super::rows::{VisibleRow, map_rows};
+use crate::ambient::pieces;
 use crate::certified_sums;
 use crate::error::{Error, Place};
 use crate::rows::Scores;
+use crate::sorting;
 use crate::threads;
 use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
@@ -54,8 +56,10 @@ fn count(value: u64) -> Twofold {
 }
 
 /// [`required_gap`] of every entry of three arrays of one shape.
-#[cfg(feature = "python")]
-pub(crate) fn required_gaps(
+///
+/// # Errors
+/// As [`required_gap`], naming the entry.
+pub fn required_gaps(
     n: &[i64],
     k: &[i64],
     eps: &[f64],
@@ -136,9 +140,9 @@ fn boundary(row: &mut VisibleRow<'_>, kept: usize) -> Option<(f64, f64)> {
     if kept == 0 || kept == row.keys.len() {
         return None;
     }
-    let (top, next, _) = row.keys.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));
-    let next = *next;
-    Some((top.iter().copied().fold(f64::INFINITY, f64::min), next))
+    sorting::place(&mut row.keys, kept, |a, b| b.total_cmp(a));
+    let worst = pieces(&row.keys[..kept]).flatten().copied().fold(f64::INFINITY, f64::min);
+    Some((worst, row.keys[kept]))
 }
 
 #[cfg(test)]

@@ -85,8 +85,10 @@ pub fn bretagnolle_huber(kl: f64) -> Result<f64, Error> {
 }
 
 /// [`kl_from_tail_mass`] of every entry of an array.
-#[cfg(feature = "python")]
-pub(crate) fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
+///
+/// # Errors
+/// As [`kl_from_tail_mass`], naming the entry.
+pub fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<Vec<f64>, Error> {
     super::rows::each(shape, |i, place| {
         kl_from_tail_mass(tail_mass[i])
             .map_err(|_| Error::TailMass { place: place(), value: tail_mass[i] })
@@ -94,8 +96,10 @@ pub(crate) fn kl_from_tail_masses(tail_mass: &[f64], shape: &[usize]) -> Result<
 }
 
 /// [`tail_mass_from_kl`], [`pinsker`] or [`bretagnolle_huber`] of every entry of an array.
-#[cfg(feature = "python")]
-pub(crate) fn of_divergences(
+///
+/// # Errors
+/// As those, naming the entry.
+pub fn of_divergences(
     kl: &[f64],
     shape: &[usize],
     bound: fn(f64) -> Result<f64, Error>,

@@ -24,9 +24,9 @@ pub use blockwise::{Blocks, blockwise};
 pub use gap::{required_gap, score_gap, single_gap};
 pub use identity::{bretagnolle_huber, kl_from_tail_mass, pinsker, tail_mass_from_kl};
 pub use multi_gap::{Cuts, best_cuts, multi_gap};
-pub use smallest::{Rule, smallest_k};
+pub use smallest::{GapRule, smallest_k};
 
-#[cfg(feature = "python")]
-pub(crate) use gap::required_gaps;
-#[cfg(feature = "python")]
-pub(crate) use identity::{kl_from_tail_masses, of_divergences};
+#[doc(hidden)]
+pub use gap::required_gaps;
+#[doc(hidden)]
+pub use identity::{kl_from_tail_masses, of_divergences};

@@ -4,6 +4,7 @@ use super::cuts::{best_split, of_heads, of_tails};
 use super::levels;
 use super::measure::Measure;
 use super::rows::{VisibleRow, map_rows};
+use crate::ambient::asked;
 use crate::error::Error;
 use crate::memory::check_memory;
 use crate::rows::Scores;
@@ -163,7 +164,10 @@ pub(super) fn least(measure: Measure, keys: &[f64], kept: usize, most: usize) ->
 /// The best cuts of keys sorted best first, 0 < kept < n.
 pub(super) fn best(measure: Measure, keys: &[f64], kept: usize, most: usize) -> Vec<usize> {
     let weigh = |keys: &[f64]| -> Vec<f64> {
-        keys.iter().map(|&key| measure.weight_up(keys[0], key)).collect()
+        let mut weights: Vec<f64> =
+            asked(keys).map(|&key| measure.weight_up(keys[0], key)).collect();
+        weights.resize(keys.len(), 0.0);
+        weights
     };
     // Each side relative to its own best: a common factor of all ratios does not matter.
     let tails = of_tails(&weigh(&keys[kept..]), most, true);

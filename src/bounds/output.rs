@@ -11,6 +11,7 @@ mod rounding;
 mod row;
 mod spectrum;
 
+use crate::ambient::asked;
 use crate::error::Error;
 use crate::interrupt;
 use crate::memory::{check_memory, check_memory_in_each, check_memory_square, filled, room};
@@ -38,6 +39,7 @@ const LEAST: usize = 1 << 10;
 /// A bound on the output error, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum OutputBound {
     /// The identity `tau |mu_T - mu_S|`, rounded up.
     #[default]
@@ -54,6 +56,8 @@ pub enum OutputBound {
 
 /// Upper bounds on `|Attn - Attn_S|`, one per row, in the units of the values.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct OutputError {
     /// The error itself, rounded up.
     pub exact: Vec<f64>,
@@ -79,6 +83,8 @@ pub struct OutputError {
 
 /// The shortest prefixes whose output error is within a budget.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct OutputSelection {
     /// Row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
     pub indptr: Vec<i64>,
@@ -223,7 +229,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
                 return Ok(None);
             }
             cloud(scores, values, head, &served[head]).map(|cloud| Some(prepare(cloud)))
-        });
+        })?;
         interrupt::check()?;
         let clouds = clouds.into_iter().collect::<Result<Vec<_>, Error>>()?;
         let tasks: Vec<(&P, usize)> = (clouds.iter().zip(&served[start..end]))
@@ -233,7 +239,7 @@ fn by_head<P: Send + Sync, R: Send + Clone + Default>(
         for portion in tasks.chunks((PORTION / size.max(LEAST)).max(1)) {
             let one = |i: usize| work(portion[i].0, portion[i].1);
             let least = (SERIAL / size).max(1);
-            let found = threads::map(threads, 0..portion.len(), least, one);
+            let found = threads::map(threads, 0..portion.len(), least, one)?;
             for (&(_, row), found) in portion.iter().zip(found) {
                 results[row] = found?;
             }
@@ -253,7 +259,7 @@ fn cloud(
     let (mut seen, mut keys) = (filled("scores", scores.longest(), false)?, Vec::new());
     for &row in rows {
         scores.wide_scores(row, &mut keys)?;
-        for (seen, key) in seen.iter_mut().zip(&keys) {
+        for (seen, key) in asked(seen.iter_mut().zip(&keys)) {
             *seen |= *key > f64::NEG_INFINITY;
         }
     }

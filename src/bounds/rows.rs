@@ -1,11 +1,12 @@
 //! Rows in, one answer per row out: reading, sharing out over threads, and naming places.
 
 use super::measure::Measure;
+use crate::ambient;
 use crate::error::{Error, Place};
-#[cfg(feature = "python")]
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_in_each, list};
-use crate::rows::{PerRow, Scores};
+use crate::rows::{PerRow, Scores, drop_masked};
+use crate::sorting;
 use crate::threads;
 
 /// Elements per task, and between two checks for an interrupt.
@@ -38,9 +39,9 @@ impl VisibleRow<'_> {
         }
     }
 
-    /// The keys, best first.
+    /// The keys, best first; in any order once the call shall end.
     pub(super) fn sorted(&mut self) -> &[f64] {
-        self.keys.sort_unstable_by(|a, b| b.total_cmp(a));
+        sorting::sort(&mut self.keys, |a, b| b.total_cmp(a));
         &self.keys
     }
 }
@@ -57,7 +58,8 @@ pub(super) fn map_rows<R: Send>(
     let one = |number: usize| {
         let mut keys = Vec::new();
         let measure = scores.wide_scores(number, &mut keys)?.into();
-        keys.retain(|key| *key > f64::NEG_INFINITY);
+        drop_masked(&mut keys);
+        ambient::check()?;
         work(VisibleRow { scores, number, measure, keys })
     };
     in_portions(threads, rows, n, one)
@@ -78,7 +80,6 @@ pub(super) fn in_portions<R: Send>(
 }
 
 /// Maps the entries of an array of this shape; `work` is given a way to name the place.
-#[cfg(feature = "python")]
 pub(super) fn each<R>(
     shape: &[usize],
     work: impl Fn(usize, &dyn Fn() -> Place) -> Result<R, Error>,

@@ -5,13 +5,14 @@ use super::gap::{from_gap, required_gap};
 use super::measure::Measure;
 use super::multi_gap::{self, Cuts};
 use super::rows::map_rows;
+use crate::ambient::{asked, pieces};
 use crate::error::Error;
 use crate::rows::Scores;
 use crate::threads;
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+pub enum GapRule {
     /// [`single_gap`](super::single_gap).
     SingleGap,
     /// [`multi_gap`](super::multi_gap()) with the best cuts, at most so many.
@@ -41,12 +42,12 @@ fn near(n: usize, most: usize) -> f64 {
 pub fn smallest_k(
     scores: &Scores<'_>,
     eps: &[f64],
-    rule: Rule,
+    rule: GapRule,
     threads: Option<usize>,
 ) -> Result<Vec<i64>, Error> {
     let _modes = threads::default_floats();
     let eps = scores.budgets(eps)?;
-    if let Rule::MultiGap { cuts } = rule {
+    if let GapRule::MultiGap { cuts } = rule {
         multi_gap::judge(scores, Cuts::Best(cuts))?;
     }
     map_rows(scores, threads, |mut row| {
@@ -55,14 +56,14 @@ pub fn smallest_k(
         if n <= 1 || eps == 0.0 {
             return Ok(n as i64);
         }
-        if let Rule::MultiGap { cuts } = rule {
+        if let GapRule::MultiGap { cuts } = rule {
             multi_gap::ask(n, cuts)?;
         }
         let measure = row.measure;
         let k = match rule {
-            Rule::Threshold => within(measure, &row.keys, eps)?,
-            Rule::SingleGap => by_single_gap(measure, row.sorted(), eps),
-            Rule::MultiGap { cuts } => by_multi_gap(measure, row.sorted(), eps, cuts),
+            GapRule::Threshold => within(measure, &row.keys, eps)?,
+            GapRule::SingleGap => by_single_gap(measure, row.sorted(), eps),
+            GapRule::MultiGap { cuts } => by_multi_gap(measure, row.sorted(), eps, cuts),
         };
         Ok(k as i64)
     })
@@ -72,14 +73,15 @@ pub fn smallest_k(
 fn within(measure: Measure, keys: &[f64], eps: f64) -> Result<usize, Error> {
     let needed = required_gap(keys.len() as u64, 1, eps)?.max(0.0) + 2.0 * measure.error;
     let needed = if measure.error == 0.0 { needed } else { needed.next_up() };
-    let largest = keys.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let near = keys.iter().filter(|key| measure.gap_down(largest, **key) < needed).count();
+    let largest = pieces(keys).flatten().copied().fold(f64::NEG_INFINITY, f64::max);
+    let near =
+        pieces(keys).flatten().filter(|key| measure.gap_down(largest, **key) < needed).count();
     Ok(near.max(1))
 }
 
 fn by_single_gap(measure: Measure, keys: &[f64], eps: f64) -> usize {
     let n = keys.len();
-    (1..n).find(|&k| from_gap(measure, n, k, (keys[k - 1], keys[k])) <= eps).unwrap_or(n)
+    asked(1..n).find(|&k| from_gap(measure, n, k, (keys[k - 1], keys[k])) <= eps).unwrap_or(n)
 }
 
 fn by_multi_gap(measure: Measure, keys: &[f64], eps: f64, most: usize) -> usize {
@@ -87,12 +89,13 @@ fn by_multi_gap(measure: Measure, keys: &[f64], eps: f64, most: usize) -> usize 
         return by_single_gap(measure, keys, eps);
     }
     let n = keys.len();
-    let weights: Vec<f64> = keys.iter().map(|&key| measure.weight_up(keys[0], key)).collect();
+    let mut weights: Vec<f64> = asked(keys).map(|&key| measure.weight_up(keys[0], key)).collect();
+    weights.resize(n, 0.0);
     // One search serves every k: a tail is a suffix of the row, and a head a prefix.
     let (tails, heads) = (of_tails(&weights, most, false), of_heads(&weights, most, false));
     let odds = eps / (1.0 - eps) * (1.0 + near(n, most));
     let (mut tail, mut head) = (Vec::new(), Vec::new());
-    for k in 1..n {
+    for k in asked(1..n) {
         tail.clear();
         tail.extend(tails.costs.iter().take(n - k).map(|costs| costs[k]));
         head.clear();
@@ -116,10 +119,11 @@ mod tests {
         let scores = Scores::new(&data, &[60]).unwrap();
         for eps in [0.4, 0.1, 0.01, 1e-6, 0.0] {
             let first = |bound: &dyn Fn(i64) -> f64| (1..=60).find(|&k| bound(k) <= eps).unwrap();
-            let single = smallest_k(&scores, &[eps], Rule::SingleGap, None).unwrap()[0];
+            let single = smallest_k(&scores, &[eps], GapRule::SingleGap, None).unwrap()[0];
             assert_eq!(single, first(&|k| single_gap(&scores, &[k], None).unwrap()[0]));
             for cuts in [0, 1, 4, 100] {
-                let multi = smallest_k(&scores, &[eps], Rule::MultiGap { cuts }, None).unwrap()[0];
+                let multi =
+                    smallest_k(&scores, &[eps], GapRule::MultiGap { cuts }, None).unwrap()[0];
                 let bound = |k| multi_gap(&scores, &[k], Cuts::Best(cuts), None).unwrap()[0];
                 assert_eq!(multi, first(&bound));
             }
@@ -130,19 +134,19 @@ mod tests {
     fn ties_are_decided_by_integers() {
         let data = [2.0; 8];
         let scores = Scores::new(&data[..], &[2, 4]).unwrap();
-        let rules = [Rule::SingleGap, Rule::MultiGap { cuts: 2 }];
+        let rules = [GapRule::SingleGap, GapRule::MultiGap { cuts: 2 }];
         for rule in rules {
             let k = smallest_k(&scores, &[0.25, 0.25f64.next_down()], rule, None);
             assert_eq!(k, Ok(vec![3, 4]));
         }
-        assert_eq!(smallest_k(&scores, &[0.8, 0.25], Rule::Threshold, None), Ok(vec![1, 4]));
+        assert_eq!(smallest_k(&scores, &[0.8, 0.25], GapRule::Threshold, None), Ok(vec![1, 4]));
     }
 
     #[test]
     fn masked_rows() {
         let data = [f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY];
         let scores = Scores::new(&data[..], &[2, 2]).unwrap();
-        for rule in [Rule::SingleGap, Rule::MultiGap { cuts: 2 }, Rule::Threshold] {
+        for rule in [GapRule::SingleGap, GapRule::MultiGap { cuts: 2 }, GapRule::Threshold] {
             assert_eq!(smallest_k(&scores, &[0.1], rule, None), Ok(vec![0, 1]));
         }
     }

@@ -4,7 +4,8 @@
 //! all other scores: of E outside S as well as of the bounds of what is open (arXiv 2512.07647).
 //!
 //! - mass ("MC-Search"): S, within E, may stay if what E outside S and the open keys can weigh at most is within the budget.
-//! - gap ("Delta_k-Search"): S, the k best of E, may stay if `s_(k) - U >= ln[(n - k)(1 - eps) / (k eps)]`, n counting all keys.
+//! - gap ("Delta_k-Search"): S, the k best of E, may stay if `s_(k) - U >= ln[(n - k)(1 - eps) / (k eps)]`, n counting all keys
+//!   that the row sees.
 //! - top k: S, the k best of E, is the true top k if no open bound reaches `s_(k)`. Nothing is said of masses.
 //!
 //! Scores of members of S enter with their lower ends, those of all others with their upper ends. What has all been scored
@@ -13,77 +14,26 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use super::cells::Cells;
+use super::cells::{CELL, Cells};
 use super::codes::Codes;
 use super::exact::ExactProduct;
 use super::found::{Found, Rung};
 use super::gram::Sums;
 use super::options::Rule;
 use super::prepared::Prepared;
-use super::query::Query;
+use super::query::{Query, RowVisibility};
+use super::queue::{Queue, Unit};
+use crate::ambient::{self, asked, asked_each};
 use crate::certified_sums::{self, SplitSums};
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
-
-/// Keys that share bounds.
-#[derive(Debug, Clone, Copy)]
-struct Unit {
-    upper: f64,
-    lower: f64,
-    /// Where the score probably is.
-    guess: f64,
-    first: u32,
-    count: u32,
-}
-
-/// Units in decreasing order of their upper bounds, put in order as far as they are asked for.
-struct Queue {
-    units: Vec<Unit>,
-    at: usize,
-    sorted: usize,
-}
-
-/// Units that are put in order first.
-const FIRST_SORT: usize = 1024;
-
-impl Queue {
-    fn new(units: Vec<Unit>, at: usize) -> Self {
-        Queue { units, at, sorted: at }
-    }
-
-    fn peek(&mut self) -> Option<Unit> {
-        if self.at == self.sorted && self.sorted < self.units.len() {
-            let order = |a: &Unit, b: &Unit| {
-                b.upper.total_cmp(&a.upper).then_with(|| a.first.cmp(&b.first))
-            };
-            let rest = &mut self.units[self.sorted..];
-            let more = FIRST_SORT.max(2 * self.sorted);
-            let more = if more < rest.len() {
-                rest.select_nth_unstable_by(more, order);
-                more
-            } else {
-                rest.len()
-            };
-            rest[..more].sort_unstable_by(order);
-            self.sorted += more;
-        }
-        self.units.get(self.at).copied()
-    }
-
-    /// The largest open bound.
-    fn upper(&mut self) -> f64 {
-        self.peek().map_or(f64::NEG_INFINITY, |unit| unit.upper)
-    }
-
-    fn open(&self) -> &[Unit] {
-        &self.units[self.at..]
-    }
-}
+use crate::reused::Reused;
+use crate::sorting;
 
 /// Keys that have been scored.
 #[derive(Default)]
 struct Known {
-    keys: Vec<u32>,
-    scores: Vec<f64>,
+    keys: Reused<u32>,
+    scores: Reused<f64>,
 }
 
 /// What the open keys weigh, relative to a top.
@@ -105,6 +55,9 @@ pub(crate) struct BestFirst<'a, E> {
     pub(crate) query: &'a Query,
     /// Unless cells alone are asked for.
     pub(crate) prepared: Option<&'a Prepared>,
+    pub(crate) row_visibility: RowVisibility<'a>,
+    /// How many keys that are.
+    pub(crate) seen: usize,
     pub(crate) rule: Rule,
     pub(crate) eps: f64,
     /// The most keys to be scored.
@@ -117,20 +70,22 @@ const SUM_ROUNDING: f64 = 1e-11;
 const NOTHING: f64 = 1e-290;
 /// Keys that are scored at a time, at least, and as a share of those that have been.
 const BATCH: (usize, usize) = (16, 32);
+/// Keys that are scored between two questions whether to go on.
+const SCORED: usize = 256;
 
 impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     /// Searches; also says whether the rule has been met, which for the top k no tail mass shows. `scores` are those by codes,
     /// in whole groups, or nothing without codes; they are written over.
     pub(crate) fn run(&self, scores: &mut [f32]) -> (Found, bool) {
-        let n = self.codes.len();
+        let visible = self.seen;
         let all = match self.rule {
-            Rule::TopK(k) => k >= n,
+            Rule::TopK(k) => k >= visible,
             Rule::Mass | Rule::Gap => self.eps == 0.0,
         };
-        if all {
-            let minimal = n <= 1 || self.eps == 0.0;
-            let kept = (0..n as u32).collect();
-            let found = Found { kept, visible: n, minimal, rung: Rung::Codes, ..Found::default() };
+        if all || visible == 0 {
+            let minimal = visible <= 1 || self.eps == 0.0;
+            let kept = self.sees(0..self.codes.len()).collect();
+            let found = Found { kept, visible, minimal, rung: Rung::Codes, ..Found::default() };
             return (found, true);
         }
         let mut known = Known::default();
@@ -151,6 +106,11 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         }
     }
 
+    /// Those of some keys that the row sees.
+    fn sees(&self, keys: std::ops::Range<usize>) -> impl Iterator<Item = u32> {
+        keys.filter(|&key| self.row_visibility.sees(key)).map(|key| key as u32)
+    }
+
     /// What codes leave out of all scores.
     fn offset(&self) -> f64 {
         self.prepared.map_or(0.0, |prepared| prepared.offset)
@@ -161,28 +121,33 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         1.25 * self.query.error
     }
 
-    /// All that can be bounded, and the keys that cannot.
-    fn units(&self, scores: &[f32]) -> (Vec<Unit>, Vec<u32>) {
+    /// All that the row sees and that can be bounded, and the keys that cannot. Scores of what it does not see become -inf.
+    fn units(&self, scores: &mut [f32]) -> (Reused<Unit>, Reused<u32>) {
         let (n, largest) = (self.codes.len(), f64::from(self.codes.largest()));
         let cell =
             |cells: &Cells, cell: usize| cells.bounds(cell, self.query, self.offset(), largest);
         let Some(prepared) = self.prepared else {
             let units = self.cells.into_iter().flat_map(|cells| {
-                (0..cells.len()).map(move |c| {
-                    let (bounds, members) = (cell(cells, c), cells.members(c));
-                    Unit {
-                        upper: bounds.upper,
-                        lower: bounds.lower,
-                        guess: bounds.upper,
-                        first: members.start as u32,
-                        count: members.len() as u32,
-                    }
+                (0..cells.len()).filter_map(move |c| {
+                    let members = cells.members(c);
+                    let (first, count) = (members.start as u32, self.sees(members).count() as u32);
+                    // What bounds all of its keys bounds those that are seen.
+                    let bounds = (count > 0).then(|| cell(cells, c))?;
+                    let (upper, lower) = (bounds.upper, bounds.lower);
+                    Some(Unit { upper, lower, guess: upper, first, count })
                 })
             });
-            return (units.collect(), Vec::new());
+            return (units.collect(), Reused::new());
         };
-        let (mut units, mut certain) = (Vec::with_capacity(n), Vec::new());
-        for (key, &score) in scores[..n].iter().enumerate() {
+        let (mut units, mut certain) = (Reused::new(), Reused::new());
+        units.reserve(n);
+        let radii = self.codes.radii();
+        for ((key, score), radius) in asked(scores[..n].iter_mut().enumerate().zip(radii)) {
+            if !self.row_visibility.sees(key) {
+                *score = f32::NEG_INFINITY;
+                continue;
+            }
+            let score = *score;
             // Without a code, or beyond what f32 holds: never a mask.
             if !score.is_finite() {
                 certain.push(key as u32);
@@ -190,7 +155,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             }
             let guess = f64::from(score);
             // The exact score is less an offset of its own rounding.
-            let reach = prepared.code_error.reach_of(self.codes.radius(key)) + self.doubt();
+            let reach = prepared.code_error.reach_of(radius) + self.doubt();
             let (lower, upper) = (guess - reach, guess + reach);
             let (lower, upper) = if reach.is_nan() {
                 (f64::NEG_INFINITY, f64::INFINITY)
@@ -201,7 +166,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         }
         if let Some(cells) = self.cells {
             let mut units = units.iter_mut().peekable();
-            for c in 0..cells.len() {
+            for c in asked(0..cells.len()) {
                 let (bounds, end) = (cell(cells, c), cells.members(c).end as u32);
                 while let Some(unit) = units.next_if(|unit| unit.first < end) {
                     unit.upper = unit.upper.min(bounds.upper);
@@ -218,7 +183,9 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         known.keys.extend_from_slice(keys);
         known.scores.resize(from + keys.len(), 0.0);
         let to = &mut known.scores[from..];
-        self.query.score(self.simd, self.keys, Picked::Listed(keys), self.offset(), to);
+        for (keys, to) in asked_each(keys.chunks(SCORED).zip(to.chunks_mut(SCORED))) {
+            self.query.score(self.simd, self.keys, Picked::Listed(keys), self.offset(), to);
+        }
         if self.prepared.is_some() {
             for &key in keys {
                 scores[key as usize] = f32::NEG_INFINITY;
@@ -234,16 +201,21 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         scores: &mut [f32],
         known: &mut Known,
     ) -> bool {
+        if ambient::check().is_err() {
+            return false;
+        }
         let room = self.most.saturating_sub(known.keys.len());
         let batch = BATCH.0.max(known.keys.len() / BATCH.1);
-        let mut keys: Vec<u32> = Vec::with_capacity(batch);
+        let mut keys: Reused<u32> = Reused::with_hint(batch);
         while let Some(unit) = queue.peek() {
             let end = keys.len() + unit.count as usize;
             // A cell is scored as a whole, and cells one after another.
             if unit.upper < floor || end > room || !keys.is_empty() && end > batch {
                 break;
             }
-            keys.extend(unit.first..unit.first + unit.count);
+            let first = unit.first as usize;
+            let size = if self.prepared.is_some() { 1 } else { CELL };
+            keys.extend(self.sees(first..(first + size).min(self.codes.len())));
             queue.at += 1;
         }
         self.score(&keys, scores, known);
@@ -277,7 +249,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     /// What units weigh together by one end of their bounds, relative to a top; what is flushed is added.
     fn each(&self, units: &[Unit], end: fn(&Unit) -> f64, top: f64) -> f64 {
         let most = units[0].count.max(units[units.len() - 1].count);
-        let whole: Vec<f64> = units.iter().filter(|unit| unit.count == most).map(end).collect();
+        let whole: Reused<f64> = units.iter().filter(|unit| unit.count == most).map(end).collect();
         let shift = whole.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let mut sum = 0.0;
         if shift == f64::INFINITY {
@@ -293,14 +265,15 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 
     /// The sum of weights relative to a shift that no score exceeds.
-    fn weigh(&self, mut scores: Vec<f64>, shift: f64) -> f64 {
-        scores.resize(scores.len().next_multiple_of(LANES), f64::NEG_INFINITY);
+    fn weigh(&self, mut scores: Reused<f64>, shift: f64) -> f64 {
+        let padded = scores.len().next_multiple_of(LANES);
+        scores.resize(padded, f64::NEG_INFINITY);
         if scores.is_empty() { 0.0 } else { self.simd.mass(&scores, Exp(shift)) }
     }
 
     /// The answer that keeps the first `k` of the known keys in this order.
     fn found(&self, order: &[usize], k: usize, known: &Known, top: f64, open: &Open) -> Found {
-        let n = self.codes.len();
+        let n = self.seen;
         let sum = |order: &[usize]| -> f64 {
             self.weigh(order.iter().map(|&i| known.scores[i]).collect(), top)
         };
@@ -324,7 +297,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                 };
                 fewer.lower(error, NOTHING) > self.eps
             };
-        let mut keys: Vec<u32> = kept.iter().map(|&i| known.keys[i]).collect();
+        let mut keys: Reused<u32> = kept.iter().map(|&i| known.keys[i]).collect();
         keys.sort_unstable();
         let scored = known.keys.len();
         let rung = match scored {
@@ -340,10 +313,10 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         (2.0 * self.query.error).exp_m1() * (1.0 + SUM_ROUNDING) + SUM_ROUNDING
     }
 
-    fn by_mass(&self, units: Vec<Unit>, scores: &mut [f32], mut known: Known) -> Found {
+    fn by_mass(&self, units: Reused<Unit>, scores: &mut [f32], mut known: Known) -> Found {
         let odds = self.eps / (1.0 - self.eps);
         let mut queue = Queue::new(units, 0);
-        let mut sums: Vec<Suffix> = Vec::new();
+        let mut sums: Reused<Suffix> = Reused::new();
         let shift = self.suffixes(&mut queue, scores, &mut sums);
         let (mut top, mut head, mut summed) = (f64::NEG_INFINITY, 0.0, 0);
         loop {
@@ -374,9 +347,9 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 
     /// Sums over what is open when so many units have been scored, relative to a shift, which is returned.
-    fn suffixes(&self, queue: &mut Queue, scores: &[f32], sums: &mut Vec<Suffix>) -> f64 {
+    fn suffixes(&self, queue: &mut Queue, scores: &[f32], sums: &mut Reused<Suffix>) -> f64 {
         queue.sorted = queue.units.len();
-        queue.units.sort_unstable_by(|a, b| {
+        sorting::sort(&mut queue.units, |a, b| {
             b.upper.total_cmp(&a.upper).then_with(|| a.first.cmp(&b.first))
         });
         let finite =
@@ -384,7 +357,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let shift = queue.units.iter().fold(f64::NEG_INFINITY, |top, u| finite(u.upper, top));
         let shift = if shift > f64::NEG_INFINITY { shift } else { 0.0 };
         sums.resize(queue.units.len() + 1, Suffix::default());
-        for (at, unit) in queue.units.iter().enumerate().rev() {
+        for (at, unit) in asked(queue.units.iter().enumerate().rev()) {
             let mut sum = sums[at + 1];
             sum.each += f64::from(unit.count) * (unit.upper - shift).exp();
             if self.prepared.is_some() {
@@ -408,7 +381,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     fn fewest(&self, known: &Known, top: f64, open: &Open) -> Found {
         let order = ranked(known);
         let odds = self.eps / (1.0 - self.eps) / (1.0 + self.error());
-        let weights: Vec<f64> = order.iter().map(|&i| (known.scores[i] - top).exp()).collect();
+        let weights: Reused<f64> = order.iter().map(|&i| (known.scores[i] - top).exp()).collect();
         let mut head = weights.iter().sum::<f64>();
         let (mut k, mut tail) = (order.len(), open.upper);
         while k > 1 && tail + weights[k - 1] <= odds * (head - weights[k - 1]) {
@@ -426,12 +399,12 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         }
     }
 
-    fn by_gap(&self, units: Vec<Unit>, scores: &mut [f32], mut known: Known) -> Found {
-        let n = self.codes.len();
+    fn by_gap(&self, units: Reused<Unit>, scores: &mut [f32], mut known: Known) -> Found {
+        let n = self.seen;
         let mut queue = Queue::new(units, 0);
-        // Known keys that are not settled, the best first.
-        let mut pending: BinaryHeap<(u64, Reverse<u32>, usize)> = BinaryHeap::new();
-        let mut order: Vec<usize> = Vec::new();
+        let mut pending = Pending::new();
+        let pending = &mut pending.heap;
+        let mut order: Reused<usize> = Reused::new();
         let (mut worst, mut taken) = (f64::INFINITY, 0);
         let error = self.doubt();
         loop {
@@ -440,7 +413,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             taken = known.keys.len();
             let open = queue.upper();
             while let Some(&(_, _, best)) = pending.peek() {
-                if known.scores[best] - error < open {
+                if known.scores[best] - error < open || ambient::check().is_err() {
                     break;
                 }
                 pending.pop();
@@ -473,7 +446,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
 
     /// An upper bound of the tail mass, given a lower bound of the gap behind the k best of all keys.
     fn gap_bound(&self, gap: f64, k: usize) -> f64 {
-        let n = self.codes.len();
+        let n = self.seen;
         let dropped = n - k;
         // Most ranks are far from it.
         if dropped as f64 * (-gap).exp() > 1.001 * self.eps / (1.0 - self.eps) * k as f64 {
@@ -490,7 +463,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     fn top(
         &self,
         k: usize,
-        mut units: Vec<Unit>,
+        mut units: Reused<Unit>,
         scores: &mut [f32],
         mut known: Known,
     ) -> (Found, bool) {
@@ -504,7 +477,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                     b.guess.total_cmp(&a.guess).then_with(|| a.first.cmp(&b.first))
                 });
             }
-            let keys: Vec<u32> = units[..first].iter().map(|unit| unit.first).collect();
+            let keys: Reused<u32> = units[..first].iter().map(|unit| unit.first).collect();
             self.score(&keys, scores, &mut known);
         }
         let mut queue = Queue::new(units, first);
@@ -531,7 +504,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 
     /// Puts known keys around rank k in their true order where rounding hides it; equal scores by position.
-    fn told_apart(&self, mut order: Vec<usize>, k: usize, known: &Known) -> Vec<usize> {
+    fn told_apart(&self, mut order: Reused<usize>, k: usize, known: &Known) -> Reused<usize> {
         if k == 0 || k >= order.len() {
             return order;
         }
@@ -542,14 +515,13 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             return order;
         }
         let entries = &self.query.entries;
-        let mut exact: Vec<(ExactProduct, usize)> = order[from..to]
-            .iter()
+        let mut exact: Reused<(ExactProduct, usize)> = asked_each(&order[from..to])
             .map(|&i| {
                 let key = self.keys.row(known.keys[i] as usize).iter();
                 (ExactProduct::of(entries, key.map(|entry| entry.widen())), i)
             })
             .collect();
-        exact.sort_by(|(a, i), (b, j)| {
+        exact.sort_unstable_by(|(a, i), (b, j)| {
             let order = match self.query.scale.partial_cmp(&0.0) {
                 Some(Ordering::Greater) => b.cmp(a),
                 Some(Ordering::Less) => a.cmp(b),
@@ -557,10 +529,32 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             };
             order.then_with(|| known.keys[*i].cmp(&known.keys[*j]))
         });
-        for (to, (_, i)) in order[from..to].iter_mut().zip(exact) {
-            *to = i;
+        for (to, (_, i)) in order[from..to].iter_mut().zip(&exact) {
+            *to = *i;
         }
         order
+    }
+}
+
+/// Known keys that are not settled: their scores, as bits that rise with them, their positions and where they are listed.
+type Unsettled = (u64, Reverse<u32>, usize);
+
+/// The best of them first.
+struct Pending {
+    heap: BinaryHeap<Unsettled>,
+    memory: Reused<Unsettled>,
+}
+
+impl Pending {
+    fn new() -> Self {
+        let mut memory: Reused<Unsettled> = Reused::new();
+        Pending { heap: BinaryHeap::from(std::mem::take(&mut *memory)), memory }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        *self.memory = std::mem::take(&mut self.heap).into_vec();
     }
 }
 
@@ -577,9 +571,9 @@ fn better(known: &Known, a: usize, b: usize) -> Ordering {
 }
 
 /// Known keys, the best first.
-fn ranked(known: &Known) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..known.keys.len()).collect();
-    order.sort_unstable_by(|&a, &b| better(known, a, b));
+fn ranked(known: &Known) -> Reused<usize> {
+    let mut order: Reused<usize> = (0..known.keys.len()).collect();
+    sorting::sort(&mut order, |&a, &b| better(known, a, b));
     order
 }
 

@@ -1,27 +1,22 @@
 //! The keys of one head as bytes, and what is known of what the bytes leave out.
 
-#[cfg(feature = "python")]
 pub(crate) mod saved;
+mod shrink;
 
-use std::borrow::Cow;
-
+use super::chunks::{Chunks, Out, Part as Stretch, Room, TASK};
 use super::element::Coded;
 use super::fingerprint::Fingerprint;
 use super::frame::{OwnFrame, sign};
 use super::gram::Gram;
 use super::prepared::Prepared;
 use crate::error::Error;
-use crate::kernels::{
-    BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd, ask_for_huge_pages,
-};
-use crate::memory::{self, check_memory, room};
+use crate::kernels::{BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd};
+use crate::memory::check_memory;
 use crate::threads;
 use half::bf16;
 
-/// Chunks per thread that are encoded before their sums are added up.
+/// Tasks per thread that are encoded before their sums are added up.
 const WAVE: usize = 4;
-/// Keys per task, whole panels.
-const CHUNK: usize = 16 * PANEL;
 /// Keys that are looked at to choose a frame.
 const SAMPLE: usize = 1024;
 /// A key whose code loses so many times as much as that of the median key is left without one.
@@ -30,26 +25,31 @@ const OUTLYING: f64 = 4.0;
 const SPARED: usize = 64;
 
 /// One head's keys in codes. What grows with them is owned, or lent by somebody who keeps the index as arrays.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Codes<'a> {
     dim: usize,
     /// Keys.
     n: usize,
     frame: OwnFrame<'a>,
-    /// Bytes, sixteen keys to a block; a block is one line of 64 bytes for every four dimensions.
-    lines: Cow<'a, [u8]>,
-    /// What each key's codes are to be multiplied by, in whole groups.
-    scales: Cow<'a, [bf16]>,
-    /// An upper bound of the norm of what each code loses.
-    radii: Cow<'a, [bf16]>,
-    /// Keys without a code, in ascending order: they must be scored.
-    uncoded: Cow<'a, [u32]>,
+    chunks: Chunks<'a>,
     gram: Gram<'a>,
     /// The largest loss that still gets a code.
     spared: f64,
+    /// How much of the Gram form is of keys that are gone, at least.
+    stale: f64,
     /// The largest absolute entry of any key.
     largest: f32,
     fingerprint: Fingerprint,
+}
+
+impl PartialEq for Codes<'_> {
+    /// How much is of keys that are gone does not count: it is known more or less well.
+    fn eq(&self, other: &Self) -> bool {
+        let Codes { dim, n, frame, chunks, gram, spared, stale: _, largest, fingerprint } = self;
+        (dim, n, spared, largest) == (&other.dim, &other.n, &other.spared, &other.largest)
+            && (frame, gram, fingerprint) == (&other.frame, &other.gram, &other.fingerprint)
+            && *chunks == other.chunks
+    }
 }
 
 /// A part of the keys, encoded by one task.
@@ -75,17 +75,6 @@ impl Part {
         self.fingerprint.join(other.fingerprint);
         self.bad = self.bad.or(other.bad);
     }
-}
-
-/// Makes a list our own, with room for so many entries in all.
-fn own<T: Clone>(argument: &'static str, list: &mut Cow<'_, [T]>, all: usize) -> Result<(), Error> {
-    if let Cow::Borrowed(lent) = *list {
-        let mut copy = memory::list(argument, all.max(lent.len()))?;
-        copy.extend_from_slice(lent);
-        *list = copy.into();
-    }
-    let owned = list.to_mut();
-    room(argument, owned, all.saturating_sub(owned.len()))
 }
 
 impl Codes<'_> {
@@ -140,18 +129,16 @@ impl Codes<'_> {
             dim,
             n: 0,
             frame,
-            lines: Cow::default(),
-            scales: Cow::default(),
-            radii: Cow::default(),
-            uncoded: Cow::default(),
+            chunks: Chunks::new(dim.div_ceil(STEP) * LINE),
             gram: Gram::new(width),
             spared: if spared > 0.0 { spared } else { f64::INFINITY },
+            stale: 0.0,
             largest: 0.0,
             fingerprint: Fingerprint::default(),
         }
     }
 
-    /// Chunks that are encoded before their sums are joined.
+    /// Tasks that are encoded before their sums are joined.
     fn wave(threads: usize) -> usize {
         if threads == 1 { 1 } else { WAVE.saturating_mul(threads) }
     }
@@ -160,16 +147,13 @@ impl Codes<'_> {
     ///
     /// # Errors
     /// [`Error::NoMemory`]; the codes are as they were.
-    pub(crate) fn make_room(&mut self, count: usize, threads: usize) -> Result<(), Error> {
-        let blocks = self.n.saturating_add(count).div_ceil(LANES);
-        let codes = blocks.saturating_mul(self.dim.div_ceil(STEP) * LINE);
+    pub(crate) fn make_room(&mut self, count: usize, threads: usize) -> Result<Room, Error> {
         // What the parts sum, and their scratch.
         let width = self.frame.mean.len();
         let part = width.saturating_add(16 * PANEL).saturating_mul(width);
         check_memory("keys", part, Self::together(threads).saturating_mul(size_of::<f64>()))?;
-        own("keys", &mut self.lines, codes)?;
-        own("keys", &mut self.scales, blocks.saturating_mul(LANES))?;
-        own("keys", &mut self.radii, blocks.saturating_mul(LANES))
+        let groups = self.n.saturating_add(count).div_ceil(LANES) - self.chunks.groups();
+        self.chunks.make_room(count > 0 && !self.n.is_multiple_of(LANES), groups)
     }
 
     /// How many sums there are at once while keys are encoded, beside the index's own.
@@ -177,91 +161,62 @@ impl Codes<'_> {
         Self::wave(threads) + 2
     }
 
-    /// Appends the codes of keys. On an error nothing has changed.
+    /// Appends the codes of keys, for which there is room. On an error nothing has changed.
     ///
     /// # Errors
-    /// [`NotFinite`] at the first entry that is not finite.
+    /// [`Refused`].
     pub(crate) fn append<E: Coded>(
         &mut self,
         simd: Simd,
         keys: Keys<'_, E>,
-        count: usize,
+        (count, room): (usize, Room),
         threads: usize,
-    ) -> Result<(), NotFinite> {
+    ) -> Result<(), Refused> {
         let (first, end) = (self.n, self.n + count);
-        let block = self.dim.div_ceil(STEP) * LINE;
-        let blocks = end.div_ceil(LANES);
-        // The last block may have begun: what is behind its last key is put back on an error.
-        let (begins, ends) = (first / LANES, first.div_ceil(LANES));
-        let before = (
-            self.lines[begins * block..ends * block].to_vec(),
-            self.scales[begins * LANES..ends * LANES].to_vec(),
-            self.radii[begins * LANES..ends * LANES].to_vec(),
-        );
-        let mut lines = std::mem::take(&mut self.lines).into_owned();
-        let mut scales = std::mem::take(&mut self.scales).into_owned();
-        let mut radii = std::mem::take(&mut self.radii).into_owned();
-        ask_for_huge_pages(&mut lines);
-        lines.resize(blocks * block, BIAS);
-        scales.resize(blocks * LANES, bf16::ZERO);
-        radii.resize(blocks * LANES, bf16::ZERO);
-        // Up to a whole block first, then in chunks.
+        // Up to a whole group first, then in tasks. What is behind the group's last key is put back on an error.
         let begun = (first.next_multiple_of(LANES) - first).min(count);
-        let whole = first / LANES;
+        let mut chunks = std::mem::take(&mut self.chunks);
+        let (before, bare) = (chunks.last_group(), chunks.bare());
+        let groups = chunks.groups();
         let mut part = Part::new(self.frame.mean.len());
+        let mut stopped = None;
         {
-            let skip = usize::from(begun > 0);
-            let (old, new) = lines[whole * block..].split_at_mut(skip * block);
-            let (old_scales, new_scales) = scales[whole * LANES..].split_at_mut(skip * LANES);
-            let (old_radii, new_radii) = radii[whole * LANES..].split_at_mut(skip * LANES);
-            let allowed = |keys: usize| {
-                (end / SPARED + 8).saturating_sub(self.uncoded.len()).min(keys / 8 + 1)
-            };
-            if begun > 0 {
-                let out = &mut Out { lines: old, scales: old_scales, radii: old_radii };
+            let allowed = |keys: usize| (end / SPARED + 8).saturating_sub(bare).min(keys / 8 + 1);
+            let (old, mut new) = chunks.grow(room, begun > 0);
+            if let Some(mut out) = old {
                 let span = Span { from: 0, count: begun, at: first % LANES };
-                part.join(self.encode(simd, keys, span, out, allowed(begun)));
+                part.join(self.encode(simd, keys, span, &mut out, allowed(begun)));
             }
-            let chunk = CHUNK / LANES;
-            let mut outs: Vec<Out<'_>> = new
-                .chunks_mut(chunk * block)
-                .zip(new_scales.chunks_mut(CHUNK))
-                .zip(new_radii.chunks_mut(CHUNK))
-                .map(|((lines, scales), radii)| Out { lines, scales, radii })
-                .collect();
-            // A few chunks at a time: what they sum is a matrix each.
+            // A few tasks at a time: what they sum is a matrix each.
             let wave = Self::wave(threads);
-            for (w, outs) in outs.chunks_mut(wave).enumerate() {
+            for (w, outs) in new.chunks_mut(wave).enumerate() {
                 let one = |(c, out): (usize, &mut Out<'_>)| {
-                    let from = begun + (w * wave + c) * CHUNK;
-                    let span = Span { from, count: CHUNK.min(count - from), at: 0 };
+                    let from = begun + (w * wave + c) * TASK;
+                    let span = Span { from, count: TASK.min(count - from), at: 0 };
                     self.encode(simd, keys, span, out, allowed(span.count))
                 };
-                let parts = threads::map(threads, outs.iter_mut().enumerate(), 1, one);
-                for other in parts {
-                    part.join(other);
+                match threads::map(threads, outs.iter_mut().enumerate(), 1, one) {
+                    Ok(parts) => parts.into_iter().for_each(|other| part.join(other)),
+                    Err(error) => stopped = Some(error),
                 }
-                if part.bad.is_some() {
+                if part.bad.is_some() || stopped.is_some() {
                     break;
                 }
             }
         }
-        if part.bad.is_some() {
-            lines.truncate(begins * block);
-            scales.truncate(begins * LANES);
-            radii.truncate(begins * LANES);
-            lines.extend(before.0);
-            scales.extend(before.1);
-            radii.extend(before.2);
-        }
-        (self.lines, self.scales, self.radii) = (lines.into(), scales.into(), radii.into());
-        if let Some(row) = part.bad {
+        let not_finite = |row: usize| {
             let finite = |entry: &E| Into::<f64>::into(entry.widen()).is_finite();
             let entry = keys.row(row).iter().position(|entry| !finite(entry)).unwrap_or(0);
-            return Err(NotFinite { row, entry });
+            Refused::NotFinite { row, entry }
+        };
+        if let Some(refused) = part.bad.map(not_finite).or(stopped.map(Refused::Stopped)) {
+            chunks.restore(groups, &before);
+            self.chunks = chunks;
+            return Err(refused);
         }
+        chunks.spare(&part.uncoded);
+        self.chunks = chunks;
         self.gram.join(&part.gram);
-        self.uncoded.to_mut().extend(part.uncoded);
         self.largest = self.largest.max(part.largest);
         self.fingerprint.join(part.fingerprint);
         self.n = end;
@@ -343,16 +298,18 @@ impl Codes<'_> {
 
     /// Bytes that grow with the number of keys.
     pub(crate) fn bytes(&self) -> usize {
-        self.lines.len() + 2 * (self.scales.len() + self.radii.len()) + 4 * self.uncoded.len()
+        self.chunks.bytes()
     }
 
-    pub(crate) fn uncoded(&self) -> &[u32] {
-        &self.uncoded
+    /// Keys without a code, in ascending order: they must be scored.
+    pub(crate) fn uncoded(&self) -> impl Iterator<Item = u32> {
+        self.chunks.uncoded()
     }
 
-    /// An upper bound of the norm of what a key's code loses.
-    pub(crate) fn radius(&self, key: usize) -> f64 {
-        f64::from(self.radii[key])
+    /// Upper bounds of the norms of what codes lose, key by key.
+    pub(crate) fn radii(&self) -> impl Iterator<Item = f64> {
+        let radii = self.chunks.parts().flat_map(|part| part.radii);
+        radii.take(self.n).map(|radius| f64::from(*radius))
     }
 
     /// What is remembered of the keys themselves.
@@ -378,10 +335,15 @@ impl Codes<'_> {
         to: [&mut [f32]; Q],
     ) {
         let mut to = to;
-        let borrowed = to.each_mut().map(|to| &mut **to);
-        simd.scan_codes(&self.lines, &self.scales, queries.map(Prepared::coarse), borrowed);
+        let mut at = 0;
+        for Stretch { lines, scales, .. } in self.chunks.parts() {
+            let keys = at..at + scales.len();
+            let here = to.each_mut().map(|to| &mut to[keys.clone()]);
+            simd.scan_codes(lines, scales, queries.map(Prepared::coarse), here);
+            at = keys.end;
+        }
         for to in to {
-            for &uncoded in &*self.uncoded {
+            for uncoded in self.chunks.uncoded() {
                 to[uncoded as usize] = f32::NEG_INFINITY;
             }
             to[self.n..].fill(f32::NEG_INFINITY);
@@ -389,11 +351,13 @@ impl Codes<'_> {
     }
 }
 
-/// A key's entry that is not finite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NotFinite {
-    pub(crate) row: usize,
-    pub(crate) entry: usize,
+/// Why keys were not appended.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Refused {
+    /// A key's entry is not finite; it is the first.
+    NotFinite { row: usize, entry: usize },
+    /// The call was stopped.
+    Stopped(Error),
 }
 
 /// Keys `from ..` of those that are appended; the first goes to place `at` of where codes are written.
@@ -402,13 +366,6 @@ struct Span {
     from: usize,
     count: usize,
     at: usize,
-}
-
-/// Where codes are written.
-struct Out<'a> {
-    lines: &'a mut [u8],
-    scales: &'a mut [bf16],
-    radii: &'a mut [bf16],
 }
 
 /// An upper bound of a norm, given what was computed.
@@ -429,19 +386,21 @@ mod tests {
         let (simd, n) = (Simd::current().unwrap(), data.len() / dim);
         let keys = Keys::new(data, dim, dim);
         let mut codes = Codes::new(dim, keys, n, Some(rotate));
-        codes.append(simd, keys, n, 1).unwrap();
+        let room = codes.make_room(n, 1).unwrap();
+        codes.append(simd, keys, (n, room), 1).unwrap();
         let prepared = codes.prepare(query, scale);
         let doubt = Query::new(query, scale, f64::from(codes.largest())).error;
         let mut scores = vec![0.0; n.next_multiple_of(LANES)];
         codes.scan(simd, [&prepared], [&mut scores]);
         let mut worst = 0.0f64;
-        for (key, (row, &score)) in data.chunks_exact(dim).zip(&scores).enumerate() {
+        let keys = data.chunks_exact(dim).zip(codes.radii());
+        for ((row, radius), &score) in keys.zip(&scores) {
             if score == f32::NEG_INFINITY {
                 continue;
             }
             let product: f64 = row.iter().zip(query).map(|(k, q)| f64::from(*k) * q).sum();
             let off = (product * scale - prepared.offset - f64::from(score)).abs();
-            let reach = prepared.code_error.reach_of(codes.radius(key)) + doubt;
+            let reach = prepared.code_error.reach_of(radius) + doubt;
             assert!(off <= reach, "{dim} {scale} {rotate}: {off} > {reach}");
             worst = worst.max(off / reach);
         }
@@ -523,7 +482,8 @@ mod tests {
             let data = exactly_coded(20, dim, 7);
             let keys = Keys::new(&data[..], dim, dim);
             let mut codes = Codes::new(dim, keys, 40, Some(false));
-            codes.append(simd, keys, 40, 1).unwrap();
+            let room = codes.make_room(40, 1).unwrap();
+            codes.append(simd, keys, (40, room), 1).unwrap();
             // Its numbers are what they are, so that the factor is the scale.
             let mut query: Vec<f64> = whole(dim, 3000, 8).iter().map(|&q| q.into()).collect();
             query[0] = 32_639.0;

@@ -50,7 +50,7 @@ impl KeyIndex<'_> {
         } else {
             options.delta
         };
-        let heads = self.heads_of(queries).unwrap_or_default();
+        let served = self.served_by_each(queries).unwrap_or(1);
         let simd = Simd::current()?;
         let one = |row: usize| {
             let options = TailOptions {
@@ -68,7 +68,7 @@ impl KeyIndex<'_> {
                 simd,
                 scale,
                 at: row,
-                head: heads[row / queries.len()],
+                head: row / queries.len() / served,
             };
             for_coded_dtype!(keys, E => job.estimate::<E>(keys, keep, &options))
         };
@@ -163,17 +163,24 @@ impl RowEstimate<'_> {
                 };
                 Ok((0..n).filter(|&i| kept[i] != 0).map(|i| i as i64).collect())
             }
-            Keep::Indices { indptr, indices } => {
+            Keep::Indices { indptr, .. } | Keep::Positions { indptr, .. } => {
                 let at = |i: usize| indptr.get(i).and_then(|&at| usize::try_from(at).ok());
                 let ends = at(self.at).zip(at(self.at + 1)).filter(|_| indptr.len() == rows + 1);
-                let Some(kept) = ends.and_then(|(from, to)| indices.get(from..to)) else {
+                let listed = ends.and_then(|(from, to)| match *keep {
+                    Keep::Indices { indices, .. } => Some(indices.get(from..to)?.to_vec()),
+                    Keep::Positions { positions, .. } => {
+                        Some(positions.get(from..to)?.iter().copied().map(i64::from).collect())
+                    }
+                    Keep::Mask { .. } => None,
+                });
+                let Some(kept) = listed else {
                     let (got, expected) = (indptr.len().saturating_sub(1), rows);
                     return Err(Error::Length { argument: "keep", got, expected, remedy });
                 };
                 let outside = |value: &&i64| usize::try_from(**value).map_or(true, |at| at >= n);
                 match kept.iter().find(outside) {
                     Some(&value) => Err(Error::KeepRange { place, value, n }),
-                    None => Ok(kept.to_vec()),
+                    None => Ok(kept),
                 }
             }
         }
@@ -191,15 +198,15 @@ fn bounds(
     query: &Query,
 ) -> (Vec<f64>, Vec<u32>) {
     let mut certain = Vec::new();
-    let bound = |(key, score): (usize, &f32)| {
-        let reach = code_error.reach_of(codes.radius(key));
+    let bound = |((key, score), radius): ((usize, &f32), f64)| {
+        let reach = code_error.reach_of(radius);
         let bound = f64::from(*score) + reach + 2.5 * query.error;
         if !(score.is_finite() && reach <= USELESS) {
             certain.push(key as u32);
         }
         bound.next_up()
     };
-    let bounds = coarse[..codes.len()].iter().enumerate().map(bound).collect();
+    let bounds = coarse[..codes.len()].iter().enumerate().zip(codes.radii()).map(bound).collect();
     (bounds, certain)
 }
 

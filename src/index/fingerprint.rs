@@ -29,6 +29,16 @@ impl Fingerprint {
         }
     }
 
+    /// Takes back a key at a position, and takes it up at another, if at any.
+    pub(crate) fn replace<E: Coded>(&mut self, position: usize, by: Option<usize>, key: &[E]) {
+        let bits = xxh3_128(bytemuck::cast_slice(key));
+        let halves = [bits as u64, (bits >> 64) as u64];
+        for ((sum, half), salt) in self.0.iter_mut().zip(halves).zip(SALTS) {
+            let at = |position: usize| scramble(half ^ scramble(position as u64 ^ salt));
+            *sum = sum.wrapping_sub(at(position)).wrapping_add(by.map_or(0, at));
+        }
+    }
+
     /// Takes up the keys of another.
     pub(crate) fn join(&mut self, other: Fingerprint) {
         for (sum, more) in self.0.iter_mut().zip(other.0) {
@@ -67,6 +77,17 @@ mod tests {
             other.swap(1, 3);
             assert_ne!(of(&other), fingerprint);
         }
+    }
+
+    #[test]
+    fn keys_that_go_and_move() {
+        let keys: Vec<Vec<f32>> = (0..7).map(|i| vec![i as f32; 20]).collect();
+        let mut fingerprint = of(&keys);
+        fingerprint.replace(6, None, &keys[6]);
+        assert_eq!(fingerprint, of(&keys[..6]));
+        fingerprint.replace(2, None, &keys[2]);
+        (3..6).for_each(|key| fingerprint.replace(key, Some(key - 1), &keys[key]));
+        assert_eq!(fingerprint, of(&[&keys[..2], &keys[3..6]].concat()));
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! What a search finds for a row.
 
+use crate::reused::Reused;
+
 /// Which way a row was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Rung {
     /// By codes alone: no key was scored exactly.
     Codes = 0,
@@ -17,7 +20,7 @@ pub enum Rung {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Found {
     /// Positions kept, ascending.
-    pub(crate) kept: Vec<u32>,
+    pub(crate) kept: Reused<u32>,
     /// Visible keys.
     pub(crate) visible: usize,
     /// How many keys were scored exactly.

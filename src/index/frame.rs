@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::kernels::Frame;
+use crate::reused::Reused;
 
 /// How keys are moved before they are rounded, and queries with them.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,8 +24,8 @@ impl OwnFrame<'_> {
     }
 
     /// The query in the frame, f64, and what products in the frame are to be divided by.
-    pub(super) fn query(&self, query: &[f64]) -> (Vec<f64>, f64) {
-        let mut moved = query.to_vec();
+    pub(super) fn query(&self, query: &[f64]) -> (Reused<f64>, f64) {
+        let mut moved: Reused<f64> = query.iter().copied().collect();
         if self.block > 1 {
             for (entry, sign) in moved.iter_mut().zip(&self.signs) {
                 *entry *= f64::from(*sign);

@@ -15,6 +15,8 @@
 
 use std::borrow::Cow;
 
+use super::shared::Shared;
+
 /// Relative error of sums and products of few terms in f64, generously.
 const GRAM_ROUNDING: f64 = 1e-12;
 
@@ -23,7 +25,7 @@ const GRAM_ROUNDING: f64 = 1e-12;
 pub(crate) struct Gram<'a> {
     width: usize,
     /// Row-major; the entries left of the diagonal's groups of sixteen are not used.
-    sums: Cow<'a, [f64]>,
+    sums: Shared<'a, f64>,
     /// Sum of squares of what the sums leave out, rounded up.
     lost: f64,
     /// The largest norm of a residual, rounded up.
@@ -80,7 +82,6 @@ fn product(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
-#[cfg(feature = "python")]
 impl<'a> Gram<'a> {
     /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
     pub(crate) fn of_parts(width: usize, sums: Cow<'a, [f64]>, bounds: [f64; 4]) -> Option<Self> {
@@ -92,14 +93,13 @@ impl<'a> Gram<'a> {
         let bounded = bounds.iter().all(|bound| (0.0..f64::INFINITY).contains(bound));
         let whole = bounded && additions < 1e15 && additions.fract() == 0.0;
         let additions = whole.then_some(additions as i64)?.unsigned_abs() as usize;
-        (fits && squares() && bounded).then_some(Gram {
-            width,
-            sums,
-            lost,
-            largest,
-            norm,
-            additions,
-        })
+        // Only of a whole matrix there is a diagonal to look at.
+        let sound = fits && squares() && bounded;
+        let sums = match sums {
+            Cow::Borrowed(sums) => Shared::Lent(sums),
+            Cow::Owned(sums) => sums.into(),
+        };
+        sound.then_some(Gram { width, sums, lost, largest, norm, additions })
     }
 }
 
@@ -135,14 +135,18 @@ impl Gram<'_> {
     }
 
     /// The sums, and what goes with them: what they leave out, the largest residual, the largest key, how many additions.
-    #[cfg(feature = "python")]
     pub(crate) fn parts(&self) -> (&[f64], [f64; 4]) {
         (&self.sums, [self.lost, self.largest, self.norm, self.additions as f64])
     }
 
+    /// The sum of the squares of all entries of all vectors, about.
+    pub(crate) fn trace(&self) -> f64 {
+        self.sums.iter().step_by(self.width + 1).sum()
+    }
+
     /// Adds the sums of other vectors.
     pub(crate) fn join(&mut self, other: &Gram<'_>) {
-        for (sum, more) in self.sums.to_mut().iter_mut().zip(&*other.sums) {
+        for (sum, more) in self.sums.to_mut().iter_mut().zip(other.sums.iter()) {
             *sum += more;
         }
         self.lost = (self.lost + other.lost).next_up();

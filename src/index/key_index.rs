@@ -1,19 +1,19 @@
 //! An index over the keys of many heads.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 
 use super::cells::Cells;
-use super::codes::Codes;
-#[cfg(feature = "python")]
+use super::chunks::TASK;
 use super::codes::saved::{Saved, Trust};
+use super::codes::{Codes, Refused};
 use super::element::{Coded, for_coded_dtype, matrix};
 use super::fingerprint::Fingerprint;
 use super::options::IndexOptions;
+use crate::ambient;
 use crate::error::{Error, Place};
 use crate::kernels::{Keys, LANES, STEP, Simd};
-#[cfg(feature = "python")]
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_square, list};
 use crate::rows::{Data, Vectors};
@@ -31,13 +31,13 @@ pub struct KeyIndex<'a> {
     /// The axes before those of a matrix of keys.
     pub(crate) batch: Vec<usize>,
     /// Keys of a head, also where there are no heads.
-    n: usize,
+    pub(super) n: usize,
     pub(crate) dim: usize,
     pub(crate) heads: Vec<Codes<'a>>,
     /// What the keys are stored in.
     stored: &'static str,
     /// Cells of each head, made when a search first asks for them.
-    cells: OnceLock<Vec<Cells>>,
+    pub(super) cells: OnceLock<Arc<Vec<Cells>>>,
 }
 
 impl PartialEq for KeyIndex<'_> {
@@ -53,7 +53,7 @@ impl PartialEq for KeyIndex<'_> {
 const PORTION: usize = 1 << 12;
 
 /// Whether so many entries of keys are worth several threads.
-fn worth_sharing(n: usize, dim: usize, heads: usize) -> bool {
+pub(super) fn worth_sharing(n: usize, dim: usize, heads: usize) -> bool {
     n.saturating_mul(dim).saturating_mul(heads) > 1 << 20
 }
 
@@ -65,7 +65,13 @@ fn finite<E: Coded>(
     head: usize,
 ) -> Result<(), Error> {
     let origin = vec![0.0; keys.dim().next_multiple_of(LANES)];
-    if simd.farthest(matrix, keys.len(), &origin).is_finite() {
+    let mut all = true;
+    for from in (0..keys.len()).step_by(PORTION) {
+        ambient::check()?;
+        let count = PORTION.min(keys.len() - from);
+        all &= simd.farthest(matrix.behind(from), count, &origin).is_finite();
+    }
+    if all {
         return Ok(());
     }
     let mut wide = Vec::new();
@@ -140,7 +146,7 @@ impl<'a> KeyIndex<'a> {
         self.grow(keys, threads)
     }
 
-    /// Appends keys that fit; on an error of one head those before may have grown.
+    /// Appends keys that fit.
     fn grow(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
         let (n, count) = (self.len(), keys.len());
         if n.saturating_add(count) >= u32::MAX as usize {
@@ -150,23 +156,63 @@ impl<'a> KeyIndex<'a> {
         // What is not given to a pool runs here.
         let _modes = threads::default_floats();
         let threads = threads::count(threads, worth_sharing(count, self.dim, self.heads.len()))?;
-        // As far as memory goes, too, it fails before the first head has grown.
-        for codes in &mut self.heads {
-            codes.make_room(count, threads)?;
+        // What is stopped among many keys goes back to copies; few are not stopped.
+        let before = (count > TASK && !self.is_empty()).then(|| self.heads.clone());
+        let grown = if count > TASK {
+            self.encode(simd, keys, threads)
+        } else {
+            ambient::check()?;
+            ambient::uninterrupted(|| self.encode(simd, keys, threads))
+        };
+        if let (Err(_), Some(before)) = (&grown, before) {
+            self.heads = before;
         }
-        for head in 0..self.heads.len() {
-            let codes = &mut self.heads[head];
-            let done = for_coded_dtype!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), count, threads)))?;
-            if let Err(bad) = done {
-                return Err(Error::KeyNotFinite {
-                    argument: keys.argument(),
-                    place: keys.place(head, bad.row, bad.entry),
-                });
-            }
-        }
+        grown?;
         self.n += count;
         self.cells = OnceLock::new();
         Ok(())
+    }
+
+    /// Encodes keys behind those of every head; on an error some heads may have grown.
+    fn encode(&mut self, simd: Simd, keys: &Vectors<'_>, threads: usize) -> Result<(), Error> {
+        let count = keys.len();
+        // As far as memory goes it fails before the first head has grown.
+        let mut rooms = list("keys", self.heads.len())?;
+        for codes in &mut self.heads {
+            rooms.push(codes.make_room(count, threads)?);
+        }
+        for (head, (codes, room)) in self.heads.iter_mut().zip(rooms).enumerate() {
+            let done = for_coded_dtype!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), (count, room), threads)))?;
+            done.map_err(|refused| match refused {
+                Refused::Stopped(error) => error,
+                Refused::NotFinite { row, entry } => Error::KeyNotFinite {
+                    argument: keys.argument(),
+                    place: keys.place(head, row, entry),
+                },
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The index as it is now, for readers on other threads: it stays so while this one grows or shrinks, and neither waits for
+    /// the other. Codes are shared, not copied (as `clone` does it, too): what is written afterwards copies of each head at most
+    /// a chunk of 2048 keys and a matrix of d x d numbers, once for each snapshot. Memory that a snapshot needs stays until it
+    /// goes.
+    ///
+    /// ```
+    /// use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// let mut index =
+    ///     KeyIndex::build(&Vectors::new("keys", &data[..40 * 4], &[40, 4])?, &IndexOptions::new())?;
+    /// let snapshot = index.snapshot();
+    /// let reader = std::thread::spawn(move || snapshot.len());
+    /// index.append(&Vectors::new("keys", &data[40 * 4..], &[10, 4])?, None)?;
+    /// assert_eq!((reader.join().unwrap(), index.len()), (40, 50));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    #[must_use]
+    pub fn snapshot(&self) -> Self {
+        self.clone()
     }
 
     /// Whether these are, bit for bit, the keys that the index was built of, by a fingerprint of 128 bits that was taken then.
@@ -190,7 +236,7 @@ impl<'a> KeyIndex<'a> {
                     }
                     fingerprint
                 };
-                Ok(threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, fingerprint))
+                threads::map(threads, 0..codes.len().div_ceil(PORTION), 1, fingerprint)
             })?;
             let mut all = Fingerprint::default();
             for fingerprint in prints {
@@ -234,14 +280,13 @@ impl<'a> KeyIndex<'a> {
         check_memory(keys.argument(), self.heads.len(), Cells::bytes(self.len(), self.dim))?;
         let made = for_coded_dtype!(keys, E => {
             let one = |head| Cells::build(matrix::<E>(keys, head), self.len());
-            Ok(threads::map(threads, 0..self.heads.len(), 1, one))
+            threads::map(threads, 0..self.heads.len(), 1, one)
         })?;
-        Ok(self.cells.get_or_init(|| made))
+        Ok(self.cells.get_or_init(|| Arc::new(made)))
     }
 
     /// Each head as it is written to a file.
-    #[cfg(feature = "python")]
-    pub(crate) fn save(&self) -> impl Iterator<Item = Saved<'_>> {
+    pub fn save(&self) -> impl Iterator<Item = Saved<'_>> {
         self.heads.iter().map(Codes::save)
     }
 
@@ -249,8 +294,7 @@ impl<'a> KeyIndex<'a> {
     ///
     /// # Errors
     /// [`Error::Damaged`] if that cannot have been an index; [`Error::Option`] for an unknown type of keys.
-    #[cfg(feature = "python")]
-    pub(crate) fn load(
+    pub fn load(
         shape: &[usize],
         stored: &str,
         heads: Vec<Saved<'a>>,
@@ -311,8 +355,7 @@ impl<'a> KeyIndex<'a> {
     }
 
     /// Bytes of all of it, about.
-    #[cfg(feature = "python")]
-    pub(crate) fn held(&self) -> usize {
+    pub fn held(&self) -> usize {
         let width = self.dim.next_multiple_of(LANES);
         self.bytes()
             .saturating_add(self.heads.len().saturating_mul(width).saturating_mul(8 * (width + 4)))
@@ -361,6 +404,38 @@ mod tests {
         }
     }
 
+    /// Memory that somebody else holds is not copied when keys are appended, but for a group that was begun.
+    #[test]
+    fn a_lent_index_grows_like_one_of_its_own() {
+        for (n, more) in [(0, 5), (5, 3), (16, 1), (37, 40), (4000, 5000), (4112, 1)] {
+            let (heads, dim) = (2, 20);
+            let data = entries(heads, n + more, dim);
+            let part = |from: usize, to: usize| -> Vec<f32> {
+                let head = |head: &[f32]| head[from * dim..to * dim].to_vec();
+                data.chunks_exact((n + more) * dim).flat_map(head).collect()
+            };
+            let (old, new) = (part(0, n), part(n, n + more));
+            let shape = [heads, n, dim];
+            let keys = Vectors::new("keys", &old[..], &shape).unwrap();
+            let mut index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
+            let built = index.clone();
+            let saved: Vec<Saved<'_>> = built.save().collect();
+            let mut lent = KeyIndex::load(&shape, "float32", saved, Trust::Nothing).unwrap();
+            assert_eq!(lent, index);
+            let snapshot = lent.snapshot();
+            let shape = [heads, more, dim];
+            let keys = Vectors::new("keys", &new[..], &shape).unwrap();
+            index.append(&keys, None).unwrap();
+            lent.append(&keys, None).unwrap();
+            assert_eq!(lent, index);
+            assert_eq!(snapshot, built);
+            // Several chunks are written as one.
+            let saved: Vec<Saved<'_>> = lent.save().collect();
+            assert!(saved.iter().zip(index.save()).all(|(a, b)| *a == b));
+            assert_eq!(lent.bytes(), index.bytes());
+        }
+    }
+
     #[test]
     fn cells_that_a_search_made_are_no_difference() {
         let data = entries(1, 40, 8);
@@ -368,7 +443,7 @@ mod tests {
         let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
         let before = index.clone();
         let query = Vectors::new("q", &data[..8], &[1, 8]).unwrap();
-        let options = SearchOptions { over: Over::Cells, ..SearchOptions::default() };
+        let options = SearchOptions::new().over(Over::Cells);
         index.search(&query, Some(&keys), &[0.1], &options).unwrap();
         assert_eq!(index, before);
     }

@@ -2,10 +2,12 @@
 
 mod best_first;
 mod cells;
+mod chunks;
 mod codes;
 mod element;
 mod estimate;
 mod exact;
+mod file;
 mod fingerprint;
 mod found;
 mod frame;
@@ -14,28 +16,28 @@ mod key_index;
 mod options;
 mod parts;
 mod prepared;
-#[cfg(feature = "python")]
 mod products;
 mod query;
+mod queue;
 mod recall;
 mod search;
+mod shared;
+mod shrink;
 mod threshold_search;
 mod threshold_state;
 mod visible;
 
 pub use found::Rung;
 pub use key_index::KeyIndex;
-pub use options::{IndexOptions, Over, Rule, SearchOptions};
-pub use recall::{Recall, RecallOptions};
+pub use options::{IndexOptions, Over, RecallOptions, Rule, SearchOptions};
+pub use recall::Recall;
 pub use search::SearchResult;
 
 pub(crate) use codes::Codes;
-#[cfg(feature = "python")]
-pub(crate) use codes::saved::{Saved, Trust};
+pub use codes::saved::{Saved, Trust};
 pub(crate) use element::{Coded, for_coded_dtype, matrix};
 pub(crate) use prepared::Prepared;
-#[cfg(feature = "python")]
-pub(crate) use products::products;
+pub use products::products;
 pub(crate) use query::{Query, RowVisibility};
 pub(crate) use threshold_search::ThresholdSearch;
 pub(crate) use threshold_state::{Chosen, QueryScratch, Step, ThresholdState};

@@ -1,7 +1,16 @@
 //! What may be asked of an index.
 
+use crate::builders::builders_of_defaults;
+
 /// How an index is built.
+///
+/// ```
+/// use certk_rs::IndexOptions;
+/// let options = IndexOptions::new().rotate(true).threads(2);
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct IndexOptions {
     /// Whether keys are turned by a Hadamard matrix before they are rounded, which helps where few entries are large; `None`
     /// decides for each head by a sample.
@@ -11,8 +20,16 @@ pub struct IndexOptions {
 }
 
 /// What is asked of a search.
+///
+/// ```
+/// use certk_rs::{Over, Rule, SearchOptions};
+/// let lengths = [100, 200];
+/// let options = SearchOptions::new().rule(Rule::TopK(8)).over(Over::Both).lengths(&lengths[..]);
+/// assert_eq!(options.lengths, Some(&lengths[..]));
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SearchOptions {
+#[non_exhaustive]
+pub struct SearchOptions<'a> {
     /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
     pub scale: Option<f64>,
     /// What ends a search.
@@ -22,12 +39,75 @@ pub struct SearchOptions {
     /// The most keys of a row that are scored exactly. Where that is not enough, what was found until then is returned with
     /// an interval that holds.
     pub max_scored: Option<usize>,
+    /// Query i of m sees keys up to i + n - m.
+    pub causal: bool,
+    /// How many keys a row sees, from the first; one for all rows or one per row.
+    pub lengths: Option<&'a [i64]>,
+    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    pub mask: Option<(&'a [u8], &'a [usize])>,
     /// How many threads; `None` for all available. Results do not depend on it.
     pub threads: Option<usize>,
 }
 
+/// How keys are weighed by their codes.
+///
+/// ```
+/// use certk_rs::RecallOptions;
+/// let options = RecallOptions::new().scale(0.25).threads(1);
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
+pub struct RecallOptions<'a> {
+    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    pub scale: Option<f64>,
+    /// How many keys a row sees, from the first; one for all rows or one per row.
+    pub lengths: Option<&'a [i64]>,
+    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    pub mask: Option<(&'a [u8], &'a [usize])>,
+    /// How many threads; `None` for all available. Results do not depend on it.
+    pub threads: Option<usize>,
+}
+
+builders_of_defaults! { IndexOptions {
+    /// Turns keys, or does not; `None` decides by a sample.
+    rotate(rotate: impl Into<Option<bool>>) = rotate.into();
+    /// How many threads; `None` for all available.
+    threads(threads: impl Into<Option<usize>>) = threads.into();
+} }
+
+builders_of_defaults! { SearchOptions<'a> {
+    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    scale(scale: impl Into<Option<f64>>) = scale.into();
+    /// What ends a search.
+    rule(rule: Rule) = rule;
+    /// What bounds the scores that are not computed.
+    over(over: Over) = over;
+    /// The most keys of a row that are scored exactly.
+    max_scored(most: impl Into<Option<usize>>) = most.into();
+    /// Query i of m sees keys up to i + n - m.
+    causal(causal: bool) = causal;
+    /// How many keys a row sees, from the first; one for all rows or one per row.
+    lengths(lengths: impl Into<Option<&'a [i64]>>) = lengths.into();
+    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    mask(mask: &'a [u8], strides: &'a [usize]) = Some((mask, strides));
+    /// How many threads; `None` for all available.
+    threads(threads: impl Into<Option<usize>>) = threads.into();
+} }
+
+builders_of_defaults! { RecallOptions<'a> {
+    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
+    scale(scale: impl Into<Option<f64>>) = scale.into();
+    /// How many keys a row sees, from the first; one for all rows or one per row.
+    lengths(lengths: impl Into<Option<&'a [i64]>>) = lengths.into();
+    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
+    mask(mask: &'a [u8], strides: &'a [usize]) = Some((mask, strides));
+    /// How many threads; `None` for all available.
+    threads(threads: impl Into<Option<usize>>) = threads.into();
+} }
+
 /// What ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Rule {
     /// Sums of weights are within the budget.
     #[default]
@@ -40,6 +120,7 @@ pub enum Rule {
 
 /// What bounds scores that are not computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Over {
     /// The code of each key, and the Gram certificate over all of them.
     #[default]

@@ -4,6 +4,7 @@ use super::frame::OwnFrame;
 use super::gram::{CodeError, Gram};
 use crate::certified_sums::Compensated;
 use crate::kernels::{BIAS, Coarse, STEP, Step};
+use crate::reused::Reused;
 
 /// The most that the absolute values of a query's numbers may add up to: times 127 it must be below 2^31.
 const MOST: f64 = 16_700_000.0;
@@ -17,7 +18,7 @@ const SQUARED: std::ops::Range<f64> = 1e-100..1e100;
 /// A query as codes are scored with, and what the scores are worth.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Reused<Step>,
     pub(super) correction: i32,
     pub(super) factor: f32,
     pub(crate) code_error: CodeError,
@@ -34,7 +35,8 @@ impl Prepared {
         let top = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
         let sum: f64 = moved.iter().map(|entry| entry.abs()).sum();
         let unit = (top / TOP).max(sum / (MOST - dim as f64)).max(f64::MIN_POSITIVE);
-        let numbers: Vec<i16> = moved.iter().map(|entry| (entry / unit).round() as i16).collect();
+        let numbers: Reused<i16> =
+            moved.iter().map(|entry| (entry / unit).round() as i16).collect();
         let unresolved: f64 = moved
             .iter()
             .zip(&numbers)

@@ -33,7 +33,7 @@ const NORM: f64 = 1.0 + 1.0 / 2_147_483_648.0;
 ///
 /// # Errors
 /// [`Error::Shape`] where shapes do not fit or keys are float64, [`Error::Option`] for threads.
-pub(crate) fn products(
+pub fn products(
     queries: &Vectors<'_>,
     keys: &Vectors<'_>,
     causal_offset: Option<i64>,
@@ -107,7 +107,7 @@ impl All<'_> {
         let portion = (PORTION / (self.queries.len() * BLOCK)).max(1) * self.threads;
         let mut largest = 0f64;
         for blocks in blocks.chunks_mut(portion) {
-            let squares = threads::map(self.threads, blocks, 1, work);
+            let squares = threads::map(self.threads, blocks, 1, work)?;
             largest = squares.into_iter().fold(largest, f64::max);
             interrupt::check()?;
         }

@@ -1,6 +1,7 @@
 //! A query: what it sees, and its exact scores.
 
 use crate::kernels::{Element, Keys, LANES, Picked, Simd};
+use crate::reused::Reused;
 
 /// Exact scores that are off by more say nothing.
 pub(super) const BLURRED: f64 = 300.0;
@@ -31,7 +32,7 @@ impl RowVisibility<'_> {
 #[derive(Debug, Clone)]
 pub(crate) struct Query {
     /// In whole groups.
-    pub(crate) entries: Vec<f64>,
+    pub(crate) entries: Reused<f64>,
     pub(crate) scale: f64,
     /// How far the product with a key, times the scale, may be off when computed in f64.
     pub(crate) error: f64,
@@ -41,7 +42,7 @@ impl Query {
     /// Of keys whose entries are at most `largest` in size.
     pub(crate) fn new(entries: &[f64], scale: f64, largest: f64) -> Self {
         let dim = entries.len();
-        let mut padded = entries.to_vec();
+        let mut padded: Reused<f64> = entries.iter().copied().collect();
         padded.resize(dim.next_multiple_of(LANES), 0.0);
         let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * largest;
         // Terms of a sum in lanes and a tree, the scale, an offset of the same size (a compensated sum) and subtracting it;

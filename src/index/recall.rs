@@ -5,12 +5,16 @@
 //! the row's tail mass is at most `U / (U + L)`. Where that exceeds a budget, the keys with the largest scores by code are
 //! named until what codes prove of the others is within it: then these are to be fetched, and no other.
 
+use std::ops::Range;
+
 use super::found::Found;
 use super::gram::Sums;
 use super::key_index::KeyIndex;
+use super::options::RecallOptions;
 use super::parts::mass_upper_in_parts;
 use super::prepared::Prepared;
 use super::query::{BLURRED, Query, RowVisibility};
+use super::search::{GROUP, UnitScratch};
 use super::threshold_search::ThresholdSearch;
 use super::threshold_state::{QueryScratch, Step};
 use super::visible::Visible;
@@ -18,26 +22,18 @@ use crate::certified_sums::SplitSums;
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
 use crate::log_mass::LogMass;
-use crate::memory::{self, check_memory, check_memory_in_each, list, room};
+use crate::memory::{self, check_memory, check_memory_in_each, room};
+use crate::recycled::{self, Recycled, held};
+use crate::reused::Reused;
 use crate::rows::{PerRow, Vectors};
 use crate::scale::nearest_rsqrt;
+use crate::scratch::Lent;
 use crate::threads;
-
-/// How keys are weighed by their codes.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct RecallOptions<'a> {
-    /// What products are multiplied by to be scores; `None` for the f64 nearest to `1 / sqrt(d)`.
-    pub scale: Option<f64>,
-    /// How many keys a row sees, from the first; one for all rows or one per row.
-    pub lengths: Option<&'a [i64]>,
-    /// A byte per key and row, zero where it is masked, and the strides of the rows' axes in it.
-    pub mask: Option<(&'a [u8], &'a [usize])>,
-    /// How many threads; `None` for all available. Results do not depend on it.
-    pub threads: Option<usize>,
-}
 
 /// What the keys of an index weigh beside those that are kept elsewhere, a row for each query.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Recall {
     /// What all visible keys of the index weigh.
     pub log_mass: Vec<LogMass>,
@@ -53,8 +49,6 @@ pub struct Recall {
     pub tail_mass_lower: Vec<f64>,
 }
 
-/// Queries that share a scan.
-const GROUP: usize = 4;
 /// Relative error of sums and products of few terms in f64, generously.
 const SUM_ROUNDING: f64 = 1e-11;
 
@@ -62,10 +56,13 @@ const SUM_ROUNDING: f64 = 1e-11;
 struct Recalled {
     log_mass: LogMass,
     lost: f64,
-    indices: Vec<u32>,
+    indices: Reused<u32>,
     upper: f64,
     lower: f64,
 }
+
+/// What is found for the rows of a unit.
+type FewRecalled = [Option<Recalled>; GROUP];
 
 struct RecallJob<'a> {
     index: &'a KeyIndex<'a>,
@@ -90,7 +87,10 @@ impl KeyIndex<'_> {
         queries: &Vectors<'_>,
         options: &RecallOptions<'_>,
     ) -> Result<Vec<LogMass>, Error> {
-        Ok(self.recalled(queries, None, None, options)?.log_mass)
+        let mut all = self.recalled(queries, None, None, options)?;
+        let log_mass = std::mem::take(&mut all.log_mass);
+        all.recycle();
+        Ok(log_mass)
     }
 
     /// Names, for each query, keys without which codes prove the share of all others in the whole softmax to be at most `eps`,
@@ -137,52 +137,93 @@ impl KeyIndex<'_> {
         check_memory_in_each("keys", threads, (rows, self.len()), 2 * size_of::<f32>())?;
         let job = RecallJob { index: self, queries, beside, eps, visible, scale, simd };
         let units = self.units(queries);
-        let mut found: Vec<Option<Recalled>> = list("q", rows)?;
-        found.resize_with(rows, || None);
+        let mut all: Recall = recycled::empty();
+        all.indptr.push(0);
         let portion = (1 << 28)
             / GROUP.saturating_mul(self.len()).saturating_mul(self.dim).max(1 << 12)
             + threads;
-        let mut at = 0;
-        let one = |unit: usize| job.unit(units[unit].0, &units[unit].1);
-        threads::in_portions(threads, units.len(), (portion, 1), one, |answers| {
-            for (row, answer) in units[at].1.iter().zip(answers) {
-                found[*row] = Some(answer);
+        let one = |unit: usize| {
+            let (head, rows) = units.at(unit);
+            job.unit(head, rows)
+        };
+        let mut full = Ok(());
+        threads::in_portions(threads, units.count(), (portion, 1), one, |found| {
+            for recalled in found.into_iter().flatten() {
+                if full.is_ok() {
+                    full = all.push(&recalled);
+                }
             }
-            at += 1;
         })?;
-        let mut all = Recall::default();
-        let count = found.iter().flatten().map(|found| found.indices.len()).sum();
-        room("q", &mut all.indices, count)?;
-        all.indptr.push(0);
-        for Recalled { log_mass, lost, indices, upper, lower } in found.into_iter().flatten() {
-            all.log_mass.push(log_mass);
-            all.lost_upper.push(lost);
-            all.indices.extend(indices);
-            all.indptr.push(all.indices.len() as i64);
-            all.tail_mass_upper.push(upper);
-            all.tail_mass_lower.push(lower);
-        }
-        Ok(all)
+        full.map(|()| all)
+    }
+}
+
+impl Recall {
+    /// # Errors
+    /// [`Error::NoMemory`].
+    fn push(&mut self, recalled: &Recalled) -> Result<(), Error> {
+        let &Recalled { log_mass, lost, ref indices, upper, lower } = recalled;
+        room("q", &mut self.indices, indices.len())?;
+        self.log_mass.push(log_mass);
+        self.lost_upper.push(lost);
+        self.indices.extend_from_slice(indices);
+        self.indptr.push(self.indices.len() as i64);
+        self.tail_mass_upper.push(upper);
+        self.tail_mass_lower.push(lower);
+        Ok(())
+    }
+
+    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
+    /// then ask for none.
+    pub fn recycle(self) {
+        recycled::recycle(self);
+    }
+}
+
+impl Recycled for Recall {
+    fn clear(&mut self) {
+        let Recall { log_mass, lost_upper, indptr, indices, tail_mass_upper, tail_mass_lower } =
+            self;
+        log_mass.clear();
+        lost_upper.clear();
+        indptr.clear();
+        indices.clear();
+        tail_mass_upper.clear();
+        tail_mass_lower.clear();
+    }
+
+    fn bytes(&self) -> usize {
+        let Recall { log_mass, lost_upper, indptr, indices, tail_mass_upper, tail_mass_lower } =
+            self;
+        held(log_mass)
+            + held(lost_upper)
+            + held(indptr)
+            + held(indices)
+            + held(tail_mass_upper)
+            + held(tail_mass_lower)
     }
 }
 
 impl RecallJob<'_> {
     /// A few rows over one head's codes.
-    fn unit(&self, head: usize, rows: &[usize]) -> Result<Vec<Recalled>, Error> {
+    fn unit(&self, head: usize, rows: Range<usize>) -> Result<FewRecalled, Error> {
         let codes = &self.index.heads[head];
-        let mut wide = Vec::new();
-        let mut queries = Vec::with_capacity(rows.len());
-        for &row in rows {
-            let query = self.index.query(self.queries, row, head, self.scale, &mut wide)?;
-            queries.push((query, codes.prepare(&wide, self.scale)));
+        let mut scratch = Lent::<UnitScratch>::new();
+        let UnitScratch { rows: rooms, wide } = &mut *scratch;
+        let mut queries: Reused<(Query, Prepared)> = Reused::with_hint(rows.len());
+        for row in rows.clone() {
+            let query = self.index.query(self.queries, row, head, self.scale, wide)?;
+            queries.push((query, codes.prepare(wide, self.scale)));
         }
         let padded = codes.len().next_multiple_of(LANES);
-        let mut rooms: Vec<QueryScratch> = rows.iter().map(|_| QueryScratch::default()).collect();
-        for scratch in &mut rooms {
-            memory::room("keys", &mut scratch.scores, padded)?;
+        let rooms = &mut rooms[..rows.len()];
+        for scratch in &mut *rooms {
+            scratch.forget();
+            let more = padded.saturating_sub(scratch.scores.len());
+            memory::room("keys", &mut scratch.scores, more)?;
             scratch.scores.resize(padded, 0.0);
         }
-        match (&queries[..], &mut rooms[..]) {
+        match (&queries[..], &mut *rooms) {
             ([(_, a), (_, b), (_, c), (_, d)], [ra, rb, rc, rd]) => {
                 let to = [&mut ra.scores[..], &mut rb.scores, &mut rc.scores, &mut rd.scores];
                 codes.scan(self.simd, [a, b, c, d], to);
@@ -193,11 +234,13 @@ impl RecallJob<'_> {
                 }
             }
         }
-        let each = rows.iter().zip(&queries).zip(&mut rooms);
-        each.map(|((&row, (query, prepared)), scratch)| {
-            self.row(head, row, query, prepared, scratch)
-        })
-        .collect()
+        let mut all = FewRecalled::default();
+        for (to, (row, ((query, prepared), scratch))) in
+            all.iter_mut().zip(rows.zip(queries.iter().zip(rooms)))
+        {
+            *to = Some(self.row(head, row, query, prepared, scratch)?);
+        }
+        Ok(all)
     }
 
     fn row(
@@ -215,7 +258,7 @@ impl RecallJob<'_> {
             return Ok(Recalled {
                 log_mass,
                 lost: 1.0,
-                indices: Vec::new(),
+                indices: Reused::new(),
                 upper: 1.0,
                 lower: 0.0,
             });
@@ -223,7 +266,7 @@ impl RecallJob<'_> {
         let (beside, eps) = (beside.of(row), eps.of(row));
         let (upper, lower) = share(log_mass, beside);
         if upper <= eps {
-            return Ok(Recalled { log_mass, lost: upper, indices: Vec::new(), upper, lower });
+            return Ok(Recalled { log_mass, lost: upper, indices: Reused::new(), upper, lower });
         }
         let lost = upper;
         let search = ThresholdSearch::<f32> {
@@ -267,7 +310,7 @@ impl RecallJob<'_> {
                 }
             }
         }
-        let bare = codes.uncoded().iter().filter(|&&key| sees.sees(key as usize)).count();
+        let bare = codes.uncoded().filter(|&key| sees.sees(key as usize)).count();
         let (survey, _) = self.simd.scan(&scratch.scores, None);
         let error = &prepared.code_error;
         let known = error.says_something() && query.error <= BLURRED && !survey.nan;

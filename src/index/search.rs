@@ -1,5 +1,7 @@
 //! Searches over an index for batches of queries.
 
+use std::ops::Range;
+
 use super::best_first::BestFirst;
 use super::cells::Cells;
 use super::element::{Coded, for_coded_dtype, matrix};
@@ -7,21 +9,28 @@ use super::found::{Found, Rung};
 use super::key_index::KeyIndex;
 use super::options::{Over, Rule, SearchOptions};
 use super::prepared::Prepared;
-use super::query::{BLURRED, Query, RowVisibility};
+use super::query::{BLURRED, Query};
 use super::threshold_search::ThresholdSearch;
 use super::threshold_state::QueryScratch;
+use super::visible::Visible;
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
-use crate::memory::{self, check_memory, check_memory_in_each, list, room};
+use crate::memory::{self, check_memory, check_memory_in_each, room};
+use crate::recycled::{self, Recycled, held};
+use crate::reused::Reused;
 use crate::rows::{Data, PerRow, Vectors};
 use crate::scale::nearest_rsqrt;
+use crate::scratch::Lent;
 use crate::select::{Decision, Selection};
 use crate::threads;
+use crate::workspace::Scratch;
 use half::{bf16, f16};
 
 /// The sets found, and how.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct SearchResult {
     /// The kept sets with their certificates.
     pub selection: Selection,
@@ -32,7 +41,7 @@ pub struct SearchResult {
 }
 
 /// Queries that share a scan.
-const GROUP: usize = 4;
+pub(super) const GROUP: usize = 4;
 /// Bytes of a key that each query of a group may hold: an exact score, and a list of what is kept, which grows by doubling.
 const SCORED: usize = 16;
 /// Bytes of a key while a query is decided: selection from exact scores.
@@ -55,16 +64,32 @@ impl KeyIndex<'_> {
     /// certified if its tail mass is within its budget and, for the top k, the set is proven; over budget otherwise, which takes
     /// a given k or `max_scored`.
     ///
+    /// With lengths, a causal limit or a mask a row's softmax is over the keys that it sees, and so is its certificate; a row that
+    /// sees none keeps none, and its status is empty.
+    ///
+    /// ```
+    /// use certk_rs::{IndexOptions, KeyIndex, SearchOptions, Vectors};
+    /// let data: Vec<f32> = (0..40 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// let keys = Vectors::new("keys", &data[..], &[40, 4])?;
+    /// let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// let queries = Vectors::new("q", &data[..8], &[2, 4])?;
+    /// // The last query sees all keys, the one before it all but one.
+    /// let found = index.search(&queries, Some(&keys), &[0.1], &SearchOptions::new().causal(true))?;
+    /// assert!(found.selection.tail_mass_upper.iter().all(|&lost| lost <= 0.1));
+    /// assert!(found.selection.row(0).iter().all(|&key| key < 39));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Shape`] where queries or keys do not fit, [`Error::OtherKeys`] for keys of another type, [`Error::Eps`],
-    /// [`Error::Scale`], [`Error::KeyNotFinite`], [`Error::Number`] for products too large for f64 to tell scores apart (by
+    /// [`Error::Scale`], [`Error::Length`], [`Error::RowLength`], [`Error::KeyNotFinite`], [`Error::Number`] for products too large for f64 to tell scores apart (by
     /// mass over codes all keys are then kept), [`Error::Option`] for k, [`Error::KeysNeeded`] if `keys` is `None` and codes alone do not decide a row by mass.
     pub fn search(
         &self,
         queries: &Vectors<'_>,
         keys: Option<&Vectors<'_>>,
         eps: &[f64],
-        options: &SearchOptions,
+        options: &SearchOptions<'_>,
     ) -> Result<SearchResult, Error> {
         let _modes = threads::default_floats();
         let rows = queries.heads().saturating_mul(queries.len());
@@ -73,10 +98,10 @@ impl KeyIndex<'_> {
         check_memory("q", rows.max(queries.heads()), each)?;
         self.suits(queries, keys)?;
         let remedy = "pass one budget, or one per row";
+        let shape = &queries.shape()[..queries.shape().len() - 1];
         let eps = if eps.is_empty() && matches!(options.rule, Rule::TopK(_)) {
             PerRow::new("eps", &[1.0], rows, remedy)?
         } else {
-            let shape = &queries.shape()[..queries.shape().len() - 1];
             PerRow::new("eps", eps, rows, remedy)?.budgets(shape)?
         };
         if options.rule == Rule::TopK(0) {
@@ -87,6 +112,8 @@ impl KeyIndex<'_> {
         if !scale.is_finite() {
             return Err(Error::Scale { value: scale });
         }
+        let SearchOptions { lengths, causal, mask, .. } = *options;
+        let visible = Visible::new(shape, self.len(), causal, lengths, mask)?;
         let simd = Simd::current()?;
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
         let threads = threads::count(options.threads, work > 1 << 20)?;
@@ -96,35 +123,30 @@ impl KeyIndex<'_> {
             (_, None) => return Err(Error::KeysNeeded),
             (_, Some(keys)) => Some(self.cells(keys, threads)?),
         };
-        let job = SearchJob { index: self, queries, eps, scale, simd, options, cells };
+        let job = SearchJob { index: self, queries, eps, visible, scale, simd, options, cells };
         let units = self.units(queries);
-        let mut found: Vec<Option<(Found, bool)>> = list("q", rows)?;
-        found.resize_with(rows, || None);
+        let mut result: SearchResult = recycled::empty();
+        result.selection.indptr.push(0);
         let portion = (1 << 28)
             / GROUP.saturating_mul(self.len()).saturating_mul(self.dim).max(LEAST)
             + threads;
-        let mut at = 0;
-        let one = |unit: usize| -> Result<Vec<(Found, bool)>, Error> {
-            let (head, rows) = &units[unit];
+        let one = |unit: usize| -> Result<FewFound, Error> {
+            let (head, rows) = units.at(unit);
             match keys {
-                Some(keys) => for_coded_dtype!(keys, E => job.unit::<E>(*head, rows, Some(keys))),
-                None => job.unit::<f32>(*head, rows, None),
+                Some(keys) => for_coded_dtype!(keys, E => job.unit::<E>(head, rows, Some(keys))),
+                None => job.unit::<f32>(head, rows, None),
             }
         };
-        threads::in_portions(threads, units.len(), (portion, 1), one, |answers| {
-            for (row, answer) in units[at].1.iter().zip(answers) {
-                found[*row] = Some(answer);
+        let mut full = Ok(());
+        threads::in_portions(threads, units.count(), (portion, 1), one, |found| {
+            for (found, met) in found.into_iter().flatten() {
+                let row = result.scored.len();
+                if full.is_ok() {
+                    full = result.push(&found, eps.of(row), met);
+                }
             }
-            at += 1;
         })?;
-        let mut result = SearchResult::default();
-        let kept = found.iter().flatten().map(|(found, _)| found.kept.len()).sum();
-        room("q", &mut result.selection.indices, kept)?;
-        result.selection.indptr.push(0);
-        for (row, (found, met)) in found.into_iter().flatten().enumerate() {
-            result.push(&found, eps.of(row), met);
-        }
-        Ok(result)
+        full.map(|()| result)
     }
 
     /// Judges shapes.
@@ -137,7 +159,7 @@ impl KeyIndex<'_> {
             return Err(queries.misfit(format!("the index holds keys of {} entries", self.dim)));
         }
         let need = &self.batch;
-        if self.heads_of(queries).is_none() {
+        if self.served_by_each(queries).is_none() {
             return Err(queries.misfit(format!(
                 "the axes before the last two must be those of the index, {need:?}, of which the last may be a multiple"
             )));
@@ -178,27 +200,58 @@ impl KeyIndex<'_> {
         Error::Number { argument, place, value, problem }
     }
 
-    /// The head of each matrix of queries; one head of keys without axes before it serves all.
-    pub(super) fn heads_of(&self, queries: &Vectors<'_>) -> Option<Vec<usize>> {
+    /// How many matrices of queries, one behind another, each head of keys serves; one without axes before it serves all.
+    pub(super) fn served_by_each(&self, queries: &Vectors<'_>) -> Option<usize> {
         if self.batch.is_empty() {
-            return Some(vec![0; queries.heads()]);
+            return Some(queries.heads().max(1));
         }
-        queries.heads_among(&self.batch)
+        queries.heads_for_each(&self.batch)
     }
 
     /// Rows that share a head's codes, a few at a time.
-    pub(super) fn units(&self, queries: &Vectors<'_>) -> Vec<(usize, Vec<usize>)> {
-        let mut rows_of = vec![Vec::new(); self.heads.len()];
-        let m = queries.len();
-        for (matrix, head) in self.heads_of(queries).into_iter().flatten().enumerate() {
-            if let Some(rows) = rows_of.get_mut(head) {
-                rows.extend(matrix * m..(matrix + 1) * m);
-            }
-        }
-        let chunks = |(head, rows): (usize, Vec<usize>)| {
-            rows.chunks(GROUP).map(|rows| (head, rows.to_vec())).collect::<Vec<_>>()
-        };
-        rows_of.into_iter().enumerate().flat_map(chunks).collect()
+    pub(super) fn units(&self, queries: &Vectors<'_>) -> Units {
+        let rows = self.served_by_each(queries).unwrap_or(0) * queries.len();
+        Units { heads: self.heads.len(), rows }
+    }
+}
+
+/// A head's rows, one behind another, a few at a time.
+pub(super) struct Units {
+    heads: usize,
+    /// Of each head.
+    rows: usize,
+}
+
+impl Units {
+    fn of_head(&self) -> usize {
+        self.rows.div_ceil(GROUP)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.heads * self.of_head()
+    }
+
+    /// A head, and rows of it.
+    pub(super) fn at(&self, unit: usize) -> (usize, Range<usize>) {
+        let (head, part) = (unit / self.of_head(), unit % self.of_head());
+        let end = self.rows.min((part + 1) * GROUP);
+        (head, head * self.rows + part * GROUP..head * self.rows + end)
+    }
+}
+
+/// What is found for the rows of a unit, and whether the rule has been met.
+type FewFound = [Option<(Found, bool)>; GROUP];
+
+/// What the rows of a unit work with.
+#[derive(Default)]
+pub(super) struct UnitScratch {
+    pub(super) rows: [QueryScratch; GROUP],
+    pub(super) wide: Vec<f64>,
+}
+
+impl Scratch for UnitScratch {
+    fn bytes(&self) -> usize {
+        self.rows.iter().map(Scratch::bytes).sum::<usize>() + held(&self.wide)
     }
 }
 
@@ -206,9 +259,10 @@ struct SearchJob<'a> {
     index: &'a KeyIndex<'a>,
     queries: &'a Vectors<'a>,
     eps: PerRow<'a, f64>,
+    visible: Visible<'a>,
     scale: f64,
     simd: Simd,
-    options: &'a SearchOptions,
+    options: &'a SearchOptions<'a>,
     cells: Option<&'a [Cells]>,
 }
 
@@ -217,17 +271,18 @@ impl SearchJob<'_> {
     fn unit<E: Coded>(
         &self,
         head: usize,
-        rows: &[usize],
+        rows: Range<usize>,
         keys: Option<&Vectors<'_>>,
-    ) -> Result<Vec<(Found, bool)>, Error> {
+    ) -> Result<FewFound, Error> {
         let codes = &self.index.heads[head];
         let keys = keys.map(|keys| matrix::<E>(keys, head));
         let over_codes = self.options.over != Over::Cells;
-        let mut queries: Vec<(Query, Option<Prepared>)> = Vec::with_capacity(rows.len());
-        let mut wide = Vec::new();
-        for &row in rows {
-            let query = self.index.query(self.queries, row, head, self.scale, &mut wide)?;
-            let prepared = over_codes.then(|| codes.prepare(&wide, self.scale));
+        let mut scratch = Lent::<UnitScratch>::new();
+        let UnitScratch { rows: rooms, wide } = &mut *scratch;
+        let mut queries: Reused<(Query, Option<Prepared>)> = Reused::with_hint(rows.len());
+        for row in rows.clone() {
+            let query = self.index.query(self.queries, row, head, self.scale, wide)?;
+            let prepared = over_codes.then(|| codes.prepare(wide, self.scale));
             queries.push((query, prepared));
         }
         let padded = codes.len().next_multiple_of(LANES);
@@ -235,12 +290,15 @@ impl SearchJob<'_> {
         let explores = rule != Rule::Mass || max_scored.is_some() || self.cells.is_some();
         let each = rows.len() * SCORED + if explores { EXPLORED } else { DECIDED };
         check_memory("keys", padded, each)?;
-        let mut rooms: Vec<QueryScratch> = rows.iter().map(|_| QueryScratch::default()).collect();
-        for scratch in rooms.iter_mut().filter(|_| over_codes) {
-            memory::room("keys", &mut scratch.scores, padded)?;
-            scratch.scores.resize(padded, 0.0);
+        let rooms = &mut rooms[..rows.len()];
+        for scratch in &mut *rooms {
+            scratch.forget();
+            let most = if over_codes { padded } else { 0 };
+            let more = most.saturating_sub(scratch.scores.len());
+            memory::room("keys", &mut scratch.scores, more)?;
+            scratch.scores.resize(most, 0.0);
         }
-        match (&queries[..], &mut rooms[..]) {
+        match (&queries[..], &mut *rooms) {
             ([(_, Some(a)), (_, Some(b)), (_, Some(c)), (_, Some(d))], [ra, rb, rc, rd]) => {
                 let to = [&mut ra.scores[..], &mut rb.scores, &mut rc.scores, &mut rd.scores];
                 codes.scan(self.simd, [a, b, c, d], to);
@@ -254,13 +312,24 @@ impl SearchJob<'_> {
             }
         }
         // One by one, so that an option that is added does not compile before both ways below have decided: the fast one, and
-        // the search that every other option takes. Scale, what bounds scores and threads were seen to before.
-        let SearchOptions { scale: _, rule, over: _, max_scored, threads: _ } = *self.options;
-        let row_visibility = RowVisibility { prefix: codes.len(), allowed: None };
-        rows.iter()
-            .zip(queries.iter().zip(&mut rooms))
-            .map(|(&row, ((query, prepared), scratch))| {
+        // the search that every other option takes. Scale, what bounds scores, what is seen and threads were judged before.
+        let SearchOptions {
+            scale: _,
+            rule,
+            over: _,
+            max_scored,
+            causal: _,
+            lengths: _,
+            mask: _,
+            threads: _,
+        } = *self.options;
+        let mut all = FewFound::default();
+        for (to, (row, ((query, prepared), scratch))) in
+            all.iter_mut().zip(rows.zip(queries.iter().zip(rooms)))
+        {
+            let mut one = || {
                 let eps = self.eps.of(row);
+                let row_visibility = self.visible.row(row);
                 let (simd, cells) = (self.simd, self.cells.map(|cells| &cells[head]));
                 if let (Rule::Mass, None, None, Some(prepared)) =
                     (rule, max_scored, cells, prepared)
@@ -280,19 +349,36 @@ impl SearchJob<'_> {
                     return Ok((search.run(scratch)?, true));
                 }
                 let Some(keys) = keys else { return Err(Error::KeysNeeded) };
+                let seen = row_visibility.count();
                 KeyIndex::distinct(self.queries, row, query)?;
                 let most = max_scored.unwrap_or(usize::MAX);
                 let prepared = prepared.as_ref();
-                let explore =
-                    BestFirst { simd, codes, cells, keys, query, prepared, rule, eps, most };
+                let explore = BestFirst {
+                    simd,
+                    codes,
+                    cells,
+                    keys,
+                    query,
+                    prepared,
+                    row_visibility,
+                    seen,
+                    rule,
+                    eps,
+                    most,
+                };
                 Ok(explore.run(&mut scratch.scores))
-            })
-            .collect()
+            };
+            *to = Some(one()?);
+        }
+        Ok(all)
     }
 }
 
 impl SearchResult {
-    fn push(&mut self, found: &Found, eps: f64, met: bool) {
+    /// # Errors
+    /// [`Error::NoMemory`].
+    fn push(&mut self, found: &Found, eps: f64, met: bool) -> Result<(), Error> {
+        room("q", &mut self.selection.indices, found.kept.len())?;
         self.selection.indices.extend_from_slice(&found.kept);
         let status = if found.visible == 0 {
             Status::Empty
@@ -310,5 +396,26 @@ impl SearchResult {
         });
         self.scored.push(found.scored as i64);
         self.rung.push(found.rung);
+        Ok(())
+    }
+
+    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
+    /// then ask for none.
+    pub fn recycle(self) {
+        recycled::recycle(self);
+    }
+}
+
+impl Recycled for SearchResult {
+    fn clear(&mut self) {
+        let SearchResult { selection, scored, rung } = self;
+        selection.clear();
+        scored.clear();
+        rung.clear();
+    }
+
+    fn bytes(&self) -> usize {
+        let SearchResult { selection, scored, rung } = self;
+        selection.bytes() + held(scored) + held(rung)
     }
 }

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
 use crate::log_mass::LogMass;
 use crate::memory;
+use crate::reused::Reused;
 use crate::rows::Scores;
 use crate::select::Options;
 
@@ -108,22 +109,19 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
             }
         }
         scratch.uncoded.clear();
-        let sees = |key: &&u32| self.row_visibility.sees(**key as usize);
-        scratch.uncoded.extend(self.codes.uncoded().iter().filter(sees));
+        let sees = |key: &u32| self.row_visibility.sees(*key as usize);
+        scratch.uncoded.extend(self.codes.uncoded().filter(sees));
         let usable = self.prepared.code_error.says_something();
         // Scores that overflowed to -inf look like masked ones.
         let coded = if usable { self.simd.count_visible(&scratch.scores) } else { 0 };
-        let seen = if usable {
-            coded + scratch.uncoded.len()
-        } else {
-            (0..n as u32).filter(|key| sees(&key)).count()
-        };
+        let seen =
+            if usable { coded + scratch.uncoded.len() } else { (0..n as u32).filter(sees).count() };
         if seen == 0 {
             let found = Found { minimal: true, rung: Rung::Codes, ..Found::default() };
             return Ok(Err(Step::Done(found)));
         }
         if self.eps == 0.0 {
-            let kept = (0..n as u32).filter(|key| sees(&key)).collect();
+            let kept = (0..n as u32).filter(sees).collect();
             let minimal = true;
             let found = Found { kept, visible: seen, minimal, ..Found::default() };
             return Ok(Err(Step::Done(Found { rung: Rung::Codes, ..found })));
@@ -315,11 +313,13 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         let scores = Scores::new(&scratch.scores[..n], &[n])?;
         let selection = scratch.workspace.select(&scores, &[share], &Options::new())?;
         let kept = selection.indices.iter().map(|&key| scratch.scores[key as usize]);
-        Ok(kept.fold(f32::INFINITY, f32::min))
+        let edge = kept.fold(f32::INFINITY, f32::min);
+        selection.recycle();
+        Ok(edge)
     }
 
     /// The coded keys from the edge upward and the bare ones, ascending.
-    fn list(&self, scratch: &mut QueryScratch, cut: &Cut) -> Vec<u32> {
+    fn list(&self, scratch: &mut QueryScratch, cut: &Cut) -> Reused<u32> {
         let mut listed = std::mem::take(&mut scratch.listed);
         listed.clear();
         self.simd.emit(&scratch.scores, Positions::From(0), cut.edge, true, &mut listed);
@@ -381,7 +381,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
     /// [`Error::NoMemory`]: a set that is larger for want of memory would differ from run to run.
     fn drop_scored(
         scratch: &mut QueryScratch,
-        kept: &mut Vec<u32>,
+        kept: &mut Reused<u32>,
         (share, top): (f64, f64),
     ) -> Result<f64, Error> {
         let scored = kept.len();
@@ -393,20 +393,23 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
                 Err(_) => return Ok(0.0),
             };
         if selection.indices.len() == scored {
+            selection.recycle();
             return Ok(0.0);
         }
         let mut closed = 0.0;
         let mut next = selection.indices.iter().peekable();
-        let mut left = Vec::with_capacity(selection.indices.len());
-        for (at, (&key, score)) in kept.iter().zip(&mut scratch.exact).enumerate() {
+        let mut left = 0;
+        for (at, score) in scratch.exact.iter_mut().enumerate().take(scored) {
             if next.next_if(|&&index| index as usize == at).is_some() {
-                left.push(key);
+                kept[left] = kept[at];
+                left += 1;
             } else {
                 closed += certified_sums::exp(*score - top);
                 *score = f64::NEG_INFINITY;
             }
         }
-        *kept = left;
+        kept.truncate(left);
+        selection.recycle();
         Ok(closed)
     }
 
@@ -424,13 +427,8 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         let more = prefix.saturating_sub(scratch.exact.len());
         memory::room("keys", &mut scratch.exact, more)?;
         scratch.exact.resize(prefix, 0.0);
-        self.query.score(
-            self.simd,
-            keys,
-            Picked::From(0),
-            self.prepared.offset,
-            &mut scratch.exact,
-        );
+        let offset = self.prepared.offset;
+        self.query.score(self.simd, keys, Picked::From(0), offset, &mut scratch.exact);
         if let Some(allowed) = self.row_visibility.allowed {
             for (score, &allowed) in scratch.exact.iter_mut().zip(allowed) {
                 if allowed == 0 {
@@ -441,15 +439,17 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         let error = [self.query.error];
         let scores = Scores::new(&scratch.exact[..], &[prefix])?.radius(&error)?;
         let selection = scratch.workspace.select(&scores, &[self.eps], &Options::new())?;
-        Ok(Found {
+        let found = Found {
             visible: seen,
             scored: seen,
             upper: selection.tail_mass_upper[0],
             lower: selection.tail_mass_lower[0],
             minimal: selection.minimal[0],
             rung: Rung::Dense,
-            kept: selection.indices,
-        })
+            kept: selection.indices.iter().copied().collect(),
+        };
+        selection.recycle();
+        Ok(found)
     }
 }
 
@@ -537,7 +537,8 @@ mod tests {
             let data = normal(n * dim, 7);
             let keys = Keys::new(&data[..], dim, dim);
             let mut codes = Codes::new(dim, keys, n, Some(dim == 128));
-            codes.append(simd, keys, n, 2).unwrap();
+            let room = codes.make_room(n, 2).unwrap();
+            codes.append(simd, keys, (n, room), 2).unwrap();
             let mut scratch = QueryScratch::default();
             for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
                 let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();

@@ -1,7 +1,10 @@
 //! Where the search for a row's threshold stands, and what it works with.
 
 use super::found::Found;
+use crate::recycled::held;
+use crate::reused::Reused;
 use crate::select::Workspace;
+use crate::workspace::Scratch;
 
 /// Scratch for rows, one after another.
 #[derive(Debug, Default)]
@@ -16,6 +19,19 @@ pub(crate) struct QueryScratch {
     pub(crate) workspace: Workspace,
     /// By how much the bound exceeded what it bounds, last time.
     pub(super) excess: Option<f64>,
+}
+
+impl Scratch for QueryScratch {
+    fn bytes(&self) -> usize {
+        let QueryScratch { scores, exact, listed, uncoded, uncoded_scores, workspace, excess: _ } =
+            self;
+        held(scores)
+            + held(exact)
+            + held(listed)
+            + held(uncoded)
+            + held(uncoded_scores)
+            + workspace.bytes()
+    }
 }
 
 impl QueryScratch {
@@ -72,16 +88,15 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct Chosen {
     /// Positions, ascending.
-    pub(crate) kept: Vec<u32>,
+    pub(crate) kept: Reused<u32>,
     pub(super) cut: Cut,
 }
 
 /// Two ascending lists as one.
-pub(super) fn merged(one: &[u32], other: &[u32]) -> Vec<u32> {
-    if other.is_empty() {
-        return one.to_vec();
+pub(super) fn merged(one: &[u32], other: &[u32]) -> Reused<u32> {
+    let mut all: Reused<u32> = one.iter().chain(other).copied().collect();
+    if !other.is_empty() {
+        all.sort_unstable();
     }
-    let mut all: Vec<u32> = one.iter().chain(other).copied().collect();
-    all.sort_unstable();
     all
 }

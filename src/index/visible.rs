@@ -1,13 +1,13 @@
 //! What the rows of a call see, as it was given: lengths, a causal limit, a mask.
 
 use super::query::RowVisibility;
-use crate::error::{Error, Place};
-use crate::rows::{PerRow, check_strides};
+use crate::error::Error;
+use crate::rows::{PerRow, check_strides, offset};
 
 /// What rows see of `keys` keys; `shape` is that of the rows.
 #[derive(Debug, Clone)]
 pub(crate) struct Visible<'a> {
-    shape: Vec<usize>,
+    shape: &'a [usize],
     keys: usize,
     causal: bool,
     lengths: Option<PerRow<'a, i64>>,
@@ -20,7 +20,7 @@ impl<'a> Visible<'a> {
     /// # Errors
     /// [`Error::Length`], [`Error::RowLength`].
     pub(crate) fn new(
-        shape: &[usize],
+        shape: &'a [usize],
         keys: usize,
         causal: bool,
         lengths: Option<&'a [i64]>,
@@ -39,7 +39,7 @@ impl<'a> Visible<'a> {
         if let Some((mask, strides)) = mask {
             check_strides("mask", mask.len(), shape, keys, strides)?;
         }
-        Ok(Visible { shape: shape.to_vec(), keys, causal, lengths, mask })
+        Ok(Visible { shape, keys, causal, lengths, mask })
     }
 
     /// What a row sees.
@@ -53,8 +53,7 @@ impl<'a> Visible<'a> {
             prefix = prefix.min((row % m + 1 + n).saturating_sub(m));
         }
         let allowed = self.mask.map(|(mask, strides)| {
-            let place = Place::unravel(&self.shape, row).0;
-            let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+            let start = offset(self.shape, strides, row);
             mask.get(start..start + n).unwrap_or(&[])
         });
         RowVisibility { prefix, allowed }

@@ -1,5 +1,6 @@
 //! Rows that are given as queries and keys, and what is asked of them.
 
+use crate::builders::builders_of_defaults;
 use crate::rows::Vectors;
 
 /// Queries of some heads, the keys that they are multiplied with, and the factor that makes scores of their products.
@@ -21,7 +22,14 @@ impl Block<'_> {
 }
 
 /// What is asked of rows that are given as queries.
+///
+/// ```
+/// use certk_rs::QueryOptions;
+/// let options = QueryOptions::new().causal_offset(0);
+/// assert_eq!(options.causal_offset, Some(0));
+/// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct QueryOptions<'a> {
     /// Query i of any head sees the keys up to i + offset.
     pub causal_offset: Option<i64>,
@@ -36,6 +44,19 @@ pub struct QueryOptions<'a> {
     /// others for whoever computes them again in f64.
     pub roundings: u32,
 }
+
+builders_of_defaults! { QueryOptions<'a> {
+    /// Query i of any head sees the keys up to i + offset.
+    causal_offset(offset: impl Into<Option<i64>>) = offset.into();
+    /// The rows that the set must serve.
+    counted(rows: impl Into<Option<&'a [bool]>>) = rows.into();
+    /// The keys that are kept, where that is decided already.
+    given(keys: impl Into<Option<&'a [bool]>>) = keys.into();
+    /// Added to the radius of each row.
+    slack(slack: f64) = slack;
+    /// Roundings of whoever computes the rows again in f64, beside 3 d.
+    roundings(roundings: u32) = roundings;
+} }
 
 impl Default for QueryOptions<'_> {
     fn default() -> Self {

@@ -193,7 +193,7 @@ impl Queried<'_> {
                 }
                 Ok(())
             };
-            for done in threads::map(self.threads, 0..rows, 1, work) {
+            for done in threads::map(self.threads, 0..rows, 1, work)? {
                 done?;
             }
         }

@@ -11,6 +11,7 @@
 //! again.
 
 use super::bound::crossing;
+use crate::ambient::asked_each;
 use crate::kernels::{Panel, Simd, padded_stride};
 
 /// Rows that a step changes at the most: those furthest from where they should be.
@@ -62,7 +63,7 @@ impl Part {
     pub(super) fn new(rows: &[(&[f32], f64)], keys: Vec<u32>, free: Vec<f64>, share: f64) -> Self {
         let stride = padded_stride(keys.len());
         let mut weights = vec![0.0; rows.len() * stride];
-        for (to, &(row, inverse)) in weights.chunks_exact_mut(stride).zip(rows) {
+        for (to, &(row, inverse)) in asked_each(weights.chunks_exact_mut(stride).zip(rows)) {
             if inverse < SMALLEST_BUDGET.recip() {
                 let inverse = inverse as f32;
                 for (to, &key) in to.iter_mut().zip(&keys) {
@@ -143,7 +144,7 @@ impl Part {
         const FADED: f64 = 1e-4;
         let mut a = vec![1.0; self.free.len()];
         let mut best = (f64::INFINITY, a.clone(), vec![1.0; a.len()]);
-        for round in 0..rounds {
+        for round in asked_each(0..rounds) {
             let Some(mixed) = self.scale(simd, &mut a) else { break };
             let shares: Vec<f32> =
                 mixed.iter().map(|mixed| f32::from(u8::from(*mixed < 1.0))).collect();
@@ -213,7 +214,7 @@ impl Part {
         const LONGEST: f64 = 0.5;
         let mut at = self.point(simd, multipliers, half);
         let mut damping = 1e-3;
-        for _ in 0..steps {
+        for _ in asked_each(0..steps) {
             let pull = |j: usize| {
                 let slope = at.slopes[j];
                 if at.multipliers[j] > 0.0 { slope.abs() } else { (-slope).max(0.0) }
@@ -235,7 +236,7 @@ impl Part {
             let steps = minimise(&model, &at, &rows);
             let slope: f64 = rows.iter().zip(&steps).map(|(&j, step)| at.slopes[j] * step).sum();
             let (mut length, mut better) = (1.0, None);
-            for _ in 0..TRIALS {
+            for _ in asked_each(0..TRIALS) {
                 let mut moved = at.multipliers.clone();
                 for (&j, step) in rows.iter().zip(&steps) {
                     moved[j] = (moved[j] + length * step).max(0.0);
@@ -268,7 +269,7 @@ impl Part {
             .collect();
         let stride = padded_stride(ramp.len());
         let mut weights = vec![0.0; r * stride];
-        for (to, &row) in weights.chunks_exact_mut(stride).zip(rows) {
+        for (to, &row) in asked_each(weights.chunks_exact_mut(stride).zip(rows)) {
             let from = self.row(row);
             for (to, &i) in to.iter_mut().zip(&ramp) {
                 *to = from[i as usize];

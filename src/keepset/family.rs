@@ -167,7 +167,7 @@ impl<'a> Family<'a> {
             }
             Ok::<(), Error>(())
         };
-        for done in threads::map(threads, tasks, 1, work) {
+        for done in threads::map(threads, tasks, 1, work)? {
             done?;
         }
         squares.truncate(self.len);

@@ -46,6 +46,8 @@ const SERIAL: usize = 1 << 14;
 
 /// One kept set for many rows.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct KeepSet {
     /// Positions kept, ascending.
     pub indices: Vec<u32>,

@@ -214,7 +214,7 @@ impl<'a> Problem<'a> {
         low: f32,
         mixed: &mut [f32],
         except: &[bool],
-    ) -> Vec<f64> {
+    ) -> Result<Vec<f64>, Error> {
         let width = Self::width(self.rows());
         let panel = Panel::new(&self.weights, self.stride);
         let n = self.frame.columns();
@@ -245,44 +245,50 @@ impl<'a> Problem<'a> {
         };
         let columns = mixed.chunks_mut(width).enumerate();
         let mut losses = vec![0.0; self.rows()];
-        for part in threads::map(self.threads, columns, 1, work) {
+        for part in threads::map(self.threads, columns, 1, work)? {
             for (sum, loss) in losses.iter_mut().zip(part) {
                 *sum += loss;
             }
         }
-        losses
+        Ok(losses)
     }
 
     /// What each row has in the columns of which something holds.
-    fn sums(&self, within: impl Fn(usize) -> bool) -> Vec<f64> {
+    fn sums(&self, within: impl Fn(usize) -> bool) -> Result<Vec<f64>, Error> {
         let mut marks: Vec<f32> =
             (0..self.stride).map(|i| f32::from(u8::from(!within(i)))).collect();
         self.sweep(None, 0.5, &mut marks, &[])
     }
 
     /// About what each row loses to a set, in units of its budget.
-    pub(super) fn ratios(&self, kept: &[bool]) -> Vec<f64> {
+    pub(super) fn ratios(&self, kept: &[bool]) -> Result<Vec<f64>, Error> {
         let n = self.frame.columns();
-        let losses = self.sums(|i| i < n && self.frame.visible[i] && !kept[i]);
-        (losses.iter().zip(&self.totals).zip(&self.aims))
-            .map(|((loss, total), aim)| loss / (total * aim).max(f64::MIN_POSITIVE))
-            .collect()
+        let losses = self.sums(|i| i < n && self.frame.visible[i] && !kept[i])?;
+        let losses = losses.iter().zip(&self.totals).zip(&self.aims);
+        let ratio = |((loss, total), aim): ((&f64, &f64), &f64)| {
+            loss / (total * aim).max(f64::MIN_POSITIVE)
+        };
+        Ok(losses.map(ratio).collect())
     }
 
     /// What stored weights prove of the tail mass of each row: its lower and its upper end. The weights were made in f64.
     ///
     /// A weight is within [`STORED`] of the one computed, a sum of them within [`SUMMED`] and what its parts lose in f64; where
     /// it is 0, the real one may be as large as the smallest that f32 holds (as 2^-1021 in f64, for which a slack allows).
-    pub(super) fn masses(&self, kept: &[bool], block_size: usize) -> Vec<(f64, f64)> {
+    pub(super) fn masses(
+        &self,
+        kept: &[bool],
+        block_size: usize,
+    ) -> Result<Vec<(f64, f64)>, Error> {
         let n = self.frame.columns();
         let gone = |i: usize| i < n && self.frame.visible[i] && !kept[i];
-        let (tails, heads) = (self.sums(gone), self.sums(|i| i < n && kept[i]));
+        let (tails, heads) = (self.sums(gone)?, self.sums(|i| i < n && kept[i])?);
         let dropped = (0..n).filter(|&i| gone(i)).count() * block_size;
         let kept = kept.iter().filter(|kept| **kept).count() * block_size;
         let more = STORED + SUMMED + (n + self.rows() + 8) as f64 * f64::EPSILON;
         let flush = 2f64.powi(1021 - 125);
         let each = tails.iter().zip(&heads).zip(&self.slack).zip(&self.totals);
-        each.map(|(((&tail, &head), slack), &total)| {
+        let ends = each.map(|(((&tail, &head), slack), &total)| {
             if total == 0.0 {
                 return (0.0, 0.0);
             }
@@ -290,7 +296,7 @@ impl<'a> Problem<'a> {
             let split = SplitSums { tail, dropped, head, kept };
             let upper = split.upper(slack.certify, slack.flush * flush);
             (split.lower(slack.certify, slack.flush * flush).min(upper), upper)
-        })
-        .collect()
+        });
+        Ok(ends.collect())
     }
 }

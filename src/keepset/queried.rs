@@ -127,7 +127,7 @@ impl Source for Queried<'_> {
                 let work = |(rows, slots): (&[usize], &mut [f32])| {
                     self.weigh_some((f, &laid), rows, slots, stride)
                 };
-                for weights in threads::map(self.threads, portion, 1, work) {
+                for weights in threads::map(self.threads, portion, 1, work)? {
                     all.extend(weights?);
                 }
                 interrupt::check()?;
@@ -307,7 +307,7 @@ impl Queried<'_> {
             work(&rows)
         };
         for places in places.chunks(size * self.portion(f).div_ceil(size / TOGETHER)) {
-            let ends = threads::map(self.threads, places.chunks(size), 1, task);
+            let ends = threads::map(self.threads, places.chunks(size), 1, task)?;
             let ends = ends.into_iter().collect::<Result<Vec<_>, Error>>()?;
             for (&at, ends) in places.iter().zip(ends.into_iter().flatten()) {
                 found[at] = ends;

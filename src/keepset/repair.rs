@@ -3,6 +3,7 @@
 use std::collections::BinaryHeap;
 
 use super::problem::Problem;
+use crate::error::Error;
 
 /// A column and what it is worth to the rows that lack something.
 #[derive(PartialEq)]
@@ -29,11 +30,11 @@ impl PartialOrd for Offer {
 ///
 /// A column is worth what it takes off the rows' excess over their budgets, in units of those. Worths only shrink, so the best
 /// one is found by looking again at the one that seemed best.
-pub(super) fn repair(problem: &Problem<'_>, kept: &mut [bool]) -> usize {
+pub(super) fn repair(problem: &Problem<'_>, kept: &mut [bool]) -> Result<usize, Error> {
     let inverses: Vec<f64> = (0..problem.rows())
         .map(|j| (problem.aims[j] * problem.totals[j] / (1.0 + problem.margin[j])).recip())
         .collect();
-    let mut lacking: Vec<(usize, f64)> = (problem.ratios(kept).iter().enumerate())
+    let mut lacking: Vec<(usize, f64)> = (problem.ratios(kept)?.iter().enumerate())
         .map(|(j, ratio)| {
             (j, ratio * (1.0 + 2.0 * crate::kernels::SUMMED) * (1.0 + problem.margin[j]) - 1.0)
         })
@@ -62,5 +63,5 @@ pub(super) fn repair(problem: &Problem<'_>, kept: &mut [bool]) -> usize {
         }
         lacking.retain(|(_, excess)| *excess > 0.0);
     }
-    added
+    Ok(added)
 }

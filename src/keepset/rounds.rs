@@ -200,7 +200,7 @@ impl<S: Source> Rounds<'_, S> {
                 return self.repaired(best);
             }
             self.problem.thorough |= stalled;
-            self.leave_out(&best);
+            self.leave_out(&best)?;
             if self.sample < self.rows() || self.fast && self.problem.rows() < self.rows() {
                 let first: Vec<usize> = (0..self.sample).map(|at| self.order.row(at)).collect();
                 let over = self.check(&best.kept, first, 1.0)?;
@@ -303,15 +303,16 @@ impl<S: Source> Rounds<'_, S> {
     }
 
     /// Leaves out rows of the program that have no say and could lose more.
-    fn leave_out(&mut self, best: &Best) {
+    fn leave_out(&mut self, best: &Best) -> Result<(), Error> {
         if self.problem.rows() == self.rows() || self.problem.rows() <= S::LIMITS.few {
-            return;
+            return Ok(());
         }
-        let ratios = self.problem.ratios(&best.kept);
+        let ratios = self.problem.ratios(&best.kept)?;
         let keep: Vec<bool> = (ratios.iter().zip(&self.problem.multipliers))
             .map(|(ratio, a)| *a > 0.0 || *ratio >= IDLE)
             .collect();
         self.problem.retain(&keep);
+        Ok(())
     }
 
     /// Of some rows that are not in the program those that lose more than so many times their budget, the worst first.
@@ -345,7 +346,7 @@ impl<S: Source> Rounds<'_, S> {
         let (mut upper, mut lower) = (filled("scores", rows, 0.0)?, filled("scores", rows, 0.0)?);
         let mut open = filled("scores", rows, true)?;
         if S::LIMITS.stored {
-            let masses = self.problem.masses(kept, self.source.block_size());
+            let masses = self.problem.masses(kept, self.source.block_size())?;
             for (&row, (low, high)) in self.problem.listed.iter().zip(masses) {
                 if high <= self.source.eps(row) {
                     (lower[row], upper[row], open[row]) = (low, high, false);
@@ -450,7 +451,7 @@ impl<S: Source> Rounds<'_, S> {
             for attempt in 0..pass.min(3) {
                 some.set_more_aside(attempt);
             }
-            added += repair(&some, kept);
+            added += repair(&some, kept)?;
             interrupt::check()?;
         }
         if added == 0 || pass > 8 {
@@ -466,7 +467,7 @@ impl<S: Source> Rounds<'_, S> {
             interrupt::check()?;
             let all = self.sample >= self.rows();
             let best = self.problem.shrink(if all { PROBES.1 } else { PROBES.0 })?;
-            let most = self.problem.ratios(&best.kept).into_iter().fold(1.0, f64::max);
+            let most = self.problem.ratios(&best.kept)?.into_iter().fold(1.0, f64::max);
             let most = most * (1.0 + WORSE);
             if !all {
                 let first: Vec<usize> = (0..self.sample).map(|at| self.order.row(at)).collect();

@@ -46,7 +46,7 @@ impl Source for Scored<'_> {
             let work =
                 |(slot, row): (&mut [f32], &usize)| select::weigh_row(self.scores, *row, slot);
             let slots: Vec<_> = slots.chunks_mut(stride).zip(rows).collect();
-            for weights in threads::map(self.threads, slots, 1, work) {
+            for weights in threads::map(self.threads, slots, 1, work)? {
                 all.push(weights?);
             }
             interrupt::check()?;
@@ -88,7 +88,7 @@ impl Scored<'_> {
                 }
                 Ok::<_, Error>(own)
             };
-            for part in threads::map(self.threads, 0..parts, 1, work) {
+            for part in threads::map(self.threads, 0..parts, 1, work)? {
                 let part = part?;
                 for (all, own) in all.visible.iter_mut().zip(part.visible) {
                     *all |= own;

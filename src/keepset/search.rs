@@ -9,6 +9,7 @@ use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
 use super::problem::{Best, Problem, Term};
 use super::walk::walk;
+use crate::ambient::asked_each;
 use crate::error::Error;
 use crate::interrupt;
 use crate::kernels::padded_stride;
@@ -213,7 +214,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         }
         let mut ratios = vec![1.0; a.len()];
         for round in 0..SPREAD {
-            let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[]);
+            let losses = self.problem.sweep(Some(&self.terms(&a)), 1.0, &mut mixed, &[])?;
             interrupt::check()?;
             let rate = (round as f64 + 1.0).sqrt().recip();
             let alpha = (1.0 - rate) / (1.0 + rate);
@@ -261,7 +262,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         let terms = self.terms(a);
         let low = 1.0 - near;
         let mut mixed = vec![0.0; problem.stride];
-        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[]);
+        let mut losses = problem.sweep(Some(&terms), low, &mut mixed, &[])?;
         let limit = problem.limit(&terms, self.eps);
         let Crossing { dropped, threshold } = crossing(&mixed, limit);
         let bound = frame.forced_count + frame.competing - dropped;
@@ -277,7 +278,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             for mixed in &mut mixed {
                 *mixed *= scale;
             }
-            losses = problem.sweep(None, low, &mut mixed, &[]);
+            losses = problem.sweep(None, low, &mut mixed, &[])?;
         }
         let mut view = View { mixed, left: Vec::new(), low, known: Vec::new() };
         self.lower(&mut view, losses)?;
@@ -290,7 +291,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         for &key in known {
             view.known[key as usize] = true;
         }
-        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known);
+        let losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
         self.lower(view, losses)
     }
 
@@ -302,7 +303,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
                 return Ok(());
             }
             view.low = if view.low > 1e-3 { 0.75 * view.low } else { 0.0 };
-            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known);
+            losses = self.problem.sweep(None, view.low, &mut view.mixed, &view.known)?;
         }
     }
 
@@ -376,7 +377,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         };
         let mut inside = part.keys.iter().copied().peekable();
         let mut fitting: Vec<(f32, u32)> = Vec::new();
-        for (i, &mixed) in view.mixed.iter().enumerate() {
+        for (i, &mixed) in asked_each(view.mixed.iter().enumerate()) {
             if inside.next_if_eq(&(i as u32)).is_some() || view.is_below(i) {
                 continue;
             }
@@ -386,7 +387,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         }
         fitting.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
         let mut dropped = 0;
-        for (_, key) in fitting {
+        for (_, key) in asked_each(fitting) {
             let key = key as usize;
             if order.iter().all(|&j| charge(j, key) <= left[j]) {
                 for (j, left) in left.iter_mut().enumerate() {
@@ -400,15 +401,15 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     }
 
     /// The competing keys with their weights in a mixture, best first.
-    pub(super) fn ranked(&self, multipliers: &[f64]) -> Vec<u32> {
+    pub(super) fn ranked(&self, multipliers: &[f64]) -> Result<Vec<u32>, Error> {
         let mut mixed = vec![0.0; self.problem.stride];
         let factors: Vec<f64> = self.rows.iter().map(|&row| multipliers[row]).collect();
-        self.problem.sweep(Some(&self.terms(&factors)), 0.0, &mut mixed, &[]);
+        self.problem.sweep(Some(&self.terms(&factors)), 0.0, &mut mixed, &[])?;
         let mut order: Vec<u32> = (0..self.problem.frame.columns() as u32)
             .filter(|&i| mixed[i as usize] < f32::INFINITY)
             .collect();
         order.sort_by(|&i, &k| mixed[k as usize].total_cmp(&mixed[i as usize]).then(i.cmp(&k)));
-        order
+        Ok(order)
     }
 }
 

@@ -61,7 +61,7 @@ impl Problem<'_> {
         let equal = vec![1.0; self.rows()];
         let alone = self.multipliers.iter().all(|a| *a <= 0.0);
         let multipliers = if alone { &equal } else { &self.multipliers };
-        for i in SetSearch::new(self, &self.aims).ranked(multipliers) {
+        for i in SetSearch::new(self, &self.aims).ranked(multipliers)? {
             if size >= self.frame.max_keep {
                 break;
             }

@@ -2,6 +2,7 @@
 //! still afford, in several orders that differ by a little noise; and exchanges of single keys, which make room for more.
 
 use super::dual::Part;
+use crate::ambient::asked_each;
 use crate::error::Error;
 use crate::memory::check_memory;
 
@@ -29,7 +30,7 @@ impl Columns {
     fn new(part: &Part, rows: &[usize], flushed: &[f64]) -> Self {
         const TILE: usize = 16;
         let mut weights = vec![0.0; rows.len() * part.keys.len()];
-        for (t, tile) in weights.chunks_mut((rows.len() * TILE).max(1)).enumerate() {
+        for (t, tile) in asked_each(weights.chunks_mut((rows.len() * TILE).max(1)).enumerate()) {
             for (at, &row) in rows.iter().enumerate() {
                 let from = &part.row(row)[t * TILE..];
                 for (to, &weight) in tile[at..].iter_mut().step_by(rows.len()).zip(from) {
@@ -73,10 +74,10 @@ impl Walk {
         }
         let mut before = self.left.clone();
         let mut fitting = Vec::new();
-        for _ in 0..EXCHANGES {
+        for _ in asked_each(0..EXCHANGES) {
             let mut changed = false;
             let tight = Tight::new(columns, among, &self.left);
-            for &(mixed, key) in among.iter().rev() {
+            for &(mixed, key) in asked_each(among.iter().rev()) {
                 if !gone[key as usize] {
                     continue;
                 }
@@ -135,7 +136,7 @@ impl Tight {
         rows.truncate(Self::MOST_ROWS);
         let keys = among.len().next_multiple_of(Self::TOGETHER);
         let mut weights = vec![f32::INFINITY; rows.len() * keys];
-        for (at, (_, key)) in among.iter().enumerate() {
+        for (at, (_, key)) in asked_each(among.iter().enumerate()) {
             let of_key = columns.key(*key);
             for (r, &row) in rows.iter().enumerate() {
                 let (block, place) = (at / Self::TOGETHER, at % Self::TOGETHER);
@@ -221,7 +222,7 @@ pub(super) fn walk(
     let mut plain = start.clone();
     let mut first_kept = order.len();
     let mut last_dropped = 0;
-    for (rank, &(_, key)) in order.iter().enumerate() {
+    for (rank, &(_, key)) in asked_each(order.iter().enumerate()) {
         if plain.drop_affordable(&columns, key) {
             last_dropped = rank;
         } else {
@@ -237,14 +238,14 @@ pub(super) fn walk(
     let sure = first_kept.saturating_sub(margin);
     let end = (last_dropped + margin).min(order.len());
     let mut prefix = start;
-    for &(_, key) in &order[..sure] {
+    for &(_, key) in asked_each(&order[..sure]) {
         prefix.drop_affordable(&columns, key);
     }
     let contested = &order[sure..end];
     let spread = contested[contested.len() - 1].0 - contested[0].0;
     let mut best = plain;
     let mut noisy: Vec<(f32, u32)> = Vec::with_capacity(contested.len());
-    for trial in 0..TRIALS {
+    for trial in asked_each(0..TRIALS) {
         let amplitude = spread * [0.4, 0.2, 0.1, 0.05][(trial % 4) as usize];
         noisy.clear();
         noisy.extend(
@@ -252,7 +253,7 @@ pub(super) fn walk(
         );
         noisy.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
         let mut walk = prefix.clone();
-        for &(_, key) in noisy.iter().chain(&order[end..]) {
+        for &(_, key) in asked_each(noisy.iter().chain(&order[end..])) {
             walk.drop_affordable(&columns, key);
         }
         if walk.dropped.len() > best.dropped.len() {

@@ -32,7 +32,6 @@ mod weights;
 
 pub(crate) use attention::BESIDE;
 pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
-#[cfg(feature = "python")]
 pub(crate) use attention::{DEPTH, Queries, SIDE};
 pub(crate) use below::Below;
 pub(crate) use index::{BIAS, Coarse, Encoded, Frame, PANEL, Packed};
@@ -45,10 +44,11 @@ pub(crate) use row::{
     values_around,
 };
 pub(crate) use simd::Simd;
+#[cfg(feature = "ndarray")]
+pub use system::extent;
+pub use system::{DefaultFloats, MappedPiece, MappedPieces};
 pub(crate) use system::{
-    DefaultFloats, Piece, address_space_left, append_all, ask_for_huge_pages, ask_for_pages, forks,
+    Gate, Piece, address_space_left, append_all, ask_for_huge_pages, ask_for_pages, forks, lend,
     page_size,
 };
-#[cfg(feature = "python")]
-pub(crate) use system::{MappedPiece, MappedPieces, extent};
 pub(crate) use weights::{Exp, Identity, ScaledBy, ScaledExp, Unscaled, WeightFn, WeightFnOf};

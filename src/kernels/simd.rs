@@ -21,7 +21,7 @@ pub(crate) struct Simd(LevelKind);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LevelKind {
     Portable,
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
     PortableFma,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -71,7 +71,7 @@ impl Simd {
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
             LevelKind::Portable => "portable",
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
             LevelKind::PortableFma => "portable",
             #[cfg(target_arch = "x86_64")]
             LevelKind::Avx2 => "avx2",
@@ -80,8 +80,9 @@ impl Simd {
         }
     }
 
-    /// The levels that this CPU runs, best first. The portable code compiled without FMA comes last and is named
-    /// "portable-nofma": `mul_add` is a library call there, so nothing chooses it unless nothing else is left.
+    /// The levels that this CPU runs, best first. The portable code compiled without FMA comes last: `mul_add` is a library call
+    /// there, so nothing chooses it unless nothing else is left. Where it is compiled with FMA, too, which is for tests (a feature,
+    /// since it is a tenth of the crate's code), it is named "portable-nofma".
     pub(crate) fn all() -> &'static [(&'static str, Simd)] {
         static LEVELS: OnceLock<Vec<(&'static str, Simd)>> = OnceLock::new();
         LEVELS.get_or_init(|| {
@@ -104,6 +105,7 @@ impl Simd {
                 if basic && is_x86_feature_detected!("f16c") {
                     levels.push(("avx2", Simd(LevelKind::Avx2)));
                 }
+                #[cfg(feature = "portable-fma")]
                 if basic {
                     levels.push(("portable", Simd(LevelKind::PortableFma)));
                 }
@@ -157,9 +159,9 @@ macro_rules! entry {
 
 entry!(portable, Pass, Portable);
 entry!(portable_bytes, BytePass, Portable);
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
 entry!(portable_fma, Pass, Portable, "avx2,fma,popcnt,bmi1,bmi2");
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
 entry!(portable_fma_bytes, BytePass, Portable, "avx2,fma,popcnt,bmi1,bmi2");
 #[cfg(target_arch = "x86_64")]
 entry!(avx2, Pass, Avx2, "avx2,fma,f16c,popcnt,bmi1,bmi2");
@@ -190,7 +192,7 @@ impl Simd {
         unsafe {
             match self.0 {
                 LevelKind::Portable => portable(pass),
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
                 LevelKind::PortableFma => portable_fma(pass),
                 #[cfg(target_arch = "x86_64")]
                 LevelKind::Avx2 => avx2(pass),
@@ -206,7 +208,7 @@ impl Simd {
         unsafe {
             match self.0 {
                 LevelKind::Portable => portable_bytes(pass),
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(all(target_arch = "x86_64", feature = "portable-fma"))]
                 LevelKind::PortableFma => portable_fma_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
                 LevelKind::Avx2 => avx2_bytes(pass),

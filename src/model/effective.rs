@@ -1,10 +1,12 @@
 //! How many entries of a row carry weight: those of probability at least `eps`, and the participation ratio.
 
+use crate::ambient::{self, asked, pieces, pieces_mut};
 use crate::certified_sums::{self, Compensated, ExactSum};
 use crate::error::Error;
 use crate::kernels::{LANES, ScaledExp, Simd};
 use crate::memory::{check_memory, filled, room};
-use crate::rows::{Scores, WeightKind, WideScores};
+use crate::rows::{Scores, WeightKind, WideScores, drop_masked};
+use crate::sorting;
 use crate::threads;
 use crate::twofold::Twofold;
 use std::cmp::Ordering;
@@ -14,6 +16,7 @@ use super::gaussian::{check_eps, per_row};
 
 /// Entries of a row with probability at least `eps`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Effective {
     /// Entries whose probability is proven to be at least `eps`.
     pub count: usize,
@@ -42,20 +45,22 @@ pub fn effective_entries(
     per_row(scores, threads, |row| {
         let mut keys = Vec::new();
         let about = scores.wide_scores(row, &mut keys)?;
-        keys.retain(|key| *key > f64::NEG_INFINITY);
+        drop_masked(&mut keys);
+        ambient::check()?;
         let n = keys.len();
         if n == 0 {
             return Ok(Effective { count: 0, count_upper: 0, n });
         }
         let (count, count_upper) = match about.weight_kind {
             WeightKind::Weight => {
-                keys.sort_unstable_by(|a, b| b.total_cmp(a));
+                sorting::sort(&mut keys, |a, b| b.total_cmp(a));
+                ambient::check()?;
                 let count = count_weights(&keys, eps);
                 (count, count)
             }
             WeightKind::Exp { scale } => {
                 let weights = weigh(simd, &mut keys, &about)?;
-                let total = weights.into_iter().collect::<Compensated>().value();
+                let total = asked(weights).collect::<Compensated>().value();
                 // Those that are open after the first look, a list that grows by doubling.
                 check_memory("scores", n, 2 * size_of::<f64>())?;
                 let row = Exponentials { keys: &keys[..n], largest: about.largest, scale };
@@ -69,7 +74,7 @@ pub fn effective_entries(
 /// Exact, in wide integers.
 fn count_weights(weights: &[f64], eps: f64) -> usize {
     let mut total = ExactSum::new();
-    for &weight in weights {
+    for &weight in asked(weights) {
         total.add(weight);
     }
     weights.partition_point(|&weight| {
@@ -95,15 +100,19 @@ fn weigh(simd: Simd, keys: &mut Vec<f64>, about: &WideScores) -> Result<Vec<f64>
     let mut weights = filled("scores", keys.len(), 0.0)?;
     match about.weight_kind {
         WeightKind::Weight => {
-            weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = key / largest);
+            asked(weights.iter_mut().zip(&keys[..n]))
+                .for_each(|(weight, key)| *weight = key / largest);
         }
         WeightKind::Exp { scale } => {
-            let smallest = keys[..n].iter().copied().fold(largest, f64::min);
+            let smallest = pieces(&keys[..n]).flatten().copied().fold(largest, f64::min);
             if (largest - smallest).is_finite() {
-                simd.weights(keys, ScaledExp { shift: largest, scale }, &mut weights);
+                for (keys, weights) in pieces(keys).zip(pieces_mut(&mut weights)) {
+                    simd.weights(keys, ScaledExp { shift: largest, scale }, weights);
+                }
             } else {
                 let exact = |key: &f64| certified_sums::exp(exponent(scale, *key, largest));
-                weights.iter_mut().zip(&keys[..n]).for_each(|(weight, key)| *weight = exact(key));
+                asked(weights.iter_mut().zip(&keys[..n]))
+                    .for_each(|(weight, key)| *weight = exact(key));
             }
         }
     }
@@ -144,14 +153,14 @@ impl Exponentials<'_> {
             x + margin(x) >= line
         };
         let count =
-            |holds: &dyn Fn(f64) -> bool| self.keys.iter().filter(|&&key| holds(key)).count();
+            |holds: &dyn Fn(f64) -> bool| asked(self.keys).filter(|&&key| holds(key)).count();
         let (above_count, not_below_count) = (count(&above), count(&not_below));
         if error > 0.0 || above_count == not_below_count {
             return (above_count, not_below_count);
         }
         let mut open: Vec<f64> =
-            self.keys.iter().copied().filter(|&key| not_below(key) && !above(key)).collect();
-        open.sort_unstable_by(|a, b| b.total_cmp(a));
+            asked(self.keys).copied().filter(|&key| not_below(key) && !above(key)).collect();
+        sorting::sort(&mut open, |a, b| b.total_cmp(a));
         let above = above_count;
         let count = open.partition_point(|&key| self.side(key, eps) == Side::AtLeast);
         let upper =
@@ -167,7 +176,7 @@ impl Exponentials<'_> {
         let (mut near, mut faint, mut apart) = (0u32, 0u32, false);
         let zero = Twofold::from(0.0);
         let (mut sum, mut size) = (zero, zero);
-        for &other in self.keys {
+        for &other in asked(self.keys) {
             let difference = Twofold::sum(other, -key);
             let x = scaled(difference, self.scale);
             if !x.high.is_finite() || x.high > 700.0 {
@@ -240,14 +249,15 @@ pub fn participation(scores: &Scores<'_>, threads: Option<usize>) -> Result<Vec<
     per_row(scores, threads, |row| {
         let mut keys = Vec::new();
         let about = scores.wide_scores(row, &mut keys)?;
-        keys.retain(|key| *key > f64::NEG_INFINITY);
+        drop_masked(&mut keys);
         if keys.is_empty() {
             return Ok(0.0);
         }
         let n = keys.len();
         let weights = weigh(simd, &mut keys, &about)?;
-        let total = weights.iter().copied().collect::<Compensated>().value();
-        let squares = weights.iter().map(|weight| weight * weight).collect::<Compensated>().value();
+        let total = asked(&weights).copied().collect::<Compensated>().value();
+        let squares =
+            asked(&weights).map(|weight| weight * weight).collect::<Compensated>().value();
         Ok((total * total / squares).clamp(1.0, n as f64))
     })
 }

@@ -26,6 +26,7 @@ const PORTION: usize = 512;
 
 /// The mean of the minimal k over rows of iid normal scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct Expected {
     /// The estimated mean of k.
     pub k: f64,

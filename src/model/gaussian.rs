@@ -5,10 +5,12 @@
 //! (Tzachristas et al., arXiv 2512.07647, the Gaussian score model). It is a law for long rows: [`super::expected_k`] is the
 //! one for rows of finite length.
 
+use crate::ambient::asked;
 use crate::certified_sums::Compensated;
 use crate::error::{Error, Place};
 use crate::memory::{check_memory, check_memory_in_each, list};
-use crate::rows::{Scores, WeightKind, WideScores};
+use crate::rows::{Scores, WeightKind, WideScores, drop_masked};
+use crate::sorting;
 use crate::threads;
 
 use super::normal::{hazard, log_survival, quantile, survival};
@@ -112,6 +114,7 @@ pub fn log_log_slope(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
 
 /// What a row looks like beside a normal law. NaN where nothing is visible; shape figures are NaN where all scores are equal.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct RowFit {
     /// Visible scores.
     pub n: usize,
@@ -187,17 +190,17 @@ pub(super) fn per_row<R: Send>(
 }
 
 fn fit_row(mut keys: Vec<f64>, about: WideScores, eps: Option<f64>) -> RowFit {
-    keys.retain(|key| *key > f64::NEG_INFINITY);
+    drop_masked(&mut keys);
     let scale = match about.weight_kind {
         WeightKind::Exp { scale } => scale,
         WeightKind::Weight => {
-            for key in &mut keys {
+            for key in asked(&mut keys) {
                 *key = libm::log(*key);
             }
             1.0
         }
     };
-    keys.sort_unstable_by(f64::total_cmp);
+    sorting::sort(&mut keys, f64::total_cmp);
     let (Some(&low), Some(&high)) = (keys.first(), keys.last()) else {
         return RowFit::EMPTY;
     };
@@ -217,18 +220,18 @@ fn fit_row(mut keys: Vec<f64>, about: WideScores, eps: Option<f64>) -> RowFit {
             ..RowFit::EMPTY
         };
     }
-    for key in &mut keys {
+    for key in asked(&mut keys) {
         *key = (0.5 * *key - 0.5 * centre) / half;
     }
-    let mean = keys.iter().copied().collect::<Compensated>().value() / count;
+    let mean = asked(&keys).copied().collect::<Compensated>().value() / count;
     let moment = |power: i32| {
-        keys.iter().map(|t| (t - mean).powi(power)).collect::<Compensated>().value() / count
+        asked(&keys).map(|t| (t - mean).powi(power)).collect::<Compensated>().value() / count
     };
     let variance = moment(2);
     let deviation = libm::sqrt(variance);
     let sigma = scale * half * 2.0 * deviation;
     let mut ks_distance = 0.0f64;
-    for (i, t) in keys.iter().enumerate() {
+    for (i, t) in asked(keys.iter().enumerate()) {
         let below = survival((mean - t) / deviation);
         let gap = (below - i as f64 / count).max((i + 1) as f64 / count - below);
         ks_distance = ks_distance.max(gap);

@@ -2,12 +2,14 @@
 
 use super::sample::Sample;
 use super::{bernstein, betting, hoeffding};
+use crate::builders::builders;
 use crate::error::Error;
 use crate::memory::check_memory;
 use crate::threads;
 
 /// Which confidence bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Method {
     /// Hoeffding (with replacement) or Hoeffding-Serfling (without).
     Hoeffding,
@@ -38,7 +40,16 @@ impl Method {
 }
 
 /// What confidence bounds are asked for.
+///
+/// ```
+/// use certk_rs::montecarlo::{Confidence, Method, mean_bounds};
+/// let confidence = Confidence::new(Method::Betting, 0.05, 4).population(100);
+/// let (lower, upper) = mean_bounds(&[0.5, 0.25, 0.75, 0.5], &confidence)?;
+/// assert!(lower < 0.5 && upper > 0.5);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Confidence {
     /// Which bound.
     pub method: Method,
@@ -49,6 +60,19 @@ pub struct Confidence {
     /// How many draws betting is tuned for; its bounds hold for any number.
     pub horizon: usize,
 }
+
+impl Confidence {
+    /// Bounds for draws with replacement, each of which fails with probability `delta`, tuned for so many draws.
+    #[must_use]
+    pub fn new(method: Method, delta: f64, horizon: usize) -> Self {
+        Confidence { method, delta, population: None, horizon }
+    }
+}
+
+builders! { Confidence {
+    /// How many values there are to draw from without replacement; `None` for draws with replacement.
+    population(values: impl Into<Option<usize>>) = values.into();
+} }
 
 /// A lower and an upper confidence bound of the mean of a population in [0, 1] from values in the order drawn.
 ///

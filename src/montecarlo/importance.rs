@@ -16,6 +16,7 @@
 //! scores that exceed their bounds by a rounding.
 
 use super::population::{Fetch, Population};
+use crate::ambient::{self, asked, pieces};
 use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, LANES, Scalar, Simd};
@@ -189,7 +190,7 @@ impl<'a> Importance<'a> {
         let bounds =
             Bounds { all: bounds, row, start: span.start, outside, simd: Simd::current()? };
         let blocks: Vec<BlockMass> = for_dtype!(bounds.all.data, stored => {
-            threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))
+            threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))?
         });
         if let Some(bad) = blocks.iter().position(|block| block.bad) {
             return Err(bounds.complain(bad));
@@ -259,6 +260,7 @@ impl<'a> Importance<'a> {
     ) -> Result<(), Error> {
         let all = self.starts[self.blocks.len()];
         let mut tickets: Vec<(u64, usize)> = Vec::with_capacity(count);
+        ambient::check()?;
         tickets.extend((0..count).map(|i| (self.random.below(all), i)));
         // In ascending order each block is looked into once.
         tickets.sort_unstable();
@@ -320,9 +322,9 @@ fn factors(simd: Simd, blocks: &[BlockMass], top: f64, unit: f64) -> Vec<f64> {
 
 /// Where bytes are not 0.
 fn positions(bytes: &[u8]) -> Result<Vec<usize>, Error> {
-    let count = bytes.iter().map(|byte| usize::from(*byte != 0)).sum();
+    let count = pieces(bytes).flatten().map(|byte| usize::from(*byte != 0)).sum();
     let mut found = list("keep", count)?;
-    for (i, group) in bytes.chunks(BLOCK).enumerate() {
+    for (i, group) in asked(bytes.chunks(BLOCK).enumerate()) {
         // Most groups have none.
         if group.iter().fold(0, |any, byte| any | byte) != 0 {
             found.extend((0..group.len()).filter(|&j| group[j] != 0).map(|j| i * BLOCK + j));

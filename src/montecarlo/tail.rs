@@ -5,6 +5,7 @@ use super::importance::Importance;
 use super::population::{Fetch, Population};
 use super::sample::ROUNDED;
 use super::uniform::Uniform;
+use crate::builders::builders;
 use crate::error::{Error, Place};
 use crate::memory::{check_memory, check_memory_in_each, list, room};
 use crate::random::Random;
@@ -13,6 +14,8 @@ use crate::threads;
 
 /// What is asked of an estimate.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct TailOptions {
     /// Failure probability of each end of each row's interval, in (0, 1).
     pub delta: f64,
@@ -30,8 +33,32 @@ pub struct TailOptions {
     pub threads: Option<usize>,
 }
 
+impl TailOptions {
+    /// Bounds by betting that fail with probability `delta` at each end, from at most so many draws of a row; seed 0.
+    #[must_use]
+    pub fn new(delta: f64, draws: usize) -> Self {
+        let (method, seed) = (Method::Betting, 0);
+        TailOptions { delta, all_rows: false, draws, method, seed, eps: None, threads: None }
+    }
+}
+
+builders! { TailOptions {
+    /// Whether delta is for all rows together.
+    all_rows(together: bool) = together;
+    /// Which confidence bound.
+    method(method: Method) = method;
+    /// What the random numbers depend on, beside the row.
+    seed(seed: u64) = seed;
+    /// Budgets, one or one per row: drawing stops once they are decided. Only with [`Method::Betting`].
+    eps(budgets: impl Into<Option<Vec<f64>>>) = budgets.into();
+    /// How many threads; `None` for all available.
+    threads(threads: impl Into<Option<usize>>) = threads.into();
+} }
+
 /// What draws say about the tail mass of each row.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct TailEstimate {
     /// Exceeds the real tail mass with probability at most delta.
     pub lower: Vec<f64>,
@@ -298,7 +325,7 @@ fn check<'a>(
 fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
     let conflict = |second, remedy| Err(Error::Conflict { first: "upper_bounds", second, remedy });
     if scores.kind == Kind::Probs {
-        return conflict("kind=\"probs\"", "pass logits, whose bounds are in natural-log units");
+        return conflict("Kind::Probs", "pass logits, whose bounds are in natural-log units");
     }
     if matches!(scores.mask, Some(Mask::Additive(_))) {
         return conflict("an additive mask", "add the biases to scores and bounds");

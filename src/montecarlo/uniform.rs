@@ -1,6 +1,7 @@
 //! Uniform draws from a row's tail, without replacement.
 
 use super::population::Population;
+use crate::ambient::{self, asked};
 use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
 use crate::memory::{filled, list};
@@ -43,7 +44,7 @@ impl Uniform {
         let (mut head, mut kept) = (Compensated::default(), 0);
         let (mut least, mut top) = (f64::INFINITY, f64::NEG_INFINITY);
         let mut tail = list("scores", keys.len())?;
-        for (&key, &byte) in keys.iter().zip(&bytes) {
+        for (&key, &byte) in asked(keys.iter().zip(&bytes)) {
             if key == f64::NEG_INFINITY {
                 continue;
             }
@@ -55,6 +56,7 @@ impl Uniform {
                 tail.push(key);
             }
         }
+        ambient::check()?;
         let dropped = tail.len();
         let unit = if dropped == 0 {
             0.0
@@ -75,7 +77,7 @@ impl Uniform {
 
     /// Draws that many more, each a weight relative to the tail's largest.
     pub(super) fn draw(&mut self, count: usize, values: &mut Vec<f64>) {
-        for _ in 0..count {
+        for _ in asked(0..count) {
             let left = self.keys.len() - self.drawn;
             let other = self.drawn + self.random.below(left as u64) as usize;
             self.keys.swap(self.drawn, other);

@@ -40,6 +40,11 @@ macro_rules! data_from {
                 Data::$variant(data)
             }
         }
+        impl<'a, const N: usize> From<&'a [$type; N]> for Data<'a> {
+            fn from(data: &'a [$type; N]) -> Self {
+                Data::$variant(data)
+            }
+        }
     )*};
 }
 data_from!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16);
@@ -72,7 +77,7 @@ impl Data<'_> {
     }
 
     /// Appends a stretch of numbers, exactly.
-    pub(crate) fn widen(&self, start: usize, len: usize, to: &mut Vec<f64>) {
+    pub fn widen(&self, start: usize, len: usize, to: &mut Vec<f64>) {
         let stretch = start..start + len;
         match self {
             Data::F32(d) => to.extend(d[stretch].iter().map(|&v| f64::from(v))),

@@ -1,6 +1,9 @@
 //! A kept set that a caller brings, and how it is laid over a row.
 
+use std::ops::Range;
+
 use super::{Scores, check_strides};
+use crate::ambient::{self, asked, pieces_mut};
 use crate::error::Error;
 
 /// Which keys of each row are kept.
@@ -23,6 +26,13 @@ pub enum Keep<'a> {
         /// Positions within their rows.
         indices: &'a [i64],
     },
+    /// The same with positions as a [`Selection`](crate::Selection) has them: `Keep::from(&selection)` copies nothing.
+    Positions {
+        /// Where each row's positions start.
+        indptr: &'a [i64],
+        /// Positions within their rows.
+        positions: &'a [u32],
+    },
 }
 
 impl Keep<'_> {
@@ -43,7 +53,12 @@ impl Keep<'_> {
             Keep::Mask { kept, strides } => {
                 check_strides("keep", kept.len(), &scores.batch, scores.n, strides)
             }
-            Keep::Indices { indptr, indices } => {
+            Keep::Indices { indptr, .. } | Keep::Positions { indptr, .. } => {
+                let listed = match *self {
+                    Keep::Positions { positions, .. } => positions.len(),
+                    Keep::Indices { indices, .. } => indices.len(),
+                    Keep::Mask { .. } => 0,
+                };
                 if indptr.len() != scores.rows() + 1 {
                     let remedy = "one list of positions per row";
                     let (got, expected) = (indptr.len().saturating_sub(1), scores.rows());
@@ -59,7 +74,7 @@ impl Keep<'_> {
                     return bad(i + 1, "the kept set's indptr must not decrease");
                 }
                 let last = indptr.len() - 1;
-                if usize::try_from(indptr[last]) != Ok(indices.len()) {
+                if usize::try_from(indptr[last]) != Ok(listed) {
                     return bad(last, "the kept set's indptr must end at the number of indices");
                 }
                 Ok(())
@@ -91,22 +106,43 @@ impl Keep<'_> {
                 bytes.copy_from_slice(&kept[start..start + span.n]);
             }
             Keep::Indices { indptr, indices } => {
-                bytes.fill(0);
-                let at = |i: usize| indptr[i].unsigned_abs() as usize;
-                for &value in &indices[at(row)..at(row + 1)] {
-                    let place = || scores.place(row, None);
-                    match usize::try_from(value).ok().and_then(|j| bytes.get_mut(j)) {
-                        None => {
-                            return Err(Error::KeepRange { place: place(), value, n: span.n });
-                        }
-                        Some(1) => {
-                            return Err(Error::KeepTwice { place: place(), value });
-                        }
-                        Some(byte) => *byte = 1,
-                    }
-                }
+                let listed = &indices[row_of(indptr, row)];
+                mark(scores, row, listed.iter().copied(), bytes)?;
+            }
+            Keep::Positions { indptr, positions } => {
+                let listed = &positions[row_of(indptr, row)];
+                mark(scores, row, listed.iter().copied().map(i64::from), bytes)?;
             }
         }
-        Ok(())
+        ambient::check()
     }
+}
+
+/// Where a row's positions are listed.
+fn row_of(indptr: &[i64], row: usize) -> Range<usize> {
+    let at = |i: usize| indptr[i].unsigned_abs() as usize;
+    at(row)..at(row + 1)
+}
+
+/// Writes 1 at each of a row's positions that are listed, 0 elsewhere.
+fn mark(
+    scores: &Scores<'_>,
+    row: usize,
+    listed: impl Iterator<Item = i64>,
+    bytes: &mut [u8],
+) -> Result<(), Error> {
+    let n = bytes.len();
+    for piece in pieces_mut(bytes) {
+        piece.fill(0);
+    }
+    ambient::check()?;
+    for value in asked(listed) {
+        let place = || scores.place(row, None);
+        match usize::try_from(value).ok().and_then(|j| bytes.get_mut(j)) {
+            None => return Err(Error::KeepRange { place: place(), value, n }),
+            Some(1) => return Err(Error::KeepTwice { place: place(), value }),
+            Some(byte) => *byte = 1,
+        }
+    }
+    Ok(())
 }

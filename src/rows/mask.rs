@@ -18,6 +18,18 @@ impl<'a> From<&'a [bool]> for Mask<'a> {
     }
 }
 
+/// Numbers to add.
+macro_rules! mask_from {
+    ($($type:ty),*) => {$(
+        impl<'a> From<&'a [$type]> for Mask<'a> {
+            fn from(biases: &'a [$type]) -> Self {
+                Mask::Additive(biases.into())
+            }
+        }
+    )*};
+}
+mask_from!(f32, f64, half::f16, half::bf16);
+
 impl Mask<'_> {
     pub(super) fn len(&self) -> usize {
         match self {

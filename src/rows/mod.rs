@@ -13,6 +13,8 @@ mod scores;
 mod strides;
 mod values;
 mod vectors;
+#[cfg(feature = "ndarray")]
+mod views;
 mod wide;
 
 pub use data::Data;
@@ -25,5 +27,6 @@ pub use vectors::Vectors;
 pub(crate) use data::for_dtype;
 pub(crate) use per_row::PerRow;
 pub(crate) use scores::Span;
-pub(crate) use strides::{check_strides, contiguous};
-pub(crate) use wide::{WeightKind, WideScores};
+pub use strides::contiguous;
+pub(crate) use strides::{check_strides, offset};
+pub(crate) use wide::{WeightKind, WideScores, drop_masked};

@@ -9,6 +9,7 @@ use crate::memory::product;
 
 /// What the stored numbers of a row mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Kind {
     /// Scores in natural-log units; weights are `exp(scale * score + mask)`.
     #[default]

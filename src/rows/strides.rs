@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::memory::product;
 
 /// C-contiguous strides, in elements, of the batch axes; too large ones stay too large for any buffer.
-pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
+pub fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
     let mut strides = vec![0; batch.len()];
     let mut step = n;
     for (stride, &len) in strides.iter_mut().zip(batch).rev() {
@@ -12,6 +12,17 @@ pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
         step = step.saturating_mul(len);
     }
     strides
+}
+
+/// Where a row lies in its buffer: the `row`-th in C order of the batch axes.
+pub(crate) fn offset(batch: &[usize], strides: &[usize], row: usize) -> usize {
+    let mut rest = row;
+    let mut offset = 0;
+    for (&len, &stride) in batch.iter().zip(strides).rev() {
+        offset += rest % len.max(1) * stride;
+        rest /= len.max(1);
+    }
+    offset
 }
 
 /// One past the last element that a strided block of rows touches.
@@ -34,8 +45,12 @@ pub(crate) fn check_strides(
     strides: &[usize],
 ) -> Result<(), Error> {
     // Also beside an axis of length 0, so that the number of rows can be told.
-    let axes: Vec<usize> = batch.iter().map(|&axis| axis.max(1)).collect();
-    product(argument, &axes)?;
+    if batch.contains(&0) {
+        let axes: Vec<usize> = batch.iter().map(|&axis| axis.max(1)).collect();
+        product(argument, &axes)?;
+    } else {
+        product(argument, batch)?;
+    }
     let fits =
         strides.len() == batch.len() && reach(batch, n, strides).is_some_and(|end| end <= len);
     if fits {

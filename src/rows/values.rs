@@ -1,6 +1,7 @@
 //! Borrowed value vectors, and which of them a row of scores averages.
 
 use super::{Data, Scores, check_strides, contiguous};
+use crate::ambient::{self, PIECE};
 use crate::error::{Error, Place};
 use crate::memory::{check_memory, product, room};
 
@@ -135,6 +136,9 @@ impl<'a> Values<'a> {
         to.clear();
         room("values", to, product("values", &[self.n, self.d])?)?;
         for (j, &seen) in seen.iter().enumerate() {
+            if j.is_multiple_of(PIECE / 64) {
+                ambient::check()?;
+            }
             let from = to.len();
             if !seen || self.d == 0 {
                 to.resize(from + self.d, 0.0);

@@ -1,6 +1,6 @@
 //! Borrowed vectors: queries and keys.
 
-use super::{Data, check_strides, contiguous};
+use super::{Data, check_strides, contiguous, offset};
 use crate::error::{Error, Place};
 use crate::memory::product;
 
@@ -87,9 +87,8 @@ impl<'a> Vectors<'a> {
 
     /// Where a matrix starts, and how far its rows are apart.
     pub(crate) fn matrix(&self, head: usize) -> (usize, usize) {
-        let place = Place::unravel(self.batch(), head).0;
-        let start = place.iter().zip(&self.strides).map(|(i, stride)| i * stride).sum();
-        (start, self.strides[self.strides.len() - 1])
+        let axes = self.strides.len() - 1;
+        (offset(self.batch(), &self.strides[..axes], head), self.strides[axes])
     }
 
     /// A vector in f64, exactly.
@@ -121,21 +120,17 @@ impl<'a> Vectors<'a> {
         Place(place)
     }
 
-    /// For each matrix the one of `need` that it goes with: axes are the same, but the last may be a multiple (grouped heads).
-    /// `None` if they are not.
-    pub(crate) fn heads_among(&self, need: &[usize]) -> Option<Vec<usize>> {
+    /// How many matrices go with each of those of `need`, one behind another in C order: axes are the same, but the last may be a
+    /// multiple (grouped heads). `None` if they are not.
+    pub(crate) fn heads_for_each(&self, need: &[usize]) -> Option<usize> {
         let have = self.batch();
         let last = need.len().wrapping_sub(1);
         let fits = have.len() == need.len()
             && have.iter().zip(need).enumerate().all(|(axis, (&have, &need))| {
                 have == need || axis == last && need > 0 && have.is_multiple_of(need)
             });
-        let head = |matrix| {
-            let place = Place::unravel(have, matrix).0;
-            let axes = need.iter().enumerate();
-            axes.fold(0, |head, (axis, &need)| head * need + place[axis] / (have[axis] / need))
-        };
-        fits.then(|| (0..self.heads()).map(head).collect())
+        let grouped = || have.last().zip(need.last()).map_or(1, |(have, need)| have / need.max(&1));
+        fits.then(|| grouped().max(1))
     }
 
     /// That a shape does not fit.

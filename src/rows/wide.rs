@@ -3,8 +3,10 @@
 use half::{bf16, f16};
 
 use super::{Data, Kind, Mask, Scores, Span};
+use crate::ambient::{self, PIECE, asked, pieces, pieces_mut};
 use crate::error::Error;
-use crate::memory::{filled, room};
+use crate::memory::room;
+use crate::reused::{Reused, filled_again};
 use crate::twofold::{Twofold, two_sum};
 
 /// How a score becomes a weight.
@@ -44,6 +46,23 @@ struct Pair {
     low: f64,
 }
 
+/// The largest of some numbers, -inf of none.
+fn largest(scores: &[f64]) -> f64 {
+    let of = |largest, piece: &[f64]| piece.iter().fold(largest, |a, &b| if b > a { b } else { a });
+    pieces(scores).fold(f64::NEG_INFINITY, of)
+}
+
+/// Takes out what is masked, in order.
+pub(crate) fn drop_masked(scores: &mut Vec<f64>) {
+    let mut kept = 0;
+    for at in asked(0..scores.len()) {
+        let score = scores[at];
+        scores[kept] = score;
+        kept += usize::from(score > f64::NEG_INFINITY);
+    }
+    scores.truncate(kept);
+}
+
 /// Writes which entries are zero; whether all others mask.
 fn admit<T: Copy>(mask: &[T], judge: impl Fn(T) -> (bool, bool), admitted: &mut [u8]) -> bool {
     // Bytes all through: compilers turn such loops into vector code.
@@ -71,37 +90,47 @@ impl Scores<'_> {
         let hidden = if probs { 0.0 } else { f64::NEG_INFINITY };
         scores.clear();
         room("scores", scores, span.n.saturating_add(SPARE))?;
-        self.data.widen(span.start, span.prefix, scores);
+        for from in (0..span.prefix).step_by(PIECE) {
+            ambient::check()?;
+            self.data.widen(span.start + from, PIECE.min(span.prefix - from), scores);
+        }
         let bias = self.hide(&span, hidden, scores)?;
         let good = if probs {
-            scores.iter().all(|score| (0.0..f64::INFINITY).contains(score))
+            pieces(scores)
+                .all(|piece| piece.iter().all(|score| (0.0..f64::INFINITY).contains(score)))
         } else {
-            scores.iter().chain(&bias).all(|value| *value < f64::INFINITY)
+            let finite = |piece: &[f64]| piece.iter().all(|value| *value < f64::INFINITY);
+            pieces(scores).chain(pieces(&bias)).all(finite)
         };
+        ambient::check()?;
         if !good {
             // Judging names the place. Should it find nothing, the buffer changed meanwhile: nothing is certified.
             let place = self.place(row, None);
             return Err(self.judge(row).err().unwrap_or(Error::Changed { place }));
         }
-        scores.resize(span.n, hidden);
+        while scores.len() < span.n {
+            ambient::check()?;
+            scores.resize(span.n.min(scores.len() + PIECE), hidden);
+        }
         if !bias.is_empty() {
             return self.biased_scores(row, bias, scores);
         }
         if probs {
             // No order of summation may overflow.
-            if scores.iter().sum::<f64>() > f64::MAX / 4.0 {
+            if pieces(scores).flatten().sum::<f64>() > f64::MAX / 4.0 {
                 return Err(Error::ProbabilityTotal { place: self.place(row, None) });
             }
-            for score in scores.iter_mut().filter(|score| **score == 0.0) {
+            for score in pieces_mut(scores).flatten().filter(|score| **score == 0.0) {
                 *score = f64::NEG_INFINITY;
             }
         } else if self.scale <= 0.0 {
             let scale = self.scale;
-            for score in scores.iter_mut().filter(|score| **score > f64::NEG_INFINITY) {
+            for score in pieces_mut(scores).flatten().filter(|score| **score > f64::NEG_INFINITY) {
                 *score = if scale == 0.0 { 0.0 } else { -*score };
             }
         }
-        let largest = scores.iter().fold(f64::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+        let largest = largest(scores);
+        ambient::check()?;
         let weight_kind = match self.kind {
             Kind::Probs => WeightKind::Weight,
             _ if self.scale == 0.0 => WeightKind::Exp { scale: 1.0 },
@@ -152,25 +181,31 @@ impl Scores<'_> {
     }
 
     /// Hides what the mask hides; returns the biases of an additive mask that does more than that.
-    fn hide(&self, span: &Span, hidden: f64, scores: &mut [f64]) -> Result<Vec<f64>, Error> {
-        let mut bias = Vec::new();
+    fn hide(&self, span: &Span, hidden: f64, scores: &mut [f64]) -> Result<Reused<f64>, Error> {
+        let mut bias = Reused::with_hint(scores.len());
         match self.mask {
             None => {}
             Some(Mask::Allowed(bytes)) => {
-                for (score, &byte) in scores.iter_mut().zip(&bytes[span.mask_start..]) {
-                    *score = if byte == 0 { hidden } else { *score };
+                let bytes = bytes.get(span.mask_start..).unwrap_or(&[]);
+                for (scores, bytes) in pieces_mut(scores).zip(bytes.chunks(PIECE)) {
+                    for (score, &byte) in scores.iter_mut().zip(bytes) {
+                        *score = if byte == 0 { hidden } else { *score };
+                    }
                 }
             }
             Some(Mask::Additive(mask)) => {
                 room("mask", &mut bias, span.prefix)?;
-                mask.widen(span.mask_start, span.prefix, &mut bias);
+                for from in (0..span.prefix).step_by(PIECE) {
+                    ambient::check()?;
+                    mask.widen(span.mask_start + from, PIECE.min(span.prefix - from), &mut bias);
+                }
                 let masked = mask.masked_below();
-                for (score, bias) in scores.iter_mut().zip(&mut bias) {
+                for (score, bias) in asked(scores.iter_mut().zip(&mut bias)) {
                     if *bias <= masked {
                         (*score, *bias) = (hidden, 0.0);
                     }
                 }
-                if bias.iter().all(|bias| *bias == 0.0) {
+                if pieces(&bias).flatten().all(|bias| *bias == 0.0) {
                     bias.clear();
                 }
             }
@@ -183,15 +218,15 @@ impl Scores<'_> {
     fn biased_scores(
         &self,
         row: usize,
-        bias: Vec<f64>,
+        bias: Reused<f64>,
         scores: &mut [f64],
     ) -> Result<WideScores, Error> {
         let too_large = |j, value| Error::MaskedScore { place: self.place(row, j), value };
         let mut best = Pair { high: f64::NEG_INFINITY, low: 0.0 };
         // The low parts, and the sizes of the larger terms, beside the high parts in `scores`.
-        let mut lows = filled("mask", bias.len(), 0.0)?;
+        let mut lows = filled_again("mask", bias.len(), 0.0)?;
         let mut sizes = bias;
-        for ((score, low), size) in scores.iter_mut().zip(&mut lows).zip(&mut sizes) {
+        for ((score, low), size) in asked(scores.iter_mut().zip(&mut lows).zip(&mut sizes)) {
             if *score == f64::NEG_INFINITY {
                 continue;
             }
@@ -201,6 +236,7 @@ impl Scores<'_> {
             // An overflow downward must not look like a mask.
             (*score, *low) = (pair.high.max(f64::MIN), pair.low);
         }
+        ambient::check()?;
         let weight_kind = WeightKind::Exp { scale: 1.0 };
         if best.high == f64::NEG_INFINITY && scores.iter().all(|score| *score == f64::NEG_INFINITY)
         {
@@ -210,7 +246,8 @@ impl Scores<'_> {
             return Err(too_large(None, best.high));
         }
         let near = best.high.abs() <= UNSHIFTED;
-        for (j, ((score, low), size)) in scores.iter_mut().zip(&lows).zip(&sizes).enumerate() {
+        for (j, ((score, low), size)) in asked(scores.iter_mut().zip(&lows).zip(&sizes).enumerate())
+        {
             if *score == f64::NEG_INFINITY {
                 continue;
             }

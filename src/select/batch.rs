@@ -4,15 +4,17 @@ use std::ops::Range;
 
 use super::job::SelectJob;
 use super::options::Options;
-use super::scratch::{Workspace, with_workspace};
+use super::scratch::Workspace;
 use super::search_batch;
 use super::selection::Selection;
+use crate::ambient;
 use crate::certified_sums::CHUNK;
 use crate::error::Error;
 use crate::interrupt;
-use crate::kernels::DefaultFloats;
 use crate::memory::{check_memory, check_memory_in_each};
+use crate::recycled;
 use crate::rows::Scores;
+use crate::scratch::with_scratch;
 use crate::threads;
 
 /// Selects, for every row, the smallest set of keys whose dropped softmax mass is proven to be at most `eps`.
@@ -28,14 +30,15 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
     let (rows, n) = (scores.rows(), scores.longest().max(1));
     let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
-    let mut selection = Selection { indptr: vec![0], ..Selection::default() };
     // What no memory holds in the end is not begun.
     check_memory("scores", rows, Selection::ROW)?;
+    let mut selection: Selection = recycled::empty();
+    selection.indptr.push(0);
     if threads > 1 && rows < 2 * threads && n >= SHARED {
         for row in 0..rows {
             // A row's way, and so its bits, depends on itself alone.
             let threads = if scores.span(row).prefix >= SHARED { threads } else { 1 };
-            join(&mut selection, vec![job.rows(row..row + 1, threads)?], threads)?;
+            job.append_here(row..row + 1, threads, &mut selection)?;
             interrupt::check()?;
         }
         return Ok(selection);
@@ -44,12 +47,12 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
     for start in (0..rows).step_by(portion) {
         let end = (start + portion).min(rows);
         if threads == 1 {
-            join(&mut selection, vec![job.rows(start..end, 1)?], 1)?;
+            job.append_here(start..end, 1, &mut selection)?;
         } else {
             let task = (TASK / n).max(1).min((end - start).div_ceil(threads));
             let parts = threads::map(threads, (start..end).step_by(task), 1, |first| {
-                job.rows(first..(first + task).min(end), 1)
-            });
+                job.rows(first..(first + task).min(end))
+            })?;
             // The first error in the order of rows, whoever found one first.
             let parts: Result<Vec<Selection>, Error> = parts.into_iter().collect();
             join(&mut selection, parts?, threads)?;
@@ -77,29 +80,22 @@ fn join(selection: &mut Selection, mut parts: Vec<Selection>, threads: usize) ->
     selection.append(&parts, threads)
 }
 
-pub(crate) fn select_in(
-    workspace: &mut Workspace,
-    scores: &Scores<'_>,
-    eps: &[f64],
-    options: &Options,
-) -> Result<Selection, Error> {
-    let _environment = DefaultFloats::set();
-    let job = SelectJob::new(scores, eps, options)?;
-    let mut selection = Selection::default();
-    selection.room(scores.rows())?;
-    selection.indptr.push(0);
-    job.append(0..scores.rows(), 1, workspace, &mut selection)?;
-    Ok(selection)
-}
-
 impl SelectJob<'_> {
-    fn rows(&self, rows: Range<usize>, threads: usize) -> Result<Selection, Error> {
-        with_workspace(|workspace| {
-            let mut part = Selection::default();
-            part.room(rows.len())?;
-            self.append(rows, threads, workspace, &mut part)?;
-            Ok(part)
-        })
+    /// Rows by themselves.
+    fn rows(&self, rows: Range<usize>) -> Result<Selection, Error> {
+        let mut part = Selection::default();
+        self.append_here(rows, 1, &mut part)?;
+        Ok(part)
+    }
+
+    fn append_here(
+        &self,
+        rows: Range<usize>,
+        threads: usize,
+        to: &mut Selection,
+    ) -> Result<(), Error> {
+        to.room(rows.len())?;
+        with_scratch(|workspace: &mut Workspace| self.append(rows, threads, workspace, to))
     }
 
     fn append(
@@ -112,8 +108,10 @@ impl SelectJob<'_> {
         if threads == 1 && search_batch::applies(self) {
             return search_batch::rows(self, rows, workspace, part);
         }
-        for row in rows.clone() {
-            self.make_room(&rows, row, &mut part.indices)?;
+        let since = part.begun(&rows)..rows.end;
+        for row in rows {
+            ambient::check()?;
+            self.make_room(&since, row, &mut part.indices)?;
             let decision = self.row(row, threads, workspace, &mut part.indices)?;
             part.push(&decision);
         }
@@ -122,16 +120,21 @@ impl SelectJob<'_> {
 }
 
 impl Workspace {
-    /// Selects as [`select`](crate::select) does, on the calling thread and in this scratch.
+    /// Selects as [`select`] does, on the calling thread and in this scratch.
     ///
     /// # Errors
-    /// As [`select`](crate::select).
-    pub fn select(
+    /// As [`select`].
+    pub(crate) fn select(
         &mut self,
         scores: &Scores<'_>,
         eps: &[f64],
         options: &Options,
     ) -> Result<Selection, Error> {
-        select_in(self, scores, eps, options)
+        let job = SelectJob::new(scores, eps, options)?;
+        let mut selection: Selection = recycled::empty();
+        selection.room(scores.rows())?;
+        selection.indptr.push(0);
+        job.append(0..scores.rows(), 1, self, &mut selection)?;
+        Ok(selection)
     }
 }

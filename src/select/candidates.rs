@@ -2,6 +2,7 @@
 
 use super::scratch::SearchScratch;
 use super::weight_fn::InvertibleWeightFn;
+use crate::ambient;
 use crate::certified_sums::{CHUNK, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Bracket, Element, PartitionSums, Prefetch, Simd, WeightFn};
@@ -45,31 +46,38 @@ impl<E: Element> Candidates<'_, E> {
         &self,
         pass: impl Fn(&[E]) -> R + Sync + Send,
         mut combine: impl FnMut(R),
-    ) {
+    ) -> Result<(), Error> {
         if self.threads == 1 {
-            self.scores.chunks(CHUNK).for_each(|chunk| combine(pass(chunk)));
+            for chunk in self.scores.chunks(CHUNK) {
+                ambient::check()?;
+                combine(pass(chunk));
+            }
         } else {
-            let parts = threads::map(self.threads, self.scores.chunks(CHUNK), 1, pass);
+            let parts = threads::map(self.threads, self.scores.chunks(CHUNK), 1, pass)?;
             parts.into_iter().for_each(combine);
         }
+        Ok(())
     }
 
     /// What the keys weigh, to within a few per cent.
-    pub(super) fn rough_mass<W: InvertibleWeightFn<E::Scalar>>(&self, weight_fn: W) -> f64 {
+    pub(super) fn rough_mass<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+    ) -> Result<f64, Error> {
         if let Some(mass) = self.rough {
-            return mass;
+            return Ok(mass);
         }
         let Some(scale) = weight_fn.scale() else { return self.mass(weight_fn) };
         let mut total = 0.0;
         let pass = |scores: &[E]| self.simd.rough(scores, self.largest, scale);
-        self.fold(pass, |part| total += part);
-        total
+        self.fold(pass, |part| total += part)?;
+        Ok(total)
     }
 
-    pub(crate) fn mass<W: WeightFn<E::Scalar>>(&self, weight_fn: W) -> f64 {
+    pub(crate) fn mass<W: WeightFn<E::Scalar>>(&self, weight_fn: W) -> Result<f64, Error> {
         let mut total = 0.0;
-        self.fold(|scores| self.simd.mass(scores, weight_fn), |part| total += part);
-        total
+        self.fold(|scores| self.simd.mass(scores, weight_fn), |part| total += part)?;
+        Ok(total)
     }
 
     /// Sums both sides of a range of the row and collects the keys inside; they are not weighed yet.
@@ -91,6 +99,7 @@ impl<E: Element> Candidates<'_, E> {
         if self.threads == 1 {
             let mut asked = 0;
             for (c, chunk) in self.scores.chunks(CHUNK).enumerate() {
+                ambient::check()?;
                 ask::<E::Scalar>(bracket.len() + chunk.len(), &mut asked)?;
                 bracket.reserve(chunk.len());
                 let prefetch = self.prefetch.map(|prefetch| prefetch.from::<E>(c * CHUNK));
@@ -108,12 +117,13 @@ impl<E: Element> Candidates<'_, E> {
             part.clear();
             let mut asked = 0;
             let pass = |chunk: &[E]| {
+                ambient::check()?;
                 ask::<E::Scalar>(part.len() + chunk.len(), &mut asked)?;
                 part.reserve(chunk.len());
                 Ok(self.simd.split(chunk, weight_fn, range, None, part))
             };
             scores.chunks(CHUNK).map(pass).collect()
-        });
+        })?;
         let found = found.into_iter().collect::<Result<Vec<Vec<PartitionSums>>, Error>>()?;
         let all: usize = parts[..found.len()].iter().map(Bracket::len).sum();
         ask::<E::Scalar>(all, &mut 0)?;

@@ -3,7 +3,6 @@
 use super::candidates::Candidates;
 use super::constraints::{Constraints, DecideOn};
 use super::prepared::{Prepared, Source, Visitor};
-use super::scratch::with_workspace;
 use super::scratch::{PerDtype, Workspace, grow, padded};
 use super::weight_fn::InvertibleWeightFn;
 use crate::certificate::{self, Certificate, Verdict};
@@ -12,6 +11,7 @@ use crate::error::Error;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
 use crate::memory::{check_memory, check_memory_in_each};
 use crate::rows::{Keep, PerRow, Scores};
+use crate::scratch::with_scratch;
 use crate::threads;
 
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
@@ -69,7 +69,7 @@ fn judge_all(
         if independent {
             certificate::check_row(scores, keep, row, judge.eps(row))
         } else {
-            with_workspace(|workspace| judge.row(row, workspace))
+            with_scratch(|workspace: &mut Workspace| judge.row(row, workspace))
         }
     };
     check_memory("scores", rows, Certificate::ROW)?;

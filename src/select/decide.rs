@@ -11,11 +11,13 @@ use super::scratch::{Forced, PerDtype, Workspace};
 use super::search_blocks;
 use super::selection::Decision;
 use super::weight_fn::InvertibleWeightFn;
+use crate::ambient;
 use crate::certified_sums::{CHUNK, Compensated, ExactSum, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, Piece, Positions, Simd, append_all};
-use crate::memory::{check_memory, filled, room};
+use crate::memory::{check_memory, room};
 use crate::order;
+use crate::reused::filled_again;
 use crate::threads;
 
 impl SelectJob<'_> {
@@ -161,12 +163,12 @@ impl Visitor for Decide<'_> {
         } else {
             let scores = scores.copied();
             // What is forced does not compete: weigh it, then hide it.
-            let mut own = filled("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
+            let mut own = filled_again("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
             for (score, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *score = std::mem::replace(&mut scores[position as usize], E::MASKED);
             }
             let own = Candidates { scores: &own[..], visible: count, threads: 1, ..whole };
-            fixed = own.mass(weight_fn);
+            fixed = own.mass(weight_fn)?;
             scores
         };
         let visible = visible - count;
@@ -187,7 +189,7 @@ impl Visitor for Decide<'_> {
                 // Parts of the list, which kernels fill.
                 check_memory("scores", scores.len(), 2 * size_of::<u32>())?;
             }
-            emit((simd, threads), scores, positions, boundary, self.out);
+            emit((simd, threads), scores, positions, boundary, self.out)?;
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
@@ -206,7 +208,7 @@ pub(crate) fn emit<E: Element>(
     positions: Option<&[u32]>,
     boundary: (E::Scalar, u32),
     out: &mut Vec<u32>,
-) {
+) -> Result<(), Error> {
     let list = |range: Range<usize>, inclusive: bool, out: &mut Vec<u32>| {
         let from = match positions {
             Some(list) => Positions::Listed(&list[range.clone()]),
@@ -218,16 +220,19 @@ pub(crate) fn emit<E: Element>(
     let edge = (boundary.1 as usize).min(scores.len());
     let (before, behind) = (edge / LANES * LANES, (edge + 1).next_multiple_of(LANES));
     if threads == 1 {
-        list(0..before, true, out);
+        for start in (0..before).step_by(CHUNK) {
+            ambient::check()?;
+            list(start..(start + CHUNK).min(before), true, out);
+        }
     } else {
         let share = threads::share(before, CHUNK, threads);
         let parts = threads::map(threads, (0..before).step_by(share), 1, |start| {
             let mut part = Vec::new();
             list(start..(start + share).min(before), true, &mut part);
             part
-        });
+        })?;
         let parts: Vec<&[u32]> = parts.iter().map(Vec::as_slice).collect();
-        append_all(out, &parts, |pieces| threads::map(threads, pieces, 1, Piece::copy));
+        append_all(out, &parts, |pieces| threads::map_all(threads, pieces, 1, Piece::copy));
     }
     if before < scores.len() {
         for j in before..behind {
@@ -235,8 +240,12 @@ pub(crate) fn emit<E: Element>(
                 out.push(positions.map_or(j as u32, |list| list[j]));
             }
         }
-        list(behind..scores.len(), false, out);
+        for start in (behind..scores.len()).step_by(CHUNK) {
+            ambient::check()?;
+            list(start..(start + CHUNK).min(scores.len()), false, out);
+        }
     }
+    Ok(())
 }
 
 impl Forced {

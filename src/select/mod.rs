@@ -19,13 +19,15 @@ mod search_batch;
 mod search_blocks;
 mod search_row;
 mod selection;
+#[cfg(feature = "ndarray")]
+mod views;
 mod weight_fn;
 mod weights;
 
 pub use batch::select;
 pub use certify::certify;
 pub use options::{MaxKeep, Options};
-pub use scratch::Workspace;
+pub(crate) use scratch::Workspace;
 pub use selection::Selection;
 
 pub(crate) use certify::certify_listed;

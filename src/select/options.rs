@@ -5,6 +5,7 @@ use crate::rows::Scores;
 
 /// An upper limit on how many keys of a row are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum MaxKeep {
     /// That many keys.
     Count(usize),
@@ -17,6 +18,7 @@ macro_rules! options {
     ($(#[$of:meta])* of: $($(#[$doc:meta])* $name:ident($taken:ty): $kept:ty = $default:expr;)*) => {
         $(#[$of])*
         #[derive(Debug, Clone, PartialEq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
         pub struct Options {
             $(pub(crate) $name: $kept,)*
         }

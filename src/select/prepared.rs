@@ -2,6 +2,7 @@
 
 use super::scratch::{PerDtype, Workspace, grow, padded, padded_for};
 use super::weight_fn::{InvertibleWeightFn, is_near};
+use crate::ambient;
 use crate::certified_sums::{CHUNK, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Identity, LANES, Prefetch, Scalar, ScaledExp, Simd, Survey};
@@ -186,7 +187,7 @@ impl Source<'_> {
     {
         let stays = !negate && !visitor.changes() && !self.copied;
         if stays && from.len().is_multiple_of(LANES) {
-            let (survey, rough) = self.scan(from, visitor.searches());
+            let (survey, rough) = self.scan(from, visitor.searches())?;
             let scores = RowScores::Lent(from);
             let row = (scores, from.len(), rough);
             return self.surveyed(row, None, survey, workspace, visitor);
@@ -194,9 +195,10 @@ impl Source<'_> {
         let mut buffer = std::mem::take(E::scores(workspace));
         grow(&mut buffer, from.len())?;
         let scores = padded_for(from, &mut buffer, from.len(), E::MASKED);
-        let survey = self.survey(from, negate, scores);
-        let scores = RowScores::Copied(scores);
-        let result = self.surveyed((scores, from.len(), None), None, survey, workspace, visitor);
+        let result = self.survey(from, negate, scores).and_then(|survey| {
+            let scores = RowScores::Copied(scores);
+            self.surveyed((scores, from.len(), None), None, survey, workspace, visitor)
+        });
         *E::scores(workspace) = buffer;
         result
     }
@@ -331,25 +333,34 @@ impl Source<'_> {
     }
 
     /// Copies the visible part of a row into padded scratch and looks over it.
-    fn survey<E: Element>(&self, from: &[E], negate: bool, scores: &mut [E]) -> Survey<E::Scalar> {
+    fn survey<E: Element>(
+        &self,
+        from: &[E],
+        negate: bool,
+        scores: &mut [E],
+    ) -> Result<Survey<E::Scalar>, Error> {
         if negate {
             scores.iter_mut().zip(from).for_each(|(score, value)| *score = value.negated());
-            return self.simd.survey(None, from.len(), scores);
+            return Ok(self.simd.survey(None, from.len(), scores));
         }
         if self.threads == 1 {
-            return self.simd.survey(Some(from), from.len(), scores);
+            return Ok(self.simd.survey(Some(from), from.len(), scores));
         }
         let chunks = scores.chunks_mut(CHUNK).zip(from.chunks(CHUNK));
         let survey =
             |(scores, from): (&mut [E], &[E])| self.simd.survey(Some(from), from.len(), scores);
-        let parts = threads::map(self.threads, chunks, 1, survey);
+        let parts = threads::map(self.threads, chunks, 1, survey)?;
         let joined = parts.into_iter().reduce(Survey::join);
-        joined.unwrap_or_else(|| self.simd.survey(None, 0, scores))
+        Ok(joined.unwrap_or_else(|| self.simd.survey(None, 0, scores)))
     }
 
     /// Looks over the visible part of a row, whole groups, where it is. If that is worth it, the row is weighed roughly at
     /// the same time, against the largest of a few scores.
-    fn scan<E: Element>(&self, from: &[E], weigh: bool) -> (Survey<E::Scalar>, Option<f64>) {
+    fn scan<E: Element>(
+        &self,
+        from: &[E],
+        weigh: bool,
+    ) -> Result<(Survey<E::Scalar>, Option<f64>), Error> {
         /// Shorter rows are weighed whole.
         const LONG: usize = 2048;
         /// Where scores differ by less, a sample will do.
@@ -375,14 +386,17 @@ impl Source<'_> {
         };
         let scan = |from: &[E]| self.simd.scan(from, rough);
         if self.threads == 1 {
-            from.chunks(CHUNK).map(scan).for_each(&mut join);
+            for chunk in from.chunks(CHUNK) {
+                ambient::check()?;
+                join(scan(chunk));
+            }
         } else {
-            let parts = threads::map(self.threads, from.chunks(CHUNK), 1, scan);
+            let parts = threads::map(self.threads, from.chunks(CHUNK), 1, scan)?;
             parts.into_iter().for_each(&mut join);
         }
         let seen = seen.unwrap_or_else(|| self.simd.scan(from, None).0);
         let above = (seen.largest.into() - shift.into()) * scale;
-        (seen, (near && above < HIGHEST).then(|| mass * (-above).exp()))
+        Ok((seen, (near && above < HIGHEST).then(|| mass * (-above).exp())))
     }
 }
 

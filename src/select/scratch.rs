@@ -5,12 +5,14 @@ use half::{bf16, f16};
 use crate::error::Error;
 use crate::kernels::{BATCH, BatchScratch, Bracket, Element, LANES};
 use crate::memory::room;
+use crate::recycled::held;
+use crate::workspace::Scratch;
 
-/// Scratch for one thread, kept until dropped. A row needs a copy of its scores (in its own dtype, and in f64 where a row is
+/// Scratch for one thread. A row needs a copy of its scores (in its own dtype, and in f64 where a row is
 /// decided in f64), and scores and weights of the search's bracket, which is usually a small part of it. Where it is all of the
 /// row, in f64 after f32, that comes to about 80 bytes per key.
 #[derive(Debug, Default)]
-pub struct Workspace {
+pub(crate) struct Workspace {
     pub(crate) f32: Vec<f32>,
     pub(crate) f64: Vec<f64>,
     pub(crate) f16: Vec<f16>,
@@ -39,33 +41,46 @@ pub(crate) struct Forced {
     pub(crate) last: Vec<u32>,
 }
 
-impl Workspace {
-    /// An empty workspace; it grows with the rows it meets.
-    pub fn new() -> Self {
-        Self::default()
+impl Scratch for Workspace {
+    fn bytes(&self) -> usize {
+        let Workspace {
+            f32,
+            f64,
+            f16,
+            bf16,
+            keep,
+            admitted,
+            positions,
+            scratch32,
+            scratch64,
+            forced,
+            listed,
+            dense32,
+            dense64,
+            short32,
+            short64,
+            short16,
+            shortb16,
+        } = self;
+        held(f32)
+            + held(f64)
+            + held(f16)
+            + held(bf16)
+            + held(keep)
+            + held(admitted)
+            + held(positions)
+            + scratch32.bytes()
+            + scratch64.bytes()
+            + held(&forced.first)
+            + held(&forced.last)
+            + listed.iter().map(held).sum::<usize>()
+            + dense32.iter().map(held).sum::<usize>()
+            + dense64.iter().map(held).sum::<usize>()
+            + short32.bytes()
+            + short64.bytes()
+            + short16.bytes()
+            + shortb16.bytes()
     }
-
-    /// Gives back what an unusually long row left behind.
-    pub(crate) fn trim(&mut self) {
-        const MOST: usize = 1 << 24;
-        if self.f32.len().max(self.f64.len()).max(self.f16.len()).max(self.bf16.len()) > MOST {
-            *self = Self::default();
-        }
-    }
-}
-
-thread_local! {
-    /// Kept between calls, because pool threads live as long as the process and rows come again.
-    static WORKSPACE: std::cell::Cell<Option<Box<Workspace>>> = const { std::cell::Cell::new(None) };
-}
-
-/// Runs with this thread's workspace; a nested call gets a fresh one.
-pub(crate) fn with_workspace<R>(work: impl FnOnce(&mut Workspace) -> R) -> R {
-    let mut workspace = WORKSPACE.take().unwrap_or_default();
-    let result = work(&mut workspace);
-    workspace.trim();
-    WORKSPACE.set(Some(workspace));
-    result
 }
 
 /// Scratch of the search, reused from row to row.
@@ -81,6 +96,14 @@ pub(crate) struct SearchScratch<S> {
     pub(super) weights: Vec<S>,
 }
 
+impl<S> SearchScratch<S> {
+    fn bytes(&self) -> usize {
+        let SearchScratch { bracket, equal, parts, scores, weights } = self;
+        let brackets = [bracket, equal].into_iter().chain(parts).map(Bracket::bytes);
+        brackets.sum::<usize>() + held(scores) + held(weights) + held(parts)
+    }
+}
+
 /// Scratch of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct ShortRowsScratch<E, S> {
@@ -88,6 +111,13 @@ pub(crate) struct ShortRowsScratch<E, S> {
     pub(super) weights: Vec<S>,
     pub(super) inside: Vec<S>,
     pub(super) inside_weights: Vec<S>,
+}
+
+impl<E, S> ShortRowsScratch<E, S> {
+    fn bytes(&self) -> usize {
+        let ShortRowsScratch { scores, weights, inside, inside_weights } = self;
+        held(scores) + held(weights) + held(inside) + held(inside_weights)
+    }
 }
 
 impl<E: Element> ShortRowsScratch<E, E::Scalar> {

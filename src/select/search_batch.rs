@@ -9,6 +9,7 @@ use super::options::Options;
 use super::scratch::{PerDtype, Workspace};
 use super::search_row;
 use super::selection::{Decision, Selection};
+use crate::ambient;
 use crate::certificate::Status;
 use crate::certified_sums::SplitSums;
 use crate::error::Error;
@@ -92,13 +93,15 @@ where
         return Ok(());
     }
     let (mut next, end) = (rows.start, rows.end);
+    let since = part.begun(&rows)..end;
     let mut plan = Plan::new(job, next, scale);
     let masked = job.scores.mask.is_some();
     let mut dense = std::mem::take(E::dense(workspace));
     let mut listed = std::mem::take(&mut workspace.listed);
     let mut result = Ok(());
     while next < end && result.is_ok() {
-        if let Err(error) = job.make_room(&rows, next, &mut part.indices) {
+        let room = ambient::check().and_then(|()| job.make_room(&since, next, &mut part.indices));
+        if let Err(error) = room {
             result = Err(error);
             break;
         }
@@ -300,7 +303,7 @@ fn decide_ties<E: Element>(
         Positions::Listed(list) => Some(list),
     };
     let mark = out.len();
-    emit((simd, 1), scores, list, (edge.score, last), out);
+    emit((simd, 1), scores, list, (edge.score, last), out).ok()?;
     // The general search knows what to do with a row that another thread writes to.
     (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
 }

@@ -2,11 +2,14 @@
 
 use super::candidates::Candidates;
 use super::constraints::Constraints;
+use crate::ambient::{self, PIECE, asked};
 use crate::certified_sums::{Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, LANES, WeightFn};
-use crate::memory::{check_memory, filled};
+use crate::memory::check_memory;
+use crate::reused::{Reused, filled_again};
 use crate::rows::Scores;
+use crate::sorting;
 
 /// The blocks chosen.
 #[derive(Debug)]
@@ -15,9 +18,10 @@ pub(crate) struct Blocks {
     pub(crate) minimal: bool,
     pub(crate) slack: ErrorBound,
     /// One entry per block of the row.
-    pub(crate) kept: Vec<bool>,
+    pub(crate) kept: Reused<bool>,
 }
 
+#[derive(Clone, Copy)]
 struct BlockMass {
     index: usize,
     mass: f64,
@@ -41,20 +45,24 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
     // Of each block itself, its tail's mass and a flag.
     let each = size_of::<BlockMass>() + size_of::<f64>() + 2;
     check_memory("scores", candidates.scores.len().div_ceil(block_size), each)?;
-    let mut weights = filled("scores", candidates.scores.len(), E::Scalar::default())?;
-    candidates.simd.weights(candidates.scores, weight_fn, &mut weights);
+    let mut weights: Reused<E::Scalar> =
+        filled_again("scores", candidates.scores.len(), E::Scalar::default())?;
+    for (scores, weights) in candidates.scores.chunks(PIECE).zip(weights.chunks_mut(PIECE)) {
+        ambient::check()?;
+        candidates.simd.weights(scores, weight_fn, weights);
+    }
     debug_assert!(weights.len().is_multiple_of(LANES));
     let masked = E::MASKED.widen();
-    let mut blocks: Vec<BlockMass> =
-        (candidates.scores.chunks(block_size).zip(weights.chunks(block_size)))
-            .enumerate()
+    let mut blocks: Reused<BlockMass> =
+        asked(candidates.scores.chunks(block_size).zip(weights.chunks(block_size)).enumerate())
             .map(|(index, (scores, weights))| BlockMass {
                 index,
                 mass: weights.iter().map(|&w| w.into()).collect::<Compensated>().value(),
                 visible: scores.iter().filter(|score| score.widen() > masked).count(),
             })
             .collect();
-    let mut kept = vec![false; blocks.len()];
+    ambient::check()?;
+    let mut kept: Reused<bool> = filled_again("scores", blocks.len(), false)?;
     for position in forced {
         kept[position as usize / block_size] = true;
     }
@@ -68,11 +76,11 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
         return Err(Error::ForcedOverMax { place, forced: count, max_keep: constraints.max_keep });
     }
     blocks.retain(|block| block.visible > 0 && !kept[block.index]);
-    blocks.sort_unstable_by(|a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
+    sorting::sort(&mut blocks, |a, b| b.mass.total_cmp(&a.mass).then(a.index.cmp(&b.index)));
     // tails[j]: the mass of the ranked blocks from j on, summed from the worst upward.
-    let mut tails = vec![0.0; blocks.len() + 1];
+    let mut tails: Reused<f64> = filled_again("scores", blocks.len() + 1, 0.0)?;
     let mut tail = Compensated::default();
-    for j in (0..blocks.len()).rev() {
+    for j in asked((0..blocks.len()).rev()) {
         tail.add(blocks[j].mass);
         tails[j] = tail.value();
     }
@@ -87,8 +95,9 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
     };
     let mut split =
         SplitSums { tail: tails[0], dropped: all - count, head: head.value(), kept: count };
+    ambient::check()?;
     let (mut previous, mut chosen) = (None, 0);
-    for (j, block) in blocks.iter().enumerate() {
+    for (j, block) in asked(blocks.iter().enumerate()) {
         if constraints.accepts(&split) || split.kept + block.visible > limit {
             break;
         }
@@ -103,6 +112,7 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
             kept: split.kept + block.visible,
         };
     }
+    ambient::check()?;
     if split.kept == 0 {
         let place = scores.place(row, None);
         return Err(Error::BlockOverMax { place, block_size, max_keep: limit });

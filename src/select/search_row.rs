@@ -53,7 +53,7 @@ impl<E: Element> Candidates<'_, E> {
         let nothing_lost =
             self.visible == 0 || (constraints.eps == 0.0 && constraints.max_keep >= self.all());
         if nothing_lost || constraints.min_keep >= self.all() {
-            let head = self.forced.0 + self.mass(weight_fn);
+            let head = self.forced.0 + self.mass(weight_fn)?;
             let boundary = (self.visible > 0).then_some((E::Scalar::LOWEST, u32::MAX));
             let split = SplitSums { tail: 0.0, dropped: 0, head, kept: self.all() };
             return Ok(Boundary { split, worst: boundary, minimal: true, exact: false });
@@ -184,7 +184,7 @@ impl<E: Element> Candidates<'_, E> {
         if self.scores.len() <= SHORT {
             return Ok(self.enclose_short(weight_fn, constraints, scratch));
         }
-        let mut range = self.guess(weight_fn, constraints, None, scratch);
+        let mut range = self.guess(weight_fn, constraints, None, scratch)?;
         for turn in 0.. {
             let sides = self.split(weight_fn, range, scratch)?;
             let within = self.simd.weigh(&mut scratch.bracket, weight_fn);
@@ -208,7 +208,7 @@ impl<E: Element> Candidates<'_, E> {
             if turn == 0 {
                 // Now it is known what the row weighs, and its tail up to one place.
                 let known = Known { edge, below, total: partition.total() };
-                let (lo, hi) = self.guess(weight_fn, constraints, Some(known), scratch);
+                let (lo, hi) = self.guess(weight_fn, constraints, Some(known), scratch)?;
                 let lo = if lo > side.0 { lo } else { side.0 };
                 let hi = if hi < side.1 { hi } else { side.1 };
                 if lo < hi {
@@ -272,7 +272,7 @@ impl<E: Element> Candidates<'_, E> {
         constraints: &Constraints,
         known: Option<Known<E::Scalar>>,
         scratch: &mut SearchScratch<E::Scalar>,
-    ) -> (E::Scalar, E::Scalar)
+    ) -> Result<(E::Scalar, E::Scalar), Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
@@ -305,25 +305,25 @@ impl<E: Element> Candidates<'_, E> {
             let (mass, trust) = if flat {
                 (seen * factor, 2.0 * deviation)
             } else {
-                (self.rough_mass(weight_fn), ROUGH)
+                (self.rough_mass(weight_fn)?, ROUGH)
             };
             (self.forced.0 + mass, trust)
         };
         let lowest = self.deepest(weight_fn, constraints);
         if lowest.partial_cmp(&self.largest) != Some(std::cmp::Ordering::Less) {
-            return (E::Scalar::LOWEST, E::Scalar::INFINITY);
+            return Ok((E::Scalar::LOWEST, E::Scalar::INFINITY));
         }
         let counted = constraints.counts(self.all());
         let pivots = values_between(lowest, self.largest);
         let sums = self.simd.pivot_sums(scores, weights, &pivots, counted);
         if counted {
-            return self.guess_counted(
+            return Ok(self.guess_counted(
                 constraints,
                 mass,
                 (scores, weights),
                 factor,
                 (lowest, &pivots, &sums),
-            );
+            ));
         }
         // A curve of the tail mass against the key, finer where it crosses the target.
         let target = constraints.target(mass);
@@ -347,7 +347,7 @@ impl<E: Element> Candidates<'_, E> {
         let doubt = 1.0 + trust + 2.0 * share.sqrt().min(1e3);
         let low = interpolate(&curve, target / doubt / factor);
         let high = interpolate(&curve, target * doubt / factor);
-        (low.unwrap_or(E::Scalar::LOWEST), high.unwrap_or(E::Scalar::INFINITY))
+        Ok((low.unwrap_or(E::Scalar::LOWEST), high.unwrap_or(E::Scalar::INFINITY)))
     }
 
     /// The same where numbers of keys decide, too.

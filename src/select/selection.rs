@@ -1,15 +1,21 @@
 //! What is kept of rows, and what is proven of it.
 
+use std::ops::Range;
+
 use super::constraints::Constraints;
 use crate::certificate::Status;
 use crate::certified_sums::SplitSums;
 use crate::error::Error;
 use crate::kernels::{Piece, append_all};
 use crate::memory::room;
+use crate::recycled::{self, Recycled, held};
+use crate::rows::Keep;
 use crate::threads;
 
 /// The sets kept, in compressed rows, with a certificate for each.
 #[derive(Debug, Clone, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Selection {
     /// Keys kept per row.
     pub k: Vec<i64>,
@@ -28,7 +34,57 @@ pub struct Selection {
     pub status: Vec<Status>,
 }
 
+impl Recycled for Selection {
+    fn clear(&mut self) {
+        let Selection { k, indptr, indices, tail_mass_upper, tail_mass_lower, minimal, status } =
+            self;
+        k.clear();
+        indptr.clear();
+        indices.clear();
+        tail_mass_upper.clear();
+        tail_mass_lower.clear();
+        minimal.clear();
+        status.clear();
+    }
+
+    fn bytes(&self) -> usize {
+        let Selection { k, indptr, indices, tail_mass_upper, tail_mass_lower, minimal, status } =
+            self;
+        held(k)
+            + held(indptr)
+            + held(indices)
+            + held(tail_mass_upper)
+            + held(tail_mass_lower)
+            + held(minimal)
+            + held(status)
+    }
+}
+
+impl<'a> From<&'a Selection> for Keep<'a> {
+    /// What was selected, as a kept set to be certified.
+    ///
+    /// ```
+    /// use certk_rs::{Keep, Options, Scores, certify, select};
+    ///
+    /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+    /// let scores = Scores::new(&row, &[1, 6])?;
+    /// let found = select(&scores, &[0.1], &Options::new())?;
+    /// let judged = certify(&scores, &Keep::from(&found), Some(&[0.1]), true, None)?;
+    /// assert_eq!(judged.holds, Some(vec![true]));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    fn from(selection: &'a Selection) -> Self {
+        Keep::Positions { indptr: &selection.indptr, positions: &selection.indices }
+    }
+}
+
 impl Selection {
+    /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
+    /// then ask for none.
+    pub fn recycle(self) {
+        recycled::recycle(self);
+    }
+
     /// Bytes of a row, but for the positions.
     pub(crate) const ROW: usize = 4 * size_of::<i64>() + 2;
 
@@ -39,6 +95,11 @@ impl Selection {
     pub fn row(&self, row: usize) -> &[u32] {
         let at = |i: usize| self.indptr[i].unsigned_abs() as usize;
         &self.indices[at(row)..at(row + 1)]
+    }
+
+    /// The row that the first answer is of, if the next one is of the first of `rows`.
+    pub(super) fn begun(&self, rows: &Range<usize>) -> usize {
+        rows.start - self.k.len()
     }
 
     /// Makes room for the decisions of that many rows.
@@ -71,7 +132,7 @@ impl Selection {
         let indices: Vec<&[u32]> = parts.iter().map(|part| &part.indices[..]).collect();
         let mut base = self.indices.len() as i64;
         append_all(&mut self.indices, &indices, |pieces| {
-            threads::map(threads, pieces, 1, Piece::copy)
+            threads::map_all(threads, pieces, 1, Piece::copy)
         });
         for part in parts {
             self.indptr.extend(part.indptr.iter().map(|end| base + end));

@@ -1,13 +1,13 @@
 //! The weights of a row in f32, relative to its largest.
 
 use super::prepared::{Prepared, Source, Visitor};
-use super::scratch::with_workspace;
 use super::scratch::{PerDtype, Workspace};
 use super::weight_fn::InvertibleWeightFn;
 use crate::certified_sums::ErrorBound;
 use crate::error::Error;
 use crate::kernels::{Element, Scalar, Simd};
 use crate::rows::Scores;
+use crate::scratch::with_scratch;
 
 /// What [`weigh_row`] says about the weights that it wrote.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ pub(crate) fn weigh_row(
     let source =
         Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
     let visitor = Write { simd: source.simd, n: scores.longest(), out };
-    with_workspace(|workspace| {
+    with_scratch(|workspace: &mut Workspace| {
         if source.is_plain(workspace)? {
             source.native(workspace, visitor)
         } else {
@@ -52,7 +52,7 @@ pub(crate) fn see_row(scores: &Scores<'_>, row: usize, seen: &mut [bool]) -> Res
     let source =
         Source { scores, row, simd: Simd::current()?, threads: 1, copied: false, prefetch: None };
     let visitor = See { seen };
-    with_workspace(|workspace| {
+    with_scratch(|workspace: &mut Workspace| {
         if source.is_plain(workspace)? {
             source.native(workspace, visitor)
         } else {

@@ -919,6 +919,18 @@ def test_copies_and_pickles_grow_apart() -> None:
             assert np.array_equal(one.tail_mass_upper, again.tail_mass_upper)
 
 
+def test_rust_writes_the_same_bytes(tmp_path: Path) -> None:
+    """`tests/index_files.rs` reads and writes this file, too."""
+    steps = np.arange(2 * 40 * 8)
+    keys = ((steps * steps % 23) / 8).astype(np.float32).reshape(2, 40, 8)
+    keys[1, 5] *= 1000
+    path = tmp_path / "keys.index"
+    ck.KeyIndex.build(keys).save(path)
+    stored = Path(__file__).parents[1] / "vectors" / "index.safetensors"
+    assert path.read_bytes() == stored.read_bytes()
+    ck.KeyIndex.load(stored, keys)
+
+
 def test_saved_indexes_answer_alike(tmp_path: Path) -> None:
     rng = np.random.default_rng(17)
     path = tmp_path / "index.safetensors"

@@ -282,7 +282,8 @@ def ask(case: Case, keys: Array, queries: Array, threads: int = 1, *, lend: bool
         index.append((keys[at : at + count], case.keys_dtype), threads)
         at += count
     lent = (keys, case.keys_dtype) if lend else None
-    how = (case.scale, case.rule, case.k, case.over, case.max_scored, threads)
+    asked = (case.scale, case.rule, case.k, case.over, case.max_scored, threads)
+    how = (*asked, False, None, None)
     rows = (len(queries),)
     found = index.search((queries, case.queries_dtype), lent, case.eps, rows, how)
     return tuple(np.asarray(getattr(found, name)) for name in FIELDS)

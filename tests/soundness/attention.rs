@@ -56,15 +56,13 @@ impl Case {
         for index in [None, index.as_ref()] {
             for &eps in eps {
                 for (precision, given) in precisions.iter().flat_map(|&p| [(p, false), (p, true)]) {
-                    let options = AttentionOptions {
-                        scale: Some(self.scale),
-                        causal: self.causal,
-                        sinks: self.sinks.as_deref(),
-                        precision,
-                        ball: given.then_some(&ball),
-                        even_if_slower: eps > 0.0,
-                        ..AttentionOptions::default()
-                    };
+                    let options = AttentionOptions::new()
+                        .scale(self.scale)
+                        .causal(self.causal)
+                        .sinks(self.sinks.as_deref())
+                        .precision(precision)
+                        .ball(given.then_some(&ball))
+                        .even_if_slower(eps > 0.0);
                     let budget = Budget::TailMass(&[eps]);
                     let found = attention(&q, &k, &v, budget, index, &options).unwrap();
                     let bounds = found.error_bound(&q, &v, &options).unwrap();
@@ -200,11 +198,7 @@ fn tail_masses_of_large_scores() {
         let q = Vectors::new("q", &query, &[1, dim]).unwrap();
         let k = Vectors::new("k", &keys, &[n, dim]).unwrap();
         let v = Vectors::new("v", &values, &[n, 1]).unwrap();
-        let options = AttentionOptions {
-            scale: Some(1.0),
-            even_if_slower: true,
-            ..AttentionOptions::default()
-        };
+        let options = AttentionOptions::new().scale(1.0).even_if_slower(true);
         let wide = reals(&query);
         let scores = keys.chunks_exact(dim).map(|key| product(1.0, &wide, &reals(key)));
         let weights = weights(&scores.collect::<Vec<Real>>());
@@ -331,12 +325,8 @@ fn outputs_within_a_tolerance() {
         let index = KeyIndex::build(&k, &IndexOptions::default()).unwrap();
         for tolerance in [0.3, 1e-2, 1e-4, 1e-5] {
             for (index, precision) in [(None, Precision::F64), (Some(&index), Precision::F32)] {
-                let options = AttentionOptions {
-                    scale: Some(0.25),
-                    precision,
-                    even_if_slower: true,
-                    ..AttentionOptions::default()
-                };
+                let options =
+                    AttentionOptions::new().scale(0.25).precision(precision).even_if_slower(true);
                 let budget = Budget::Output(&[tolerance]);
                 let found = attention(&q, &k, &v, budget, index, &options).unwrap();
                 let bounds = found.error_bound(&q, &v, &options).unwrap();

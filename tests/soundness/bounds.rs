@@ -1,7 +1,7 @@
 //! Bounds from a few scores, and of the output, beside what is true.
 
 use certk_rs::bounds::{
-    Blocks, Cuts, Rule, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap,
+    Blocks, Cuts, GapRule, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap,
     single_gap, smallest_k, tail_mass_from_kl,
 };
 use certk_rs::{Keep, Kind, Mask, Scores, Values, output_error, select_output};
@@ -49,10 +49,10 @@ fn gaps_of_all_kinds_of_rows() {
                             continue;
                         }
                         let rules = [
-                            Rule::SingleGap,
-                            Rule::MultiGap { cuts: 2 },
-                            Rule::MultiGap { cuts: n },
-                            Rule::Threshold,
+                            GapRule::SingleGap,
+                            GapRule::MultiGap { cuts: 2 },
+                            GapRule::MultiGap { cuts: n },
+                            GapRule::Threshold,
                         ];
                         for rule in rules {
                             let k = smallest_k(&scores, &[eps], rule, None).unwrap()[0];

@@ -6,9 +6,12 @@
 mod attention;
 mod bounds;
 mod exact;
+mod histories;
 mod keep_set;
 mod masks;
 mod montecarlo;
 mod radius;
 mod rows;
 mod search;
+mod seen;
+mod snapshots;

@@ -78,15 +78,7 @@ fn kept_sets_of_any_bytes() {
                 let slow = certify(&scores, &keep, Some(&[0.9]), true, Some(1)).unwrap();
                 assert_eq!((fast.k[0], slow.k[0]), (count, count));
                 assert!(fast.tail_mass_lower[0] > 0.0 && fast.tail_mass_upper[0] < 1.0);
-                let options = TailOptions {
-                    delta: 0.1,
-                    all_rows: false,
-                    draws: 1,
-                    method: Method::Hoeffding,
-                    seed: 3,
-                    eps: None,
-                    threads: Some(1),
-                };
+                let options = TailOptions::new(0.1, 1).method(Method::Hoeffding).seed(3).threads(1);
                 (fast, slow, tail_mass(&scores, &keep, None, &options).unwrap())
             });
         }
@@ -125,11 +117,10 @@ fn attention_under_masks_of_any_bytes() {
         let index = KeyIndex::build(&k, &IndexOptions::default()).unwrap();
         for (index, eps) in [(None, 0.0), (None, 0.1), (Some(&index), 0.1)] {
             on_every_level(&format!("attention {m} {n} {eps}"), |any| {
-                let options = AttentionOptions {
-                    mask: Some((&each[usize::from(any)], &[n])),
-                    even_if_slower: eps > 0.0,
-                    ..AttentionOptions::default()
-                };
+                let strides = [n];
+                let options = AttentionOptions::new()
+                    .mask(&each[usize::from(any)], &strides)
+                    .even_if_slower(eps > 0.0);
                 let found =
                     attention(&q, &k, &v, Budget::TailMass(&[eps]), index, &options).unwrap();
                 let bound = found.error_bound(&q, &v, &options).unwrap();

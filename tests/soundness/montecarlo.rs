@@ -14,7 +14,7 @@ fn bounds_fail_as_seldom_as_they_say() {
     for method in METHODS {
         for delta in [0.05, 0.3, 0.6] {
             for population in [None, Some(11), Some(40)] {
-                let confidence = Confidence { method, delta, population, horizon: DRAWS };
+                let confidence = Confidence::new(method, delta, DRAWS).population(population);
                 let bounds: Vec<(f64, f64)> = (0..1u32 << DRAWS)
                     .map(|bits| {
                         let values: Vec<f64> =
@@ -71,15 +71,7 @@ fn tail_masses_of_many_seeds() {
             let (mut above, mut below, mut width) = (0, 0, 0.0);
             for seed in 0..SEEDS {
                 let (delta, draws) = (0.2, 150);
-                let options = TailOptions {
-                    delta,
-                    all_rows: false,
-                    draws,
-                    method,
-                    seed,
-                    eps: None,
-                    threads: Some(1),
-                };
+                let options = TailOptions::new(delta, draws).method(method).seed(seed).threads(1);
                 let found = tail_mass(&scores, &keep, upper_bounds, &options).unwrap();
                 above += u32::from(!truth.at_most(found.upper[0]));
                 below += u32::from(!truth.at_least(found.lower[0]));

@@ -1,6 +1,6 @@
 //! Scores of which only is known that they lie within a radius: certificates hold wherever the real ones are.
 
-use certk_rs::bounds::{Cuts, Rule, multi_gap, score_gap, single_gap, smallest_k};
+use certk_rs::bounds::{Cuts, GapRule, multi_gap, score_gap, single_gap, smallest_k};
 use certk_rs::{
     Keep, Mask, Options, Scores, Status, Values, certify, keep_set, output_error, select,
     select_output,
@@ -240,15 +240,18 @@ fn bounds_from_a_few_scores_hold_wherever_they_are() {
                     assert!(most.at_most(exact) && exact <= most.up() * (1.0 + 1e-10));
                 }
                 for eps in [0.25, 0.1, 0.5] {
-                    for rule in
-                        [Rule::SingleGap, Rule::MultiGap { cuts: 0 }, Rule::MultiGap { cuts: 3 }]
-                    {
+                    for rule in [
+                        GapRule::SingleGap,
+                        GapRule::MultiGap { cuts: 0 },
+                        GapRule::MultiGap { cuts: 3 },
+                    ] {
                         let k = smallest_k(&scores, &[eps], rule, None).unwrap()[0] as usize;
                         let most = worst_of_best(&real, k, radius);
                         assert!(most.at_most(eps), "{n} {radius} {eps} {rule:?} {k}");
                     }
                     // The threshold keeps, of the stored scores, what may be that near the largest; two of them each.
-                    let k = smallest_k(&scores, &[eps], Rule::Threshold, None).unwrap()[0] as usize;
+                    let k =
+                        smallest_k(&scores, &[eps], GapRule::Threshold, None).unwrap()[0] as usize;
                     assert!(worst_of_best(&real, k, radius).at_most(eps), "{n} {radius} {eps} {k}");
                 }
             }
@@ -267,7 +270,7 @@ fn the_threshold_counts_the_radius_twice() {
                 row[n / 2] = needed + apart * radius;
                 let radii = [radius];
                 let scores = Scores::new(&row, &[n]).unwrap().radius(&radii).unwrap();
-                let k = smallest_k(&scores, &[eps], Rule::Threshold, None).unwrap()[0] as usize;
+                let k = smallest_k(&scores, &[eps], GapRule::Threshold, None).unwrap()[0] as usize;
                 assert_eq!(k, if apart > 2.0 { 1 } else { n }, "{n} {radius} {apart}");
                 assert!(worst_of_best(&reals(&row), k, radius).at_most(eps));
             }

@@ -35,7 +35,7 @@ impl Keys {
         let first = self.len().div_ceil(2);
         let (old, new) = self.keys.split_at(first * self.dim);
         let old = Vectors::new("k", old, &[first, self.dim]).unwrap();
-        let options = IndexOptions { rotate, threads: Some(1) };
+        let options = IndexOptions::new().rotate(rotate).threads(1);
         let mut index = KeyIndex::build(&old, &options).unwrap();
         let new = Vectors::new("k", new, &[self.len() - first, self.dim]).unwrap();
         index.append(&new, Some(1)).unwrap();
@@ -48,7 +48,7 @@ impl Keys {
         index: &KeyIndex<'_>,
         asked: &Asked<'_>,
         eps: &[f64],
-        options: &SearchOptions,
+        options: &SearchOptions<'_>,
     ) -> SearchResult {
         let q = Vectors::new("q", asked.query, &[1, self.dim]).unwrap();
         let k = Vectors::new("k", &self.keys[..], &[self.len(), self.dim]).unwrap();
@@ -72,7 +72,7 @@ struct Asked<'q> {
 
 impl Asked<'_> {
     /// Judges an answer; whether it was proven to be as small as any.
-    fn judge(&self, found: &SearchResult, eps: &[f64], options: &SearchOptions) -> bool {
+    fn judge(&self, found: &SearchResult, eps: &[f64], options: &SearchOptions<'_>) -> bool {
         let (n, weights) = (self.scores.len(), &self.weights);
         let set = &found.selection;
         let kept = flags(n, set.row(0).iter().map(|&i| i as usize));
@@ -101,18 +101,19 @@ impl Asked<'_> {
     }
 }
 
-fn all_options(scale: f64, k: usize) -> Vec<SearchOptions> {
+fn all_options(scale: f64, k: usize) -> Vec<SearchOptions<'static>> {
     let mut all = Vec::new();
     for over in [Over::Codes, Over::Cells, Over::Both] {
         for rule in [Rule::Mass, Rule::Gap, Rule::TopK(k)] {
             for max_scored in [None, Some(5), Some(40)] {
-                all.push(SearchOptions {
-                    scale: Some(scale),
-                    rule,
-                    over,
-                    max_scored,
-                    threads: Some(1),
-                });
+                all.push(
+                    SearchOptions::new()
+                        .scale(scale)
+                        .rule(rule)
+                        .over(over)
+                        .max_scored(max_scored)
+                        .threads(1),
+                );
             }
         }
     }
@@ -176,7 +177,12 @@ fn coarse_codes_of_a_few_keys() {
             let max_scored = (round % 3 == 0).then(|| random.below(4));
             let scale = Some(scale);
             for rule in [Rule::Mass, Rule::TopK(1 + random.below(n))] {
-                let options = SearchOptions { scale, rule, over, max_scored, threads: Some(1) };
+                let options = SearchOptions::new()
+                    .scale(scale)
+                    .rule(rule)
+                    .over(over)
+                    .max_scored(max_scored)
+                    .threads(1);
                 let found = keys.search(&index, &asked, &[eps], &options);
                 asked.judge(&found, &[eps], &options);
             }
@@ -203,8 +209,7 @@ fn minimal_sets_over_cells() {
         let eps = 0.2 + 0.75 * random.uniform();
         let rule = [Rule::Mass, Rule::Gap][round % 2];
         let over = [Over::Cells, Over::Both][round / 2 % 2];
-        let options =
-            SearchOptions { scale: Some(1.0), rule, over, max_scored: None, threads: Some(1) };
+        let options = SearchOptions::new().scale(1.0).rule(rule).over(over).threads(1);
         let asked = keys.ask(&query, 1.0);
         let found = keys.search(&index, &asked, &[eps], &options);
         open += usize::from(found.scored[0] < n as i64);
@@ -256,8 +261,7 @@ fn the_true_best_where_rounding_hides_them() {
         let index = keys.index(None);
         for over in [Over::Codes, Over::Cells, Over::Both] {
             let rule = Rule::TopK(k);
-            let options =
-                SearchOptions { scale: Some(scale), rule, over, max_scored: None, threads: None };
+            let options = SearchOptions::new().scale(scale).rule(rule).over(over);
             let found = keys.search(&index, &asked, &[], &options);
             assert_eq!(found.selection.status[0], Status::Certified);
             asked.judge(&found, &[], &options);
@@ -295,7 +299,8 @@ fn budgets_at_the_edge_and_large_scores() {
             for over in [Over::Codes, Over::Cells, Over::Both] {
                 for rule in [Rule::Mass, Rule::Gap] {
                     let (scale, threads) = (Some(scale), Some(1));
-                    let options = SearchOptions { scale, rule, over, max_scored: None, threads };
+                    let options =
+                        SearchOptions::new().scale(scale).rule(rule).over(over).threads(threads);
                     let found = keys.search(&index, &asked, &[eps], &options);
                     asked.judge(&found, &[eps], &options);
                 }
@@ -334,8 +339,7 @@ fn the_true_best_among_runs_of_one_vector() {
         for k in [1, 16, 16 * runs - 16, 1 + random.below(16 * runs - 1)] {
             for over in [Over::Codes, Over::Cells, Over::Both] {
                 let (scale, rule) = (Some(scale), Rule::TopK(k));
-                let options =
-                    SearchOptions { scale, rule, over, max_scored: None, threads: Some(1) };
+                let options = SearchOptions::new().scale(scale).rule(rule).over(over).threads(1);
                 let found = keys.search(&index, &asked, &[], &options);
                 asked.judge(&found, &[], &options);
             }
@@ -368,7 +372,7 @@ fn masses_of_large_scores_that_were_scored() {
         let index = keys.index(Some(false));
         for eps in [0.5, 0.2, 0.05] {
             let (scale, rule, over) = (Some(1.0), Rule::Mass, Over::Codes);
-            let options = SearchOptions { scale, rule, over, max_scored: None, threads: Some(1) };
+            let options = SearchOptions::new().scale(scale).rule(rule).over(over).threads(1);
             let found = keys.search(&index, &asked, &[eps], &options);
             asked.judge(&found, &[eps], &options);
             let scored = found.scored[0] > found.selection.k[0] && found.rung[0] == Rung::Rescored;

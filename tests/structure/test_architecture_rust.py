@@ -19,13 +19,18 @@ from repository import ROOT
 from rust_source import NOT_CODE, Crate, Module, blank, code_of
 
 RUST = ROOT / "src"
+BINDINGS = ROOT / "crates" / "certk-py" / "src"
 
 # What everything may use.
 COMMON = {"certified_sums", "rows", "order", "error", "threads", "interrupt", "random", "twofold"}
-COMMON |= {"memory", "scale", "log_mass"}
+COMMON |= {"memory", "scale", "log_mass", "ambient", "workspace", "scratch", "recycled", "extended"}
+COMMON |= {"sorting", "reused", "builders"}
 ANYTHING = None
 ARROWS: dict[str, set[str] | None] = {
-    "python": ANYTHING,
+    # What a caller puts together of them.
+    "context": COMMON,
+    # What bindings may use beside the public interface: nothing of ours uses it.
+    "bindings": ANYTHING,
     "attention": COMMON | {"index", "bounds", "select", "kernels"},
     "index": COMMON | {"montecarlo", "bounds", "select", "kernels", "certificate"},
     "keepset": COMMON | {"kernels", "index", "select", "certificate"},
@@ -35,8 +40,10 @@ ARROWS: dict[str, set[str] | None] = {
     # Certifying hands a set to the checker where that is asked for; the checker never looks back.
     "select": COMMON | {"kernels", "certificate"},
     "kernels": COMMON,
-    # The checker shares nothing with the prover but order, shapes, sums and asking for memory.
-    "certificate": {"certified_sums", "rows", "order", "error", "memory"},
+    # The checker shares nothing with the prover but order, shapes, sums and asking: for memory,
+    # and whether to go on.
+    "certificate": {"certified_sums", "rows", "order", "sorting", "error", "memory", "recycled"}
+    | {"ambient", "reused"},
     # A worker thread is given the floating-point modes that the kernels count on.
     **dict.fromkeys(COMMON, COMMON | {"kernels"}),
     "twofold": set(),
@@ -47,6 +54,7 @@ LONGEST = 600
 # How a level is named, and by whom.
 NAMES_OF_LEVELS = re.compile(r"\b(?:Portable|Avx2|Avx512|Vnni|Neon|avx2|avx512|neon)\b")
 CRATE = Crate(RUST)
+MODULE = Crate(BINDINGS)
 
 
 def shown(module: Module) -> str:
@@ -73,15 +81,28 @@ def test_rust_arrows() -> None:
     assert not wrong
 
 
-def test_no_two_rust_files_need_each_other() -> None:
+@pytest.mark.parametrize("crate", [CRATE, MODULE], ids=["certk-rs", "certk-py"])
+def test_no_two_rust_files_need_each_other(crate: Crate) -> None:
     try:
-        TopologicalSorter(dependencies()).prepare()
+        TopologicalSorter(crate.dependencies()).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' -> '.join(map(shown, error.args[1]))}")
 
 
+def test_nothing_in_the_crate_uses_what_is_there_for_bindings() -> None:
+    assert not [shown(m) for m, needed in dependencies().items() if m and ("bindings",) in needed]
+
+
+def test_a_service_links_no_python() -> None:
+    """Neither the crate's manifest nor its sources name what only the extension module needs."""
+    manifest = (ROOT / "Cargo.toml").read_text()
+    assert not re.search(r"pyo3|numpy|mimalloc|cdylib", manifest)
+    assert not any(re.search(r"\b(?:pyo3|numpy)::", code) for code in CRATE.code.values())
+
+
 def test_rust_files_are_short() -> None:
-    lengths = {shown(m): len(f.read_text().splitlines()) for m, f in CRATE.files.items()}
+    files = [*CRATE.files.values(), *MODULE.files.values()]
+    lengths = {str(f.relative_to(ROOT)): len(f.read_text().splitlines()) for f in files}
     assert {name: n for name, n in lengths.items() if n > LONGEST and "isa" not in name} == {}
 
 
@@ -151,12 +172,13 @@ def undocumented_unsafe(text: str) -> list[int]:
 
 
 def test_unsafe_lives_in_the_kernels_and_is_explained() -> None:
-    for module, file in CRATE.files.items():
-        if module[:1] == ("kernels",):
+    for file in [*CRATE.files.values(), *MODULE.files.values()]:
+        if file.is_relative_to(RUST / "kernels"):
             missing = undocumented_unsafe(file.read_text())
             assert not missing, f"{file} has unsafe without a SAFETY comment at lines {missing}"
         else:
-            assert not re.search(r"\bunsafe\b", CRATE.code[module]), f"{file} has unsafe code"
+            code = code_of(file.read_text())
+            assert not re.search(r"\bunsafe\b", code), f"{file} has unsafe code"
     manifest = (ROOT / "Cargo.toml").read_text()
     assert re.search(r'^unsafe_code = "(deny|forbid)"', manifest, re.M)
 
@@ -192,7 +214,7 @@ def unguarded_doors(text: str) -> set[str]:
 def test_doors_set_the_float_modes_first() -> None:
     """A host may flush subnormal numbers; what is read, computed and handed back must not know."""
     doors = {}
-    for file in sorted((RUST / "python").glob("*.rs")):
+    for file in sorted(BINDINGS.glob("*.rs")):
         # Results only hand out what they hold, modes are set by what sets them, maps are bytes.
         if file.stem not in ("results", "floats", "cancellation", "mapped"):
             doors[file.stem] = unguarded_doors(file.read_text())

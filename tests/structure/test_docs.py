@@ -27,6 +27,8 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benches/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
+    # Its commands start a server and speak with it; its own tests do so.
+    if path.parent.name != "service"
 )
 # kvpress is in the other environment only: tests/transformers/test_kvpress.py runs this page.
 # What needs a cluster runs in the process that has one: tests/files/test_batches_of_hosts.py.
@@ -174,7 +176,9 @@ def test_the_map_names_every_file() -> None:
     """A name that several files have is there as often as there are such files, or more often."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = Counter(Path(name).name for name in re.findall(r"[\w/]+\.(?:rs|py)\b", page))
-    files = {file for folder in ("src", "python") for file in (ROOT / folder).rglob("*.*")}
+    files = {
+        file for folder in ("src", "crates", "python") for file in (ROOT / folder).rglob("*.*")
+    }
     own = Counter(file.name for file in files if file.suffix in (".rs", ".py"))
     alike = {"mod.rs", "lib.rs", "tests.rs", "__init__.py", "__main__.py"}
     # The map says that each of these is an experiment.

@@ -90,6 +90,24 @@ def test_attention_has_every_option_of_rust() -> None:
     assert options - {"precision", "mapped"} <= set(keywords(ck.attention))
 
 
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("SearchOptions", ck.KeyIndex.search),
+        ("RecallOptions", ck.KeyIndex.recall),
+        ("RecallOptions", ck.KeyIndex.log_mass),
+        ("IndexOptions", ck.KeyIndex.build),
+    ],
+)
+def test_an_index_has_every_option_of_rust(name: str, function: Callable[..., Any]) -> None:
+    source = (ROOT / "src" / "index" / "options.rs").read_text()
+    body = re.search(rf"^pub struct {name}.*?\{{\n(.*?)^\}}", source, re.M | re.S)
+    assert body
+    options = re.findall(r"^    pub (\w+):", body[1], re.M)
+    assert len(options) >= 2
+    assert set(options) <= set(keywords(function))
+
+
 def variants(file: str, name: str) -> list[str]:
     """The variants of a Rust enum, as Python names them."""
     source = (ROOT / "src" / file).read_text()
@@ -105,7 +123,7 @@ def variants(file: str, name: str) -> list[str]:
         ("index/options.rs", "Rule", get_args(key_index.Rule)),
         ("index/options.rs", "Over", get_args(key_index.Over)),
         ("montecarlo/confidence.rs", "Method", get_args(montecarlo.Method)),
-        ("bounds/smallest.rs", "Rule", [rule for rule in get_args(bounds.Rule) if rule != "exact"]),
+        ("bounds/smallest.rs", "GapRule", [r for r in get_args(bounds.Rule) if r != "exact"]),
     ],
 )
 def test_python_has_every_choice_of_rust(file: str, name: str, python: list[str]) -> None:

@@ -4,6 +4,8 @@
 //! With c the mean (any vector would do; it is exact once it is stored) and e the common exponent, the stored point u of a
 //! value v satisfies `|2^-e (v - c) - u| <= 2^-53 |u|` per component, up to underflow.
 
+use crate::ambient::{asked, pieces, pieces_mut};
+
 use super::rounding::{BLOCK, SUM, UP, V};
 use super::spectrum;
 
@@ -36,26 +38,27 @@ impl Cloud {
     /// Centres `values`, n vectors of d finite numbers; those of keys that no row sees must be zeros.
     pub(super) fn new(mut values: Vec<f64>, seen: Vec<bool>, d: usize) -> Self {
         let n = seen.len();
-        let size = |numbers: &[f64]| numbers.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+        let size =
+            |numbers: &[f64]| pieces(numbers).flatten().fold(0.0, |a: f64, b| a.max(b.abs()));
         // Near the largest f64 differences would overflow. What small components lose by this is far below the floor.
         let shrink = if size(&values) >= pow2(1012) { -10 } else { 0 };
         let mut lost = false;
         if shrink != 0 {
-            for value in &mut values {
+            for value in asked(&mut values) {
                 let shrunk = *value * pow2(shrink);
                 lost |= shrunk * pow2(-shrink) != *value;
                 *value = shrunk;
             }
         }
         let centre = centre(&values, &seen, d);
-        for (point, _) in rows(&mut values, d).zip(&seen).filter(|(_, seen)| **seen) {
+        for (point, _) in asked(rows(&mut values, d).zip(&seen)).filter(|(_, seen)| **seen) {
             point.iter_mut().zip(&centre).for_each(|(u, c)| *u -= c);
         }
         // Not so far below the centre's own size that its square would overflow, nor so far above it that it would underflow.
         let log2 = |size: f64| (size > 0.0).then(|| floor_log2(size));
         let exponent = log2(size(&values)).max(log2(size(&centre)).map(|e| e - 400)).unwrap_or(0);
-        let floor = if lost || values.iter().any(|u| *u != 0.0) { FLOOR } else { 0.0 };
-        for u in &mut values {
+        let floor = if lost || pieces(&values).flatten().any(|u| *u != 0.0) { FLOOR } else { 0.0 };
+        for u in pieces_mut(&mut values).flatten() {
             *u = scaled(*u, -exponent);
         }
         let origin = centre.iter().map(|c| scaled(-c, -exponent)).collect();
@@ -72,8 +75,9 @@ impl Cloud {
             grow,
             exponent: exponent - shrink,
         };
-        cloud.lengths = (0..n).map(|j| cloud.length(cloud.point(j))).collect();
-        cloud.largest = cloud.lengths.iter().copied().fold(0.0, f64::max);
+        cloud.lengths = asked(0..n).map(|j| cloud.length(cloud.point(j))).collect();
+        cloud.lengths.resize(n, 0.0);
+        cloud.largest = pieces(&cloud.lengths).flatten().copied().fold(0.0, f64::max);
         cloud
     }
 
@@ -119,7 +123,7 @@ impl Cloud {
         let mut gram = spectrum::Gram::new(self.d);
         let mut count = 0;
         let mut sizes = 0.0;
-        for j in (0..self.n).filter(|&j| self.seen[j]) {
+        for j in asked(0..self.n).filter(|&j| self.seen[j]) {
             total.add(1.0, self.point(j));
             gram.add(self.point(j));
             sizes += self.lengths[j];
@@ -140,7 +144,7 @@ impl Cloud {
         let mut best = (centre.clone(), f64::INFINITY);
         for step in 1..=BALL_STEPS {
             let mut farthest = (0.0, None);
-            for j in (0..self.n).filter(|&j| self.seen[j]) {
+            for j in asked(0..self.n).filter(|&j| self.seen[j]) {
                 let square = square_distance(self.point(j), &centre);
                 if square > farthest.0 || farthest.1.is_none() {
                     farthest = (square, Some(j));
@@ -217,7 +221,7 @@ fn centre(values: &[f64], seen: &[bool], d: usize) -> Vec<f64> {
     let share = 1.0 / seen.iter().filter(|seen| **seen).count().max(1) as f64;
     let mut total = WeightedSum::new(d);
     let (mut low, mut high) = (vec![f64::INFINITY; d], vec![f64::NEG_INFINITY; d]);
-    for (j, _) in seen.iter().enumerate().filter(|(_, seen)| **seen) {
+    for (j, _) in asked(seen.iter().enumerate()).filter(|(_, seen)| **seen) {
         let value = &values[j * d..(j + 1) * d];
         total.add(share, value);
         for ((low, high), v) in low.iter_mut().zip(&mut high).zip(value) {

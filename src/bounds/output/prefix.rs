@@ -9,8 +9,10 @@
 use super::cloud::{Cloud, WeightedSum, square};
 use super::rounding::{SUM, UP, V};
 use super::row::{Parted, Weighed};
+use crate::ambient::asked;
 use crate::certified_sums::Compensated;
 use crate::order;
+use crate::sorting;
 
 /// Prefixes that may be certified in vain, where rounding leaves the running sums undecided: at least so many, and as many
 /// more as cost no more multiplications than this. After that only those are tried that the running sums themselves prove.
@@ -30,13 +32,13 @@ pub(super) struct Found {
 
 /// Finds the shortest prefix of at least one key whose certified error is at most `out_tol`.
 pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Found {
-    let mut ranked: Vec<(f64, u32)> = (weighed.keys.iter().enumerate())
+    let mut ranked: Vec<(f64, u32)> = asked(weighed.keys.iter().enumerate())
         .filter(|(_, key)| **key > f64::NEG_INFINITY)
         .map(|(j, &key)| (key, j as u32))
         .collect();
-    ranked.sort_unstable_by(|a, b| order::worst_first(b, a));
+    sorting::sort(&mut ranked, |a, b| order::worst_first(b, a));
     let mut rank = vec![u32::MAX; cloud.n];
-    for (place, entry) in ranked.iter().enumerate() {
+    for (place, entry) in asked(ranked.iter().enumerate()) {
         rank[entry.1 as usize] = place as u32;
     }
     let errors = scan(cloud, weighed, &ranked);
@@ -44,7 +46,7 @@ pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Found 
     let most = TRIALS.max(TRIAL_WORK / (cloud.n * cloud.d).max(1));
     let (mut length, mut trials) = (ranked.len(), 0);
     // The whole row loses nothing.
-    for (k, error) in errors.iter().enumerate().map(|(i, error)| (i + 1, error)) {
+    for (k, error) in asked(errors.iter().enumerate().map(|(i, error)| (i + 1, error))) {
         if error.low > out_tol {
             continue;
         }
@@ -61,7 +63,7 @@ pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Found 
         found.minimal = false;
     }
     found.kept = ranked[..length].iter().map(|entry| entry.1).collect();
-    found.kept.sort_unstable();
+    sorting::sort(&mut found.kept, Ord::cmp);
     found
 }
 
@@ -78,22 +80,24 @@ fn scan(cloud: &Cloud, weighed: &Weighed, ranked: &[(f64, u32)]) -> Vec<Between>
         return Vec::new();
     }
     let largest = ranked[0].0;
-    let weights: Vec<f64> = ranked.iter().map(|e| weighed.weigh(e.0, largest)).collect();
+    let mut weights: Vec<f64> = asked(ranked).map(|e| weighed.weigh(e.0, largest)).collect();
+    weights.resize(n, 0.0);
     let (mut whole, mut sizes) = (WeightedSum::new(cloud.d), Compensated::default());
     let (mut head, mut heads) = (Compensated::default(), Vec::with_capacity(n));
-    for (entry, &weight) in ranked.iter().zip(&weights) {
+    for (entry, &weight) in asked(ranked.iter().zip(&weights)) {
         let j = entry.1 as usize;
         whole.add(weight, cloud.point(j));
         sizes.add(weight * cloud.lengths[j]);
         head.add(weight);
         heads.push(head.value());
     }
+    heads.resize(n, 1.0);
     let (whole, all) = (whole.finish(), sizes.value() * UP);
     let eta = weighed.eta;
     let (mut vector, mut gap) = (vec![0.0; cloud.d], vec![0.0; cloud.d]);
     let (mut tail, mut sizes) = (Compensated::default(), Compensated::default());
     let mut errors = Vec::with_capacity(n - 1);
-    for k in (1..n).rev() {
+    for k in asked((1..n).rev()) {
         let (j, weight) = (ranked[k].1 as usize, weights[k]);
         for (sum, u) in vector.iter_mut().zip(cloud.point(j)) {
             *sum += weight * u;

@@ -18,6 +18,7 @@
 
 use super::cloud::{Cloud, Outline, WeightedSum, square_distance};
 use super::rounding::{SUM, UP, V};
+use crate::ambient::asked;
 use crate::certified_sums::{self, Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::rows::{Scores, WeightKind, WideScores};
@@ -43,7 +44,8 @@ impl Weighed {
         mut keys: Vec<f64>,
     ) -> Result<Self, Error> {
         let about = scores.wide_scores(row, &mut keys)?;
-        if keys.iter().zip(&cloud.seen).any(|(key, seen)| *key > f64::NEG_INFINITY && !seen) {
+        if asked(keys.iter().zip(&cloud.seen)).any(|(key, seen)| *key > f64::NEG_INFINITY && !seen)
+        {
             return Err(Error::Changed { place: scores.place(row, None) });
         }
         let (eta, slack) = match about.weight_kind {
@@ -106,12 +108,12 @@ pub(super) struct Side {
 
 impl Side {
     fn new(members: Vec<u32>, weighed: &Weighed, cloud: &Cloud) -> Self {
-        let keys = || members.iter().map(|&j| weighed.keys[j as usize]);
+        let keys = || asked(&members).map(|&j| weighed.keys[j as usize]);
         let heaviest = keys().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = keys().map(|key| weighed.weigh(key, heaviest)).collect();
         let (mut vector, mut sizes, mut total) =
             (WeightedSum::new(cloud.d), Compensated::default(), Compensated::default());
-        for (&j, &weight) in members.iter().zip(&weights) {
+        for (&j, &weight) in asked(members.iter().zip(&weights)) {
             let j = j as usize;
             vector.add(weight, cloud.point(j));
             sizes.add(weight * cloud.lengths[j]);
@@ -173,7 +175,7 @@ impl<'a> Parted<'a> {
         kept: impl Fn(usize) -> bool,
     ) -> Option<Self> {
         let (mut head, mut tail) = (Vec::new(), Vec::new());
-        for (j, key) in weighed.keys.iter().enumerate() {
+        for (j, key) in asked(weighed.keys.iter().enumerate()) {
             if *key > f64::NEG_INFINITY {
                 if kept(j) { head.push(j as u32) } else { tail.push(j as u32) }
             }
@@ -225,7 +227,7 @@ impl<'a> Parted<'a> {
         let (grown, offset, count) = (1.0 + self.weighed.eta, outline.offset, outline.count);
         let answer = cloud.length(&self.answer) + self.answer_radius;
         let spread = outline.spread + 2.0 * offset * answer + count * answer * answer;
-        let peak = tail.weights.iter().map(|w| w * w).collect::<Compensated>().value().sqrt();
+        let peak = asked(&tail.weights).map(|w| w * w).collect::<Compensated>().value().sqrt();
         let spectral = peak / tail.total * grown * grown * UP * (spread * UP).sqrt();
         let (up, low) = self.shift;
         let variance = ((reach * reach * UP - low * low * (2.0 - UP)) * UP).max(0.0);
@@ -247,7 +249,7 @@ impl<'a> Parted<'a> {
         };
         let longest = |side: &Side| {
             let of = |&j: &u32| square_distance(cloud.point(j as usize), &cloud.origin);
-            side.members.iter().map(of).fold(0.0, |a: f64, b| if b > a { b } else { a })
+            asked(&side.members).map(of).fold(0.0, |a: f64, b| if b > a { b } else { a })
         };
         let longest = self.head.as_ref().map_or(0.0, longest).max(longest(tail));
         Bounds {
@@ -267,7 +269,7 @@ impl<'a> Parted<'a> {
     fn reach(&self, side: &Side) -> (f64, f64) {
         let cloud = self.cloud;
         let (mut farthest, mut squares) = (0.0, Compensated::default());
-        for (&j, weight) in side.members.iter().zip(&side.weights) {
+        for (&j, weight) in asked(side.members.iter().zip(&side.weights)) {
             let square = square_distance(cloud.point(j as usize), &self.answer);
             farthest = if square > farthest { square } else { farthest };
             squares.add(weight * square);

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use half::bf16;
 
+use super::super::chunks::{Chunks, Part};
 use super::super::fingerprint::Fingerprint;
 use super::super::frame::{OwnFrame, sign};
 use super::super::gram::Gram;
@@ -12,22 +13,29 @@ use crate::kernels::{LANES, LINE, STEP};
 
 /// Everything that cannot be worked out from the number of keys and their entries.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Saved<'a> {
-    pub(crate) lines: Cow<'a, [u8]>,
-    pub(crate) scales: Cow<'a, [bf16]>,
-    pub(crate) radii: Cow<'a, [bf16]>,
-    pub(crate) uncoded: Cow<'a, [u32]>,
-    pub(crate) mean: Cow<'a, [f32]>,
-    pub(crate) gram: Cow<'a, [f64]>,
+pub struct Saved<'a> {
+    /// Bytes, sixteen keys to a block.
+    pub lines: Cow<'a, [u8]>,
+    /// What each key's codes are to be multiplied by, in whole groups.
+    pub scales: Cow<'a, [bf16]>,
+    /// How much each code loses at most.
+    pub radii: Cow<'a, [bf16]>,
+    /// Keys without a code, ascending.
+    pub uncoded: Cow<'a, [u32]>,
+    /// What was taken from every key, in whole groups.
+    pub mean: Cow<'a, [f32]>,
+    /// The Gram matrix of what codes lose.
+    pub gram: Cow<'a, [f64]>,
     /// What the Gram matrix leaves out, the largest loss, the largest key, how many additions it is made of, the largest loss
     /// that gets a code, the largest entry of any key, and the size of the frame's blocks.
-    pub(crate) numbers: [f64; 7],
-    pub(crate) fingerprint: [u64; 2],
+    pub numbers: [f64; 7],
+    /// That of the keys.
+    pub fingerprint: [u64; 2],
 }
 
 /// What of a saved index is taken at its word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Trust {
+pub enum Trust {
     /// Nothing that can be judged without the keys.
     Nothing,
     /// That scales and radii are those of keys: judging them takes time proportional to the keys. Others make certificates of
@@ -37,7 +45,7 @@ pub(crate) enum Trust {
 
 impl Saved<'_> {
     /// The same, with arrays of its own.
-    pub(crate) fn owned(self) -> Saved<'static> {
+    pub fn owned(self) -> Saved<'static> {
         Saved {
             lines: self.lines.into_owned().into(),
             scales: self.scales.into_owned().into(),
@@ -50,21 +58,49 @@ impl Saved<'_> {
     }
 }
 
+/// A list of all keys: that of the only chunk, or those of several in one.
+fn joined<'c, T: Clone>(
+    chunks: &'c Chunks<'_>,
+    list: impl Fn(Part<'c>) -> &'c [T],
+) -> Cow<'c, [T]> {
+    let mut parts = chunks.parts();
+    match (parts.next(), parts.next()) {
+        (Some(all), None) => list(all).into(),
+        _ => chunks.parts().flat_map(list).cloned().collect(),
+    }
+}
+
 impl<'a> Codes<'a> {
     pub(crate) fn save(&self) -> Saved<'_> {
+        Saved {
+            lines: joined(&self.chunks, |part| part.lines),
+            scales: joined(&self.chunks, |part| part.scales),
+            radii: joined(&self.chunks, |part| part.radii),
+            uncoded: self.chunks.uncoded().collect(),
+            ..self.save_but_keys()
+        }
+    }
+
+    /// The same without what there is of each key.
+    pub(in crate::index) fn save_but_keys(&self) -> Saved<'_> {
         let (gram, [lost, loss, norm, additions]) = self.gram.parts();
         let Codes { spared, largest, .. } = *self;
         let block = self.frame.block as f64;
         Saved {
-            lines: (&*self.lines).into(),
-            scales: (&*self.scales).into(),
-            radii: (&*self.radii).into(),
-            uncoded: (&*self.uncoded).into(),
+            lines: Cow::Borrowed(&[]),
+            scales: Cow::Borrowed(&[]),
+            radii: Cow::Borrowed(&[]),
+            uncoded: Cow::Borrowed(&[]),
             mean: (&*self.frame.mean).into(),
             gram: gram.into(),
             numbers: [lost, loss, norm, additions, spared, f64::from(largest), block],
             fingerprint: self.fingerprint.0,
         }
+    }
+
+    /// What there is of each key, piece by piece.
+    pub(in crate::index) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        self.chunks.parts()
     }
 
     /// Codes of `n` keys of `dim` entries; an error says what of it no index would have written.
@@ -99,6 +135,24 @@ impl<'a> Codes<'a> {
         need(spared > 0.0 && largest >= 0.0 && largest <= f64::from(f32::MAX), "a bound")?;
         let gram = Gram::of_parts(width, saved.gram, [lost, loss, norm, additions]);
         let gram = gram.ok_or("the Gram matrix")?;
+        let size = dim.div_ceil(STEP) * LINE;
+        let chunks = match (saved.lines, saved.scales, saved.radii, saved.uncoded) {
+            (
+                Cow::Borrowed(lines),
+                Cow::Borrowed(scales),
+                Cow::Borrowed(radii),
+                Cow::Borrowed(uncoded),
+            ) => Chunks::lent(size, Part { lines, scales, radii, uncoded }),
+            (lines, scales, radii, uncoded) => {
+                let of_keys = [scales.into_owned(), radii.into_owned()];
+                Chunks::owned(size, lines.into_owned(), of_keys, uncoded.into_owned())
+            }
+        };
+        // Only who looks at the radii knows how much of the sums is of keys that are gone.
+        let stale = match trust {
+            Trust::Nothing => Codes::unaccounted(&gram, chunks.squares(0..n)),
+            Trust::Scales => 0.0,
+        };
         let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
         Ok(Codes {
             dim,
@@ -108,12 +162,10 @@ impl<'a> Codes<'a> {
                 block: if block == 1.0 { 1 } else { whole },
                 signs,
             },
-            lines: saved.lines,
-            scales: saved.scales,
-            radii: saved.radii,
-            uncoded: saved.uncoded,
+            chunks,
             gram,
             spared,
+            stale,
             largest: largest as f32,
             fingerprint: Fingerprint(saved.fingerprint),
         })

@@ -2,14 +2,12 @@
 
 mod average;
 mod dot;
-#[cfg(any(test, feature = "python"))]
 mod matmul;
 mod narrow;
 #[cfg(test)]
 mod tests;
 mod tile;
 
-#[cfg(feature = "python")]
 pub(crate) use matmul::{DEPTH, Queries, SIDE};
 pub(crate) use narrow::BESIDE;
 pub(crate) use tile::{

@@ -12,6 +12,7 @@ use crate::kernels::isa::{LANES, Lanes, Level};
 use crate::kernels::matrix::{Lent, product};
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::exp;
+use crate::reused::Reused;
 
 /// Rows that are worked on together.
 pub(crate) const ROWS: usize = 4 * LANES;
@@ -31,13 +32,13 @@ pub(crate) struct Rows {
     padded: usize,
     scale: f32,
     /// Entry after entry, of all rows.
-    queries: Vec<f32>,
+    queries: Reused<f32>,
     /// Key after key, of all rows: scores, then weights.
-    weights: Vec<f32>,
+    weights: Reused<f32>,
     /// The largest score so far: what weights are relative to.
     tops: [f32; ROWS],
     totals: [f64; ROWS],
-    sums: Vec<f64>,
+    sums: Reused<f64>,
 }
 
 impl Rows {
@@ -54,11 +55,11 @@ impl Rows {
             width,
             padded,
             scale,
-            queries: vec![0.0; dim * ROWS],
-            weights: vec![0.0; BLOCK * ROWS],
+            queries: std::iter::repeat_n(0.0, dim * ROWS).collect(),
+            weights: std::iter::repeat_n(0.0, BLOCK * ROWS).collect(),
             tops: [f32::NEG_INFINITY; ROWS],
             totals: [0.0; ROWS],
-            sums: vec![0.0; padded * width],
+            sums: std::iter::repeat_n(0.0, padded * width).collect(),
         };
         for (r, query) in queries.enumerate() {
             for (j, &entry) in query[..dim].iter().enumerate() {

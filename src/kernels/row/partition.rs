@@ -16,6 +16,13 @@ pub(crate) struct Bracket<S> {
     len: usize,
 }
 
+impl<S> Bracket<S> {
+    /// The memory that it holds.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.scores.capacity() + self.weights.capacity()) * size_of::<S>()
+    }
+}
+
 impl<S: Scalar> Bracket<S> {
     pub(crate) fn clear(&mut self) {
         self.len = 0;

@@ -5,14 +5,15 @@
 /// A host may have set flush-to-zero or another rounding direction on its thread; the proofs assume neither. Where
 /// modes are kept in a register that is not known here, nothing is done.
 #[derive(Debug)]
-pub(crate) struct DefaultFloats {
+pub struct DefaultFloats {
     saved: register::Modes,
     /// Modes are a thread's own.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl DefaultFloats {
-    pub(crate) fn set() -> Self {
+    /// Sets them.
+    pub fn set() -> Self {
         let saved = register::read();
         register::write(register::DEFAULT);
         DefaultFloats { saved, _here: std::marker::PhantomData }

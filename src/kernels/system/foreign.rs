@@ -1,10 +1,10 @@
 //! Slices over arrays that another runtime owns.
 
-use numpy::ndarray::ArrayViewD;
+use ndarray::ArrayViewD;
 
 /// The stretch of memory from the first to the last element of a view, and the strides of all axes but the last,
 /// counted in elements. `None` unless the last axis is contiguous and no stride is negative.
-pub(crate) fn extent<'a, T>(view: &ArrayViewD<'a, T>) -> Option<(&'a [T], Vec<usize>)> {
+pub fn extent<'a, T>(view: &ArrayViewD<'a, T>) -> Option<(&'a [T], Vec<usize>)> {
     let (&last, batch) = view.strides().split_last()?;
     let (&n, lens) = view.shape().split_last()?;
     let strides: Option<Vec<usize>> = batch.iter().map(|&s| usize::try_from(s).ok()).collect();

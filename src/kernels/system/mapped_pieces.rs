@@ -4,19 +4,22 @@ use std::io;
 
 /// Bytes of a file, and where they go. All but the descriptor are whole pages.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(unix), expect(dead_code))]
-pub(crate) struct MappedPiece {
-    pub(crate) at: usize,
-    pub(crate) len: usize,
-    pub(crate) descriptor: i32,
-    pub(crate) offset: u64,
+pub struct MappedPiece {
+    /// Where in the memory.
+    pub at: usize,
+    /// How many bytes.
+    pub len: usize,
+    /// That of the open file.
+    pub descriptor: i32,
+    /// Where in the file.
+    pub offset: u64,
     /// Whether what is written to the memory is written to the file; else it is for this process alone.
-    pub(crate) shared: bool,
+    pub shared: bool,
 }
 
 /// A stretch of addresses with pieces of files in it. It stays as it is until it is dropped.
 #[derive(Debug)]
-pub(crate) struct MappedPieces {
+pub struct MappedPieces {
     start: usize,
     len: usize,
 }
@@ -24,8 +27,11 @@ pub(crate) struct MappedPieces {
 impl MappedPieces {
     /// The caller makes sure that the files are as long as their pieces say, and stay so: reading behind the end of a file
     /// ends the process.
+    ///
+    /// # Errors
+    /// What the system says.
     #[cfg(unix)]
-    pub(crate) fn new(len: usize, pieces: &[MappedPiece]) -> io::Result<Self> {
+    pub fn new(len: usize, pieces: &[MappedPiece]) -> io::Result<Self> {
         use libc::{MAP_ANON, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE};
         let fits =
             |piece: &MappedPiece| piece.at.checked_add(piece.len).is_some_and(|end| end <= len);
@@ -70,21 +76,23 @@ impl MappedPieces {
     }
 
     #[cfg(not(unix))]
-    pub(crate) fn new(_len: usize, _pieces: &[MappedPiece]) -> io::Result<Self> {
+    pub fn new(_len: usize, _pieces: &[MappedPiece]) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
     /// The first address.
-    pub(crate) fn start(&self) -> usize {
+    pub fn start(&self) -> usize {
         self.start
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Bytes in all.
+    #[allow(clippy::len_without_is_empty)] // there is none without bytes
+    pub fn len(&self) -> usize {
         self.len
     }
 
     /// Lets go of the pages: they no longer count as memory of the process, and come again from their files when they are read.
-    pub(crate) fn let_go(&self) {
+    pub fn let_go(&self) {
         #[cfg(unix)]
         // SAFETY: what is in the files is read again from there. What somebody has written to a piece that is not shared is
         // lost, as documented.

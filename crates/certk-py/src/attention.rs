@@ -8,13 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::arguments;
 use super::arrays::{Budgets, Bytes, Stored, column, contiguous};
-use super::errors::{CertkError, detached};
+use super::errors::{CertkError, Raise, detached};
 use super::key_index::{KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
-use crate::attention::{self as core, Attention, AttentionOptions, Budget, Precision};
-use crate::error::Error;
-use crate::memory;
-use crate::threads::default_floats;
+use certk_rs::bindings::{copied, default_floats, list};
+use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Precision};
 
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct ValueBall(RwLock<core::ValueBall>);
@@ -141,19 +139,15 @@ impl Sight<'_> {
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
         let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
         let ball = ball.as_ref().map(|ball| ball.get().now(py));
-        work(AttentionOptions {
-            causal: arguments::flag("causal", causal)?,
-            lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
-            mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
-            sinks: sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?,
-            ball: ball.as_ref(),
-            threads: arguments::threads(threads.as_ref())?,
-            // Nothing to a bound of the error; `attention` says them.
-            scale: None,
-            precision: Precision::default(),
-            even_if_slower: false,
-            mapped: false,
-        })
+        // What is nothing to a bound of the error is said by `attention`.
+        let mut options = AttentionOptions::new()
+            .causal(arguments::flag("causal", causal)?)
+            .lengths(lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?)
+            .sinks(sinks.as_ref().map(|sinks| contiguous(sinks, "sinks")).transpose()?)
+            .ball(ball.as_ref())
+            .threads(arguments::threads(threads.as_ref())?);
+        options.mask = mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..]));
+        work(options)
     }
 }
 
@@ -193,15 +187,14 @@ impl Owed {
     /// What was found, with its output.
     fn of(&self, out: Vec<f64>) -> Result<Attention, Error> {
         let found = &self.found;
-        Ok(Attention {
-            out,
-            tail_mass_upper: memory::copied("out", &found.tail_mass_upper)?,
-            k: memory::copied("out", &found.k)?,
-            weight_error: memory::copied("out", &found.weight_error)?,
-            sum_error: memory::copied("out", &found.sum_error)?,
-            rounding: memory::copied("out", &found.rounding)?,
-            ..Attention::default()
-        })
+        let mut all = Attention::default();
+        all.out = out;
+        all.tail_mass_upper = copied("out", &found.tail_mass_upper)?;
+        all.k = copied("out", &found.k)?;
+        all.weight_error = copied("out", &found.weight_error)?;
+        all.sum_error = copied("out", &found.sum_error)?;
+        all.rounding = copied("out", &found.rounding)?;
+        Ok(all)
     }
 
     /// By a pass over the values.
@@ -211,9 +204,9 @@ impl Owed {
         let (queries, values) = (vectors(&queries, "q")?, vectors(&values, "v")?);
         let stored: Stored<'_> = self.out.extract(py)?;
         let (stored, _) = stored.data("out")?;
-        let mut out = memory::list("out", stored.len())?;
+        let mut out = list("out", stored.len()).raise()?;
         stored.widen(0, stored.len(), &mut out);
-        let found = self.of(out)?;
+        let found = self.of(out).raise()?;
         self.sight
             .extract::<Sight<'_>>(py)?
             .with(py, |options| detached(py, || found.error_bound(&queries, &values, &options)))
@@ -275,16 +268,14 @@ pub(super) fn attention<'py>(
     let precision = precision(&stored[0]);
     let (scale, even_if_slower, mapped) = how;
     let mut found = sight.extract::<Sight<'_>>()?.with(py, |options| {
-        let options = AttentionOptions {
-            scale: scale.map(|scale| arguments::real("scale", &scale)).transpose()?,
-            precision,
-            even_if_slower: match even_if_slower {
+        let options = options
+            .scale(scale.map(|scale| arguments::real("scale", &scale)).transpose()?)
+            .precision(precision)
+            .even_if_slower(match even_if_slower {
                 Some(slower) => arguments::flag("even_if_slower", &slower)?,
                 None => false,
-            },
-            mapped,
-            ..options
-        };
+            })
+            .mapped(mapped);
         detached(py, || {
             let read = built.map(KeyIndex::read);
             let index = read.as_deref().or(tables.as_ref());
@@ -293,22 +284,22 @@ pub(super) fn attention<'py>(
     })?;
     let batch = stored[0].shape().split_last().map_or(&[][..], |(_, batch)| batch).to_vec();
     let out = stored_as(py, std::mem::take(&mut found.out), precision)?.unbind();
-    let bound = match found.within.take() {
-        Some(bound) => Bounding::Done(bound.into()),
-        None => Bounding::Owed(Arc::new(Owed {
+    let bound = if let Some(bound) = found.within.take() {
+        Bounding::Done(bound.into())
+    } else {
+        let mut owed = Attention::default();
+        owed.tail_mass_upper = copied("out", &found.tail_mass_upper).raise()?;
+        owed.k = copied("out", &found.k).raise()?;
+        owed.weight_error = std::mem::take(&mut found.weight_error);
+        owed.sum_error = std::mem::take(&mut found.sum_error);
+        owed.rounding = std::mem::take(&mut found.rounding);
+        Bounding::Owed(Arc::new(Owed {
             out: (out.clone_ref(py), stored[0].dtype()).into_pyobject(py)?.into_any().unbind(),
             queries: q.unbind(),
             values: v.unbind(),
             sight: sight.unbind(),
-            found: Attention {
-                tail_mass_upper: memory::copied("out", &found.tail_mass_upper)?,
-                k: memory::copied("out", &found.k)?,
-                weight_error: std::mem::take(&mut found.weight_error),
-                sum_error: std::mem::take(&mut found.sum_error),
-                rounding: std::mem::take(&mut found.rounding),
-                ..Attention::default()
-            },
-        })),
+            found: owed,
+        }))
     };
     let (lower, upper) = ends(&found.log_mass)?;
     let rung: Vec<u8> = found.rung.into_iter().map(|rung| rung as u8).collect();

@@ -7,18 +7,37 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use super::cancellation::is_cancelled;
-use crate::error::Error;
-use crate::interrupt::interruptible;
-use crate::rows::Scores;
+use certk_rs::{Error, ErrorClass, Scores, interruptible};
 
 pyo3::import_exception!(certk_rs.errors, CertkError);
 
-impl From<Error> for PyErr {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Interrupted => PyKeyboardInterrupt::new_err(()),
-            _ => CertkError::new_err(error.to_string()),
-        }
+/// What messages call by its name in Rust, and by which name Python knows it.
+const NAMES: [(&str, &str); 5] = [
+    ("(-inf, or 0 in Mask::Allowed)", "(-inf or mask=False)"),
+    ("(-inf score, or 0 in Mask::Allowed)", "(-inf score or mask=False)"),
+    ("Kind::Probs", "kind=\"probs\""),
+    ("Kind::Logits", "kind=\"logits\""),
+    ("force_simd_level", "set_simd_level"),
+];
+
+/// What the crate found wrong, as what Python raises.
+pub(super) fn raised(error: Error) -> PyErr {
+    if error.class() == ErrorClass::Cancelled {
+        return PyKeyboardInterrupt::new_err(());
+    }
+    let message = error.to_string();
+    let message = NAMES.iter().fold(message, |all, (rust, python)| all.replace(rust, python));
+    CertkError::new_err(message)
+}
+
+/// A result of the crate as one of Python's.
+pub(super) trait Raise<T> {
+    fn raise(self) -> PyResult<T>;
+}
+
+impl<T> Raise<T> for Result<T, Error> {
+    fn raise(self) -> PyResult<T> {
+        self.map_err(raised)
     }
 }
 
@@ -36,7 +55,7 @@ pub(super) fn run<R: Send>(
     work: impl Send + FnOnce() -> Result<R, Error>,
 ) -> PyResult<R> {
     let brief = scores.rows().saturating_mul(scores.longest().max(1)) <= BRIEF;
-    if brief { Ok(work()?) } else { detached(py, work) }
+    if brief { work().raise() } else { detached(py, work) }
 }
 
 /// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals and other threads between portions.
@@ -62,6 +81,6 @@ pub(super) fn detached<R: Send>(
     });
     match raised {
         Some(error) => Err(error),
-        None => Ok(result?),
+        None => result.raise(),
     }
 }

@@ -4,13 +4,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::arguments::count;
-use crate::kernels;
-use crate::scale;
-use crate::threads::default_floats;
+use certk_rs::bindings::{self, default_floats};
 
 /// Default floating-point modes on the thread that runs a `with` block: no flush-to-zero, rounding to nearest.
 #[pyclass(unsendable, module = "certk_rs._native")]
-pub(super) struct DefaultFloats(Option<kernels::DefaultFloats>);
+pub(super) struct DefaultFloats(Option<bindings::DefaultFloats>);
 
 #[pymethods]
 impl DefaultFloats {
@@ -35,5 +33,5 @@ impl DefaultFloats {
 /// The float64 nearest to `d^-1/2`.
 #[pyfunction]
 pub(super) fn nearest_rsqrt(d: &Bound<'_, PyAny>) -> PyResult<f64> {
-    Ok(scale::nearest_rsqrt(count("d", d, 1)?))
+    Ok(bindings::nearest_rsqrt(count("d", d, 1)?))
 }

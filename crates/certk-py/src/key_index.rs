@@ -10,20 +10,17 @@ use pyo3::types::PyString;
 
 use super::arguments;
 use super::arrays::{Budgets, Bytes, KeepArray, Stored, contiguous};
-use super::errors::{CertkError, detached};
+use super::errors::{CertkError, Raise, detached};
 use super::montecarlo;
 use super::results::{Estimated, Field, Flat, PerRow, Searched, result};
-use crate::index::{
-    self as core, IndexOptions, Over, RecallOptions, Rule, Saved, SearchOptions, Trust,
+use certk_rs::bindings::{Saved, Trust, check_memory, default_floats, list, product};
+use certk_rs::{
+    self as core, IndexOptions, LogMass, Over, RecallOptions, Rule, SearchOptions, Vectors,
 };
-use crate::log_mass::LogMass;
-use crate::memory::{self, check_memory, product};
-use crate::rows::Vectors;
-use crate::threads::default_floats;
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
     let (data, strides) = stored.data(argument)?;
-    Ok(Vectors::strided(argument, data, stored.shape(), &strides)?)
+    Vectors::strided(argument, data, stored.shape(), &strides).raise()
 }
 
 #[pyclass(frozen, module = "certk_rs._native")]
@@ -98,7 +95,7 @@ fn rows<'a, T: Element>(
 ) -> PyResult<Vec<&'a [T]>> {
     let wrong = || CertkError::new_err("an index has a part whose rows are not those of its heads");
     let (&length, axes) = array.shape().split_last().ok_or_else(wrong)?;
-    if product("index", axes)? != heads {
+    if product("index", axes).raise()? != heads {
         return Err(wrong());
     }
     if length == 0 {
@@ -117,7 +114,7 @@ impl Tables<'_> {
     /// taken at their word.
     pub(super) fn index(&self, shape: &[usize], dtype: &str) -> PyResult<core::KeyIndex<'_>> {
         let wrong = |_| CertkError::new_err("an index has a part of another length");
-        let count = product("index", &shape[..shape.len().saturating_sub(2)])?;
+        let count = product("index", &shape[..shape.len().saturating_sub(2)]).raise()?;
         let (lines, bare) = (rows(&self.0, count)?, rows(&self.3, count)?);
         let (scales, radii) = (rows(&self.1, count)?, rows(&self.2, count)?);
         let (mean, gram) = (rows(&self.4, count)?, rows(&self.5, count)?);
@@ -137,7 +134,7 @@ impl Tables<'_> {
             })
         };
         let heads = (0..count).map(head).collect::<PyResult<Vec<_>>>()?;
-        Ok(core::KeyIndex::load(shape, dtype, heads, Trust::Scales)?)
+        core::KeyIndex::load(shape, dtype, heads, Trust::Scales).raise()
     }
 }
 
@@ -156,7 +153,7 @@ fn named<T: Copy>(argument: &str, value: &Bound<'_, PyAny>, names: &[(&str, T)])
     }
 }
 
-/// Scale, rule, k, over, `max_scored`, threads.
+/// Scale, rule, k, over, `max_scored`, threads; then what rows see: causal, lengths, mask.
 #[derive(FromPyObject)]
 pub(super) struct How<'py>(
     Option<Bound<'py, PyAny>>,
@@ -165,10 +162,14 @@ pub(super) struct How<'py>(
     Bound<'py, PyAny>,
     Option<Bound<'py, PyAny>>,
     Option<Bound<'py, PyAny>>,
+    Bound<'py, PyAny>,
+    Option<PyReadonlyArray1<'py, i64>>,
+    Option<Bound<'py, PyAny>>,
 );
 
 impl How<'_> {
-    fn read(&self) -> PyResult<SearchOptions> {
+    /// Lends what is borrowed here to `work`.
+    fn with<R>(&self, work: impl FnOnce(SearchOptions<'_>) -> PyResult<R>) -> PyResult<R> {
         let rules = [("mass", Rule::Mass), ("gap", Rule::Gap), ("top_k", Rule::TopK(0))];
         let rule = match (named("rule", &self.1, &rules)?, self.2.as_ref()) {
             (Rule::TopK(_), Some(k)) => Rule::TopK(arguments::count("k", k, 1)?),
@@ -184,13 +185,23 @@ impl How<'_> {
             }
         };
         let over = [("codes", Over::Codes), ("cells", Over::Cells), ("both", Over::Both)];
-        let most = self.4.as_ref();
-        Ok(SearchOptions {
-            scale: self.0.as_ref().map(|scale| arguments::real("scale", scale)).transpose()?,
-            rule,
-            over: named("over", &self.3, &over)?,
-            max_scored: most.map(|most| arguments::count("max_scored", most, 0)).transpose()?,
-            threads: arguments::threads(self.5.as_ref())?,
+        let How(scale, _, _, bounded, most, threads, causal, lengths, mask) = self;
+        let number = |scale| arguments::real("scale", scale);
+        let count = |most| arguments::count("max_scored", most, 0);
+        let mask = mask.as_ref().map(Bytes::new).transpose()?;
+        let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
+        let lengths = lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?;
+        let options = SearchOptions::new()
+            .scale(scale.as_ref().map(number).transpose()?)
+            .rule(rule)
+            .over(named("over", bounded, &over)?)
+            .max_scored(most.as_ref().map(count).transpose()?)
+            .causal(arguments::flag("causal", causal)?)
+            .lengths(lengths)
+            .threads(arguments::threads(threads.as_ref())?);
+        work(match &mask {
+            Some((bytes, strides)) => options.mask(bytes, strides),
+            None => options,
         })
     }
 }
@@ -210,11 +221,15 @@ impl Weighing<'_> {
         let Weighing(scale, lengths, mask, threads) = self;
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
         let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
-        work(RecallOptions {
-            scale: scale.as_ref().map(|scale| arguments::real("scale", scale)).transpose()?,
-            lengths: lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?,
-            mask: mask.as_ref().map(|(bytes, strides)| (*bytes, &strides[..])),
-            threads: arguments::threads(threads.as_ref())?,
+        let number = |scale| arguments::real("scale", scale);
+        let lengths = lengths.as_ref().map(|lengths| contiguous(lengths, "lengths")).transpose()?;
+        let options = RecallOptions::new()
+            .scale(scale.as_ref().map(number).transpose()?)
+            .lengths(lengths)
+            .threads(arguments::threads(threads.as_ref())?);
+        work(match &mask {
+            Some((bytes, strides)) => options.mask(bytes, strides),
+            None => options,
         })
     }
 }
@@ -222,7 +237,7 @@ impl Weighing<'_> {
 /// The lower ends, and the upper ones.
 pub(super) fn ends(masses: &[LogMass]) -> PyResult<(Vec<f64>, Vec<f64>)> {
     let (mut lower, mut upper) =
-        (memory::list("q", masses.len())?, memory::list("q", masses.len())?);
+        (list("q", masses.len()).raise()?, list("q", masses.len()).raise()?);
     lower.extend(masses.iter().map(|mass| mass.lower));
     upper.extend(masses.iter().map(|mass| mass.upper));
     Ok((lower, upper))
@@ -254,7 +269,7 @@ impl KeyIndex {
         let _modes = default_floats();
         let rotate = rotate.map(|rotate| arguments::flag("rotate", rotate)).transpose()?;
         let keys = vectors(&keys, "keys")?;
-        let options = IndexOptions { rotate, threads: arguments::threads(threads)? };
+        let options = IndexOptions::new().rotate(rotate).threads(arguments::threads(threads)?);
         let index = detached(py, || core::KeyIndex::build(&keys, &options))?;
         Ok(KeyIndex(RwLock::new(index)))
     }
@@ -283,21 +298,22 @@ impl KeyIndex {
         let _modes = default_floats();
         let queries = vectors(&q, "q")?;
         let keys = keys.as_ref().map(|keys| vectors(keys, "keys")).transpose()?;
-        let options = how.read()?;
-        if eps.is_none() && !matches!(options.rule, Rule::TopK(_)) {
-            let problem = "eps is None; pass a budget (only rule=\"top_k\" goes without)";
-            return Err(CertkError::new_err(problem));
-        }
         let budgets = eps.as_ref().map(Budgets::slice).transpose()?.unwrap_or(&[]);
-        let (found, n) = detached(py, || {
-            let index = self.read();
-            let found = index.search(&queries, keys.as_ref(), budgets, &options)?;
-            // Afterwards there may be more.
-            Ok((found, index.len()))
+        let (found, n) = how.with(|options| {
+            if eps.is_none() && !matches!(options.rule, Rule::TopK(_)) {
+                let problem = "eps is None; pass a budget (only rule=\"top_k\" goes without)";
+                return Err(CertkError::new_err(problem));
+            }
+            detached(py, || {
+                let index = self.read();
+                let found = index.search(&queries, keys.as_ref(), budgets, &options)?;
+                // Afterwards there may be more.
+                Ok((found, index.len()))
+            })
         })?;
         // A tail mass is at most 1: no budget at all.
         let eps = eps.unwrap_or(Budgets::All([1.0]));
-        Bound::new(py, Searched::new(found, &batch, n, &eps)?)
+        Bound::new(py, Searched::new(found, &batch, n, &eps).raise()?)
     }
 
     #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -398,7 +414,7 @@ impl KeyIndex {
             )
         };
         // A copy, of which arrays are made.
-        self.look(py, |index| check_memory("an index", index.held(), 2))?;
+        self.look(py, |index| check_memory("an index", index.held(), 2)).raise()?;
         let saved: Vec<Saved<'static>> =
             self.look(py, |index| index.save().map(Saved::owned).collect());
         Ok(saved.into_iter().map(one).collect())
@@ -418,7 +434,7 @@ impl KeyIndex {
             let wrong = |_| CertkError::new_err("an index has a part of another length");
             let bytes =
                 lines.len() + 2 * (scales.len() + radii.len()) + 4 * (bare.len() + mean.len());
-            check_memory("an index", bytes + 8 * gram.len(), 1)?;
+            check_memory("an index", bytes + 8 * gram.len(), 1).raise()?;
             saved.push(Saved {
                 lines: contiguous(lines, "an index")?.to_vec().into(),
                 scales: bits(scales)?.into(),
@@ -430,7 +446,7 @@ impl KeyIndex {
                 fingerprint: contiguous(fingerprint, "an index")?.try_into().map_err(wrong)?,
             });
         }
-        let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing)?;
+        let index = core::KeyIndex::load(&shape, dtype, saved, Trust::Nothing).raise()?;
         Ok(KeyIndex(RwLock::new(index)))
     }
 

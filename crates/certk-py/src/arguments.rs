@@ -5,8 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
 use super::errors::CertkError;
-use crate::rows::Kind;
-use crate::select::MaxKeep;
+use certk_rs::{Kind, MaxKeep};
 
 /// An integer of any kind, at least `least`; booleans are none.
 pub(super) fn integer(name: &str, value: &Bound<'_, PyAny>, least: i64) -> PyResult<i64> {

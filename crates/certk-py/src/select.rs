@@ -4,10 +4,10 @@ use pyo3::prelude::*;
 
 use super::arguments::{self, count, flag, limit};
 use super::arrays::{Budgets, KeepArray, Rows};
-use super::errors::run;
+use super::errors::{Raise, run};
 use super::results::{Certified, Selected};
-use crate::select::{self as core, Options};
-use crate::threads::default_floats;
+use certk_rs::bindings::default_floats;
+use certk_rs::{self as core, Options};
 
 #[pyfunction]
 #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -35,7 +35,7 @@ pub(super) fn select<'py>(
         .prove_minimal(flag("prove_minimal", prove_minimal)?)
         .threads(arguments::threads(threads)?);
     let found = run(py, &scores, || core::select(&scores, budgets, &options))?;
-    Ok(Selected::new(found, &scores, &eps, rows.starts())?)
+    Selected::new(found, &scores, &eps, rows.starts()).raise()
 }
 
 #[pyfunction]
@@ -60,10 +60,10 @@ pub(super) fn certify<'py>(
 
 #[pyfunction]
 pub(super) fn simd_level() -> PyResult<&'static str> {
-    Ok(core::simd_level()?)
+    core::simd_level().raise()
 }
 
 #[pyfunction]
 pub(super) fn set_simd_level(level: Option<&str>) -> PyResult<()> {
-    Ok(core::force_simd_level(level)?)
+    core::force_simd_level(level).raise()
 }

@@ -7,8 +7,7 @@ use super::arguments;
 use super::arrays::{Stored, not_contiguous};
 use super::errors::detached;
 use super::key_index::vectors;
-use crate::index as core;
-use crate::threads::default_floats;
+use certk_rs::bindings::{self, default_floats};
 
 #[pyfunction]
 pub(super) fn products<'py>(
@@ -29,6 +28,6 @@ pub(super) fn products<'py>(
         return Err(not_contiguous("out"));
     }
     let to = out.as_slice_mut().map_err(|_| not_contiguous("out"))?;
-    let reach = detached(py, || core::products(&queries, &keys, offset, threads, to))?;
+    let reach = detached(py, || bindings::products(&queries, &keys, offset, threads, to))?;
     Ok(PyArray1::from_vec(py, reach))
 }

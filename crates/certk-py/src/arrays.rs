@@ -6,11 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString, PyTuple};
 
 use super::arguments;
-use super::errors::CertkError;
-use crate::kernels;
-use crate::memory;
-use crate::rows::{Data, Keep, Kind, Mask, Scores, contiguous as contiguous_strides};
-use crate::threads::default_floats;
+use super::errors::{CertkError, Raise};
+use certk_rs::bindings::{contiguous as contiguous_strides, default_floats, extent, list};
+use certk_rs::{Data, Keep, Kind, Mask, Scores};
 
 /// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
 pub(super) enum Stored<'py> {
@@ -43,7 +41,7 @@ fn stretch<'a, T: Element>(
     if array.strides().iter().any(|stride| stride % item != 0) {
         return Err(layout(array, argument));
     }
-    kernels::extent(&array.as_array()).ok_or_else(|| layout(array, argument))
+    extent(&array.as_array()).ok_or_else(|| layout(array, argument))
 }
 
 /// From `(array, dtype)`: an array travels with the name of what its numbers are.
@@ -219,29 +217,29 @@ impl<'py> Rows<'py> {
     pub(super) fn scores(&self) -> PyResult<Scores<'_>> {
         let (data, strides) = self.scores.data("scores")?;
         let mut scores = match &self.indptr {
-            Some(indptr) => Scores::ragged(data, contiguous(indptr, "indptr")?)?,
-            None => Scores::strided(data, self.scores.shape(), &strides)?,
+            Some(indptr) => Scores::ragged(data, contiguous(indptr, "indptr")?).raise()?,
+            None => Scores::strided(data, self.scores.shape(), &strides).raise()?,
         };
-        scores = scores.kind(self.kind)?.scale(self.scale)?;
+        scores = scores.kind(self.kind).raise()?.scale(self.scale).raise()?;
         scores = match &self.mask {
             None => scores,
             Some(MaskArray::Allowed(mask)) => {
                 let (bytes, strides) = mask.data("mask")?;
-                scores.mask(Mask::Allowed(bytes), &strides)?
+                scores.mask(Mask::Allowed(bytes), &strides).raise()?
             }
             Some(MaskArray::Additive(mask)) => {
                 let (data, strides) = mask.data("mask")?;
-                scores.mask(Mask::Additive(data), &strides)?
+                scores.mask(Mask::Additive(data), &strides).raise()?
             }
         };
         if let Some(lengths) = &self.lengths {
-            scores = scores.lengths(contiguous(lengths, "lengths")?)?;
+            scores = scores.lengths(contiguous(lengths, "lengths")?).raise()?;
         }
         if let Some(offset) = self.causal_offset {
-            scores = scores.causal_offset(offset)?;
+            scores = scores.causal_offset(offset).raise()?;
         }
         if let Some(radius) = &self.radius {
-            scores = scores.radius(contiguous(radius, "radius")?)?;
+            scores = scores.radius(contiguous(radius, "radius")?).raise()?;
         }
         Ok(scores)
     }
@@ -326,7 +324,7 @@ pub(super) fn column<'py, T: Element>(
     argument: &'static str,
     entries: impl ExactSizeIterator<Item = T>,
 ) -> PyResult<Bound<'py, PyArray1<T>>> {
-    let mut column = memory::list(argument, entries.len())?;
+    let mut column = list(argument, entries.len()).raise()?;
     column.extend(entries);
     Ok(PyArray1::from_vec(py, column))
 }

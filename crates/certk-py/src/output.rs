@@ -4,15 +4,14 @@ use pyo3::prelude::*;
 
 use super::arguments;
 use super::arrays::{Budgets, KeepArray, Rows, Stored};
-use super::errors::detached;
+use super::errors::{Raise, detached};
 use super::results::{OutputBounds, OutputSelected};
-use crate::bounds::output as core;
-use crate::rows::Values;
-use crate::threads::default_floats;
+use certk_rs::bindings::default_floats;
+use certk_rs::{self as core, Values};
 
 fn borrowed<'a>(values: &'a Stored<'_>) -> PyResult<Values<'a>> {
     let (data, strides) = values.data("values")?;
-    Ok(Values::strided(data, values.shape(), &strides)?)
+    Values::strided(data, values.shape(), &strides).raise()
 }
 
 #[pyfunction]
@@ -45,5 +44,5 @@ pub(super) fn select_output<'py>(
     let budgets = out_tol.slice()?;
     let threads = arguments::threads(threads)?;
     let found = detached(py, || core::select_output(&scores, &values, budgets, threads))?;
-    Ok(OutputSelected::new(found, &scores, &out_tol)?)
+    OutputSelected::new(found, &scores, &out_tol).raise()
 }

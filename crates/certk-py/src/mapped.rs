@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::kernels::{MappedPiece, MappedPieces as Pieces};
+use certk_rs::bindings::{MappedPiece, MappedPieces as Pieces};
 
 /// NumPy takes it for an array of bytes, and holds on to it.
 #[pyclass(frozen, module = "certk_rs._native")]

@@ -11,15 +11,12 @@ use pyo3::sync::MutexExt;
 use pyo3::types::PyTuple;
 
 use super::arrays::Budgets;
-use crate::bounds::output::{OutputError, OutputSelection};
-use crate::certificate::{Certificate, Status};
-use crate::error::Error;
-use crate::index::SearchResult;
-use crate::keepset::KeepSet;
-use crate::memory;
-use crate::montecarlo::TailEstimate;
-use crate::rows::Scores;
-use crate::select::Selection;
+use certk_rs::bindings::list;
+use certk_rs::montecarlo::TailEstimate;
+use certk_rs::{
+    Certificate, Error, KeepSet, OutputError, OutputSelection, Scores, SearchResult, Selection,
+    Status,
+};
 
 /// A field of a result, as Python gets it; `batch` is the shape of the rows.
 pub(super) trait Field {
@@ -176,7 +173,7 @@ impl Positions {
 
 /// Positions in 64 bits.
 fn wide(positions: Vec<u32>) -> Result<Vec<i64>, Error> {
-    let mut wide = memory::list("scores", positions.len())?;
+    let mut wide = list("scores", positions.len())?;
     wide.extend(positions.into_iter().map(i64::from));
     Ok(wide)
 }

@@ -5,12 +5,11 @@ use pyo3::prelude::*;
 
 use super::arguments::{self, count, limit};
 use super::arrays::{Budgets, Rows, Stored};
-use super::errors::{CertkError, detached};
+use super::errors::{CertkError, Raise, detached};
 use super::key_index::vectors;
 use super::results::Kept;
-use crate::keepset as core;
-use crate::select::Options;
-use crate::threads::default_floats;
+use certk_rs::bindings::default_floats;
+use certk_rs::{self as core, Options};
 
 #[pyfunction]
 #[expect(clippy::too_many_arguments)] // the Python wrapper's options, one for one
@@ -34,7 +33,7 @@ pub(super) fn keep_set<'py>(
         .keep_last(count("keep_last", keep_last, 0)?)
         .threads(arguments::threads(threads)?);
     let set = detached(py, || core::keep_set(&scores, budgets, &options))?;
-    Ok(Kept::new(set, &scores, &eps)?)
+    Kept::new(set, &scores, &eps).raise()
 }
 
 #[pyfunction]
@@ -68,7 +67,12 @@ pub(super) fn keep_set_of_queries<'py>(
     let counted = counted.map_err(|_| CertkError::new_err("counted must be contiguous"))?;
     let given = given.as_ref().map(|given| given.as_slice()).transpose();
     let given = given.map_err(|_| CertkError::new_err("given must be contiguous"))?;
-    let rows = core::QueryOptions { causal_offset: offset, counted, given, slack, roundings };
+    let rows = core::QueryOptions::new()
+        .causal_offset(offset)
+        .counted(counted)
+        .given(given)
+        .slack(slack)
+        .roundings(roundings);
     let options = Options::new()
         .max_keep(limit(max_keep)?)
         .keep_first(count("keep_first", keep_first, 0)?)
@@ -85,5 +89,5 @@ pub(super) fn keep_set_of_queries<'py>(
     let n = stored.first().map_or(0, core::Block::keys);
     let budgets = eps.slice()?;
     let set = detached(py, || core::keep_set_of_queries(&stored, budgets, &rows, &options))?;
-    Ok(Kept::of_queries(set, batch, n, &eps)?)
+    Kept::of_queries(set, batch, n, &eps).raise()
 }

@@ -6,19 +6,18 @@ use pyo3::types::PyString;
 
 use super::arguments::{self, count, flag, integer, real};
 use super::arrays::{Budgets, KeepArray, Rows, Stored, column, contiguous};
-use super::errors::{CertkError, detached};
+use super::errors::{CertkError, Raise, detached};
 use super::results::Estimated;
-use crate::error::Error;
-use crate::memory;
-use crate::montecarlo::{self as core, Confidence, Method, TailOptions};
-use crate::threads::default_floats;
+use certk_rs::Error;
+use certk_rs::bindings::{self, default_floats};
+use certk_rs::montecarlo::{self as core, Confidence, Method, TailOptions};
 
 type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
 
 fn method(name: &Bound<'_, PyAny>) -> PyResult<Method> {
     match name.cast::<PyString>() {
-        Ok(name) => Ok(Method::named(name.to_str()?)?),
-        Err(_) => Ok(Method::named(&name.repr()?.to_string())?),
+        Ok(name) => Method::named(name.to_str()?).raise(),
+        Err(_) => Method::named(&name.repr()?.to_string()).raise(),
     }
 }
 
@@ -38,17 +37,14 @@ impl Options<'_> {
     pub(super) fn read(&self) -> PyResult<TailOptions> {
         let eps = match &self.4 {
             None => None,
-            Some(eps) => Some(memory::copied("eps", eps.slice()?)?),
+            Some(eps) => Some(bindings::copied("eps", eps.slice()?).raise()?),
         };
-        Ok(TailOptions {
-            delta: real("delta", &self.0)?,
-            draws: count("draws", &self.1, 1)?,
-            method: method(&self.2)?,
-            seed: integer("seed", &self.3, 0)?.unsigned_abs(),
-            eps,
-            all_rows: flag("all_rows", &self.5)?,
-            threads: arguments::threads(self.6.as_ref())?,
-        })
+        Ok(TailOptions::new(real("delta", &self.0)?, count("draws", &self.1, 1)?)
+            .method(method(&self.2)?)
+            .seed(integer("seed", &self.3, 0)?.unsigned_abs())
+            .eps(eps)
+            .all_rows(flag("all_rows", &self.5)?)
+            .threads(arguments::threads(self.6.as_ref())?))
     }
 }
 
@@ -94,7 +90,7 @@ pub(super) fn tail_mass_of_drawn<'py>(
                     let positions = positions.iter().map(|&position| position as i64);
                     let scores = score.bind(py).call1((column(py, "score", positions)?,))?;
                     let scores: PyReadonlyArray1<'_, f64> = scores.extract()?;
-                    Ok(memory::copied("score", contiguous(&scores, "score")?)?)
+                    bindings::copied("score", contiguous(&scores, "score")?).raise()
                 })
             };
             asked().map_err(|error| {
@@ -106,7 +102,7 @@ pub(super) fn tail_mass_of_drawn<'py>(
     });
     match raised {
         Some(error) => Err(error),
-        None => Ok(Estimated::new(found?, Vec::new())),
+        None => Ok(Estimated::new(found.raise()?, Vec::new())),
     }
 }
 
@@ -121,21 +117,20 @@ pub(super) fn mean_bounds<'py>(
 ) -> PyResult<Ends<'py>> {
     let _modes = default_floats();
     let population = population.map(|value| count("population", value, 1)).transpose()?;
-    let confidence = Confidence {
-        method: method(method_name)?,
-        delta: real("delta", delta)?,
-        population,
-        horizon: count("horizon", horizon, 1)?,
-    };
+    let (method, delta) = (method(method_name)?, real("delta", delta)?);
+    let confidence =
+        Confidence::new(method, delta, count("horizon", horizon, 1)?).population(population);
     let (samples, draws) = (values.shape()[0], values.shape()[1]);
     let values = values.as_slice().map_err(|_| {
         CertkError::new_err("values must be contiguous; copy it with numpy.ascontiguousarray")
     })?;
-    let (lower, upper): (Vec<f64>, Vec<f64>) = py.detach(|| {
-        (0..samples)
-            .map(|i| core::mean_bounds(&values[i * draws..(i + 1) * draws], &confidence))
-            .collect::<Result<Vec<_>, Error>>()
-            .map(|bounds| bounds.into_iter().unzip())
-    })?;
+    let (lower, upper): (Vec<f64>, Vec<f64>) = py
+        .detach(|| {
+            (0..samples)
+                .map(|i| core::mean_bounds(&values[i * draws..(i + 1) * draws], &confidence))
+                .collect::<Result<Vec<_>, Error>>()
+                .map(|bounds| bounds.into_iter().unzip())
+        })
+        .raise()?;
     Ok((PyArray1::from_vec(py, lower), PyArray1::from_vec(py, upper)))
 }

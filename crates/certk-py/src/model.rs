@@ -5,11 +5,10 @@ use pyo3::prelude::*;
 
 use super::arguments::{count, real, threads as thread_count};
 use super::arrays::{Budgets, Rows, column, contiguous, flat};
-use super::errors::{CertkError, detached, run};
-use crate::error::{Error, Place};
-use crate::memory;
-use crate::model as core;
-use crate::threads::default_floats;
+use super::errors::{CertkError, Raise, detached, run};
+use certk_rs::bindings::{self, default_floats};
+use certk_rs::model as core;
+use certk_rs::{Error, Place};
 
 /// Applies a function of sigma and of another array of its shape; an error names the place.
 fn broadcast<'py>(
@@ -25,9 +24,9 @@ fn broadcast<'py>(
             "sigma and {argument} must have one shape; broadcast them"
         )));
     }
-    let mut values = memory::list("sigma", a.len())?;
+    let mut values = bindings::list("sigma", a.len()).raise()?;
     for (flat, (&a, &b)) in a.iter().zip(b).enumerate() {
-        values.push(rule(a, b).map_err(|error| at(error, flat, shape))?);
+        values.push(rule(a, b).map_err(|error| at(error, flat, shape)).raise()?);
     }
     Ok(PyArray1::from_vec(py, values))
 }
@@ -131,7 +130,7 @@ pub(super) fn effective_exponent(
 ) -> PyResult<f64> {
     let _modes = default_floats();
     let n = count("n", n, 1)? as u64;
-    Ok(core::effective_exponent(n, real("sigma", sigma)?, real("eps", eps)?)?)
+    core::effective_exponent(n, real("sigma", sigma)?, real("eps", eps)?).raise()
 }
 
 #[pyfunction]
@@ -142,7 +141,7 @@ pub(super) fn log_log_slope(
 ) -> PyResult<f64> {
     let _modes = default_floats();
     let n = count("n", n, 1)? as u64;
-    Ok(core::log_log_slope(n, real("sigma", sigma)?, real("eps", eps)?)?)
+    core::log_log_slope(n, real("sigma", sigma)?, real("eps", eps)?).raise()
 }
 
 /// Judges a policy; gives its numbers back as floats.
@@ -153,7 +152,7 @@ pub(super) fn window_policy(
 ) -> PyResult<(f64, f64)> {
     let _modes = default_floats();
     let (alpha, exponent) = (real("alpha", alpha)?, real("C", exponent)?);
-    core::WindowPolicy::new(alpha, exponent)?;
+    core::WindowPolicy::new(alpha, exponent).raise()?;
     Ok((alpha, exponent))
 }
 
@@ -165,19 +164,21 @@ pub(super) fn window_sizes<'py>(
     n: PyReadonlyArrayDyn<'py, i64>,
 ) -> PyResult<Bound<'py, PyArray1<i64>>> {
     let _modes = default_floats();
-    let policy = core::WindowPolicy::new(alpha, exponent)?;
+    let policy = core::WindowPolicy::new(alpha, exponent).raise()?;
     let shape = n.shape();
     let n = flat(&n, "n")?;
-    let mut sizes = memory::list("n", n.len())?;
+    let mut sizes = bindings::list("n", n.len()).raise()?;
     for (flat, &n) in n.iter().enumerate() {
         // The policy refuses 0, and with it whatever is no count.
-        let size =
-            policy.size(n.max(0).unsigned_abs()).map_err(|error| match at(error, flat, shape) {
+        let size = policy
+            .size(n.max(0).unsigned_abs())
+            .map_err(|error| match at(error, flat, shape) {
                 Error::Number { argument, place, problem, .. } => {
                     Error::Number { argument, place, value: n as f64, problem }
                 }
                 other => other,
-            })?;
+            })
+            .raise()?;
         sizes.push(size.cast_signed());
     }
     Ok(PyArray1::from_vec(py, sizes))
@@ -193,7 +194,7 @@ pub(super) fn fit_window<'py>(
 ) -> PyResult<LineParts> {
     let _modes = default_floats();
     let level = real("level", level)?;
-    let line = core::fit_window(contiguous(&n, "n")?, contiguous(&k, "k")?, level)?;
+    let line = core::fit_window(contiguous(&n, "n")?, contiguous(&k, "k")?, level).raise()?;
     Ok(((line.alpha, line.exponent), line.alpha_interval, line.exponent_interval, line.residual))
 }
 

@@ -6,13 +6,10 @@ use pyo3::types::PyString;
 
 use super::arguments::{count, threads as thread_count};
 use super::arrays::{Budgets, Rows, Stored, column, contiguous, flat};
-use super::errors::{CertkError, detached, run};
-use crate::bounds::{self as core, Blocks, Cuts, Rule};
-use crate::error::Error;
-use crate::memory;
-use crate::rows::Scores;
-use crate::select::{self, Options};
-use crate::threads::default_floats;
+use super::errors::{CertkError, Raise, detached, run};
+use certk_rs::bindings::{self, default_floats};
+use certk_rs::bounds::{self as core, Blocks, Cuts, GapRule};
+use certk_rs::{Error, Options, Scores, select};
 
 type Floats<'py> = PyResult<Bound<'py, PyArray1<f64>>>;
 type Ranks<'py> = Bound<'py, PyArray1<i64>>;
@@ -24,7 +21,7 @@ pub(super) fn kl_from_tail_mass<'py>(
 ) -> Floats<'py> {
     let _modes = default_floats();
     let (values, shape) = (flat(&tail_mass, "tail_mass")?, tail_mass.shape());
-    let found = detached(py, || core::kl_from_tail_masses(values, shape))?;
+    let found = detached(py, || bindings::kl_from_tail_masses(values, shape))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -34,7 +31,7 @@ fn of_divergences<'py>(
     bound: fn(f64) -> Result<f64, Error>,
 ) -> Floats<'py> {
     let (values, shape) = (flat(kl, "kl")?, kl.shape());
-    let found = detached(py, || core::of_divergences(values, shape, bound))?;
+    let found = detached(py, || bindings::of_divergences(values, shape, bound))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -75,7 +72,7 @@ pub(super) fn required_gap<'py>(
     }
     let shape = n.shape();
     let (n, k, eps) = (flat(&n, "n")?, flat(&k, "k")?, flat(&eps, "eps")?);
-    let found = detached(py, || core::required_gaps(n, k, eps, shape))?;
+    let found = detached(py, || bindings::required_gaps(n, k, eps, shape))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -152,7 +149,7 @@ pub(super) fn best_cuts<'py>(
     let most = count("n_cuts", n_cuts, 0)?;
     let found = run(py, &scores, || core::best_cuts(&scores, k, most, threads))?;
     let counts = column(py, "scores", found.iter().map(|cuts| cuts.len() as i64))?;
-    let mut cuts = memory::list("scores", found.iter().map(Vec::len).sum())?;
+    let mut cuts = bindings::list("scores", found.iter().map(Vec::len).sum()).raise()?;
     cuts.extend(found.into_iter().flatten().map(|cut| cut as i64));
     Ok((PyArray1::from_vec(py, cuts), counts))
 }
@@ -174,7 +171,8 @@ pub(super) fn blockwise<'py>(
         flat(&upper, "upper")?,
         flat(&lower, "lower")?,
         flat(&kept, "kept")?,
-    )?;
+    )
+    .raise()?;
     let found = detached(py, || core::blockwise(&blocks, threads))?;
     Ok(PyArray1::from_vec(py, found))
 }
@@ -195,9 +193,9 @@ pub(super) fn smallest_k<'py>(
     let name = rule.cast::<PyString>().ok().map(|name| name.to_str()).transpose()?;
     let rule = match name {
         Some("exact") => None,
-        Some("single_gap") => Some(Rule::SingleGap),
-        Some("multi_gap") => Some(Rule::MultiGap { cuts }),
-        Some("threshold") => Some(Rule::Threshold),
+        Some("single_gap") => Some(GapRule::SingleGap),
+        Some("multi_gap") => Some(GapRule::MultiGap { cuts }),
+        Some("threshold") => Some(GapRule::Threshold),
         _ => {
             return Err(CertkError::new_err(format!(
                 "rule is {}; use \"exact\", \"single_gap\", \"multi_gap\" or \"threshold\"",
@@ -210,7 +208,7 @@ pub(super) fn smallest_k<'py>(
             return core::smallest_k(&scores, eps, rule, threads);
         }
         let options = Options::new().prove_minimal(true).threads(threads);
-        Ok(select::select(&scores, eps, &options)?.k)
+        Ok(select(&scores, eps, &options)?.k)
     })?;
     Ok(PyArray1::from_vec(py, found))
 }

@@ -1,0 +1,27 @@
+//! What attention returns, as arrays of ndarray.
+
+use ndarray::ArrayView2;
+
+use super::result::Attention;
+
+impl Attention {
+    /// The outputs, a row of `d_v` numbers for each query.
+    ///
+    /// ```
+    /// use certk_rs::{AttentionOptions, Budget, Values, Vectors, attention};
+    /// use ndarray::Array2;
+    ///
+    /// let tokens = Array2::<f32>::from_shape_fn((50, 4), |(i, j)| ((3 * i + j) % 5) as f32);
+    /// let (q, k) = (Vectors::of("q", tokens.view())?, Vectors::of("k", tokens.view())?);
+    /// let v = Vectors::of("v", tokens.view())?;
+    /// let found = attention(&q, &k, &v, Budget::TailMass(&[0.01]), None, &AttentionOptions::default())?;
+    /// assert_eq!(found.outputs().dim(), (50, 4));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    pub fn outputs(&self) -> ArrayView2<'_, f64> {
+        let rows = self.k.len();
+        let shape = (rows, self.out.len().checked_div(rows).unwrap_or(0));
+        ArrayView2::from_shape(shape, &self.out)
+            .unwrap_or_else(|_| ArrayView2::from(&[[0.0; 0]; 0]))
+    }
+}

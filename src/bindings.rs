@@ -1,0 +1,14 @@
+//! What bindings to another language need beside the public interface: memory that is asked for before it is used, floating-point
+//! modes, and forms in which indexes and balls are stored.
+//!
+//! No promise is made of it: it may change with any version.
+
+pub use crate::bounds::{kl_from_tail_masses, of_divergences, required_gaps};
+pub use crate::index::{Saved, Trust, products};
+#[cfg(feature = "ndarray")]
+pub use crate::kernels::extent;
+pub use crate::kernels::{DefaultFloats, MappedPiece, MappedPieces};
+pub use crate::memory::{check_memory, copied, list, product};
+pub use crate::rows::contiguous;
+pub use crate::scale::nearest_rsqrt;
+pub use crate::threads::default_floats;

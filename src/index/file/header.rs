@@ -1,0 +1,266 @@
+//! What stands before the parts of an index in a file: the one safetensors header that is written for them, and no other.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use crate::error::Error;
+use crate::kernels::{LANES, LINE, STEP};
+use crate::memory::{list, product};
+
+const VERSION: usize = 2;
+/// No reader of this format takes a longer one.
+pub(super) const LONGEST: usize = 1 << 24;
+/// What stands for the hash of the file while it is taken.
+pub(super) const NO_SHA256: &str =
+    "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// Parts of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Fingerprint,
+    Gram,
+    Numbers,
+    Bare,
+    Mean,
+    Radii,
+    Scales,
+    Codes,
+}
+
+/// In the order of a file: the largest entries first, then by name.
+const KINDS: [&[(Kind, &str, &str, usize)]; 4] = [
+    &[
+        (Kind::Fingerprint, "fingerprint", "U64", 8),
+        (Kind::Gram, "gram", "F64", 8),
+        (Kind::Numbers, "numbers", "F64", 8),
+    ],
+    &[(Kind::Bare, "bare", "U32", 4), (Kind::Mean, "mean", "F32", 4)],
+    &[(Kind::Radii, "radii", "BF16", 2), (Kind::Scales, "scales", "BF16", 2)],
+    &[(Kind::Codes, "codes", "U8", 1)],
+];
+
+/// What a header says of an index.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct About {
+    /// That of the keys.
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: String,
+    pub(super) sha256: String,
+    /// Of each head, how many keys have no code.
+    pub(super) bare: Vec<usize>,
+}
+
+/// A part of a head, where it is behind the header, and how many entries it has.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Entry {
+    pub(super) head: usize,
+    pub(super) kind: Kind,
+    pub(super) count: usize,
+    pub(super) bytes: Range<usize>,
+    name: &'static str,
+    dtype: &'static str,
+}
+
+fn refused(problem: &str) -> Error {
+    Error::IndexFile { problem: problem.into() }
+}
+
+/// Heads in the order of their names.
+fn named(heads: usize) -> Result<Vec<(String, usize)>, Error> {
+    let mut names = list("an index", heads)?;
+    names.extend((0..heads).map(|head| (format!("{head}."), head)));
+    names.sort_unstable();
+    Ok(names)
+}
+
+impl About {
+    /// All parts, in the order of the file.
+    ///
+    /// # Errors
+    /// [`Error::IndexFile`] for a shape that nobody could have, [`Error::NoMemory`].
+    pub(super) fn entries(&self) -> Result<Vec<Entry>, Error> {
+        let none = || refused("the shape that it states is of no keys");
+        let &[.., n, dim] = &self.shape[..] else { return Err(none()) };
+        if dim == 0 || dim > 1 << 20 || n >= u32::MAX as usize {
+            return Err(none());
+        }
+        let (width, keys) = (dim.next_multiple_of(LANES), n.next_multiple_of(LANES));
+        let codes = (keys / LANES).checked_mul(dim.div_ceil(STEP) * LINE).ok_or_else(none)?;
+        let heads = named(self.bare.len())?;
+        let mut entries = list("an index", self.bare.len().saturating_mul(8))?;
+        let mut end = 0usize;
+        for kinds in KINDS {
+            for &(_, head) in &heads {
+                for &(kind, name, dtype, size) in kinds {
+                    let count = match kind {
+                        Kind::Fingerprint => 2,
+                        Kind::Gram => width * width,
+                        Kind::Numbers => 7,
+                        Kind::Bare => self.bare[head],
+                        Kind::Mean => width,
+                        Kind::Radii | Kind::Scales => keys,
+                        Kind::Codes => codes,
+                    };
+                    let bytes = count.checked_mul(size).and_then(|bytes| bytes.checked_add(end));
+                    let bytes = end..bytes.ok_or_else(none)?;
+                    end = bytes.end;
+                    entries.push(Entry { head, kind, count, bytes, name, dtype });
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// The header, from the eight bytes that hold its length on.
+    ///
+    /// # Errors
+    /// [`Error::IndexFile`] if it is longer than is read; [`Error::NoMemory`].
+    pub(super) fn text(&self, sha256: &str) -> Result<Vec<u8>, Error> {
+        let shape: Vec<String> = self.shape.iter().map(ToString::to_string).collect();
+        let mut text = format!(
+            r#"{{"__metadata__":{{"certk":"{{\"format\": \"certk-key-index\", \"version\": {VERSION}, \"shape\": [{}], \"dtype\": \"{}\", \"sha256\": \"{sha256}\"}}"}}"#,
+            shape.join(", "),
+            self.dtype,
+        );
+        for Entry { head, name, dtype, count, bytes, .. } in self.entries()? {
+            let Range { start, end } = bytes;
+            // Writing to a string does not fail.
+            let _ = write!(
+                text,
+                r#","{head}.{name}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[{start},{end}]}}"#
+            );
+            if text.len() > LONGEST {
+                return Err(refused(
+                    "its header is longer than is read: keep heads in several indexes",
+                ));
+            }
+        }
+        text.push('}');
+        let length = text.len().next_multiple_of(8);
+        let mut header = (length as u64).to_le_bytes().to_vec();
+        header.extend_from_slice(text.as_bytes());
+        header.resize(8 + length, b' ');
+        Ok(header)
+    }
+
+    /// What a header says, from the eight bytes that hold its length on.
+    ///
+    /// # Errors
+    /// [`Error::IndexFile`] for any header that is not written for an index of this version; [`Error::NoMemory`].
+    pub(super) fn of_text(header: &[u8]) -> Result<Self, Error> {
+        let other = || refused("its header is not one that is written for an index");
+        let text = header.get(8..).and_then(|text| std::str::from_utf8(text).ok());
+        let mut rest = Rest(text.ok_or_else(other)?);
+        rest.skip(r#"{"__metadata__":{"certk":"{\"format\": \"certk-key-index\", \"version\": "#)
+            .ok_or_else(|| refused("it does not say that it is one"))?;
+        let version = rest.number().ok_or_else(other)?;
+        if version != VERSION {
+            let problem =
+                format!("it has format version {version}, and {VERSION} is what this reads");
+            return Err(Error::IndexFile { problem });
+        }
+        let about = rest.about().ok_or_else(other)?;
+        let heads = product("an index", &about.shape[..about.shape.len().saturating_sub(2)])?;
+        // A head has eight parts, of which each takes more than so many letters.
+        if heads > header.len() / (8 * 32) {
+            return Err(other());
+        }
+        let mut about = About { bare: vec![0; heads], ..about };
+        for (name, head) in named(heads)? {
+            let count = rest.skip_to(&format!(r#","{name}bare":{{"dtype":"U32","shape":["#));
+            about.bare[head] = count.and_then(|()| rest.number()).ok_or_else(other)?;
+        }
+        // All that was not looked at is judged here.
+        if about.text(&about.sha256)? == header { Ok(about) } else { Err(other()) }
+    }
+}
+
+/// What is left of a text that is read from the front.
+struct Rest<'t>(&'t str);
+
+impl Rest<'_> {
+    fn skip(&mut self, text: &str) -> Option<()> {
+        self.0 = self.0.strip_prefix(text)?;
+        Some(())
+    }
+
+    fn skip_to(&mut self, text: &str) -> Option<()> {
+        let at = self.0.find(text)?;
+        self.0 = &self.0[at + text.len()..];
+        Some(())
+    }
+
+    fn number(&mut self) -> Option<usize> {
+        let digits = self.0.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, rest) = self.0.split_at(digits);
+        self.0 = rest;
+        number.parse().ok()
+    }
+
+    /// Up to a mark, which is skipped.
+    fn until(&mut self, mark: &str) -> Option<String> {
+        let (before, rest) = self.0.split_once(mark)?;
+        self.0 = rest;
+        Some(before.into())
+    }
+
+    /// What stands behind the version.
+    fn about(&mut self) -> Option<About> {
+        self.skip(r#", \"shape\": ["#)?;
+        let mut shape = vec![self.number()?];
+        while self.skip(", ").is_some() {
+            shape.push(self.number()?);
+        }
+        self.skip(r#"], \"dtype\": \""#)?;
+        let dtype = self.until(r#"\", \"sha256\": \""#)?;
+        let sha256 = self.until(r#"\"}"}"#)?;
+        let hex = |letter: u8| letter.is_ascii_digit() || (b'a'..=b'f').contains(&letter);
+        let whole = sha256.len() == 64 && sha256.bytes().all(hex);
+        whole.then_some(About { shape, dtype, sha256, bare: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_read_as_they_are_written() {
+        for shape in
+            [vec![0, 8], vec![40, 8], vec![12, 33, 128], vec![0, 5, 4], vec![3, 4, 100, 16]]
+        {
+            let heads: usize = shape[..shape.len() - 2].iter().product();
+            let bare = (0..heads).map(|head| head % 3).collect();
+            let about = About { shape, dtype: "float16".into(), sha256: "ab".repeat(32), bare };
+            let header = about.text(&about.sha256).unwrap();
+            assert_eq!(header.len() % 8, 0);
+            assert_eq!(About::of_text(&header), Ok(about));
+            // No other header is taken for it: every letter counts.
+            for at in 8..header.len().min(600) {
+                let mut other = header.clone();
+                other[at] ^= 1;
+                let read = About::of_text(&other);
+                assert!(
+                    read.is_err() || read.unwrap().text(NO_SHA256).unwrap().len() == header.len()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_that_nobody_could_have_are_refused() {
+        let bare = vec![0];
+        for shape in
+            [vec![1 << 31, 1 << 20], vec![4], vec![5, 0], vec![1 << 32, 4], vec![4, 1 << 21]]
+        {
+            let about = About {
+                shape,
+                dtype: "float32".into(),
+                sha256: NO_SHA256.into(),
+                bare: bare.clone(),
+            };
+            let entries = about.entries();
+            assert!(entries.is_err() || about.shape == [1 << 31, 1 << 20], "{about:?}");
+        }
+    }
+}

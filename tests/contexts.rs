@@ -1,0 +1,177 @@
+//! What a host does to calls: ends them, lends them its pool, limits their memory.
+
+use std::time::{Duration, Instant};
+
+use certk_rs::{
+    AttentionOptions, Budget, CancelToken, Context, Error, IndexOptions, Keep, KeyIndex, Options,
+    Rule, Scores, SearchOptions, Values, Vectors, attention, bounds, certify, keep_set, model,
+    montecarlo, output_error, select, select_output,
+};
+use cpu_time::ProcessTime;
+
+/// Numbers that look Gaussian, the same on every machine.
+fn gaussian(count: usize, sigma: f64) -> Vec<f32> {
+    let uniform = |i: usize, step: f64| (i as f64 * step).fract().max(1e-12);
+    (1..=count)
+        .map(|i| {
+            let (u, v) = (uniform(i, 0.618_033_988_749_894_9), uniform(i, 0.754_877_666_246_692_8));
+            (sigma * (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+        })
+        .collect()
+}
+
+/// Whether an emulator stands in for the processor, as `make test-aarch64` says: its time says nothing, and there is too little
+/// of it for long rows. That calls end when they are told to is asked there too.
+fn emulated() -> bool {
+    std::env::var_os("CERTK_EMULATED").is_some()
+}
+
+/// A call that may be made again.
+type Work<'w> = &'w dyn Fn() -> Result<(), Error>;
+
+/// Between the two readings around the raising of a flag, at most.
+const NEAR: Duration = Duration::from_micros(500);
+
+/// How much is worked on calls after they are told to stop, at worst, and how many of them did not end by themselves before. It
+/// is the time of all processors that is counted: time on a clock would say as much of other processes.
+fn overtime(work: Work<'_>) -> (Duration, usize) {
+    let moments = if emulated() { 2 } else { 6 };
+    let begun = Instant::now();
+    work().unwrap();
+    let whole = begun.elapsed();
+    let (mut worst, mut stopped) = (Duration::ZERO, 0);
+    let mut moment = 0;
+    // A call that is short may be over before a thread is awake.
+    while moment < moments || stopped == 0 && moment < 20 * moments {
+        let token = CancelToken::new();
+        let context = Context::new().cancel(&token);
+        let (found, readings) = std::thread::scope(|scope| {
+            let stops = scope.spawn(|| {
+                std::thread::sleep(whole * (moment % moments) / moments);
+                let before = ProcessTime::now();
+                token.cancel();
+                (before, ProcessTime::now())
+            });
+            let found = context.run(work);
+            let after = ProcessTime::now();
+            (found.map_err(|error| (error, after)), stops.join().unwrap())
+        });
+        match found {
+            Ok(()) => {}
+            Err((Error::Interrupted, after)) => {
+                // Where others took the processor from the thread that raises the flag, nothing is known.
+                let (before, raised) = readings;
+                if raised.duration_since(before) < NEAR {
+                    worst = worst.max(after.duration_since(before));
+                    stopped += 1;
+                }
+            }
+            Err((other, _)) => panic!("{other}"),
+        }
+        moment += 1;
+    }
+    (worst, stopped)
+}
+
+/// Every function that may take long, on inputs that make it so.
+fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
+    let n = if emulated() { 1 << 16 } else { 1 << 22 };
+    let long = gaussian(n, 2.0);
+    let wide: Vec<f64> = long.iter().map(|&score| f64::from(score)).collect();
+    let flat: Vec<f32> = long.iter().map(|score| score / 1e6).collect();
+    let row = Scores::new(&long[..], &[1, n]).unwrap();
+    let row64 = Scores::new(&wide[..], &[1, n]).unwrap();
+    let even = Scores::new(&flat[..], &[1, n]).unwrap();
+    let rows = Scores::new(&long[..], &[n / 4096, 4096]).unwrap();
+    let options = Options::new();
+    for (name, scores) in
+        [("row", &row), ("row of f64", &row64), ("flat row", &even), ("rows", &rows)]
+    {
+        what(&format!("select {name}"), &|| select(scores, &[0.01], &options).map(drop));
+        let serial = Options::new().threads(Some(1));
+        what(&format!("select {name}, one thread"), &|| select(scores, &[0.01], &serial).map(drop));
+    }
+    let blocks = Options::new().block_size(16);
+    what("select blocks", &|| select(&row, &[0.01], &blocks).map(drop));
+    let forced = Options::new().keep_first(100).keep_last(1000);
+    what("select forced", &|| select(&row, &[0.01], &forced).map(drop));
+    let lengths = [n as i64 - 3];
+    let masked = row.clone().lengths(&lengths).unwrap().scale(0.37).unwrap();
+    what("select scaled", &|| select(&masked, &[0.01], &options).map(drop));
+    let found = select(&row, &[0.01], &options).unwrap();
+    let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
+    let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
+    for independent in [false, true] {
+        what(&format!("certify, independent {independent}"), &|| {
+            certify(&row, &keep, Some(&[0.01]), independent, None).map(drop)
+        });
+    }
+    what("keep_set", &|| {
+        let rows = Scores::new(&long[..n >> 1], &[n >> 14, 1 << 13]).unwrap();
+        keep_set(&rows, &[0.05], &options).map(drop)
+    });
+    let dim = 64;
+    let m = n / dim;
+    let vectors = Vectors::new("keys", &long[..m * dim], &[m, dim]).unwrap();
+    let queries = Vectors::new("q", &long[..n >> 4], &[n >> 10, dim]).unwrap();
+    what("index", &|| KeyIndex::build(&vectors, &IndexOptions::default()).map(drop));
+    let index = KeyIndex::build(&vectors, &IndexOptions::default()).unwrap();
+    what("check", &|| index.check(&vectors, None));
+    for rule in [Rule::Mass, Rule::Gap, Rule::TopK(100)] {
+        let mut options = SearchOptions::default();
+        options.rule = rule;
+        // One gap proves little about such keys: nearly all of them are kept, for every query.
+        let few = Vectors::new("q", &long[..n >> 9], &[n >> 15, dim]).unwrap();
+        let queries = if rule == Rule::Gap { &few } else { &queries };
+        what(&format!("search {rule:?}"), &|| {
+            index.search(queries, Some(&vectors), &[0.05], &options).map(drop)
+        });
+    }
+    let how = AttentionOptions::default();
+    for (name, index) in [("dense", None), ("by index", Some(&index))] {
+        for (rows, queries) in
+            [("many", &queries), ("few", &Vectors::new("q", &long[..dim], &[1, dim]).unwrap())]
+        {
+            what(&format!("attention {name} {rows}"), &|| {
+                let values = Vectors::new("v", &long[..m * dim], &[m, dim])?;
+                let budget = Budget::TailMass(&[0.05]);
+                attention(queries, &vectors, &values, budget, index, &how).map(drop)
+            });
+        }
+    }
+    let few = n / 4;
+    let some = Scores::new(&long[..few], &[1, few]).unwrap();
+    let values = Values::new(&long[..few * 4], &[few, 4]).unwrap();
+    what("output_error", &|| {
+        let found = select(&some, &[0.01], &options)?;
+        let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
+        let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
+        output_error(&some, &values, &keep, None).map(drop)
+    });
+    what("select_output", &|| select_output(&some, &values, &[0.1], None).map(drop));
+    what("smallest_k", &|| {
+        bounds::smallest_k(&row, &[0.01], bounds::GapRule::SingleGap, None).map(drop)
+    });
+    what("fit", &|| model::fit(&row, None, None).map(drop));
+    what("participation", &|| model::participation(&row, None).map(drop));
+    let drawing =
+        montecarlo::TailOptions::new(1e-3, few / 16).method(montecarlo::Method::Hoeffding).seed(1);
+    what("tail_mass", &|| montecarlo::tail_mass(&row, &keep, None, &drawing).map(drop));
+}
+
+#[test]
+fn long_calls_end_soon_after_they_are_told_to() {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+    let mut late = Vec::new();
+    long_calls(&mut |name, work| {
+        let (worst, stopped) = overtime(work);
+        println!("{name}: {worst:?} of work afterwards at most, {stopped} times");
+        if worst > Duration::from_millis(10) * threads && !emulated() {
+            late.push(format!("{name}: {worst:?}"));
+        }
+        if stopped == 0 {
+            late.push(format!("{name} was never stopped"));
+        }
+    });
+    assert!(late.is_empty(), "{late:#?}");
+}

@@ -1,0 +1,421 @@
+//! Inputs that end where memory ends, of every length and type, at every level: nothing is read beside them, and answers have the
+//! bits that they have elsewhere.
+
+use std::fmt::Debug;
+use std::sync::Mutex;
+
+use certk_rs::half::{bf16, f16};
+use certk_rs::montecarlo::{TailOptions, tail_mass};
+use certk_rs::{
+    AttentionOptions, Budget, Data, IndexOptions, Keep, KeyIndex, Kind, Mask, Options, Over, Rule,
+    Scores, SearchOptions, ValueBall, Values, Vectors, attention, certify, force_simd_level,
+    keep_set, output_error, select,
+};
+
+use crate::guarded::{Guarded, Place};
+
+/// Lists of numbers of any type.
+#[derive(Debug, Clone)]
+enum Numbers {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Numbers {
+    fn of(dtype: usize, numbers: &[f64]) -> Self {
+        match dtype {
+            0 => Numbers::F32(numbers.iter().map(|&x| x as f32).collect()),
+            1 => Numbers::F64(numbers.to_vec()),
+            2 => Numbers::F16(numbers.iter().map(|&x| f16::from_f64(x)).collect()),
+            _ => Numbers::Bf16(numbers.iter().map(|&x| bf16::from_f64(x)).collect()),
+        }
+    }
+
+    fn data(&self) -> Data<'_> {
+        match self {
+            Numbers::F32(list) => list.into(),
+            Numbers::F64(list) => list.into(),
+            Numbers::F16(list) => list.into(),
+            Numbers::Bf16(list) => list.into(),
+        }
+    }
+
+    fn put<'m>(&self, memory: &'m mut Guarded, place: Place) -> Data<'m> {
+        match self {
+            Numbers::F32(list) => Data::F32(memory.put(list, place)),
+            Numbers::F64(list) => Data::F64(memory.put(list, place)),
+            Numbers::F16(list) => Data::F16(memory.put(list, place)),
+            Numbers::Bf16(list) => Data::Bf16(memory.put(list, place)),
+        }
+    }
+}
+
+/// Numbers that look random, the same each time.
+struct Noise(u64);
+
+impl Noise {
+    fn uniform(&mut self) -> f64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mixed = (self.0 ^ self.0 >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn numbers(&mut self, n: usize, size: f64) -> Vec<f64> {
+        (0..n).map(|_| size * (self.uniform() + self.uniform() + self.uniform() - 1.5)).collect()
+    }
+
+    fn bytes(&mut self, n: usize) -> Vec<u8> {
+        // Any byte but 0 says yes.
+        let byte = |x: f64| if x < 0.9 { u8::from(x > 0.25) } else { u8::MAX };
+        (0..n).map(|_| byte(self.uniform())).collect()
+    }
+}
+
+/// Under an emulator everything is tens of times slower: fewer lengths are tried.
+fn emulated() -> bool {
+    std::env::var_os("CERTK_EMULATED").is_some()
+}
+
+/// All lengths up to 200, and those around powers of two.
+fn lengths() -> impl Iterator<Item = usize> {
+    let most = if emulated() { 70 } else { 200 };
+    let powers = if emulated() { 7..=9 } else { 8..=16 };
+    (0..=most).chain(powers.flat_map(|k| [(1 << k) - 1, 1 << k, (1 << k) + 1]))
+}
+
+/// The level is one for the whole process.
+static LEVEL: Mutex<()> = Mutex::new(());
+
+fn on_each_level(run: impl Fn(&'static str)) {
+    let _alone = LEVEL.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for level in ["portable", "avx2", "avx512"] {
+        if force_simd_level(Some(level)).is_ok() {
+            run(level);
+        }
+    }
+    force_simd_level(None).unwrap();
+}
+
+const ENDS: [Place; 2] = [Place::Before(0), Place::Behind(0)];
+
+/// What is said of a row in all the ways in which rows are read.
+#[derive(Debug, PartialEq)]
+struct Said(Vec<String>);
+
+impl Said {
+    fn add(&mut self, answer: &impl Debug) {
+        // As text, every bit counts, and an error is an answer, too.
+        self.0.push(format!("{answer:?}"));
+    }
+}
+
+/// The lists that rows of scores are made of.
+struct Lists {
+    scores: Numbers,
+    weights: Numbers,
+    biases: Numbers,
+    shown: Vec<u8>,
+    kept: Vec<u8>,
+    indices: Vec<i64>,
+    positions: Vec<u32>,
+}
+
+/// The same, wherever they lie.
+#[derive(Clone, Copy)]
+struct Views<'v> {
+    scores: Data<'v>,
+    weights: Data<'v>,
+    biases: Data<'v>,
+    shown: &'v [u8],
+    kept: &'v [u8],
+    indices: &'v [i64],
+    positions: &'v [u32],
+}
+
+impl Lists {
+    fn new(n: usize, dtype: usize, biases: usize) -> Self {
+        let mut noise = Noise((n * 4 + dtype) as u64);
+        let numbers = noise.numbers(n, 6.0);
+        let weights: Vec<f64> = numbers.iter().map(|x| x.exp()).collect();
+        let kept = noise.bytes(n);
+        let listed = || kept.iter().enumerate().filter(|(_, byte)| **byte > 0).map(|(j, _)| j);
+        Lists {
+            scores: Numbers::of(dtype, &numbers),
+            weights: Numbers::of(dtype, &weights),
+            biases: Numbers::of(biases, &noise.numbers(n, 2.0)),
+            shown: noise.bytes(n),
+            indices: listed().map(|j| j as i64).collect(),
+            positions: listed().map(|j| j as u32).collect(),
+            kept,
+        }
+    }
+
+    fn views(&self) -> Views<'_> {
+        Views {
+            scores: self.scores.data(),
+            weights: self.weights.data(),
+            biases: self.biases.data(),
+            shown: &self.shown,
+            kept: &self.kept,
+            indices: &self.indices,
+            positions: &self.positions,
+        }
+    }
+}
+
+/// One mapping for each list.
+struct Memory([Guarded; 7]);
+
+impl Memory {
+    fn new(n: usize) -> Self {
+        Memory(std::array::from_fn(|_| Guarded::new(8 * n + 64 * 8)))
+    }
+
+    fn put<'m>(&'m mut self, lists: &Lists, place: Place) -> Views<'m> {
+        let [a, b, c, d, e, f, g] = &mut self.0;
+        Views {
+            scores: lists.scores.put(a, place),
+            weights: lists.weights.put(b, place),
+            biases: lists.biases.put(c, place),
+            shown: d.put(&lists.shown, place),
+            kept: e.put(&lists.kept, place),
+            indices: f.put(&lists.indices, place),
+            positions: g.put(&lists.positions, place),
+        }
+    }
+}
+
+/// All that is asked of single rows.
+fn ask(views: &Views<'_>) -> Said {
+    let mut said = Said(Vec::new());
+    let n = views.scores.len();
+    let plain = Scores::new(views.scores, &[1, n]).unwrap();
+    let options = Options::new().threads(1);
+    let ways = [
+        plain.clone(),
+        plain.clone().scale(-0.3).unwrap(),
+        plain.clone().mask(Mask::Allowed(views.shown), &[n]).unwrap(),
+        plain.clone().scale(0.5).unwrap().mask(Mask::Additive(views.biases), &[n]).unwrap(),
+        plain.clone().radius(&[0.01]).unwrap(),
+        Scores::new(views.weights, &[1, n]).unwrap().kind(Kind::Probs).unwrap(),
+    ];
+    for scores in &ways {
+        said.add(&select(scores, &[0.05], &options));
+        let strides = [n];
+        let keep = Keep::Mask { kept: views.kept, strides: &strides };
+        said.add(&certify(scores, &keep, Some(&[0.3]), false, Some(1)));
+    }
+    said.add(&select(&plain, &[1e-4], &options.clone().prove_minimal(true).keep_last(3)));
+    said.add(&select(&plain, &[0.02], &options.clone().block_size(7)));
+    let indptr = [0, views.indices.len() as i64];
+    let keep = Keep::Indices { indptr: &indptr, indices: views.indices };
+    said.add(&certify(&plain, &keep, Some(&[0.3]), true, Some(1)));
+    let keep = Keep::Positions { indptr: &indptr, positions: views.positions };
+    said.add(&certify(&plain, &keep, Some(&[0.3]), false, Some(1)));
+    said
+}
+
+#[test]
+fn rows_of_every_length_and_type() {
+    on_each_level(|level| {
+        for n in lengths() {
+            let mut memory = Memory::new(n);
+            for dtype in 0..4 {
+                let lists = Lists::new(n, dtype, n % 4);
+                let want = ask(&lists.views());
+                for place in ENDS {
+                    let views = memory.put(&lists, place);
+                    assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}: other answers");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn rows_at_every_alignment() {
+    on_each_level(|level| {
+        for n in [1, 15, 16, 17, 100, 1000, 4097] {
+            let mut memory = Memory::new(n);
+            for dtype in 0..4 {
+                let lists = Lists::new(n, dtype, (n + 1) % 4);
+                let want = ask(&lists.views());
+                // Bytes are at as many places as there are.
+                for off in (0..64).step_by(if emulated() { 7 } else { 1 }) {
+                    for place in [Place::Before(off), Place::Behind(off)] {
+                        let views = memory.put(&lists, place);
+                        assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Several rows: sets for all of them, samples, and values.
+#[test]
+fn batches_of_rows() {
+    on_each_level(|level| {
+        for (m, n) in [(2, 1), (3, 17), (5, 64), (4, 200), (9, 31), (16, 33), (3, 1025)] {
+            let mut noise = Noise(7);
+            let values = noise.numbers(n * 5, 1.0);
+            let mut memory: [Guarded; 3] = std::array::from_fn(|_| Guarded::new(8 * n * m.max(5)));
+            for dtype in 0..4 {
+                let lists = Lists::new(m * n, dtype, 0);
+                let values = Numbers::of(dtype, &values);
+                let ask = |scores: Data<'_>, kept: &[u8], values: Data<'_>| {
+                    let mut said = Said(Vec::new());
+                    let scores = Scores::new(scores, &[m, n]).unwrap();
+                    let keep = Keep::Mask { kept, strides: &[n] };
+                    let options = Options::new().threads(1);
+                    said.add(&select(&scores, &[0.05], &options));
+                    said.add(&keep_set(&scores, &[0.05], &options));
+                    said.add(&keep_set(&scores, &[0.05], &options.clone().block_size(8)));
+                    said.add(&certify(&scores, &keep, Some(&[0.3]), false, Some(1)));
+                    let values = Values::new(values, &[n, 5]).unwrap();
+                    said.add(&output_error(&scores, &values, &keep, None));
+                    let options = TailOptions::new(0.1, 40).seed(3).threads(1);
+                    said.add(&tail_mass(&scores, &keep, None, &options));
+                    said
+                };
+                let want = ask(lists.scores.data(), &lists.kept, values.data());
+                for place in ENDS {
+                    let [a, b, c] = &mut memory;
+                    let scores = lists.scores.put(a, place);
+                    let said = ask(scores, b.put(&lists.kept, place), values.put(c, place));
+                    assert!(said == want, "{level} {m} {n} {dtype} {place:?}");
+                }
+            }
+        }
+    });
+}
+
+/// Queries, keys and values.
+struct Heads {
+    m: usize,
+    n: usize,
+    dim: usize,
+    width: usize,
+}
+
+/// Indexes are built, searched and attended by; attention without one takes also f64.
+fn attend(shape: &Heads, [q, k, v]: [Data<'_>; 3], shown: &[u8]) -> Said {
+    let Heads { m, n, dim, width } = *shape;
+    let mut said = Said(Vec::new());
+    let q = Vectors::new("q", q, &[m, dim]).unwrap();
+    let keys = Vectors::new("k", k, &[n, dim]).unwrap();
+    let values = Vectors::new("v", v, &[n, width]).unwrap();
+    let index = KeyIndex::build(&keys, &IndexOptions::new().threads(1)).ok();
+    let ball = ValueBall::new(&values, Some(1)).unwrap();
+    let plain = AttentionOptions::new().even_if_slower(true).threads(1);
+    let strides = [n];
+    let ways = [plain.clone(), plain.clone().ball(&ball).causal(true), plain.mask(shown, &strides)];
+    for options in &ways {
+        for (index, eps) in [(None, 0.0), (None, 0.1), (index.as_ref(), 0.1)] {
+            let found = attention(&q, &keys, &values, Budget::TailMass(&[eps]), index, options);
+            said.add(&found.as_ref().map(|found| found.error_bound(&q, &values, options)));
+            said.add(&found);
+        }
+    }
+    let Some(index) = index else { return said };
+    said.add(&index.check(&keys, Some(1)));
+    let options = SearchOptions::new().threads(1);
+    for options in [
+        options.mask(shown, &strides),
+        options.over(Over::Both),
+        options.over(Over::Cells).rule(Rule::Gap),
+        options.rule(Rule::TopK(3)),
+    ] {
+        said.add(&index.search(&q, Some(&keys), &[0.05], &options));
+    }
+    said.add(&index.search(&q, None, &[0.3], &options));
+    said
+}
+
+fn judge_heads(level: &str, shape: &Heads, memory: &mut [Guarded; 4], dtypes: [usize; 3]) {
+    let Heads { m, n, dim, width } = *shape;
+    let mut noise = Noise((n * 131 + dim) as u64);
+    let q = Numbers::of(dtypes[0], &noise.numbers(m * dim, 2.0));
+    let k = Numbers::of(dtypes[1], &noise.numbers(n * dim, 2.0));
+    let v = Numbers::of(dtypes[2], &noise.numbers(n * width, 1.0));
+    let shown = noise.bytes(m * n);
+    let want = attend(shape, [q.data(), k.data(), v.data()], &shown);
+    for place in ENDS {
+        let [a, b, c, d] = &mut *memory;
+        let all = [q.put(a, place), k.put(b, place), v.put(c, place)];
+        let said = attend(shape, all, d.put(&shown, place));
+        assert!(said == want, "{level} {m} {n} {dim} {width} {dtypes:?} {place:?}");
+    }
+}
+
+fn memory_for(entries: usize) -> [Guarded; 4] {
+    std::array::from_fn(|_| Guarded::new(8 * entries))
+}
+
+#[test]
+fn attention_and_indexes_of_every_length() {
+    on_each_level(|level| {
+        for n in lengths().filter(|n| *n < 5000) {
+            let mut memory = memory_for(20 * n.max(200));
+            let (m, dim) = ([1, 3, 4, 18][n % 4], [1, 3, 8, 16, 17][n % 5]);
+            let shape = Heads { m, n, dim, width: [1, 4, 16, 19][n / 2 % 4] };
+            for key in [0, 2, 3] {
+                judge_heads(level, &shape, &mut memory, [[key, 0, 1][n % 3], key, key]);
+            }
+            judge_heads(level, &shape, &mut memory, [1, 1, n % 4]);
+        }
+    });
+}
+
+#[test]
+fn vectors_of_every_length() {
+    on_each_level(|level| {
+        let most = if emulated() { 40 } else { 200 };
+        let dims = (1..=most).chain([255, 256, 257, 511, 512, 513]);
+        for dim in dims {
+            let mut memory = memory_for(40 * dim);
+            let n = [5, 16, 33][dim % 3];
+            for dtype in 0..4 {
+                let shape = Heads { m: [1, 4, 17][dim / 3 % 3], n, dim, width: dim };
+                judge_heads(level, &shape, &mut memory, [dtype; 3]);
+            }
+        }
+    });
+}
+
+/// Codes that lie in a file: it ends with them.
+#[test]
+fn codes_of_every_length() {
+    on_each_level(|level| {
+        for n in lengths().filter(|n| *n < 9000) {
+            let dim = [1, 4, 16, 20, 33][n % 5];
+            let mut noise = Noise(n as u64);
+            let keys: Vec<f32> = noise.numbers(n * dim, 2.0).iter().map(|&x| x as f32).collect();
+            let queries: Vec<f32> = noise.numbers(5 * dim, 2.0).iter().map(|&x| x as f32).collect();
+            let keys = Vectors::new("keys", &keys, &[n, dim]).unwrap();
+            let q = Vectors::new("q", &queries, &[5, dim]).unwrap();
+            let built = KeyIndex::build(&keys, &IndexOptions::new().threads(1)).unwrap();
+            let mut file = Vec::new();
+            built.write_to(&mut file).unwrap();
+            let ask = |index: &KeyIndex<'_>| {
+                let mut said = Said(Vec::new());
+                let options = SearchOptions::new().threads(1);
+                said.add(&index.search(&q, Some(&keys), &[0.05], &options));
+                said.add(&index.search(&q, None, &[0.4], &options));
+                said.add(&index.search(&q, Some(&keys), &[], &options.rule(Rule::TopK(4))));
+                said
+            };
+            let want = ask(&built);
+            let mut memory = Guarded::new(file.len());
+            for place in ENDS {
+                let bytes = memory.put(&file, place);
+                for index in [KeyIndex::from_bytes(bytes), KeyIndex::from_trusted_bytes(bytes)] {
+                    assert!(ask(&index.unwrap()) == want, "{level} {n} {dim} {place:?}");
+                }
+            }
+        }
+    });
+}
