@@ -13,6 +13,14 @@ use crate::rows::{Keep, Scores, WeightKind};
 use crate::sorting;
 
 /// What a row's answer amounts to.
+///
+/// ```
+/// use certk_rs::{Options, Scores, Status, select};
+/// let scores = Scores::new(&[1.0_f32, 0.0, f32::NEG_INFINITY, f32::NEG_INFINITY], &[2, 2])?;
+/// let found = select(&scores, &[0.1], &Options::new())?;
+/// assert_eq!(found.status, [Status::Certified, Status::Empty]);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -60,12 +60,33 @@ impl Context {
 
     /// Workers of this pool help, as many as are free and at most as many as `threads` says, or as it has. A call waits for
     /// no worker that has not begun, and runs no other task of the pool meanwhile; it may be made on one of its workers.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use certk_rs::{Context, Options, Scores, select};
+    /// let pool = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
+    /// let row = vec![0.5_f32; 1 << 18];
+    /// let scores = Scores::new(&row, &[1, row.len()])?;
+    /// let found = Context::new().pool(&pool).run(|| select(&scores, &[0.1], &Options::new()))?;
+    /// assert_eq!(found, select(&scores, &[0.1], &Options::new().threads(1))?);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn pool(self, pool: &Arc<ThreadPool>) -> Self {
         self.with(|ambient| ambient.executor = Executor::Pool(Arc::clone(pool)))
     }
 
     /// As [`Context::pool`], of the pool that the calling thread is a worker of, else of rayon's global pool: the way for a
     /// pool that is only borrowed, `pool.install(|| context.run(|| ..))`.
+    ///
+    /// ```
+    /// use certk_rs::{Context, Options, Scores, select};
+    /// let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    /// let scores = Scores::new(&[9.0_f32, 0.0], &[1, 2])?;
+    /// let context = Context::new().current_pool();
+    /// let found = pool.install(|| context.run(|| select(&scores, &[0.1], &Options::new())))?;
+    /// assert_eq!(found.row(0), [0]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn current_pool(self) -> Self {
         self.with(|ambient| ambient.executor = Executor::Current)
     }
@@ -76,6 +97,16 @@ impl Context {
     }
 
     /// Calls end with [`Error::DeadlineExceeded`](crate::Error::DeadlineExceeded) from this moment on.
+    ///
+    /// ```
+    /// use std::time::Instant;
+    /// use certk_rs::{Context, Error, Options, Scores, select};
+    /// let scores = Scores::new(&[9.0_f32, 0.0], &[1, 2])?;
+    /// let late = Context::new().deadline(Instant::now());
+    /// let found = late.run(|| select(&scores, &[0.1], &Options::new()));
+    /// assert_eq!(found, Err(Error::DeadlineExceeded));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn deadline(self, deadline: Instant) -> Self {
         self.with(|ambient| ambient.deadline = Some(deadline))
     }
@@ -87,6 +118,16 @@ impl Context {
 
     /// A call that would ask for more bytes than this at a time ends with [`Error::NoMemory`](crate::Error::NoMemory) before it does. A call
     /// asks a few times: for what it needs beside its arguments, by thread, and for what it returns.
+    ///
+    /// ```
+    /// use certk_rs::{Context, ErrorClass, Options, Scores, select};
+    /// let row: Vec<f32> = (0..100_000).map(|i| (i % 97) as f32 / 9.0).collect();
+    /// let scores = Scores::new(&row, &[1, row.len()])?;
+    /// let small = Context::new().memory_limit(10_000);
+    /// let error = small.run(|| select(&scores, &[0.1], &Options::new())).unwrap_err();
+    /// assert_eq!(error.class(), ErrorClass::Resource);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn memory_limit(self, bytes: usize) -> Self {
         self.with(|ambient| ambient.memory_limit = Some(bytes))
     }

@@ -6,6 +6,12 @@
 use std::fmt;
 
 /// A place in an array: the full multi-index, printed as `[1, 0, 17]`; nothing where there is only one.
+///
+/// ```
+/// use certk_rs::Place;
+/// assert_eq!(Place::unravel(&[2, 3], 4), Place(vec![1, 1]));
+/// assert_eq!(Place(vec![1, 1]).to_string(), "[1, 1]");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place(pub Vec<usize>);
 

@@ -5,6 +5,12 @@ use crate::certified_sums::exp;
 use crate::twofold::{Twofold, ln_ratio, split};
 
 /// The two ends of an interval that holds the natural logarithm of a sum of e^score, in the scores' own units (nats).
+///
+/// ```
+/// use certk_rs::LogMass;
+/// let two = LogMass { lower: 2f64.ln(), upper: 2f64.ln() }; // two keys with scores of 0
+/// assert!(LogMass::NONE.upper < two.lower && two.upper < LogMass::UNKNOWN.upper);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LogMass {

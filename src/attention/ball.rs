@@ -116,6 +116,16 @@ impl Ball {
 /// A ball around the values of each head, so that an output error is proven without reading them again.
 ///
 /// It holds for the values as they were when they were added.
+///
+/// ```
+/// use certk_rs::{ValueBall, Vectors};
+/// let mut ball = ValueBall::new(&Vectors::new("v", &[0.0_f32, 2.0], &[1, 2, 1])?, None)?;
+/// assert!(ball.radii()[0] >= 1.0);
+/// ball.append(&Vectors::new("v", &[9.0_f32], &[1, 1, 1])?)?;
+/// assert!(ball.radii()[0] >= 4.5);
+/// assert_eq!(ball.shape(), [1, 3, 1]);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct ValueBall {
     batch: Vec<usize>,
@@ -155,6 +165,15 @@ impl ValueBall {
     }
 
     /// From its parts.
+    ///
+    /// ```
+    /// # use certk_rs::{ValueBall, Vectors};
+    /// # let ball = ValueBall::new(&Vectors::new("v", &[0.0_f32, 2.0], &[1, 2, 1])?, None)?;
+    /// let parts: Vec<_> = ball.parts().collect();
+    /// let heads: Vec<&[f64]> = parts.iter().map(Vec::as_slice).collect();
+    /// assert_eq!(ValueBall::of_parts(&ball.shape(), &heads)?, ball);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Option`] if they cannot be those of any values.

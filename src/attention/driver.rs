@@ -27,6 +27,20 @@ const ATTEMPTS: usize = 2;
 /// With sinks, tail masses are shares of the whole softmax, that of the sink included. Which keys are dropped is decided without
 /// it, which keeps some more than the budget asks for.
 ///
+/// ```
+/// use certk_rs::{AttentionOptions, Budget, Vectors, attention};
+/// let q = Vectors::new("q", &[4.0_f32, 0.0], &[1, 1, 2])?;
+/// let k = Vectors::new("k", &[3.0_f32, 0.0, 0.0, 3.0, -3.0, 0.0], &[1, 3, 2])?;
+/// let v = Vectors::new("v", &[10.0_f32, 20.0, 30.0], &[1, 3, 1])?;
+/// let options = AttentionOptions::new().scale(1.0); // the scores are 12, 0 and -12
+/// let found = attention(&q, &k, &v, Budget::TailMass(&[0.01]), None, &options)?;
+/// let (middle, last) = ((-12f64).exp(), (-24f64).exp());
+/// let plain = (10.0 + 20.0 * middle + 30.0 * last) / (1.0 + middle + last);
+/// assert!((found.out[0] - plain).abs() <= found.error_bound(&q, &v, &options)?[0] + 1e-12);
+/// assert!(found.tail_mass_upper[0] <= 0.01);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Shape`] where arguments do not fit each other, [`Error::Eps`], [`Error::Tolerance`] also where rounding alone exceeds
 /// the budget, [`Error::Scale`], [`Error::Length`], [`Error::RowLength`], [`Error::KeyNotFinite`] for a query, or a key or value

@@ -155,6 +155,19 @@ impl Attention {
     /// Reads all values that some row sees, unless `options.ball` is around them. Infinite where a row sees, and dropped, a
     /// value that is not finite.
     ///
+    /// ```
+    /// # use certk_rs::{AttentionOptions, Budget, Precision, Vectors, attention};
+    /// # let q = Vectors::new("q", &[4.0_f32, 0.0], &[1, 1, 2])?;
+    /// # let k = Vectors::new("k", &[3.0_f32, 0.0, 0.0, 3.0, -3.0, 0.0], &[1, 3, 2])?;
+    /// # let v = Vectors::new("v", &[0.1_f32, 20.0, 30.0], &[1, 3, 1])?;
+    /// let options = AttentionOptions::new().even_if_slower(true);
+    /// let plain = attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, &options)?;
+    /// let found = attention(&q, &k, &v, Budget::TailMass(&[0.1]), None, &options)?;
+    /// let bound = found.error_bound(&q, &v, &options)?[0];
+    /// assert!((found.out[0] - plain.out[0]).abs() <= bound && bound.is_finite());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Length`] and [`Error::RowLength`] if these are not the arguments of that call.
     pub fn error_bound(

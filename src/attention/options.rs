@@ -10,7 +10,7 @@ use crate::builders::builders_of_defaults;
 /// ```
 /// use certk_rs::{AttentionOptions, Precision};
 /// let options = AttentionOptions::new().causal(true).precision(Precision::F32).threads(1);
-/// assert!(options.causal);
+/// assert!(options.causal && options.precision == Precision::F32 && options.scale.is_none());
 /// ```
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
@@ -63,6 +63,18 @@ builders_of_defaults! { AttentionOptions<'a> {
 } }
 
 /// What a row may lose. One number for all rows, or one per row.
+///
+/// ```
+/// # use certk_rs::{AttentionOptions, Budget, Precision, Vectors, attention};
+/// # let q = Vectors::new("q", &[4.0_f32, 0.0], &[1, 1, 2])?;
+/// # let k = Vectors::new("k", &[3.0_f32, 0.0, 0.0, 3.0, -3.0, 0.0], &[1, 3, 2])?;
+/// # let v = Vectors::new("v", &[0.1_f32, 20.0, 30.0], &[1, 3, 1])?;
+/// let options = AttentionOptions::new();
+/// let found = attention(&q, &k, &v, Budget::Output(&[0.25]), None, &options)?;
+/// let within = found.within.expect("the budget is on the output");
+/// assert!(within[0] <= 0.25);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget<'a> {
     /// Its tail mass is to be at most this, at least 0 and below 1; 0 is plain attention.
@@ -72,6 +84,18 @@ pub enum Budget<'a> {
 }
 
 /// The precision of an output.
+///
+/// ```
+/// # use certk_rs::{AttentionOptions, Budget, Precision, Vectors, attention};
+/// # let q = Vectors::new("q", &[4.0_f32, 0.0], &[1, 1, 2])?;
+/// # let k = Vectors::new("k", &[3.0_f32, 0.0, 0.0, 3.0, -3.0, 0.0], &[1, 3, 2])?;
+/// # let v = Vectors::new("v", &[0.1_f32, 20.0, 30.0], &[1, 3, 1])?;
+/// let options = AttentionOptions::new().precision(Precision::F32);
+/// let found = attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, &options)?;
+/// assert_eq!(found.out[0], f64::from(found.out[0] as f32));
+/// assert!(found.rounding[0] > 0.0);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Precision {

@@ -8,6 +8,13 @@ use crate::memory::product;
 use crate::threads;
 
 /// Blocks of keys, in C order over an array of shape (..., blocks), and which of them are kept.
+///
+/// ```
+/// use certk_rs::{Error, bounds::Blocks};
+/// assert!(Blocks::new(&[2], &[10, 10], &[6.0, 0.0], &[5.0, -1.0], &[1, 0]).is_ok());
+/// let wrong = Blocks::new(&[1], &[10], &[0.0], &[5.0], &[1]);
+/// assert!(matches!(wrong, Err(Error::Block { argument: "lower", .. })));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Blocks<'a> {
     shape: Vec<usize>,
@@ -85,6 +92,15 @@ impl<'a> Blocks<'a> {
 ///
 /// `sum_dropped n_b e^{M_b} / (sum_dropped n_b e^{M_b} + sum_kept n_b e^{m_b})`, rounded up. Nothing dropped gives exactly 0,
 /// otherwise nothing kept, or nothing known of what is kept, gives 1. Source: arXiv 2512.07647, the blockwise bound.
+///
+/// ```
+/// use certk_rs::bounds::{Blocks, blockwise};
+/// // Ten keys with scores of at least 5 are kept, ten of at most 0 are not.
+/// let blocks = Blocks::new(&[2], &[10, 10], &[6.0, 0.0], &[5.0, -1.0], &[1, 0])?;
+/// let upper = blockwise(&blocks, None)?[0];
+/// assert!((upper - 1.0 / (1.0 + 5f64.exp())).abs() < 1e-12);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Option`] for a bad number of threads.

@@ -21,6 +21,13 @@ const ROUNDED: f64 = 1.0 / (1u128 << 95) as f64;
 /// any `k` best scores suffice, unread; that sign is decided in integers, `(n - k)(1 - eps) <= k eps`.
 /// Source: arXiv 2512.07647, the single-gap certificate.
 ///
+/// ```
+/// use certk_rs::bounds::required_gap;
+/// assert!((required_gap(4, 1, 0.1)? - 27f64.ln()).abs() < 1e-12);
+/// assert!(required_gap(4, 3, 0.5)? <= 0.0); // any three of four do
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::KeptCount`] if `k > n`, [`Error::Eps`] if `eps` lies outside [0, 1).
 pub fn required_gap(n: u64, k: u64, eps: f64) -> Result<f64, Error> {
@@ -85,6 +92,14 @@ pub fn required_gaps(
 /// `k` holds one count per row, or one for all; masked entries do not count. `k = n` gives +inf (there is no further score),
 /// otherwise `k = 0` gives -inf (nothing kept certifies nothing), so that `score_gap >= required_gap` always proves the budget.
 ///
+/// ```
+/// use certk_rs::{Scores, bounds::score_gap};
+/// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+/// let gap = score_gap(&Scores::new(&row, &[1, 6])?, &[2], None)?;
+/// assert!(2.0 - 1e-9 < gap[0] && gap[0] <= 2.0); // between 3 and 1
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::KeptCount`], [`Error::Length`], whatever is wrong with the scores.
 pub fn score_gap(
@@ -111,6 +126,15 @@ pub fn score_gap(
 ///
 /// `k` as in [`score_gap`]. `k = n` gives exactly 0, otherwise `k = 0` gives 1. An equality for two-level rows; a gap of 0
 /// gives the smallest float that is not below `(n - k) / n`. Source: arXiv 2512.07647, the single-gap bound.
+///
+/// ```
+/// use certk_rs::{Scores, bounds::single_gap};
+/// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+/// let upper = single_gap(&Scores::new(&row, &[1, 6])?, &[2], None)?;
+/// let bound = 4.0 / (4.0 + 2.0 * 2f64.exp());
+/// assert!(bound <= upper[0] && upper[0] < bound + 1e-9);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`score_gap`].

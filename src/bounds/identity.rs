@@ -15,6 +15,12 @@ const LINEAR: f64 = 1.0 / (1u128 << 100) as f64;
 /// `tail_mass` lies in [0, 1]; 0 gives exactly 0 and 1 gives infinity. The result is rounded up, by less than two float
 /// steps, so an upper bound of the tail mass gives an upper bound of the divergence.
 ///
+/// ```
+/// let kl = certk_rs::bounds::kl_from_tail_mass(0.5)?;
+/// assert!((kl - 2f64.ln()).abs() < 1e-15);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::TailMass`].
 pub fn kl_from_tail_mass(tail_mass: f64) -> Result<f64, Error> {
@@ -39,6 +45,13 @@ pub fn kl_from_tail_mass(tail_mass: f64) -> Result<f64, Error> {
 /// `kl` is at least 0; infinity gives 1. The result is rounded up, by less than two float steps, and never above 1, so an
 /// upper bound of the divergence gives an upper bound of the tail mass.
 ///
+/// ```
+/// use certk_rs::bounds::{kl_from_tail_mass, tail_mass_from_kl};
+/// let back = tail_mass_from_kl(kl_from_tail_mass(0.25)?)?;
+/// assert!(0.25 <= back && back < 0.25 + 1e-15);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Divergence`].
 pub fn tail_mass_from_kl(kl: f64) -> Result<f64, Error> {
@@ -58,6 +71,13 @@ pub fn tail_mass_from_kl(kl: f64) -> Result<f64, Error> {
 /// It holds for any two distributions, and so says less than [`tail_mass_from_kl`], which is the distance itself where one is
 /// the other cut off. Above 1 it says nothing. Rounded up, by less than three float steps.
 ///
+/// ```
+/// use certk_rs::bounds::{pinsker, tail_mass_from_kl};
+/// assert!((pinsker(0.02)? - 0.1).abs() < 1e-15);
+/// assert!(tail_mass_from_kl(0.02)? < pinsker(0.02)?);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Divergence`].
 pub fn pinsker(kl: f64) -> Result<f64, Error> {
@@ -75,6 +95,13 @@ pub fn pinsker(kl: f64) -> Result<f64, Error> {
 
 /// What the inequality of Bretagnolle and Huber says of a total variation distance, `sqrt(1 - e^-kl)`, for a divergence of `kl`
 /// nats: never above 1, and as [`pinsker`] for any two distributions. Rounded up, by less than three float steps.
+///
+/// ```
+/// use certk_rs::bounds::{bretagnolle_huber, pinsker};
+/// assert!((bretagnolle_huber(2f64.ln())? - 0.5f64.sqrt()).abs() < 1e-15);
+/// assert!(bretagnolle_huber(8.0)? < 1.0 && pinsker(8.0)? > 1.0);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Divergence`].

@@ -29,6 +29,16 @@ const MOST: usize = 1 << 27;
 /// cuts are found by dynamic programming in O(n cuts), exactly up to the rounding of f64, and then bounded like any others.
 /// Source: arXiv 2512.07647, the multi-gap bound.
 ///
+/// ```
+/// use certk_rs::{Scores, bounds::{Cuts, multi_gap, single_gap}};
+/// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+/// let scores = Scores::new(&row, &[1, 6])?;
+/// let two = multi_gap(&scores, &[2], Cuts::Best(2), None)?;
+/// let all = multi_gap(&scores, &[2], Cuts::Best(6), None)?;
+/// assert!(all[0] < two[0] && two[0] < single_gap(&scores, &[2], None)?[0]);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Cut`], [`Error::KeptCount`], [`Error::Length`], [`Error::Option`] if there are too many cuts to search for,
 /// whatever is wrong with the scores.
@@ -63,6 +73,17 @@ pub fn multi_gap(
 }
 
 /// The cuts that [`Cuts::Best`] chooses, ascending: at most `most` per row, without k.
+///
+/// ```
+/// use certk_rs::{Scores, bounds::{Cuts, best_cuts, multi_gap}};
+/// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+/// let scores = Scores::new(&row, &[1, 6])?;
+/// let cuts: Vec<i64> = best_cuts(&scores, &[2], 2, None)?[0].iter().map(|&c| c as i64).collect();
+/// assert!(!cuts.is_empty() && cuts.len() <= 2);
+/// let (at, best) = (Cuts::At(&cuts), Cuts::Best(2));
+/// assert_eq!(multi_gap(&scores, &[2], at, None)?, multi_gap(&scores, &[2], best, None)?);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`multi_gap`].

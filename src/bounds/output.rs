@@ -105,6 +105,18 @@ pub struct OutputSelection {
 /// `values` are matched with the rows as [`Values`] says. A row that drops nothing, or sees nothing, has bounds 0. If nothing is
 /// kept, `Attn_S` is the zero vector.
 ///
+/// ```
+/// use certk_rs::{Keep, Scores, Values, output_error};
+/// let scores = Scores::new(&[2.0_f64, 0.0, -2.0], &[1, 3])?;
+/// let values = Values::new(&[0.0_f64, 1.0, 0.0], &[3, 1])?;
+/// let keep = Keep::Indices { indptr: &[0, 1], indices: &[0] };
+/// let found = output_error(&scores, &values, &keep, None)?;
+/// let lost = 1.0 / (2f64.exp() + 1.0 + (-2f64).exp()); // the middle key's weight, whose value is 1
+/// assert!(lost - 1e-15 <= found.exact[0] && found.exact[0] < lost + 1e-9);
+/// assert!(found.best[0] <= found.norm[0]);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// Whatever is wrong with the scores, the values (not finite at a key that some row sees, a shape that does not fit) or the
 /// kept set, by variant.
@@ -173,6 +185,17 @@ impl OutputError {
 /// The error is not monotone in the number of keys, so a longer prefix may exceed the budget that this one meets. Where rounding
 /// leaves many shorter prefixes of a long row open, only the first of them are certified one by one (at least eight, and as
 /// many as 2^22 components hold); `minimal` is then false.
+///
+/// ```
+/// use certk_rs::{Scores, Values, select_output};
+/// let scores = Scores::new(&[2.0_f64, 0.0, -2.0], &[1, 3])?;
+/// let values = Values::new(&[0.0_f64, 1.0, 0.0], &[3, 1])?;
+/// assert_eq!(select_output(&scores, &values, &[0.2], None)?.indices, [0]);
+/// let closer = select_output(&scores, &values, &[0.05], None)?;
+/// assert_eq!(closer.indices, [0, 1]);
+/// assert!(closer.error_upper[0] <= 0.05);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`output_error`]; [`Error::Tolerance`].

@@ -37,6 +37,17 @@ fn near(n: usize, most: usize) -> f64 {
 /// [`select`](crate::select()) with `prove_minimal`, unless that one could not use the last 1e-12 of the budget. Below budgets of
 /// some 1e-300, where weights underflow, the multi-gap rule may miss the smallest k that it would certify.
 ///
+/// ```
+/// use certk_rs::{Options, Scores, bounds::{GapRule, smallest_k}, select};
+/// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+/// let scores = Scores::new(&row, &[1, 6])?;
+/// let [single] = smallest_k(&scores, &[0.1], GapRule::SingleGap, None)?[..] else { panic!() };
+/// let [multi] = smallest_k(&scores, &[0.1], GapRule::MultiGap { cuts: 6 }, None)?[..] else { panic!() };
+/// let least = select(&scores, &[0.1], &Options::new())?.k[0];
+/// assert!(least <= multi && multi < single && single < 6);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Eps`], [`Error::Length`], [`Error::Option`] for too many cuts, whatever is wrong with the scores.
 pub fn smallest_k(

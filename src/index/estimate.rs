@@ -22,6 +22,20 @@ impl KeyIndex<'_> {
     /// proportion to e^(upper bound of the score by the code). Rows have shape `(..., m)`, as queries without their last axis;
     /// the other arguments are those of [`KeyIndex::search`] and [`crate::montecarlo::tail_mass`].
     ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// use certk_rs::{Keep, montecarlo::TailOptions};
+    /// let query = Vectors::new("q", &data[..4], &[1, 4])?;
+    /// let keep = Keep::Indices { indptr: &[0, 3], indices: &[0, 7, 11] };
+    /// let found = index.tail_mass(&query, &keys, &keep, None, &TailOptions::new(0.01, 64))?;
+    /// assert!(found.lower[0] <= found.point[0] && found.point[0] <= found.upper[0]);
+    /// assert!(found.draws[0] <= 64);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As those two.
     pub fn tail_mass(

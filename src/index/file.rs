@@ -64,6 +64,17 @@ impl<'a> KeyIndex<'a> {
 
     /// How many bytes [`KeyIndex::write_to`] writes.
     ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// let mut file = Vec::new();
+    /// index.write_to(&mut file).unwrap();
+    /// assert_eq!(index.file_bytes()?, file.len());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::IndexFile`] for more heads than a file holds (about 20 000), [`Error::NoMemory`].
     pub fn file_bytes(&self) -> Result<usize, Error> {
@@ -101,6 +112,19 @@ impl<'a> KeyIndex<'a> {
     ///
     /// That is about damage. An index is trusted as the keys are: one that somebody has made up may lie, and certificates with it.
     ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// let mut file = Vec::new();
+    /// index.write_to(&mut file).unwrap();
+    /// assert!(KeyIndex::from_bytes(&file)? == index);
+    /// *file.last_mut().unwrap() ^= 1;
+    /// assert!(KeyIndex::from_bytes(&file).is_err());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::IndexFile`] for bytes that are cut off, damaged or no index of this version, [`Error::Damaged`] for parts that none
     /// has; [`Error::NoMemory`].
@@ -117,6 +141,18 @@ impl<'a> KeyIndex<'a> {
 
     /// The same, of a file that was checked when it was written or read before, in a time that does not grow with the keys: only
     /// what is read for every query is looked at. A file that is damaged in its other parts makes certificates of nothing.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// let mut file = Vec::new();
+    /// index.write_to(&mut file).unwrap();
+    /// assert!(KeyIndex::from_trusted_bytes(&file)? == index);
+    /// assert!(KeyIndex::from_trusted_bytes(&file[1..]).is_err());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`KeyIndex::from_bytes`].
@@ -148,6 +184,18 @@ impl<'a> KeyIndex<'a> {
 impl KeyIndex<'static> {
     /// Reads what [`KeyIndex::write_to`] or the Python package wrote, and checks it as [`KeyIndex::from_bytes`] does; what follows
     /// it is left unread. No more memory is asked for than there are bytes, whatever a header claims.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// let mut file = Vec::new();
+    /// index.write_to(&mut file).unwrap();
+    /// assert!(KeyIndex::read_from(&file[..]).unwrap() == index);
+    /// assert!(KeyIndex::read_from(&file[..99]).is_err());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of the reader. What is wrong with the file comes as [`io::ErrorKind::InvalidData`] with an [`Error`] inside.

@@ -26,6 +26,17 @@ use crate::threads;
 /// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
 /// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
 /// own algorithms; they take another `3 d / 4` bytes a key from the first search over them on.
+///
+/// ```
+/// use certk_rs::{IndexOptions, KeyIndex, SearchOptions, Vectors};
+/// let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+/// let keys = Vectors::new("keys", &data, &[50, 4])?;
+/// let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+/// let query = Vectors::new("q", &data[..4], &[1, 4])?;
+/// let found = index.search(&query, Some(&keys), &[0.05], &SearchOptions::new())?;
+/// assert!(found.selection.tail_mass_upper[0] <= 0.05 && found.selection.k[0] < 50);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct KeyIndex<'a> {
     /// The axes before those of a matrix of keys.
@@ -81,6 +92,16 @@ fn finite<E: Coded>(
 impl<'a> KeyIndex<'a> {
     /// Builds an index of keys of shape `(..., n, d)`, float32, float16 or bfloat16.
     ///
+    /// ```
+    /// use certk_rs::{Error, IndexOptions, KeyIndex, Vectors};
+    /// let data = [0.5_f32; 2 * 50 * 4];
+    /// let index = KeyIndex::build(&Vectors::new("keys", &data, &[2, 50, 4])?, &IndexOptions::new())?;
+    /// assert_eq!((index.batch_shape(), index.len(), index.dim()), (&[2][..], 50, 4));
+    /// let wrong = KeyIndex::build(&Vectors::new("keys", &[0.0_f64; 4], &[1, 4])?, &IndexOptions::new());
+    /// assert!(matches!(wrong, Err(Error::Shape { argument: "keys", .. })));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Shape`] for float64 or for more than 2^32 - 1 keys, [`Error::NoMemory`], [`Error::KeyNotFinite`],
     /// [`Error::Option`] for threads.
@@ -117,6 +138,17 @@ impl<'a> KeyIndex<'a> {
     /// Appends keys of shape `(..., m, d)` with the batch axes of the index, in time proportional to m. They are moved and
     /// rounded as those before, so that an index that is built of few keys and grows is looser than one built at once; its
     /// certificates are as sound. On an error the index is as it was.
+    ///
+    /// ```
+    /// use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// let mut index =
+    ///     KeyIndex::build(&Vectors::new("keys", &data[..40 * 4], &[40, 4])?, &IndexOptions::new())?;
+    /// index.append(&Vectors::new("keys", &data[40 * 4..], &[10, 4])?, None)?;
+    /// assert_eq!(index.len(), 50);
+    /// index.check(&Vectors::new("keys", &data, &[50, 4])?, None)?;
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`KeyIndex::build`]; [`Error::Shape`] if the axes differ from those of the index.
@@ -219,6 +251,19 @@ impl<'a> KeyIndex<'a> {
     /// It finds what was changed by accident; it is no defence against somebody who looks for two sets of keys that agree in
     /// it.
     ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// index.check(&keys, None)?;
+    /// let mut others = data.clone();
+    /// others[7] += 1.0;
+    /// let wrong = index.check(&Vectors::new("keys", &others, &[50, 4])?, None);
+    /// assert!(matches!(wrong, Err(certk_rs::Error::OtherKeys { .. })));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::OtherKeys`] if they are not; [`Error::Shape`], [`Error::Option`].
     pub fn check(&self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
@@ -285,7 +330,8 @@ impl<'a> KeyIndex<'a> {
         Ok(self.cells.get_or_init(|| Arc::new(made)))
     }
 
-    /// Each head as it is written to a file.
+    /// Each head as it is written to a file: for bindings, as what it gives is.
+    #[doc(hidden)]
     pub fn save(&self) -> impl Iterator<Item = Saved<'_>> {
         self.heads.iter().map(Codes::save)
     }
@@ -294,6 +340,7 @@ impl<'a> KeyIndex<'a> {
     ///
     /// # Errors
     /// [`Error::Damaged`] if that cannot have been an index; [`Error::Option`] for an unknown type of keys.
+    #[doc(hidden)]
     pub fn load(
         shape: &[usize],
         stored: &str,
@@ -320,6 +367,15 @@ impl<'a> KeyIndex<'a> {
     }
 
     /// What the keys are stored in: float32, float16 or bfloat16.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert_eq!(index.dtype(), "float32");
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn dtype(&self) -> &'static str {
         self.stored
     }
@@ -330,31 +386,85 @@ impl<'a> KeyIndex<'a> {
     }
 
     /// Keys of a head.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert_eq!(index.len(), 50);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn len(&self) -> usize {
         self.n
     }
 
     /// Whether there are no keys.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert!(!index.is_empty());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Entries of a key.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert_eq!(index.dim(), 4);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn dim(&self) -> usize {
         self.dim
     }
 
     /// The axes before those of a matrix of keys.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert!(index.batch_shape().is_empty()); // the keys are one matrix
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn batch_shape(&self) -> &[usize] {
         &self.batch
     }
 
     /// Bytes that grow with the number of keys.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert!(index.bytes() >= 50 * (4 + 4));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn bytes(&self) -> usize {
         self.heads.iter().map(Codes::bytes).sum()
     }
 
     /// Bytes of all of it, about.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// assert!(index.held() > index.bytes());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn held(&self) -> usize {
         let width = self.dim.next_multiple_of(LANES);
         self.bytes()

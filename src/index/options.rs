@@ -7,6 +7,7 @@ use crate::builders::builders_of_defaults;
 /// ```
 /// use certk_rs::IndexOptions;
 /// let options = IndexOptions::new().rotate(true).threads(2);
+/// assert_eq!((options.rotate, IndexOptions::new().rotate), (Some(true), None));
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -54,6 +55,7 @@ pub struct SearchOptions<'a> {
 /// ```
 /// use certk_rs::RecallOptions;
 /// let options = RecallOptions::new().scale(0.25).threads(1);
+/// assert_eq!((options.scale, options.lengths), (Some(0.25), None));
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]

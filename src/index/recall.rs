@@ -79,6 +79,19 @@ impl KeyIndex<'_> {
     /// `scale * q.k` of exactly the stored queries and of the keys that the index was built of. Axes as in
     /// [`KeyIndex::search`].
     ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// let query = Vectors::new("q", &data[..4], &[1, 4])?;
+    /// let found = index.log_mass(&query, &certk_rs::RecallOptions::new().scale(0.5))?;
+    /// let product = |key: &[f32]| key.iter().zip(&data).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+    /// let real = data.chunks(4).map(|key| (0.5 * product(key)).exp()).sum::<f64>().ln();
+    /// assert!(found[0].lower <= real && real <= found[0].upper);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Shape`] where queries do not fit, [`Error::Scale`], [`Error::Length`], [`Error::RowLength`],
     /// [`Error::KeyNotFinite`] for a query.
@@ -96,6 +109,21 @@ impl KeyIndex<'_> {
     /// Names, for each query, keys without which codes prove the share of all others in the whole softmax to be at most `eps`,
     /// where `beside` is what the keys weigh that are kept elsewhere (one for all rows, or one per row): none if they do not
     /// matter. No key is scored; those without a code are fetched whenever any is. With a budget of 0 all are.
+    ///
+    /// ```
+    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
+    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
+    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
+    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
+    /// use certk_rs::{LogMass, RecallOptions};
+    /// let query = Vectors::new("q", &data[..4], &[1, 4])?;
+    /// let heavy = LogMass { lower: 90.0, upper: 90.0 };
+    /// let found = index.recall(&query, &[heavy], &[0.01], &RecallOptions::new())?;
+    /// assert!(found.indices.is_empty() && found.lost_upper[0] <= 0.01);
+    /// let found = index.recall(&query, &[LogMass::NONE], &[0.01], &RecallOptions::new())?;
+    /// assert!(!found.indices.is_empty() && found.tail_mass_upper[0] <= 0.01);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`KeyIndex::log_mass`], and [`Error::Eps`].

@@ -4,6 +4,15 @@ use crate::builders::builders_of_defaults;
 use crate::rows::Vectors;
 
 /// Queries of some heads, the keys that they are multiplied with, and the factor that makes scores of their products.
+///
+/// ```
+/// use certk_rs::{Block, Vectors};
+/// let (queries, keys) = ([1.0_f32; 4 * 2 * 3], [1.0_f32; 2 * 5 * 3]);
+/// let (queries, keys) =
+///     (Vectors::new("q", &queries, &[4, 2, 3])?, Vectors::new("keys", &keys, &[2, 5, 3])?);
+/// assert_eq!(Block { queries, keys, scale: 0.5 }.keys(), 5);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Block<'a> {
     /// (heads, m, d), or (m, d).

@@ -33,6 +33,17 @@ const HELD: usize = 1 << 29;
 /// may be shorter), as few as possible: forced positions force their blocks, `max_keep` is rounded down to whole blocks, and
 /// `lower_bound` is the number of keys of the smallest sets of so few blocks that none of fewer will do.
 ///
+/// ```
+/// use certk_rs::{Block, Options, QueryOptions, Vectors, keep_set_of_queries};
+/// let queries = Vectors::new("q", &[1.0_f32, 0.0, 0.0, 1.0], &[2, 2])?;
+/// let keys = Vectors::new("keys", &[6.0_f32, 0.0, 0.0, 6.0, -6.0, -6.0], &[3, 2])?;
+/// let blocks = [Block { queries, keys, scale: 1.0 }];
+/// let set = keep_set_of_queries(&blocks, &[0.01], &QueryOptions::new(), &Options::new())?;
+/// assert_eq!(set.indices, [0, 1]);
+/// assert!(set.tail_mass_upper.iter().all(|&lost| lost <= 0.01));
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// Whatever is wrong with the vectors, the budgets or the options, by variant; [`Error::Interrupted`].
 pub fn keep_set_of_queries(

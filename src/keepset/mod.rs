@@ -73,6 +73,15 @@ pub struct KeepSet {
 /// limit; a row that is takes four bytes per score, and again for the keys near the boundary: usually a third of that, three
 /// times as much where all scores are equal.
 ///
+/// ```
+/// use certk_rs::{Options, Scores, keep_set};
+/// let rows = [3.0_f32, 0.0, 2.0, -9.0, 0.0, 3.0, 2.0, -9.0];
+/// let set = keep_set(&Scores::new(&rows, &[2, 4])?, &[0.1], &Options::new())?;
+/// assert_eq!(set.indices, [0, 1, 2]);
+/// assert_eq!(set.lower_bound, 3); // no set of two serves both rows
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn keep_set(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<KeepSet, Error> {

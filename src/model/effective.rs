@@ -32,6 +32,14 @@ pub struct Effective {
 /// Decided in f64 with a margin for all rounding, what that leaves open in some 105 bits, and exact hits (equal scores, stored
 /// probabilities) in integers.
 ///
+/// ```
+/// use certk_rs::{Scores, model::effective_entries};
+/// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+/// let found = effective_entries(&Scores::new(&row, &[1, 6])?, 0.1, None)?;
+/// assert_eq!((found[0].count, found[0].count_upper, found[0].n), (2, 2, 6));
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// Whatever is wrong with the scores; [`Error::Number`] for `eps`.
 pub fn effective_entries(
@@ -240,6 +248,14 @@ fn exponent(scale: f64, key: f64, largest: f64) -> f64 {
 /// visible entries.
 ///
 /// Relative error below 2^-38 (about 4e-12), plus four times the blur of large additive masks.
+///
+/// ```
+/// use certk_rs::{Scores, model::participation};
+/// let rows = [1.0_f32, 1.0, 1.0, 1.0, 99.0, 0.0, 0.0, 0.0];
+/// let found = participation(&Scores::new(&rows, &[2, 4])?, None)?;
+/// assert!((found[0] - 4.0).abs() < 1e-9 && (found[1] - 1.0).abs() < 1e-9);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// Whatever is wrong with the scores.

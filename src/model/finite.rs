@@ -42,6 +42,15 @@ pub struct Expected {
 /// An estimate with a standard error, not a bound. The same seed gives the same answer on any number of threads. Exact for
 /// `n = 1` and `sigma = 0`.
 ///
+/// ```
+/// use certk_rs::model::{expected_k, keep_fraction};
+/// let found = expected_k(1000, 2.0, 0.1, 0, None)?;
+/// assert!(found.standard_error < 0.01 * found.k);
+/// assert!((found.k / 1000.0 - keep_fraction(2.0, 0.1)?).abs() < 0.01); // of infinitely many keys
+/// assert_eq!(expected_k(1000, 0.0, 0.25, 0, None)?.k, 750.0);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Number`] for `n = 0` or above 2^53, a `sigma` that is negative or not finite, or an `eps` outside (0, 1);
 /// [`Error::Option`] for a bad number of threads.

@@ -38,6 +38,13 @@ pub(super) fn check_eps(eps: f64) -> Result<(), Error> {
 ///
 /// Relative error about `1e-15 c^2`, `c` the threshold; exactly `1 - eps` (rounded) for `sigma = 0`.
 ///
+/// ```
+/// use certk_rs::model::keep_fraction;
+/// assert!((keep_fraction(3.0, 0.01)? - 0.2502).abs() < 1e-3);
+/// assert_eq!(keep_fraction(0.0, 0.25)?, 0.75);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Number`] for a `sigma` that is negative or not finite, or an `eps` outside (0, 1).
 pub fn keep_fraction(sigma: f64, eps: f64) -> Result<f64, Error> {
@@ -49,6 +56,12 @@ pub fn keep_fraction(sigma: f64, eps: f64) -> Result<f64, Error> {
 
 /// The threshold `c = sigma + Phi^-1(eps)`, in standard deviations above the mean.
 ///
+/// ```
+/// use certk_rs::model::{keep_fraction, survival, threshold};
+/// assert_eq!(survival(threshold(3.0, 0.01)?), keep_fraction(3.0, 0.01)?);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`keep_fraction`].
 pub fn threshold(sigma: f64, eps: f64) -> Result<f64, Error> {
@@ -59,6 +72,12 @@ pub fn threshold(sigma: f64, eps: f64) -> Result<f64, Error> {
 }
 
 /// The tail mass that remains when the best `fraction` of the keys is kept; the inverse of [`keep_fraction`].
+///
+/// ```
+/// use certk_rs::model::{keep_fraction, tail_mass};
+/// assert!((tail_mass(3.0, keep_fraction(3.0, 0.01)?)? - 0.01).abs() < 1e-12);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Number`] for a `sigma` that is negative or not finite, or a `fraction` outside [0, 1].
@@ -79,6 +98,10 @@ fn rule(sigma: f64, share: f64) -> f64 {
 }
 
 /// The standard deviation `sqrt(2 ln n)` past which a row of `n` Gaussian scores freezes onto few entries.
+///
+/// ```
+/// assert!((certk_rs::model::freezing_sigma(131_072) - 4.8546).abs() < 1e-3);
+/// ```
 pub fn freezing_sigma(n: u64) -> f64 {
     libm::sqrt(2.0 * libm::log(n.max(1) as f64))
 }
@@ -93,6 +116,14 @@ fn check_long(n: u64) -> Result<(), Error> {
 
 /// The exponent `ln k / ln n = 1 + ln Phi_c(c) / ln n` of the rule's k at a fixed `sigma`.
 ///
+/// ```
+/// use certk_rs::model::{effective_exponent, keep_fraction};
+/// let n = 131_072_f64;
+/// let k = n * keep_fraction(3.0, 0.01)?;
+/// assert!((effective_exponent(131_072, 3.0, 0.01)? - k.ln() / n.ln()).abs() < 1e-12);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`keep_fraction`], and [`Error::Number`] for `n < 2`.
 pub fn effective_exponent(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
@@ -103,6 +134,14 @@ pub fn effective_exponent(n: u64, sigma: f64, eps: f64) -> Result<f64, Error> {
 
 /// The slope `d ln k / d ln n` that a log-log fit sees when `sigma = beta sqrt(2 ln n)` grows with n:
 /// `1 - [phi(c) / Phi_c(c)] sigma / (2 ln n)`.
+///
+/// ```
+/// use certk_rs::model::{effective_exponent, log_log_slope};
+/// let slope = log_log_slope(131_072, 3.0, 0.01)?;
+/// assert!((slope - 0.838).abs() < 0.01);
+/// assert!(slope < effective_exponent(131_072, 3.0, 0.01)?);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`effective_exponent`].
@@ -150,6 +189,15 @@ impl RowFit {
 ///
 /// For `Kind::Probs` the scores are the logarithms of the weights. Relative error of `sigma` below 1e-12. With budgets (one,
 /// or one per row, in [0, 1)) the rule's share of keys is added.
+///
+/// ```
+/// use certk_rs::{Scores, model::fit};
+/// let found = fit(&Scores::new(&[1.0_f32, 2.0, 3.0], &[1, 3])?, Some(&[0.1]), None)?[0];
+/// assert!((found.mean - 2.0).abs() < 1e-12);
+/// assert!((found.sigma - (2.0 / 3f64).sqrt()).abs() < 1e-12);
+/// assert!(0.0 < found.predicted && found.predicted < 1.0);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// Whatever is wrong with the scores or the budgets, by variant.

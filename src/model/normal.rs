@@ -18,6 +18,12 @@ const FAR: f64 = 12.0;
 /// `P(Z > x)` for a standard normal `Z`; relative error below 1e-14 for x <= 37, where it is about 6e-300.
 ///
 /// NaN gives NaN; it falls into the subnormal numbers at 37.5 and to 0 beyond 38.6.
+///
+/// ```
+/// use certk_rs::model::survival;
+/// assert_eq!(survival(0.0), 0.5);
+/// assert!((survival(1.96) - 0.025).abs() < 1e-4);
+/// ```
 pub fn survival(x: f64) -> f64 {
     if x.is_infinite() {
         return if x > 0.0 { 0.0 } else { 1.0 };
@@ -52,6 +58,12 @@ pub(super) fn log_survival(x: f64) -> f64 {
 /// `x` with `P(Z <= x) = p`; relative error below 1e-14 for p from 1e-300 to 1 - 2^-53.
 ///
 /// -inf at 0, +inf at 1, NaN outside [0, 1].
+///
+/// ```
+/// use certk_rs::model::{quantile, survival};
+/// assert_eq!(quantile(0.5), 0.0);
+/// assert!((quantile(survival(1.5)) + 1.5).abs() < 1e-13);
+/// ```
 pub fn quantile(p: f64) -> f64 {
     if !(0.0..=1.0).contains(&p) {
         return f64::NAN;

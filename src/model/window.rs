@@ -16,6 +16,13 @@ fn refuse(argument: &'static str, place: &[usize], value: f64, problem: &'static
 }
 
 /// How many keys to keep of n: `ceil(alpha n^C)`.
+///
+/// ```
+/// use certk_rs::model::WindowPolicy;
+/// assert_eq!(WindowPolicy::new(0.1, 0.5)?.size(10_000)?, 10);
+/// assert!(WindowPolicy::new(0.1, 1.5).is_err());
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WindowPolicy {
     alpha: f64,
@@ -66,6 +73,7 @@ impl WindowPolicy {
 
 /// A fitted law `k = alpha n^C`.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct Line {
     /// The factor.
     pub alpha: f64,
@@ -84,6 +92,12 @@ pub struct Line {
 /// Fits `ln k = ln alpha + C ln n` by least squares, with intervals of Student's t at the confidence `level` each.
 ///
 /// The intervals hold if the residuals of `ln k` are independent normal variates of one variance.
+///
+/// ```
+/// let line = certk_rs::model::fit_window(&[1e2, 1e4, 1e6], &[20.0, 200.0, 2000.0], 0.95)?;
+/// assert!((line.alpha - 2.0).abs() < 1e-9 && (line.exponent - 0.5).abs() < 1e-9);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Length`] if `n` and `k` differ in length; [`Error::Option`] for fewer than three pairs or a single n;

@@ -23,6 +23,13 @@ pub enum Method {
 impl Method {
     /// The method of that name.
     ///
+    /// ```
+    /// use certk_rs::montecarlo::Method;
+    /// assert_eq!(Method::named("betting")?, Method::default());
+    /// assert!(Method::named("chernoff").is_err());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Option`] if there is none.
     pub fn named(name: &str) -> Result<Self, Error> {
@@ -78,6 +85,15 @@ builders! { Confidence {
 ///
 /// Each fails with probability at most `delta`. For [`Method::Betting`] that is so for all numbers of draws at once; the
 /// other two are for a number of draws that was fixed before.
+///
+/// ```
+/// use certk_rs::montecarlo::{Confidence, Method, mean_bounds};
+/// let confidence = Confidence::new(Method::Hoeffding, 0.05, 200);
+/// let (lower, upper) = mean_bounds(&[0.5; 200], &confidence)?;
+/// let half = (20f64.ln() / 400.0).sqrt();
+/// assert!((upper - 0.5 - half).abs() < 1e-9 && (0.5 - half - lower).abs() < 1e-9);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Option`] if delta is outside (0, 1), a value outside [0, 1], or there are more values than the population has.

@@ -13,6 +13,12 @@ use crate::rows::{Keep, Kind, Mask, PerRow, Scores};
 use crate::threads;
 
 /// What is asked of an estimate.
+///
+/// ```
+/// use certk_rs::montecarlo::{Method, TailOptions};
+/// let options = TailOptions::new(0.01, 500).method(Method::Bernstein).seed(7).all_rows(true);
+/// assert_eq!((options.draws, options.method, options.seed), (500, Method::Bernstein, 7));
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -100,6 +106,17 @@ const LEAST: usize = 64;
 /// no smaller than `scale` times the score beside it) draws are by importance, with replacement, and only kept and drawn
 /// scores are read.
 ///
+/// ```
+/// use certk_rs::{Keep, Options, Scores, certify, montecarlo::{TailOptions, tail_mass}, select};
+/// let row: Vec<f32> = (0..1000).map(|i| (i * i % 97) as f32 / 24.0).collect();
+/// let scores = Scores::new(&row, &[1, 1000])?;
+/// let set = select(&scores, &[0.3], &Options::new())?;
+/// let found = tail_mass(&scores, &Keep::from(&set), None, &TailOptions::new(0.001, 200))?;
+/// assert!(found.lower[0] <= set.tail_mass_upper[0] && set.tail_mass_lower[0] <= found.upper[0]);
+/// assert!(found.upper[0] < 0.5 && found.draws[0] <= 200);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Option`] for delta, draws; [`Error::Draws`]; [`Error::UpperBound`], [`Error::UpperBoundBroken`];
 /// [`Error::Conflict`] for `upper_bounds` with probabilities or an additive mask, or `eps` with another method than betting;
@@ -155,6 +172,23 @@ pub fn tail_mass(
 ///
 /// `upper_bounds` is that row; `fetch` returns the scores (natural-log units, -inf where masked) at the positions that it is
 /// given, the same for the same position whatever the seed.
+///
+/// ```
+/// use certk_rs::{Keep, Scores, montecarlo::{TailOptions, tail_mass_of_drawn}};
+/// let row: Vec<f32> = (0..1000).map(|i| (i * i % 97) as f32 / 24.0).collect();
+/// let upper = vec![5.0_f32; 1000]; // no score is above
+/// let mut computed = 0;
+/// let mut fetch = |positions: &[usize]| {
+///     computed += positions.len();
+///     Ok(positions.iter().map(|&j| f64::from(row[j])).collect())
+/// };
+/// let keep = Keep::Indices { indptr: &[0, 2], indices: &[3, 50] };
+/// let options = TailOptions::new(0.01, 100);
+/// let found =
+///     tail_mass_of_drawn(&Scores::new(&upper, &[1, 1000])?, &keep, &mut fetch, &options)?;
+/// assert!(0.9 < found.lower[0] && found.upper[0] <= 1.0 && computed <= 102);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`tail_mass`]; [`Error::Length`] if `fetch` returns another number of scores; whatever error it returns.

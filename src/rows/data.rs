@@ -3,6 +3,15 @@
 use half::{bf16, f16};
 
 /// A borrowed buffer of stored numbers. `f16` and `bf16` widen exactly.
+///
+/// ```
+/// use certk_rs::{Data, half::f16};
+/// let stored = [f16::from_f32(0.5), f16::from_f32(-2.0)];
+/// let data = Data::from(&stored);
+/// let mut wide = Vec::new();
+/// data.widen(1, 1, &mut wide);
+/// assert_eq!((data.len(), wide), (2, vec![-2.0]));
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub enum Data<'a> {
     /// Single precision.

@@ -3,6 +3,16 @@
 use super::data::Data;
 
 /// A mask over the scores: which entries may be kept, or a bias to add.
+///
+/// ```
+/// use certk_rs::{Mask, Options, Scores, select};
+/// let row = [1.0_f32, 5.0, 1.0];
+/// let allowed = Scores::new(&row, &[1, 3])?.mask(&[true, false, true][..], &[3])?;
+/// assert_eq!(select(&allowed, &[0.0], &Options::new())?.row(0), [0, 2]);
+/// let added = Scores::new(&row, &[1, 3])?.mask(Mask::Additive((&[9.0_f32, 0.0, 0.0]).into()), &[3])?;
+/// assert_eq!(select(&added, &[0.1], &Options::new())?.row(0), [0]);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub enum Mask<'a> {
     /// A byte per entry: non-zero means that the entry may be kept, zero that it is masked.

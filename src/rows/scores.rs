@@ -8,6 +8,14 @@ use crate::error::{Error, Place};
 use crate::memory::product;
 
 /// What the stored numbers of a row mean.
+///
+/// ```
+/// use certk_rs::{Kind, Options, Scores, select};
+/// let scores = Scores::new(&[6.0_f32, 3.0, 1.0, 0.0], &[1, 4])?.kind(Kind::Probs)?;
+/// let found = select(&scores, &[0.2], &Options::new())?;
+/// assert_eq!(found.row(0), [0, 1]); // nine tenths
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Kind {
@@ -63,6 +71,14 @@ const LONGEST_ROW: usize = u32::MAX as usize;
 impl<'a> Scores<'a> {
     /// Rows of a C-contiguous array of the given shape `(..., n)`.
     ///
+    /// ```
+    /// use certk_rs::{Error, Scores};
+    /// let scores = Scores::new(&[0.0_f32; 12], &[2, 2, 3])?;
+    /// assert_eq!((scores.rows(), scores.longest(), scores.batch_shape()), (4, 3, &[2, 2][..]));
+    /// assert!(matches!(Scores::new(&[0.0_f32; 12], &[5]), Err(Error::Shape { .. })));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Shape`] if the shape has no axis or does not fit the buffer, [`Error::RowTooLong`].
     pub fn new(data: impl Into<Data<'a>>, shape: &[usize]) -> Result<Self, Error> {
@@ -81,6 +97,14 @@ impl<'a> Scores<'a> {
 
     /// Rows of an array of shape `(..., n)` whose batch axes have the given strides, counted in elements.
     /// A stride of 0 broadcasts; the last axis has stride 1 and is not listed.
+    ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let rows_of_four = [9.0_f32, 0.0, 0.0, 7.7, 0.0, 9.0, 0.0, 7.7];
+    /// let scores = Scores::strided(&rows_of_four, &[2, 3], &[4])?; // three of each
+    /// assert_eq!(select(&scores, &[0.1], &Options::new())?.indices, [0, 1]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Shape`] if strides and shape do not belong together or reach outside the buffer,
@@ -115,6 +139,14 @@ impl<'a> Scores<'a> {
     }
 
     /// Ragged rows in one flat buffer: row `i` is `data[indptr[i]..indptr[i + 1]]`.
+    ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::ragged(&[1.0_f32, 1.0, 9.0, 0.0, 0.0], &[0, 2, 5])?;
+    /// assert!(scores.is_ragged() && scores.rows() == 2 && scores.longest() == 3);
+    /// assert_eq!(select(&scores, &[0.1], &Options::new())?.k, [2, 1]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Indptr`] if `indptr` is empty, does not start at 0, decreases, or does not end at the buffer's
@@ -151,6 +183,13 @@ impl<'a> Scores<'a> {
 
     /// What the stored numbers mean.
     ///
+    /// ```
+    /// use certk_rs::{Error, Kind, Scores};
+    /// let scores = Scores::new(&[0.5_f32, 0.5], &[1, 2])?.scale(2.0)?;
+    /// assert_eq!(scores.kind(Kind::Probs).unwrap_err(), Error::ScaleWithProbs { value: 2.0 });
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::ScaleWithProbs`], [`Error::MaskWithProbs`], [`Error::RadiusWithProbs`] if such an option is already set.
     pub fn kind(mut self, kind: Kind) -> Result<Self, Error> {
@@ -171,6 +210,14 @@ impl<'a> Scores<'a> {
 
     /// Multiplies every score by `scale`: any finite f64, negative reverses the order, 0 makes all scores equal.
     ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[5.0_f32, 0.0, -5.0], &[1, 3])?;
+    /// assert_eq!(select(&scores.clone().scale(-2.0)?, &[0.1], &Options::new())?.row(0), [2]);
+    /// assert_eq!(select(&scores.scale(0.0)?, &[0.1], &Options::new())?.k, [3]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Scale`], [`Error::ScaleWithProbs`].
     pub fn scale(mut self, scale: f64) -> Result<Self, Error> {
@@ -185,6 +232,14 @@ impl<'a> Scores<'a> {
     }
 
     /// Masks the rows. `strides` are those of the mask's batch axes, in elements; the mask has the scores' shape.
+    ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[1.0_f32, 5.0, 1.0, 5.0], &[2, 2])?;
+    /// let masked = scores.mask(&[true, false][..], &[0])?; // one mask for both rows
+    /// assert_eq!(select(&masked, &[0.1], &Options::new())?.indices, [0, 0]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::MaskWithProbs`], [`Error::Conflict`] with ragged rows.
@@ -208,6 +263,13 @@ impl<'a> Scores<'a> {
 
     /// Only the first `lengths[row]` entries of a row are visible. One length per row, or one for all.
     ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[0.0_f32; 6], &[2, 3])?.lengths(&[2, 0])?;
+    /// assert_eq!(select(&scores, &[0.0], &Options::new())?.k, [2, 0]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`], [`Error::RowLength`], [`Error::Conflict`] with ragged rows.
     pub fn lengths(mut self, lengths: &'a [i64]) -> Result<Self, Error> {
@@ -229,6 +291,13 @@ impl<'a> Scores<'a> {
     }
 
     /// Row `i` of the second-last axis sees the positions `<= i + offset` only.
+    ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[0.0_f32; 6], &[2, 3])?.causal_offset(1)?;
+    /// assert_eq!(select(&scores, &[0.0], &Options::new())?.k, [2, 3]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Conflict`] with ragged rows, [`Error::Shape`] if there is no second-last axis.
@@ -253,6 +322,15 @@ impl<'a> Scores<'a> {
 
     /// Every real score lies within `radius[row]` (natural-log units, after scale and mask) of the stored one;
     /// certificates then hold for the real scores. One radius per row, or one for all.
+    ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[3.0_f32, 0.0], &[1, 2])?;
+    /// let exact = select(&scores, &[0.1], &Options::new())?;
+    /// let rough = select(&scores.radius(&[1.0])?, &[0.1], &Options::new())?;
+    /// assert_eq!((exact.k[0], rough.k[0]), (1, 2)); // e^-3 may be e^-1
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::Radius`], [`Error::RadiusWithProbs`].

@@ -11,6 +11,14 @@ use crate::memory::{check_memory, product, room};
 /// `(..., m, n)` they stand beside the axes before `m`, from the right, each of the same length or 1. The last of them may
 /// also divide the length of its partner, which then falls into as many groups (`heads` over `kv_heads`). Values with as many
 /// leading axes as the scores have batch axes give each row its own: all axes agree, and the last may divide.
+///
+/// ```
+/// use certk_rs::{Error, Values};
+/// let data = [0.0_f32; 12];
+/// assert!(Values::new(&data, &[2, 3, 2]).is_ok());
+/// assert!(Values::strided(&data, &[2, 3, 1], &[6, 2]).is_ok()); // the first of two components
+/// assert!(matches!(Values::new(&data, &[12]), Err(Error::Shape { argument: "values", .. })));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Values<'a> {
     data: Data<'a>,

@@ -5,6 +5,14 @@ use crate::error::{Error, Place};
 use crate::memory::product;
 
 /// Borrowed vectors of shape `(..., n, d)`; the last axis is contiguous, the others may be strided.
+///
+/// ```
+/// use certk_rs::{Error, Vectors};
+/// let data = [0.0_f32; 12];
+/// assert!(Vectors::new("q", &data, &[3, 4]).is_ok());
+/// assert!(Vectors::strided("q", &data, &[3, 2], &[4]).is_ok()); // the first half of each
+/// assert!(matches!(Vectors::new("q", &data, &[3, 5]), Err(Error::Shape { argument: "q", .. })));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Vectors<'a> {
     pub(crate) data: Data<'a>,

@@ -22,6 +22,15 @@ use crate::threads;
 /// `eps` holds one budget per row, or one for all, in [0, 1); 0 keeps every visible key. Ties go to the lower position.
 /// The same input gives the same bits for any number of threads and any instruction set.
 ///
+/// ```
+/// use certk_rs::{Options, Scores, select};
+/// let rows = [9.0_f32, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0];
+/// let found = select(&Scores::new(&rows, &[2, 4])?, &[0.2], &Options::new())?;
+/// assert_eq!(found.row(0), [0]);
+/// assert_eq!(found.k, [1, 4]); // of four equal keys each has a quarter
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the options, by variant.
 pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Selection, Error> {

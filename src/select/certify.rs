@@ -19,6 +19,16 @@ use crate::threads;
 /// With `independent` the answer comes from a slow check in scalar f64 that shares no kernel with the selector.
 /// A row whose budget the fast arithmetic cannot decide is decided again in f64.
 ///
+/// ```
+/// use certk_rs::{Keep, Scores, certify};
+/// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+/// let keep = Keep::Indices { indptr: &[0, 1], indices: &[0] };
+/// let judged = certify(&Scores::new(&row, &[1, 6])?, &keep, Some(&[0.1]), false, None)?;
+/// assert!(0.30 < judged.tail_mass_lower[0] && judged.tail_mass_upper[0] < 0.31);
+/// assert_eq!(judged.holds, Some(vec![false]));
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// Whatever is wrong with the scores, the budgets or the kept set, by variant.
 pub fn certify(

@@ -40,6 +40,11 @@ use crate::kernels::Simd;
 
 /// The name of the instruction-set level in force: "portable", "avx2" or "avx512". Results do not depend on it.
 ///
+/// ```
+/// assert!(["portable", "avx2", "avx512"].contains(&certk_rs::simd_level()?));
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Level`] if the environment variable `CERTK_LEVEL` names a level that is unknown or cannot run here.
 pub fn simd_level() -> Result<&'static str, Error> {
@@ -47,6 +52,14 @@ pub fn simd_level() -> Result<&'static str, Error> {
 }
 
 /// Forces an instruction-set level for the whole process; `None` goes back to `CERTK_LEVEL` or the best available.
+///
+/// ```
+/// certk_rs::force_simd_level(Some("portable"))?;
+/// assert_eq!(certk_rs::simd_level()?, "portable");
+/// certk_rs::force_simd_level(None)?;
+/// assert!(certk_rs::force_simd_level(Some("mmx")).is_err());
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Level`] if the level is unknown or cannot run here.

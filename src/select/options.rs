@@ -4,6 +4,15 @@ use crate::error::Error;
 use crate::rows::Scores;
 
 /// An upper limit on how many keys of a row are kept.
+///
+/// ```
+/// use certk_rs::{MaxKeep, Options, Scores, Status, select};
+/// let scores = Scores::new(&[0.0_f32; 4], &[1, 4])?;
+/// let half = Options::new().max_keep(MaxKeep::Fraction(0.5));
+/// let found = select(&scores, &[0.1], &half)?;
+/// assert_eq!((found.k[0], found.status[0]), (2, Status::OverBudget));
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum MaxKeep {
@@ -52,8 +61,12 @@ options! {
     /// Options of a selection; the defaults ask for the plain minimal set on all available threads.
     ///
     /// ```
-    /// use certk_rs::Options;
-    /// let options = Options::new().keep_first(4).keep_last(64).threads(2);
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[0.0_f32, 0.0, 9.0, 0.0, 0.0], &[1, 5])?;
+    /// let options = Options::new().keep_first(1).keep_last(1).threads(1);
+    /// assert_eq!(select(&scores, &[0.1], &options)?.row(0), [0, 2, 4]);
+    /// assert_eq!(select(&scores, &[0.1], &Options::new().block_size(2))?.row(0), [2, 3]);
+    /// # Ok::<(), certk_rs::Error>(())
     /// ```
     of:
 

@@ -81,6 +81,16 @@ impl<'a> From<&'a Selection> for Keep<'a> {
 impl Selection {
     /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
     /// then ask for none.
+    ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[1.0_f32; 64], &[1, 64])?;
+    /// let first = select(&scores, &[0.1], &Options::new())?;
+    /// let k = first.k[0];
+    /// first.recycle();
+    /// assert_eq!(select(&scores, &[0.1], &Options::new())?.k, [k]);
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     pub fn recycle(self) {
         recycled::recycle(self);
     }
@@ -89,6 +99,14 @@ impl Selection {
     pub(crate) const ROW: usize = 4 * size_of::<i64>() + 2;
 
     /// The positions kept of a row, ascending.
+    ///
+    /// ```
+    /// use certk_rs::{Options, Scores, select};
+    /// let scores = Scores::new(&[9.0_f32, 0.0, 0.0, 9.0], &[2, 2])?;
+    /// let found = select(&scores, &[0.1], &Options::new())?;
+    /// assert_eq!((found.row(0), found.row(1)), (&[0][..], &[1][..]));
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
     ///
     /// # Panics
     /// If there is no such row.
