@@ -11,7 +11,7 @@ MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 fuzz fuzz-smoke test-asan test-valgrind lint fmt bench clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-valgrind lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -22,6 +22,8 @@ help:
 	@echo 'make test-service half a minute of mixed load on the service, with restarts and crashes; SOAK_MINUTES for more'
 	@echo 'make test-aarch64 the Rust tests for aarch64, under emulation (needs packages, and names those that are missing)'
 	@echo 'make install-aarch64  what that needs, on Debian, as root'
+	@echo 'make test-msrv    checks that all crates compile with the oldest Rust that Cargo.toml promises'
+	@echo 'make install-msrv that Rust, by rustup'
 	@echo 'make fuzz-smoke   the fuzz targets over their seeds and over random inputs, by any compiler (less than two minutes)'
 	@echo 'make fuzz         fuzz every target in turn (needs nightly Rust and cargo-fuzz); FUZZ_SECONDS for each, 600 if not given'
 	@echo 'make test-asan    the Rust tests of kernels and of the whole under AddressSanitizer (needs nightly Rust)'
@@ -80,6 +82,18 @@ test-aarch64:
 	env RUSTC=$(AARCH64_RUSTC) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static CERTK_EMULATED=1 \
 		cargo test --release --target $(AARCH64) --lib --tests
+
+# By the release that rust-version names and by no newer one: what passes with another says nothing of it.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
+install-msrv:
+	rustup run $(MSRV) rustc --version || rustup toolchain install $(MSRV) --profile minimal
+
+test-msrv: $(VENV)/.tools
+	@rustup run $(MSRV) rustc --version 2> /dev/null | grep -F 'rustc $(MSRV).' || \
+		{ echo 'missing: Rust $(MSRV). With rustup: make install-msrv'; exit 1; }
+	@echo '== the crate alone, then with every feature and member, by Rust $(MSRV)'
+	rustup run $(MSRV) $(CARGO) check --locked --target-dir target/msrv
+	rustup run $(MSRV) $(CARGO) check --locked --workspace --all-features --target-dir target/msrv
 
 # A workspace of its own, with checks of overflow. What it builds may be used again.
 fuzz-smoke:
