@@ -29,8 +29,8 @@ fn said_by(mut command: Command) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The items, as the compiler of this test sees them with every feature.
-fn items() -> Vec<String> {
+/// The items, as the compiler of this test sees them with every feature, and what the documentation of each says.
+fn items() -> Vec<(String, String)> {
     let mut version = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     version.arg("--version");
     let compiler = said_by(version);
@@ -70,13 +70,33 @@ fn items() -> Vec<String> {
         .omit_auto_trait_impls(true)
         .build()
         .unwrap_or_else(|error| panic!("public-api reads what rustdoc wrote: {error}"));
-    api.items().map(ToString::to_string).collect()
+    let documentation = |id: u32| written["index"][id.to_string()]["docs"].as_str().unwrap_or("");
+    api.items().map(|item| (item.to_string(), documentation(item.id().0).to_string())).collect()
+}
+
+/// Functions of modules, and all that an index can do, without an example: it is where readers look first. What traits ask for is not
+/// documented, but for what makes two indexes equal; whatever else there is must be, as a lint has it.
+fn without_example(items: &[(String, String)]) -> Vec<&str> {
+    let looked_at = |line: &str| {
+        let path = line.strip_prefix("pub fn certk_rs::").and_then(|rest| rest.split('(').next());
+        path.is_some_and(|path| {
+            let of_index = path.starts_with("KeyIndex<") && !path.ends_with("::eq");
+            of_index || !path.contains(char::is_uppercase)
+        })
+    };
+    let lacking = items.iter().filter(|(line, documentation)| {
+        looked_at(line) && !documentation.is_empty() && !documentation.contains("```")
+    });
+    lacking.map(|(line, _)| line.as_str()).collect()
 }
 
 #[test]
 fn the_public_interface_is_as_the_list_says() {
     let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("public_api.txt");
     let items = items();
+    let lacking = without_example(&items);
+    assert!(lacking.is_empty(), "an example is wanted, with an assertion: {lacking:#?}");
+    let items: Vec<String> = items.into_iter().map(|(line, _)| line).collect();
     // What would be lost with one more option left out of the builder, and what would drown it.
     for line in [
         "pub fn certk_rs::select(",
