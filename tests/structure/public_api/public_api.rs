@@ -34,7 +34,7 @@ fn items() -> Vec<(String, String)> {
     let mut version = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     version.arg("--version");
     let compiler = said_by(version);
-    let advice = "Run it with that release, or raise RELEASE, FORMAT and the version of public-api together (its README has a table), \
+    let advice = "Run it with that release, or raise RELEASE, FORMAT and the version of public-api together (which asks for the rustdoc-types of one FORMAT), \
                   and bless the list.";
     assert!(
         compiler.starts_with(RELEASE),
