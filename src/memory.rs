@@ -171,7 +171,7 @@ fn there_is(bytes: usize) -> bool {
 }
 
 /// Whether the caller lets a call ask for so much.
-fn within_limit(bytes: usize) -> bool {
+pub(crate) fn within_limit(bytes: usize) -> bool {
     ambient::memory_limit().is_none_or(|limit| bytes <= limit)
 }
 

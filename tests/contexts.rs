@@ -175,3 +175,44 @@ fn long_calls_end_soon_after_they_are_told_to() {
     });
     assert!(late.is_empty(), "{late:#?}");
 }
+
+/// A call that is allowed a few bytes and would need many more ends with an error that says so; none takes them.
+#[test]
+fn no_call_asks_for_more_memory_than_it_is_allowed() {
+    let n = 1 << 16;
+    let data = gaussian(n, 1.0);
+    let even = vec![0.0f32; n];
+    let row = Scores::new(&data[..], &[1, n]).unwrap();
+    let equal = Scores::new(&even[..], &[1, n]).unwrap();
+    let rows = Scores::new(&even[..], &[16, n / 16]).unwrap();
+    let vectors = Vectors::new("k", &data[..], &[n / 16, 16]).unwrap();
+    let query = Vectors::new("q", &data[..16], &[1, 16]).unwrap();
+    let index = KeyIndex::build(&vectors, &IndexOptions::default()).unwrap();
+    let values = Values::new(&data[..], &[n, 1]).unwrap();
+    let budget = Budget::TailMass(&[0.01]);
+    let (options, search) = (Options::new(), SearchOptions::default());
+    let all: Vec<i64> = (0..n as i64 - 1).collect();
+    let indptr = [0, n as i64 - 1];
+    let keep = Keep::Indices { indptr: &indptr, indices: &all };
+    let how = AttentionOptions::default();
+    let calls: [(&str, Work<'_>); 9] = [
+        ("select a row", &|| select(&row, &[0.01], &options).map(drop)),
+        ("select equal scores", &|| select(&equal, &[0.1], &options).map(drop)),
+        ("select rows", &|| select(&rows, &[0.1], &options).map(drop)),
+        ("certify", &|| certify(&row, &keep, Some(&[0.1]), false, None).map(drop)),
+        ("keep_set", &|| keep_set(&rows, &[0.05], &options).map(drop)),
+        ("build", &|| KeyIndex::build(&vectors, &IndexOptions::default()).map(drop)),
+        ("search", &|| index.search(&query, Some(&vectors), &[0.01], &search).map(drop)),
+        ("attention", &|| attention(&query, &vectors, &vectors, budget, None, &how).map(drop)),
+        ("select_output", &|| select_output(&row, &values, &[0.1], None).map(drop)),
+    ];
+    for (name, call) in calls {
+        // Memory that calls before left is not asked for again: each has none.
+        let workspace = || certk_rs::Workspace::new();
+        let few = Context::new().serial().workspace(&workspace()).memory_limit(1000);
+        let found = few.run(call);
+        assert!(matches!(found, Err(Error::NoMemory { .. })), "{name}: {found:?}");
+        let many = Context::new().serial().workspace(&workspace()).memory_limit(1 << 30);
+        assert_eq!(many.run(call), Ok(()), "{name}");
+    }
+}

@@ -8,7 +8,7 @@ use super::prepared::Source;
 use crate::certified_sums::ErrorBound;
 use crate::error::Error;
 use crate::kernels::{LANES, Prefetch, Simd, ask_for_huge_pages};
-use crate::memory::room;
+use crate::memory::{room, within_limit};
 use crate::rows::{Data, PerRow, Scores};
 
 /// One call's arguments.
@@ -72,7 +72,9 @@ impl SelectJob<'_> {
             let more = (1.02 * like_so_far) as usize;
             // Not everything at once: the first rows may be denser than the rest.
             let more = more.min((8 * out.len()).max(1 << 16)).max(out.len() / 8);
-            if out.try_reserve_exact(more + n).is_err() {
+            let bytes = (out.len() + more + n).saturating_mul(size_of::<u32>());
+            // A limit may leave room for this row where it leaves none for those to come.
+            if !within_limit(bytes) || out.try_reserve_exact(more + n).is_err() {
                 room("scores", out, n)?;
             }
             ask_for_huge_pages(out);

@@ -2,8 +2,8 @@
 //! makes it and by whoever reads it.
 //!
 //! rustdoc lists the items, as JSON that compilers write under `RUSTC_BOOTSTRAP`, and each in a version of its own. The list is
-//! compared by one release of the compiler only: by another the test fails and says so, since a list that nobody compared would look
-//! like one that is right.
+//! compared by one release of the compiler only: where it must be compared (`CERTK_SAME_RUST`, which `.ci/run` sets) another release
+//! is a failure; elsewhere the test says that nothing was compared.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,16 +30,21 @@ fn said_by(mut command: Command) -> String {
 }
 
 /// The items, as the compiler of this test sees them with every feature, and what the documentation of each says.
-fn items() -> Vec<(String, String)> {
+/// None of another release, where that is no failure.
+fn items() -> Option<Vec<(String, String)>> {
     let mut version = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     version.arg("--version");
     let compiler = said_by(version);
     let advice = "Run it with that release, or raise RELEASE, FORMAT and the version of public-api together (which asks for the rustdoc-types of one FORMAT), \
                   and bless the list.";
-    assert!(
-        compiler.starts_with(RELEASE),
-        "NOT COMPARED: the public interface. The list is that of {RELEASE}x, and this is {compiler}{advice}"
-    );
+    if !compiler.starts_with(RELEASE) {
+        let told = format!(
+            "NOT COMPARED: the public interface. The list is that of {RELEASE}x, and this is {compiler}{advice}"
+        );
+        assert!(env::var_os("CERTK_SAME_RUST").is_none(), "{told}");
+        eprintln!("{told}");
+        return None;
+    }
     // A folder of its own: cargo still holds the other while tests are run with some of its commands, and flags differ.
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("public-api");
     let mut rustdoc = Command::new(env!("CARGO"));
@@ -71,7 +76,8 @@ fn items() -> Vec<(String, String)> {
         .build()
         .unwrap_or_else(|error| panic!("public-api reads what rustdoc wrote: {error}"));
     let documentation = |id: u32| written["index"][id.to_string()]["docs"].as_str().unwrap_or("");
-    api.items().map(|item| (item.to_string(), documentation(item.id().0).to_string())).collect()
+    let lines = api.items().map(|item| (item.to_string(), documentation(item.id().0).to_string()));
+    Some(lines.collect())
 }
 
 /// Functions of modules, and all that an index can do, without an example: it is where readers look first. What traits ask for is not
@@ -93,7 +99,7 @@ fn without_example(items: &[(String, String)]) -> Vec<&str> {
 #[test]
 fn the_public_interface_is_as_the_list_says() {
     let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("public_api.txt");
-    let items = items();
+    let Some(items) = items() else { return };
     let lacking = without_example(&items);
     assert!(lacking.is_empty(), "an example is wanted, with an assertion: {lacking:#?}");
     let items: Vec<String> = items.into_iter().map(|(line, _)| line).collect();
