@@ -103,7 +103,7 @@ fuzz-smoke:
 FUZZ_SECONDS ?= 600
 fuzz:
 	@command -v cargo-fuzz > /dev/null || { echo 'cargo-fuzz is needed: cargo install cargo-fuzz'; exit 1; }
-	cd fuzz && for target in attention certify index_file saved_index search select; do \
+	cd fuzz && for target in attention certify index_file saved_index search select service; do \
 		mkdir -p corpus/$$target && \
 		cargo +nightly fuzz run $$target corpus/$$target seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -dict=numbers.dict -max_len=4096 -timeout=25 || exit 1; \

@@ -13,7 +13,7 @@ pub(crate) struct Matrices {
     pub(crate) heads: usize,
     pub(crate) rows: usize,
     pub(crate) dim: usize,
-    shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
 }
 
 impl Matrices {

@@ -20,7 +20,7 @@ use crate::settings::Settings;
 use crate::{auth, bodies, metrics, select};
 
 /// What all requests share.
-pub(crate) struct App {
+pub struct App {
     pub(crate) settings: Settings,
     pub(crate) compute: Compute,
     pub(crate) metrics: Metrics,
@@ -29,7 +29,11 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(settings: Settings) -> std::io::Result<Arc<Self>> {
+    /// Starts the threads that compute, and finds the sessions that have files.
+    ///
+    /// # Errors
+    /// A thread cannot be started, or the data folder cannot be used.
+    pub fn new(settings: Settings) -> std::io::Result<Arc<Self>> {
         let (threads, waiting) = (settings.compute_threads, settings.waiting);
         let compute = Compute::start(threads, waiting, settings.call_memory)?;
         let (most, bytes) = (settings.sessions, settings.session_memory);
@@ -37,6 +41,11 @@ impl App {
         let bodies = Bodies::new(settings.bodies_memory, settings.max_body);
         let metrics = Metrics::new();
         Ok(Arc::new(App { settings, compute, metrics, bodies, sessions }))
+    }
+
+    /// Writes all sessions that changed since they were written, as at the end.
+    pub fn file_all(&self) {
+        self.sessions.file_all();
     }
 
     /// How long a request's call may take.
@@ -54,7 +63,8 @@ impl App {
 pub(crate) const OPENAPI: &str = include_str!("../openapi.json");
 const PAGE: &str = include_str!("page.html");
 
-pub(crate) fn router(app: &Arc<App>) -> Router {
+/// All that can be asked.
+pub fn router(app: &Arc<App>) -> Router {
     // A body that trickles in holds a connection no longer than this.
     let patience = app.settings.timeout() + Duration::from_secs(10);
     let calls = Router::new()

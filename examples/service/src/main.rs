@@ -1,29 +1,13 @@
 //! Certified selection over HTTP: a service that embeds `certk-rs`. Its README says how to ask.
 
-mod app;
-mod asked;
-mod auth;
-mod bodies;
-mod compute;
-mod failure;
-mod metrics;
-mod select;
-mod sessions;
-mod settings;
-mod tensors;
-#[cfg(test)]
-mod tests;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use certk_service::{App, Settings, router};
 use clap::Parser;
 use tokio::net::TcpListener;
 use tokio::signal;
 use tracing_subscriber::EnvFilter;
-
-use crate::app::App;
-use crate::settings::Settings;
 
 #[tokio::main]
 async fn main() -> std::io::Result<()> {
@@ -39,7 +23,7 @@ async fn main() -> std::io::Result<()> {
     tracing::info!(address = %listener.local_addr()?, "listening");
     let kept = Arc::clone(&app);
     let (told, end) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(listener, app::router(&app)).with_graceful_shutdown(async move {
+    let server = axum::serve(listener, router(&app)).with_graceful_shutdown(async move {
         asked_to_end().await;
         tracing::info!("ending: calls that run are waited for");
         told.send(()).ok();
@@ -52,7 +36,7 @@ async fn main() -> std::io::Result<()> {
         done = async { server.await } => done?,
         () = patience => tracing::warn!("calls that still run are left"),
     }
-    tokio::task::spawn_blocking(move || kept.sessions.file_all()).await?;
+    tokio::task::spawn_blocking(move || kept.file_all()).await?;
     tracing::info!("ended");
     Ok(())
 }

@@ -9,43 +9,43 @@ use clap::Parser;
 /// Certified selection of attention scores over HTTP.
 #[derive(Debug, Clone, Parser)]
 #[command(version, about)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// Address to listen on.
     #[arg(long, env = "CERTK_LISTEN", default_value = "127.0.0.1:8080")]
-    pub(crate) listen: SocketAddr,
+    pub listen: SocketAddr,
     /// Token that requests must bring (`Authorization: Bearer ..`); without one everybody may ask.
     #[arg(long, env = "CERTK_TOKEN", hide_env_values = true)]
-    pub(crate) token: Option<String>,
+    pub token: Option<String>,
     /// Threads that compute; each works on one call at a time.
     #[arg(long, env = "CERTK_COMPUTE_THREADS", default_value_t = available())]
-    pub(crate) compute_threads: usize,
+    pub compute_threads: usize,
     /// Calls that may wait for a thread; more are told to come back (429).
     #[arg(long, env = "CERTK_WAITING", default_value_t = 64)]
-    pub(crate) waiting: usize,
+    pub waiting: usize,
     /// Milliseconds that a call may take, waiting included; a request may ask for less (`x-timeout-ms`).
     #[arg(long, env = "CERTK_TIMEOUT_MS", default_value_t = 30_000)]
-    pub(crate) timeout_ms: u64,
+    pub timeout_ms: u64,
     /// Bytes of a request's body.
     #[arg(long, env = "CERTK_MAX_BODY", default_value_t = 256 << 20)]
-    pub(crate) max_body: usize,
+    pub max_body: usize,
     /// Bytes of the bodies of all requests that are not answered yet.
     #[arg(long, env = "CERTK_BODIES_MEMORY", default_value_t = 1 << 30)]
-    pub(crate) bodies_memory: usize,
+    pub bodies_memory: usize,
     /// Bytes that one call may ask for at a time.
     #[arg(long, env = "CERTK_CALL_MEMORY", default_value_t = 2 << 30)]
-    pub(crate) call_memory: usize,
+    pub call_memory: usize,
     /// Sessions that there may be, those included that are in files only.
     #[arg(long, env = "CERTK_SESSIONS", default_value_t = 1000)]
-    pub(crate) sessions: usize,
+    pub sessions: usize,
     /// Bytes of memory that sessions may hold together; those used last stay.
     #[arg(long, env = "CERTK_SESSION_MEMORY", default_value_t = 4 << 30)]
-    pub(crate) session_memory: usize,
+    pub session_memory: usize,
     /// Folder for sessions' files; without one they end with the service.
     #[arg(long, env = "CERTK_DATA")]
-    pub(crate) data: Option<PathBuf>,
+    pub data: Option<PathBuf>,
     /// Seconds that calls may go on after the service was told to end.
     #[arg(long, env = "CERTK_GRACE", default_value_t = 30)]
-    pub(crate) grace: u64,
+    pub grace: u64,
 }
 
 fn available() -> usize {
