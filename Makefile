@@ -11,7 +11,7 @@ MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-valgrind lint fmt bench clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -27,6 +27,7 @@ help:
 	@echo 'make fuzz-smoke   the fuzz targets over their seeds and over random inputs, by any compiler (less than two minutes)'
 	@echo 'make fuzz         fuzz every target in turn (needs nightly Rust and cargo-fuzz); FUZZ_SECONDS for each, 600 if not given'
 	@echo 'make test-asan    the Rust tests of kernels and of the whole under AddressSanitizer (needs nightly Rust)'
+	@echo 'make test-tsan    snapshots, pools and cancellation under ThreadSanitizer (needs nightly Rust with rust-src)'
 	@echo 'make test-valgrind  a smaller run of inputs at the ends of memory under valgrind'
 	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
@@ -113,6 +114,13 @@ fuzz:
 test-asan:
 	env RUSTFLAGS=-Zsanitizer=address CERTK_EMULATED=1 cargo +nightly test --release --target-dir target/asan \
 		--target "$$(rustc -vV | sed -n 's/host: //p')" --lib --test hardened
+
+# Here the standard library must have instrumentation, too: what its locks put in order would look like a race.
+test-tsan:
+	env RUSTFLAGS=-Zsanitizer=thread CERTK_EMULATED=1 cargo +nightly test -Zbuild-std --release --target-dir target/tsan \
+		--target "$$(rustc -vV | sed -n 's/host: //p')" --features portable-fma --test contexts --test hosts
+	env RUSTFLAGS=-Zsanitizer=thread CERTK_EMULATED=1 cargo +nightly test -Zbuild-std --release --target-dir target/tsan \
+		--target "$$(rustc -vV | sed -n 's/host: //p')" --features portable-fma --test soundness -- snapshots
 
 test-valgrind:
 	@command -v valgrind > /dev/null || { echo 'valgrind is needed'; exit 1; }
