@@ -32,9 +32,10 @@ type Work<'w> = &'w dyn Fn() -> Result<(), Error>;
 /// Between the two readings around the raising of a flag, at most.
 const NEAR: Duration = Duration::from_micros(500);
 
-/// How much is worked on calls after they are told to stop, at worst, and how many of them did not end by themselves before. It
-/// is the time of all processors that is counted: time on a clock would say as much of other processes.
-fn overtime(work: Work<'_>) -> (Duration, usize) {
+/// How much is worked on calls after they are told to stop, at worst, how many of them did not end by themselves before, and how long
+/// one takes that is not told to. It is the time of all processors that is counted: time on a clock would say as much of other
+/// processes.
+fn overtime(work: Work<'_>) -> (Duration, usize, Duration) {
     let moments = if emulated() { 2 } else { 6 };
     let begun = Instant::now();
     work().unwrap();
@@ -70,7 +71,7 @@ fn overtime(work: Work<'_>) -> (Duration, usize) {
         }
         moment += 1;
     }
-    (worst, stopped)
+    (worst, stopped, whole)
 }
 
 /// Every function that may take long, on inputs that make it so.
@@ -164,12 +165,13 @@ fn long_calls_end_soon_after_they_are_told_to() {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
     let mut late = Vec::new();
     long_calls(&mut |name, work| {
-        let (worst, stopped) = overtime(work);
+        let (worst, stopped, whole) = overtime(work);
         println!("{name}: {worst:?} of work afterwards at most, {stopped} times");
         if worst > Duration::from_millis(10) * threads && !emulated() {
             late.push(format!("{name}: {worst:?}"));
         }
-        if stopped == 0 {
+        // What is over sooner than it must end may end by itself, before a thread on a busy machine is awake.
+        if stopped == 0 && whole > Duration::from_millis(10) {
             late.push(format!("{name} was never stopped"));
         }
     });

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::job::{Answer, AttentionJob, MANY};
 use super::sink::Sunk;
+use crate::ambient::asked_each;
 use crate::error::Error;
 use crate::index::{RowVisibility, Rung, for_coded_dtype, matrix};
 use crate::kernels::{
@@ -119,7 +120,7 @@ impl AttentionJob<'_> {
         let (mut of_keys, mut of_values) = (Reused::new(), Reused::new());
         let mut limits = [0.0f32; PANEL_ROWS];
         let mut each = Reused::new();
-        for from in (0..longest).step_by(PANEL_KEYS) {
+        for from in asked_each((0..longest).step_by(PANEL_KEYS)) {
             let block = (from, PANEL_KEYS.min(longest - from));
             let sees = match masked(visibility, block, &mut each) {
                 // What nobody sees is not touched.
