@@ -42,15 +42,22 @@ pub(crate) fn at_once<T: Scratch, R>(work: impl FnOnce(&mut T) -> R) -> R {
 }
 
 /// Scratch of a kind, for as long as this lives. It is to be dropped on the thread, and under the context, that it was made in.
-pub(crate) struct Lent<T: Scratch>(Option<Box<T>>);
+pub(crate) struct Lent<T: Scratch> {
+    scratch: Option<Box<T>>,
+    /// Whether it was made because nobody could look for another.
+    extra: bool,
+}
 
 impl<T: Scratch> Lent<T> {
     pub(crate) fn new() -> Self {
-        let found = match ambient::workspace() {
+        let (found, extra) = match ambient::workspace() {
             Some(workspace) => workspace.take(),
-            None => on_this_thread(Shelf::take).flatten().or_else(|| process().take()),
+            None => match on_this_thread(Shelf::take).flatten() {
+                Some(found) => (Some(found), false),
+                None => process().take(),
+            },
         };
-        Lent(Some(found.unwrap_or_default()))
+        Lent { scratch: Some(found.unwrap_or_default()), extra }
     }
 }
 
@@ -58,27 +65,29 @@ impl<T: Scratch> Deref for Lent<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_deref().expect("it is there until it is dropped")
+        self.scratch.as_deref().expect("it is there until it is dropped")
     }
 }
 
 impl<T: Scratch> DerefMut for Lent<T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.0.as_deref_mut().expect("it is there until it is dropped")
+        self.scratch.as_deref_mut().expect("it is there until it is dropped")
     }
 }
 
 impl<T: Scratch> Drop for Lent<T> {
     fn drop(&mut self) {
         // What a panic leaves may be anything.
-        let Some(scratch) = self.0.take().filter(|_| !std::thread::panicking()) else { return };
+        let Some(scratch) = self.scratch.take().filter(|_| !std::thread::panicking()) else {
+            return;
+        };
         let bytes = scratch.bytes();
         match ambient::workspace() {
-            Some(workspace) => workspace.put_back(scratch, bytes, None),
+            Some(workspace) => workspace.put_back(scratch, (bytes, self.extra), None),
             None if bytes <= SMALL => {
                 on_this_thread(|shelf| shelf.put(scratch, bytes));
             }
-            None => process().put_back(scratch, bytes, Some(MOST_IDLE)),
+            None => process().put_back(scratch, (bytes, self.extra), Some(MOST_IDLE)),
         }
     }
 }
@@ -144,6 +153,26 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    /// Threads that share a workspace meet at its lock all the time: it holds what they use at a time, and no more.
+    #[test]
+    fn a_workspace_does_not_grow_with_how_often_threads_meet() {
+        let workspace = Workspace::new();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let context = Context::new().workspace(&workspace);
+                scope.spawn(move || {
+                    context.run(|| {
+                        for _ in 0..200_000 {
+                            used(1000);
+                        }
+                    });
+                });
+            }
+        });
+        // One for each thread, and one more that was made while all others were out.
+        assert!(workspace.bytes() <= 5 * 1000, "{}", workspace.bytes());
     }
 
     #[test]

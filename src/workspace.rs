@@ -74,6 +74,11 @@ impl Shelf {
         Some((found, large))
     }
 
+    /// Whether there is scratch of a kind.
+    fn has<T: Scratch>(&self) -> bool {
+        self.0.iter().any(|idle| idle.kind == TypeId::of::<T>())
+    }
+
     pub(crate) fn put<T: Scratch>(&mut self, scratch: Box<T>, bytes: usize) {
         self.0.push(Idle { kind: TypeId::of::<T>(), scratch, bytes });
     }
@@ -119,12 +124,23 @@ impl Workspace {
         what(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    pub(crate) fn take<T: Scratch>(&self) -> Option<Box<T>> {
-        self.0.try_lock().ok()?.take()
+    /// Scratch that lies here, if there is some; and whether there may be some that could not be looked for.
+    pub(crate) fn take<T: Scratch>(&self) -> (Option<Box<T>>, bool) {
+        self.0.try_lock().map_or((None, true), |mut shelf| (shelf.take(), false))
     }
 
-    pub(crate) fn put_back<T: Scratch>(&self, scratch: Box<T>, bytes: usize, most: Option<usize>) {
+    /// Puts scratch here, unless it is `extra`, made because others could not be looked for, and there are others: a workspace would grow
+    /// with every time that two threads meet.
+    pub(crate) fn put_back<T: Scratch>(
+        &self,
+        scratch: Box<T>,
+        (bytes, extra): (usize, bool),
+        most: Option<usize>,
+    ) {
         if let Ok(mut shelf) = self.0.try_lock() {
+            if extra && shelf.has::<T>() {
+                return;
+            }
             shelf.put(scratch, bytes);
             if let Some(most) = most {
                 shelf.shrink_to(most);
