@@ -280,6 +280,12 @@ mod tests {
             case((4, 700, 40, 20), false, true, 0.01, 4.0),
             case((4, 700, 40, 20), false, false, 0.01, 0.5),
             case((3, 200, 16, 16), false, false, 0.1, 6.0),
+            // Rows that are searched by panels, of many and of few, of which little can be dropped, and alone.
+            case((40, 1500, 64, 16), true, true, 0.02, 7.0),
+            case((64, 1200, 40, 24), false, true, 0.1, 9.0),
+            case((5, 1100, 64, 20), true, true, 0.01, 6.0),
+            case((4, 1100, 32, 20), false, true, 0.01, 0.5),
+            case((1, 1040, 48, 16), false, true, 0.05, 5.0),
         ];
         for Case { shape: (m, n, dim, width), causal, index, eps, sigma } in cases {
             let queries: Vec<f32> = normal(m * dim, 1).iter().map(|x| sigma * x).collect();

@@ -1,29 +1,24 @@
 //! A few rows over one head's keys and values.
 
 use super::error_bound::sum_error;
-use super::job::{Answer, AttentionJob, GROUP, MANY, RowBudget, Unit};
-use super::options::AttentionOptions;
+use super::job::{Answer, AttentionJob};
+use super::job::{MANY, RowBudget};
+use super::pending::{PendingRow, RowScratch, grow};
+use super::pruned::Lists;
 use super::stretches::by_stretches;
 use crate::error::Error;
-use crate::index::{
-    Chosen, Coded, Codes, Prepared, Query, QueryScratch, RowVisibility, Rung, Step,
-    ThresholdSearch, ThresholdState, for_coded_dtype, matrix,
-};
-use crate::kernels::{Element, Exp, Keys, LANES, PANEL_ROWS, Picked};
+use crate::index::{Guess, Query, QueryScratch, RowVisibility, Rung};
+use crate::kernels::{Element, Exp, Keys, LANES, Picked};
 use crate::log_mass::LogMass;
 use crate::memory::{self, filled};
-use crate::recycled::held;
 use crate::reused::{Reused, filled_again};
-use crate::rows::{Data, Scores, for_dtype};
-use crate::scratch::Lent;
+use crate::rows::{Scores, for_dtype};
 use crate::select::Options;
-use crate::workspace::Scratch;
-use half::{bf16, f16};
 
 /// Keys whose rows stay in a cache while a group uses them.
 const BLOCK: usize = 64;
-/// Many rows that keep a larger share of their keys are faster together, with all keys.
-const SPARSE_ROWS: f64 = 0.045;
+/// So many rows are faster together, in f32, where none can drop anything.
+const TOGETHER: usize = 2;
 /// A row that keeps a larger share of its keys keeps all.
 const ALL: f64 = 0.5;
 /// A row whose scores are known no better than this, in nats, keeps all keys.
@@ -31,282 +26,27 @@ const VAGUE: f64 = 1.0;
 /// Relative error of the exponential in f64, generously.
 const EXP: f64 = 1e-12;
 
-/// One row on its way.
-struct PendingRow {
-    number: usize,
-    wide: Reused<f64>,
-    query: Query,
-    prepared: Option<Prepared>,
-    prefix: usize,
-    eps: f64,
-    scratch: Lent<RowScratch>,
-    /// What is kept, if not everything that is visible.
-    kept: Option<Reused<u32>>,
-    upper: f64,
-    scored: usize,
-    rung: Rung,
-    /// Not answered yet.
-    open: bool,
-    /// Not answered because little can be dropped.
-    flat: bool,
-}
-
-/// What a row needs room for.
-#[derive(Default)]
-struct RowScratch {
-    query: QueryScratch,
-    weights: Vec<f64>,
-}
-
-impl Scratch for RowScratch {
-    fn bytes(&self) -> usize {
-        self.query.bytes() + held(&self.weights)
-    }
-}
-
-/// Of each of a few rows, ascending positions.
-type Lists<'a> = [&'a [u32]; MANY];
-
-/// Makes room for a number per key, in whole groups.
-fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
-    let all = keys.saturating_add(LANES);
-    memory::room("k", numbers, all.saturating_sub(numbers.len()))
-}
-
-/// Room for a row.
-fn row_scratch() -> Lent<RowScratch> {
-    let mut scratch = Lent::<RowScratch>::new();
-    scratch.query.forget();
-    scratch
-}
-
 impl AttentionJob<'_> {
-    pub(super) fn unit(&self, unit: &Unit, budget: RowBudget<'_>) -> Result<Reused<Answer>, Error> {
-        // One by one, so that an option that is added does not compile before all ways of answering rows (by codes, a few at
-        // a time, many together) have decided what they do about it.
-        let &AttentionOptions {
-            even_if_slower,
-            // Where something is chosen: `ask_for`.
-            mapped: _,
-            // What a row sees: `QueryRows`. Its scores: `AttentionJob::scale`. All ways ask for its sink where its weights are summed.
-            scale: _,
-            causal: _,
-            lengths: _,
-            mask: _,
-            sinks: _,
-            // Of outputs, whichever way they were computed.
-            precision: _,
-            ball: _,
-            threads: _,
-        } = &self.query_rows.options;
-        if unit.rows.len() < MANY {
-            return self.attend_few(unit.head, unit.rows, budget);
-        }
-        let mut answers: Reused<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
-        if self.index.is_some() {
-            // A few rows show whether to look at the codes at all.
-            let step = unit.rows.len() / GROUP;
-            let shown: [usize; GROUP] = std::array::from_fn(|i| i * step);
-            let pruned = self.attend_pruned(unit, &shown, budget, &mut answers)?;
-            let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
-                let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
-                (kept + here, seen + self.query_rows.row_visibility(unit.rows[at]).count())
-            });
-            let together = !budget.careful && !even_if_slower && self.fit_together();
-            let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
-            if pruned && (sparse || !together) {
-                let rest: Reused<usize> =
-                    (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
-                for four in rest.chunks(GROUP) {
-                    self.attend_pruned(unit, four, budget, &mut answers)?;
-                }
-            }
-        }
-        let open: Reused<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
-        let rows: Reused<usize> = open.iter().map(|&at| unit.rows[at]).collect();
-        for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
-            // Rows that may drop nothing lose nothing by it.
-            let each = even_if_slower && budget.eps.any(|eps| eps > 0.0);
-            let together =
-                if budget.careful || each { None } else { self.attend_tile(unit.head, rows)? };
-            if let Some(mut found) = together {
-                for (&at, found) in at.iter().zip(found.drain(..)) {
-                    answers[at] = Some(found);
-                }
-                continue;
-            }
-            for (at, rows) in at.chunks(GROUP).zip(rows.chunks(GROUP)) {
-                let mut found = self.attend_few(unit.head, rows, budget)?;
-                for (&at, found) in at.iter().zip(found.drain(..)) {
-                    answers[at] = Some(found);
-                }
-            }
-        }
-        Ok(answers.drain(..).flatten().collect())
-    }
-
-    /// Answers those of some rows that can be thinned; whether there are any.
-    fn attend_pruned(
-        &self,
-        unit: &Unit,
-        places: &[usize],
-        budget: RowBudget<'_>,
-        answers: &mut [Option<Answer>],
-    ) -> Result<bool, Error> {
-        let list: Reused<usize> = places.iter().map(|&at| unit.rows[at]).collect();
-        let mut rows = self.rows(unit.head, &list, budget)?;
-        self.prune_by_codes(unit.head, &mut rows)?;
-        let mut open = rows.iter().map(|row| row.open);
-        let places: Reused<usize> =
-            places.iter().copied().filter(|_| open.next() == Some(false)).collect();
-        rows.retain(|row| !row.open);
-        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?.drain(..)) {
-            answers[at] = Some(found);
-        }
-        Ok(!places.is_empty())
-    }
-
     /// A few rows that share what is read.
-    fn attend_few(
+    pub(super) fn attend_few(
         &self,
         head: usize,
         list: &[usize],
         budget: RowBudget<'_>,
     ) -> Result<Reused<Answer>, Error> {
-        let mut rows = self.rows(head, list, budget)?;
-        self.prune_by_codes(head, &mut rows)?;
+        let mut rows = self.rows(head, list, budget, None)?;
+        self.prune_by_codes(head, &mut rows, &mut Guess::default())?;
+        // Of rows that share what is read, and drop nothing, f32 is as fast as they can be read.
+        let together = rows.len() >= TOGETHER && rows.iter().all(|row| row.open && row.flat);
+        if together
+            && !budget.careful
+            && !self.query_rows.options.even_if_slower
+            && let Some(found) = self.attend_tile(head, list)?
+        {
+            return Ok(found);
+        }
         for_dtype!(self.keys.data, data => self.dense(head, data, &mut rows))?;
         self.average(head, &mut rows)
-    }
-
-    /// A query in f64.
-    ///
-    /// # Errors
-    /// [`Error::KeyNotFinite`].
-    pub(super) fn query(&self, row: usize) -> Result<Reused<f64>, Error> {
-        let m = self.queries.len();
-        let mut wide = Reused::with_hint(self.queries.dim());
-        self.queries.finite(row / m, row % m, &mut wide)?;
-        Ok(wide)
-    }
-
-    /// Rows of which nothing is known yet.
-    fn rows(
-        &self,
-        head: usize,
-        list: &[usize],
-        budget: RowBudget<'_>,
-    ) -> Result<Reused<PendingRow>, Error> {
-        let codes = self.index.map(|index| index.head(head));
-        // Without an index the size of keys is found when they are read.
-        let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
-        let row = |&row: &usize| {
-            let wide = self.query(row)?;
-            let eps = budget.eps.of(row);
-            Ok(PendingRow {
-                number: row,
-                query: Query::new(&wide, self.scale, largest),
-                prepared: codes.filter(|_| eps > 0.0).map(|codes| codes.prepare(&wide, self.scale)),
-                wide,
-                prefix: self.query_rows.row_visibility(row).prefix,
-                eps,
-                scratch: row_scratch(),
-                kept: None,
-                upper: 0.0,
-                scored: 0,
-                rung: Rung::Dense,
-                open: true,
-                flat: false,
-            })
-        };
-        list.iter().map(row).collect()
-    }
-
-    /// Answers what codes and a few exact scores can answer, and closes those rows.
-    fn prune_by_codes(&self, head: usize, rows: &mut [PendingRow]) -> Result<(), Error> {
-        let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
-        let padded = codes.len().next_multiple_of(LANES);
-        for row in rows.iter_mut() {
-            grow(&mut row.scratch.query.scores, padded)?;
-            row.scratch.query.scores.resize(padded, 0.0);
-        }
-        let mut left = rows
-            .iter_mut()
-            .filter_map(|row| Some((row.prepared.as_ref()?, &mut row.scratch.query.scores[..])));
-        loop {
-            let mut few: [Option<(&Prepared, &mut [f32])>; GROUP] =
-                std::array::from_fn(|_| left.next());
-            if let [Some((a, ra)), Some((b, rb)), Some((c, rc)), Some((d, rd))] = &mut few {
-                codes.scan(self.simd, [*a, *b, *c, *d], [ra, rb, rc, rd].map(|to| &mut **to));
-                continue;
-            }
-            for (prepared, to) in few.into_iter().flatten() {
-                codes.scan(self.simd, [prepared], [to]);
-            }
-            break;
-        }
-        for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows))
-    }
-
-    /// From scores by codes to answers.
-    fn rescore<E: Coded>(
-        &self,
-        head: usize,
-        keys: Keys<'_, E>,
-        rows: &mut [PendingRow],
-    ) -> Result<(), Error> {
-        let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
-        let simd = self.simd;
-        let sees = |row: usize| self.query_rows.row_visibility(row);
-        // These are always read.
-        let uncoded: Reused<u32> = codes.uncoded().collect();
-        self.ask_for(head, &[&uncoded]);
-        let mut states: Reused<Option<ThresholdState>> = rows.iter().map(|_| None).collect();
-        let mut active: Reused<bool> = rows.iter().map(|row| row.prepared.is_some()).collect();
-        while active.contains(&true) {
-            let mut chosen: Reused<Option<Chosen>> = rows.iter().map(|_| None).collect();
-            for (at, row) in rows.iter_mut().enumerate() {
-                if !active[at] {
-                    continue;
-                }
-                let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd)
-                else {
-                    continue;
-                };
-                match search.choose(scratch, &mut states[at])? {
-                    Step::Done(found) => {
-                        (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
-                        (row.kept, row.open) = (Some(found.kept), false);
-                        active[at] = false;
-                    }
-                    Step::Dense { flat } => (row.flat, active[at]) = (flat, false),
-                    Step::Score(list) => {
-                        ThresholdSearch::<E>::make_room(scratch, &list)?;
-                        chosen[at] = Some(list);
-                    }
-                }
-            }
-            let mut lists: Lists<'_> = [&[]; MANY];
-            for (list, chosen) in lists.iter_mut().zip(&chosen) {
-                *list = chosen.as_ref().map_or(&[], |chosen| &chosen.kept);
-            }
-            let lists = &lists[..rows.len()];
-            self.ask_for(head, lists);
-            score_chosen(keys, rows, lists, simd);
-            for (at, (row, chosen)) in rows.iter_mut().zip(chosen.drain(..)).enumerate() {
-                let Some(chosen) = chosen else { continue };
-                let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd)
-                else {
-                    continue;
-                };
-                if let Some(found) = search.judge(scratch, &mut states[at], chosen)? {
-                    (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
-                    (row.kept, row.open) = (Some(found.kept), false);
-                    active[at] = false;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Scores everything that is visible to rows that are open, and drops what the budget allows if that is much.
@@ -418,7 +158,11 @@ impl AttentionJob<'_> {
         Error::Number { argument: "a score of k", place, value: score, problem }
     }
 
-    fn average(&self, head: usize, rows: &mut [PendingRow]) -> Result<Reused<Answer>, Error> {
+    pub(super) fn average(
+        &self,
+        head: usize,
+        rows: &mut [PendingRow],
+    ) -> Result<Reused<Answer>, Error> {
         for_dtype!(self.values.data, data => self.averages(head, data, rows))
     }
 
@@ -542,43 +286,4 @@ impl AttentionJob<'_> {
         let problem = "an average of these values overflows float64; divide them by a constant";
         Err(Error::Number { argument: "v", place, value: largest, problem })
     }
-}
-
-impl PendingRow {
-    /// The search of a row that has a query for codes, and its scratch.
-    fn search<'s, E: Coded>(
-        &'s mut self,
-        row_visibility: RowVisibility<'s>,
-        codes: &'s Codes,
-        keys: Keys<'s, E>,
-        simd: crate::kernels::Simd,
-    ) -> Option<(ThresholdSearch<'s, E>, &'s mut QueryScratch)> {
-        let search = ThresholdSearch {
-            simd,
-            codes,
-            keys: Some(keys),
-            query: &self.query,
-            prepared: self.prepared.as_ref()?,
-            row_visibility,
-            eps: self.eps,
-            trim: false,
-            beside: None,
-        };
-        Some((search, &mut self.scratch.query))
-    }
-}
-
-/// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.
-fn score_chosen<E: Coded>(
-    keys: Keys<'_, E>,
-    rows: &mut [PendingRow],
-    lists: &[&[u32]],
-    simd: crate::kernels::Simd,
-) {
-    by_stretches(lists, |row, list, (from, end)| {
-        let PendingRow { query, prepared, scratch, .. } = &mut rows[row];
-        let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
-        let to = &mut scratch.query.exact[from..end];
-        query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);
-    });
 }

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::query_rows::QueryRows;
 use crate::error::Error;
-use crate::index::{KeyIndex, Rung};
+use crate::index::{Codes, Gram, KeyIndex, Rung};
 use crate::kernels::Simd;
 use crate::log_mass::LogMass;
 use crate::reused::Reused;
@@ -28,6 +28,8 @@ pub(super) struct AttentionJob<'a> {
     pub(super) simd: Simd,
     /// Of each head's keys that some row sees: the largest norm.
     pub(super) norms: Reused<OnceLock<f64>>,
+    /// Of each head's codes, where many rows ask for them.
+    pub(super) moments: Reused<OnceLock<Gram<'static>>>,
 }
 
 /// What is asked of rows.
@@ -77,7 +79,22 @@ impl<'a> AttentionJob<'a> {
         }
         let simd = Simd::current()?;
         let norms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
-        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms })
+        let moments = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
+        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms, moments })
+    }
+}
+
+impl AttentionJob<'_> {
+    /// The moments of a head's codes.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(super) fn moments(&self, head: usize, codes: &Codes<'_>) -> Result<&Gram<'static>, Error> {
+        if let Some(moments) = self.moments[head].get() {
+            return Ok(moments);
+        }
+        let moments = codes.moments(self.simd)?;
+        Ok(self.moments[head].get_or_init(|| moments))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::job::{Answer, AttentionJob, MANY};
+use super::job::{Answer, AttentionJob};
 use super::sink::Sunk;
 use crate::ambient::asked_each;
 use crate::error::Error;
@@ -30,13 +30,13 @@ impl AttentionJob<'_> {
         !wide(&self.keys.data) && !wide(&self.values.data)
     }
 
-    /// Answers rows in f32 over all that they see; `None` if they are too few, or if f32 cannot hold what is stored.
+    /// Answers rows in f32 over all that they see; `None` if f32 cannot hold what is stored.
     pub(super) fn attend_tile(
         &self,
         head: usize,
         rows: &[usize],
     ) -> Result<Option<Reused<Answer>>, Error> {
-        if rows.len() < MANY || !self.fit_together() {
+        if !self.fit_together() {
             return Ok(None);
         }
         let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Reused<_>, _>>()?;

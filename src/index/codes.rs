@@ -322,9 +322,93 @@ impl Codes<'_> {
         self.largest
     }
 
+    /// A query in bytes, with the moments of these codes.
+    pub(crate) fn prepare_in_bytes(
+        &self,
+        simd: Simd,
+        query: &[f64],
+        scale: f64,
+        moments: &Gram<'_>,
+    ) -> Prepared {
+        Prepared::in_bytes(simd, query, scale, &self.frame, (&self.gram, moments))
+    }
+
+    /// Sums of outer products of what codes stand for.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn moments(&self, simd: Simd) -> Result<Gram<'static>, Error> {
+        let (width, steps) = (self.frame.mean.len(), self.dim.div_ceil(STEP));
+        check_memory("keys", width.saturating_mul(width + 2 * PANEL), size_of::<f64>())?;
+        let mut gram = Gram::new(width);
+        let mut packed = Packed::default();
+        let mut rows = vec![0.0f32; PANEL * width];
+        self.in_pieces(self.n.div_ceil(LANES), PANEL / LANES, |lines, scales, _| {
+            let mut largest = 0.0f32;
+            let mut entry = 0.0f32;
+            for ((key, row), scale) in rows.chunks_exact_mut(width).enumerate().zip(scales) {
+                let (block, lane) = (key / LANES * steps, key % LANES);
+                let scale = scale.to_f32();
+                let mut square = 0.0;
+                for (step, four) in row.chunks_exact_mut(STEP).take(steps).enumerate() {
+                    let codes = &lines[(block + step) * LINE + lane * STEP..][..STEP];
+                    for (to, code) in four.iter_mut().zip(codes) {
+                        // Products of numbers of eight bits: exact.
+                        *to = scale * (f32::from(*code) - f32::from(BIAS));
+                        square += *to * *to;
+                        entry = entry.max(to.abs());
+                    }
+                }
+                largest = largest.max(square);
+            }
+            let rows = &rows[..scales.len() * width];
+            if entry > 0.0 {
+                let unit = entry * (1.004 / 127.0);
+                let left = simd.outer(rows, width, unit, &mut packed, gram.sums_mut());
+                gram.note(scales.len(), left, largest, 0.0);
+            }
+        });
+        Ok(gram)
+    }
+
+    /// The codes of a group of keys, and their scales.
+    pub(super) fn group(&self, group: usize) -> (&[u8], &[bf16]) {
+        let block = self.dim.div_ceil(STEP) * LINE;
+        let mut first = 0;
+        for Stretch { lines, scales, .. } in self.chunks.parts() {
+            let groups = scales.len() / LANES;
+            if group < first + groups {
+                let at = group - first;
+                return (&lines[at * block..][..block], &scales[at * LANES..][..LANES]);
+            }
+            first += groups;
+        }
+        (&[], &[])
+    }
+
+    /// Goes over the codes of the first groups, at most so many at a time; with their scales and the position of their first key.
+    pub(super) fn in_pieces(
+        &self,
+        groups: usize,
+        most: usize,
+        mut each: impl FnMut(&[u8], &[bf16], usize),
+    ) {
+        let block = self.dim.div_ceil(STEP) * LINE;
+        let mut first = 0;
+        for Stretch { lines, scales, .. } in self.chunks.parts() {
+            let here = (scales.len() / LANES).min(groups.saturating_sub(first));
+            for at in (0..here).step_by(most) {
+                let count = most.min(here - at);
+                let lines = &lines[at * block..][..count * block];
+                each(lines, &scales[at * LANES..][..count * LANES], (first + at) * LANES);
+            }
+            first += here;
+        }
+    }
+
     /// A query as codes are scored with; `scale` multiplies all products.
-    pub(crate) fn prepare(&self, query: &[f64], scale: f64) -> Prepared {
-        Prepared::new(query, scale, &self.frame, &self.gram)
+    pub(crate) fn prepare(&self, simd: Simd, query: &[f64], scale: f64) -> Prepared {
+        Prepared::new(simd, query, scale, &self.frame, &self.gram)
     }
 
     /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
@@ -388,7 +472,7 @@ mod tests {
         let mut codes = Codes::new(dim, keys, n, Some(rotate));
         let room = codes.make_room(n, 1).unwrap();
         codes.append(simd, keys, (n, room), 1).unwrap();
-        let prepared = codes.prepare(query, scale);
+        let prepared = codes.prepare(simd, query, scale);
         let doubt = Query::new(query, scale, f64::from(codes.largest())).error;
         let mut scores = vec![0.0; n.next_multiple_of(LANES)];
         codes.scan(simd, [&prepared], [&mut scores]);
@@ -496,8 +580,8 @@ mod tests {
                 .fold(0.0, f64::max);
             // Half a step of f32 above a float that ties go to.
             for scale in [1.0, 0.25, -4.0] {
-                let exact = codes.prepare(&query, scale);
-                let tie = codes.prepare(&query, scale * (1.0 + 2f64.powi(-24)));
+                let exact = codes.prepare(simd, &query, scale);
+                let tie = codes.prepare(simd, &query, scale * (1.0 + 2f64.powi(-24)));
                 assert_eq!((exact.factor, tie.factor), (scale as f32, scale as f32));
                 let moved = scale.abs() * 2f64.powi(-24) * length(&mut query.iter().copied());
                 assert!(

@@ -123,7 +123,7 @@ impl RowEstimate<'_> {
         let mut wide = Vec::new();
         let query = self.index.query(self.queries, self.at, self.head, self.scale, &mut wide)?;
         KeyIndex::distinct(self.queries, self.at, &query)?;
-        let prepared = codes.prepare(&wide, self.scale);
+        let prepared = codes.prepare(self.simd, &wide, self.scale);
         let matrix = matrix::<E>(keys, self.head);
         // Bounds of all keys, those of them that are known, and the kept ones, lists that grow by doubling.
         check_memory("keys", codes.len(), 40)?;

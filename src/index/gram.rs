@@ -16,6 +16,8 @@
 use std::borrow::Cow;
 
 use super::shared::Shared;
+use crate::kernels::Simd;
+use crate::reused::Reused;
 
 /// Relative error of sums and products of few terms in f64, generously.
 const GRAM_ROUNDING: f64 = 1e-12;
@@ -67,20 +69,6 @@ const U: f64 = 1.0 / 16_777_216.0;
 const ETA: f64 = 256.0 * U;
 /// What a flushed weight may weigh.
 const FLUSH: f64 = 2.350_988_701_644_575e-38;
-
-/// The product of two vectors, in eight sums side by side: one sum would wait for each addition.
-fn product(a: &[f64], b: &[f64]) -> f64 {
-    let (a, rest_a) = a.as_chunks::<8>();
-    let (b, rest_b) = b.as_chunks::<8>();
-    let mut sums = [0.0; 8];
-    for (a, b) in a.iter().zip(b) {
-        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
-            *sum += a * b;
-        }
-    }
-    let rest: f64 = rest_a.iter().zip(rest_b).map(|(a, b)| a * b).sum();
-    sums.iter().sum::<f64>() + rest
-}
 
 impl<'a> Gram<'a> {
     /// From its parts; `None` if they cannot be those of any vectors of `width` entries.
@@ -162,6 +150,7 @@ impl Gram<'_> {
     /// took `moves` roundings of f32.
     pub(crate) fn code_error(
         &self,
+        simd: Simd,
         query: &[f64],
         unresolved: f64,
         (factor, slip): (f64, f64),
@@ -170,18 +159,7 @@ impl Gram<'_> {
         // Sums over the entries of a vector.
         let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
         let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
-        let (mut form, mut trace) = (0.0, 0.0);
-        for (i, row) in self.sums.chunks_exact(self.width).enumerate() {
-            let Some((&y, rest)) = query.get(i..).and_then(|rest| rest.split_first()) else {
-                break;
-            };
-            let row = &row[i..][..=rest.len()];
-            trace += row[0];
-            form += y * (y * row[0] + 2.0 * product(&row[1..], rest));
-        }
-        // Roundings of the sums, one behind another, and of the form itself.
-        let rounded = GRAM_ROUNDING + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
-        let form = form.max(0.0) + rounded * trace * norm * norm;
+        let form = self.form(simd, query, norm);
         let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
         let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
         let coded = self.norm + self.largest;
@@ -198,6 +176,28 @@ impl Gram<'_> {
             rho: bound(rho * (1.0 + GRAM_ROUNDING)),
             slope: bound(factor * norm * (1.0 + GRAM_ROUNDING)),
         }
+    }
+}
+
+impl Gram<'_> {
+    /// How far products of a vector with all of these may be from zero: their Euclidean norm, and the largest, times a factor.
+    pub(crate) fn errors_along(&self, simd: Simd, vector: &[f64], factor: f64) -> (f64, f64) {
+        let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
+        let norm = vector.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
+        let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
+        let form = self.form(simd, vector, norm);
+        let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
+        (total, factor * norm * self.largest * (1.0 + GRAM_ROUNDING))
+    }
+
+    /// An upper bound of the form of a vector of at most that norm.
+    fn form(&self, simd: Simd, vector: &[f64], norm: f64) -> f64 {
+        let mut whole: Reused<f64> = vector.iter().copied().collect();
+        whole.resize(self.width, 0.0);
+        let (form, trace) = (simd.form(&self.sums, &whole), self.trace());
+        // Roundings of the sums, one behind another, and of the form itself.
+        let rounded = GRAM_ROUNDING + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
+        form.max(0.0) + rounded * trace * norm * norm
     }
 }
 
@@ -222,6 +222,17 @@ impl CodeError {
         rho: f64::INFINITY,
         slope: f64::INFINITY,
     };
+
+    /// With errors of another kind: all together, and each.
+    pub(crate) fn and(self, (total, each): (f64, f64)) -> Self {
+        let sum = |one: f64, other: f64| {
+            let sum = (one + other) * (1.0 + GRAM_ROUNDING);
+            if sum.is_nan() { f64::INFINITY } else { sum }
+        };
+        // A single key's code says nothing of what the query's leaves out.
+        let slope = f64::INFINITY;
+        CodeError { total: sum(self.total, total), each: sum(self.each, each), slope, ..self }
+    }
 
     /// A lower bound of the real mass of a set: its keys together, or each alone.
     pub(crate) fn mass_lower_of_few(&self, sums: &Sums) -> f64 {
@@ -286,6 +297,10 @@ fn growth(d: f64) -> f64 {
 mod tests {
     use super::*;
 
+    fn simd() -> Simd {
+        Simd::current().unwrap()
+    }
+
     #[test]
     fn growth_is_above_its_series() {
         for i in 0..=400 {
@@ -310,14 +325,14 @@ mod tests {
         }
         let exact = 0.1 * f64::from(count);
         assert!(gram.sums_mut()[0] < exact * (1.0 - 1e-10));
-        assert!(gram.code_error(&[1.0], 0.0, (1.0, 0.0), 1).total.powi(2) >= exact);
+        assert!(gram.code_error(simd(), &[1.0], 0.0, (1.0, 0.0), 1).total.powi(2) >= exact);
     }
 
     #[test]
     fn what_is_not_a_number_bounds_nothing() {
         let mut gram = Gram::new(16);
         gram.sums_mut()[0] = f64::NAN;
-        let code_error = gram.code_error(&[1.0; 3], 0.0, (1.0, 0.0), 1);
+        let code_error = gram.code_error(simd(), &[1.0; 3], 0.0, (1.0, 0.0), 1);
         let sums = Sums::computed(1.0, 1.0, 1.0, 1);
         assert_eq!(code_error.mass_upper(&sums), f64::INFINITY);
         assert_eq!(code_error.mass_lower(&sums), 0.0);
@@ -390,7 +405,7 @@ mod tests {
                 let square: f64 = residuals.iter().map(|r| dot(r) * dot(r)).sum();
                 // What the sums leave out may point along the query, too (Minkowski).
                 let all = size * (square.sqrt() + norm * lost.sqrt());
-                let code_error = gram.code_error(&query, 0.0, (factor, 0.0), 1);
+                let code_error = gram.code_error(simd(), &query, 0.0, (factor, 0.0), 1);
                 assert!(
                     code_error.total >= all * (1.0 - 1e-14)
                         && code_error.total <= all * (1.0 + 1e-5)
@@ -403,13 +418,13 @@ mod tests {
                 // Three roundings of a score and those of moving the key into its frame.
                 let key = f64::from(coded).sqrt();
                 for moves in [1, 7] {
-                    let rho = gram.code_error(&query, 0.0, (factor, 0.0), moves).rho;
+                    let rho = gram.code_error(simd(), &query, 0.0, (factor, 0.0), moves).rho;
                     assert!(rho >= size * norm * key * (3.0 + moves as f64) * U);
                 }
                 // A query that its numbers leave a part of, and a factor that is off.
-                let rho = gram.code_error(&query, 0.125, (factor, 0.0), 1).rho;
+                let rho = gram.code_error(simd(), &query, 0.125, (factor, 0.0), 1).rho;
                 assert!(rho >= size * 0.125 * key + code_error.rho && code_error.rho < rho);
-                let rho = gram.code_error(&query, 0.0, (factor, 1e-3), 1).rho;
+                let rho = gram.code_error(simd(), &query, 0.0, (factor, 1e-3), 1).rho;
                 assert!(rho >= 1e-3 * norm * key + code_error.rho);
             }
         }
@@ -418,7 +433,7 @@ mod tests {
         other.note(1, 0.5, 100.0, 400.0);
         other.sums_mut()[0] = 9.0;
         gram.join(&other);
-        let code_error = gram.code_error(&[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
+        let code_error = gram.code_error(simd(), &[1.0, 0.0, 0.0], 0.0, (1.0, 0.0), 1);
         assert!(code_error.total >= (1.0 + 4.0 + 0.0625 + 9.0f64).sqrt() + 0.75f64.sqrt());
         assert!(code_error.each >= 10.0 && code_error.rho >= 4.0 * 20.0 * U);
     }

@@ -3,7 +3,7 @@
 use super::frame::OwnFrame;
 use super::gram::{CodeError, Gram};
 use crate::certified_sums::Compensated;
-use crate::kernels::{BIAS, Coarse, STEP, Step};
+use crate::kernels::{BIAS, Bytes, Coarse, STEP, Simd, Step};
 use crate::reused::Reused;
 
 /// The most that the absolute values of a query's numbers may add up to: times 127 it must be below 2^31.
@@ -15,10 +15,22 @@ const TOP: f64 = 32_639.0;
 /// Squares of a query's entries, and of what their numbers leave out, are normal in f64 if the largest is in this range.
 const SQUARED: std::ops::Range<f64> = 1e-100..1e100;
 
+/// The nearest whole number of one that is far below 2^51: the sum has no digits behind the point. The function of the standard
+/// library is a call where nothing is known of the processor.
+fn whole(number: f64) -> f64 {
+    const SHIFT: f64 = 1.5 * (1u64 << 52) as f64;
+    (number + SHIFT) - SHIFT
+}
+
+/// The largest number of a query in bytes.
+const TOP_OF_BYTES: f64 = 127.0;
+
 /// A query as codes are scored with, and what the scores are worth.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
+    /// Its numbers, in sixteen bits or in eight.
     pub(super) steps: Reused<Step>,
+    pub(super) bytes: Reused<Bytes>,
     pub(super) correction: i32,
     pub(super) factor: f32,
     pub(crate) code_error: CodeError,
@@ -28,15 +40,20 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// A query in the frame of keys; `scale` multiplies all products.
-    pub(super) fn new(query: &[f64], scale: f64, frame: &OwnFrame<'_>, gram: &Gram<'_>) -> Self {
+    pub(super) fn new(
+        simd: Simd,
+        query: &[f64],
+        scale: f64,
+        frame: &OwnFrame<'_>,
+        gram: &Gram<'_>,
+    ) -> Self {
         let dim = query.len();
         let (moved, size) = frame.query(query);
         let factor = scale / size;
         let top = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
         let sum: f64 = moved.iter().map(|entry| entry.abs()).sum();
         let unit = (top / TOP).max(sum / (MOST - dim as f64)).max(f64::MIN_POSITIVE);
-        let numbers: Reused<i16> =
-            moved.iter().map(|entry| (entry / unit).round() as i16).collect();
+        let numbers: Reused<i16> = moved.iter().map(|entry| whole(entry / unit) as i16).collect();
         let unresolved: f64 = moved
             .iter()
             .zip(&numbers)
@@ -57,17 +74,72 @@ impl Prepared {
         let computed = (factor * unit) as f32;
         let slip = (f64::from(computed) - factor * unit).abs() / unit + factor.abs() * 1e-15;
         let code_error = if top == 0.0 || SQUARED.contains(&top) {
-            gram.code_error(&moved, unresolved, (factor, slip), frame.moves())
+            gram.code_error(simd, &moved, unresolved, (factor, slip), frame.moves())
         } else {
             CodeError::NOTHING
         };
         Prepared {
             steps: padded.as_chunks::<STEP>().0.iter().map(|four| Step::new(*four)).collect(),
+            bytes: Reused::with_hint(0),
             correction,
             factor: computed,
             code_error,
             offset: scale * offset,
         }
+    }
+
+    /// The same in eight bits. What they leave out is more, but a form like that of what codes lose bounds all keys' errors by it together:
+    /// `moments` are the sums of outer products of the codes themselves.
+    pub(super) fn in_bytes(
+        simd: Simd,
+        query: &[f64],
+        scale: f64,
+        frame: &OwnFrame<'_>,
+        (gram, moments): (&Gram<'_>, &Gram<'_>),
+    ) -> Self {
+        let dim = query.len();
+        let (moved, size) = frame.query(query);
+        let factor = scale / size;
+        let top = moved.iter().fold(0.0, |top: f64, entry| top.max(entry.abs()));
+        let sum: f64 = moved.iter().map(|entry| entry.abs()).sum();
+        let unit = (top / TOP_OF_BYTES).max(f64::MIN_POSITIVE);
+        let (inverse, mut total) = (1.0 / unit, 0);
+        let mut bytes: Reused<Bytes> = Reused::with_hint(dim.div_ceil(STEP));
+        let mut rest: Reused<f64> = Reused::with_hint(dim);
+        for four in moved.chunks(STEP) {
+            let mut numbers = [0i8; STEP];
+            for (number, entry) in numbers.iter_mut().zip(four) {
+                let nearest = whole(entry * inverse).clamp(-TOP_OF_BYTES, TOP_OF_BYTES);
+                rest.push(entry - unit * nearest);
+                *number = nearest as i8;
+                total += i32::from(*number);
+            }
+            bytes.push(numbers);
+        }
+        let products = query.iter().zip(&*frame.mean).map(|(q, m)| q * f64::from(*m));
+        let offset = products.collect::<Compensated>().value();
+        let computed = (factor * unit) as f32;
+        let slip = (f64::from(computed) - factor * unit).abs() / unit + factor.abs() * 1e-15;
+        let code_error = if top == 0.0 || SQUARED.contains(&top) {
+            // Each entry of the rest may be off by a rounding of what it was taken from.
+            let unresolved = sum * (1.0 + 1e-9) * 1e-15;
+            gram.code_error(simd, &moved, unresolved, (factor, slip), frame.moves())
+                .and(moments.errors_along(simd, &rest, factor))
+        } else {
+            CodeError::NOTHING
+        };
+        Prepared {
+            steps: Reused::with_hint(0),
+            bytes,
+            correction: -i32::from(BIAS) * total,
+            factor: computed,
+            code_error,
+            offset: scale * offset,
+        }
+    }
+
+    pub(crate) fn coarse_bytes(&self) -> Coarse<'_, Bytes> {
+        Coarse { steps: &self.bytes, correction: self.correction, factor: self.factor }
     }
 
     pub(crate) fn coarse(&self) -> Coarse<'_> {

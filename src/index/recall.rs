@@ -241,7 +241,7 @@ impl RecallJob<'_> {
         let mut queries: Reused<(Query, Prepared)> = Reused::with_hint(rows.len());
         for row in rows.clone() {
             let query = self.index.query(self.queries, row, head, self.scale, wide)?;
-            queries.push((query, codes.prepare(wide, self.scale)));
+            queries.push((query, codes.prepare(self.simd, wide, self.scale)));
         }
         let padded = codes.len().next_multiple_of(LANES);
         let rooms = &mut rooms[..rows.len()];

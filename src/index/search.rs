@@ -282,7 +282,7 @@ impl SearchJob<'_> {
         let mut queries: Reused<(Query, Option<Prepared>)> = Reused::with_hint(rows.len());
         for row in rows.clone() {
             let query = self.index.query(self.queries, row, head, self.scale, wide)?;
-            let prepared = over_codes.then(|| codes.prepare(wide, self.scale));
+            let prepared = over_codes.then(|| codes.prepare(self.simd, wide, self.scale));
             queries.push((query, prepared));
         }
         let padded = codes.len().next_multiple_of(LANES);

@@ -22,11 +22,11 @@ const ROUNDS: usize = 8;
 const TIGHT: (f64, usize) = (0.998, 3);
 const QUICK: (f64, usize) = (0.98, 1);
 /// A row that keeps a larger share of its keys is scored in full, which is faster.
-const DENSE: f64 = 0.6;
+pub(super) const DENSE: f64 = 0.6;
 /// The same where few scored keys matter more than time.
 const ALMOST_ALL: f64 = 0.96;
 /// Relative error of products and of short sums in f64, generously.
-const SUM_ROUNDING: f64 = 1e-11;
+pub(super) const SUM_ROUNDING: f64 = 1e-11;
 /// Of a smallest weight that matters, in f64.
 const NOTHING: f64 = 1e-290;
 
@@ -91,6 +91,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
             }
         }
         match state {
+            Some(state) if state.listed => self.choose_above(scratch, state),
             Some(state) => self.advance(scratch, state),
             None => Ok(Step::Dense { flat: false }),
         }
@@ -165,6 +166,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         };
         let excess = scratch.excess.unwrap_or(1.03);
         Ok(Ok(ThresholdState {
+            listed: false,
             largest,
             coded,
             seen,
@@ -454,7 +456,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
 }
 
 /// An upper bound of the f32 kernels' weight of a key.
-fn weight(key: f32, shift: f32) -> f64 {
+pub(super) fn weight(key: f32, shift: f32) -> f64 {
     f64::from(key - shift).exp() * (1.0 + 1e-5)
 }
 
@@ -543,7 +545,7 @@ mod tests {
             for (seed, eps) in [(1, 0.1), (2, 0.01), (3, 0.001), (4, 1e-6)] {
                 let q: Vec<f64> = normal(dim, seed).iter().map(|&x| f64::from(x)).collect();
                 let scale = sigma / (dim as f64).sqrt();
-                let prepared = codes.prepare(&q, scale);
+                let prepared = codes.prepare(simd, &q, scale);
                 let query = Query::new(&q, scale, f64::from(codes.largest()));
                 scratch.scores.resize(n.next_multiple_of(LANES), 0.0);
                 codes.scan(simd, [&prepared], [&mut scratch.scores]);

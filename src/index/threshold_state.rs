@@ -1,6 +1,7 @@
 //! Where the search for a row's threshold stands, and what it works with.
 
 use super::found::Found;
+use crate::kernels::Above;
 use crate::recycled::held;
 use crate::reused::Reused;
 use crate::select::Workspace;
@@ -13,6 +14,9 @@ pub(crate) struct QueryScratch {
     pub(crate) scores: Vec<f32>,
     /// Exact scores less the codes' offset: of what was kept, or of everything that is visible; whole groups.
     pub(crate) exact: Vec<f64>,
+    /// The scores that may be kept, of a row that was searched in a panel.
+    pub(crate) above: Above,
+    pub(super) weights: Vec<f32>,
     pub(super) listed: Vec<u32>,
     pub(super) uncoded: Vec<u32>,
     pub(super) uncoded_scores: Vec<f64>,
@@ -23,10 +27,22 @@ pub(crate) struct QueryScratch {
 
 impl Scratch for QueryScratch {
     fn bytes(&self) -> usize {
-        let QueryScratch { scores, exact, listed, uncoded, uncoded_scores, workspace, excess: _ } =
-            self;
+        let QueryScratch {
+            scores,
+            exact,
+            above,
+            weights,
+            listed,
+            uncoded,
+            uncoded_scores,
+            workspace,
+            excess: _,
+        } = self;
         held(scores)
             + held(exact)
+            + held(&above.positions)
+            + held(&above.scores)
+            + held(weights)
             + held(listed)
             + held(uncoded)
             + held(uncoded_scores)
@@ -38,6 +54,7 @@ impl QueryScratch {
     /// Forgets what the last row taught, so that answers do not depend on it.
     pub(crate) fn forget(&mut self) {
         self.excess = None;
+        self.above.again = false;
     }
 }
 
@@ -55,6 +72,8 @@ pub(super) struct Cut {
 #[derive(Debug)]
 pub(crate) struct ThresholdState {
     pub(super) largest: f32,
+    /// Whether the scores that may be kept are listed in the scratch: others are not known one by one.
+    pub(super) listed: bool,
     pub(super) coded: usize,
     pub(super) seen: usize,
     /// The largest score that is known before any coded key is scored.

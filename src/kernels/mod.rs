@@ -19,6 +19,7 @@
 
 mod attention;
 mod below;
+mod edges;
 mod index;
 mod isa;
 mod matrix;
@@ -34,7 +35,10 @@ pub(crate) use attention::BESIDE;
 pub(crate) use attention::{BlockMask, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows};
 pub(crate) use attention::{DEPTH, Queries, SIDE};
 pub(crate) use below::Below;
-pub(crate) use index::{BIAS, Coarse, Encoded, Frame, PANEL, Packed};
+pub(crate) use edges::EDGES;
+pub(crate) use index::{
+    Above, BIAS, Bytes, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS,
+};
 pub(crate) use isa::{Element, LANES, LINE, STEP, Scalar, Step};
 pub(crate) use matrix::{Keys, Picked};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 
 use super::{
-    BatchScratch, Bracket, Element, Exp, Identity, LANES, PIVOTS, PartitionSums, Positions, RANKED,
-    Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn, WeightFnOf,
+    BatchScratch, Bracket, EDGES, Element, Exp, Identity, LANES, PIVOTS, PartitionSums, Positions,
+    RANKED, Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn, WeightFnOf,
 };
 use crate::certified_sums;
 
@@ -521,5 +521,30 @@ fn speed() {
             simd.emit(copy, Positions::From(0), sorted[n / 2], true, &mut out);
         });
         println!();
+    }
+}
+
+#[test]
+fn edges_are_looked_at_alike_at_all_levels() {
+    for groups in [1, 2, 5, 16] {
+        let count = groups * LANES;
+        let mut scores: Vec<f32> =
+            (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 8.0).collect();
+        scores[count - 3] = f32::NEG_INFINITY;
+        let weights: Vec<f32> =
+            scores.iter().map(|score| if *score > -9.0 { 1.0 } else { 0.0 }).collect();
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let edges: [f32; EDGES] = std::array::from_fn(|i| i as f32 * 1.5 - 6.0);
+        for &(name, simd) in Simd::all() {
+            assert_eq!(simd.top(&scores), (largest, false), "{name}");
+            let mut bad = scores.clone();
+            bad[count / 2] = f32::NAN;
+            assert!(simd.top(&bad).1, "{name}");
+            let sums = simd.below_each(&scores, &weights, edges);
+            for (edge, (sum, squares)) in edges.into_iter().zip(sums) {
+                let below = scores.iter().filter(|score| (-9.0..edge).contains(*score)).count();
+                assert_eq!((sum, squares), (below as f64, below as f64), "{name} {edge}");
+            }
+        }
     }
 }

@@ -1,11 +1,14 @@
 //! Keys as bytes: encoding them, summing the outer products of what encoding loses, and scoring them.
 
 mod encode;
+mod form;
 mod outer;
 mod scan;
+mod split;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use encode::{BIAS, Encoded, Frame};
 pub(crate) use outer::{PANEL, Packed};
-pub(crate) use scan::Coarse;
+pub(crate) use scan::{Bytes, Coarse};
+pub(crate) use split::{Above, Passing, SPLIT_KEYS};

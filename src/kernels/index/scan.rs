@@ -5,50 +5,111 @@
 
 use half::bf16;
 
-use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, Step, ask_for};
+use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP, Step, ask_for};
 use crate::kernels::simd::{BytePass, Simd};
 
-/// A query in 16-bit numbers.
+/// A query in whole numbers: [`Step`]s have 16 bits, [`Bytes`] eight.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Coarse<'a> {
-    /// One for each line of sixteen keys.
-    pub(crate) steps: &'a [Step],
+pub(crate) struct Coarse<'a, N = Step> {
+    /// Four for each line of sixteen keys.
+    pub(crate) steps: &'a [N],
     /// What the bytes' bias adds to a product, negated.
     pub(crate) correction: i32,
     /// What a product of numbers and codes is to be multiplied by, together with the key's scale.
     pub(crate) factor: f32,
 }
 
+/// Four numbers of a query in eight bits each.
+pub(crate) type Bytes = [i8; STEP];
+
+/// How numbers of a query and bytes of keys are multiplied.
+pub(crate) trait Number: Copy {
+    type Sums<B: ByteDots>: Copy;
+    unsafe fn zero<B: ByteDots>() -> Self::Sums<B>;
+    unsafe fn add<B: ByteDots>(sums: Self::Sums<B>, line: *const u8, four: Self) -> Self::Sums<B>;
+    unsafe fn plus<B: ByteDots>(sums: Self::Sums<B>, number: i32) -> <B::Level as Level>::F32;
+}
+
+impl Number for Step {
+    type Sums<B: ByteDots> = B::Sums;
+    #[inline(always)]
+    unsafe fn zero<B: ByteDots>() -> B::Sums {
+        B::zero()
+    }
+    #[inline(always)]
+    unsafe fn add<B: ByteDots>(sums: B::Sums, line: *const u8, four: Self) -> B::Sums {
+        B::add(sums, line, four)
+    }
+    #[inline(always)]
+    unsafe fn plus<B: ByteDots>(sums: B::Sums, number: i32) -> <B::Level as Level>::F32 {
+        B::plus(sums, number)
+    }
+}
+
+impl Number for Bytes {
+    type Sums<B: ByteDots> = B::Short;
+    #[inline(always)]
+    unsafe fn zero<B: ByteDots>() -> B::Short {
+        B::short_zero()
+    }
+    #[inline(always)]
+    unsafe fn add<B: ByteDots>(sums: B::Short, line: *const u8, four: Self) -> B::Short {
+        B::short_add(sums, line, four)
+    }
+    #[inline(always)]
+    unsafe fn plus<B: ByteDots>(sums: B::Short, number: i32) -> <B::Level as Level>::F32 {
+        B::short_plus(sums, number)
+    }
+}
+
+/// Queries whose sums fit in the registers of every level; more must be a multiple.
+const FEW: usize = 4;
+
 /// Bytes of lines that are on their way while one is computed with.
 const AHEAD: usize = 4096;
 
-struct Scan<'a, const Q: usize> {
+struct Scan<'a, N, const Q: usize> {
     lines: &'a [u8],
     scales: &'a [bf16],
-    queries: [Coarse<'a>; Q],
+    queries: [Coarse<'a, N>; Q],
     to: [&'a mut [f32]; Q],
 }
 
-impl<const Q: usize> BytePass for Scan<'_, Q> {
+impl<N: Number, const Q: usize> Scan<'_, N, Q> {
+    /// The scores of `R` queries from one on.
     #[inline(always)]
-    unsafe fn run<B: ByteDots>(mut self) {
+    unsafe fn some<B: ByteDots, const R: usize>(&mut self, first: usize) {
         let steps = self.queries[0].steps.len();
         let blocks = self.lines.chunks_exact(steps * LINE).zip(self.scales.chunks_exact(LANES));
-        let steps = self.queries.map(|query| &query.steps[..steps]);
+        let queries: [Coarse<'_, N>; R] = std::array::from_fn(|r| self.queries[first + r]);
+        let steps = queries.map(|query| &query.steps[..steps]);
         for (b, (lines, scales)) in blocks.enumerate() {
-            let mut sums = [B::zero(); Q];
+            let mut sums = [N::zero::<B>(); R];
             for (s, line) in lines.chunks_exact(LINE).enumerate() {
                 ask_for(line.as_ptr().wrapping_add(AHEAD));
                 for (sum, steps) in sums.iter_mut().zip(steps) {
-                    *sum = B::add(*sum, line.as_ptr(), steps[s]);
+                    *sum = N::add::<B>(*sum, line.as_ptr(), steps[s]);
                 }
             }
             let scales = B::Level::load_bf16(scales.as_ptr());
-            for ((sum, query), to) in sums.into_iter().zip(self.queries).zip(&mut self.to) {
-                let products = B::plus(sum, query.correction);
+            for (r, (sum, query)) in sums.into_iter().zip(queries).enumerate() {
+                let products = N::plus::<B>(sum, query.correction);
                 let factor = Lanes::splat(query.factor);
                 let scores = products.mul(scales).mul(factor);
-                scores.store(to[b * LANES..][..LANES].as_mut_ptr());
+                scores.store(self.to[first + r][b * LANES..][..LANES].as_mut_ptr());
+            }
+        }
+    }
+}
+
+impl<N: Number, const Q: usize> BytePass for Scan<'_, N, Q> {
+    #[inline(always)]
+    unsafe fn run<B: ByteDots>(mut self) {
+        if Q <= FEW || B::Level::ROOMY {
+            self.some::<B, Q>(0);
+        } else {
+            for first in (0..Q).step_by(FEW) {
+                self.some::<B, FEW>(first);
             }
         }
     }
@@ -57,14 +118,15 @@ impl<const Q: usize> BytePass for Scan<'_, Q> {
 impl Simd {
     /// What keys score, as far as their codes know: the product of each with a query's numbers, times its scale, times
     /// the query's factor; three roundings.
-    pub(crate) fn scan_codes<const Q: usize>(
+    pub(crate) fn scan_codes<N: Number, const Q: usize>(
         self,
         lines: &[u8],
         scales: &[bf16],
-        queries: [Coarse<'_>; Q],
+        queries: [Coarse<'_, N>; Q],
         to: [&mut [f32]; Q],
     ) {
         let steps = queries[0].steps.len();
+        const { assert!(Q <= FEW || Q.is_multiple_of(FEW)) };
         assert!(steps > 0 && scales.len().is_multiple_of(LANES));
         assert!(lines.len() == scales.len() / LANES * steps * LINE);
         assert!(queries.iter().all(|query| query.steps.len() == steps));

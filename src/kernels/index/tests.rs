@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{BIAS, Coarse, Encoded, Frame, PANEL, Packed};
+use super::{Above, BIAS, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS};
 use crate::kernels::isa::{LANES, LINE, STEP, Step};
 use crate::kernels::{Keys, Simd};
 
@@ -176,6 +176,178 @@ fn keys_without_codes_say_so() {
     assert!(block.encoded[..3].iter().all(|key| key.scale == bf16::ZERO));
     assert!(block.residuals[..48].iter().all(|&rest| rest == 0.0));
     assert!(block.encoded[3].lost < f32::INFINITY);
+}
+
+/// Lists above an edge have what scores say; what lies below is bounded from above, and not by much.
+#[test]
+fn all_levels_split_alike_and_bound_what_is_below() {
+    const Q: usize = 4;
+    for (n, dim) in [(1, 4), (16, 3), (40, 20), (250, 64), (256, 33)] {
+        let data = keys(n, dim);
+        let block = encode(Simd::current().unwrap(), &data, dim, 1);
+        let (lines, scales) = lines(&block, dim);
+        let first = 3 * SPLIT_KEYS;
+        // Of whole numbers below 128 both forms say the same.
+        let numbers: [Vec<[i8; STEP]>; Q] = std::array::from_fn(|q| {
+            let number =
+                |j: usize| if j < dim { ((j * 37 + q * 91) % 255) as i32 - 127 } else { 0 };
+            (0..dim.div_ceil(STEP))
+                .map(|s| std::array::from_fn(|i| number(s * STEP + i) as i8))
+                .collect()
+        });
+        let words = numbers.each_ref().map(|numbers| {
+            numbers.iter().map(|four| Step::new(four.map(i16::from))).collect::<Vec<_>>()
+        });
+        let factor = [0.002, -0.01, 0.05, 0.5];
+        let correction = |q: usize| -> i32 {
+            numbers[q].iter().flatten().map(|&number| -128 * i32::from(number)).sum()
+        };
+        let coarse = |q: usize| Coarse {
+            steps: &words[q][..],
+            correction: correction(q),
+            factor: factor[q],
+        };
+        let bytes = |q: usize| Coarse {
+            steps: &numbers[q][..],
+            correction: correction(q),
+            factor: factor[q],
+        };
+        let mut scored: [Vec<f32>; Q] = std::array::from_fn(|_| vec![0.0; scales.len()]);
+        let to = scored.each_mut().map(|scores| &mut scores[..]);
+        Simd::current().unwrap().scan_codes(&lines, &scales, [0, 1, 2, 3].map(coarse), to);
+        // One sees all, others less, one nothing.
+        let prefixes = [first + n, first + n / 2, first + n.saturating_sub(1), first];
+        let seen = prefixes.map(|prefix| prefix - first);
+        let edges: [(f32, f32); Q] = std::array::from_fn(|q| {
+            let mut sorted = scored[q][..n].to_vec();
+            sorted.sort_by(f32::total_cmp);
+            (sorted[n * 3 / 4].max(sorted[n - 1] - 1.0), sorted[n * 3 / 4])
+        });
+        let mut wanted = None;
+        for &(name, simd) in Simd::all() {
+            for form in 0..5 {
+                let mut above: [Above; Q] = std::array::from_fn(|_| Above::default());
+                for (above, edges) in above.iter_mut().zip(edges) {
+                    above.begin(edges);
+                    above.positions.reserve(n + 2 * LANES);
+                    above.scores.reserve(n + 2 * LANES);
+                }
+                let piece = (&lines[..], &scales[..], first);
+                let mut passing: Passing<Q> = [[[0.0; LANES]; SPLIT_KEYS / LANES]; Q];
+                let mut alone: Passing<1> = [[[0.0; LANES]; SPLIT_KEYS / LANES]; 1];
+                let all = [0, 1, 2, 3];
+                match form {
+                    0 => {
+                        let (queries, to) = (all.map(coarse), above.each_mut());
+                        simd.split_codes::<_, Q, 2>(piece, queries, prefixes, &mut passing, to);
+                    }
+                    1 => {
+                        let (queries, to) = (all.map(bytes), above.each_mut());
+                        simd.split_codes::<_, Q, 4>(piece, queries, prefixes, &mut passing, to);
+                    }
+                    2 => {
+                        for (q, to) in above.iter_mut().enumerate() {
+                            let (query, prefix) = ([coarse(q)], [prefixes[q]]);
+                            simd.split_codes::<_, 1, 8>(piece, query, prefix, &mut alone, [to]);
+                        }
+                    }
+                    3 => {
+                        for (q, to) in above.iter_mut().enumerate() {
+                            let (query, prefix) = ([bytes(q)], [prefixes[q]]);
+                            simd.split_codes::<_, 1, 4>(piece, query, prefix, &mut alone, [to]);
+                        }
+                    }
+                    _ => {
+                        let mut again: [Vec<f32>; Q] =
+                            std::array::from_fn(|_| vec![0.0; scales.len()]);
+                        let to = again.each_mut().map(|scores| &mut scores[..]);
+                        simd.scan_codes(&lines, &scales, all.map(bytes), to);
+                        assert_eq!(again, scored, "{name} {n} {dim}");
+                        continue;
+                    }
+                }
+                for (q, above) in above.iter().enumerate() {
+                    let (shift, edge) = edges[q];
+                    let scores = scored[q][..seen[q]].iter().copied().enumerate();
+                    let listed = scores.clone().filter(|(_, score)| *score >= edge);
+                    let (positions, high): (Vec<u32>, Vec<f32>) =
+                        listed.map(|(key, score)| ((first + key) as u32, score)).unzip();
+                    assert_eq!((&above.positions, &above.scores), (&positions, &high), "{name}");
+                    let low = scores.filter(|(_, score)| *score < edge);
+                    let weights = low.map(|(_, score)| f64::from(score - shift).exp());
+                    let (mut sum, mut squares) = (0.0, 0.0);
+                    weights.for_each(|weight| {
+                        sum += weight;
+                        squares += weight * weight;
+                    });
+                    let (upper, upper_squares) = above.below();
+                    let flushed = n as f64 * 2f64.powi(-126);
+                    let least = 1.0 - 190.0 * 2f64.powi(-24);
+                    assert!(upper + flushed >= sum * least, "{name} {upper} {sum}");
+                    assert!(upper <= sum * 1.0625 + flushed, "{name} {upper} {sum}");
+                    assert!(upper_squares + flushed >= squares * least * least);
+                    assert!(upper_squares <= squares * 1.0625 * 1.0625 + flushed);
+                }
+                let found = above.map(|above| (above.below(), above.positions, above.scores));
+                match &wanted {
+                    None => wanted = Some(found),
+                    Some(wanted) => assert_eq!(&found, wanted, "{name} {form} {n} {dim}"),
+                }
+            }
+        }
+    }
+}
+
+/// A chord is above the power of two that it stands for, all over an exponent, and so are its sums.
+#[test]
+fn chords_are_not_below_powers() {
+    let (steps, scales) = (vec![Step::new([1, 0, 0, 0])], vec![bf16::ONE; LANES]);
+    let mut worst = 0.0f64;
+    for i in 0..4000 {
+        // Scores are a whole number times a factor.
+        let factor = -(f32::from(i as i16) + 0.5) * (87.0 / 4000.0) / 127.0;
+        let mut lines = [BIAS; LINE];
+        lines.iter_mut().step_by(STEP).for_each(|byte| *byte = BIAS + 127);
+        let query = Coarse { steps: &steps[..], correction: -128, factor };
+        let mut above = Above::default();
+        above.begin((0.0, 0.0));
+        above.positions.reserve(64);
+        above.scores.reserve(64);
+        let mut passing: Passing<1> = [[[0.0; LANES]; SPLIT_KEYS / LANES]; 1];
+        let simd = Simd::current().unwrap();
+        let piece = (&lines[..], &scales[..], 0);
+        simd.split_codes::<_, 1, 8>(piece, [query], [LANES], &mut passing, [&mut above]);
+        let exact = (f64::from(127.0f32 * factor)).exp() * LANES as f64;
+        let ratio = above.below().0 / exact;
+        assert!(ratio >= 1.0 - 190.0 * 2f64.powi(-24), "{factor} {ratio}");
+        assert!(ratio <= 1.0625, "{factor} {ratio}");
+        worst = worst.max(ratio);
+    }
+    assert!(worst > 1.06, "{worst}");
+}
+
+#[test]
+fn all_levels_sum_forms_alike() {
+    for width in [16, 32, 64, 128] {
+        let number = |i: usize| ((i * 7919 % 1009) as f64 - 504.0) / 16.0;
+        let mut matrix: Vec<f64> = (0..width * width).map(number).collect();
+        // Left of the diagonal's groups nothing is read.
+        for row in 0..width {
+            matrix[row * width..][..row / LANES * LANES].fill(f64::NAN);
+        }
+        let vector: Vec<f64> = (0..width).map(|i| ((i * 31 % 17) as f64 - 8.0) / 4.0).collect();
+        let mut exact = 0.0;
+        for i in 0..width {
+            exact += vector[i] * vector[i] * matrix[i * width + i];
+            for j in i + 1..width {
+                exact += 2.0 * vector[i] * vector[j] * matrix[i * width + j];
+            }
+        }
+        for &(name, simd) in Simd::all() {
+            // All terms are whole multiples of 2^-8, and their sums are exact.
+            assert_eq!(simd.form(&matrix, &vector), exact, "{name} {width}");
+        }
+    }
 }
 
 /// Prints times: `cargo test --release -- --ignored --nocapture the_codes_by_the_clock`.

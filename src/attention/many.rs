@@ -1,0 +1,106 @@
+//! Many rows of a head: by codes where that pays, else together in f32.
+
+use super::job::{Answer, AttentionJob, GROUP, MANY, RowBudget, Unit};
+use super::options::AttentionOptions;
+use crate::error::Error;
+use crate::index::{Gram, Guess};
+use crate::kernels::PANEL_ROWS;
+use crate::reused::Reused;
+
+/// Rows that are pruned at a time.
+const PRUNED: usize = 8;
+/// Many rows that keep a larger share of their keys are faster together, with all keys.
+const SPARSE_ROWS: f64 = 0.02;
+
+impl AttentionJob<'_> {
+    pub(super) fn unit(&self, unit: &Unit, budget: RowBudget<'_>) -> Result<Reused<Answer>, Error> {
+        // One by one, so that an option that is added does not compile before all ways of answering rows (by codes, a few at
+        // a time, many together) have decided what they do about it.
+        let &AttentionOptions {
+            even_if_slower,
+            // Where something is chosen: `ask_for`.
+            mapped: _,
+            // What a row sees: `QueryRows`. Its scores: `AttentionJob::scale`. All ways ask for its sink where its weights are summed.
+            scale: _,
+            causal: _,
+            lengths: _,
+            mask: _,
+            sinks: _,
+            // Of outputs, whichever way they were computed.
+            precision: _,
+            ball: _,
+            threads: _,
+        } = &self.query_rows.options;
+        if unit.rows.len() < MANY {
+            return self.attend_few(unit.head, unit.rows, budget);
+        }
+        let mut answers: Reused<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
+        if self.index.is_some() {
+            // A few rows show whether to look at the codes at all.
+            let mut guess = Guess::default();
+            let step = unit.rows.len() / GROUP;
+            let shown: [usize; GROUP] = std::array::from_fn(|i| i * step);
+            let pruned =
+                self.attend_pruned(unit, &shown, budget, (None, &mut guess, &mut answers))?;
+            let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
+                let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
+                (kept + here, seen + self.query_rows.row_visibility(unit.rows[at]).count())
+            });
+            let together = !budget.careful && !even_if_slower && self.fit_together();
+            let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
+            if pruned && (sparse || !together) {
+                let rest: Reused<usize> =
+                    (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
+                // So many rows are worth a look at the codes themselves.
+                let moments =
+                    self.index.map(|index| self.moments(unit.head, index.head(unit.head)));
+                let moments = moments.transpose()?;
+                for some in rest.chunks(PRUNED) {
+                    self.attend_pruned(unit, some, budget, (moments, &mut guess, &mut answers))?;
+                }
+            }
+        }
+        let open: Reused<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
+        let rows: Reused<usize> = open.iter().map(|&at| unit.rows[at]).collect();
+        for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
+            // Rows that may drop nothing lose nothing by it.
+            let each = even_if_slower && budget.eps.any(|eps| eps > 0.0);
+            let together =
+                if budget.careful || each { None } else { self.attend_tile(unit.head, rows)? };
+            if let Some(mut found) = together {
+                for (&at, found) in at.iter().zip(found.drain(..)) {
+                    answers[at] = Some(found);
+                }
+                continue;
+            }
+            for (at, rows) in at.chunks(GROUP).zip(rows.chunks(GROUP)) {
+                let mut found = self.attend_few(unit.head, rows, budget)?;
+                for (&at, found) in at.iter().zip(found.drain(..)) {
+                    answers[at] = Some(found);
+                }
+            }
+        }
+        Ok(answers.drain(..).flatten().collect())
+    }
+
+    /// Answers those of some rows that can be thinned; whether there are any.
+    fn attend_pruned(
+        &self,
+        unit: &Unit,
+        places: &[usize],
+        budget: RowBudget<'_>,
+        (moments, guess, answers): (Option<&Gram<'_>>, &mut Guess, &mut [Option<Answer>]),
+    ) -> Result<bool, Error> {
+        let list: Reused<usize> = places.iter().map(|&at| unit.rows[at]).collect();
+        let mut rows = self.rows(unit.head, &list, budget, moments)?;
+        self.prune_by_codes(unit.head, &mut rows, guess)?;
+        let mut open = rows.iter().map(|row| row.open);
+        let places: Reused<usize> =
+            places.iter().copied().filter(|_| open.next() == Some(false)).collect();
+        rows.retain(|row| !row.open);
+        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?.drain(..)) {
+            answers[at] = Some(found);
+        }
+        Ok(!places.is_empty())
+    }
+}

@@ -1,0 +1,135 @@
+//! Rows of attention on their way.
+
+use super::job::{AttentionJob, RowBudget};
+use crate::error::Error;
+use crate::index::{
+    Coded, Codes, Gram, Prepared, Query, QueryScratch, RowVisibility, Rung, ThresholdSearch,
+};
+use crate::kernels::{Keys, LANES, Simd};
+use crate::memory;
+use crate::recycled::held;
+use crate::reused::Reused;
+use crate::scratch::Lent;
+use crate::workspace::Scratch;
+
+/// One row on its way.
+pub(super) struct PendingRow {
+    pub(super) number: usize,
+    pub(super) wide: Reused<f64>,
+    pub(super) query: Query,
+    pub(super) prepared: Option<Prepared>,
+    pub(super) prefix: usize,
+    pub(super) eps: f64,
+    pub(super) scratch: Lent<RowScratch>,
+    /// What is kept, if not everything that is visible.
+    pub(super) kept: Option<Reused<u32>>,
+    pub(super) upper: f64,
+    pub(super) scored: usize,
+    pub(super) rung: Rung,
+    /// Not answered yet.
+    pub(super) open: bool,
+    /// Not answered because little can be dropped.
+    pub(super) flat: bool,
+    /// The keys that it may keep are listed.
+    pub(super) listed: bool,
+}
+
+/// What a row needs room for.
+#[derive(Default)]
+pub(super) struct RowScratch {
+    pub(super) query: QueryScratch,
+    pub(super) weights: Vec<f64>,
+}
+
+impl Scratch for RowScratch {
+    fn bytes(&self) -> usize {
+        self.query.bytes() + held(&self.weights)
+    }
+}
+
+/// Makes room for a number per key, in whole groups.
+pub(super) fn grow<T>(numbers: &mut Vec<T>, keys: usize) -> Result<(), Error> {
+    let all = keys.saturating_add(LANES);
+    memory::room("k", numbers, all.saturating_sub(numbers.len()))
+}
+
+/// Room for a row.
+fn row_scratch() -> Lent<RowScratch> {
+    let mut scratch = Lent::<RowScratch>::new();
+    scratch.query.forget();
+    scratch
+}
+
+impl AttentionJob<'_> {
+    /// A query in f64.
+    ///
+    /// # Errors
+    /// [`Error::KeyNotFinite`].
+    pub(super) fn query(&self, row: usize) -> Result<Reused<f64>, Error> {
+        let m = self.queries.len();
+        let mut wide = Reused::with_hint(self.queries.dim());
+        self.queries.finite(row / m, row % m, &mut wide)?;
+        Ok(wide)
+    }
+
+    /// Rows of which nothing is known yet; their queries in bytes where the moments of the codes are given.
+    pub(super) fn rows(
+        &self,
+        head: usize,
+        list: &[usize],
+        budget: RowBudget<'_>,
+        moments: Option<&Gram<'_>>,
+    ) -> Result<Reused<PendingRow>, Error> {
+        let codes = self.index.map(|index| index.head(head));
+        // Without an index the size of keys is found when they are read.
+        let largest = codes.map_or(0.0, |codes| f64::from(codes.largest()));
+        let row = |&row: &usize| {
+            let wide = self.query(row)?;
+            let eps = budget.eps.of(row);
+            Ok(PendingRow {
+                number: row,
+                query: Query::new(&wide, self.scale, largest),
+                prepared: codes.filter(|_| eps > 0.0).map(|codes| match moments {
+                    Some(moments) => codes.prepare_in_bytes(self.simd, &wide, self.scale, moments),
+                    None => codes.prepare(self.simd, &wide, self.scale),
+                }),
+                wide,
+                prefix: self.query_rows.row_visibility(row).prefix,
+                eps,
+                scratch: row_scratch(),
+                kept: None,
+                upper: 0.0,
+                scored: 0,
+                rung: Rung::Dense,
+                open: true,
+                flat: false,
+                listed: false,
+            })
+        };
+        list.iter().map(row).collect()
+    }
+}
+
+impl PendingRow {
+    /// The search of a row that has a query for codes, and its scratch.
+    pub(super) fn search<'s, E: Coded>(
+        &'s mut self,
+        row_visibility: RowVisibility<'s>,
+        codes: &'s Codes,
+        keys: Keys<'s, E>,
+        simd: Simd,
+    ) -> Option<(ThresholdSearch<'s, E>, &'s mut QueryScratch)> {
+        let search = ThresholdSearch {
+            simd,
+            codes,
+            keys: Some(keys),
+            query: &self.query,
+            prepared: self.prepared.as_ref()?,
+            row_visibility,
+            eps: self.eps,
+            trim: false,
+            beside: None,
+        };
+        Some((search, &mut self.scratch.query))
+    }
+}

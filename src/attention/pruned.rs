@@ -1,0 +1,191 @@
+//! Rows thinned by codes: which keys they keep, and what the others weigh at most.
+
+use half::{bf16, f16};
+
+use super::job::{AttentionJob, GROUP, MANY};
+use super::pending::{PendingRow, grow};
+use super::stretches::by_stretches;
+use crate::error::Error;
+use crate::index::{
+    Chosen, Coded, Codes, Guess, PanelRow, Step, ThresholdSearch, ThresholdState, for_coded_dtype,
+    matrix,
+};
+use crate::kernels::{Keys, LANES, Picked, Simd};
+use crate::reused::Reused;
+use crate::rows::Data;
+
+/// Of each of a few rows, ascending positions.
+pub(super) type Lists<'a> = [&'a [u32]; MANY];
+
+impl AttentionJob<'_> {
+    /// Answers what codes and a few exact scores can answer, and closes those rows.
+    pub(super) fn prune_by_codes(
+        &self,
+        head: usize,
+        rows: &mut [PendingRow],
+        guess: &mut Guess,
+    ) -> Result<(), Error> {
+        let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
+        let simd = self.simd;
+        for row in rows.iter_mut() {
+            row.listed = row.prepared.as_ref().is_some_and(|prepared| {
+                Codes::can_split(prepared, self.query_rows.row_visibility(row.number))
+            });
+        }
+        let listed: Reused<usize> = (0..rows.len()).filter(|&at| rows[at].listed).collect();
+        for four in listed.chunks(GROUP) {
+            if let &[a, b, c, d] = four
+                && let Ok(four) = rows.get_disjoint_mut([a, b, c, d])
+            {
+                list_together(codes, simd, four, guess)?;
+                continue;
+            }
+            for &at in four {
+                list_together(codes, simd, [&mut rows[at]], guess)?;
+            }
+        }
+        for turn in (0..2).filter(|_| !listed.is_empty()) {
+            for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows))?;
+            for row in rows.iter_mut().filter(|row| row.listed) {
+                let above = &row.scratch.query.above;
+                row.flat |= above.flat;
+                if !row.open {
+                    guess.learn(above);
+                }
+                // Its list began too high.
+                row.listed = row.open && !row.flat && above.again && turn == 0;
+                if row.listed {
+                    list_together(codes, simd, [row], guess)?;
+                }
+            }
+            if !rows.iter().any(|row| row.listed) {
+                break;
+            }
+        }
+        // Rows that could not be listed.
+        let padded = codes.len().next_multiple_of(LANES);
+        let mut left = 0;
+        for row in rows.iter_mut() {
+            row.listed = false;
+            if row.open && !row.flat && row.prepared.is_some() {
+                let prepared = &*row.prepared.insert(codes.prepare(simd, &row.wide, self.scale));
+                let scores = &mut row.scratch.query.scores;
+                grow(scores, padded)?;
+                scores.resize(padded, 0.0);
+                codes.scan(simd, [prepared], [&mut scores[..]]);
+                left += 1;
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows))
+    }
+
+    /// From scores by codes to answers.
+    fn rescore<E: Coded>(
+        &self,
+        head: usize,
+        keys: Keys<'_, E>,
+        rows: &mut [PendingRow],
+    ) -> Result<(), Error> {
+        let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
+        let simd = self.simd;
+        let sees = |row: usize| self.query_rows.row_visibility(row);
+        // These are always read.
+        let uncoded: Reused<u32> = codes.uncoded().collect();
+        self.ask_for(head, &[&uncoded]);
+        let mut states: Reused<Option<ThresholdState>> = rows.iter().map(|_| None).collect();
+        // Those that are listed come first, and alone.
+        let turn = rows.iter().any(|row| row.listed);
+        let waits = |row: &PendingRow| row.open && !row.flat && row.prepared.is_some();
+        let mut active: Reused<bool> =
+            rows.iter().map(|row| waits(row) && row.listed == turn).collect();
+        for (at, row) in rows.iter_mut().enumerate() {
+            if !(turn && active[at]) {
+                continue;
+            }
+            if let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd) {
+                states[at] = search.begin_above(scratch);
+            }
+            active[at] = states[at].is_some();
+        }
+        while active.contains(&true) {
+            let mut chosen: Reused<Option<Chosen>> = rows.iter().map(|_| None).collect();
+            for (at, row) in rows.iter_mut().enumerate() {
+                if !active[at] {
+                    continue;
+                }
+                let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd)
+                else {
+                    continue;
+                };
+                match search.choose(scratch, &mut states[at])? {
+                    Step::Done(found) => {
+                        (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
+                        (row.kept, row.open) = (Some(found.kept), false);
+                        active[at] = false;
+                    }
+                    Step::Dense { flat } => (row.flat, active[at]) = (flat, false),
+                    Step::Score(list) => {
+                        ThresholdSearch::<E>::make_room(scratch, &list)?;
+                        chosen[at] = Some(list);
+                    }
+                }
+            }
+            let mut lists: Lists<'_> = [&[]; MANY];
+            for (list, chosen) in lists.iter_mut().zip(&chosen) {
+                *list = chosen.as_ref().map_or(&[], |chosen| &chosen.kept);
+            }
+            let lists = &lists[..rows.len()];
+            self.ask_for(head, lists);
+            score_chosen(keys, rows, lists, simd);
+            for (at, (row, chosen)) in rows.iter_mut().zip(chosen.drain(..)).enumerate() {
+                let Some(chosen) = chosen else { continue };
+                let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd)
+                else {
+                    continue;
+                };
+                if let Some(found) = search.judge(scratch, &mut states[at], chosen)? {
+                    (row.upper, row.scored, row.rung) = (found.upper, found.scored, found.rung);
+                    (row.kept, row.open) = (Some(found.kept), false);
+                    active[at] = false;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lists the keys that some rows may keep.
+fn list_together<const Q: usize>(
+    codes: &Codes,
+    simd: Simd,
+    rows: [&mut PendingRow; Q],
+    guess: &Guess,
+) -> Result<(), Error> {
+    codes.split(
+        simd,
+        rows.map(|row| {
+            let PendingRow { prepared, prefix, eps, scratch, .. } = row;
+            let above = &mut scratch.query.above;
+            PanelRow { prepared: prepared.as_ref(), prefix: *prefix, eps: *eps, above }
+        }),
+        guess,
+    )
+}
+
+/// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.
+fn score_chosen<E: Coded>(
+    keys: Keys<'_, E>,
+    rows: &mut [PendingRow],
+    lists: &[&[u32]],
+    simd: Simd,
+) {
+    by_stretches(lists, |row, list, (from, end)| {
+        let PendingRow { query, prepared, scratch, .. } = &mut rows[row];
+        let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+        let to = &mut scratch.query.exact[from..end];
+        query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);
+    });
+}

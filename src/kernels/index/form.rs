@@ -1,0 +1,66 @@
+//! The form `y^T G y` of a symmetric matrix of which only the entries from the diagonal on are there.
+//!
+//! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
+//! [`Simd`] that run a pass.
+
+use crate::kernels::isa::{LANES, Lanes, Level};
+use crate::kernels::simd::{Pass, Simd};
+
+/// How often each entry of a group that holds the diagonal counts, by the row's place in the group.
+const COUNTS: [[f64; LANES]; LANES] = {
+    let mut counts = [[0.0; LANES]; LANES];
+    let mut row = 0;
+    while row < LANES {
+        counts[row][row] = 1.0;
+        let mut column = row + 1;
+        while column < LANES {
+            counts[row][column] = 2.0;
+            column += 1;
+        }
+        row += 1;
+    }
+    counts
+};
+
+struct Form<'a> {
+    matrix: &'a [f64],
+    vector: &'a [f64],
+}
+
+impl Pass<f64> for Form<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> f64 {
+        let width = self.vector.len();
+        let mut total = L::F64::splat(0.0);
+        for at in (0..width).step_by(LANES) {
+            let mut sums = [L::F64::splat(0.0); 2];
+            for pair in 0..at / 2 {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    let row = 2 * pair + i;
+                    let entries = L::F64::load(self.matrix[row * width + at..][..LANES].as_ptr());
+                    *sum = entries.mul_add(L::F64::splat(2.0 * self.vector[row]), *sum);
+                }
+            }
+            for (i, counts) in COUNTS.iter().enumerate() {
+                let row = at + i;
+                let entries = L::F64::load(self.matrix[row * width + at..][..LANES].as_ptr());
+                // What is left of the diagonal may be anything, and counts nothing as long as it is finite.
+                let counts = L::F64::load(counts.as_ptr()).mul(L::F64::splat(self.vector[row]));
+                sums[i % 2] = entries.mul_add(counts, sums[i % 2]);
+            }
+            let vector = L::F64::load(self.vector[at..][..LANES].as_ptr());
+            total = sums[0].add(sums[1]).mul_add(vector, total);
+        }
+        total.sum()
+    }
+}
+
+impl Simd {
+    /// The form of a vector in whole groups, each sum at most as many terms deep as the vector has entries and eight more. Entries of
+    /// the matrix left of the diagonal are not used; those in the diagonal's groups must be finite.
+    pub(crate) fn form(self, matrix: &[f64], vector: &[f64]) -> f64 {
+        assert!(vector.len().is_multiple_of(LANES));
+        assert!(matrix.len() == vector.len() * vector.len());
+        self.run(Form { matrix, vector })
+    }
+}
