@@ -76,6 +76,8 @@ struct Wanted<'a> {
     may_be_over: bool,
     /// Whether the smallest set is a number of best keys.
     plain: bool,
+    /// Whether a row whose scores are no numbers may be kept as a whole.
+    keeps_unknown: bool,
 }
 
 fn sets(answer: &Answer, known: &[Row], wanted: &Wanted<'_>) {
@@ -90,7 +92,13 @@ fn sets(answer: &Answer, known: &[Row], wanted: &Wanted<'_>) {
         let list = &indices[indptr[i]..indptr[i + 1]];
         assert_eq!(list.len(), k[i]);
         assert!(list.windows(2).all(|pair| pair[0] < pair[1]));
-        assert!(!row.bad, "what is no score was taken");
+        if row.bad {
+            // Codes cannot tell scores beyond all numbers apart: then a search keeps all that it sees, and loses nothing.
+            let seen = row.keys.iter().filter(|key| key.shown).count();
+            assert!(wanted.keeps_unknown && list.len() == seen, "what is no score was taken");
+            assert_eq!((lower[i], upper[i]), (0.0, 0.0));
+            continue;
+        }
         let mut kept = vec![false; row.keys.len()];
         for &key in list {
             assert!(row.keys[key].shown, "what is hidden was kept");
@@ -130,7 +138,12 @@ pub(crate) fn selected(of: &Scores, asked: &Asked, told: &Told) {
     let known: Vec<Row> = of.numbers.chunks(of.n.max(1)).map(row).collect();
     let known = if of.n == 0 { Vec::new() } else { known };
     if of.n > 0 {
-        let wanted = Wanted { eps: &|_| Some(of.eps), may_be_over: !of.plain, plain: of.plain };
+        let wanted = Wanted {
+            eps: &|_| Some(of.eps),
+            may_be_over: !of.plain,
+            plain: of.plain,
+            keeps_unknown: false,
+        };
         sets(&answer, &known, &wanted);
     }
 }
@@ -160,7 +173,8 @@ pub(crate) fn searched(held: &Tensors, of: &Rows, asked: &Asked, told: &Told, ve
     let known = rows(held, of);
     let may_be_over = of.top.is_some() || asked.says("max_scored");
     let eps = |row| budget(of.eps.as_ref(), row);
-    sets(&answer, &known, &Wanted { eps: &eps, may_be_over, plain: of.top.is_none() });
+    let plain = of.top.is_none();
+    sets(&answer, &known, &Wanted { eps: &eps, may_be_over, plain, keeps_unknown: plain });
     let (k, certified) = (answer.numbers("k"), answer.numbers("certified"));
     for (i, row) in known.iter().enumerate() {
         if let Some(top) = of.top.filter(|_| certified[i] == 1.0 && row.count() > 0) {
