@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::query_rows::QueryRows;
 use crate::error::Error;
-use crate::index::{Codes, Gram, KeyIndex, Rung};
+use crate::index::{Codes, KeyIndex, Moments, Rung};
 use crate::kernels::Simd;
 use crate::log_mass::LogMass;
 use crate::reused::Reused;
@@ -29,7 +29,7 @@ pub(super) struct AttentionJob<'a> {
     /// Of each head's keys that some row sees: the largest norm.
     pub(super) norms: Reused<OnceLock<f64>>,
     /// Of each head's codes, where many rows ask for them.
-    pub(super) moments: Reused<OnceLock<Gram<'static>>>,
+    pub(super) moments: Reused<OnceLock<Moments>>,
 }
 
 /// What is asked of rows.
@@ -89,7 +89,7 @@ impl AttentionJob<'_> {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(super) fn moments(&self, head: usize, codes: &Codes<'_>) -> Result<&Gram<'static>, Error> {
+    pub(super) fn moments(&self, head: usize, codes: &Codes<'_>) -> Result<&Moments, Error> {
         if let Some(moments) = self.moments[head].get() {
             return Ok(moments);
         }

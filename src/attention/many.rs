@@ -3,7 +3,7 @@
 use super::job::{Answer, AttentionJob, GROUP, MANY, RowBudget, Unit};
 use super::options::AttentionOptions;
 use crate::error::Error;
-use crate::index::{Gram, Guess};
+use crate::index::{Guess, Moments};
 use crate::kernels::PANEL_ROWS;
 use crate::reused::Reused;
 
@@ -89,7 +89,7 @@ impl AttentionJob<'_> {
         unit: &Unit,
         places: &[usize],
         budget: RowBudget<'_>,
-        (moments, guess, answers): (Option<&Gram<'_>>, &mut Guess, &mut [Option<Answer>]),
+        (moments, guess, answers): (Option<&Moments>, &mut Guess, &mut [Option<Answer>]),
     ) -> Result<bool, Error> {
         let list: Reused<usize> = places.iter().map(|&at| unit.rows[at]).collect();
         let mut rows = self.rows(unit.head, &list, budget, moments)?;

@@ -3,7 +3,7 @@
 use super::job::{AttentionJob, RowBudget};
 use crate::error::Error;
 use crate::index::{
-    Coded, Codes, Gram, Prepared, Query, QueryScratch, RowVisibility, Rung, ThresholdSearch,
+    Coded, Codes, Moments, Prepared, Query, QueryScratch, RowVisibility, Rung, ThresholdSearch,
 };
 use crate::kernels::{Keys, LANES, Simd};
 use crate::memory;
@@ -78,7 +78,7 @@ impl AttentionJob<'_> {
         head: usize,
         list: &[usize],
         budget: RowBudget<'_>,
-        moments: Option<&Gram<'_>>,
+        moments: Option<&Moments>,
     ) -> Result<Reused<PendingRow>, Error> {
         let codes = self.index.map(|index| index.head(head));
         // Without an index the size of keys is found when they are read.

@@ -8,6 +8,7 @@ use super::element::Coded;
 use super::fingerprint::Fingerprint;
 use super::frame::{OwnFrame, sign};
 use super::gram::Gram;
+use super::moments::Moments;
 use super::prepared::Prepared;
 use crate::error::Error;
 use crate::kernels::{BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd};
@@ -328,47 +329,14 @@ impl Codes<'_> {
         simd: Simd,
         query: &[f64],
         scale: f64,
-        moments: &Gram<'_>,
+        moments: &Moments,
     ) -> Prepared {
         Prepared::in_bytes(simd, query, scale, &self.frame, (&self.gram, moments))
     }
 
-    /// Sums of outer products of what codes stand for.
-    ///
-    /// # Errors
-    /// [`Error::NoMemory`].
-    pub(crate) fn moments(&self, simd: Simd) -> Result<Gram<'static>, Error> {
-        let (width, steps) = (self.frame.mean.len(), self.dim.div_ceil(STEP));
-        check_memory("keys", width.saturating_mul(width + 2 * PANEL), size_of::<f64>())?;
-        let mut gram = Gram::new(width);
-        let mut packed = Packed::default();
-        let mut rows = vec![0.0f32; PANEL * width];
-        self.in_pieces(self.n.div_ceil(LANES), PANEL / LANES, |lines, scales, _| {
-            let mut largest = 0.0f32;
-            let mut entry = 0.0f32;
-            for ((key, row), scale) in rows.chunks_exact_mut(width).enumerate().zip(scales) {
-                let (block, lane) = (key / LANES * steps, key % LANES);
-                let scale = scale.to_f32();
-                let mut square = 0.0;
-                for (step, four) in row.chunks_exact_mut(STEP).take(steps).enumerate() {
-                    let codes = &lines[(block + step) * LINE + lane * STEP..][..STEP];
-                    for (to, code) in four.iter_mut().zip(codes) {
-                        // Products of numbers of eight bits: exact.
-                        *to = scale * (f32::from(*code) - f32::from(BIAS));
-                        square += *to * *to;
-                        entry = entry.max(to.abs());
-                    }
-                }
-                largest = largest.max(square);
-            }
-            let rows = &rows[..scales.len() * width];
-            if entry > 0.0 {
-                let unit = entry * (1.004 / 127.0);
-                let left = simd.outer(rows, width, unit, &mut packed, gram.sums_mut());
-                gram.note(scales.len(), left, largest, 0.0);
-            }
-        });
-        Ok(gram)
+    /// Entries of a key in codes, and the same in whole groups.
+    pub(super) fn widths(&self) -> (usize, usize) {
+        (self.dim, self.frame.mean.len())
     }
 
     /// The codes of a group of keys, and their scales.

@@ -20,7 +20,7 @@ use crate::kernels::Simd;
 use crate::reused::Reused;
 
 /// Relative error of sums and products of few terms in f64, generously.
-const GRAM_ROUNDING: f64 = 1e-12;
+pub(super) const GRAM_ROUNDING: f64 = 1e-12;
 
 /// Sums of outer products of what codes lose.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,10 +112,7 @@ impl Gram<'_> {
     /// largest computed sums of squares of a residual and of a key.
     pub(crate) fn note(&mut self, rows: usize, lost: f64, largest: f32, norm: f32) {
         let entries = self.width as f64;
-        // Sums run at most `width` terms deep in f32, and terms may have been flushed.
-        let up = |square: f64, rows: f64| {
-            square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
-        };
+        let up = |square: f64, rows: f64| up(square, rows, entries);
         self.lost = (self.lost + up(lost, rows as f64) * (1.0 + GRAM_ROUNDING)).next_up();
         self.additions += 1;
         self.largest = self.largest.max(up(f64::from(largest), 1.0).sqrt() * (1.0 + GRAM_ROUNDING));
@@ -159,7 +156,7 @@ impl Gram<'_> {
         // Sums over the entries of a vector.
         let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
         let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
-        let form = self.form(simd, query, norm);
+        let form = form(simd, (&self.sums, self.additions), (query, norm));
         let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
         let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
         let coded = self.norm + self.largest;
@@ -179,26 +176,32 @@ impl Gram<'_> {
     }
 }
 
-impl Gram<'_> {
-    /// How far products of a vector with all of these may be from zero: their Euclidean norm, and the largest, times a factor.
-    pub(crate) fn errors_along(&self, simd: Simd, vector: &[f64], factor: f64) -> (f64, f64) {
-        let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
-        let norm = vector.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
-        let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
-        let form = self.form(simd, vector, norm);
-        let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
-        (total, factor * norm * self.largest * (1.0 + GRAM_ROUNDING))
-    }
+/// An upper bound of the form of a vector of at most that norm with sums of outer products, given how many times something was added
+/// to them.
+pub(super) fn form(
+    simd: Simd,
+    (sums, additions): (&[f64], usize),
+    (vector, norm): (&[f64], f64),
+) -> f64 {
+    let width = sums.len().isqrt();
+    let mut whole: Reused<f64> = vector.iter().copied().collect();
+    whole.resize(width, 0.0);
+    let trace: f64 = sums.iter().step_by(width + 1).sum();
+    // Roundings of the sums, one behind another, and of the form itself.
+    let rounded = GRAM_ROUNDING + (additions + 2 * width) as f64 * f64::EPSILON;
+    simd.form(sums, &whole).max(0.0) + rounded * trace * norm * norm
+}
 
-    /// An upper bound of the form of a vector of at most that norm.
-    fn form(&self, simd: Simd, vector: &[f64], norm: f64) -> f64 {
-        let mut whole: Reused<f64> = vector.iter().copied().collect();
-        whole.resize(self.width, 0.0);
-        let (form, trace) = (simd.form(&self.sums, &whole), self.trace());
-        // Roundings of the sums, one behind another, and of the form itself.
-        let rounded = GRAM_ROUNDING + (self.additions + 2 * self.width) as f64 * f64::EPSILON;
-        form.max(0.0) + rounded * trace * norm * norm
-    }
+/// An upper bound of the norm of a vector in f64, of a few hundred entries at most in whole groups.
+pub(super) fn norm(vector: &[f64]) -> f64 {
+    let short = 1.0 + GRAM_ROUNDING + vector.len().next_multiple_of(16) as f64 * f64::EPSILON;
+    vector.iter().map(|y| y * y).sum::<f64>().sqrt() * short
+}
+
+/// An upper bound of sums of squares over rows of so many entries, given what was computed: sums run at most `entries` terms deep in
+/// f32, and terms may have been flushed.
+pub(super) fn up(square: f64, rows: f64, entries: f64) -> f64 {
+    square * (1.0 + (entries + 4.0) * 2.0 * U) + rows * entries * FLUSH
 }
 
 impl Sums {

@@ -2,6 +2,7 @@
 
 use super::frame::OwnFrame;
 use super::gram::{CodeError, Gram};
+use super::moments::Moments;
 use crate::certified_sums::Compensated;
 use crate::kernels::{BIAS, Bytes, Coarse, STEP, Simd, Step};
 use crate::reused::Reused;
@@ -95,7 +96,7 @@ impl Prepared {
         query: &[f64],
         scale: f64,
         frame: &OwnFrame<'_>,
-        (gram, moments): (&Gram<'_>, &Gram<'_>),
+        (gram, moments): (&Gram<'_>, &Moments),
     ) -> Self {
         let dim = query.len();
         let (moved, size) = frame.query(query);
@@ -124,7 +125,7 @@ impl Prepared {
             // Each entry of the rest may be off by a rounding of what it was taken from.
             let unresolved = sum * (1.0 + 1e-9) * 1e-15;
             gram.code_error(simd, &moved, unresolved, (factor, slip), frame.moves())
-                .and(moments.errors_along(simd, &rest, factor))
+                .and(moments.along(simd, &rest, factor))
         } else {
             CodeError::NOTHING
         };

@@ -263,8 +263,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
             }
             let (enough, again) = if self.trim { TIGHT } else { QUICK };
             if ratio < enough && *careful < again {
-                // The guess was too careful.
-                *excess *= ratio * (1.5 - 0.5 * enough);
+                *excess *= ratio * (1.5 - 0.5 * enough); // too careful
                 *careful += 1;
                 continue;
             }

@@ -6,6 +6,8 @@
 use super::encode::{BIAS, ROUND};
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP};
 use crate::kernels::simd::{BytePass, Pass, Simd};
+use crate::recycled::held;
+use crate::workspace::Scratch;
 
 /// Keys whose outer products are summed in integers.
 pub(crate) const PANEL: usize = 256;
@@ -16,6 +18,13 @@ pub(crate) struct Packed {
     bytes: Vec<u8>,
     signed: Vec<i8>,
     totals: Vec<i32>,
+}
+
+impl Scratch for Packed {
+    fn bytes(&self) -> usize {
+        let Packed { bytes, signed, totals } = self;
+        held(bytes) + held(signed) + held(totals)
+    }
 }
 
 struct Pack<'a> {
