@@ -235,15 +235,34 @@ fn with_own_workers(lanes: usize, work: &(dyn Fn() + Sync)) {
     if helpers == 0 {
         return work();
     }
-    kernels::lend(work, |gate| {
-        for _ in 0..helpers {
-            let gate = Arc::clone(gate);
-            pool.workers.spawn(move || {
-                let _free_again = Freed(&pool.free);
-                gate.enter();
-            });
+    kernels::lend(work, |gate| call_in(pool, gate, 0, helpers));
+}
+
+/// Calls in a helper, who calls in two more before it begins: waking a thread takes as long as a short row, and one after the
+/// other they would come too late.
+fn call_in(pool: &'static Pool, gate: &Arc<Gate>, number: usize, all: usize) {
+    let gate = Arc::clone(gate);
+    pool.workers.spawn(move || {
+        let _free_again = Freed(&pool.free);
+        for next in [2 * number + 1, 2 * number + 2] {
+            if next < all && gate.is_open() {
+                call_in(pool, &gate, next, all);
+            } else {
+                pool.free.fetch_add(behind(next, all), Ordering::Relaxed);
+            }
         }
+        gate.enter();
     });
+}
+
+/// How many helpers a helper calls in, itself included, directly or not.
+fn behind(number: usize, all: usize) -> usize {
+    let (mut first, mut many, mut count) = (number, 1, 0);
+    while first < all {
+        count += many.min(all - first);
+        (first, many) = (2 * first + 1, 2 * many);
+    }
+    count
 }
 
 /// A worker that is free again when this is dropped, whatever became of its work.
@@ -351,6 +370,18 @@ mod tests {
         let caller = std::thread::current().id();
         let ids = map(1, 0..5, 1, |_| std::thread::current().id()).unwrap();
         assert!(ids.iter().all(|id| *id == caller));
+    }
+
+    #[test]
+    fn every_helper_is_called_in_once() {
+        for all in 0..100 {
+            let direct = |number: usize| [2 * number + 1, 2 * number + 2];
+            let calls = |number| direct(number).into_iter().map(|next| behind(next, all)).sum::<usize>();
+            assert_eq!(behind(0, all), all);
+            for number in 0..all {
+                assert_eq!(behind(number, all), 1 + calls(number), "{number} of {all}");
+            }
+        }
     }
 
     #[test]

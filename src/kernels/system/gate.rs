@@ -27,7 +27,16 @@ struct Lent(*const Work);
 // SAFETY: it points to what is `Sync`, and is looked through by helpers only while the lender keeps it alive: see `Gate::enter`.
 unsafe impl Send for Lent {}
 
+/// How often the lender looks whether everybody is done before it sleeps: some ten microseconds, about as long as being woken
+/// takes. The last helper is seldom later than that.
+const LOOKS: usize = 400;
+
 impl Gate {
+    /// Whether there is still something to do. It may be over a moment later.
+    pub(crate) fn is_open(&self) -> bool {
+        self.lock().work.is_some()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -61,6 +70,15 @@ impl Drop for Open<'_> {
     fn drop(&mut self) {
         let mut inside = self.0.lock();
         inside.work = None;
+        for _ in 0..LOOKS {
+            if inside.helpers == 0 {
+                return;
+            }
+            drop(inside);
+            // Whoever is inside needs the lock only to leave.
+            (0..32).for_each(|_| std::hint::spin_loop());
+            inside = self.0.lock();
+        }
         while inside.helpers > 0 {
             inside = self.0.empty.wait(inside).unwrap_or_else(PoisonError::into_inner);
         }
