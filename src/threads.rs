@@ -309,6 +309,27 @@ pub(crate) fn in_portions<R: Send>(
     Ok(())
 }
 
+/// The same where a few pieces of work are to keep many threads busy: the work is told on how many it may run itself. All threads
+/// do one each as often as there are enough for that; those that are left they share.
+///
+/// # Errors
+/// As [`in_portions`].
+pub(crate) fn in_shared_portions<R: Send>(
+    threads: usize,
+    count: usize,
+    portion: usize,
+    work: impl Fn(usize, usize) -> Result<R, Error> + Sync + Send,
+    mut take: impl FnMut(R),
+) -> Result<(), Error> {
+    let left = count % threads;
+    let whole = count - left;
+    in_portions(threads, whole, (portion, 1), |at| work(at, 1), &mut take)?;
+    if let Some(each) = threads.checked_div(left) {
+        in_portions(left, left, (portion, 1), |at| work(whole + at, each), take)?;
+    }
+    Ok(())
+}
+
 /// How many of `len` entries, in whole chunks, go to one task of `threads` threads.
 pub(crate) fn share(len: usize, chunk: usize, threads: usize) -> usize {
     len.div_ceil(chunk).div_ceil(2 * threads).max(1) * chunk
@@ -376,7 +397,8 @@ mod tests {
     fn every_helper_is_called_in_once() {
         for all in 0..100 {
             let direct = |number: usize| [2 * number + 1, 2 * number + 2];
-            let calls = |number| direct(number).into_iter().map(|next| behind(next, all)).sum::<usize>();
+            let calls =
+                |number| direct(number).into_iter().map(|next| behind(next, all)).sum::<usize>();
             assert_eq!(behind(0, all), all);
             for number in 0..all {
                 assert_eq!(behind(number, all), 1 + calls(number), "{number} of {all}");

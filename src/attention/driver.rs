@@ -82,6 +82,10 @@ pub fn attention(
     }
 }
 
+/// Fewer products are computed before another thread has woken up: by codes or many rows together, and in f64.
+const FAST: usize = 1 << 21;
+const SLOW: usize = 1 << 18;
+
 /// Entries that a group of rows counts at least: its answers wait for the rest of the portion.
 const LEAST: usize = 1 << 16;
 
@@ -99,17 +103,18 @@ impl AttentionJob<'_> {
         let dim = self.values.dim();
         let each = self.keys.len().saturating_mul(self.keys.dim());
         let rows = listed.len();
+        let worth = if self.index.is_some() || self.queries.len() >= MANY { FAST } else { SLOW };
         let threads =
-            threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > 1 << 20)?;
+            threads::count(self.query_rows.options.threads, rows.saturating_mul(each) > worth)?;
         check_memory_in_each("k", threads, (rows, self.keys.len()), size_of::<f32>())?;
         let portion = (1 << 28) / PANEL_ROWS.saturating_mul(each.max(dim)).max(LEAST) + threads;
         let mut at = 0;
-        let unit = |at: usize| {
+        let unit = |at: usize, threads: usize| {
             let (head, ref rows) = units[at];
-            Unit { head, rows: &listed[rows.clone()] }
+            Unit { head, rows: &listed[rows.clone()], threads }
         };
-        let one = |at: usize| {
-            let unit = unit(at);
+        let one = |at: usize, threads: usize| {
+            let unit = unit(at, threads);
             let mut answers = self.unit(&unit, budget)?;
             let mut moved: Reused<f64> = Reused::with_hint(answers.len());
             for (answer, &row) in answers.iter_mut().zip(unit.rows) {
@@ -117,8 +122,8 @@ impl AttentionJob<'_> {
             }
             Ok((answers, moved))
         };
-        threads::in_portions(threads, units.len(), (portion, 1), one, |(answers, moved)| {
-            for ((&row, answer), &moved) in unit(at).rows.iter().zip(&answers).zip(&moved) {
+        threads::in_shared_portions(threads, units.len(), portion, one, |(answers, moved)| {
+            for ((&row, answer), &moved) in unit(at, 1).rows.iter().zip(&answers).zip(&moved) {
                 all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
                 all.tail_mass_upper[row] = answer.upper;
                 all.k[row] = answer.kept as i64;
@@ -286,6 +291,11 @@ mod tests {
             case((5, 1100, 64, 20), true, true, 0.01, 6.0),
             case((4, 1100, 32, 20), false, true, 0.01, 0.5),
             case((1, 1040, 48, 16), false, true, 0.05, 5.0),
+            // Few rows of so many keys that threads share them, from 2^21 products on, or 2^18: by lists, in full, and with parts of lists.
+            case((1, 40_000, 64, 16), false, true, 0.05, 5.0),
+            case((4, 40_000, 16, 20), true, true, 0.1, 2.5),
+            case((1, 9000, 128, 16), false, false, 0.01, 0.5),
+            case((5, 9000, 32, 16), true, false, 0.2, 3.0),
         ];
         for Case { shape: (m, n, dim, width), causal, index, eps, sigma } in cases {
             let queries: Vec<f32> = normal(m * dim, 1).iter().map(|x| sigma * x).collect();
@@ -305,8 +315,9 @@ mod tests {
                 let listed: Vec<usize> = (0..m).collect();
                 let mut bits: Vec<u64> = Vec::new();
                 for &(head, ref rows) in &job.units(&listed) {
-                    for row in
-                        &job.unit(&Unit { head, rows: &listed[rows.clone()] }, budget).unwrap()
+                    for row in &job
+                        .unit(&Unit { head, rows: &listed[rows.clone()], threads: 1 }, budget)
+                        .unwrap()
                     {
                         let numbers = [row.upper, row.kept as f64, row.weight_error, row.sum_error];
                         bits.extend(row.out[..width].iter().chain(&numbers).map(|x| x.to_bits()));
@@ -324,6 +335,7 @@ mod tests {
             };
             let found = by_threads(1);
             assert_eq!(found, by_threads(3));
+            assert_eq!(found, by_threads(16));
             for row in 0..m {
                 let seen = if causal { row + 1 + n - m } else { n };
                 let query = &queries[row * dim..][..dim];

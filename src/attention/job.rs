@@ -45,6 +45,8 @@ pub(super) struct RowBudget<'a> {
 pub(super) struct Unit<'a> {
     pub(super) head: usize,
     pub(super) rows: &'a [usize],
+    /// On how many threads a few rows may be worked on.
+    pub(super) threads: usize,
 }
 
 impl<'a> AttentionJob<'a> {

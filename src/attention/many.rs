@@ -32,7 +32,7 @@ impl AttentionJob<'_> {
             threads: _,
         } = &self.query_rows.options;
         if unit.rows.len() < MANY {
-            return self.attend_few(unit.head, unit.rows, budget);
+            return self.attend_few(unit, budget);
         }
         let mut answers: Reused<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
         if self.index.is_some() {
@@ -74,7 +74,7 @@ impl AttentionJob<'_> {
                 continue;
             }
             for (at, rows) in at.chunks(GROUP).zip(rows.chunks(GROUP)) {
-                let mut found = self.attend_few(unit.head, rows, budget)?;
+                let mut found = self.attend_few(&Unit { rows, threads: 1, ..*unit }, budget)?;
                 for (&at, found) in at.iter().zip(found.drain(..)) {
                     answers[at] = Some(found);
                 }
@@ -93,12 +93,12 @@ impl AttentionJob<'_> {
     ) -> Result<bool, Error> {
         let list: Reused<usize> = places.iter().map(|&at| unit.rows[at]).collect();
         let mut rows = self.rows(unit.head, &list, budget, moments)?;
-        self.prune_by_codes(unit.head, &mut rows, guess)?;
+        self.prune_by_codes(unit.head, &mut rows, guess, 1)?;
         let mut open = rows.iter().map(|row| row.open);
         let places: Reused<usize> =
             places.iter().copied().filter(|_| open.next() == Some(false)).collect();
         rows.retain(|row| !row.open);
-        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows)?.drain(..)) {
+        for (&at, found) in places.iter().zip(self.average(unit.head, &mut rows, 1)?.drain(..)) {
             answers[at] = Some(found);
         }
         Ok(!places.is_empty())

@@ -1,9 +1,11 @@
 //! Certified sparse attention: scores a few keys exactly, and proves what the others carry.
 //!
-//! `driver` puts rows into groups; `few` answers a few of them by what an index or exact scores say, `tile` many at once in
-//! f32; `ahead` asks for what they will read of mapped files; `error_bound` says how far an output may be off.
+//! `driver` puts rows into groups; `few` answers a few of them by what an index or exact scores say, and `average` averages
+//! their values; `tile` answers many at once in f32; `ahead` asks for what they will read of mapped files; `error_bound` says
+//! how far an output may be off.
 
 mod ahead;
+mod average;
 mod ball;
 mod driver;
 mod error_bound;

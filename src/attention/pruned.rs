@@ -24,6 +24,7 @@ impl AttentionJob<'_> {
         head: usize,
         rows: &mut [PendingRow],
         guess: &mut Guess,
+        threads: usize,
     ) -> Result<(), Error> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let simd = self.simd;
@@ -37,15 +38,15 @@ impl AttentionJob<'_> {
             if let &[a, b, c, d] = four
                 && let Ok(four) = rows.get_disjoint_mut([a, b, c, d])
             {
-                list_together(codes, simd, four, guess)?;
+                list_together(codes, (simd, threads), four, guess)?;
                 continue;
             }
             for &at in four {
-                list_together(codes, simd, [&mut rows[at]], guess)?;
+                list_together(codes, (simd, threads), [&mut rows[at]], guess)?;
             }
         }
         for turn in (0..2).filter(|_| !listed.is_empty()) {
-            for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows))?;
+            for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows, threads))?;
             for row in rows.iter_mut().filter(|row| row.listed) {
                 let above = &row.scratch.query.above;
                 row.flat |= above.flat;
@@ -55,7 +56,7 @@ impl AttentionJob<'_> {
                 // Its list began too high.
                 row.listed = row.open && !row.flat && above.again && turn == 0;
                 if row.listed {
-                    list_together(codes, simd, [row], guess)?;
+                    list_together(codes, (simd, threads), [row], guess)?;
                 }
             }
             if !rows.iter().any(|row| row.listed) {
@@ -72,14 +73,14 @@ impl AttentionJob<'_> {
                 let scores = &mut row.scratch.query.scores;
                 grow(scores, padded)?;
                 scores.resize(padded, 0.0);
-                codes.scan(simd, [prepared], [&mut scores[..]]);
+                codes.scan(simd, [prepared], [&mut scores[..]], threads)?;
                 left += 1;
             }
         }
         if left == 0 {
             return Ok(());
         }
-        for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows))
+        for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows, threads))
     }
 
     /// From scores by codes to answers.
@@ -88,6 +89,7 @@ impl AttentionJob<'_> {
         head: usize,
         keys: Keys<'_, E>,
         rows: &mut [PendingRow],
+        threads: usize,
     ) -> Result<(), Error> {
         let Some(codes) = self.index.map(|index| index.head(head)) else { return Ok(()) };
         let simd = self.simd;
@@ -139,7 +141,7 @@ impl AttentionJob<'_> {
             }
             let lists = &lists[..rows.len()];
             self.ask_for(head, lists);
-            score_chosen(keys, rows, lists, simd);
+            score_chosen(keys, rows, lists, (simd, threads))?;
             for (at, (row, chosen)) in rows.iter_mut().zip(chosen.drain(..)).enumerate() {
                 let Some(chosen) = chosen else { continue };
                 let Some((search, scratch)) = row.search(sees(row.number), codes, keys, simd)
@@ -160,7 +162,7 @@ impl AttentionJob<'_> {
 /// Lists the keys that some rows may keep.
 fn list_together<const Q: usize>(
     codes: &Codes,
-    simd: Simd,
+    (simd, threads): (Simd, usize),
     rows: [&mut PendingRow; Q],
     guess: &Guess,
 ) -> Result<(), Error> {
@@ -172,20 +174,31 @@ fn list_together<const Q: usize>(
             PanelRow { prepared: prepared.as_ref(), prefix: *prefix, eps: *eps, above }
         }),
         guess,
+        threads,
     )
 }
 
-/// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache.
+/// Scores chosen keys, stretch by stretch for all rows, so that they share pages and what is in a cache; or row by row over threads.
 fn score_chosen<E: Coded>(
     keys: Keys<'_, E>,
     rows: &mut [PendingRow],
     lists: &[&[u32]],
-    simd: Simd,
-) {
+    (simd, threads): (Simd, usize),
+) -> Result<(), Error> {
+    let offset = |row: &PendingRow| row.prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+    if threads > 1 {
+        for (row, list) in rows.iter_mut().zip(lists) {
+            let offset = offset(row);
+            let to = &mut row.scratch.query.exact[..list.len()];
+            row.query.score_listed((simd, threads), keys, list, offset, to)?;
+        }
+        return Ok(());
+    }
     by_stretches(lists, |row, list, (from, end)| {
-        let PendingRow { query, prepared, scratch, .. } = &mut rows[row];
-        let offset = prepared.as_ref().map_or(0.0, |prepared| prepared.offset);
+        let offset = offset(&rows[row]);
+        let PendingRow { query, scratch, .. } = &mut rows[row];
         let to = &mut scratch.query.exact[from..end];
         query.score(simd, keys, Picked::Listed(&list[from..]), offset, to);
     });
+    Ok(())
 }

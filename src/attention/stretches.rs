@@ -5,11 +5,22 @@ use crate::reused::Reused;
 /// Keys of a stretch.
 const SPARSE: usize = 1024;
 
+/// How many keys a stretch of them has: one list has nothing to share.
+fn stretch(lists: &[&[u32]]) -> usize {
+    if lists.len() > 1 { SPARSE } else { usize::MAX }
+}
+
+/// Where in a list the stretch ends that one of its places lies in.
+pub(super) fn end_of_stretch(lists: &[&[u32]], list: usize, from: usize) -> usize {
+    let (list, stretch) = (lists[list], stretch(lists));
+    let edge = (list[from] as usize / stretch).saturating_add(1).saturating_mul(stretch);
+    from + list[from..].partition_point(|&key| (key as usize) < edge)
+}
+
 /// Goes over ascending lists of keys side by side: of each, the part that lies in a stretch of keys, then in the next.
 pub(super) fn by_stretches(lists: &[&[u32]], mut each: impl FnMut(usize, &[u32], (usize, usize))) {
     let last = lists.iter().filter_map(|list| list.last()).max().map_or(0, |&key| key as usize + 1);
-    // One list has nothing to share.
-    let stretch = if lists.len() > 1 { SPARSE } else { usize::MAX };
+    let stretch = stretch(lists);
     let mut done: Reused<usize> = std::iter::repeat_n(0, lists.len()).collect();
     let mut edge = 0usize;
     while edge < last {

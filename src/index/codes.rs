@@ -18,10 +18,13 @@ use half::bf16;
 
 /// Tasks per thread that are encoded before their sums are added up.
 const WAVE: usize = 4;
-/// Keys that are looked at to choose a frame.
+/// Keys whose mean is taken to choose a frame, and about how many of them are tried in it.
 const SAMPLE: usize = 1024;
+const FRAMED: usize = 256;
 /// A key whose code loses so many times as much as that of the median key is left without one.
 const OUTLYING: f64 = 4.0;
+/// Keys of a head whose codes one thread reads at a time, where several share it.
+pub(super) const SEGMENT: usize = 1 << 13;
 /// One key in so many may be left without a code.
 const SPARED: usize = 64;
 
@@ -88,16 +91,20 @@ impl Codes<'_> {
     ) -> Self {
         let width = dim.next_multiple_of(LANES);
         let count = n.min(SAMPLE);
-        let sample: Vec<Vec<f64>> = (0..count)
-            .map(|i| keys.row(i * n / count).iter().map(|&entry| entry.widen().into()).collect())
-            .collect();
+        let row = |i: usize| keys.row(i * n / count).iter().map(|&entry| entry.widen().into());
+        let mut totals = vec![0.0f64; dim];
+        for i in 0..count {
+            totals.iter_mut().zip(row(i)).for_each(|(total, entry): (_, f64)| *total += entry);
+        }
         let mut mean = vec![0.0; width];
-        for (j, mean) in mean[..dim].iter_mut().enumerate() {
-            let total: f64 = sample.iter().map(|key| key[j]).sum();
+        for (mean, total) in mean.iter_mut().zip(totals) {
             let value = total / count.max(1) as f64;
             // Of keys that are not finite, or overflow together, none is worth moving.
             *mean = if value.abs() < 1e30 { value as f32 } else { 0.0 };
         }
+        // What a median needs is less.
+        let sample: Vec<Vec<f64>> =
+            (0..count).step_by((count / FRAMED).max(1)).map(|i| row(i).collect()).collect();
         let block = 1 << dim.trailing_zeros();
         let signs = (0..width).map(|j| if sign(j) { -1.0 } else { 1.0 }).collect();
         let mut frame = OwnFrame { mean: mean.into(), block, signs };
@@ -354,24 +361,23 @@ impl Codes<'_> {
         (&[], &[])
     }
 
-    /// Goes over the codes of the first groups, at most so many at a time; with their scales and the position of their first key.
-    pub(super) fn in_pieces(
+    /// The codes of the first groups, at most so many at a time; with their scales and the position of their first key.
+    pub(super) fn pieces(
         &self,
         groups: usize,
         most: usize,
-        mut each: impl FnMut(&[u8], &[bf16], usize),
-    ) {
+    ) -> impl Iterator<Item = (&[u8], &[bf16], usize)> {
         let block = self.dim.div_ceil(STEP) * LINE;
         let mut first = 0;
-        for Stretch { lines, scales, .. } in self.chunks.parts() {
-            let here = (scales.len() / LANES).min(groups.saturating_sub(first));
-            for at in (0..here).step_by(most) {
+        self.chunks.parts().flat_map(move |Stretch { lines, scales, .. }| {
+            let (begin, here) = (first, (scales.len() / LANES).min(groups.saturating_sub(first)));
+            first += here;
+            (0..here).step_by(most).map(move |at| {
                 let count = most.min(here - at);
                 let lines = &lines[at * block..][..count * block];
-                each(lines, &scales[at * LANES..][..count * LANES], (first + at) * LANES);
-            }
-            first += here;
-        }
+                (lines, &scales[at * LANES..][..count * LANES], (begin + at) * LANES)
+            })
+        })
     }
 
     /// A query as codes are scored with; `scale` multiplies all products.
@@ -380,19 +386,37 @@ impl Codes<'_> {
     }
 
     /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
+    ///
+    /// # Errors
+    /// That of the context that ends the call.
     pub(crate) fn scan<const Q: usize>(
         &self,
         simd: Simd,
         queries: [&Prepared; Q],
         to: [&mut [f32]; Q],
-    ) {
-        let mut to = to;
-        let mut at = 0;
-        for Stretch { lines, scales, .. } in self.chunks.parts() {
-            let keys = at..at + scales.len();
-            let here = to.each_mut().map(|to| &mut to[keys.clone()]);
-            simd.scan_codes(lines, scales, queries.map(Prepared::coarse), here);
-            at = keys.end;
+        threads: usize,
+    ) -> Result<(), Error> {
+        let queries = queries.map(Prepared::coarse);
+        let (mut to, groups) = (to, self.n.div_ceil(LANES));
+        let segments = self.pieces(groups, SEGMENT / LANES).count();
+        if threads == 1 || segments < 2 {
+            for (lines, scales, first) in self.pieces(groups, usize::MAX) {
+                let here = to.each_mut().map(|to| &mut to[first..first + scales.len()]);
+                simd.scan_codes(lines, scales, queries, here);
+            }
+        } else {
+            let mut rest = to.each_mut().map(|to| &mut **to);
+            let mut tasks = Vec::with_capacity(segments);
+            for (lines, scales, _) in self.pieces(groups, SEGMENT / LANES) {
+                let here = rest.each_mut().map(|rest| {
+                    let (here, behind) = std::mem::take(rest).split_at_mut(scales.len());
+                    *rest = behind;
+                    here
+                });
+                tasks.push((lines, scales, here));
+            }
+            let one = |(lines, scales, to)| simd.scan_codes(lines, scales, queries, to);
+            threads::map(threads, tasks, 1, one)?;
         }
         for to in to {
             for uncoded in self.chunks.uncoded() {
@@ -400,6 +424,7 @@ impl Codes<'_> {
             }
             to[self.n..].fill(f32::NEG_INFINITY);
         }
+        Ok(())
     }
 }
 
@@ -443,7 +468,7 @@ mod tests {
         let prepared = codes.prepare(simd, query, scale);
         let doubt = Query::new(query, scale, f64::from(codes.largest())).error;
         let mut scores = vec![0.0; n.next_multiple_of(LANES)];
-        codes.scan(simd, [&prepared], [&mut scores]);
+        codes.scan(simd, [&prepared], [&mut scores], 1).unwrap();
         let mut worst = 0.0f64;
         let keys = data.chunks_exact(dim).zip(codes.radii());
         for ((row, radius), &score) in keys.zip(&scores) {

@@ -19,10 +19,10 @@ impl Codes<'_> {
         let mut moments = Moments::new(width)?;
         let mut packed = Lent::<Packed>::new();
         let mut rows: Reused<f32> = filled_again("keys", PANEL * width, 0.0)?;
-        self.in_pieces(self.len().div_ceil(LANES), PANEL / LANES, |lines, scales, _| {
+        for (lines, scales, _) in self.pieces(self.len().div_ceil(LANES), PANEL / LANES) {
             let most = self.decode(lines, scales, &mut rows);
             moments.add(simd, &rows[..scales.len() * width], most, &mut packed);
-        });
+        }
         Ok(moments)
     }
 

@@ -128,7 +128,7 @@ impl RowEstimate<'_> {
         // Bounds of all keys, those of them that are known, and the kept ones, lists that grow by doubling.
         check_memory("keys", codes.len(), 40)?;
         let mut coarse = filled("keys", codes.len().next_multiple_of(LANES), 0.0)?;
-        codes.scan(self.simd, [&prepared], [&mut coarse]);
+        codes.scan(self.simd, [&prepared], [&mut coarse], 1)?;
         let score = |query: &Query, listed: &[u32]| {
             let mut to = vec![0.0; listed.len()];
             query.score(self.simd, matrix, Picked::Listed(listed), prepared.offset, &mut to);

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use half::{bf16, f16};
 
 use super::cells::Cells;
-use super::chunks::TASK;
+use super::chunks::{Room, TASK};
 use super::codes::saved::{Saved, Trust};
 use super::codes::{Codes, Refused};
 use super::element::{Coded, for_coded_dtype, matrix};
@@ -65,7 +65,7 @@ const PORTION: usize = 1 << 12;
 
 /// Whether so many entries of keys are worth several threads.
 pub(super) fn worth_sharing(n: usize, dim: usize, heads: usize) -> bool {
-    n.saturating_mul(dim).saturating_mul(heads) > 1 << 20
+    n.saturating_mul(dim).saturating_mul(heads) > 1 << 17
 }
 
 /// That all entries of a head's keys are finite.
@@ -125,9 +125,7 @@ impl<'a> KeyIndex<'a> {
         let rotate = options.rotate;
         let (heads, stored) = for_coded_dtype!(keys, E => {
             let head = |head| Codes::new(dim, matrix::<E>(keys, head), n, rotate);
-            let mut heads = list(keys.argument(), keys.heads())?;
-            heads.extend((0..keys.heads()).map(head));
-            Ok((heads, E::NAME))
+            Ok((threads::map(pool, 0..keys.heads(), 1, head)?, E::NAME))
         })?;
         let cells = OnceLock::new();
         let mut index = KeyIndex { batch: keys.batch().to_vec(), n: 0, dim, heads, stored, cells };
@@ -213,7 +211,7 @@ impl<'a> KeyIndex<'a> {
         for codes in &mut self.heads {
             rooms.push(codes.make_room(count, threads)?);
         }
-        for (head, (codes, room)) in self.heads.iter_mut().zip(rooms).enumerate() {
+        let one = |(head, (codes, room)): (usize, (&mut Codes<'a>, Room)), threads| {
             let done = for_coded_dtype!(keys, E => Ok(codes.append(simd, matrix::<E>(keys, head), (count, room), threads)))?;
             done.map_err(|refused| match refused {
                 Refused::Stopped(error) => error,
@@ -221,9 +219,16 @@ impl<'a> KeyIndex<'a> {
                     argument: keys.argument(),
                     place: keys.place(head, row, entry),
                 },
-            })?;
+            })
+        };
+        // All threads do a head each as often as there are enough; they share those that are left.
+        let whole = self.heads.len() / threads * threads;
+        let mut heads = self.heads.iter_mut().zip(rooms).enumerate();
+        let many: Vec<_> = heads.by_ref().take(if threads > 1 { whole } else { 0 }).collect();
+        for done in threads::map(threads, many, 1, |head| one(head, 1))? {
+            done?;
         }
-        Ok(())
+        heads.try_for_each(|head| one(head, threads))
     }
 
     /// The index as it is now, for readers on other threads: it stays so while this one grows or shrinks, and neither waits for

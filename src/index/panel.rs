@@ -4,7 +4,7 @@
 //! Where a row's list begins is guessed from a sample of its keys, which decides nothing: a row whose guess was too high, or lists
 //! too many, is searched alone.
 
-use super::codes::Codes;
+use super::codes::{Codes, SEGMENT};
 use super::gram::Sums;
 use super::prepared::Prepared;
 use super::query::RowVisibility;
@@ -13,9 +13,14 @@ use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState, me
 use crate::certified_sums::exp;
 use crate::error::Error;
 use crate::kernels::{
-    Above, EDGES, Element, Exp, LANES, Passing, Picked, Positions, SPLIT_KEYS, Simd,
+    Above, EDGES, Element, Exp, LANES, LINE, Passing, Picked, Positions, SPLIT_KEYS, STEP, Simd,
 };
 use crate::memory::room;
+use crate::recycled::held;
+use crate::scratch::with_scratch;
+use crate::threads;
+use crate::workspace::Scratch;
+use half::bf16;
 
 /// Rows of fewer keys are searched alone.
 const FROM: usize = 1024;
@@ -69,6 +74,17 @@ impl Guess {
     fn edge(&self, above: &Above) -> Option<f32> {
         let edge = above.mean + (self.least - MARGIN) * above.deviation;
         (self.rows >= ENOUGH && edge.is_finite()).then_some(edge)
+    }
+}
+
+/// Lists of rows in segments of keys, which threads share.
+#[derive(Default)]
+struct Parts(Vec<Above>);
+
+impl Scratch for Parts {
+    fn bytes(&self) -> usize {
+        let lists = |part: &Above| held(&part.positions) + held(&part.scores);
+        held(&self.0) + self.0.iter().map(lists).sum::<usize>()
     }
 }
 
@@ -136,6 +152,7 @@ impl Codes<'_> {
         simd: Simd,
         rows: [PanelRow<'_>; Q],
         guess: &Guess,
+        threads: usize,
     ) -> Result<(), Error> {
         let least = rows.iter().map(|row| row.prefix).min().unwrap_or(0);
         let longest = rows.iter().map(|row| row.prefix).max().unwrap_or(0).min(self.len());
@@ -171,19 +188,57 @@ impl Codes<'_> {
         if to.iter().all(|(above, _)| above.flat) {
             return Ok(());
         }
-        let mut passing: Passing<Q> = [[[0.0; LANES]; SPLIT_KEYS / LANES]; Q];
-        self.in_pieces(longest.div_ceil(LANES), SPLIT_KEYS / LANES, |lines, scales, first| {
-            let to = to.each_mut().map(|(above, _)| &mut **above);
-            let piece = (lines, scales, first);
-            if bytes {
-                simd.split_codes::<_, Q, 4>(piece, in_bytes, prefixes, &mut passing, to);
-            } else if Q == 1 {
-                simd.split_codes::<_, Q, 8>(piece, queries, prefixes, &mut passing, to);
-            } else {
-                simd.split_codes::<_, Q, 2>(piece, queries, prefixes, &mut passing, to);
+        let block = self.widths().0.div_ceil(STEP) * LINE;
+        let segment = |(lines, scales, first): (&[u8], &[bf16], usize), to: [&mut Above; Q]| {
+            let (mut to, mut passing) = (to, [[[0.0; LANES]; SPLIT_KEYS / LANES]; Q]);
+            let passing: &mut Passing<Q> = &mut passing;
+            let pieces = lines.chunks(SPLIT_KEYS / LANES * block).zip(scales.chunks(SPLIT_KEYS));
+            for (i, (lines, scales)) in pieces.enumerate() {
+                let to = to.each_mut().map(|above| &mut **above);
+                let piece = (lines, scales, first + i * SPLIT_KEYS);
+                if bytes {
+                    simd.split_codes::<_, Q, 4>(piece, in_bytes, prefixes, passing, to);
+                } else if Q == 1 {
+                    simd.split_codes::<_, Q, 8>(piece, queries, prefixes, passing, to);
+                } else {
+                    simd.split_codes::<_, Q, 2>(piece, queries, prefixes, passing, to);
+                }
             }
-        });
-        Ok(())
+        };
+        let segments = || self.pieces(longest.div_ceil(LANES), SEGMENT / LANES);
+        let count = segments().count();
+        if threads == 1 || count < 2 {
+            for one in segments() {
+                segment(one, to.each_mut().map(|(above, _)| &mut **above));
+                to.iter_mut().for_each(|(above, _)| above.end_segment());
+            }
+            return Ok(());
+        }
+        with_scratch(|parts: &mut Parts| {
+            let Parts(parts) = parts;
+            parts.resize_with(parts.len().max(count * Q), Above::default);
+            for parts in parts.chunks_exact_mut(Q).take(count) {
+                for (part, (above, _)) in parts.iter_mut().zip(&to) {
+                    part.begin((above.shift, above.edge));
+                    room("keys", &mut part.positions, SEGMENT + 2 * LANES)?;
+                    room("keys", &mut part.scores, SEGMENT + 2 * LANES)?;
+                }
+            }
+            threads::map(
+                threads,
+                segments().zip(parts.chunks_exact_mut(Q)).collect::<Vec<_>>(),
+                1,
+                |(one, parts)| {
+                    if let Ok(parts) = <&mut [Above; Q]>::try_from(parts) {
+                        segment(one, parts.each_mut());
+                    }
+                },
+            )?;
+            for parts in parts.chunks_exact(Q).take(count) {
+                to.iter_mut().zip(parts).for_each(|((above, _), part)| above.join(part));
+            }
+            Ok(())
+        })
     }
 }
 
@@ -396,7 +451,7 @@ mod tests {
                         let (prepared, prefix) = (Some(&prepared[q]), prefixes[q]);
                         PanelRow { prepared, prefix, eps, above: &mut scratch.above }
                     });
-                    codes.split(simd, rows, &guess).unwrap();
+                    codes.split(simd, rows, &guess, 1).unwrap();
                     for q in 0..4 {
                         let query = Query::new(&queries[q], scale, f64::from(codes.largest()));
                         let row_visibility = RowVisibility { prefix: prefixes[q], allowed: None };
@@ -499,10 +554,10 @@ mod tests {
                     let doubt = Query::new(&query, scale, f64::from(codes.largest())).error;
                     let mut scores = vec![0.0; n.next_multiple_of(LANES)];
                     let queries = [prepared.coarse_bytes()];
-                    codes.in_pieces(n.div_ceil(LANES), usize::MAX, |lines, scales, first| {
+                    for (lines, scales, first) in codes.pieces(n.div_ceil(LANES), usize::MAX) {
                         let to = &mut scores[first..first + scales.len()];
                         simd.scan_codes(lines, scales, queries, [to]);
-                    });
+                    }
                     let mut squares = 0.0;
                     let error = &prepared.code_error;
                     for (row, score) in data.chunks_exact(dim).zip(&scores) {

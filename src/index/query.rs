@@ -1,10 +1,15 @@
 //! A query: what it sees, and its exact scores.
 
+use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, Picked, Simd};
 use crate::reused::Reused;
+use crate::threads;
 
 /// Exact scores that are off by more say nothing.
 pub(super) const BLURRED: f64 = 300.0;
+
+/// Listed keys that one thread scores at a time.
+const LISTED: usize = 512;
 
 /// What a query sees of a head's keys.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +71,30 @@ impl Query {
         for score in to {
             *score = *score * self.scale - offset;
         }
+    }
+
+    /// The exact scores of listed keys less the codes' offset, over threads.
+    ///
+    /// # Errors
+    /// That of the context that ends the call.
+    pub(crate) fn score_listed<E: Element>(
+        &self,
+        (simd, threads): (Simd, usize),
+        keys: Keys<'_, E>,
+        list: &[u32],
+        offset: f64,
+        to: &mut [f64],
+    ) -> Result<(), Error> {
+        if threads == 1 || list.len() < 2 * LISTED {
+            self.score(simd, keys, Picked::Listed(list), offset, to);
+            return Ok(());
+        }
+        let tasks = to.chunks_mut(LISTED).enumerate();
+        let one = |(part, to): (usize, &mut [f64])| {
+            self.score(simd, keys, Picked::Listed(&list[part * LISTED..]), offset, to);
+        };
+        threads::map(threads, tasks, 1, one)?;
+        Ok(())
     }
 
     /// The exact scores of consecutive keys for four queries, which are read once for all.

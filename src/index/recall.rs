@@ -161,7 +161,7 @@ impl KeyIndex<'_> {
         let visible = Visible::new(shape, self.len(), false, lengths, mask)?;
         let simd = Simd::current()?;
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
-        let threads = threads::count(threads, work > 1 << 20)?;
+        let threads = threads::count(threads, work > 1 << 21)?;
         check_memory_in_each("keys", threads, (rows, self.len()), 2 * size_of::<f32>())?;
         let job = RecallJob { index: self, queries, beside, eps, visible, scale, simd };
         let units = self.units(queries);
@@ -170,12 +170,9 @@ impl KeyIndex<'_> {
         let portion = (1 << 28)
             / GROUP.saturating_mul(self.len()).saturating_mul(self.dim).max(1 << 12)
             + threads;
-        let one = |unit: usize| {
-            let (head, rows) = units.at(unit);
-            job.unit(head, rows)
-        };
+        let one = |unit: usize, threads: usize| job.unit(units.at(unit), threads);
         let mut full = Ok(());
-        threads::in_portions(threads, units.count(), (portion, 1), one, |found| {
+        threads::in_shared_portions(threads, units.count(), portion, one, |found| {
             for recalled in found.into_iter().flatten() {
                 if full.is_ok() {
                     full = all.push(&recalled);
@@ -234,7 +231,11 @@ impl Recycled for Recall {
 
 impl RecallJob<'_> {
     /// A few rows over one head's codes.
-    fn unit(&self, head: usize, rows: Range<usize>) -> Result<FewRecalled, Error> {
+    fn unit(
+        &self,
+        (head, rows): (usize, Range<usize>),
+        threads: usize,
+    ) -> Result<FewRecalled, Error> {
         let codes = &self.index.heads[head];
         let mut scratch = Lent::<UnitScratch>::new();
         let UnitScratch { rows: rooms, wide } = &mut *scratch;
@@ -254,11 +255,11 @@ impl RecallJob<'_> {
         match (&queries[..], &mut *rooms) {
             ([(_, a), (_, b), (_, c), (_, d)], [ra, rb, rc, rd]) => {
                 let to = [&mut ra.scores[..], &mut rb.scores, &mut rc.scores, &mut rd.scores];
-                codes.scan(self.simd, [a, b, c, d], to);
+                codes.scan(self.simd, [a, b, c, d], to, threads)?;
             }
             (queries, rooms) => {
                 for ((_, prepared), scratch) in queries.iter().zip(rooms) {
-                    codes.scan(self.simd, [prepared], [&mut scratch.scores]);
+                    codes.scan(self.simd, [prepared], [&mut scratch.scores], threads)?;
                 }
             }
         }

@@ -50,6 +50,8 @@ const DECIDED: usize = 32;
 const EXPLORED: usize = 136;
 /// Entries that a group counts at least: what is found waits for the rest of the portion.
 const LEAST: usize = 1 << 12;
+/// Fewer products by codes are computed before another thread has woken up.
+const WORTH: usize = 1 << 21;
 
 impl KeyIndex<'_> {
     /// Searches, for each query, the fewest keys whose dropped softmax mass is proven to be at most `eps`, scoring few of
@@ -116,7 +118,7 @@ impl KeyIndex<'_> {
         let visible = Visible::new(shape, self.len(), causal, lengths, mask)?;
         let simd = Simd::current()?;
         let work = rows.saturating_mul(self.len()).saturating_mul(self.dim);
-        let threads = threads::count(options.threads, work > 1 << 20)?;
+        let threads = threads::count(options.threads, work > WORTH)?;
         check_memory_in_each("keys", threads, (rows, self.len()), size_of::<f32>())?;
         let cells = match (options.over, keys) {
             (Over::Codes, _) => None,
@@ -130,15 +132,15 @@ impl KeyIndex<'_> {
         let portion = (1 << 28)
             / GROUP.saturating_mul(self.len()).saturating_mul(self.dim).max(LEAST)
             + threads;
-        let one = |unit: usize| -> Result<FewFound, Error> {
-            let (head, rows) = units.at(unit);
+        let one = |unit: usize, threads: usize| -> Result<FewFound, Error> {
+            let at = units.at(unit);
             match keys {
-                Some(keys) => for_coded_dtype!(keys, E => job.unit::<E>(head, rows, Some(keys))),
-                None => job.unit::<f32>(head, rows, None),
+                Some(keys) => for_coded_dtype!(keys, E => job.unit::<E>(at, Some(keys), threads)),
+                None => job.unit::<f32>(at, None, threads),
             }
         };
         let mut full = Ok(());
-        threads::in_portions(threads, units.count(), (portion, 1), one, |found| {
+        threads::in_shared_portions(threads, units.count(), portion, one, |found| {
             for (found, met) in found.into_iter().flatten() {
                 let row = result.scored.len();
                 if full.is_ok() {
@@ -270,9 +272,9 @@ impl SearchJob<'_> {
     /// A few rows over one head's keys.
     fn unit<E: Coded>(
         &self,
-        head: usize,
-        rows: Range<usize>,
+        (head, rows): (usize, Range<usize>),
         keys: Option<&Vectors<'_>>,
+        threads: usize,
     ) -> Result<FewFound, Error> {
         let codes = &self.index.heads[head];
         let keys = keys.map(|keys| matrix::<E>(keys, head));
@@ -301,12 +303,12 @@ impl SearchJob<'_> {
         match (&queries[..], &mut *rooms) {
             ([(_, Some(a)), (_, Some(b)), (_, Some(c)), (_, Some(d))], [ra, rb, rc, rd]) => {
                 let to = [&mut ra.scores[..], &mut rb.scores, &mut rc.scores, &mut rd.scores];
-                codes.scan(self.simd, [a, b, c, d], to);
+                codes.scan(self.simd, [a, b, c, d], to, threads)?;
             }
             (queries, rooms) => {
                 for ((_, prepared), scratch) in queries.iter().zip(rooms) {
                     if let Some(prepared) = prepared {
-                        codes.scan(self.simd, [prepared], [&mut scratch.scores]);
+                        codes.scan(self.simd, [prepared], [&mut scratch.scores], threads)?;
                     }
                 }
             }
@@ -346,7 +348,7 @@ impl SearchJob<'_> {
                         trim,
                         beside: None,
                     };
-                    return Ok((search.run(scratch)?, true));
+                    return Ok((search.run(scratch, threads)?, true));
                 }
                 let Some(keys) = keys else { return Err(Error::KeysNeeded) };
                 let seen = row_visibility.count();

@@ -51,7 +51,7 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
     ///
     /// # Errors
     /// [`Error::KeysNeeded`] if codes do not suffice and there are no keys.
-    pub(crate) fn run(&self, scratch: &mut QueryScratch) -> Result<Found, Error> {
+    pub(crate) fn run(&self, scratch: &mut QueryScratch, threads: usize) -> Result<Found, Error> {
         let Some(keys) = self.keys else {
             return match self.choose(scratch, &mut None)? {
                 Step::Done(found) => Ok(found),
@@ -67,8 +67,8 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
             };
             Self::make_room(scratch, &chosen)?;
             let (count, offset) = (chosen.kept.len(), self.prepared.offset);
-            let picked = Picked::Listed(&chosen.kept);
-            self.query.score(self.simd, keys, picked, offset, &mut scratch.exact[..count]);
+            let (by, to) = ((self.simd, threads), &mut scratch.exact[..count]);
+            self.query.score_listed(by, keys, &chosen.kept, offset, to)?;
             if let Some(found) = self.judge(scratch, &mut state, chosen)? {
                 return Ok(found);
             }
@@ -353,12 +353,8 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
         if self.trim && room_left > 0.0 {
             closed = Self::drop_scored(scratch, &mut kept, (room_left / head, top))?;
         }
-        let head = if closed > 0.0 {
-            let pairs = scratch.exact[..scored].iter();
-            pairs.map(|score| certified_sums::exp(score - top)).sum::<f64>()
-        } else {
-            head
-        };
+        // What was dropped scores -inf by now.
+        let head = if closed > 0.0 { self.simd.mass(&scratch.exact, Exp(top)) } else { head };
         let dropped = seen - kept.len();
         let split = SplitSums { tail: open + closed, dropped, head, kept: kept.len() };
         let low =
@@ -547,7 +543,7 @@ mod tests {
                 let prepared = codes.prepare(simd, &q, scale);
                 let query = Query::new(&q, scale, f64::from(codes.largest()));
                 scratch.scores.resize(n.next_multiple_of(LANES), 0.0);
-                codes.scan(simd, [&prepared], [&mut scratch.scores]);
+                codes.scan(simd, [&prepared], [&mut scratch.scores], 1).unwrap();
                 let exact: Vec<f64> = data
                     .chunks_exact(dim)
                     .map(|key| {
@@ -571,7 +567,7 @@ mod tests {
                     trim,
                     beside: None,
                 };
-                let found = search.run(&mut scratch).unwrap();
+                let found = search.run(&mut scratch, 1).unwrap();
                 let top = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = exact.iter().map(|score| (score - top).exp()).collect();
                 let all: f64 = weights.iter().sum();

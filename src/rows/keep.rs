@@ -93,6 +93,21 @@ impl Keep<'_> {
         }
     }
 
+    /// A row's bytes where they are stored side by side.
+    pub(crate) fn lent(&self, scores: &Scores<'_>, row: usize) -> Option<&[u8]> {
+        let Keep::Mask { kept, strides } = *self else { return None };
+        let span = scores.span(row);
+        if span.n == 0 {
+            return None;
+        }
+        if scores.is_ragged() {
+            return Some(&kept[span.start..span.start + span.n]);
+        }
+        let place = scores.place(row, None).0;
+        let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+        Some(&kept[start..start + span.n])
+    }
+
     /// Writes one byte per position of a row: 1 where it is kept. The buffer is as long as the row.
     ///
     /// # Errors
@@ -108,14 +123,7 @@ impl Keep<'_> {
             return Ok(());
         }
         match *self {
-            Keep::Mask { kept, .. } if scores.is_ragged() => {
-                bytes.copy_from_slice(&kept[span.start..span.start + span.n]);
-            }
-            Keep::Mask { kept, strides } => {
-                let place = scores.place(row, None).0;
-                let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();
-                bytes.copy_from_slice(&kept[start..start + span.n]);
-            }
+            Keep::Mask { .. } => bytes.copy_from_slice(self.lent(scores, row).unwrap_or(&[])),
             Keep::Indices { indptr, indices } => {
                 let listed = &indices[row_of(indptr, row)];
                 mark(scores, row, listed.iter().copied(), bytes)?;

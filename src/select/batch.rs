@@ -37,7 +37,7 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
     let _modes = threads::default_floats();
     let job = SelectJob::new(scores, eps, options)?;
     let (rows, n) = (scores.rows(), scores.longest().max(1));
-    let threads = threads::count(options.threads, rows.saturating_mul(n) > 2 * TASK)?;
+    let threads = threads::count(options.threads, rows.saturating_mul(n) > WORTH)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
     // What no memory holds in the end is not begun.
     check_memory("scores", rows, Selection::ROW)?;
@@ -74,6 +74,8 @@ pub fn select(scores: &Scores<'_>, eps: &[f64], options: &Options) -> Result<Sel
 /// Elements that one task decides at least, and elements between two checks for an interrupt.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 25;
+/// Fewer are decided before another thread has woken up.
+const WORTH: usize = 1 << 17;
 /// What a row counts at least: what is found waits for the rest of the portion.
 const LEAST: usize = 128;
 /// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.

@@ -8,6 +8,7 @@ use super::weight_fn::InvertibleWeightFn;
 use crate::certificate::{self, Certificate, Verdict};
 use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
+use crate::interrupt;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
 use crate::memory::{check_memory, check_memory_in_each};
 use crate::rows::{Keep, PerRow, Scores};
@@ -44,8 +45,12 @@ pub fn certify(
 /// Elements per task, and between two checks for an interrupt.
 const TASK: usize = 1 << 15;
 const PORTION: usize = 1 << 24;
+/// Fewer are summed before another thread has woken up.
+const WORTH: usize = 1 << 18;
 /// What a row counts at least: its verdict waits for those of the portion.
 const LEAST: usize = 256;
+/// Rows at least this long are shared out by chunks when there are fewer rows than threads can use.
+const SHARED: usize = 4 * CHUNK;
 
 /// Certifies some rows, in the order in which they are listed, without looking for smaller sets: `minimal` is false.
 pub(crate) fn certify_listed(
@@ -72,18 +77,26 @@ fn judge_all(
     let judge = Judge { scores, keep, eps, minimal, simd: Simd::current()? };
     let rows = listed.map_or(scores.rows(), <[usize]>::len);
     let n = scores.longest().max(1);
-    let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    let threads = threads::count(threads, rows.saturating_mul(n) > WORTH || independent)?;
     check_memory_in_each("scores", threads, (rows, n), 1)?;
-    let one = |at: usize| {
+    let by = |threads: usize, at: usize| {
         let row = listed.map_or(at, |listed| listed[at]);
         if independent {
             certificate::check_row(scores, keep, row, judge.eps(row))
         } else {
-            with_scratch(|workspace: &mut Workspace| judge.row(row, workspace))
+            with_scratch(|workspace: &mut Workspace| judge.row(row, threads, workspace))
         }
     };
+    let one = |at: usize| by(1, at);
     check_memory("scores", rows, Certificate::ROW)?;
     let mut result = Certificate::new(rows, eps.is_some())?;
+    if threads > 1 && rows < 2 * threads && n >= SHARED && !independent {
+        for at in 0..rows {
+            result.push(&by(threads, at)?);
+            interrupt::check()?;
+        }
+        return Ok(result);
+    }
     // The slow check takes some hundred times as long.
     let portion = (if independent { PORTION >> 6 } else { PORTION } / n.max(LEAST)).max(1);
     let sizes = (portion, (TASK / n).max(1));
@@ -112,17 +125,22 @@ impl Judge<'_> {
         self.eps.map(|eps| eps.of(row))
     }
 
-    fn row(&self, row: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
+    /// Judges a row, on several threads if it is long. Its parts, and so its bits, do not depend on how many.
+    fn row(&self, row: usize, threads: usize, workspace: &mut Workspace) -> Result<Verdict, Error> {
         let Judge { scores, simd, .. } = *self;
-        let source = Source { scores, row, simd, threads: 1, copied: false, prefetch: None };
+        let threads = if scores.span(row).prefix >= SHARED { threads } else { 1 };
+        let source = Source { scores, row, simd, threads, copied: false, prefetch: None };
         if source.is_plain(workspace)? {
-            let opinion =
-                source.native(workspace, Form { judge: self, row, single: source.is_single() })?;
+            let opinion = source.native(
+                workspace,
+                Form { judge: self, row, single: source.is_single(), threads },
+            )?;
             if !opinion.open {
                 return Ok(opinion.verdict);
             }
         }
-        let opinion = source.double(workspace, Form { judge: self, row, single: false })?;
+        let opinion =
+            source.double(workspace, Form { judge: self, row, single: false, threads })?;
         if opinion.open {
             // Ties and stored weights can be decided exactly, and the checker does.
             return certificate::check_row(scores, self.keep, row, self.eps(row));
@@ -135,7 +153,8 @@ impl Judge<'_> {
         scores: &[E],
         keep: &[u8],
         weight_fn: W,
-    ) -> Given<E::Scalar> {
+        threads: usize,
+    ) -> Result<Given<E::Scalar>, Error> {
         let mut total = Given {
             head: 0.0,
             kept: 0,
@@ -144,8 +163,7 @@ impl Judge<'_> {
             worst_kept: E::Scalar::INFINITY,
             best_dropped: E::Scalar::NEG_INFINITY,
         };
-        for (scores, keep) in scores.chunks(CHUNK).zip(keep.chunks(CHUNK)) {
-            let part = self.simd.given(scores, keep, weight_fn);
+        let mut add = |part: Given<E::Scalar>| {
             total.head += part.head;
             total.kept += part.kept;
             total.tail += part.tail;
@@ -156,8 +174,15 @@ impl Judge<'_> {
             if part.best_dropped > total.best_dropped {
                 total.best_dropped = part.best_dropped;
             }
+        };
+        let pass = |(scores, keep): (&[E], &[u8])| self.simd.given(scores, keep, weight_fn);
+        let chunks = scores.chunks(CHUNK).zip(keep.chunks(CHUNK));
+        if threads == 1 {
+            chunks.map(pass).for_each(&mut add);
+        } else {
+            threads::map(threads, chunks, 1, pass)?.into_iter().for_each(&mut add);
         }
-        total
+        Ok(total)
     }
 }
 
@@ -167,6 +192,7 @@ struct Form<'a> {
     row: usize,
     /// Whether the row is judged in f32.
     single: bool,
+    threads: usize,
 }
 
 impl Visitor for Form<'_> {
@@ -189,14 +215,21 @@ impl Visitor for Form<'_> {
         let (judge, row) = (self.judge, self.row);
         let (rows, scores) = (judge.scores, scores.as_slice());
         let n = rows.span(row).n;
-        let mut keep = std::mem::take(&mut workspace.keep);
-        grow(&mut keep, scores.len().max(n))?;
-        let bytes = padded(&mut keep, scores.len().max(n), 0);
-        let laid = judge.keep.lay(rows, row, &mut bytes[..n]);
-        bytes[n..].fill(0);
-        let given = judge.sums(scores, &bytes[..scores.len()], weight_fn);
-        workspace.keep = keep;
-        laid?;
+        let given = if let Some(bytes) = judge.keep.lent(rows, row)
+            && bytes.len() == scores.len()
+        {
+            judge.sums(scores, bytes, weight_fn, self.threads)?
+        } else {
+            let mut keep = std::mem::take(&mut workspace.keep);
+            grow(&mut keep, scores.len().max(n))?;
+            let bytes = padded(&mut keep, scores.len().max(n), 0);
+            let laid = judge.keep.lay(rows, row, &mut bytes[..n]);
+            bytes[n..].fill(0);
+            let given = judge.sums(scores, &bytes[..scores.len()], weight_fn, self.threads);
+            workspace.keep = keep;
+            laid?;
+            given?
+        };
         if visible == 0 {
             return Ok(Opinion { verdict: Verdict::EMPTY, open: false });
         }
@@ -250,7 +283,7 @@ impl Visitor for Form<'_> {
             return Ok(Opinion { verdict, open });
         }
         let forced = (0.0, 0);
-        let (simd, threads) = (judge.simd, 1);
+        let (simd, threads) = (judge.simd, self.threads);
         let candidates = Candidates {
             simd,
             scores,

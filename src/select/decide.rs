@@ -189,7 +189,7 @@ impl Visitor for Decide<'_> {
                 // Parts of the list, which kernels fill.
                 check_memory("scores", scores.len(), 2 * size_of::<u32>())?;
             }
-            emit((simd, threads), scores, positions, boundary, self.out)?;
+            emit((simd, threads), scores, (positions, decision.kept), boundary, self.out)?;
         }
         self.out.extend(forced.last.iter().map(at));
         workspace.forced = forced;
@@ -201,11 +201,11 @@ impl Visitor for Decide<'_> {
     }
 }
 
-/// Lists the positions kept down to a boundary.
+/// Lists the positions kept down to a boundary, about as many as are said.
 pub(crate) fn emit<E: Element>(
     (simd, threads): (Simd, usize),
     scores: &[E],
-    positions: Option<&[u32]>,
+    (positions, kept): (Option<&[u32]>, usize),
     boundary: (E::Scalar, u32),
     out: &mut Vec<u32>,
 ) -> Result<(), Error> {
@@ -227,7 +227,8 @@ pub(crate) fn emit<E: Element>(
     } else {
         let share = threads::share(before, CHUNK, threads);
         let parts = threads::map(threads, (0..before).step_by(share), 1, |start| {
-            let mut part = Vec::new();
+            // About its share, so that hardly a list moves while it grows.
+            let mut part = Vec::with_capacity((kept * share / scores.len()).min(share) + CHUNK);
             list(start..(start + share).min(before), true, &mut part);
             part
         })?;

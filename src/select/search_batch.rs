@@ -303,7 +303,7 @@ fn decide_ties<E: Element>(
         Positions::Listed(list) => Some(list),
     };
     let mark = out.len();
-    emit((simd, 1), scores, list, (edge.score, last), out).ok()?;
+    emit((simd, 1), scores, (list, 0), (edge.score, last), out).ok()?;
     // The general search knows what to do with a row that another thread writes to.
     (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
 }

@@ -48,9 +48,11 @@ pub(crate) struct Above {
     pub(crate) flat: bool,
     /// Whether the edge was too high, and another has been set.
     pub(crate) again: bool,
-    /// Upper bounds of sums of weights below, and of their squares, lane by lane.
+    /// Upper bounds of sums of weights below, and of their squares, lane by lane: of the segment of keys that is split now.
     weights: [f64; LANES],
     squares: [f64; LANES],
+    /// The same of all segments before.
+    before: (f64, f64),
 }
 
 impl Above {
@@ -60,13 +62,32 @@ impl Above {
         self.positions.clear();
         self.scores.clear();
         (self.weights, self.squares) = ([0.0; LANES], [0.0; LANES]);
+        self.before = (0.0, 0.0);
+    }
+
+    /// Begins another segment of keys: sums then do not depend on who has split which.
+    pub(crate) fn end_segment(&mut self) {
+        self.before.0 += total(&self.weights);
+        self.before.1 += total(&self.squares);
+        (self.weights, self.squares) = ([0.0; LANES], [0.0; LANES]);
+    }
+
+    /// Takes up a segment that was split elsewhere, at the same edge; there is room.
+    pub(crate) fn join(&mut self, other: &Above) {
+        self.positions.extend_from_slice(&other.positions);
+        self.scores.extend_from_slice(&other.scores);
+        (self.weights, self.squares) = (other.weights, other.squares);
+        self.end_segment();
     }
 
     /// Upper bounds of the sum of weights below the edge, and of their squares, but for what roundings may take from them.
     pub(crate) fn below(&self) -> (f64, f64) {
-        let total = |lanes: &[f64; LANES]| lanes.iter().sum::<f64>();
-        (total(&self.weights), total(&self.squares))
+        (self.before.0 + total(&self.weights), self.before.1 + total(&self.squares))
     }
+}
+
+fn total(lanes: &[f64; LANES]) -> f64 {
+    lanes.iter().sum()
 }
 
 /// Scores of keys on their way from products to lists, query after query.

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use super::huge_pages;
 
 /// From so many positions on, several threads copy faster than one.
-const SHARED: usize = 1 << 18;
+const SHARED: usize = 1 << 16;
 
 /// A part of a list, and the place that it goes to.
 #[derive(Debug)]

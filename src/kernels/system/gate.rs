@@ -76,7 +76,9 @@ impl Drop for Open<'_> {
             }
             drop(inside);
             // Whoever is inside needs the lock only to leave.
-            (0..32).for_each(|_| std::hint::spin_loop());
+            for _ in 0..32 {
+                std::hint::spin_loop();
+            }
             inside = self.0.lock();
         }
         while inside.helpers > 0 {
