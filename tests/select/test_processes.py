@@ -183,6 +183,10 @@ def test_worker_pools(method: str) -> None:
     want = total(ROWS)
     with multiprocessing.get_context(method).Pool(2) as pool:
         assert pool.map_async(total, [ROWS] * 4).get(timeout=120) == [want] * 4
+        # Workers end by themselves. Leaving terminates them, and one that has a handler of Python's
+        # for it (Ray leaves one in this process) may go to sleep before it runs.
+        pool.close()
+        pool.join()
 
 
 def test_python_threads_at_once() -> None:
