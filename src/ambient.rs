@@ -54,6 +54,8 @@ pub(crate) enum Executor {
     /// Workers of the crate's own pool that are free.
     #[default]
     Own,
+    /// The threads of an OpenMP runtime that a host keeps, or else those.
+    OpenMp,
     /// Nobody.
     Serial,
     /// Workers of a host's pool that come in time.

@@ -11,6 +11,9 @@
 //! top of a call that waits would meet the lock again that its host holds around the call, and its stack would grow without
 //! end. On a worker of any pool the default is one thread: its other workers are busy with calls like this one.
 //!
+//! Beside PyTorch another pool would have to share cores with threads that wait without sleeping: there calls may have the
+//! OpenMP threads that PyTorch uses itself, at the price that they wait for all of them.
+//!
 //! A forked child inherits the memory of its parent's pool but none of its threads, and makes its own. Finding a pool takes
 //! no lock: a lock could be held by another thread at the moment of the fork and would never be released in the child.
 
@@ -20,7 +23,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::ambient::{self, Executor};
+use crate::ambient::{self, Ambient, Executor};
 use crate::error::Error;
 use crate::interrupt;
 use crate::kernels::{self, Gate};
@@ -51,7 +54,7 @@ pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usiz
     Ok(match (ambient::executor(), argument) {
         (Executor::Serial, _) => 1,
         (_, Some(threads)) => threads,
-        (Executor::Own, None) => {
+        (Executor::Own | Executor::OpenMp, None) => {
             if on_a_worker() {
                 1
             } else {
@@ -61,6 +64,18 @@ pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usiz
         (Executor::Pool(pool), None) => pool.current_num_threads(),
         (Executor::Current, None) => rayon::current_num_threads(),
     })
+}
+
+/// Runs `work`, whose calls have the threads of the OpenMP runtime that this process has loaded (libgomp, as PyTorch's wheels for Linux
+/// bring it along) where they use several, if there is one and the context names no other; for bindings that are called between
+/// parallel parts of such a host.
+pub fn beside_openmp<R>(work: impl FnOnce() -> R) -> R {
+    let mut ambient =
+        ambient::current().map(|ambient| Ambient::clone(&ambient)).unwrap_or_default();
+    if matches!(ambient.executor, Executor::Own) {
+        ambient.executor = Executor::OpenMp;
+    }
+    ambient::under(Some(Arc::new(ambient)), work)
 }
 
 /// What the host set aside for work like ours, else what the system lets this process use.
@@ -221,6 +236,12 @@ fn beside_each_other(lanes: usize, work: &(dyn Fn() + Sync)) {
     let spawn: &dyn Fn(Arc<Gate>) = match &executor {
         Executor::Serial => return work(),
         Executor::Own => return with_own_workers(lanes, &work),
+        Executor::OpenMp => {
+            if !kernels::with_openmp_team(lanes, &work) {
+                with_own_workers(lanes, &work);
+            }
+            return;
+        }
         Executor::Pool(pool) => &|gate| pool.spawn(move || gate.enter()),
         Executor::Current => &|gate| rayon::spawn(move || gate.enter()),
     };

@@ -593,6 +593,19 @@ class Cancellation:
     def __exit__(self, *_raised: object) -> None: ...
 
 @final
+class OpenMpTeam:
+    """Native calls in a `with` block of this thread use the threads of a libgomp that is loaded.
+
+    For calls between parallel parts of PyTorch, whose idle threads keep their cores busy for some
+    milliseconds: they work instead. Where there is no libgomp, and in the child of a fork, calls
+    have this package's own threads, as elsewhere.
+    """
+
+    def __new__(cls) -> OpenMpTeam: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_raised: object) -> None: ...
+
+@final
 class DefaultFloats:
     """Default floating-point modes of the calling thread in a `with` block, whatever its host set.
 

@@ -53,6 +53,6 @@ pub use system::extent;
 pub use system::{DefaultFloats, MappedPiece, MappedPieces};
 pub(crate) use system::{
     Gate, Piece, address_space_left, append_all, ask_for_huge_pages, ask_for_pages, forks, lend,
-    page_size,
+    page_size, with_openmp_team,
 };
 pub(crate) use weights::{Exp, Identity, ScaledBy, ScaledExp, Unscaled, WeightFn, WeightFnOf};

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use super::cancellation::is_cancelled;
+use super::openmp::as_entered;
 use certk_rs::{Error, ErrorClass, Scores, interruptible};
 
 pyo3::import_exception!(certk_rs.errors, CertkError);
@@ -77,7 +78,7 @@ pub(super) fn detached<R: Send>(
                 Error::Interrupted
             })
         };
-        (interruptible(check, work), raised.take())
+        (as_entered(|| interruptible(check, work)), raised.take())
     });
     match raised {
         Some(error) => Err(error),

@@ -18,6 +18,7 @@ mod key_index;
 mod mapped;
 mod model;
 mod montecarlo;
+mod openmp;
 mod output;
 mod products;
 mod results;
@@ -57,6 +58,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::montecarlo::{mean_bounds, tail_mass, tail_mass_of_drawn};
+    #[pymodule_export]
+    use super::openmp::OpenMpTeam;
     #[pymodule_export]
     use super::output::{output_error, select_output};
     #[pymodule_export]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import keepset, sparse_attention
+from .. import _native, keepset, sparse_attention
 from .. import selection as rows
 from .._arrays import coerce
 from .._ragged import padded
@@ -187,7 +187,9 @@ def _operator(
         return {**defaults, **dict(zip(defaults, arguments, strict=False)), **options}
 
     def kernel(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
-        found = call(**_options(named(arguments, options)))
+        given = _options(named(arguments, options))
+        with _native.OpenMpTeam():
+            found = call(**given)
         return tuple(_output(found, field, dtype) for field, dtype in columns)
 
     def fake(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:

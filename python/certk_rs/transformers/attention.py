@@ -18,6 +18,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from .. import _native
 from ..errors import CertkError
 from ..sparse_attention import attention as attention_of
 from . import recorder, settings
@@ -108,20 +109,21 @@ def certified_attention(
     else:
         budget = settings.budget_for(module)
     few = shape[2] <= _MOST_INDEXED_ROWS
-    result = attention_of(
-        query,
-        key,
-        value,
-        budget.eps,
-        out_tol=budget.out_tol,
-        scale=scale,
-        index=getattr(key, "certk_index", None) if few else None,
-        sinks=None if s_aux is None else s_aux.detach(),
-        ball=getattr(key, "certk_ball", None),
-        threads=torch.get_num_threads() if budget.threads is None else budget.threads,
-        even_if_slower=budget.even_if_slower,
-        **rows.arguments(),
-    )
+    with _native.OpenMpTeam():
+        result = attention_of(
+            query,
+            key,
+            value,
+            budget.eps,
+            out_tol=budget.out_tol,
+            scale=scale,
+            index=getattr(key, "certk_index", None) if few else None,
+            sinks=None if s_aux is None else s_aux.detach(),
+            ball=getattr(key, "certk_ball", None),
+            threads=torch.get_num_threads() if budget.threads is None else budget.threads,
+            even_if_slower=budget.even_if_slower,
+            **rows.arguments(),
+        )
     if first is not None and first.guarded is not None and writer is None:
         threads = torch.get_num_threads() if budget.threads is None else budget.threads
         result = first.guarded.answer(query, result, scale=scale, threads=threads)

@@ -1,0 +1,179 @@
+//! The threads that an OpenMP runtime of this process keeps: those of libgomp, which PyTorch's wheels for Linux bring along.
+//!
+//! After a parallel part they wait for the next one without sleeping, for some milliseconds, and take the cores that threads of
+//! another pool would need. Whoever calls between such parts does better to have the same threads work for it.
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::any::Any;
+    use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::{Mutex, OnceLock, PoisonError};
+
+    use crate::kernels::forks;
+
+    // SAFETY: to be called as `Team::run` does.
+    type Region = unsafe extern "C" fn(*mut c_void);
+    type Parallel = unsafe extern "C" fn(Region, *mut c_void, c_uint, c_uint);
+    type InParallel = unsafe extern "C" fn() -> c_int;
+
+    /// The ways into libgomp, as they are named in its source (`libgomp/libgomp_g.h` and `omp.h`).
+    #[derive(Debug, Clone, Copy)]
+    pub(super) struct Team {
+        parallel: Parallel,
+        in_parallel: InParallel,
+        /// In a child of a fork the threads are gone, and libgomp does not know it.
+        process: (u32, usize),
+    }
+
+    /// What a region is told.
+    struct Told<'a> {
+        work: &'a (dyn Fn() + Sync),
+        panic: Mutex<Option<Box<dyn Any + Send>>>,
+    }
+
+    unsafe extern "C" fn region(told: *mut c_void) {
+        // SAFETY: `run` passes a `Told` that lives until all threads have left the region.
+        let told = unsafe { &*told.cast::<Told<'_>>() };
+        // A panic must not leave through a function of C.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(told.work)) {
+            told.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+        }
+    }
+
+    impl Team {
+        /// That of the library that has been loaded, if there is one.
+        pub(super) fn find() -> Option<Team> {
+            static FOUND: OnceLock<Team> = OnceLock::new();
+            let process = (std::process::id(), forks());
+            let team = if let Some(team) = FOUND.get() {
+                *team
+            } else {
+                // What is not there now may be loaded later.
+                let team = look(process)?;
+                *FOUND.get_or_init(|| team)
+            };
+            (team.process == process).then_some(team)
+        }
+
+        /// Runs work here and on other threads of the team, `lanes` together if there are so many; whether it did.
+        pub(super) fn run(self, lanes: usize, work: &(dyn Fn() + Sync)) -> bool {
+            // SAFETY: it takes nothing and gives a number.
+            if unsafe { (self.in_parallel)() } != 0 {
+                return false;
+            }
+            let Ok(lanes) = c_uint::try_from(lanes) else { return false };
+            let mut told = Told { work, panic: Mutex::new(None) };
+            let pointer: *mut Told<'_> = &raw mut told;
+            // SAFETY: `region` runs on each thread of a team, this one among them, with the pointer that is given here, and the call
+            // returns when all have left it (`GOMP_parallel` ends with a barrier). What it points to is shared: `work` is
+            // `Sync`, the rest a lock. Flags of 0 ask for nothing.
+            unsafe { (self.parallel)(region, pointer.cast(), lanes, 0) };
+            if let Some(panic) = told.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                resume_unwind(panic);
+            }
+            true
+        }
+    }
+
+    /// Notes the name of a library, if it is one of libgomp.
+    unsafe extern "C" fn note(
+        info: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        names: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader passes what it knows of a library, whose name is a string of C or nothing, and the list given below.
+        unsafe {
+            let (name, names) = ((*info).dlpi_name, &mut *names.cast::<Vec<CString>>());
+            if !name.is_null()
+                && CStr::from_ptr(name).to_bytes().windows(7).any(|w| w == b"libgomp")
+            {
+                names.push(CStr::from_ptr(name).to_owned());
+            }
+        }
+        0
+    }
+
+    /// Looks for the library among those that are loaded.
+    fn look(process: (u32, usize)) -> Option<Team> {
+        let mut names: Vec<CString> = Vec::new();
+        let list: *mut Vec<CString> = &raw mut names;
+        // SAFETY: the function above is called for each library, one after another, before this returns.
+        unsafe { libc::dl_iterate_phdr(Some(note), list.cast()) };
+        // Of several, the one that PyTorch has brought.
+        names.sort_by_key(|name| !name.to_bytes().windows(5).any(|w| w == b"torch"));
+        let symbol = |library: *mut c_void, name: &CStr| -> Option<*mut c_void> {
+            // SAFETY: a library that is loaded and a name.
+            let found = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
+            (!found.is_null()).then_some(found)
+        };
+        names.iter().find_map(|name| {
+            // SAFETY: a name of the loader's own; nothing is loaded that is not there already. It is never closed, so that it stays.
+            let library =
+                unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+            if library.is_null() {
+                return None;
+            }
+            let parallel = symbol(library, c"GOMP_parallel")?;
+            let in_parallel = symbol(library, c"omp_in_parallel")?;
+            // SAFETY: these are the functions of that name in libgomp, whose types have not changed since GCC 4.9 and ever.
+            let (parallel, in_parallel) = unsafe {
+                (
+                    std::mem::transmute::<*mut c_void, Parallel>(parallel),
+                    std::mem::transmute::<*mut c_void, InParallel>(in_parallel),
+                )
+            };
+            Some(Team { parallel, in_parallel, process })
+        })
+    }
+}
+
+/// Runs work here and at the same time on other threads of the OpenMP runtime, `lanes` together if there are so many, and waits for all
+/// of them; whether it did. It does not where there is none, in the middle of a parallel part, or in a forked child.
+pub(crate) fn with_team(lanes: usize, work: &(dyn Fn() + Sync)) -> bool {
+    #[cfg(target_os = "linux")]
+    return linux::Team::find().is_some_and(|team| team.run(lanes, work));
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (lanes, work);
+        false
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Whether there is a runtime to be had: a package of C compilers, which the machine need not have.
+    fn loaded() -> bool {
+        // SAFETY: the runtime's initialisation does nothing to this program.
+        !unsafe { libc::dlopen(c"libgomp.so.1".as_ptr(), libc::RTLD_LAZY) }.is_null()
+    }
+
+    #[test]
+    fn a_team_does_all_work_and_hands_panics_on() {
+        if !loaded() {
+            eprintln!("there is no libgomp here");
+            return;
+        }
+        let runs = AtomicUsize::new(0);
+        for lanes in [1, 2, 3, 7] {
+            runs.store(0, Ordering::Relaxed);
+            assert!(with_team(lanes, &|| {
+                runs.fetch_add(1, Ordering::Relaxed);
+                // It is a parallel part: another is not begun.
+                assert!(lanes == 1 || !with_team(2, &|| ()));
+            }));
+            assert!((1..=lanes).contains(&runs.load(Ordering::Relaxed)));
+        }
+        for _ in 0..20 {
+            let first = AtomicUsize::new(0);
+            let panic = std::panic::catch_unwind(|| {
+                with_team(3, &|| assert_ne!(first.fetch_add(1, Ordering::Relaxed), 0));
+            });
+            assert!(panic.is_err());
+        }
+    }
+}
