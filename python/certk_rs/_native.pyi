@@ -24,6 +24,7 @@ __all__ = [
     "Kept",
     "KeyIndex",
     "MappedPieces",
+    "OpenMpTeam",
     "OutputBounds",
     "OutputSelected",
     "Recalled",

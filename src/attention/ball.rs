@@ -24,17 +24,20 @@ pub(super) struct Ball {
 
 /// At least the Euclidean norm of some numbers.
 pub(super) fn norm(entries: impl Iterator<Item = f64>) -> f64 {
-    let (mut square, mut count, mut nothing) = (0.0, 0.0, true);
+    // Sums that do not wait for each other.
+    let (mut squares, mut count, mut nothing) = ([0.0; 4], 0usize, true);
     for entry in entries {
-        square += entry * entry;
-        count += 1.0;
+        squares[count % 4] += entry * entry;
+        count += 1;
         nothing &= entry == 0.0;
     }
-    if nothing {
-        0.0
-    } else {
-        (square * (1.0 + (count + 8.0) * f64::EPSILON)).sqrt() * UP + SQRT_MIN_POSITIVE * count
-    }
+    if nothing { 0.0 } else { norm_of_square(squares.iter().sum(), count) }
+}
+
+/// At least the root of the sum of so many squares, given what was computed for it.
+pub(super) fn norm_of_square(square: f64, count: usize) -> f64 {
+    let count = count as f64;
+    (square * (1.0 + (count + 8.0) * f64::EPSILON)).sqrt() * UP + SQRT_MIN_POSITIVE * count
 }
 
 /// More than one by a few roundings.

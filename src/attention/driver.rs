@@ -65,7 +65,13 @@ pub fn attention(
     )?;
     check_memory("k", keys.heads(), 64)?;
     let query_rows = QueryRows::new(queries, keys, options)?;
-    let job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
+    let own;
+    let mut job = AttentionJob::new(queries, keys, values, index, &query_rows)?;
+    own = match budget {
+        Budget::TailMass(eps) if index.is_none() => job.own_index(eps)?,
+        _ => None,
+    };
+    job.index = index.or(own.as_ref());
     let mut all = Attention::empty(query_rows.rows(), values.dim());
     match budget {
         Budget::TailMass(eps) => {
@@ -291,6 +297,11 @@ mod tests {
             case((5, 1100, 64, 20), true, true, 0.01, 6.0),
             case((4, 1100, 32, 20), false, true, 0.01, 0.5),
             case((1, 1040, 48, 16), false, true, 0.05, 5.0),
+            // Rows that are thinned in f32, in units that are whole and not.
+            case((130, 2500, 64, 24), true, true, 0.05, 8.0),
+            case((70, 2100, 128, 130), false, true, 0.01, 10.0),
+            // The same with an index of their own.
+            case((300, 2304, 32, 16), false, false, 0.1, 9.0),
             // Few rows of so many keys that threads share them, from 2^21 products on, or 2^18: by lists, in full, and with parts of lists.
             case((1, 40_000, 64, 16), false, true, 0.05, 5.0),
             case((4, 40_000, 16, 20), true, true, 0.1, 2.5),

@@ -22,10 +22,10 @@ const ALL: f64 = 0.5;
 /// A row whose scores are known no better than this, in nats, keeps all keys.
 pub(super) const VAGUE: f64 = 1.0;
 /// Of each of a few rows, its query and where its scores of consecutive keys go.
-type Side<'a> = [Option<(&'a Query, &'a mut [f64])>; MANY];
+pub(super) type Side<'a, Q> = [Option<(&'a Q, &'a mut [f64])>; MANY];
 
 /// The same for some keys at a time, with the first of them.
-fn portions(mut side: Side<'_>) -> Vec<(usize, Side<'_>)> {
+pub(super) fn portions<Q: ?Sized>(mut side: Side<'_, Q>) -> Vec<(usize, Side<'_, Q>)> {
     let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);
     let portion = |from: usize| {
         let here = side.each_mut().map(|row| {
@@ -45,7 +45,7 @@ fn score_plain<E: Element>(
     simd: Simd,
     keys: Keys<'_, E>,
     first: usize,
-    mut side: Side<'_>,
+    mut side: Side<'_, Query>,
     measured: bool,
 ) -> f64 {
     let mut largest = 0.0f64;
@@ -87,9 +87,9 @@ impl AttentionJob<'_> {
         if together
             && !budget.careful
             && !self.query_rows.options.even_if_slower
-            && let Some(found) = self.attend_tile(head, list)?
+            && self.score_narrow(head, &mut rows, threads)?
         {
-            return Ok(found);
+            return self.average(head, &mut rows, threads);
         }
         for_dtype!(self.keys.data, data => self.dense(head, data, &mut rows, threads))?;
         self.average(head, &mut rows, threads)
@@ -131,14 +131,15 @@ impl AttentionJob<'_> {
             }
             (row.scored, row.rung) = (seen, Rung::Dense);
         }
-        let mut side: Side<'_> = [const { None }; MANY];
+        let mut side: Side<'_, Query> = [const { None }; MANY];
         for (to, row) in side.iter_mut().zip(rows.iter_mut().filter(|row| row.open)) {
             let plain = if row.kept.is_none() { row.prefix } else { 0 };
             *to = Some((&row.query, &mut row.scratch.query.exact[..plain]));
         }
         let measured = self.index.is_none();
-        let score =
-            |(from, side): (usize, Side<'_>)| score_plain(self.simd, keys, from, side, measured);
+        let score = |(from, side): (usize, Side<'_, Query>)| {
+            score_plain(self.simd, keys, from, side, measured)
+        };
         if threads == 1 {
             largest = largest.max(score((0, side)));
         } else {

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::query_rows::QueryRows;
 use crate::error::Error;
-use crate::index::{Codes, KeyIndex, Moments, Rung};
+use crate::index::{Codes, KeyIndex, ManyForms, Rung};
 use crate::kernels::Simd;
 use crate::log_mass::LogMass;
 use crate::reused::Reused;
@@ -28,8 +28,8 @@ pub(super) struct AttentionJob<'a> {
     pub(super) simd: Simd,
     /// Of each head's keys that some row sees: the largest norm.
     pub(super) norms: Reused<OnceLock<f64>>,
-    /// Of each head's codes, where many rows ask for them.
-    pub(super) moments: Reused<OnceLock<Moments>>,
+    /// Of each head's codes, where many rows ask for it.
+    pub(super) forms: Reused<OnceLock<ManyForms>>,
 }
 
 /// What is asked of rows.
@@ -81,22 +81,22 @@ impl<'a> AttentionJob<'a> {
         }
         let simd = Simd::current()?;
         let norms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
-        let moments = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
-        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms, moments })
+        let forms = std::iter::repeat_with(OnceLock::new).take(keys.heads()).collect();
+        Ok(AttentionJob { queries, keys, values, index, query_rows, scale, simd, norms, forms })
     }
 }
 
 impl AttentionJob<'_> {
-    /// The moments of a head's codes.
+    /// What many queries ask of a head's codes.
     ///
     /// # Errors
-    /// [`Error::NoMemory`].
-    pub(super) fn moments(&self, head: usize, codes: &Codes<'_>) -> Result<&Moments, Error> {
-        if let Some(moments) = self.moments[head].get() {
-            return Ok(moments);
+    /// [`Error::NoMemory`], or what stops the call.
+    pub(super) fn forms(&self, head: usize, codes: &Codes<'_>) -> Result<&ManyForms, Error> {
+        if let Some(forms) = self.forms[head].get() {
+            return Ok(forms);
         }
-        let moments = codes.moments(self.simd)?;
-        Ok(self.moments[head].get_or_init(|| moments))
+        let forms = codes.many_forms(self.simd)?;
+        Ok(self.forms[head].get_or_init(|| forms))
     }
 }
 

@@ -9,6 +9,8 @@ use crate::reused::Reused;
 
 /// Rows that are pruned at a time.
 const PRUNED: usize = 8;
+/// So many rows that are left of others are answered by themselves.
+const ALONE: usize = GROUP;
 /// Many rows that keep a larger share of their keys are faster together, with all keys.
 const SPARSE_ROWS: f64 = 0.02;
 
@@ -36,37 +38,23 @@ impl AttentionJob<'_> {
         }
         let mut answers: Reused<Option<Answer>> = unit.rows.iter().map(|_| None).collect();
         if self.index.is_some() {
-            // A few rows show whether to look at the codes at all.
-            let mut guess = Guess::default();
-            let step = unit.rows.len() / GROUP;
-            let shown: [usize; GROUP] = std::array::from_fn(|i| i * step);
-            let pruned =
-                self.attend_pruned(unit, &shown, budget, (None, &mut guess, &mut answers))?;
-            let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
-                let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
-                (kept + here, seen + self.query_rows.row_visibility(unit.rows[at]).count())
-            });
             let together = !budget.careful && !even_if_slower && self.fit_together();
-            let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
-            if pruned && (sparse || !together) {
-                let rest: Reused<usize> =
-                    (0..unit.rows.len()).filter(|at| !shown.contains(at)).collect();
-                // So many rows are worth a look at the codes themselves.
-                let moments =
-                    self.index.map(|index| self.moments(unit.head, index.head(unit.head)));
-                let moments = moments.transpose()?;
-                for some in rest.chunks(PRUNED) {
-                    self.attend_pruned(unit, some, budget, (moments, &mut guess, &mut answers))?;
-                }
-            }
+            let left = if budget.careful || !self.fit_together() {
+                (0..unit.rows.len()).collect()
+            } else {
+                self.attend_thinned(unit, budget, &mut answers)?
+            };
+            self.prune_many(unit, &left, (budget, together), &mut answers)?;
         }
+        let answered = answers.iter().any(Option::is_some);
         let open: Reused<usize> = (0..answers.len()).filter(|&at| answers[at].is_none()).collect();
         let rows: Reused<usize> = open.iter().map(|&at| unit.rows[at]).collect();
         for (at, rows) in open.chunks(PANEL_ROWS).zip(rows.chunks(PANEL_ROWS)) {
             // Rows that may drop nothing lose nothing by it.
             let each = even_if_slower && budget.eps.any(|eps| eps > 0.0);
-            let together =
-                if budget.careful || each { None } else { self.attend_tile(unit.head, rows)? };
+            // A few that are left of many would fill a panel of their own.
+            let alone = budget.careful || each || rows.len() <= ALONE && answered;
+            let together = if alone { None } else { self.attend_tile(unit.head, rows)? };
             if let Some(mut found) = together {
                 for (&at, found) in at.iter().zip(found.drain(..)) {
                     answers[at] = Some(found);
@@ -81,6 +69,37 @@ impl AttentionJob<'_> {
             }
         }
         Ok(answers.drain(..).flatten().collect())
+    }
+
+    /// Answers those of many rows that can be thinned, in f64, if a few of them show that this is worth it.
+    fn prune_many(
+        &self,
+        unit: &Unit,
+        places: &[usize],
+        (budget, together): (RowBudget<'_>, bool),
+        answers: &mut [Option<Answer>],
+    ) -> Result<(), Error> {
+        let mut guess = Guess::default();
+        let step = (places.len() / GROUP).max(1);
+        let shown: Reused<usize> = places.iter().copied().step_by(step).take(GROUP).collect();
+        let pruned = self.attend_pruned(unit, &shown, budget, (None, &mut guess, answers))?;
+        let (kept, seen) = shown.iter().fold((0, 0), |(kept, seen), &at| {
+            let here = answers[at].as_ref().map_or(0, |answer| answer.kept);
+            (kept + here, seen + self.query_rows.row_visibility(unit.rows[at]).count())
+        });
+        let sparse = kept as f64 <= SPARSE_ROWS * seen as f64;
+        if !pruned || (together && !sparse) || places.len() <= shown.len() {
+            return Ok(());
+        }
+        let Some(index) = self.index else { return Ok(()) };
+        // So many rows are worth a look at the codes themselves.
+        let forms = self.forms(unit.head, index.head(unit.head))?;
+        let rest: Reused<usize> = places.iter().copied().filter(|at| !shown.contains(at)).collect();
+        for some in rest.chunks(PRUNED) {
+            let by = (Some(forms.moments()), &mut guess, &mut *answers);
+            self.attend_pruned(unit, some, budget, by)?;
+        }
+        Ok(())
     }
 
     /// Answers those of some rows that can be thinned; whether there are any.

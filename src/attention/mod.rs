@@ -12,13 +12,16 @@ mod error_bound;
 mod few;
 mod job;
 mod many;
+mod narrow;
 mod options;
+mod own_index;
 mod pending;
 mod pruned;
 mod query_rows;
 mod result;
 mod sink;
 mod stretches;
+mod thinned;
 mod tile;
 #[cfg(feature = "ndarray")]
 mod views;

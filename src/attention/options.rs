@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::ball::{ValueBall, norm};
+use super::ball::{ValueBall, norm, norm_of_square};
 use crate::builders::builders_of_defaults;
 
 /// How attention is to be computed.
@@ -123,8 +123,10 @@ impl Precision {
 
     /// Rounds a vector, and says how far that moved it at most.
     pub(super) fn round(self, vector: &mut [f64]) -> f64 {
-        if self == Precision::F64 {
-            return 0.0;
+        match self {
+            Precision::F64 => return 0.0,
+            Precision::F32 => return round_to_f32(vector),
+            Precision::F16 | Precision::Bf16 => {}
         }
         norm(vector.iter_mut().map(|entry| {
             let exact = std::mem::replace(entry, self.nearest(*entry));
@@ -142,4 +144,28 @@ impl Precision {
         };
         relative * length + absolute * dim as f64
     }
+}
+
+/// The same to f32, in steps that compilers see lanes in.
+fn round_to_f32(vector: &mut [f64]) -> f64 {
+    let count = vector.len();
+    let (mut squares, mut moved) = ([0.0; 8], [0u64; 8]);
+    let (eights, rest) = vector.as_chunks_mut::<8>();
+    for eight in eights {
+        for ((entry, square), moved) in eight.iter_mut().zip(&mut squares).zip(&mut moved) {
+            let rounded = f64::from(*entry as f32);
+            let off = rounded - *entry;
+            *entry = rounded;
+            *square += off * off;
+            *moved |= off.to_bits() << 1;
+        }
+    }
+    let rest = norm(rest.iter_mut().map(|entry| {
+        let exact = std::mem::replace(entry, f64::from(*entry as f32));
+        *entry - exact
+    }));
+    if moved == [0; 8] {
+        return rest;
+    }
+    norm_of_square(squares.iter().sum::<f64>() + rest * rest, count)
 }

@@ -7,8 +7,8 @@ use super::pending::{PendingRow, grow};
 use super::stretches::by_stretches;
 use crate::error::Error;
 use crate::index::{
-    Chosen, Coded, Codes, Guess, PanelRow, Step, ThresholdSearch, ThresholdState, for_coded_dtype,
-    matrix,
+    Chosen, Coded, Codes, Guess, MISSES, PanelRow, Prepared, Step, ThresholdSearch, ThresholdState,
+    for_coded_dtype, matrix,
 };
 use crate::kernels::{Keys, LANES, Picked, Simd};
 use crate::reused::Reused;
@@ -30,7 +30,7 @@ impl AttentionJob<'_> {
         let simd = self.simd;
         for row in rows.iter_mut() {
             row.listed = row.prepared.as_ref().is_some_and(|prepared| {
-                Codes::can_split(prepared, self.query_rows.row_visibility(row.number))
+                Codes::can_split(&prepared.code_error, self.query_rows.row_visibility(row.number))
             });
         }
         let listed: Reused<usize> = (0..rows.len()).filter(|&at| rows[at].listed).collect();
@@ -45,7 +45,7 @@ impl AttentionJob<'_> {
                 list_together(codes, (simd, threads), [&mut rows[at]], guess)?;
             }
         }
-        for turn in (0..2).filter(|_| !listed.is_empty()) {
+        for _ in (0..=MISSES).filter(|_| !listed.is_empty()) {
             for_coded_dtype!(self.keys, E => self.rescore(head, matrix::<E>(self.keys, head), rows, threads))?;
             for row in rows.iter_mut().filter(|row| row.listed) {
                 let above = &row.scratch.query.above;
@@ -54,7 +54,7 @@ impl AttentionJob<'_> {
                     guess.learn(above);
                 }
                 // Its list began too high.
-                row.listed = row.open && !row.flat && above.again && turn == 0;
+                row.listed = row.open && !row.flat && above.again;
                 if row.listed {
                     list_together(codes, (simd, threads), [row], guess)?;
                 }
@@ -171,7 +171,8 @@ fn list_together<const Q: usize>(
         rows.map(|row| {
             let PendingRow { prepared, prefix, eps, scratch, .. } = row;
             let above = &mut scratch.query.above;
-            PanelRow { prepared: prepared.as_ref(), prefix: *prefix, eps: *eps, above }
+            let numbers = prepared.as_ref().map(Prepared::numbers).unwrap_or_default();
+            PanelRow { numbers, prefix: *prefix, eps: *eps, above }
         }),
         guess,
         threads,

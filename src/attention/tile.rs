@@ -15,11 +15,11 @@ use crate::reused::Reused;
 use crate::rows::Data;
 
 /// One rounding of f32.
-const U: f64 = 1.0 / 16_777_216.0;
+pub(super) const U: f64 = 1.0 / 16_777_216.0;
 /// Sizes of products and scales up to which nothing overflows in f32.
 const SAFE: f64 = 1e36;
 /// Relative error of a weight of a given score, the difference from the largest included (`mass` has less).
-const WEIGHT: f64 = 216.0 * U;
+pub(super) const WEIGHT: f64 = 216.0 * U;
 /// Relative error of a block's sum of weights, and of one of weighted values.
 const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
 
@@ -41,23 +41,12 @@ impl AttentionJob<'_> {
         }
         let queries = rows.iter().map(|&row| self.query(row)).collect::<Result<Reused<_>, _>>()?;
         let norm = self.norm(head)?;
-        let scale = self.scale.abs();
         let mut errors: Reused<f64> = Reused::with_hint(rows.len());
         for query in &queries {
-            let own = query.iter().map(|entry| entry * entry).sum::<f64>().sqrt();
-            // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
-            let most = own * norm * (1.0 + 1e-12);
-            let exact = query.iter().all(|&entry| f64::from(entry as f32) == entry);
-            let scale_fits = scale == 0.0 || (1.0 / SAFE..SAFE).contains(&scale);
-            if !(exact && scale_fits && most < SAFE && most * scale < SAFE) {
-                return Ok(None);
-            }
-            // A run of fused terms, the sums of runs, the scale's rounding and the product's.
-            let roundings = (PANEL_RUN + query.len() / PANEL_RUN + 4) as f64 * U;
-            let roundings = roundings / (1.0 - roundings).max(0.0) * 1.001;
-            // Terms that are subnormal.
-            let flushed = query.len() as f64 * 2f64.powi(-148) * scale + 2f64.powi(-148);
-            errors.push(scale * most * roundings + flushed);
+            // A run of fused terms, and the sums of runs.
+            let deep = PANEL_RUN + query.len() / PANEL_RUN;
+            let Some(error) = self.narrow_error(query, norm, deep) else { return Ok(None) };
+            errors.push(error);
         }
         let dim = self.values.dim();
         let shape = (self.keys.dim(), dim.next_multiple_of(LANES));
@@ -82,8 +71,9 @@ impl AttentionJob<'_> {
             let error = error + slip;
             let mut out: Reused<f64> = sums.iter().copied().collect();
             if total > 0.0 {
+                let share = 1.0 / total;
                 for entry in &mut out {
-                    *entry /= total;
+                    *entry *= share;
                 }
             }
             // Values that are not finite, or that f32 cannot add, are for more careful hands.
@@ -105,6 +95,27 @@ impl AttentionJob<'_> {
             })
         };
         Ok(errors.iter().copied().enumerate().map(answer).collect())
+    }
+
+    /// How far scores of a query may be off in f32 beside keys of at most a norm, if their sums are so many terms deep; `None` where
+    /// f32 cannot hold what is stored, or may overflow.
+    pub(super) fn narrow_error(&self, query: &[f64], norm: f64, deep: usize) -> Option<f64> {
+        let scale = self.scale.abs();
+        let own = length(query);
+        // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
+        let most = own * norm * (1.0 + 1e-12);
+        let exact = !matches!(self.queries.data, Data::F64(_))
+            || query.iter().all(|&entry| f64::from(entry as f32) == entry);
+        let scale_fits = scale == 0.0 || (1.0 / SAFE..SAFE).contains(&scale);
+        if !(exact && scale_fits && most < SAFE && most * scale < SAFE) {
+            return None;
+        }
+        // The scale's rounding, and the product's.
+        let roundings = (deep + 4) as f64 * U;
+        let roundings = roundings / (1.0 - roundings).max(0.0) * 1.001;
+        // Terms that are subnormal.
+        let flushed = query.len() as f64 * 2f64.powi(-148) * scale + 2f64.powi(-148);
+        Some(scale * most * roundings + flushed)
     }
 
     /// Takes rows over the keys that they see, block by block.
@@ -141,7 +152,7 @@ impl AttentionJob<'_> {
     }
 
     /// The largest norm of a head's keys that some row of the head sees.
-    fn norm(&self, head: usize) -> Result<f64, Error> {
+    pub(super) fn norm(&self, head: usize) -> Result<f64, Error> {
         if let Some(&norm) = self.norms[head].get() {
             return Ok(norm);
         }
@@ -163,6 +174,19 @@ impl AttentionJob<'_> {
         })?;
         Ok(*self.norms[head].get_or_init(|| norm))
     }
+}
+
+/// The Euclidean norm of a vector, in sums beside each other.
+pub(super) fn length(vector: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    let (eights, rest) = vector.as_chunks::<8>();
+    for eight in eights {
+        for (sum, entry) in sums.iter_mut().zip(eight) {
+            *sum += entry * entry;
+        }
+    }
+    let rest: f64 = rest.iter().map(|entry| entry * entry).sum();
+    (sums.iter().sum::<f64>() + rest).sqrt()
 }
 
 /// How much of a block of keys is masked, for rows that see so much of it but for the mask.

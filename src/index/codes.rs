@@ -8,8 +8,6 @@ use super::element::Coded;
 use super::fingerprint::Fingerprint;
 use super::frame::{OwnFrame, sign};
 use super::gram::Gram;
-use super::moments::Moments;
-use super::prepared::Prepared;
 use crate::error::Error;
 use crate::kernels::{BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd};
 use crate::memory::check_memory;
@@ -330,20 +328,17 @@ impl Codes<'_> {
         self.largest
     }
 
-    /// A query in bytes, with the moments of these codes.
-    pub(crate) fn prepare_in_bytes(
-        &self,
-        simd: Simd,
-        query: &[f64],
-        scale: f64,
-        moments: &Moments,
-    ) -> Prepared {
-        Prepared::in_bytes(simd, query, scale, &self.frame, (&self.gram, moments))
-    }
-
     /// Entries of a key in codes, and the same in whole groups.
     pub(super) fn widths(&self) -> (usize, usize) {
         (self.dim, self.frame.mean.len())
+    }
+
+    pub(super) fn frame(&self) -> &OwnFrame<'_> {
+        &self.frame
+    }
+
+    pub(super) fn gram(&self) -> &Gram<'_> {
+        &self.gram
     }
 
     /// The codes of a group of keys, and their scales.
@@ -378,53 +373,6 @@ impl Codes<'_> {
                 (lines, &scales[at * LANES..][..count * LANES], (begin + at) * LANES)
             })
         })
-    }
-
-    /// A query as codes are scored with; `scale` multiplies all products.
-    pub(crate) fn prepare(&self, simd: Simd, query: &[f64], scale: f64) -> Prepared {
-        Prepared::new(simd, query, scale, &self.frame, &self.gram)
-    }
-
-    /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
-    ///
-    /// # Errors
-    /// That of the context that ends the call.
-    pub(crate) fn scan<const Q: usize>(
-        &self,
-        simd: Simd,
-        queries: [&Prepared; Q],
-        to: [&mut [f32]; Q],
-        threads: usize,
-    ) -> Result<(), Error> {
-        let queries = queries.map(Prepared::coarse);
-        let (mut to, groups) = (to, self.n.div_ceil(LANES));
-        let segments = self.pieces(groups, SEGMENT / LANES).count();
-        if threads == 1 || segments < 2 {
-            for (lines, scales, first) in self.pieces(groups, usize::MAX) {
-                let here = to.each_mut().map(|to| &mut to[first..first + scales.len()]);
-                simd.scan_codes(lines, scales, queries, here);
-            }
-        } else {
-            let mut rest = to.each_mut().map(|to| &mut **to);
-            let mut tasks = Vec::with_capacity(segments);
-            for (lines, scales, _) in self.pieces(groups, SEGMENT / LANES) {
-                let here = rest.each_mut().map(|rest| {
-                    let (here, behind) = std::mem::take(rest).split_at_mut(scales.len());
-                    *rest = behind;
-                    here
-                });
-                tasks.push((lines, scales, here));
-            }
-            let one = |(lines, scales, to)| simd.scan_codes(lines, scales, queries, to);
-            threads::map(threads, tasks, 1, one)?;
-        }
-        for to in to {
-            for uncoded in self.chunks.uncoded() {
-                to[uncoded as usize] = f32::NEG_INFINITY;
-            }
-            to[self.n..].fill(f32::NEG_INFINITY);
-        }
-        Ok(())
     }
 }
 

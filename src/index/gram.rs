@@ -51,6 +51,26 @@ pub(crate) struct CodeError {
     pub(crate) slope: f64,
 }
 
+/// The same as numbers that bounds of masses are made of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MassBound {
+    total: f64,
+    each: f64,
+    growth: f64,
+    factor: f64,
+}
+
+impl MassBound {
+    /// An upper bound of the real mass of the set whose sums these are.
+    pub(super) fn mass_upper(&self, sums: &Sums) -> f64 {
+        let &MassBound { total, each, growth, factor } = self;
+        let root = total * sums.squares.sqrt();
+        let growth = growth * (sums.largest * total * total).min(each * root);
+        let bound = factor * (sums.upper + root + growth) * (1.0 + GRAM_ROUNDING);
+        if bound.is_nan() { f64::INFINITY } else { bound }
+    }
+}
+
 /// Sums over a set of weights, relative to a shift that no score exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Sums {
@@ -64,7 +84,7 @@ pub(crate) struct Sums {
 }
 
 /// One rounding of f32.
-const U: f64 = 1.0 / 16_777_216.0;
+pub(super) const U: f64 = 1.0 / 16_777_216.0;
 /// Relative error of a weight and of sums of weights in f32 lanes, on either side (`mass` has less).
 const ETA: f64 = 256.0 * U;
 /// What a flushed weight may weigh.
@@ -140,6 +160,16 @@ impl Gram<'_> {
         self.norm = self.norm.max(other.norm);
     }
 
+    /// What the sums leave out, and the largest norm of a residual and of a coded key.
+    pub(super) fn bounds(&self) -> (f64, f64, f64) {
+        (self.lost, self.largest, self.norm)
+    }
+
+    /// The sums, and how many times something was added to them.
+    pub(super) fn sums(&self) -> (&[f64], usize) {
+        (&self.sums, self.additions)
+    }
+
     /// How far the scores of a query may be from what codes say.
     ///
     /// `query` is in the codes' frame and exact but for f64 roundings, `unresolved` is the norm of what its 16-bit form leaves
@@ -157,22 +187,7 @@ impl Gram<'_> {
         let short = 1.0 + GRAM_ROUNDING + self.width as f64 * f64::EPSILON;
         let norm = query.iter().map(|y| y * y).sum::<f64>().sqrt() * short;
         let form = form(simd, (&self.sums, self.additions), (query, norm));
-        let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
-        let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
-        let coded = self.norm + self.largest;
-        // Conversion, scale and factor; moving; the residual's own rounding.
-        let roundings = 3.01 + 1.01 * moves as f64 + 1.01;
-        let rho = factor * ((norm + unresolved) * coded * roundings * U + unresolved * coded)
-            + slip * (norm + unresolved) * coded * (1.0 + GRAM_ROUNDING)
-            + 2f64.powi(-120);
-        // What overflows, or was not a number, bounds nothing.
-        let bound = |value: f64| if value.is_nan() { f64::INFINITY } else { value };
-        CodeError {
-            total: bound(total),
-            each: bound(factor * norm * self.largest * (1.0 + GRAM_ROUNDING)),
-            rho: bound(rho * (1.0 + GRAM_ROUNDING)),
-            slope: bound(factor * norm * (1.0 + GRAM_ROUNDING)),
-        }
+        CodeError::new((form, norm), self.bounds(), unresolved, (factor, slip), moves)
     }
 }
 
@@ -226,6 +241,33 @@ impl CodeError {
         slope: f64::INFINITY,
     };
 
+    /// Given an upper bound of the form of a query and its norm, and what a Gram form has beside its sums; the rest as in
+    /// [`Gram::code_error`].
+    pub(super) fn new(
+        (form, norm): (f64, f64),
+        (lost, largest, coded): (f64, f64, f64),
+        unresolved: f64,
+        (factor, slip): (f64, f64),
+        moves: usize,
+    ) -> Self {
+        let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
+        let total = factor * (form.sqrt() + norm * lost.sqrt()) * (1.0 + GRAM_ROUNDING);
+        let coded = coded + largest;
+        // Conversion, scale and factor; moving; the residual's own rounding.
+        let roundings = 3.01 + 1.01 * moves as f64 + 1.01;
+        let rho = factor * ((norm + unresolved) * coded * roundings * U + unresolved * coded)
+            + slip * (norm + unresolved) * coded * (1.0 + GRAM_ROUNDING)
+            + 2f64.powi(-120);
+        // What overflows, or was not a number, bounds nothing.
+        let bound = |value: f64| if value.is_nan() { f64::INFINITY } else { value };
+        CodeError {
+            total: bound(total),
+            each: bound(factor * norm * largest * (1.0 + GRAM_ROUNDING)),
+            rho: bound(rho * (1.0 + GRAM_ROUNDING)),
+            slope: bound(factor * norm * (1.0 + GRAM_ROUNDING)),
+        }
+    }
+
     /// With errors of another kind: all together, and each.
     pub(crate) fn and(self, (total, each): (f64, f64)) -> Self {
         let sum = |one: f64, other: f64| {
@@ -250,11 +292,13 @@ impl CodeError {
 
     /// An upper bound of the real mass of the set whose sums these are.
     pub(crate) fn mass_upper(&self, sums: &Sums) -> f64 {
+        self.bound().mass_upper(sums)
+    }
+
+    /// What bounds of many sets have in common.
+    pub(super) fn bound(&self) -> MassBound {
         let CodeError { total, each, rho, .. } = *self;
-        let root = total * sums.squares.sqrt();
-        let growth = growth(each) * (sums.largest * total * total).min(each * root);
-        let bound = rho.exp() * (sums.upper + root + growth) * (1.0 + GRAM_ROUNDING);
-        if bound.is_nan() { f64::INFINITY } else { bound }
+        MassBound { total, each, growth: growth(each), factor: rho.exp() }
     }
 
     /// An upper bound of the real mass of a set of which `heavy` is a part and `light` the rest: each key of the first may be off by

@@ -19,24 +19,18 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    /// Of nothing, for codes of so many entries in whole groups.
+    /// Of nothing, for codes of so many entries in whole groups, none of which stands for more than a norm.
     ///
     /// # Errors
     /// [`Error::NoMemory`], or what stops the call.
-    pub(super) fn new(width: usize) -> Result<Self, Error> {
+    pub(super) fn new(width: usize, largest: f64) -> Result<Self, Error> {
         check_memory("keys", width.saturating_mul(width + 2 * PANEL), size_of::<f64>())?;
         let sums = filled_again("keys", width * width, 0.0)?;
-        Ok(Moments { sums, lost: 0.0, largest: 0.0, additions: 0 })
+        Ok(Moments { sums, lost: 0.0, largest: largest * (1.0 + GRAM_ROUNDING), additions: 0 })
     }
 
-    /// Adds rows, at most a panel of them; `square` is the largest computed sum of squares of one, `entry` the largest absolute entry.
-    pub(super) fn add(
-        &mut self,
-        simd: Simd,
-        rows: &[f32],
-        (square, entry): (f32, f32),
-        packed: &mut Packed,
-    ) {
+    /// Adds rows, at most a panel of them, no absolute entry of which is above `entry`.
+    pub(super) fn add(&mut self, simd: Simd, rows: &[f32], entry: f32, packed: &mut Packed) {
         if entry == 0.0 {
             return;
         }
@@ -45,17 +39,24 @@ impl Moments {
         let left = simd.outer(rows, width, unit, packed, &mut self.sums);
         let (count, entries) = ((rows.len() / width) as f64, width as f64);
         self.lost = (self.lost + up(left, count, entries) * (1.0 + GRAM_ROUNDING)).next_up();
-        let largest = up(f64::from(square), 1.0, entries).sqrt() * (1.0 + GRAM_ROUNDING);
-        self.largest = self.largest.max(largest);
         self.additions += 1;
     }
 
     /// How far products of a vector with what all codes stand for may be from zero, times a factor: their Euclidean norm, and the largest.
     pub(super) fn along(&self, simd: Simd, vector: &[f64], factor: f64) -> (f64, f64) {
         let norm = norm(vector);
+        self.off((form(simd, self.sums(), (vector, norm)), norm), factor)
+    }
+
+    /// The same, given an upper bound of the form of the vector and its norm.
+    pub(super) fn off(&self, (form, norm): (f64, f64), factor: f64) -> (f64, f64) {
         let factor = factor.abs() * (1.0 + GRAM_ROUNDING);
-        let form = form(simd, (&self.sums, self.additions), (vector, norm));
         let total = factor * (form.sqrt() + norm * self.lost.sqrt()) * (1.0 + GRAM_ROUNDING);
         (total, factor * norm * self.largest * (1.0 + GRAM_ROUNDING))
+    }
+
+    /// The sums, and how many times something was added to them.
+    pub(super) fn sums(&self) -> (&[f64], usize) {
+        (&self.sums, self.additions)
     }
 }

@@ -26,6 +26,13 @@ fn whole(number: f64) -> f64 {
 /// The largest number of a query in bytes.
 const TOP_OF_BYTES: f64 = 127.0;
 
+/// A query's numbers, of either kind; one of them may be none.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Numbers<'a> {
+    pub(super) words: Coarse<'a, Step>,
+    pub(super) bytes: Coarse<'a, Bytes>,
+}
+
 /// A query as codes are scored with, and what the scores are worth.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
@@ -141,6 +148,11 @@ impl Prepared {
 
     pub(crate) fn coarse_bytes(&self) -> Coarse<'_, Bytes> {
         Coarse { steps: &self.bytes, correction: self.correction, factor: self.factor }
+    }
+
+    /// Its numbers.
+    pub(crate) fn numbers(&self) -> Numbers<'_> {
+        Numbers { words: self.coarse(), bytes: self.coarse_bytes() }
     }
 
     pub(crate) fn coarse(&self) -> Coarse<'_> {

@@ -46,16 +46,20 @@ pub(crate) struct Query {
 impl Query {
     /// Of keys whose entries are at most `largest` in size.
     pub(crate) fn new(entries: &[f64], scale: f64, largest: f64) -> Self {
-        let dim = entries.len();
         let mut padded: Reused<f64> = entries.iter().copied().collect();
-        padded.resize(dim.next_multiple_of(LANES), 0.0);
-        let norm: f64 = entries.iter().map(|entry| entry.abs()).sum::<f64>() * largest;
+        padded.resize(entries.len().next_multiple_of(LANES), 0.0);
+        let sum = entries.iter().map(|entry| entry.abs()).sum();
+        let error = Self::error_of(entries.len(), sum, scale, largest);
+        Query { entries: padded, scale, error }
+    }
+
+    /// How far its scores may be off: absolute entries add up to at most `sum`, and those of keys are at most `largest`.
+    pub(crate) fn error_of(dim: usize, sum: f64, scale: f64, largest: f64) -> f64 {
         // Terms of a sum in lanes and a tree, the scale, an offset of the same size (a compensated sum) and subtracting it;
         // v = 2^-53. Each may also underflow.
         let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
-        let error =
-            (norm * f64::EPSILON + f64::from_bits(1)) * roundings * scale.abs() + f64::MIN_POSITIVE;
-        Query { entries: padded, scale, error }
+        (sum * largest * f64::EPSILON + f64::from_bits(1)) * roundings * scale.abs()
+            + f64::MIN_POSITIVE
     }
 
     /// The exact scores of some keys less the codes' offset.

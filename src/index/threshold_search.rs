@@ -22,13 +22,13 @@ const ROUNDS: usize = 8;
 const TIGHT: (f64, usize) = (0.998, 3);
 const QUICK: (f64, usize) = (0.98, 1);
 /// A row that keeps a larger share of its keys is scored in full, which is faster.
-pub(super) const DENSE: f64 = 0.6;
+pub(crate) const DENSE: f64 = 0.6;
 /// The same where few scored keys matter more than time.
 const ALMOST_ALL: f64 = 0.96;
 /// Relative error of products and of short sums in f64, generously.
 pub(super) const SUM_ROUNDING: f64 = 1e-11;
 /// Of a smallest weight that matters, in f64.
-const NOTHING: f64 = 1e-290;
+pub(super) const NOTHING: f64 = 1e-290;
 
 /// One row of a search.
 #[derive(Clone, Copy)]

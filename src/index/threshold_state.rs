@@ -54,13 +54,13 @@ impl QueryScratch {
     /// Forgets what the last row taught, so that answers do not depend on it.
     pub(crate) fn forget(&mut self) {
         self.excess = None;
-        self.above.again = false;
+        self.above.forget();
     }
 }
 
 /// What an edge amounts to.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(crate) struct Cut {
     pub(super) edge: f32,
     /// Upper and lower bound of what the coded keys below it weigh, relative to the largest score by codes.
     pub(super) upper: f64,
@@ -112,7 +112,7 @@ pub(crate) struct Chosen {
 }
 
 /// Two ascending lists as one.
-pub(super) fn merged(one: &[u32], other: &[u32]) -> Reused<u32> {
+pub(crate) fn merged(one: &[u32], other: &[u32]) -> Reused<u32> {
     let mut all: Reused<u32> = one.iter().chain(other).copied().collect();
     if !other.is_empty() {
         all.sort_unstable();

@@ -25,6 +25,22 @@ impl Pass<(f32, bool)> for Top<'_> {
     }
 }
 
+/// The sum of some numbers, and that of their squares.
+struct Sums<'a>(&'a [f32]);
+
+impl Pass<(f32, f32)> for Sums<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(self) -> (f32, f32) {
+        let (mut sum, mut squares) = (L::F32::splat(0.0), L::F32::splat(0.0));
+        for group in self.0.chunks_exact(LANES) {
+            let group = L::F32::load(group.as_ptr());
+            sum = sum.add(group);
+            squares = group.mul_add(group, squares);
+        }
+        (sum.sum(), squares.sum())
+    }
+}
+
 /// Edges that are tried at a time.
 pub(crate) const EDGES: usize = 8;
 
@@ -34,9 +50,33 @@ struct BelowEach<'a> {
     edges: [f32; EDGES],
 }
 
-impl Pass<[(f64, f64); EDGES]> for BelowEach<'_> {
+/// What scores below an edge weigh, and the squares of that, lane by lane.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct BelowEdge {
+    weights: [f32; LANES],
+    squares: [f32; LANES],
+}
+
+impl BelowEdge {
+    pub(crate) fn weights(&self) -> f64 {
+        sum(&self.weights)
+    }
+
+    pub(crate) fn squares(&self) -> f64 {
+        sum(&self.squares)
+    }
+}
+
+/// The sum of lanes, in a tree.
+fn sum(lanes: &[f32; LANES]) -> f64 {
+    let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
+    let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+    ((four[0] + four[2]) + (four[1] + four[3])).into()
+}
+
+impl Pass<[BelowEdge; EDGES]> for BelowEach<'_> {
     #[inline(always)]
-    unsafe fn run<L: Level>(self) -> [(f64, f64); EDGES] {
+    unsafe fn run<L: Level>(self) -> [BelowEdge; EDGES] {
         let nothing = L::F32::splat(0.0);
         let (mut sums, mut squares) = ([nothing; EDGES], [nothing; EDGES]);
         let groups = self.scores.chunks_exact(LANES).zip(self.weights.chunks_exact(LANES));
@@ -50,11 +90,7 @@ impl Pass<[(f64, f64); EDGES]> for BelowEach<'_> {
                 *squares = squares.add_where(below, square);
             }
         }
-        let mut totals = [(0.0, 0.0); EDGES];
-        for (total, (sum, squares)) in totals.iter_mut().zip(sums.into_iter().zip(squares)) {
-            *total = (sum.sum().into(), squares.sum().into());
-        }
-        totals
+        std::array::from_fn(|i| BelowEdge { weights: sums[i].array(), squares: squares[i].array() })
     }
 }
 
@@ -65,6 +101,12 @@ impl Simd {
         self.run(Top(scores))
     }
 
+    /// The sum of whole groups of numbers and that of their squares, roughly: they decide nothing.
+    pub(crate) fn sums(self, numbers: &[f32]) -> (f32, f32) {
+        assert!(numbers.len().is_multiple_of(LANES));
+        self.run(Sums(numbers))
+    }
+
     /// What the scores below each of some edges weigh, and the squares of that, of whole groups of scores and their weights, roughly:
     /// it decides nothing.
     pub(crate) fn below_each(
@@ -72,7 +114,7 @@ impl Simd {
         scores: &[f32],
         weights: &[f32],
         edges: [f32; EDGES],
-    ) -> [(f64, f64); EDGES] {
+    ) -> [BelowEdge; EDGES] {
         assert!(scores.len().is_multiple_of(LANES) && scores.len() == weights.len());
         self.run(BelowEach { scores, weights, edges })
     }

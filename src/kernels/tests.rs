@@ -540,10 +540,15 @@ fn edges_are_looked_at_alike_at_all_levels() {
             let mut bad = scores.clone();
             bad[count / 2] = f32::NAN;
             assert!(simd.top(&bad).1, "{name}");
+            // Whole numbers: exact.
+            let (ones, squares) = simd.sums(&weights);
+            let above = scores.iter().filter(|score| **score > -9.0).count() as f32;
+            assert_eq!((ones, squares), (above, above), "{name}");
             let sums = simd.below_each(&scores, &weights, edges);
-            for (edge, (sum, squares)) in edges.into_iter().zip(sums) {
+            for (edge, sums) in edges.into_iter().zip(sums) {
                 let below = scores.iter().filter(|score| (-9.0..edge).contains(*score)).count();
-                assert_eq!((sum, squares), (below as f64, below as f64), "{name} {edge}");
+                let (below, found) = (below as f64, (sums.weights(), sums.squares()));
+                assert_eq!(found, (below, below), "{name} {edge}");
             }
         }
     }

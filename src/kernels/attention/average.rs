@@ -10,14 +10,14 @@ use crate::kernels::simd::{Pass, Simd};
 /// Groups of entries that are summed at a time.
 const WIDTH: usize = 4;
 
-struct Average<'a, E> {
+struct Average<'a, E, W> {
     values: Keys<'a, E>,
     picked: Picked<'a>,
-    weights: &'a [f64],
+    weights: &'a [W],
     sums: &'a mut [f64],
 }
 
-impl<E: Element> Average<'_, E> {
+impl<E: Element, W: Copy + Into<f64>> Average<'_, E, W> {
     /// Adds rows from one on, as many as there are weights, to `G` groups of sums from an entry on.
     #[inline(always)]
     unsafe fn groups<L: Level, const G: usize>(
@@ -49,7 +49,7 @@ impl<E: Element> Average<'_, E> {
     }
 }
 
-impl<E: Element> Pass for Average<'_, E> {
+impl<E: Element, W: Copy + Into<f64>> Pass for Average<'_, E, W> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let width = self.sums.len();
@@ -58,7 +58,7 @@ impl<E: Element> Pass for Average<'_, E> {
         for (chunk, of) in of.chunks(LANES).enumerate() {
             let mut weights = [E::Scalar::default(); LANES];
             for (weight, &of) in weights.iter_mut().zip(of) {
-                *weight = E::Scalar::nearest(of);
+                *weight = E::Scalar::nearest(of.into());
             }
             let (from, weights) = (chunk * LANES, &weights[..of.len()]);
             for at in (0..whole).step_by(WIDTH * LANES) {
@@ -74,11 +74,11 @@ impl<E: Element> Pass for Average<'_, E> {
 impl Simd {
     /// Adds weighted rows (as many of a list as there are weights; what follows is fetched ahead) to sums in whole
     /// groups: sixteen terms at a time in the rows' own precision, weights rounded to it, then in f64.
-    pub(crate) fn average<E: Element>(
+    pub(crate) fn average<E: Element, W: Copy + Into<f64>>(
         self,
         values: Keys<'_, E>,
         picked: Picked<'_>,
-        weights: &[f64],
+        weights: &[W],
         sums: &mut [f64],
     ) {
         assert!(sums.len() == values.dim().next_multiple_of(LANES));

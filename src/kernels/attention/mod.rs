@@ -2,6 +2,7 @@
 
 mod average;
 mod dot;
+mod listed;
 mod matmul;
 mod narrow;
 #[cfg(test)]

@@ -66,6 +66,52 @@ fn every_level_has_the_same_bits() {
 }
 
 #[test]
+fn scores_of_listed_keys_have_the_same_bits_and_are_near() {
+    let levels = Simd::all();
+    for (count, dim) in [(3, 1), (17, 16), (33, 64), (21, 70), (40, 200)] {
+        let stride = dim + 3;
+        let stored: Vec<f32> = entries(count * stride, 1).into_iter().map(|x| x as f32).collect();
+        let halves: Vec<bf16> = stored.iter().map(|&x| bf16::from_f32(x)).collect();
+        let list: Vec<u32> = (0..count as u32).filter(|key| key % 3 != 1).collect();
+        let mut query: Vec<f32> = entries(dim, 2).into_iter().map(|x| x as f32).collect();
+        query.resize(dim.next_multiple_of(LANES), 0.0);
+        let twice: Vec<f32> = query.iter().map(|x| 2.0 * x).collect();
+        let told = |simd: Simd| {
+            let (mut a, mut b) = (vec![0.0; list.len()], vec![0.0; list.len() - 1]);
+            let by = (&query[..], 0.37);
+            // It asks for lines and changes nothing.
+            simd.fetch_listed(Keys::new(&stored, stride, dim), &list);
+            simd.scores_listed(Keys::new(&stored, stride, dim), &list, by, &mut a);
+            simd.scores_listed(Keys::new(&halves, stride, dim), &list, by, &mut b);
+            // Side by side each is what it is alone.
+            let (mut c, mut d) = (vec![0.0; count - 1], vec![0.0; count - 1]);
+            let two = ([&query[..], &twice[..]], 0.37);
+            simd.scores_shared(Keys::new(&stored, stride, dim), 1, two, [&mut c, &mut d]);
+            for (at, &key) in list.iter().enumerate().filter(|(_, key)| **key > 0) {
+                assert_eq!(f64::from(a[at]).to_bits(), c[key as usize - 1].to_bits());
+            }
+            assert!(c.iter().zip(&d).all(|(one, two)| 2.0 * one == *two));
+            [a, b].concat()
+        };
+        let want = told(levels[levels.len() - 1].1);
+        for (name, level) in levels {
+            let found = told(*level);
+            assert!(found.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+        }
+        for (&key, score) in list.iter().zip(want) {
+            let terms = stored[key as usize * stride..].iter().zip(&query[..dim]);
+            let (mut real, mut size) = (0.0, 0.0f64);
+            for (k, q) in terms {
+                real += f64::from(*k) * f64::from(*q);
+                size += (f64::from(*k) * f64::from(*q)).abs();
+            }
+            let off = (f64::from(score) - real * f64::from(0.37f32)).abs();
+            assert!(off <= size * f64::from(f32::EPSILON) * (dim / LANES + 6) as f64);
+        }
+    }
+}
+
+#[test]
 fn tiles_have_the_same_bits() {
     let levels = Simd::all();
     for (rows, dim) in [(1, 3), (16, 32), (17, 70), (64, 96)] {

@@ -7,7 +7,6 @@
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
 
-use crate::certified_sums;
 use crate::kernels::isa::{LANES, Lanes, Level};
 use crate::kernels::matrix::{Lent, product};
 use crate::kernels::simd::{Pass, Simd};
@@ -72,16 +71,6 @@ impl Rows {
     /// The score that weighs 1, a row's weights together, and its weighted sum of values.
     pub(crate) fn row(&self, at: usize) -> (f64, f64, &[f64]) {
         (f64::from(self.tops[at]), self.totals[at], &self.sums[at * self.width..][..self.width])
-    }
-
-    /// What has been summed for a row, relative to a larger score.
-    fn rescale(&mut self, at: usize, top: f32) {
-        let factor = certified_sums::exp(f64::from(self.tops[at]) - f64::from(top));
-        self.tops[at] = top;
-        self.totals[at] *= factor;
-        for sum in &mut self.sums[at * self.width..][..self.width] {
-            *sum *= factor;
-        }
     }
 }
 
@@ -167,11 +156,19 @@ impl Attend<'_> {
             score.store(to);
             top = score.max(top);
         }
-        let mut tops = [0.0f32; LANES];
-        top.store(tops.as_mut_ptr());
-        for (lane, top) in tops.into_iter().enumerate() {
-            if top != self.rows.tops[at + lane] {
-                self.rows.rescale(at + lane, top);
+        // What has been summed is relative to a smaller score, where there was a larger one now.
+        let before = L::F32::load(self.rows.tops[at..].as_ptr());
+        let factors = exp(L::double(before).sub(L::double(top)));
+        let totals = L::F64::load(self.rows.totals[at..].as_ptr()).mul(factors);
+        let (before, factors) = (before.array(), factors.array());
+        top.store(self.rows.tops[at..].as_mut_ptr());
+        for (lane, factor) in factors.into_iter().enumerate() {
+            if before[lane] != self.rows.tops[at + lane] && before[lane] > f32::NEG_INFINITY {
+                let sums = &mut self.rows.sums[(at + lane) * self.rows.width..][..self.rows.width];
+                for group in sums.chunks_exact_mut(LANES) {
+                    let sum = L::F64::load(group.as_ptr()).mul(L::F64::splat(factor));
+                    sum.store(group.as_mut_ptr());
+                }
             }
         }
         let scores = self.rows.weights.as_mut_ptr().add(at);
@@ -183,8 +180,7 @@ impl Attend<'_> {
             weight.store(to);
             sum = sum.add(weight);
         }
-        let totals = self.rows.totals[at..].as_mut_ptr();
-        L::double(sum).add(L::F64::load(totals)).store(totals);
+        L::double(sum).add(totals).store(self.rows.totals[at..].as_mut_ptr());
     }
 
     /// Adds the weighted values of `C` groups of entries for a tile of rows.

@@ -3,6 +3,7 @@
 mod encode;
 mod form;
 mod outer;
+mod quantize;
 mod scan;
 mod split;
 #[cfg(test)]

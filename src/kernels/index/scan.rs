@@ -19,6 +19,12 @@ pub(crate) struct Coarse<'a, N = Step> {
     pub(crate) factor: f32,
 }
 
+impl<N> Default for Coarse<'_, N> {
+    fn default() -> Self {
+        Coarse { steps: &[], correction: 0, factor: 0.0 }
+    }
+}
+
 /// Four numbers of a query in eight bits each.
 pub(crate) type Bytes = [i8; STEP];
 

@@ -46,8 +46,9 @@ pub(crate) struct Above {
     pub(crate) found: f32,
     /// Whether so many lie above the edge that nothing is listed.
     pub(crate) flat: bool,
-    /// Whether the edge was too high, and another has been set.
+    /// Whether the edge was too high, and another has been set; and how often that happened.
     pub(crate) again: bool,
+    pub(crate) misses: u32,
     /// Upper bounds of sums of weights below, and of their squares, lane by lane: of the segment of keys that is split now.
     weights: [f64; LANES],
     squares: [f64; LANES],
@@ -56,6 +57,11 @@ pub(crate) struct Above {
 }
 
 impl Above {
+    /// Another row is next.
+    pub(crate) fn forget(&mut self) {
+        (self.again, self.misses) = (false, 0);
+    }
+
     /// Forgets what was found, and makes room for as many keys; not more than there is memory for.
     pub(crate) fn begin(&mut self, (shift, edge): (f32, f32)) {
         (self.shift, self.edge) = (shift, edge);
@@ -163,7 +169,7 @@ impl<N: Number, const Q: usize, const K: usize> Split<'_, '_, N, Q, K> {
             let bits = scores.sub(shift).mul_add(exponents, one);
             // What is not below the edge may be anything.
             let below = scores.lt(edge);
-            let weight = bits.keep(below).max(nothing).as_bits();
+            let weight = bits.max(nothing).as_bits().keep(below);
             sum = sum.add(weight);
             sum_of_squares = weight.mul_add(weight, sum_of_squares);
             // What is no number is not below, and is looked at again.

@@ -82,7 +82,7 @@ pub(crate) trait Lanes: Copy {
 
 /// Sixteen f32 lanes.
 pub(crate) trait Single: Lanes<Scalar = f32> {
-    /// The floats whose bits are the lanes as integers, rounded toward zero. Lanes must be in [0, 2^31).
+    /// The floats whose bits are the lanes as integers, rounded toward zero, of lanes in [0, 2^31); anything of others.
     unsafe fn as_bits(self) -> Self;
 }
 

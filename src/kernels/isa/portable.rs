@@ -196,7 +196,7 @@ fn tree<T: Copy>(lanes: Array<T>, combine: impl Fn(T, T) -> T) -> T {
 impl Single for Array<f32> {
     #[inline(always)]
     unsafe fn as_bits(self) -> Self {
-        self.map(|lane| f32::from_bits(lane.to_int_unchecked::<i32>().cast_unsigned()))
+        self.map(|lane| f32::from_bits((lane as i32).cast_unsigned()))
     }
 }
 

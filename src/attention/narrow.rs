@@ -1,0 +1,79 @@
+//! A few rows that keep all keys before a position, scored in f32, which is as fast as keys are read.
+
+use half::{bf16, f16};
+
+use super::few::{BLOCK, Side, portions};
+use super::job::{AttentionJob, MANY};
+use super::pending::{PendingRow, grow};
+use crate::error::Error;
+use crate::index::{Coded, Rung, for_coded_dtype, matrix};
+use crate::kernels::{Keys, LANES};
+use crate::reused::Reused;
+use crate::rows::Data;
+use crate::threads;
+
+impl AttentionJob<'_> {
+    /// Scores all keys that rows see in f32, if it can; whether it did.
+    pub(super) fn score_narrow(
+        &self,
+        head: usize,
+        rows: &mut [PendingRow],
+        threads: usize,
+    ) -> Result<bool, Error> {
+        let sees = |row: &PendingRow| self.query_rows.row_visibility(row.number);
+        if !self.fit_together() || rows.iter().any(|row| sees(row).allowed.is_some()) {
+            return Ok(false);
+        }
+        let width = self.keys.dim().next_multiple_of(LANES);
+        let norm = self.norm(head)?;
+        let mut queries: Reused<f32> = Reused::with_hint(rows.len() * width);
+        for (at, row) in rows.iter_mut().enumerate() {
+            // A lane's fused terms, and a tree over lanes.
+            let Some(error) = self.narrow_error(&row.wide, norm, width / LANES + 4) else {
+                return Ok(false);
+            };
+            row.query.error = error;
+            queries.extend(row.wide.iter().map(|&entry| entry as f32));
+            queries.resize((at + 1) * width, 0.0);
+        }
+        let mut side: Side<'_, [f32]> = [const { None }; MANY];
+        for ((to, row), query) in side.iter_mut().zip(rows.iter_mut()).zip(queries.chunks(width)) {
+            let exact = &mut row.scratch.query.exact;
+            grow(exact, row.prefix)?;
+            exact.resize(row.prefix, 0.0);
+            (row.scored, row.rung) = (row.prefix, Rung::Dense);
+            *to = Some((query, exact));
+        }
+        for_coded_dtype!(self.keys, K => {
+            let keys = matrix::<K>(self.keys, head);
+            let score = |(from, side): (usize, Side<'_, [f32]>)| self.score_side(keys, from, side);
+            threads::map(threads, portions(side), 1, score)?;
+            Ok(())
+        })?;
+        Ok(true)
+    }
+
+    /// Scores keys from one on.
+    fn score_side<K: Coded>(&self, keys: Keys<'_, K>, first: usize, mut side: Side<'_, [f32]>) {
+        let (simd, scale) = (self.simd, self.scale as f32);
+        let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);
+        for from in (0..longest).step_by(BLOCK) {
+            let end = longest.min(from + BLOCK);
+            if let [Some(a), Some(b), Some(c), Some(d), None, ..] = &mut side
+                && [&a, &b, &c, &d].iter().all(|(_, to)| to.len() >= end)
+            {
+                let queries = [a.0, b.0, c.0, d.0];
+                let to = [a, b, c, d].map(|(_, to)| &mut to[from..end]);
+                simd.scores_shared(keys, first + from, (queries, scale), to);
+                continue;
+            }
+            for (query, to) in side.iter_mut().flatten() {
+                let end = to.len().min(end);
+                if from < end {
+                    let to = &mut to[from..end];
+                    simd.scores_shared(keys, first + from, ([*query], scale), [to]);
+                }
+            }
+        }
+    }
+}

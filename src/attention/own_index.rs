@@ -1,0 +1,68 @@
+//! An index that a call makes for itself, where so many rows share keys that it is worth it.
+
+use half::{bf16, f16};
+
+use super::job::AttentionJob;
+use super::thinned::FLAT;
+use crate::error::{Error, ErrorClass};
+use crate::index::{IndexOptions, KeyIndex, for_coded_dtype, matrix};
+use crate::kernels::LANES;
+use crate::rows::Data;
+
+/// Fewer keys are scored faster than they are coded.
+const KEYS: usize = 2048;
+/// A key is coded in the time in which so many rows score it, several times over.
+const ROWS: usize = 256;
+/// Rows that are looked at, each beside a few keys; one in so many must seem to drop much.
+const LOOKS: usize = 8;
+const SPARSE: usize = 2;
+
+impl AttentionJob<'_> {
+    /// An index of the keys, if a look at a few rows says that many rows drop enough for it; `None` also where keys cannot be
+    /// coded or there is no room.
+    ///
+    /// # Errors
+    /// What stops the call, and [`Error::KeyNotFinite`] for a query.
+    pub(super) fn own_index(&self, eps: &[f64]) -> Result<Option<KeyIndex<'static>>, Error> {
+        let options = &self.query_rows.options;
+        let (rows, heads) = (self.query_rows.rows(), self.keys.heads());
+        let masked = options.mask.is_some() || options.mapped || options.even_if_slower;
+        let many = self.keys.len() >= KEYS && heads > 0 && rows / heads >= ROWS;
+        if masked || !many || !self.fit_together() || eps.iter().all(|&eps| eps == 0.0) {
+            return Ok(None);
+        }
+        // What no row sees may be anything, and would be coded, too.
+        let all = |head| -> usize {
+            self.query_rows.seen_by_any(head).iter().map(ExactSizeIterator::len).sum()
+        };
+        if (0..heads).any(|head| all(head) < self.keys.len()) {
+            return Ok(None);
+        }
+        let mut sparse = 0;
+        for look in 0..LOOKS {
+            let row = (2 * look + 1) * rows / (2 * LOOKS);
+            let prefix = self.query_rows.row_visibility(row).prefix;
+            let eps = if eps.len() == 1 { eps[0] } else { eps.get(row).copied().unwrap_or(0.0) };
+            if prefix < KEYS / 4 || eps == 0.0 {
+                continue;
+            }
+            let wide = self.query(row)?;
+            let mut query: Vec<f32> = wide.iter().map(|&entry| entry as f32).collect();
+            query.resize(wide.len().next_multiple_of(LANES), 0.0);
+            let kept = for_coded_dtype!(self.keys, K => {
+                let keys = matrix::<K>(self.keys, self.query_rows.head_of(row));
+                Ok(self.seems_to_keep(keys, (&query, prefix), eps))
+            })?;
+            sparse += usize::from(kept <= FLAT);
+        }
+        if sparse * SPARSE < LOOKS {
+            return Ok(None);
+        }
+        let options = IndexOptions::new().threads(options.threads);
+        match KeyIndex::build(self.keys, &options) {
+            Ok(index) => Ok(Some(index)),
+            Err(error) if error.class() == ErrorClass::Cancelled => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! A row's threshold among the keys that were listed for it.
+
+use super::gram::{CodeError, Sums};
+use super::threshold_search::{DENSE, NOTHING, SUM_ROUNDING, ThresholdSearch, weight};
+use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState, merged};
+use crate::certified_sums::{SplitSums, exp};
+use crate::error::Error;
+use crate::kernels::{Above, EDGES, Element, Exp, LANES, Picked, Positions, Simd};
+use crate::memory::room;
+
+/// How close to the budget a threshold is looked for.
+const CLOSE: f64 = 0.985;
+/// How often it is looked for.
+pub(crate) const TRIES: usize = 4;
+/// How often a list that began too high is made anew.
+pub(crate) const MISSES: u32 = 3;
+/// Rounds of looking for it, each among so many edges.
+const ROUNDS: usize = 3;
+
+/// A row whose list is there.
+#[derive(Clone, Copy)]
+pub(crate) struct ListedSearch<'a> {
+    pub(crate) simd: Simd,
+    pub(crate) code_error: &'a CodeError,
+    pub(crate) eps: f64,
+    /// Keys with a code that it sees.
+    pub(crate) coded: usize,
+    /// What the others weigh, relative to the largest score of the list.
+    pub(crate) uncoded_mass: f64,
+}
+
+/// Takes keys without a code out of a row's list, fills up its last group, and finds its largest score; `None` if there is none.
+pub(crate) fn begin_list(simd: Simd, above: &mut Above, uncoded: &[u32]) -> Option<f32> {
+    if above.flat {
+        return None;
+    }
+    if !uncoded.is_empty() {
+        // They have codes of nothing, which were scored, too.
+        let coded = |key: u32| uncoded.binary_search(&key).is_err();
+        let mut left = 0;
+        for at in 0..above.positions.len() {
+            if coded(above.positions[at]) {
+                above.positions[left] = above.positions[at];
+                above.scores[left] = above.scores[at];
+                left += 1;
+            }
+        }
+        above.positions.truncate(left);
+        above.scores.truncate(left);
+    }
+    let count = above.positions.len();
+    above.count = count;
+    above.scores.resize(count.next_multiple_of(LANES), f32::NEG_INFINITY);
+    above.positions.resize(count.next_multiple_of(LANES), 0);
+    let (largest, nan) = simd.top(&above.scores);
+    (!nan && largest.is_finite()).then_some(largest)
+}
+
+/// About the weight of a key, and not less: between powers of two it is on a chord.
+fn chord(key: f32, shift: f32) -> f64 {
+    let exponent = (key - shift) * std::f32::consts::LOG2_E;
+    let bits = (exponent + 127.0).max(0.0) * (1u32 << 23) as f32;
+    f64::from(f32::from_bits((bits as i32).cast_unsigned()))
+}
+
+/// The last of so many places that fits, if all before it do, too.
+fn highest(count: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if fits(middle) { low = middle + 1 } else { high = middle }
+    }
+    low.checked_sub(1)
+}
+
+impl ListedSearch<'_> {
+    /// The highest edge in the list below which no more lies, as far as codes know, than may be lost, if bounds exceed what they
+    /// bound `excess` times; `None` if there is none, and another list may be asked for.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn cut(
+        &self,
+        above: &mut Above,
+        weights: &mut Vec<f32>,
+        largest: f32,
+        excess: f64,
+    ) -> Result<Option<Cut>, Error> {
+        let &ListedSearch { simd, code_error, eps, coded, uncoded_mass } = self;
+        let odds = CLOSE * eps / (1.0 - eps) / excess;
+        let scores = &above.scores[..];
+        // What lies below the list, relative to the largest score.
+        let rise = exp(f64::from(above.shift) - f64::from(largest)) * (1.0 + SUM_ROUNDING);
+        let (below, below_squares) = above.below();
+        let (below, below_squares) = (below * rise, below_squares * rise * rise);
+        let unlisted = coded.saturating_sub(above.count);
+        let bound = code_error.bound();
+        let upper = |(sum, squares): (f64, f64), top: f64, count: usize| {
+            let sums = Sums::computed(below + sum, below_squares + squares, top, unlisted + count);
+            bound.mass_upper(&sums)
+        };
+        room("keys", weights, scores.len().saturating_sub(weights.len()))?;
+        weights.resize(scores.len(), 0.0);
+        let total = simd.weights(scores, Exp(largest), &mut weights[..]) + uncoded_mass;
+        let (mut low, mut high) = (above.edge, largest);
+        for round in 0..ROUNDS {
+            let step = (high - low) / EDGES as f32;
+            let edges: [f32; EDGES] = std::array::from_fn(|i| low + step * i as f32);
+            let sums = simd.below_each(scores, weights, edges);
+            let fits = |i: usize| {
+                let (weights, squares) = (sums[i].weights(), sums[i].squares());
+                upper((weights, squares), chord(edges[i], largest), above.count)
+                    <= odds * (total - weights)
+            };
+            // The lower an edge, the less lies below.
+            match highest(EDGES, fits) {
+                Some(last) => (low, high) = (edges[last], edges[last] + step),
+                None if round == 0 => {
+                    // It is found farther down, or nowhere.
+                    let excess = upper((0.0, 0.0), chord(low, largest), 0) / (odds * total);
+                    above.misses += 1;
+                    above.again = above.misses <= MISSES && excess < 1e6;
+                    // Farther and farther: the list may be long, but there is one.
+                    above.edge -= above.misses as f32 * (1.5 * excess.ln() + 0.5) as f32;
+                    return Ok(None);
+                }
+                None => break,
+            }
+        }
+        let sums = simd.below(scores, largest, low);
+        (above.found, above.again) = (low, false);
+        let top = weight(sums.largest.max(above.edge), largest);
+        Ok(Some(Cut {
+            edge: low,
+            upper: upper((sums.weights, sums.squares), top, sums.count),
+            lower: 0.0,
+            below: unlisted + sums.count,
+        }))
+    }
+}
+
+impl ListedSearch<'_> {
+    /// The keys of the list that a cut keeps, ascending, behind those that are there.
+    pub(crate) fn keep(&self, above: &Above, cut: &Cut, to: &mut Vec<u32>) {
+        self.simd.emit(&above.scores, Positions::Listed(&above.positions), cut.edge, true, to);
+    }
+}
+
+impl Cut {
+    /// The tail mass that it leaves at most, where the largest score of the list is `largest` and codes lack `offset`, if `kept`
+    /// keys weigh `head` relative to a score of `top`, all in nats, within `slack` of it, relatively.
+    pub(crate) fn tail_upper(
+        &self,
+        (largest, offset): (f32, f64),
+        (top, head, kept): (f64, f64, usize),
+        slack: f64,
+    ) -> f64 {
+        let largest = f64::from(largest);
+        // Where both are far from zero, what is between them is known less well.
+        let slip = 4.0 * f64::EPSILON * (largest.abs() + offset.abs() + top.abs());
+        let moved = exp(largest + offset - top) * (1.0 + SUM_ROUNDING);
+        let tail = self.upper * moved.max(NOTHING);
+        let split = SplitSums { tail, dropped: self.below, head, kept };
+        split.upper(slack + 2.0 * slip + SUM_ROUNDING, NOTHING)
+    }
+}
+
+impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
+    /// The state of a row whose list is there, if it can be searched in it.
+    pub(crate) fn begin_above(&self, scratch: &mut QueryScratch) -> Option<ThresholdState> {
+        let QueryScratch { above, uncoded, uncoded_scores, .. } = scratch;
+        let prefix = self.row_visibility.prefix;
+        let keys = self.keys?;
+        uncoded.clear();
+        uncoded.extend(self.codes.uncoded().take_while(|&key| (key as usize) < prefix));
+        let largest = begin_list(self.simd, above, uncoded)?;
+        let offset = self.prepared.offset;
+        uncoded_scores.resize(uncoded.len(), 0.0);
+        let picked = Picked::Listed(uncoded);
+        self.query.score(self.simd, keys, picked, offset, uncoded_scores);
+        let uncoded_top = uncoded_scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let shift = f64::from(largest);
+        if uncoded_top > shift + 600.0 {
+            return None;
+        }
+        let uncoded_mass: f64 = uncoded_scores.iter().map(|score| (score - shift).exp()).sum();
+        Some(ThresholdState {
+            largest,
+            listed: true,
+            coded: prefix - uncoded.len(),
+            seen: prefix,
+            top: shift.max(uncoded_top),
+            uncoded_mass,
+            beside: (0.0, 0.0),
+            budget: self.eps,
+            excess: 1.0,
+            careful: 0,
+            limit: 1.0,
+            next: 1.0,
+            rounds: 0,
+        })
+    }
+
+    /// The keys above the highest edge in the list that codes allow.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(super) fn choose_above(
+        &self,
+        scratch: &mut QueryScratch,
+        state: &mut ThresholdState,
+    ) -> Result<Step, Error> {
+        state.rounds += 1;
+        if state.rounds > TRIES {
+            return Ok(Step::Dense { flat: false });
+        }
+        let QueryScratch { above, weights, listed, uncoded, .. } = scratch;
+        let search = ListedSearch {
+            simd: self.simd,
+            code_error: &self.prepared.code_error,
+            eps: self.eps,
+            coded: state.coded,
+            uncoded_mass: state.uncoded_mass,
+        };
+        let Some(cut) = search.cut(above, weights, state.largest, state.excess)? else {
+            return Ok(Step::Dense { flat: false });
+        };
+        listed.clear();
+        search.keep(above, &cut, listed);
+        if listed.len() as f64 > DENSE * state.seen as f64 {
+            return Ok(Step::Dense { flat: true });
+        }
+        Ok(Step::Score(Chosen { kept: merged(listed, uncoded), cut }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::codes::Codes;
+    use crate::index::panel::{FROM, Guess, PanelRow};
+    use crate::index::prepared::Prepared;
+    use crate::index::query::Query;
+    use crate::index::query::RowVisibility;
+    use crate::kernels::Keys;
+
+    /// Numbers that look normal.
+    fn normal(count: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut uniform = move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) as f64 + 0.5) / (1u64 << 31) as f64
+        };
+        (0..count)
+            .map(|_| {
+                let (u, v): (f64, f64) = (uniform(), uniform());
+                ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+            })
+            .collect()
+    }
+
+    /// Keys, some of which have no code, and some of which lie together.
+    fn keys(n: usize, dim: usize, kind: usize) -> Vec<f32> {
+        let mut data = normal(n * dim, 7 + kind as u64);
+        for (i, key) in data.chunks_exact_mut(dim).enumerate() {
+            match kind {
+                1 if i % 97 == 5 => key.iter_mut().for_each(|entry| *entry *= 40.0),
+                2 => key.iter_mut().for_each(|entry| *entry = 3.0 + *entry / 4.0),
+                3 if i % 3 == 0 => key[0] += 9.0,
+                _ => {}
+            }
+        }
+        data
+    }
+
+    /// What is found for four rows, in words or bytes, together or alone: sets whose real tails are no larger than is said.
+    #[test]
+    fn tails_of_listed_rows_are_no_larger_than_is_said() {
+        let simd = Simd::current().unwrap();
+        let (mut answered, mut all) = (0, 0);
+        for (n, dim, kind, sigma) in [
+            (1100, 64, 0, 6.0),
+            (2000, 40, 1, 5.0),
+            (1500, 128, 2, 20.0),
+            (1300, 64, 3, 4.0),
+            (4096, 64, 0, 9.0),
+            (1024, 16, 0, 2.0),
+        ] {
+            let data = keys(n, dim, kind);
+            let stored = Keys::new(&data[..], dim, dim);
+            let mut codes = Codes::new(dim, stored, n, None);
+            let room = codes.make_room(n, 1).unwrap();
+            codes.append(simd, stored, (n, room), 1).unwrap();
+            assert_eq!(codes.uncoded().next().is_some(), kind == 1);
+            let moments = codes.moments(simd).unwrap();
+            let scale = sigma / (dim as f64).sqrt();
+            let queries: Vec<Vec<f64>> = (0..4)
+                .map(|q| normal(dim, 100 + q).iter().map(|&x| f64::from(x)).collect())
+                .collect();
+            let prefixes = [n, n - 3, n - n % 16, FROM.max(n / 2 + 1)];
+            for (in_bytes, eps) in
+                [(false, 0.1), (true, 0.1), (false, 0.001), (true, 0.01), (true, 1e-6)]
+            {
+                let prepared: Vec<Prepared> = queries
+                    .iter()
+                    .map(|query| {
+                        if in_bytes {
+                            codes.prepare_in_bytes(simd, query, scale, &moments)
+                        } else {
+                            codes.prepare(simd, query, scale)
+                        }
+                    })
+                    .collect();
+                // An edge from four rows for the next time, too.
+                let mut guess = Guess::default();
+                for _ in 0..2 {
+                    let mut scratch: Vec<QueryScratch> =
+                        (0..4).map(|_| QueryScratch::default()).collect();
+                    let [a, b, c, d] = &mut scratch[..] else { unreachable!() };
+                    let rows = [(0, a), (1, b), (2, c), (3, d)].map(|(q, scratch)| {
+                        let (numbers, prefix) = (prepared[q].numbers(), prefixes[q]);
+                        PanelRow { numbers, prefix, eps, above: &mut scratch.above }
+                    });
+                    codes.split(simd, rows, &guess, 1).unwrap();
+                    for q in 0..4 {
+                        let query = Query::new(&queries[q], scale, f64::from(codes.largest()));
+                        let row_visibility = RowVisibility { prefix: prefixes[q], allowed: None };
+                        let search = ThresholdSearch {
+                            simd,
+                            codes: &codes,
+                            keys: Some(stored),
+                            query: &query,
+                            prepared: &prepared[q],
+                            row_visibility,
+                            eps,
+                            trim: false,
+                            beside: None,
+                        };
+                        let scratch = &mut scratch[q];
+                        all += 1;
+                        let mut state = search.begin_above(scratch);
+                        if state.is_none() {
+                            continue;
+                        }
+                        let Ok(Some(found)) = listed(&search, scratch, &mut state) else {
+                            continue;
+                        };
+                        answered += 1;
+                        guess.learn(&scratch.above);
+                        let scores: Vec<f64> = data
+                            .chunks_exact(dim)
+                            .take(prefixes[q])
+                            .map(|key| {
+                                let terms = key.iter().zip(&queries[q]);
+                                terms.map(|(k, q)| f64::from(*k) * q).sum::<f64>() * scale
+                            })
+                            .collect();
+                        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                        let mut kept = vec![false; scores.len()];
+                        found.kept.iter().for_each(|&key| kept[key as usize] = true);
+                        assert!(
+                            found.kept.is_sorted()
+                                && found.kept.len() == kept.iter().filter(|kept| **kept).count()
+                        );
+                        let weight = |key: usize| (scores[key] - top).exp();
+                        let total: f64 = (0..scores.len()).map(weight).sum();
+                        let tail: f64 =
+                            (0..scores.len()).filter(|&key| !kept[key]).map(weight).sum();
+                        assert!(
+                            tail / total <= found.upper * (1.0 + 1e-9) && found.upper <= eps,
+                            "{n} {dim} {kind} {eps} {in_bytes}: {} {}",
+                            tail / total,
+                            found.upper
+                        );
+                    }
+                }
+            }
+        }
+        // Most rows are answered this way, or it would not be worth having.
+        assert!(answered * 10 > all * 7, "{answered} of {all}");
+    }
+
+    /// A row's list to its end.
+    fn listed(
+        search: &ThresholdSearch<'_, f32>,
+        scratch: &mut QueryScratch,
+        state: &mut Option<ThresholdState>,
+    ) -> Result<Option<crate::index::found::Found>, Error> {
+        loop {
+            let Step::Score(chosen) = search.choose(scratch, state)? else { return Ok(None) };
+            ThresholdSearch::<f32>::make_room(scratch, &chosen)?;
+            let (count, offset) = (chosen.kept.len(), search.prepared.offset);
+            let picked = Picked::Listed(&chosen.kept);
+            let keys = search.keys.unwrap();
+            search.query.score(search.simd, keys, picked, offset, &mut scratch.exact[..count]);
+            if let Some(found) = search.judge(scratch, state, chosen)? {
+                return Ok(Some(found));
+            }
+        }
+    }
+
+    /// What codes of keys and bytes of a query lose is within what is said, for each key and for all together; and not by far.
+    #[test]
+    fn what_bytes_of_a_query_lose() {
+        let simd = Simd::current().unwrap();
+        let mut nearest = [0.0f64; 2];
+        for (n, dim, kind) in [(300, 16, 0), (500, 64, 0), (400, 40, 3), (300, 128, 2)] {
+            let data = keys(n, dim, kind);
+            let stored = Keys::new(&data[..], dim, dim);
+            for rotate in [false, true] {
+                let mut codes = Codes::new(dim, stored, n, Some(rotate));
+                let room = codes.make_room(n, 1).unwrap();
+                codes.append(simd, stored, (n, room), 1).unwrap();
+                let moments = codes.moments(simd).unwrap();
+                for seed in 1..30 {
+                    let mut query: Vec<f64> =
+                        normal(dim, 50 + seed).iter().map(|&x| f64::from(x)).collect();
+                    if seed % 3 == 0 {
+                        // Beside it the others are a few units.
+                        query[seed as usize % dim] = 40.0;
+                    }
+                    let scale = 0.3;
+                    let prepared = codes.prepare_in_bytes(simd, &query, scale, &moments);
+                    let doubt = Query::new(&query, scale, f64::from(codes.largest())).error;
+                    let mut scores = vec![0.0; n.next_multiple_of(LANES)];
+                    let queries = [prepared.coarse_bytes()];
+                    for (lines, scales, first) in codes.pieces(n.div_ceil(LANES), usize::MAX) {
+                        let to = &mut scores[first..first + scales.len()];
+                        simd.scan_codes(lines, scales, queries, [to]);
+                    }
+                    let mut squares = 0.0;
+                    let error = &prepared.code_error;
+                    for (row, score) in data.chunks_exact(dim).zip(&scores) {
+                        let product: f64 =
+                            row.iter().zip(&query).map(|(k, q)| f64::from(*k) * q).sum();
+                        let off =
+                            (product * scale - prepared.offset - f64::from(*score)).abs() - doubt;
+                        assert!(off <= error.each + error.rho, "{dim} {kind} {off}");
+                        nearest[0] = nearest[0].max(off / (error.each + error.rho));
+                        squares += (off - error.rho).max(0.0).powi(2);
+                    }
+                    assert!(squares.sqrt() <= error.total, "{dim} {kind}");
+                    nearest[1] = nearest[1].max(squares.sqrt() / error.total);
+                }
+            }
+        }
+        assert!(nearest[0] > 0.2 && nearest[1] > 0.6, "{nearest:?}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Scores of all keys by their codes.
+
+use super::codes::{Codes, SEGMENT};
+use super::moments::Moments;
+use super::prepared::Prepared;
+use crate::error::Error;
+use crate::kernels::{LANES, Simd};
+use crate::threads;
+
+impl Codes<'_> {
+    /// A query in bytes, with the moments of these codes.
+    pub(crate) fn prepare_in_bytes(
+        &self,
+        simd: Simd,
+        query: &[f64],
+        scale: f64,
+        moments: &Moments,
+    ) -> Prepared {
+        Prepared::in_bytes(simd, query, scale, self.frame(), (self.gram(), moments))
+    }
+
+    /// A query as codes are scored with; `scale` multiplies all products.
+    pub(crate) fn prepare(&self, simd: Simd, query: &[f64], scale: f64) -> Prepared {
+        Prepared::new(simd, query, scale, self.frame(), self.gram())
+    }
+
+    /// Scores all keys by their codes, whole groups of them; those without a code, and what is behind the last key, score -inf.
+    ///
+    /// # Errors
+    /// That of the context that ends the call.
+    pub(crate) fn scan<const Q: usize>(
+        &self,
+        simd: Simd,
+        queries: [&Prepared; Q],
+        to: [&mut [f32]; Q],
+        threads: usize,
+    ) -> Result<(), Error> {
+        let queries = queries.map(Prepared::coarse);
+        let (mut to, groups) = (to, self.len().div_ceil(LANES));
+        let segments = self.pieces(groups, SEGMENT / LANES).count();
+        if threads == 1 || segments < 2 {
+            for (lines, scales, first) in self.pieces(groups, usize::MAX) {
+                let here = to.each_mut().map(|to| &mut to[first..first + scales.len()]);
+                simd.scan_codes(lines, scales, queries, here);
+            }
+        } else {
+            let mut rest = to.each_mut().map(|to| &mut **to);
+            let mut tasks = Vec::with_capacity(segments);
+            for (lines, scales, _) in self.pieces(groups, SEGMENT / LANES) {
+                let here = rest.each_mut().map(|rest| {
+                    let (here, behind) = std::mem::take(rest).split_at_mut(scales.len());
+                    *rest = behind;
+                    here
+                });
+                tasks.push((lines, scales, here));
+            }
+            let one = |(lines, scales, to)| simd.scan_codes(lines, scales, queries, to);
+            threads::map(threads, tasks, 1, one)?;
+        }
+        for to in to {
+            for uncoded in self.uncoded() {
+                to[uncoded as usize] = f32::NEG_INFINITY;
+            }
+            to[self.len()..].fill(f32::NEG_INFINITY);
+        }
+        Ok(())
+    }
+}
