@@ -11,4 +11,4 @@ pub use crate::kernels::{DefaultFloats, MappedPiece, MappedPieces};
 pub use crate::memory::{check_memory, copied, list, product};
 pub use crate::rows::contiguous;
 pub use crate::scale::nearest_rsqrt;
-pub use crate::threads::{beside_openmp, default_floats};
+pub use crate::threads::{beside_openmp, count_forks, default_floats};

@@ -66,6 +66,11 @@ pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usiz
     })
 }
 
+/// Begins to count forks: their children do without threads that only their parents have.
+pub fn count_forks() {
+    kernels::forks();
+}
+
 /// Runs `work`, whose calls have the threads of the OpenMP runtime that this process has loaded (libgomp, as PyTorch's wheels for Linux
 /// bring it along) where they use several, if there is one and the context names no other; for bindings that are called between
 /// parallel parts of such a host.

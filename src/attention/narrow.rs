@@ -12,6 +12,10 @@ use crate::reused::Reused;
 use crate::rows::Data;
 use crate::threads;
 
+/// Errors of scores, in nats, that are no matter: a share of what a row may lose, or one that panels have, too.
+const FINE: f64 = 1.0 / 16.0;
+const ALWAYS_FINE: f64 = 1e-4;
+
 impl AttentionJob<'_> {
     /// Scores all keys that rows see in f32, if it can; whether it did.
     pub(super) fn score_narrow(
@@ -32,6 +36,9 @@ impl AttentionJob<'_> {
             let Some(error) = self.narrow_error(&row.wide, norm, width / LANES + 4) else {
                 return Ok(false);
             };
+            if error > (row.eps * FINE).max(ALWAYS_FINE) {
+                return Ok(false);
+            }
             row.query.error = error;
             queries.extend(row.wide.iter().map(|&entry| entry as f32));
             queries.resize((at + 1) * width, 0.0);

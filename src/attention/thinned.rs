@@ -462,7 +462,8 @@ impl AttentionJob<'_> {
             scored: kept.len(),
             rung: Rung::Rescored,
             weight_error: grown + WEIGHT * (1.0 + grown),
-            sum_error: sum_error(&self.values.data),
+            // Weights are summed in f32, too, and that sum divides the values themselves.
+            sum_error: sum_error(&self.values.data) + SUMS,
             log_mass: LogMass::summed(total, SUMS + WEIGHT, top, error),
         }))
     }

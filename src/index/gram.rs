@@ -268,15 +268,17 @@ impl CodeError {
         }
     }
 
-    /// With errors of another kind: all together, and each.
-    pub(crate) fn and(self, (total, each): (f64, f64)) -> Self {
+    /// With errors of another kind: all together, and each. What scores are computed of is so many times as long as the query, at most.
+    pub(crate) fn and(self, (total, each): (f64, f64), longer: f64) -> Self {
         let sum = |one: f64, other: f64| {
             let sum = (one + other) * (1.0 + GRAM_ROUNDING);
             if sum.is_nan() { f64::INFINITY } else { sum }
         };
         // A single key's code says nothing of what the query's leaves out.
         let slope = f64::INFINITY;
-        CodeError { total: sum(self.total, total), each: sum(self.each, each), slope, ..self }
+        let rho = self.rho * longer * (1.0 + GRAM_ROUNDING);
+        let rho = if rho.is_nan() { f64::INFINITY } else { rho };
+        CodeError { total: sum(self.total, total), each: sum(self.each, each), rho, slope }
     }
 
     /// A lower bound of the real mass of a set: its keys together, or each alone.

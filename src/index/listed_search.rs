@@ -34,6 +34,9 @@ pub(crate) fn begin_list(simd: Simd, above: &mut Above, uncoded: &[u32]) -> Opti
     if above.flat {
         return None;
     }
+    // It may have been filled up before.
+    above.positions.truncate(above.count);
+    above.scores.truncate(above.count);
     if !uncoded.is_empty() {
         // They have codes of nothing, which were scored, too.
         let coded = |key: u32| uncoded.binary_search(&key).is_err();

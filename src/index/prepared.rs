@@ -1,7 +1,7 @@
 //! A query in the frame of codes, with what its own codes lose.
 
 use super::frame::OwnFrame;
-use super::gram::{CodeError, Gram};
+use super::gram::{CodeError, Gram, norm};
 use super::moments::Moments;
 use crate::certified_sums::Compensated;
 use crate::kernels::{BIAS, Bytes, Coarse, STEP, Simd, Step};
@@ -21,6 +21,11 @@ const SQUARED: std::ops::Range<f64> = 1e-100..1e100;
 fn whole(number: f64) -> f64 {
     const SHIFT: f64 = 1.5 * (1u64 << 52) as f64;
     (number + SHIFT) - SHIFT
+}
+
+/// A quotient, and nothing of nothing.
+pub(super) fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole * (1.0 + 1e-12) } else { 0.0 }
 }
 
 /// The largest number of a query in bytes.
@@ -132,7 +137,7 @@ impl Prepared {
             // Each entry of the rest may be off by a rounding of what it was taken from.
             let unresolved = sum * (1.0 + 1e-9) * 1e-15;
             gram.code_error(simd, &moved, unresolved, (factor, slip), frame.moves())
-                .and(moments.along(simd, &rest, factor))
+                .and(moments.along(simd, &rest, factor), 1.0 + ratio(norm(&rest), norm(&moved)))
         } else {
             CodeError::NOTHING
         };

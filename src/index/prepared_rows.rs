@@ -12,7 +12,7 @@
 use super::codes::Codes;
 use super::gram::{CodeError, GRAM_ROUNDING, U};
 use super::moments::Moments;
-use super::prepared::Numbers;
+use super::prepared::{Numbers, ratio};
 use crate::certified_sums::Compensated;
 use crate::error::Error;
 use crate::kernels::{BIAS, Bytes, Coarse, STEP, Simd};
@@ -63,7 +63,9 @@ impl Sums {
 
     /// An upper bound of a form, given what was computed of a vector divided by `size`, and its norm.
     fn upper(&self, form: f64, size: f64, norm: f64) -> f64 {
-        form.max(0.0) * self.unit * size * size + self.slack * norm * norm
+        // What is no number bounds nothing.
+        let form = if form.is_nan() { f64::INFINITY } else { form.max(0.0) };
+        form * self.unit * size * size + self.slack * norm * norm
     }
 }
 
@@ -194,8 +196,10 @@ impl PreparedRows {
             let moves = frame.moves();
             let bounds = codes.gram().bounds();
             let code_error =
-                CodeError::new((form, norm), bounds, unresolved, (factor, slip), moves)
-                    .and(forms.moments.off((left, rest_norm), factor));
+                CodeError::new((form, norm), bounds, unresolved, (factor, slip), moves).and(
+                    forms.moments.off((left, rest_norm), factor),
+                    1.0 + ratio(rest_norm, norm),
+                );
             let tame = norm == 0.0 || (SMALL..LARGE).contains(&norm);
             rows.push(One {
                 correction: -i32::from(BIAS) * quantized.total,

@@ -708,3 +708,39 @@ def test_what_memory_does_not_hold_is_an_error() -> None:
     many = np.empty((2**40, 1, 0), np.float32)
     with pytest.raises(ck.CertkError, match="what is made of scores takes"):
         ck.keep_set(many, 0.1)
+
+
+def test_sums_of_weights_in_f32_are_paid_for_where_values_are_far_from_zero() -> None:
+    """Sixteen heavy keys, 240 that f32 loses when it adds them, and equal values: an error of the
+    sum of weights moves the output by its length, however small the ball of the values is."""
+    n, d, m, eps = 16_384, 16, 64, 0.5
+    value = np.float32(1.7789679)
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for far, size in ((-14, 50), (-10, 200), (-9, 1e4)):
+        k = np.zeros((n, d), np.float32)
+        q = np.zeros((m, d), np.float32)
+        q[:, 0] = 1
+        k[16:256, 0] = -16.65
+        k[256:, 0] = far + rng.uniform(-0.5, 0.5, n - 256)
+        k[256:, 1:] = rng.standard_normal((n - 256, d - 1)) / 2
+        k[16:256, 1:] = rng.choice([-1, 1], (240, d - 1)) * size  # left without a code
+        v = np.full((n, d), value, np.float32)
+        index = ck.KeyIndex.build(k, rotate=False)
+        found = ck.attention(q.astype(np.float64), k, v, eps, index=index, scale=1.0)
+        off = np.linalg.norm(found.out - float(value), axis=1)
+        assert (off <= found.error_bound).all()
+        worst = max(worst, float((off / found.error_bound).max()))
+    assert worst > 0.4
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e4, 1e6, 1e8])
+def test_an_index_does_not_make_flat_rows_vague(offset: float) -> None:
+    """Keys far from zero, whose scores float32 does not tell apart."""
+    rng = np.random.default_rng(3)
+    k = (offset + rng.normal(size=(3000, 64))).astype(np.float32)
+    v = rng.normal(size=(3000, 64)).astype(np.float32)
+    q = rng.normal(size=(4, 64)).astype(np.float32)
+    plain = ck.attention(q, k, v, 1e-3)
+    found = ck.attention(q, k, v, 1e-3, index=ck.KeyIndex.build(k))
+    assert (found.error_bound <= 2 * plain.error_bound + 1e-2).all()

@@ -89,6 +89,29 @@ def test_children_of_a_fork_and_other_threads_get_the_same_bits() -> None:
     """)
 
 
+@linux
+@pytest.mark.parametrize("before", ["", "check()"])
+def test_a_fork_after_torch_has_begun(before: str) -> None:
+    run(f"""
+    {before}
+    if (child := os.fork()) == 0:
+        with ck._native.OpenMpTeam():
+            found = ck.select(scores.numpy(), 0.01, threads=2)
+        os._exit(0 if np.array_equal(found.indices, want.indices) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+@linux
+def test_a_call_asks_for_no_more_threads_than_torch_has() -> None:
+    run("""
+    with ck._native.OpenMpTeam():
+        found = ck.select(scores.numpy(), 0.01, threads=500)
+    assert np.array_equal(found.indices, want.indices)
+    assert len(names()) < 50
+    """)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_blocks_change_no_bits_and_nest(threads: int) -> None:
     want = ck.select(ROWS, 0.01, threads=1)

@@ -75,6 +75,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        certk_rs::bindings::count_forks();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Above {
     /// Ascending, and their scores.
     pub(crate) positions: Vec<u32>,
     pub(crate) scores: Vec<f32>,
-    /// How many, whatever is behind them to fill up a group.
+    /// How many, whatever is behind them to fill up a group; at first all.
     pub(crate) count: usize,
     /// Of a sample of all scores.
     pub(crate) mean: f32,
@@ -69,6 +69,7 @@ impl Above {
         self.scores.clear();
         (self.weights, self.squares) = ([0.0; LANES], [0.0; LANES]);
         self.before = (0.0, 0.0);
+        self.count = usize::MAX;
     }
 
     /// Begins another segment of keys: sums then do not depend on who has split which.

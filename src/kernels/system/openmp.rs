@@ -15,13 +15,14 @@ mod linux {
     // SAFETY: to be called as `Team::run` does.
     type Region = unsafe extern "C" fn(*mut c_void);
     type Parallel = unsafe extern "C" fn(Region, *mut c_void, c_uint, c_uint);
-    type InParallel = unsafe extern "C" fn() -> c_int;
+    type Number = unsafe extern "C" fn() -> c_int;
 
     /// The ways into libgomp, as they are named in its source (`libgomp/libgomp_g.h` and `omp.h`).
     #[derive(Debug, Clone, Copy)]
     pub(super) struct Team {
         parallel: Parallel,
-        in_parallel: InParallel,
+        in_parallel: Number,
+        max_threads: Number,
         /// In a child of a fork the threads are gone, and libgomp does not know it.
         process: (u32, usize),
     }
@@ -46,6 +47,10 @@ mod linux {
         pub(super) fn find() -> Option<Team> {
             static FOUND: OnceLock<Team> = OnceLock::new();
             let process = (std::process::id(), forks());
+            // A child of a fork has nobody but itself, and asking for the others would never end.
+            if process.1 > 0 || FOUND.get().is_none() && alone() {
+                return None;
+            }
             let team = if let Some(team) = FOUND.get() {
                 *team
             } else {
@@ -56,13 +61,20 @@ mod linux {
             (team.process == process).then_some(team)
         }
 
-        /// Runs work here and on other threads of the team, `lanes` together if there are so many; whether it did.
+        /// Runs work here and on other threads of the team, `lanes` together if it may have so many; whether it did.
         pub(super) fn run(self, lanes: usize, work: &(dyn Fn() + Sync)) -> bool {
             // SAFETY: it takes nothing and gives a number.
             if unsafe { (self.in_parallel)() } != 0 {
                 return false;
             }
+            // SAFETY: as above. It is what torch.set_num_threads has set; where a thread cannot be had libgomp ends the process, so
+            // that no more are asked for than the host has itself.
+            let most = unsafe { (self.max_threads)() };
+            let lanes = usize::try_from(most).map_or(1, |most| most.min(lanes));
             let Ok(lanes) = c_uint::try_from(lanes) else { return false };
+            if lanes < 2 {
+                return false;
+            }
             let mut told = Told { work, panic: Mutex::new(None) };
             let pointer: *mut Told<'_> = &raw mut told;
             // SAFETY: `region` runs on each thread of a team, this one among them, with the pointer that is given here, and the call
@@ -74,6 +86,11 @@ mod linux {
             }
             true
         }
+    }
+
+    /// Whether this process has one thread.
+    fn alone() -> bool {
+        std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.take(2).count() < 2)
     }
 
     /// Notes the name of a library, if it is one of libgomp.
@@ -116,20 +133,22 @@ mod linux {
             }
             let parallel = symbol(library, c"GOMP_parallel")?;
             let in_parallel = symbol(library, c"omp_in_parallel")?;
+            let max_threads = symbol(library, c"omp_get_max_threads")?;
             // SAFETY: these are the functions of that name in libgomp, whose types have not changed since GCC 4.9 and ever.
-            let (parallel, in_parallel) = unsafe {
+            let (parallel, in_parallel, max_threads) = unsafe {
                 (
                     std::mem::transmute::<*mut c_void, Parallel>(parallel),
-                    std::mem::transmute::<*mut c_void, InParallel>(in_parallel),
+                    std::mem::transmute::<*mut c_void, Number>(in_parallel),
+                    std::mem::transmute::<*mut c_void, Number>(max_threads),
                 )
             };
-            Some(Team { parallel, in_parallel, process })
+            Some(Team { parallel, in_parallel, max_threads, process })
         })
     }
 }
 
-/// Runs work here and at the same time on other threads of the OpenMP runtime, `lanes` together if there are so many, and waits for all
-/// of them; whether it did. It does not where there is none, in the middle of a parallel part, or in a forked child.
+/// Runs work here and at the same time on other threads of the OpenMP runtime, `lanes` together if it may have so many, and waits for
+/// all of them; whether it did. It does not where there is none, in the middle of a parallel part, or in a forked child.
 pub(crate) fn with_team(lanes: usize, work: &(dyn Fn() + Sync)) -> bool {
     #[cfg(target_os = "linux")]
     return linux::Team::find().is_some_and(|team| team.run(lanes, work));
@@ -154,26 +173,41 @@ mod tests {
 
     #[test]
     fn a_team_does_all_work_and_hands_panics_on() {
-        if !loaded() {
-            eprintln!("there is no libgomp here");
+        if !loaded() || std::env::var_os("OMP_NUM_THREADS").is_some() {
+            eprintln!("there is no libgomp here, or it was told how many threads to have");
             return;
         }
-        let runs = AtomicUsize::new(0);
-        for lanes in [1, 2, 3, 7] {
-            runs.store(0, Ordering::Relaxed);
-            assert!(with_team(lanes, &|| {
-                runs.fetch_add(1, Ordering::Relaxed);
-                // It is a parallel part: another is not begun.
-                assert!(lanes == 1 || !with_team(2, &|| ()));
-            }));
-            assert!((1..=lanes).contains(&runs.load(Ordering::Relaxed)));
-        }
-        for _ in 0..20 {
-            let first = AtomicUsize::new(0);
-            let panic = std::panic::catch_unwind(|| {
-                with_team(3, &|| assert_ne!(first.fetch_add(1, Ordering::Relaxed), 0));
+        // Another thread, so that this one is not alone.
+        let (begun, end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                begun.wait();
+                end.wait();
             });
-            assert!(panic.is_err());
-        }
+            begun.wait();
+            let runs = AtomicUsize::new(0);
+            assert!(!with_team(1, &|| ()));
+            for lanes in [2, 3, 7, 4000] {
+                runs.store(0, Ordering::Relaxed);
+                let ran = with_team(lanes, &|| {
+                    runs.fetch_add(1, Ordering::Relaxed);
+                    // It is a parallel part: another is not begun.
+                    assert!(!with_team(2, &|| ()));
+                });
+                // On a machine of one thread there is no team; else no more than it has.
+                let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+                assert_eq!(ran, most > 1);
+                assert!(!ran || (1..=lanes.min(most)).contains(&runs.load(Ordering::Relaxed)));
+            }
+            for _ in 0..20 {
+                let first = AtomicUsize::new(0);
+                let panic = std::panic::catch_unwind(|| {
+                    let work = || assert_ne!(first.fetch_add(1, Ordering::Relaxed), 0);
+                    assert!(with_team(3, &work), "no team");
+                });
+                assert!(panic.is_err());
+            }
+            end.wait();
+        });
     }
 }
