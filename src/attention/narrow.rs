@@ -13,10 +13,23 @@ use crate::rows::Data;
 use crate::threads;
 
 /// Errors of scores, in nats, that are no matter: a share of what a row may lose, or one that panels have, too.
-const FINE: f64 = 1.0 / 16.0;
+pub(super) const FINE: f64 = 1.0 / 16.0;
 const ALWAYS_FINE: f64 = 1e-4;
 
+/// Appends a query in f32, in whole groups.
+pub(super) fn append_narrow(to: &mut Vec<f32>, query: &[f64]) {
+    let end = to.len() + query.len().next_multiple_of(LANES);
+    to.extend(query.iter().map(|&entry| entry as f32));
+    to.resize(end, 0.0);
+}
+
 impl AttentionJob<'_> {
+    /// How far scores of a query may be off in f32 that are summed in lanes, as [`AttentionJob::narrow_error`] has it.
+    pub(super) fn error_in_lanes(&self, query: &[f64], norm: f64) -> Option<f64> {
+        // A lane's fused terms, and a tree over lanes.
+        self.narrow_error(query, norm, query.len().div_ceil(LANES) + 4)
+    }
+
     /// Scores all keys that rows see in f32, if it can; whether it did.
     pub(super) fn score_narrow(
         &self,
@@ -31,17 +44,13 @@ impl AttentionJob<'_> {
         let width = self.keys.dim().next_multiple_of(LANES);
         let norm = self.norm(head)?;
         let mut queries: Reused<f32> = Reused::with_hint(rows.len() * width);
-        for (at, row) in rows.iter_mut().enumerate() {
-            // A lane's fused terms, and a tree over lanes.
-            let Some(error) = self.narrow_error(&row.wide, norm, width / LANES + 4) else {
-                return Ok(false);
-            };
+        for row in rows.iter_mut() {
+            let Some(error) = self.error_in_lanes(&row.wide, norm) else { return Ok(false) };
             if error > (row.eps * FINE).max(ALWAYS_FINE) {
                 return Ok(false);
             }
             row.query.error = error;
-            queries.extend(row.wide.iter().map(|&entry| entry as f32));
-            queries.resize((at + 1) * width, 0.0);
+            append_narrow(&mut queries, &row.wide);
         }
         let mut side: Side<'_, [f32]> = [const { None }; MANY];
         for ((to, row), query) in side.iter_mut().zip(rows.iter_mut()).zip(queries.chunks(width)) {

@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 
 use super::job::AttentionJob;
+use super::narrow::append_narrow;
 use super::thinned::FLAT;
 use crate::error::{Error, ErrorClass};
 use crate::index::{IndexOptions, KeyIndex, for_coded_dtype, matrix};
-use crate::kernels::LANES;
 use crate::rows::Data;
 
 /// Fewer keys are scored faster than they are coded.
@@ -46,9 +46,8 @@ impl AttentionJob<'_> {
             if prefix < KEYS / 4 || eps == 0.0 {
                 continue;
             }
-            let wide = self.query(row)?;
-            let mut query: Vec<f32> = wide.iter().map(|&entry| entry as f32).collect();
-            query.resize(wide.len().next_multiple_of(LANES), 0.0);
+            let mut query = Vec::new();
+            append_narrow(&mut query, &self.query(row)?);
             let kept = for_coded_dtype!(self.keys, K => {
                 let keys = matrix::<K>(self.keys, self.query_rows.head_of(row));
                 Ok(self.seems_to_keep(keys, (&query, prefix), eps))

@@ -5,6 +5,7 @@
 
 use super::error_bound::sum_error;
 use super::job::{Answer, AttentionJob, GROUP, RowBudget, Unit};
+use super::narrow::{FINE, append_narrow};
 use super::sink::Sunk;
 use super::tile::{U, WEIGHT, length};
 use crate::error::Error;
@@ -22,11 +23,9 @@ use crate::scratch::with_scratch;
 use crate::workspace::Scratch;
 use half::{bf16, f16};
 
-/// Rows whose weights may be off by a larger share of what they may lose are thinned in f64.
-const FINE: f64 = 1.0 / 16.0;
 /// Fewer rows are not worth a look at all codes.
 const ENOUGH: usize = 2 * GROUP;
-/// Keys that are scored to see whether that may be so, of how many rows; and the first and the last of them, which often weigh most.
+/// Keys that are scored to see whether rows keep many, of how many rows; and the first and the last of them, which often weigh most.
 const LOOKED_AT: usize = 128;
 const LOOKS: usize = 2;
 const ENDS: usize = 16;
@@ -113,12 +112,11 @@ struct RowsScratch {
 impl Scratch for RowsScratch {
     fn bytes(&self) -> usize {
         let RowsScratch { above, lists } = self;
-        let of_above = |above: &Above| held(&above.positions) + held(&above.scores);
         let of_lists = |lists: &Lists| {
             let Lists { kept, scores, weights } = lists;
             held(kept) + held(scores) + held(weights)
         };
-        above.iter().map(of_above).chain(lists.iter().map(of_lists)).sum()
+        above.iter().map(Above::bytes).chain(lists.iter().map(of_lists)).sum()
     }
 }
 
@@ -204,8 +202,8 @@ impl AttentionJob<'_> {
                 continue;
             }
             let wide = self.query(number)?;
-            // A lane's fused terms, and a tree over lanes.
-            let error = self.narrow_error(&wide, norm, width / LANES + 4);
+            let error = self.error_in_lanes(&wide, norm);
+            // Others are thinned in f64.
             let error = error.filter(|error| error + WEIGHT <= eps * FINE);
             let (None, Some(error)) = (visibility.allowed, error) else {
                 left.push(at);
@@ -215,8 +213,7 @@ impl AttentionJob<'_> {
             let sum = length(&wide) * (wide.len() as f64).sqrt() * (1.0 + 1e-12);
             let offset_error = Query::error_of(wide.len(), sum, self.scale, largest);
             rows.push(Row { at, number, prefix, eps, error, offset_error });
-            queries.extend(wide.iter().map(|&entry| entry as f32));
-            queries.resize(rows.len() * width, 0.0);
+            append_narrow(&mut queries, &wide);
         }
         Ok(Thinnable { rows, queries, width })
     }

@@ -241,28 +241,12 @@ impl<E: Element<Scalar = f32>> ThresholdSearch<'_, E> {
 mod tests {
     use super::*;
     use crate::index::codes::Codes;
+    use crate::index::made::normal;
     use crate::index::panel::{FROM, Guess, PanelRow};
     use crate::index::prepared::Prepared;
     use crate::index::query::Query;
     use crate::index::query::RowVisibility;
     use crate::kernels::Keys;
-
-    /// Numbers that look normal.
-    fn normal(count: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed;
-        let mut uniform = move || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 33) as f64 + 0.5) / (1u64 << 31) as f64
-        };
-        (0..count)
-            .map(|_| {
-                let (u, v): (f64, f64) = (uniform(), uniform());
-                ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
-            })
-            .collect()
-    }
 
     /// Keys, some of which have no code, and some of which lie together.
     fn keys(n: usize, dim: usize, kind: usize) -> Vec<f32> {

@@ -15,6 +15,8 @@ mod frame;
 mod gram;
 mod key_index;
 mod listed_search;
+#[cfg(test)]
+mod made;
 mod moments;
 mod options;
 mod panel;

@@ -71,8 +71,7 @@ struct Parts(Vec<Above>);
 
 impl Scratch for Parts {
     fn bytes(&self) -> usize {
-        let lists = |part: &Above| held(&part.positions) + held(&part.scores);
-        held(&self.0) + self.0.iter().map(lists).sum::<usize>()
+        held(&self.0) + self.0.iter().map(Above::bytes).sum::<usize>()
     }
 }
 

@@ -40,8 +40,7 @@ impl Scratch for QueryScratch {
         } = self;
         held(scores)
             + held(exact)
-            + held(&above.positions)
-            + held(&above.scores)
+            + above.bytes()
             + held(weights)
             + held(listed)
             + held(uncoded)

@@ -18,6 +18,7 @@ use super::scan::{Coarse, Number};
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, Single, ask_for};
 use crate::kernels::simd::{BytePass, Simd};
 use crate::kernels::weights::DEPTH;
+use crate::recycled::held;
 
 /// Keys at a time: so many groups are summed in f32.
 pub(crate) const SPLIT_KEYS: usize = DEPTH * LANES;
@@ -57,6 +58,11 @@ pub(crate) struct Above {
 }
 
 impl Above {
+    /// The memory of its lists.
+    pub(crate) fn bytes(&self) -> usize {
+        held(&self.positions) + held(&self.scores)
+    }
+
     /// Another row is next.
     pub(crate) fn forget(&mut self) {
         (self.again, self.misses) = (false, 0);
