@@ -12,7 +12,9 @@
 
 use super::bound::crossing;
 use crate::ambient::asked_each;
+use crate::error::Error;
 use crate::kernels::{Panel, Simd, padded_stride};
+use crate::threads;
 
 /// Rows that a step changes at the most: those furthest from where they should be.
 const MOST_ROWS: usize = 64;
@@ -20,6 +22,8 @@ const MOST_ROWS: usize = 64;
 const SWEEPS: usize = 50;
 /// Columns that are mixed and summed together, times the rows.
 const BLOCK: usize = 1 << 16;
+/// Weights that are worth a task of their own.
+const SHARED: usize = 1 << 15;
 /// A weight in units of its row's budget that is as good as infinite.
 const UNAFFORDABLE: f32 = 1e9;
 /// Multipliers beyond this do not differ, so that nothing overflows.
@@ -46,6 +50,7 @@ pub(super) struct Part {
     pub(super) free: Vec<f64>,
     /// The size of the whole budget, in the same units.
     share: f64,
+    pub(super) threads: usize,
 }
 
 /// The rounded dual at a point.
@@ -60,10 +65,15 @@ struct Point {
 
 impl Part {
     /// Gathers keys from rows; `inverse` are the inverse budgets.
-    pub(super) fn new(rows: &[(&[f32], f64)], keys: Vec<u32>, free: Vec<f64>, share: f64) -> Self {
+    pub(super) fn new(
+        rows: &[(&[f32], f64)],
+        keys: Vec<u32>,
+        (free, share): (Vec<f64>, f64),
+        threads: usize,
+    ) -> Result<Self, Error> {
         let stride = padded_stride(keys.len());
         let mut weights = vec![0.0; rows.len() * stride];
-        for (to, &(row, inverse)) in asked_each(weights.chunks_exact_mut(stride).zip(rows)) {
+        let gather = |(to, &(row, inverse)): (&mut [f32], &(&[f32], f64))| {
             if inverse < SMALLEST_BUDGET.recip() {
                 let inverse = inverse as f32;
                 for (to, &key) in to.iter_mut().zip(&keys) {
@@ -75,8 +85,10 @@ impl Part {
                     *to = to.min(UNAFFORDABLE);
                 }
             }
-        }
-        Part { keys, weights, stride, free, share }
+        };
+        let each = weights.chunks_exact_mut(stride).zip(rows);
+        threads::map(threads, each, SHARED.div_ceil(stride), gather)?;
+        Ok(Part { keys, weights, stride, free, share, threads })
     }
 
     fn panel(&self) -> Panel<'_> {
@@ -118,21 +130,31 @@ impl Part {
         mixed.iter().filter(|mixed| (**mixed - 1.0).abs() < half).count()
     }
 
-    fn point(&self, simd: Simd, multipliers: Vec<f64>, half: f32) -> Point {
-        let (mut hinges, mut losses) = (0.0, vec![0.0; self.free.len()]);
+    fn point(&self, simd: Simd, multipliers: Vec<f64>, half: f32) -> Result<Point, Error> {
         let mut mixed = vec![0.0; self.stride];
-        let mut shares = vec![0.0; self.width().min(self.stride)];
-        let terms = Self::terms(&multipliers);
-        for (b, block) in mixed.chunks_mut(self.width()).enumerate() {
-            let columns = b * self.width()..b * self.width() + block.len();
-            let shares = &mut shares[..block.len()];
+        let (terms, width) = (Self::terms(&multipliers), self.width());
+        // Each block has sums of its own, whoever works on it: which are added in order.
+        let work = |(b, block): (usize, &mut [f32])| {
+            let columns = b * width..b * width + block.len();
+            let (mut shares, mut losses) = (vec![0.0; block.len()], vec![0.0; self.free.len()]);
             simd.mix(self.panel(), columns.clone(), &terms, block);
-            hinges += simd.ramp(block, half, shares);
-            simd.losses(self.panel(), columns, shares, &mut losses);
+            let hinges = simd.ramp(block, half, &mut shares);
+            simd.losses(self.panel(), columns, &shares, &mut losses);
+            (hinges, losses)
+        };
+        let (mut hinges, mut losses) = (0.0, vec![0.0; self.free.len()]);
+        let least = SHARED.div_ceil(width * self.free.len());
+        for (hinge, part) in
+            threads::map(self.threads, mixed.chunks_mut(width).enumerate(), least, work)?
+        {
+            hinges += hinge;
+            for (sum, loss) in losses.iter_mut().zip(part) {
+                *sum += loss;
+            }
         }
         let linear: f64 = multipliers.iter().zip(&self.free).map(|(a, free)| a * free).sum();
         let slopes = self.free.iter().zip(&losses).map(|(free, loss)| free - loss).collect();
-        Point { multipliers, value: linear + hinges, slopes, mixed }
+        Ok(Point { multipliers, value: linear + hinges, slopes, mixed })
     }
 
     /// Multiplicative updates from equal multipliers: rows that lose more than their budget when the mixture drops what it
@@ -207,12 +229,12 @@ impl Part {
         multipliers: Vec<f64>,
         half: f32,
         (steps, tolerance): (usize, f64),
-    ) -> Vec<f64> {
+    ) -> Result<Vec<f64>, Error> {
         /// Trials along one direction, and what share of one the next is at least and at most.
         const TRIALS: usize = 5;
         const SHORTEST: f64 = 0.05;
         const LONGEST: f64 = 0.5;
-        let mut at = self.point(simd, multipliers, half);
+        let mut at = self.point(simd, multipliers, half)?;
         let mut damping = 1e-3;
         for _ in asked_each(0..steps) {
             let pull = |j: usize| {
@@ -227,7 +249,7 @@ impl Part {
             }
             rows.sort_by(|&j, &k| pull(k).total_cmp(&pull(j)).then(j.cmp(&k)));
             rows.truncate(MOST_ROWS);
-            let mut model = self.curvature(simd, &at.mixed, &rows, half);
+            let mut model = self.curvature(simd, &at.mixed, &rows, half)?;
             let r = rows.len();
             let largest = (0..r).map(|j| model[j * r + j]).fold(0.0, f64::max);
             for j in 0..r {
@@ -241,7 +263,7 @@ impl Part {
                 for (&j, step) in rows.iter().zip(&steps) {
                     moved[j] = (moved[j] + length * step).max(0.0);
                 }
-                let point = self.point(simd, moved, half);
+                let point = self.point(simd, moved, half)?;
                 let gain = point.value - at.value;
                 if gain < 1e-4 * length * slope {
                     better = Some(point);
@@ -256,11 +278,17 @@ impl Part {
             at = point;
             damping = (0.25 * damping).max(1e-6);
         }
-        at.multipliers
+        Ok(at.multipliers)
     }
 
     /// The second derivatives of the rounded dual along some multipliers.
-    fn curvature(&self, simd: Simd, mixed: &[f32], rows: &[usize], half: f32) -> Vec<f64> {
+    fn curvature(
+        &self,
+        simd: Simd,
+        mixed: &[f32],
+        rows: &[usize],
+        half: f32,
+    ) -> Result<Vec<f64>, Error> {
         let r = rows.len();
         let mut model = vec![0.0; r * r];
         let ramp: Vec<u32> = (mixed[..self.keys.len()].iter().enumerate())
@@ -269,28 +297,32 @@ impl Part {
             .collect();
         let stride = padded_stride(ramp.len());
         let mut weights = vec![0.0; r * stride];
-        for (to, &row) in asked_each(weights.chunks_exact_mut(stride).zip(rows)) {
+        let gather = |(to, &row): (&mut [f32], &usize)| {
             let from = self.row(row);
             for (to, &i) in to.iter_mut().zip(&ramp) {
                 *to = from[i as usize];
             }
-        }
+        };
+        let each = weights.chunks_exact_mut(stride).zip(rows);
+        threads::map(self.threads, each, SHARED.div_ceil(stride), gather)?;
         let panel = Panel::new(&weights, stride);
         let all: Vec<usize> = (0..r).collect();
         let height = 0.5 / f64::from(half);
-        for j in 0..r {
-            let row = &mut model[j * r..][..=j];
-            simd.products(panel.row(j), panel, &all[..=j], row);
-            for product in row {
+        let multiply = |(j, row): (usize, &mut [f64])| {
+            simd.products(panel.row(j), panel, &all[..=j], &mut row[..=j]);
+            for product in &mut row[..=j] {
                 *product *= height;
             }
-        }
+        };
+        // Long rows come first, so that nobody is left alone with one.
+        let each = model.chunks_exact_mut(r).enumerate().rev();
+        threads::map(self.threads, each, SHARED.div_ceil(stride * r.div_ceil(2)), multiply)?;
         for j in 0..r {
             for k in 0..j {
                 model[k * r + j] = model[j * r + k];
             }
         }
-        model
+        Ok(model)
     }
 }
 

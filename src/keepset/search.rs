@@ -142,7 +142,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             let (near, half) = LEVELS[level];
             let part = self.near(&view, near)?;
             let before = a.clone();
-            a = part.descend(self.problem.simd, a, half, STEPS);
+            a = part.descend(self.problem.simd, a, half, STEPS)?;
             interrupt::check()?;
             // A ramp with hardly more keys than rows that have a say tells nothing more about them.
             let active = a.iter().filter(|a| **a > 0.0).count();
@@ -199,8 +199,8 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         let (_, a) = self.sample(4 * stride)?.spread(simd, ROUNDS, StepRule::Power);
         interrupt::check()?;
         let sample = self.sample(stride)?;
-        let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2));
-        let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2));
+        let a = sample.descend(simd, a, 0.5, (STEPS.0, 3e-2))?;
+        let a = sample.descend(simd, a, 0.15, (STEPS.0, 1e-2))?;
         interrupt::check()?;
         Ok((a, AFTER_SAMPLE))
     }
@@ -250,7 +250,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
         let rows: Vec<(&[f32], f64)> = (self.rows.iter().zip(&self.inverses))
             .map(|(&row, &inverse)| (self.problem.row(row), inverse))
             .collect();
-        Ok(Part::new(&rows, keys, free, share))
+        Part::new(&rows, keys, (free, share), self.problem.threads)
     }
 
     /// Mixes all keys, takes the lower bound from that, and scales the multipliers so that the boundary is at 1. Also sums
@@ -341,7 +341,7 @@ impl<'p, 'a> SetSearch<'p, 'a> {
     fn walk(&self, view: &View, part: &Part, a: &[f64], best: &mut Best) -> Result<(), Error> {
         let (problem, frame) = (self.problem, self.problem.frame);
         let mixed = part.mixed(problem.simd, a);
-        let (dropped, left) = walk(part, &mixed, a, &self.flushed, problem.thorough)?;
+        let (dropped, left) = walk(part, (&mixed, a), &self.flushed, problem.thorough)?;
         let gone = (0..frame.columns()).filter(|&i| view.is_below(i)).count() + dropped.len();
         let size = frame.forced_count + frame.competing - gone;
         if size >= best.size {

@@ -5,9 +5,13 @@ use super::dual::Part;
 use crate::ambient::asked_each;
 use crate::error::Error;
 use crate::memory::check_memory;
+use crate::threads;
 
 /// Walks over the contested keys.
-const TRIALS: u64 = 24;
+const TRIALS: u32 = 24;
+/// Weights that are worth a task of their own, and rows that a key is compared with before most have an answer.
+const SHARED: usize = 1 << 15;
+const FIRST_ROWS: usize = 16;
 /// Rounds of exchanges.
 const EXCHANGES: usize = 8;
 /// How much of a row's budget is set aside against the rounding of the weights of a part.
@@ -27,18 +31,21 @@ struct Columns {
 }
 
 impl Columns {
-    fn new(part: &Part, rows: &[usize], flushed: &[f64]) -> Self {
+    fn new(part: &Part, rows: &[usize], flushed: &[f64]) -> Result<Self, Error> {
         const TILE: usize = 16;
         let mut weights = vec![0.0; rows.len() * part.keys.len()];
-        for (t, tile) in asked_each(weights.chunks_mut((rows.len() * TILE).max(1)).enumerate()) {
+        let size = (rows.len() * TILE).max(1);
+        let lay = |(t, tile): (usize, &mut [f64])| {
             for (at, &row) in rows.iter().enumerate() {
                 let from = &part.row(row)[t * TILE..];
                 for (to, &weight) in tile[at..].iter_mut().step_by(rows.len()).zip(from) {
                     *to = f64::from(weight) * ROUNDED + flushed[row];
                 }
             }
-        }
-        Columns { weights, rows: rows.len() }
+        };
+        let tiles = weights.chunks_mut(size).enumerate();
+        threads::map(part.threads, tiles, SHARED.div_ceil(size), lay)?;
+        Ok(Columns { weights, rows: rows.len() })
     }
 
     fn key(&self, key: u32) -> &[f64] {
@@ -48,14 +55,12 @@ impl Columns {
 
 impl Walk {
     fn drop_affordable(&mut self, columns: &Columns, key: u32) -> bool {
-        /// Rows that are compared at a time.
-        const ROWS: usize = 16;
         let weights = columns.key(key);
         let too_much = |(weights, left): (&[f64], &[f64])| {
             let over = weights.iter().zip(left).map(|(weight, left)| u32::from(weight > left));
             over.fold(0, std::ops::BitOr::bitor) != 0
         };
-        if weights.chunks(ROWS).zip(self.left.chunks(ROWS)).any(too_much) {
+        if weights.chunks(FIRST_ROWS).zip(self.left.chunks(FIRST_ROWS)).any(too_much) {
             return false;
         }
         for (left, weight) in self.left.iter_mut().zip(weights) {
@@ -200,8 +205,7 @@ fn noise(trial: u64, key: u32) -> f32 {
 /// so there are only `thorough` ones.
 pub(super) fn walk(
     part: &Part,
-    mixed: &[f32],
-    multipliers: &[f64],
+    (mixed, multipliers): (&[f32], &[f64]),
     flushed: &[f64],
     thorough: bool,
 ) -> Result<(Vec<u32>, Vec<f64>), Error> {
@@ -215,7 +219,7 @@ pub(super) fn walk(
     rows.sort_by(|&j, &k| multipliers[k].total_cmp(&multipliers[j]).then(j.cmp(&k)));
     // Their weights once more, in f64.
     check_memory("scores", rows.len().saturating_mul(part.keys.len()), size_of::<f64>())?;
-    let columns = Columns::new(part, &rows, flushed);
+    let columns = Columns::new(part, &rows, flushed)?;
     let mut order: Vec<(f32, u32)> = mixed.iter().copied().zip(0..).collect();
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
     let start = Walk { left: rows.iter().map(|&j| part.free[j]).collect(), dropped: Vec::new() };
@@ -243,20 +247,23 @@ pub(super) fn walk(
     }
     let contested = &order[sure..end];
     let spread = contested[contested.len() - 1].0 - contested[0].0;
-    let mut best = plain;
-    let mut noisy: Vec<(f32, u32)> = Vec::with_capacity(contested.len());
-    for trial in asked_each(0..TRIALS) {
+    let trial = |trial: u64| {
         let amplitude = spread * [0.4, 0.2, 0.1, 0.05][(trial % 4) as usize];
-        noisy.clear();
-        noisy.extend(
-            contested.iter().map(|&(mixed, key)| (mixed + amplitude * noise(trial, key), key)),
-        );
+        let shaken = |&(mixed, key): &(f32, u32)| (mixed + amplitude * noise(trial, key), key);
+        let mut noisy: Vec<(f32, u32)> = contested.iter().map(shaken).collect();
         noisy.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-        let mut walk = prefix.clone();
+        let mut walk = Walk { left: prefix.left.clone(), dropped: Vec::new() };
         for &(_, key) in asked_each(noisy.iter().chain(&order[end..])) {
             walk.drop_affordable(&columns, key);
         }
-        if walk.dropped.len() > best.dropped.len() {
+        walk
+    };
+    let mut best = plain;
+    let least = SHARED.div_ceil(contested.len() * FIRST_ROWS);
+    // Of walks that drop as many the first is taken, whoever walked which.
+    for mut walk in threads::map(part.threads, (0..TRIALS).map(u64::from), least, trial)? {
+        if prefix.dropped.len() + walk.dropped.len() > best.dropped.len() {
+            walk.dropped.splice(..0, prefix.dropped.iter().copied());
             best = walk;
         }
     }
