@@ -551,3 +551,19 @@ def test_pruned_files_of_the_format_before_are_refused(tmp_path: Path) -> None:
     forge(tmp_path / "out" / source.name, say=lambda body: body.update(format=1))
     with pytest.raises(ck.CertkError, match=r"of format 1, .* prune its input anew"):
         ct.from_cache(tmp_path / "out" / source.name)
+
+
+def test_chunks_behind_a_long_cache_score_few_keys() -> None:
+    """Fewer rows than make an index of their own have that of the cache."""
+    plain = zoo.sharpened(zoo.build("llama"), 30.0)
+    config = plain.config
+    size = (2, 1, config.num_key_value_heads, 8192, config.head_dim)
+    ours, cache = ct.use(plain, eps=0.02), ct.CertkCache()
+    for layer in range(config.num_hidden_layers):
+        keys, values = torch.randn(size, generator=torch.Generator().manual_seed(layer))
+        cache.update(keys, values, layer)
+    ids = zoo.tokens(1, 48)
+    with torch.inference_mode(), ct.Recorder(rows=False) as recorder:
+        ours(ids, past_key_values=cache)
+    assert all(layer.holds for layer in recorder.layers)
+    assert recorder.layers[0].kept < 0.5

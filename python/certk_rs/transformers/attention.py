@@ -51,8 +51,6 @@ _REFUSED = {
     "cache": "paged caches",
     "head_mask": "head masks",
 }
-# Rows of prefill are better answered together, without an index.
-_MOST_INDEXED_ROWS = 16
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -108,7 +106,6 @@ def certified_attention(
         budget = settings.Budget(eps=0.0)
     else:
         budget = settings.budget_for(module)
-    few = shape[2] <= _MOST_INDEXED_ROWS
     with _native.OpenMpTeam():
         result = attention_of(
             query,
@@ -117,7 +114,7 @@ def certified_attention(
             budget.eps,
             out_tol=budget.out_tol,
             scale=scale,
-            index=getattr(key, "certk_index", None) if few else None,
+            index=getattr(key, "certk_index", None),
             sinks=None if s_aux is None else s_aux.detach(),
             ball=getattr(key, "certk_ball", None),
             threads=torch.get_num_threads() if budget.threads is None else budget.threads,
