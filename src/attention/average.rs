@@ -4,7 +4,7 @@
 //! depend on who sums which part.
 
 use super::error_bound::sum_error;
-use super::few::{BLOCK, PORTION, VAGUE};
+use super::few::{BLOCK, PORTION, VAGUE, side_by_side};
 use super::job::{Answer, AttentionJob, MANY};
 use super::pending::{PendingRow, RowScratch, grow};
 use super::pruned::Lists;
@@ -73,21 +73,25 @@ impl<E: Element> Averaged<'_, E> {
         plain: impl Fn(&PendingRow) -> usize,
         sums: &mut [Reused<f64>],
     ) {
-        if let ([a, b, c, d], [sa, sb, sc, sd]) = (self.rows, &mut *sums)
-            && [a, b, c, d].iter().all(|row| plain(row) >= end)
-        {
-            let weights = [a, b, c, d].map(|row| &row.scratch.weights[from..end]);
-            let to = [sa, sb, sc, sd].map(|sums| &mut sums[..]);
-            self.simd.shared_average(self.values, from, weights, to);
-            return;
-        }
+        let most = end - from;
+        let mut whole: [(&[f64], &mut [f64]); MANY] =
+            std::array::from_fn(|_| (&[][..], &mut [][..]));
+        let mut count = 0;
         for (row, sums) in self.rows.iter().zip(sums) {
-            let end = plain(row).min(end);
-            if from < end {
+            let end = end.min(plain(row));
+            if end - from.min(end) == most {
+                whole[count] = (&row.scratch.weights[from..end], sums);
+                count += 1;
+            } else if from < end {
                 let weights = &row.scratch.weights[from..end];
                 self.simd.average(self.values, Picked::From(from), weights, sums);
             }
         }
+        side_by_side!(whole[..count], some => {
+            let weights = some.each_ref().map(|(weights, _)| *weights);
+            let to = some.each_mut().map(|(_, to)| &mut **to);
+            self.simd.shared_average(self.values, from, weights, to);
+        });
     }
 
     /// Adds the sums over what the others keep.

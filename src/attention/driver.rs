@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error_bound::{self, Balls};
-use super::job::{AttentionJob, GROUP, MANY, RowBudget, Unit};
+use super::job::{AttentionJob, MANY, RowBudget, Unit};
 use super::options::{AttentionOptions, Budget};
 use super::query_rows::QueryRows;
 use super::result::Attention;
@@ -212,7 +212,7 @@ impl AttentionJob<'_> {
             listed.chunk_by(|&a, &b| self.query_rows.head_of(a) == self.query_rows.head_of(b))
         {
             // How rows are put together depends on nothing but the shapes, so that answers do not depend on threads.
-            let size = if of_head.len() < MANY { GROUP } else { PANEL_ROWS };
+            let size = if of_head.len() < MANY { MANY } else { PANEL_ROWS };
             for rows in of_head.chunks(size) {
                 units.push((self.query_rows.head_of(rows[0]), from..from + rows.len()));
                 from += rows.len();

@@ -24,6 +24,21 @@ pub(super) const VAGUE: f64 = 1.0;
 /// Of each of a few rows, its query and where its scores of consecutive keys go.
 pub(super) type Side<'a, Q> = [Option<(&'a Q, &'a mut [f64])>; MANY];
 
+/// Does something with rows that share what is read, eight at a time where there are as many, then four, two and one.
+macro_rules! side_by_side {
+    ($rows:expr, $some:ident => $each:expr) => {{
+        let (some, rest) = $rows.as_chunks_mut::<8>();
+        some.iter_mut().for_each(|$some| $each);
+        let (some, rest) = rest.as_chunks_mut::<4>();
+        some.iter_mut().for_each(|$some| $each);
+        let (some, rest) = rest.as_chunks_mut::<2>();
+        some.iter_mut().for_each(|$some| $each);
+        let (some, _) = rest.as_chunks_mut::<1>();
+        some.iter_mut().for_each(|$some| $each);
+    }};
+}
+pub(super) use side_by_side;
+
 /// The same for some keys at a time, with the first of them.
 pub(super) fn portions<Q: ?Sized>(mut side: Side<'_, Q>) -> Vec<(usize, Side<'_, Q>)> {
     let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);
@@ -55,19 +70,20 @@ fn score_plain<E: Element>(
         if measured {
             largest = largest.max(simd.largest(keys, Picked::From(first + from), end - from));
         }
-        if let [Some(a), Some(b), Some(c), Some(d), None, ..] = &mut side
-            && [&a, &b, &c, &d].iter().all(|(_, to)| to.len() >= end)
-        {
-            let four = [a, b, c, d].map(|(query, to)| (*query, &mut to[from..end]));
-            Query::score_shared(simd, keys, first + from, four);
-            continue;
-        }
+        let Some(query) = side.iter().flatten().map(|(query, _)| *query).next() else { break };
+        // What is behind the last row that is there is not read.
+        let mut whole: [(&Query, &mut [f64]); MANY] = std::array::from_fn(|_| (query, &mut [][..]));
+        let mut count = 0;
         for (query, to) in side.iter_mut().flatten() {
-            let end = to.len().min(end);
-            if from < end {
-                query.score(simd, keys, Picked::From(first + from), 0.0, &mut to[from..end]);
+            let here = to.len().min(end);
+            if here == end {
+                whole[count] = (*query, &mut to[from..end]);
+                count += 1;
+            } else if from < here {
+                query.score(simd, keys, Picked::From(first + from), 0.0, &mut to[from..here]);
             }
         }
+        side_by_side!(whole[..count], some => Query::score_shared(simd, keys, first + from, some));
     }
     largest
 }

@@ -101,19 +101,18 @@ impl Query {
         Ok(())
     }
 
-    /// The exact scores of consecutive keys for four queries, which are read once for all.
-    pub(crate) fn score_shared<E: Element>(
+    /// The exact scores of consecutive keys for some queries, which are read once for all.
+    pub(crate) fn score_shared<E: Element, const Q: usize>(
         simd: Simd,
         keys: Keys<'_, E>,
         from: usize,
-        four: [(&Query, &mut [f64]); 4],
+        some: &mut [(&Query, &mut [f64]); Q],
     ) {
-        let queries = four.each_ref().map(|(query, _)| *query);
-        let mut to = four.map(|(_, to)| to);
-        let entries = queries.map(|query| &query.entries[..]);
-        simd.shared_products(keys, from, entries, to.each_mut().map(|to| &mut **to));
-        for (query, to) in queries.into_iter().zip(to) {
-            for score in to {
+        let entries = some.each_ref().map(|(query, _)| &query.entries[..]);
+        let to = some.each_mut().map(|(_, to)| &mut **to);
+        simd.shared_products(keys, from, entries, to);
+        for (query, to) in some {
+            for score in &mut **to {
                 *score *= query.scale;
             }
         }

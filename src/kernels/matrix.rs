@@ -32,6 +32,12 @@ impl<'a, E: Element> Keys<'a, E> {
         &self.data[at * self.stride..][..self.dim]
     }
 
+    /// Whether rows are whole groups.
+    #[inline(always)]
+    pub(super) fn in_groups(&self) -> bool {
+        self.dim.is_multiple_of(LANES)
+    }
+
     /// The rows from one on.
     pub(crate) fn behind(self, at: usize) -> Self {
         Keys { data: self.data.get(at * self.stride..).unwrap_or(&[]), ..self }

@@ -39,7 +39,13 @@ impl<E: Element, W: Copy + Into<f64>> Average<'_, E, W> {
             let row = self.values.row(self.picked.row(from + i));
             let weight = LanesOf::<L, E>::splat(weight);
             for (g, sum) in sums.iter_mut().enumerate() {
-                *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
+                // Of several groups all are whole.
+                let entries = if G > 1 {
+                    E::load::<L>(row.as_ptr().add(at + g * LANES))
+                } else {
+                    Keys::group::<L>(row, at + g * LANES)
+                };
+                *sum = entries.mul_add(weight, *sum);
             }
         }
         for (g, sum) in sums.into_iter().enumerate() {
@@ -53,7 +59,7 @@ impl<E: Element, W: Copy + Into<f64>> Pass for Average<'_, E, W> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let width = self.sums.len();
-        let whole = width / (WIDTH * LANES) * (WIDTH * LANES);
+        let whole = self.values.dim() / (WIDTH * LANES) * (WIDTH * LANES);
         let of = self.weights;
         for (chunk, of) in of.chunks(LANES).enumerate() {
             let mut weights = [E::Scalar::default(); LANES];
@@ -110,7 +116,12 @@ impl<E: Element, const Q: usize> Shared<'_, E, Q> {
             let row = self.values.row(from + i);
             let mut entries = [LanesOf::<L, E>::splat(E::Scalar::default()); G];
             for (g, entries) in entries.iter_mut().enumerate() {
-                *entries = Keys::group::<L>(row, at + g * LANES);
+                // Of several groups all are whole.
+                *entries = if G > 1 {
+                    E::load::<L>(row.as_ptr().add(at + g * LANES))
+                } else {
+                    Keys::group::<L>(row, at + g * LANES)
+                };
             }
             for (sums, &weight) in sums.iter_mut().zip(weights) {
                 let weight = LanesOf::<L, E>::splat(weight);
@@ -132,15 +143,30 @@ impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let (count, width) = (self.weights[0].len(), self.sums[0].len());
-        let whole = if L::ROOMY { width / (WIDTH * LANES) * (WIDTH * LANES) } else { 0 };
+        // As many groups of entries as registers hold the sums of.
+        let each = Q * size_of::<E::Scalar>() / size_of::<f32>();
+        let wide = match each {
+            _ if !L::ROOMY => 1,
+            0..=4 => WIDTH,
+            5..=8 => WIDTH / 2,
+            _ => 1,
+        };
+        let whole = if wide > 1 { self.values.dim() / (wide * LANES) * (wide * LANES) } else { 0 };
         for start in (0..count).step_by(LANES) {
             let rows = (self.from + start, LANES.min(count - start));
             let mut weights = [[E::Scalar::default(); Q]; LANES];
-            for (i, weights) in weights[..rows.1].iter_mut().enumerate() {
-                *weights = self.weights.map(|of| E::Scalar::nearest(of[start + i]));
+            for (q, of) in self.weights.iter().enumerate() {
+                let of = &of[start..start + rows.1];
+                for (weights, &of) in weights.iter_mut().zip(of) {
+                    weights[q] = E::Scalar::nearest(of);
+                }
             }
-            for at in (0..whole).step_by(WIDTH * LANES) {
-                self.groups::<L, WIDTH>(rows, &weights, at);
+            for at in (0..whole).step_by(wide * LANES) {
+                match wide {
+                    WIDTH => self.groups::<L, WIDTH>(rows, &weights, at),
+                    2 => self.groups::<L, 2>(rows, &weights, at),
+                    _ => self.groups::<L, 1>(rows, &weights, at),
+                }
             }
             for at in (whole..width).step_by(LANES) {
                 self.groups::<L, 1>(rows, &weights, at);

@@ -3,7 +3,7 @@
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
 
-use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level};
+use crate::kernels::isa::{BESIDE as SUMS, Element, LANES, Lanes, LanesOf, Level};
 use crate::kernels::matrix::{AHEAD, Keys, Picked};
 use crate::kernels::simd::{Pass, Simd};
 
@@ -15,14 +15,42 @@ struct Products<'a, E> {
     to: &'a mut [f64],
 }
 
+impl<E: Element> Products<'_, E> {
+    /// Those of several rows of whole groups, whose sums are in registers side by side.
+    #[inline(always)]
+    unsafe fn beside<L: Level>(&mut self, at: usize) {
+        let rows: [*const E; SUMS] =
+            std::array::from_fn(|k| self.keys.row(self.picked.row(at + k)).as_ptr());
+        let mut sums = [L::F64::splat(0.0); SUMS];
+        for (g, query) in self.query.chunks_exact(LANES).enumerate() {
+            let query = L::F64::load(query.as_ptr());
+            for (sum, row) in sums.iter_mut().zip(rows) {
+                let key = E::double::<L>(E::load::<L>(row.add(g * LANES)));
+                *sum = key.mul_add(query, *sum);
+            }
+        }
+        self.to[at..at + SUMS].copy_from_slice(&L::F64::sums(sums));
+    }
+}
+
 impl<E: Element> Pass for Products<'_, E> {
     #[inline(always)]
-    unsafe fn run<L: Level>(self) {
+    unsafe fn run<L: Level>(mut self) {
         let count = match self.picked {
             Picked::From(_) => self.to.len(),
             Picked::Listed(list) => list.len(),
         };
-        for (at, to) in self.to.iter_mut().enumerate() {
+        let mut done = 0;
+        while L::ROOMY && self.keys.in_groups() && done + SUMS <= self.to.len() {
+            if let Picked::Listed(list) = self.picked {
+                for &ahead in list.get(done + AHEAD..).unwrap_or(&[]).iter().take(SUMS) {
+                    self.keys.fetch::<L>(ahead as usize);
+                }
+            }
+            self.beside::<L>(done);
+            done += SUMS;
+        }
+        for (at, to) in self.to.iter_mut().enumerate().skip(done) {
             if let Picked::Listed(_) = self.picked
                 && at + AHEAD < count
             {
@@ -46,23 +74,71 @@ struct Shared<'a, E, const Q: usize> {
     to: [&'a mut [f64]; Q],
 }
 
+impl<E: Element, const Q: usize> Shared<'_, E, Q> {
+    /// The sums of `K` keys of whole groups with all queries, side by side in registers: as many sums as are taken at a time.
+    #[inline(always)]
+    unsafe fn beside<L: Level, const K: usize>(&mut self, at: usize) {
+        // The other arms of the match that calls this are never reached.
+        assert!(K * Q == SUMS);
+        let rows: [*const E; K] =
+            std::array::from_fn(|k| self.keys.row(self.from + at + k).as_ptr());
+        let queries = self.queries.map(<[_]>::as_ptr);
+        let mut sums = [[L::F64::splat(0.0); Q]; K];
+        for from in (0..self.keys.dim()).step_by(LANES) {
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let key = E::double::<L>(E::load::<L>(row.add(from)));
+                for (sum, query) in sums.iter_mut().zip(queries) {
+                    // Whole groups, all of one length.
+                    *sum = key.mul_add(L::F64::load(query.add(from)), *sum);
+                }
+            }
+        }
+        // The same sums in one list.
+        let sums = L::F64::sums(sums.as_ptr().cast::<[L::F64; SUMS]>().read());
+        let scores = sums;
+        for (k, scores) in scores.chunks_exact(Q).enumerate() {
+            for (to, &score) in self.to.iter_mut().zip(scores) {
+                to[at + k] = score;
+            }
+        }
+    }
+
+    /// The sums of one key, query by query.
+    #[inline(always)]
+    unsafe fn one<L: Level>(&mut self, at: usize) {
+        let row = self.keys.row(self.from + at);
+        let mut sums = [L::F64::splat(0.0); Q];
+        for g in 0..self.queries[0].len() / LANES {
+            let key = E::double::<L>(Keys::group::<L>(row, g * LANES));
+            for (sum, query) in sums.iter_mut().zip(self.queries) {
+                let query = L::F64::load(query.as_ptr().add(g * LANES));
+                *sum = key.mul_add(query, *sum);
+            }
+        }
+        for (sum, to) in sums.into_iter().zip(&mut self.to) {
+            to[at] = sum.sum();
+        }
+    }
+}
+
 impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
-        let groups = self.queries[0].len() / LANES;
-        for at in 0..self.to[0].len() {
-            let row = self.keys.row(self.from + at);
-            let mut sums = [L::F64::splat(0.0); Q];
-            for g in 0..groups {
-                let key = E::double::<L>(Keys::group::<L>(row, g * LANES));
-                for (sum, query) in sums.iter_mut().zip(self.queries) {
-                    let query = L::F64::load(query.as_ptr().add(g * LANES));
-                    *sum = key.mul_add(query, *sum);
+        const { assert!(SUMS.is_multiple_of(Q)) };
+        let (count, mut at) = (self.to[0].len(), 0);
+        if L::ROOMY && self.keys.in_groups() {
+            while at + SUMS / Q <= count {
+                match Q {
+                    8 => self.beside::<L, 1>(at),
+                    4 => self.beside::<L, 2>(at),
+                    2 => self.beside::<L, 4>(at),
+                    _ => self.beside::<L, 8>(at),
                 }
+                at += SUMS / Q;
             }
-            for (sum, to) in sums.into_iter().zip(&mut self.to) {
-                to[at] = sum.sum();
-            }
+        }
+        for at in at..count {
+            self.one::<L>(at);
         }
     }
 }

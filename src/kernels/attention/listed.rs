@@ -3,13 +3,13 @@
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
 
-use crate::kernels::isa::{Element, LANES, Lanes, Level};
+use crate::kernels::isa::{BESIDE as SUMS, Element, LANES, Lanes, Level};
 use crate::kernels::matrix::{AHEAD, Keys};
 use crate::kernels::simd::{Pass, Simd};
 
 /// Rows that are asked for at once: more would push each other out.
 const AT_ONCE: usize = 64;
-/// Keys whose sums are in registers at a time.
+/// Keys, or queries, whose sums are in registers at a time, where these are few.
 const BESIDE: usize = 4;
 
 struct Scores<'a, E> {
@@ -65,23 +65,72 @@ struct Shared<'a, E, const Q: usize> {
     to: [&'a mut [f64]; Q],
 }
 
-impl<E: Element<Scalar = f32>, const Q: usize> Pass for Shared<'_, E, Q> {
+impl<E: Element<Scalar = f32>, const Q: usize> Shared<'_, E, Q> {
+    /// The sums of `K` keys of whole groups with all queries, side by side in registers: as many sums as are taken at a time.
     #[inline(always)]
-    unsafe fn run<L: Level>(mut self) {
-        let groups = self.queries[0].len() / LANES;
-        for at in 0..self.to[0].len() {
-            let row = self.keys.row(self.from + at);
-            let mut sums = [L::F32::splat(0.0); Q];
-            for g in 0..groups {
-                let key = Keys::group::<L>(row, g * LANES);
-                for (sum, query) in sums.iter_mut().zip(self.queries) {
+    unsafe fn beside<L: Level, const K: usize>(&mut self, at: usize) {
+        // The other arms of the match that calls this are never reached.
+        assert!(K * Q == SUMS);
+        let rows: [*const E; K] =
+            std::array::from_fn(|k| self.keys.row(self.from + at + k).as_ptr());
+        let queries = self.queries.map(<[_]>::as_ptr);
+        let mut sums = [[L::F32::splat(0.0); Q]; K];
+        for from in (0..self.keys.dim()).step_by(LANES) {
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let key = E::load::<L>(row.add(from));
+                for (sum, query) in sums.iter_mut().zip(queries) {
                     // Whole groups, all of one length.
+                    *sum = key.mul_add(L::F32::load(query.add(from)), *sum);
+                }
+            }
+        }
+        // The same sums in one list.
+        let sums = L::F32::sums(sums.as_ptr().cast::<[L::F32; SUMS]>().read());
+        let scores = sums.map(|sum| f64::from(sum * self.scale));
+        for (k, scores) in scores.chunks_exact(Q).enumerate() {
+            for (to, &score) in self.to.iter_mut().zip(scores) {
+                to[at + k] = score;
+            }
+        }
+    }
+
+    /// The sums of one key, a few queries at a time.
+    #[inline(always)]
+    unsafe fn one<L: Level>(&mut self, at: usize) {
+        let row = self.keys.row(self.from + at);
+        for (queries, to) in self.queries.chunks(BESIDE).zip(self.to.chunks_mut(BESIDE)) {
+            let mut sums = [L::F32::splat(0.0); BESIDE];
+            for g in 0..queries[0].len() / LANES {
+                let key = Keys::group::<L>(row, g * LANES);
+                for (sum, query) in sums.iter_mut().zip(queries) {
                     *sum = key.mul_add(L::F32::load(query.as_ptr().add(g * LANES)), *sum);
                 }
             }
-            for (sum, to) in sums.into_iter().zip(&mut self.to) {
+            for (sum, to) in sums.into_iter().zip(to) {
                 to[at] = f64::from(sum.sum() * self.scale);
             }
+        }
+    }
+}
+
+impl<E: Element<Scalar = f32>, const Q: usize> Pass for Shared<'_, E, Q> {
+    #[inline(always)]
+    unsafe fn run<L: Level>(mut self) {
+        const { assert!(SUMS.is_multiple_of(Q)) };
+        let (count, mut at) = (self.to[0].len(), 0);
+        if L::ROOMY && self.keys.in_groups() {
+            while at + SUMS / Q <= count {
+                match Q {
+                    8 => self.beside::<L, 1>(at),
+                    4 => self.beside::<L, 2>(at),
+                    2 => self.beside::<L, 4>(at),
+                    _ => self.beside::<L, 8>(at),
+                }
+                at += SUMS / Q;
+            }
+        }
+        for at in at..count {
+            self.one::<L>(at);
         }
     }
 }

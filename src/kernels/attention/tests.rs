@@ -44,7 +44,36 @@ fn digest<E: Element>(simd: Simd, (count, dim): (usize, usize), from: fn(f64) ->
     simd.shared_average(keys, 1, [&a, &b], [&mut sum_a, &mut sum_b]);
     out.push(simd.farthest(keys, count, &two));
     out.extend([a, b, sum_a, sum_b].concat());
+    out.extend(shared::<E, 1>(simd, keys, count));
+    out.extend(shared::<E, 4>(simd, keys, count));
+    out.extend(shared::<E, 8>(simd, keys, count));
     out.into_iter().map(f64::to_bits).collect()
+}
+
+/// Products and averages for some queries side by side, each what it is alone.
+fn shared<E: Element, const Q: usize>(simd: Simd, keys: Keys<'_, E>, count: usize) -> Vec<f64> {
+    let width = keys.dim().next_multiple_of(LANES);
+    let queries: [Vec<f64>; Q] = std::array::from_fn(|q| {
+        let mut query = entries(keys.dim(), 5 + q as u32);
+        query.resize(width, 0.0);
+        query
+    });
+    let mut products = vec![vec![0.0; count - 1]; Q];
+    let mut sums = vec![vec![0.5; width]; Q];
+    let mut to = products.iter_mut();
+    let to: [&mut [f64]; Q] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
+    simd.shared_products(keys, 1, queries.each_ref().map(|query| &query[..]), to);
+    let weights: [&[f64]; Q] = std::array::from_fn(|q| &products[q][..]);
+    let mut to = sums.iter_mut();
+    let to: [&mut [f64]; Q] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
+    simd.shared_average(keys, 1, weights, to);
+    for (q, query) in queries.iter().enumerate() {
+        let (mut alone, mut sum) = (vec![0.0; count - 1], vec![0.5; width]);
+        simd.products_f64(keys, Picked::From(1), query, &mut alone);
+        simd.average(keys, Picked::From(1), &alone, &mut sum);
+        assert!(alone == products[q] && sum == sums[q], "{Q} {q}");
+    }
+    [products.concat(), sums.concat()].concat()
 }
 
 fn same_bits<E: Element>(from: fn(f64) -> E) {
@@ -91,6 +120,20 @@ fn scores_of_listed_keys_have_the_same_bits_and_are_near() {
                 assert_eq!(f64::from(a[at]).to_bits(), c[key as usize - 1].to_bits());
             }
             assert!(c.iter().zip(&d).all(|(one, two)| 2.0 * one == *two));
+            let mut eight = vec![vec![0.0; count - 1]; 8];
+            let mut to = eight.iter_mut();
+            let to: [&mut [f64]; 8] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
+            let queries = std::array::from_fn(|q| if q < 4 { &query[..] } else { &twice });
+            simd.scores_shared(Keys::new(&stored, stride, dim), 1, (queries, 0.37), to);
+            assert!(
+                eight[..4].iter().all(|one| *one == c) && eight[4..].iter().all(|two| *two == d)
+            );
+            let mut four = vec![vec![0.0; count - 1]; 4];
+            let mut to = four.iter_mut();
+            let to: [&mut [f64]; 4] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
+            let queries = std::array::from_fn(|q| if q < 2 { &query[..] } else { &twice });
+            simd.scores_shared(Keys::new(&stored, stride, dim), 1, (queries, 0.37), to);
+            assert!(four[..2].iter().all(|one| *one == c) && four[2..].iter().all(|two| *two == d));
             [a, b].concat()
         };
         let want = told(levels[levels.len() - 1].1);

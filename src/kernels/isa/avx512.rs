@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::lanes::{LANES, Lanes, Level, Single};
+use super::lanes::{BESIDE, LANES, Lanes, Level, Single};
 
 /// The AVX-512 instruction set.
 #[derive(Debug, Clone, Copy)]
@@ -109,6 +109,31 @@ impl Lanes for F32 {
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+    #[inline(always)]
+    unsafe fn sums(groups: [Self; BESIDE]) -> [f32; BESIDE] {
+        // The tree of `sum`, two groups in a register from each step on: quarters of registers, then pairs, then lanes.
+        let halves = |a: __m512, b: __m512| {
+            let (low, high) =
+                (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b));
+            _mm512_add_ps(low, high)
+        };
+        let quarters = |a: __m512, b: __m512| {
+            let (low, high) =
+                (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b));
+            _mm512_add_ps(low, high)
+        };
+        let [a, b, c, d, e, f, g, h] = groups;
+        let even = _mm512_castps_pd(quarters(halves(a.0, c.0), halves(e.0, g.0)));
+        let odd = _mm512_castps_pd(quarters(halves(b.0, d.0), halves(f.0, h.0)));
+        let (low, high) = (_mm512_unpacklo_pd(even, odd), _mm512_unpackhi_pd(even, odd));
+        let pairs = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+        let all = _mm512_add_ps(pairs, _mm512_permute_ps::<0xB1>(pairs));
+        let every_other = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+        let mut sums = [0.0; BESIDE];
+        let first = _mm512_castps512_ps256(_mm512_permutexvar_ps(every_other, all));
+        _mm256_storeu_ps(sums.as_mut_ptr(), first);
+        sums
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
@@ -290,6 +315,28 @@ impl Lanes for F64 {
         let four = _mm256_add_pd(_mm512_castpd512_pd256(eight), high);
         let two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd::<1>(four));
         _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)))
+    }
+    #[inline(always)]
+    unsafe fn sums(groups: [Self; BESIDE]) -> [f64; BESIDE] {
+        // As in f32, from eight lanes of each on.
+        let halves = |a: __m512d, b: __m512d| {
+            let (low, high) =
+                (_mm512_shuffle_f64x2::<0x44>(a, b), _mm512_shuffle_f64x2::<0xEE>(a, b));
+            _mm512_add_pd(low, high)
+        };
+        let quarters = |a: __m512d, b: __m512d| {
+            let (low, high) =
+                (_mm512_shuffle_f64x2::<0x88>(a, b), _mm512_shuffle_f64x2::<0xDD>(a, b));
+            _mm512_add_pd(low, high)
+        };
+        let eight = |group: F64| _mm512_add_pd(group.0[0], group.0[1]);
+        let [a, b, c, d, e, f, g, h] = groups;
+        let even = quarters(halves(eight(a), eight(c)), halves(eight(e), eight(g)));
+        let odd = quarters(halves(eight(b), eight(d)), halves(eight(f), eight(h)));
+        let all = _mm512_add_pd(_mm512_unpacklo_pd(even, odd), _mm512_unpackhi_pd(even, odd));
+        let mut sums = [0.0; BESIDE];
+        _mm512_storeu_pd(sums.as_mut_ptr(), all);
+        sums
     }
     #[inline(always)]
     unsafe fn largest(self) -> f64 {

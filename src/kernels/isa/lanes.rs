@@ -14,6 +14,9 @@ use crate::order::Ordered;
 /// Lanes per group, on every instruction set.
 pub(crate) const LANES: usize = 16;
 
+/// Groups of lanes whose sums are taken side by side.
+pub(crate) const BESIDE: usize = 8;
+
 /// Sixteen lanes of one float type.
 pub(crate) trait Lanes: Copy {
     type Scalar: Scalar;
@@ -72,6 +75,11 @@ pub(crate) trait Lanes: Copy {
     }
     /// The sum of the lanes in their own precision: lane i and i + 8, then i + 4, i + 2, i + 1.
     unsafe fn sum(self) -> Self::Scalar;
+    /// The sums of several groups of lanes, each as [`Lanes::sum`] has it.
+    #[inline(always)]
+    unsafe fn sums(groups: [Self; BESIDE]) -> [Self::Scalar; BESIDE] {
+        groups.map(|group| group.sum())
+    }
     /// The largest lane, found in the same tree by [`Lanes::max`].
     unsafe fn largest(self) -> Self::Scalar;
     /// The smallest lane, found in the same tree by [`Lanes::min`].

@@ -44,6 +44,6 @@ pub(super) use avx512::Avx512;
 pub(super) use bytes::Vnni;
 pub(super) use bytes::{ByteDots, ask_for};
 pub(crate) use bytes::{LINE, STEP, Step};
+pub(super) use lanes::{BESIDE, Lanes, LanesOf, Level, Single};
 pub(crate) use lanes::{Element, LANES, Scalar};
-pub(super) use lanes::{Lanes, LanesOf, Level, Single};
 pub(super) use portable::Portable;
