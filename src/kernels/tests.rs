@@ -3,8 +3,9 @@
 use half::{bf16, f16};
 
 use super::{
-    BatchScratch, Bracket, Doubled, EDGES, Element, Exp, Identity, LANES, PIVOTS, PartitionSums, Positions,
-    RANKED, Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn, WeightFnOf,
+    BatchScratch, Bracket, Doubled, EDGES, Element, Exp, Identity, LANES, PIVOTS, PartitionSums,
+    Positions, RANKED, Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn,
+    WeightFnOf,
 };
 use crate::certified_sums;
 

@@ -40,7 +40,7 @@ impl<'a> SelectJob<'a> {
 impl SelectJob<'_> {
     /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
     pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
-        const MOST: usize = 1 << 18;
+        const MOST: usize = 1 << 20;
         let row = (row + 1).min(self.scores.rows() - 1);
         let span = self.scores.span(row);
         let (start, write) = (span.start, out.as_ptr_range().end);

@@ -279,11 +279,8 @@ impl Source<'_> {
         };
         let radius = self.scores.row_radius(self.row);
         let double = ErrorBound::f64(len, radius);
-        let (slack, finer) = if self.is_single() {
-            (ErrorBound::f32(radius), Some(double))
-        } else {
-            (double, None)
-        };
+        let (slack, finer) =
+            if self.is_single() { (ErrorBound::f32(radius), Some(double)) } else { (double, None) };
         let (exact_ties, weights, prefetch) = (radius == 0.0, false, self.prefetch);
         let row = Prepared {
             scores,

@@ -17,8 +17,8 @@ use crate::certificate::Status;
 use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
-    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, ScaledBy, Simd, TailTarget, Unscaled,
-    Scalar, WeightFnOf,
+    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, Scalar, ScaledBy, Simd, TailTarget,
+    Unscaled, WeightFnOf,
 };
 use crate::rows::{Data, Kind};
 
