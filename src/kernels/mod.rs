@@ -39,7 +39,9 @@ pub(crate) use edges::EDGES;
 pub(crate) use index::{
     Above, BIAS, Bytes, Coarse, Encoded, Frame, PANEL, Packed, Passing, SPLIT_KEYS,
 };
-pub(crate) use isa::{Element, LANES, LINE, STEP, Scalar, Step};
+#[cfg(test)]
+pub(crate) use isa::Doubled;
+pub(crate) use isa::{Element, InDouble, LANES, LINE, STEP, Scalar, Step};
 pub(crate) use matrix::{Keys, Picked};
 pub(crate) use mixture::{MIXED, Panel, SUMMED, padded_stride};
 pub(crate) use row::{

@@ -3,8 +3,9 @@
 use half::{bf16, f16};
 
 use super::{
-    BatchScratch, Bracket, EDGES, Element, Exp, Identity, LANES, PIVOTS, PartitionSums, Positions,
-    RANKED, Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn, WeightFnOf,
+    BatchScratch, Bracket, Doubled, EDGES, Element, Exp, Identity, LANES, PIVOTS, PartitionSums,
+    Positions, RANKED, Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn,
+    WeightFnOf,
 };
 use crate::certified_sums;
 
@@ -206,6 +207,9 @@ fn every_level_has_the_same_bits() {
     same_bits(|v| v);
     same_bits(f16::from_f64);
     same_bits(bf16::from_f64);
+    same_bits(|v| Doubled(v as f32));
+    same_bits(|v| Doubled(f16::from_f64(v)));
+    same_bits(|v| Doubled(bf16::from_f64(v)));
 }
 
 #[test]

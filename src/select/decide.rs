@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::again;
 use super::candidates::{Boundary, Candidates};
 use super::constraints::{Constraints, DecideOn};
 use super::job::SelectJob;
@@ -17,7 +18,7 @@ use crate::error::Error;
 use crate::kernels::{Element, LANES, Piece, Positions, Simd, append_all};
 use crate::memory::{check_memory, room};
 use crate::order;
-use crate::reused::filled_again;
+use crate::reused::{Reused, filled_again};
 use crate::threads;
 
 impl SelectJob<'_> {
@@ -39,7 +40,9 @@ impl SelectJob<'_> {
                 decision = source.native(workspace, Decide { job: self, source, out });
             }
             let decision = decision?;
-            let again = source.is_single() && self.options.prove_minimal;
+            // Of keys one by one f64 has already decided.
+            let again =
+                source.is_single() && self.options.prove_minimal && self.options.block_size > 1;
             if !(again && decision.open(self.eps(row))) {
                 return Ok(decision);
             }
@@ -85,6 +88,7 @@ impl Visitor for Decide<'_> {
             smallest,
             visible,
             slack,
+            finer,
             exact_ties,
             weights,
         } = row;
@@ -100,7 +104,7 @@ impl Visitor for Decide<'_> {
             keep_first,
             keep_last,
             block_size,
-            prove_minimal: _,
+            prove_minimal,
             threads: _,
         } = options;
         let mut forced = std::mem::take(&mut workspace.forced);
@@ -156,6 +160,7 @@ impl Visitor for Decide<'_> {
             return Ok(Decision::new(&found.split, found.minimal, false, &constraints));
         }
         let mut fixed = 0.0;
+        let mut own: Reused<E> = Reused::default();
         let lent;
         let scores: &[E] = if count == 0 {
             lent = scores;
@@ -163,12 +168,12 @@ impl Visitor for Decide<'_> {
         } else {
             let scores = scores.copied();
             // What is forced does not compete: weigh it, then hide it.
-            let mut own = filled_again("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
+            own = filled_again("keep_first", count.next_multiple_of(LANES), E::MASKED)?;
             for (score, &position) in own.iter_mut().zip(forced.first.iter().chain(&forced.last)) {
                 *score = std::mem::replace(&mut scores[position as usize], E::MASKED);
             }
-            let own = Candidates { scores: &own[..], visible: count, threads: 1, ..whole };
-            fixed = own.mass(weight_fn)?;
+            let alone = Candidates { scores: &own[..], visible: count, threads: 1, ..whole };
+            fixed = alone.mass(weight_fn)?;
             scores
         };
         let visible = visible - count;
@@ -179,6 +184,13 @@ impl Visitor for Decide<'_> {
             // Two lists of keys with their positions, each grown by doubling.
             check_memory("scores", visible, 4 * size_of::<(f64, u32)>())?;
             refine(scores, &mut found, &constraints);
+            decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
+        }
+        if let Some(slack) = finer.filter(|_| prove_minimal && decision.open(constraints.eps)) {
+            let constraints = Constraints { slack, ..constraints };
+            let worst = found.worst.map(|worst| worst.0);
+            let scratch = &mut workspace.scratch64;
+            found = again::in_double(&candidates, &own, weight_fn, &constraints, worst, scratch)?;
             decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
         }
         let mark = self.out.len();

@@ -40,7 +40,7 @@ impl<'a> SelectJob<'a> {
 impl SelectJob<'_> {
     /// The next row's scores and the room behind the positions listed so far, if a row is not too long for a cache.
     pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
-        const MOST: usize = 1 << 18;
+        const MOST: usize = 1 << 20;
         let row = (row + 1).min(self.scores.rows() - 1);
         let span = self.scores.span(row);
         let (start, write) = (span.start, out.as_ptr_range().end);
@@ -64,14 +64,26 @@ impl SelectJob<'_> {
         row: usize,
         out: &mut Vec<u32>,
     ) -> Result<(), Error> {
+        /// So many rows have room for all that they might keep, as one row has.
+        const FEW: usize = 16;
+        /// Positions that are asked for on the word of a few rows.
+        const MODEST: usize = 1 << 22;
         let n = self.scores.span(row).prefix + LANES;
         if out.capacity() - out.len() < n {
-            let done = (row - rows.start).max(1);
-            let like_so_far = out.len() as f64 / done as f64 * (rows.end - row) as f64;
-            #[allow(clippy::cast_sign_loss)] // of a product of lengths
-            let more = (1.02 * like_so_far) as usize;
-            // Not everything at once: the first rows may be denser than the rest.
-            let more = more.min((8 * out.len()).max(1 << 16)).max(out.len() / 8);
+            let (done, left) = (row - rows.start, rows.end - row);
+            let all = (left - 1).saturating_mul(n);
+            let more = if left <= FEW {
+                all
+            } else {
+                // A list that is moved when it is nearly whole costs as much as half of what was written: something is
+                // added to what rows like the last ones would need, the more the fewer they are. Not everything at
+                // once: the first rows may be denser than the rest.
+                let so_far = done.max(1) as f64;
+                let like_so_far = out.len() as f64 / so_far * left as f64;
+                #[allow(clippy::cast_sign_loss)] // of a product of lengths
+                let more = (like_so_far * (1.02 + 0.5 / so_far.sqrt())) as usize;
+                more.min((8 * out.len()).max(MODEST)).max(out.len() / 2).min(all)
+            };
             let bytes = (out.len() + more + n).saturating_mul(size_of::<u32>());
             // A limit may leave room for this row where it leaves none for those to come.
             if !within_limit(bytes) || out.try_reserve_exact(more + n).is_err() {

@@ -4,6 +4,7 @@
 //! threads, `decide` decides one; `certify` judges a set
 //! that somebody else chose.
 
+mod again;
 mod batch;
 mod candidates;
 mod certify;

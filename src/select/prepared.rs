@@ -26,6 +26,8 @@ pub(crate) struct Prepared<'a, E: Element> {
     /// Unmasked keys.
     pub(crate) visible: usize,
     pub(crate) slack: ErrorBound,
+    /// The slack of sums in f64, if those of this row are in f32.
+    pub(crate) finer: Option<ErrorBound>,
     /// Whether equal scores have exactly equal real weights.
     pub(crate) exact_ties: bool,
     /// Whether scores are weights, whose sums can be compared exactly.
@@ -276,8 +278,9 @@ impl Source<'_> {
             self.simd.count_visible(scores.as_slice())
         };
         let radius = self.scores.row_radius(self.row);
-        let slack =
-            if self.is_single() { ErrorBound::f32(radius) } else { ErrorBound::f64(len, radius) };
+        let double = ErrorBound::f64(len, radius);
+        let (slack, finer) =
+            if self.is_single() { (ErrorBound::f32(radius), Some(double)) } else { (double, None) };
         let (exact_ties, weights, prefetch) = (radius == 0.0, false, self.prefetch);
         let row = Prepared {
             scores,
@@ -288,6 +291,7 @@ impl Source<'_> {
             smallest,
             visible,
             slack,
+            finer,
             exact_ties,
             weights,
         };
@@ -320,6 +324,7 @@ impl Source<'_> {
                 smallest: f64::NEG_INFINITY,
                 visible,
                 slack,
+                finer: None,
                 exact_ties: error == 0.0,
                 weights,
             };

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::error::Error;
-use crate::kernels::{BATCH, BatchScratch, Bracket, Element, LANES};
+use crate::kernels::{BATCH, BatchScratch, Bracket, Element, InDouble, LANES};
 use crate::memory::room;
 use crate::recycled::held;
 use crate::workspace::Scratch;
@@ -181,7 +181,7 @@ pub(crate) fn padded_for<'a, T: Copy>(
 }
 
 /// The scratch buffers of an element type.
-pub(crate) trait PerDtype: crate::kernels::Element {
+pub(crate) trait PerDtype: InDouble {
     fn scores(workspace: &mut Workspace) -> &mut Vec<Self>;
     fn scratch(workspace: &mut Workspace) -> &mut SearchScratch<Self::Scalar>;
     fn short(workspace: &mut Workspace) -> &mut ShortRowsScratch<Self, Self::Scalar>;

@@ -2,20 +2,23 @@
 
 use std::ops::Range;
 
+use super::again;
+use super::candidates::Candidates;
 use super::constraints::{Constraints, TINY_BUDGET};
 use super::decide::emit;
 use super::job::SelectJob;
 use super::options::Options;
-use super::scratch::{PerDtype, Workspace};
+use super::scratch::{PerDtype, SearchScratch, Workspace};
 use super::search_row;
 use super::selection::{Decision, Selection};
+use super::weight_fn::InvertibleWeightFn;
 use crate::ambient;
 use crate::certificate::Status;
-use crate::certified_sums::SplitSums;
+use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
-    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, ScaledBy, Simd, TailTarget, Unscaled,
-    WeightFnOf,
+    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, Scalar, ScaledBy, Simd, TailTarget,
+    Unscaled, WeightFnOf,
 };
 use crate::rows::{Data, Kind};
 
@@ -77,7 +80,7 @@ where
     }
 }
 
-fn batches<E: PerDtype, M: WeightFnOf<E::Scalar>>(
+fn batches<E: PerDtype, M: WeightFnOf<E::Scalar, Weights: InvertibleWeightFn<E::Scalar>>>(
     job: &SelectJob<'_>,
     data: &[E],
     weight_fn: M,
@@ -177,7 +180,7 @@ where
 }
 
 /// Decides the rows of a batch, the first of which has a number.
-fn decide_batch<E: PerDtype, M: WeightFnOf<E::Scalar>>(
+fn decide_batch<E: PerDtype, M: WeightFnOf<E::Scalar, Weights: InvertibleWeightFn<E::Scalar>>>(
     job: &SelectJob<'_>,
     plan: &Plan,
     (first, batch, positions): (usize, &[&[E]], &[Positions<'_>]),
@@ -214,9 +217,41 @@ where
             }
         });
         let number = first + r;
-        let again =
-            |decision: &Decision| job.options.prove_minimal && decision.open(job.eps(number));
-        if let Some(decision) = kept_sums.filter(|decision| !again(decision)) {
+        let open = |decision: &Decision| {
+            job.options.prove_minimal && E::SINGLE && decision.open(job.eps(number))
+        };
+        let decision = match (kept_sums, found[r].edge) {
+            (Some(decision), Some(edge)) if open(&decision) => {
+                part.indices.truncate(mark);
+                let (n, out) = (row.len(), &mut part.indices);
+                let candidates = Candidates {
+                    simd: job.simd,
+                    scores: room.row(r, row).0,
+                    visible: n,
+                    largest: found[r].largest,
+                    rough: None,
+                    smallest: E::Scalar::NEG_INFINITY,
+                    prefetch: None,
+                    forced: (0.0, 0),
+                    threads: 1,
+                };
+                let constraints =
+                    Constraints { slack: ErrorBound::f64(n, plan.radius), ..plan.constraints };
+                let law = weight_fn.of(found[r].largest);
+                let at = (positions[r], edge.score);
+                let scratch = &mut workspace.scratch64;
+                decide_again(&candidates, law, &constraints, at, scratch, out)
+            }
+            (decision, _) => Ok(decision),
+        };
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        };
+        if let Some(decision) = decision {
             part.push(&decision);
         } else {
             part.indices.truncate(mark);
@@ -240,29 +275,37 @@ fn decide(constraints: &Constraints, n: usize, sums: &KeptSums, weight: f64) -> 
     if sums.below == 0.0 && kept < n {
         return None;
     }
-    let with = SplitSums { tail: sums.below, dropped: n - kept, head: sums.above, kept };
-    let mut minimal = kept == 1;
-    if !minimal {
-        // One key less. The head is a difference; while the key is not most of it, its relative error is at most
-        // three times as large, and the proof takes that into account.
-        let without = SplitSums {
-            tail: sums.below + weight,
-            dropped: n - kept + 1,
-            head: sums.above - weight,
-            kept: kept - 1,
-        };
-        if weight > 0.5 * sums.above {
-            return None;
-        }
-        minimal = without.lower(3.0 * constraints.slack.certify, constraints.slack.flush)
-            > constraints.eps;
-        if !minimal {
-            // Open, or not the boundary: the general search knows.
-            return None;
-        }
+    let head = sums.above + weight;
+    let with = SplitSums { tail: sums.below, dropped: n - kept, head, kept };
+    // One key less, and both heads are sums: the general search would say the same of them.
+    let (tail, dropped) = (sums.below + weight, n - kept + 1);
+    let without = SplitSums { tail, dropped, head: sums.above, kept: kept - 1 };
+    let minimal = kept == 1 || constraints.refutes(&without);
+    if !minimal && constraints.accepts(&without) {
+        // Not the boundary: the general search knows.
+        return None;
     }
     let decision = Decision::new(&with, minimal, false, constraints);
     (decision.status == Status::Certified).then_some(decision)
+}
+
+/// The decision in f64, and the positions kept, of a row that f32 leaves open at a score.
+fn decide_again<E: PerDtype, W: InvertibleWeightFn<E::Scalar>>(
+    candidates: &Candidates<'_, E>,
+    weight_fn: W,
+    constraints: &Constraints,
+    (positions, worst): (Positions<'_>, E::Scalar),
+    scratch: &mut SearchScratch<f64>,
+    out: &mut Vec<u32>,
+) -> Result<Option<Decision>, Error> {
+    let found = again::in_double(candidates, &[], weight_fn, constraints, Some(worst), scratch)?;
+    let Some(boundary) = found.worst else { return Ok(None) };
+    let mark = out.len();
+    let list = positions.listed();
+    emit((candidates.simd, 1), candidates.scores, (list, 0), boundary, out)?;
+    // The general search knows what to do with a row that another thread writes to.
+    let decision = Decision::new(&found.split, found.minimal, found.exact, constraints);
+    Ok((out.len() - mark == decision.kept).then_some(decision))
 }
 
 /// The decision, and the positions kept, if the boundary is among the scores that equal the edge.
@@ -298,12 +341,8 @@ fn decide_ties<E: Element>(
     };
     let split = at(enough);
     let minimal = split.kept == 1 || constraints.refutes(&at(enough - 1));
-    let list = match positions {
-        Positions::From(_) => None,
-        Positions::Listed(list) => Some(list),
-    };
     let mark = out.len();
-    emit((simd, 1), scores, (list, 0), (edge.score, last), out).ok()?;
+    emit((simd, 1), scores, (positions.listed(), 0), (edge.score, last), out).ok()?;
     // The general search knows what to do with a row that another thread writes to.
     (out.len() - mark == split.kept).then(|| Decision::new(&split, minimal, false, constraints))
 }

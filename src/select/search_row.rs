@@ -50,6 +50,23 @@ impl<E: Element> Candidates<'_, E> {
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
+        self.search_from(weight_fn, constraints, None, scratch)
+    }
+
+    /// The same where it is known about in which range the boundary lies.
+    ///
+    /// # Errors
+    /// As [`Candidates::search`].
+    pub(super) fn search_from<W: InvertibleWeightFn<E::Scalar>>(
+        &self,
+        weight_fn: W,
+        constraints: &Constraints,
+        range: Option<(E::Scalar, E::Scalar)>,
+        scratch: &mut SearchScratch<E::Scalar>,
+    ) -> Result<Boundary<E::Scalar>, Error>
+    where
+        E::Scalar: Element<Scalar = E::Scalar>,
+    {
         let nothing_lost =
             self.visible == 0 || (constraints.eps == 0.0 && constraints.max_keep >= self.all());
         if nothing_lost || constraints.min_keep >= self.all() {
@@ -68,7 +85,7 @@ impl<E: Element> Candidates<'_, E> {
                 return Ok(found);
             }
         }
-        let partition = self.enclose(weight_fn, constraints, scratch)?;
+        let partition = self.enclose(weight_fn, constraints, range, scratch)?;
         if let Some(found) = self.descend(weight_fn, constraints, partition, scratch) {
             return Ok(found);
         }
@@ -176,15 +193,19 @@ impl<E: Element> Candidates<'_, E> {
         &self,
         weight_fn: W,
         constraints: &Constraints,
+        range: Option<(E::Scalar, E::Scalar)>,
         scratch: &mut SearchScratch<E::Scalar>,
     ) -> Result<Partition<E::Scalar>, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar>,
     {
-        if self.scores.len() <= SHORT {
-            return Ok(self.enclose_short(weight_fn, constraints, scratch));
-        }
-        let mut range = self.guess(weight_fn, constraints, None, scratch)?;
+        let mut range = match range {
+            Some(range) => range,
+            None if self.scores.len() <= SHORT => {
+                return Ok(self.enclose_short(weight_fn, constraints, scratch));
+            }
+            None => self.guess(weight_fn, constraints, None, scratch)?,
+        };
         for turn in 0.. {
             let sides = self.split(weight_fn, range, scratch)?;
             let within = self.simd.weigh(&mut scratch.bracket, weight_fn);
@@ -198,6 +219,9 @@ impl<E: Element> Candidates<'_, E> {
             // this side after all, again and again, so turns are counted; the search finds out what they missed.
             let (side, edge, below) = match (low, high) {
                 (true, true) | (false, false) => return Ok(partition),
+                _ if self.scores.len() <= SHORT => {
+                    return Ok(self.enclose_short(weight_fn, constraints, scratch));
+                }
                 _ if turn == TURNS => return Ok(partition),
                 (false, true) => ((E::Scalar::LOWEST, range.0), range.0, partition.below),
                 (true, false) => {

@@ -14,6 +14,9 @@ pub(crate) trait InvertibleWeightFn<S: Scalar>: WeightFn<S> {
     fn score_at(&self, largest: S, depth: f64) -> S;
     /// The factor of an exponential law, for scores near enough to 0 that its mass can be told roughly.
     fn scale(&self) -> Option<f64>;
+    /// The same law over the same scores in f64.
+    type Double: InvertibleWeightFn<f64>;
+    fn double(self) -> Self::Double;
 }
 
 /// Whether scores around this one, which is finite, can be weighed roughly.
@@ -28,6 +31,10 @@ impl<S: Scalar> InvertibleWeightFn<S> for Exp<S> {
     fn scale(&self) -> Option<f64> {
         is_near(self.0.into(), 1.0).then_some(1.0)
     }
+    type Double = Exp<f64>;
+    fn double(self) -> Exp<f64> {
+        Exp(self.0.into())
+    }
 }
 
 impl<S: Scalar> InvertibleWeightFn<S> for ScaledExp {
@@ -37,6 +44,10 @@ impl<S: Scalar> InvertibleWeightFn<S> for ScaledExp {
     fn scale(&self) -> Option<f64> {
         is_near(self.shift, self.scale).then_some(self.scale)
     }
+    type Double = Self;
+    fn double(self) -> Self {
+        self
+    }
 }
 
 impl<S: Scalar> InvertibleWeightFn<S> for Identity {
@@ -45,5 +56,9 @@ impl<S: Scalar> InvertibleWeightFn<S> for Identity {
     }
     fn scale(&self) -> Option<f64> {
         None
+    }
+    type Double = Self;
+    fn double(self) -> Self {
+        self
     }
 }

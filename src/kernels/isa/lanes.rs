@@ -140,6 +140,8 @@ pub(crate) trait Scalar:
 
     /// The nearest value of this type.
     fn nearest(value: f64) -> Self;
+    /// The smallest value of this type that is at least as large, of a number that is not NaN.
+    fn at_least(value: f64) -> Self;
 }
 
 impl Scalar for f32 {
@@ -155,6 +157,10 @@ impl Scalar for f32 {
 
     fn nearest(value: f64) -> Self {
         value as f32
+    }
+    fn at_least(value: f64) -> Self {
+        let nearest = value as f32;
+        if f64::from(nearest) < value { nearest.next_up() } else { nearest }
     }
 }
 
@@ -180,6 +186,9 @@ impl Scalar for f64 {
     ];
 
     fn nearest(value: f64) -> Self {
+        value
+    }
+    fn at_least(value: f64) -> Self {
         value
     }
 }

@@ -33,6 +33,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod bytes;
+mod doubled;
 mod lanes;
 mod portable;
 
@@ -44,6 +45,9 @@ pub(super) use avx512::Avx512;
 pub(super) use bytes::Vnni;
 pub(super) use bytes::{ByteDots, ask_for};
 pub(crate) use bytes::{LINE, STEP, Step};
+#[cfg(test)]
+pub(crate) use doubled::Doubled;
+pub(crate) use doubled::InDouble;
 pub(super) use lanes::{BESIDE, Lanes, LanesOf, Level, Single};
 pub(crate) use lanes::{Element, LANES, Scalar};
 pub(super) use portable::Portable;

@@ -45,7 +45,7 @@ pub(crate) struct Edge<S> {
 pub(crate) struct Candidate<S> {
     /// `None` if the row must be searched in general.
     pub(crate) edge: Option<Edge<S>>,
-    pub(super) largest: S,
+    pub(crate) largest: S,
     pub(super) plain: bool,
     /// Sums of distances from the largest score, and of their squares, over whole groups.
     pub(super) moments: (f64, f64),

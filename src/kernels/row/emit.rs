@@ -19,7 +19,15 @@ pub(crate) enum Positions<'a> {
     Listed(&'a [u32]),
 }
 
-impl Positions<'_> {
+impl<'a> Positions<'a> {
+    /// The list, if there is one.
+    pub(crate) fn listed(self) -> Option<&'a [u32]> {
+        match self {
+            Positions::From(_) => None,
+            Positions::Listed(list) => Some(list),
+        }
+    }
+
     /// Writes those of the group at an entry that are chosen, one behind another, to sixteen writable places.
     #[inline(always)]
     unsafe fn compress<L: Level>(self, at: usize, chosen: u16, to: *mut u32) {
@@ -94,7 +102,7 @@ impl<E: Element> Pass<Result<usize, usize>> for FindEqual<'_, E> {
 pub(crate) struct KeptSums {
     /// Weight of the scores below the edge.
     pub(crate) below: f64,
-    /// Weight of the scores at the edge and above.
+    /// Weight of the scores above the edge, those at it not counted.
     pub(crate) above: f64,
     /// How many are at the edge or above, which is how many positions were listed.
     pub(crate) kept: usize,
@@ -121,10 +129,9 @@ impl<E: Element> Pass<KeptSums> for SumAndEmit<'_, E> {
             for (g, (scores, weights)) in groups.enumerate() {
                 let scores = E::load::<L>(scores.as_ptr());
                 let weights = LanesOf::<L, E>::load(weights.as_ptr());
-                let over = scores.ge(edge);
                 below.add_where(scores.lt(edge), weights);
-                above.add_where(over, weights);
-                let over = LanesOf::<L, E>::bits(over);
+                above.add_where(scores.gt(edge), weights);
+                let over = LanesOf::<L, E>::bits(scores.ge(edge));
                 positions.compress::<L>((b * DEPTH + g) * LANES, over, to.add(kept));
                 kept += over.count_ones() as usize;
             }
