@@ -39,13 +39,7 @@ impl<E: Element, W: Copy + Into<f64>> Average<'_, E, W> {
             let row = self.values.row(self.picked.row(from + i));
             let weight = LanesOf::<L, E>::splat(weight);
             for (g, sum) in sums.iter_mut().enumerate() {
-                // Of several groups all are whole.
-                let entries = if G > 1 {
-                    E::load::<L>(row.as_ptr().add(at + g * LANES))
-                } else {
-                    Keys::group::<L>(row, at + g * LANES)
-                };
-                *sum = entries.mul_add(weight, *sum);
+                *sum = Keys::group::<L>(row, at + g * LANES).mul_add(weight, *sum);
             }
         }
         for (g, sum) in sums.into_iter().enumerate() {
@@ -59,7 +53,7 @@ impl<E: Element, W: Copy + Into<f64>> Pass for Average<'_, E, W> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
         let width = self.sums.len();
-        let whole = self.values.dim() / (WIDTH * LANES) * (WIDTH * LANES);
+        let whole = width / (WIDTH * LANES) * (WIDTH * LANES);
         let of = self.weights;
         for (chunk, of) in of.chunks(LANES).enumerate() {
             let mut weights = [E::Scalar::default(); LANES];

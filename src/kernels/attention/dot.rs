@@ -41,14 +41,18 @@ impl<E: Element> Pass for Products<'_, E> {
             Picked::Listed(list) => list.len(),
         };
         let mut done = 0;
-        while L::ROOMY && self.keys.in_groups() && done + SUMS <= self.to.len() {
-            if let Picked::Listed(list) = self.picked {
+        // Keys that lie behind each other come as fast as they are summed one by one.
+        if let Picked::Listed(list) = self.picked
+            && L::ROOMY
+            && self.keys.in_groups()
+        {
+            while done + SUMS <= self.to.len() {
                 for &ahead in list.get(done + AHEAD..).unwrap_or(&[]).iter().take(SUMS) {
                     self.keys.fetch::<L>(ahead as usize);
                 }
+                self.beside::<L>(done);
+                done += SUMS;
             }
-            self.beside::<L>(done);
-            done += SUMS;
         }
         for (at, to) in self.to.iter_mut().enumerate().skip(done) {
             if let Picked::Listed(_) = self.picked
@@ -124,15 +128,13 @@ impl<E: Element, const Q: usize> Shared<'_, E, Q> {
 impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
-        const { assert!(SUMS.is_multiple_of(Q)) };
         let (count, mut at) = (self.to[0].len(), 0);
-        if L::ROOMY && self.keys.in_groups() {
+        // For fewer queries memory is what takes time, and more keys at once are slower to come.
+        if L::ROOMY && Q >= 4 && self.keys.in_groups() {
             while at + SUMS / Q <= count {
                 match Q {
                     8 => self.beside::<L, 1>(at),
-                    4 => self.beside::<L, 2>(at),
-                    2 => self.beside::<L, 4>(at),
-                    _ => self.beside::<L, 8>(at),
+                    _ => self.beside::<L, 2>(at),
                 }
                 at += SUMS / Q;
             }

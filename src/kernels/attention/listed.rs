@@ -97,18 +97,29 @@ impl<E: Element<Scalar = f32>, const Q: usize> Shared<'_, E, Q> {
     /// The sums of one key, a few queries at a time.
     #[inline(always)]
     unsafe fn one<L: Level>(&mut self, at: usize) {
+        if Q <= BESIDE {
+            self.some::<L, Q>(at, 0);
+        } else {
+            for first in (0..Q).step_by(BESIDE) {
+                self.some::<L, BESIDE>(at, first);
+            }
+        }
+    }
+
+    /// The sums of one key with `R` queries from one on.
+    #[inline(always)]
+    unsafe fn some<L: Level, const R: usize>(&mut self, at: usize, first: usize) {
         let row = self.keys.row(self.from + at);
-        for (queries, to) in self.queries.chunks(BESIDE).zip(self.to.chunks_mut(BESIDE)) {
-            let mut sums = [L::F32::splat(0.0); BESIDE];
-            for g in 0..queries[0].len() / LANES {
-                let key = Keys::group::<L>(row, g * LANES);
-                for (sum, query) in sums.iter_mut().zip(queries) {
-                    *sum = key.mul_add(L::F32::load(query.as_ptr().add(g * LANES)), *sum);
-                }
+        let queries: [&[f32]; R] = std::array::from_fn(|r| self.queries[first + r]);
+        let mut sums = [L::F32::splat(0.0); R];
+        for g in 0..queries[0].len() / LANES {
+            let key = Keys::group::<L>(row, g * LANES);
+            for (sum, query) in sums.iter_mut().zip(queries) {
+                *sum = key.mul_add(L::F32::load(query.as_ptr().add(g * LANES)), *sum);
             }
-            for (sum, to) in sums.into_iter().zip(to) {
-                to[at] = f64::from(sum.sum() * self.scale);
-            }
+        }
+        for (sum, to) in sums.into_iter().zip(&mut self.to[first..]) {
+            to[at] = f64::from(sum.sum() * self.scale);
         }
     }
 }
@@ -116,15 +127,13 @@ impl<E: Element<Scalar = f32>, const Q: usize> Shared<'_, E, Q> {
 impl<E: Element<Scalar = f32>, const Q: usize> Pass for Shared<'_, E, Q> {
     #[inline(always)]
     unsafe fn run<L: Level>(mut self) {
-        const { assert!(SUMS.is_multiple_of(Q)) };
         let (count, mut at) = (self.to[0].len(), 0);
-        if L::ROOMY && self.keys.in_groups() {
+        // For fewer queries memory is what takes time, and more keys at once are slower to come.
+        if L::ROOMY && Q >= 4 && self.keys.in_groups() {
             while at + SUMS / Q <= count {
                 match Q {
                     8 => self.beside::<L, 1>(at),
-                    4 => self.beside::<L, 2>(at),
-                    2 => self.beside::<L, 4>(at),
-                    _ => self.beside::<L, 8>(at),
+                    _ => self.beside::<L, 2>(at),
                 }
                 at += SUMS / Q;
             }
