@@ -28,13 +28,21 @@ pub(super) type Side<'a, Q> = [Option<(&'a Q, &'a mut [f64])>; MANY];
 macro_rules! side_by_side {
     ($rows:expr, $some:ident => $each:expr) => {{
         let (some, rest) = $rows.as_chunks_mut::<8>();
-        some.iter_mut().for_each(|$some| $each);
+        for $some in some {
+            $each;
+        }
         let (some, rest) = rest.as_chunks_mut::<4>();
-        some.iter_mut().for_each(|$some| $each);
+        for $some in some {
+            $each;
+        }
         let (some, rest) = rest.as_chunks_mut::<2>();
-        some.iter_mut().for_each(|$some| $each);
+        for $some in some {
+            $each;
+        }
         let (some, _) = rest.as_chunks_mut::<1>();
-        some.iter_mut().for_each(|$some| $each);
+        for $some in some {
+            $each;
+        }
     }};
 }
 pub(super) use side_by_side;
