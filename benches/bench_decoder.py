@@ -10,7 +10,6 @@ code 1 when a check fails.
 from __future__ import annotations
 
 import copy
-import math
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ import torch
 
 from bench_attention import EPS, CheckFailedError, contest
 from harness import table
+from harness.sharpened import sharpen
 from harness.table import Tell
 
 SECTIONS = {"f32": "float32 weights, keys and values", "bf16": "bfloat16 ones"}
@@ -118,15 +118,10 @@ class Decoders:
         self.token = torch.ones(1, 1, dtype=torch.long)
 
     def sharpen(self, sigma: float) -> None:
-        """Makes queries as long as scores of the deviation sigma need."""
+        """Has scores of the deviation sigma from here on."""
         import certk_rs.transformers as models
 
-        with torch.inference_mode():
-            for layer in self.plain.model.layers:
-                given = layer.input_layernorm(self.plain.model.embed_tokens(self.token))
-                made = layer.self_attn.q_proj(given).view(-1, self.shape.d)
-                rms = made.float().norm(dim=-1).mean()
-                layer.self_attn.q_proj.weight *= sigma * math.sqrt(self.shape.d) / rms
+        sharpen(self.plain, self.token, sigma)
         self.ours = models.use(copy.deepcopy(self.plain), eps=EPS)
 
     def step(self, model: Any, cache: Any) -> Any:

@@ -8,7 +8,6 @@ marked.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import statistics
 import sys
@@ -22,6 +21,7 @@ import certk_rs as ck
 import certk_rs.torch as operators
 from bench_attention import DIM, EPS, Case, CheckFailedError, Data, contest, line, ratio
 from harness import table
+from harness.sharpened import sharpen
 from harness.table import Tell
 
 SECTIONS = {
@@ -115,13 +115,8 @@ def decoding(sigma: float, group: int, threads: int, target: float, repeat: int)
         max_position_embeddings=2 * LONG, pad_token_id=0,
     )  # fmt: skip
     plain = transformers.LlamaForCausalLM(config).eval()
-    # Keys are normal; queries are made as long as scores of the deviation sigma need.
     token = torch.ones(1, 1, dtype=torch.long)
-    with torch.inference_mode():
-        for layer in plain.model.layers:
-            made = layer.self_attn.q_proj(layer.input_layernorm(plain.model.embed_tokens(token)))
-            rms = made.view(-1, DIM).norm(dim=-1).mean()
-            layer.self_attn.q_proj.weight *= sigma * math.sqrt(DIM) / rms
+    sharpen(plain, token, sigma)
     ours = models.use(copy.deepcopy(plain), eps=EPS, threads=threads)
     rows = [torch.randn(2, 1, 2, LONG, DIM) for _ in range(2)]
     grown = transformers.DynamicCache(config=config)

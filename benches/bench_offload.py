@@ -31,6 +31,7 @@ import certk_rs.transformers as models
 from bench_attention import CheckFailedError
 from certk_rs.cache_format import Cache
 from harness import table
+from harness.sharpened import sharpen
 from harness.table import Tell
 
 SECTIONS = {
@@ -69,12 +70,7 @@ def model_of(dtype: torch.dtype) -> Any:
         max_position_embeddings=1 << 18, pad_token_id=0,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    with torch.inference_mode():
-        embedded = model.model.embed_tokens(torch.arange(512)[None])
-        for layer in model.model.layers:
-            made = layer.self_attn.q_proj(layer.input_layernorm(embedded))
-            rms = made.view(-1, DIM).norm(dim=-1).mean()
-            layer.self_attn.q_proj.weight *= SIGMA * math.sqrt(DIM) / rms
+    sharpen(model, torch.arange(512)[None], SIGMA)
     return models.use(model.to(dtype), eps=EPS, threads=torch.get_num_threads())
 
 

@@ -87,10 +87,6 @@ impl<E: Element> Averaged<'_, E> {
                 self.simd.average(self.values, Picked::From(from), weights, sums);
             }
         }
-        if let [(weights, sums)] = &mut whole[..count] {
-            self.simd.average(self.values, Picked::From(from), weights, sums);
-            return;
-        }
         side_by_side!(whole[..count], some => {
             let weights = some.each_ref().map(|(weights, _)| *weights);
             let to = some.each_mut().map(|(_, to)| &mut **to);

@@ -212,8 +212,7 @@ impl AttentionJob<'_> {
             listed.chunk_by(|&a, &b| self.query_rows.head_of(a) == self.query_rows.head_of(b))
         {
             // How rows are put together depends on nothing but the shapes, so that answers do not depend on threads.
-            let size = if of_head.len() < MANY { MANY } else { PANEL_ROWS };
-            for rows in of_head.chunks(size) {
+            for rows in of_head.chunks(PANEL_ROWS) {
                 units.push((self.query_rows.head_of(rows[0]), from..from + rows.len()));
                 from += rows.len();
             }

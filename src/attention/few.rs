@@ -1,5 +1,7 @@
 //! A few rows over one head's keys and values.
 
+use std::ops::Range;
+
 use super::job::{Answer, AttentionJob, MANY, RowBudget, Unit};
 use super::pending::{PendingRow, grow};
 use crate::error::Error;
@@ -63,6 +65,32 @@ pub(super) fn portions<Q: ?Sized>(mut side: Side<'_, Q>) -> Vec<(usize, Side<'_,
     (0..longest).step_by(PORTION).map(portion).collect()
 }
 
+/// Queries and where their scores go, the first ones of them.
+type Beside<'a, 's, Q> = [(&'a Q, &'s mut [f64]); MANY];
+
+/// The rows whose scores go to the end of a range, and how many they are; those that end within it are scored alone. `None` if there
+/// are no rows.
+pub(super) fn reaching<'s, 'a, Q: ?Sized>(
+    side: &'s mut Side<'a, Q>,
+    range: Range<usize>,
+    mut alone: impl FnMut(&'a Q, &mut [f64]),
+) -> Option<(Beside<'a, 's, Q>, usize)> {
+    let query = side.iter().flatten().next()?.0;
+    // What is behind the last row that is there is not read.
+    let mut whole: Beside<'_, '_, Q> = std::array::from_fn(|_| (query, &mut [][..]));
+    let mut count = 0;
+    for (query, to) in side.iter_mut().flatten() {
+        let end = to.len().min(range.end);
+        if end == range.end {
+            whole[count] = (*query, &mut to[range.clone()]);
+            count += 1;
+        } else if range.start < end {
+            alone(*query, &mut to[range.start..end]);
+        }
+    }
+    Some((whole, count))
+}
+
 /// Scores consecutive keys for a few rows; the largest entry of the keys, if it is asked for.
 fn score_plain<E: Element>(
     simd: Simd,
@@ -78,19 +106,10 @@ fn score_plain<E: Element>(
         if measured {
             largest = largest.max(simd.largest(keys, Picked::From(first + from), end - from));
         }
-        let Some(query) = side.iter().flatten().map(|(query, _)| *query).next() else { break };
-        // What is behind the last row that is there is not read.
-        let mut whole: [(&Query, &mut [f64]); MANY] = std::array::from_fn(|_| (query, &mut [][..]));
-        let mut count = 0;
-        for (query, to) in side.iter_mut().flatten() {
-            let here = to.len().min(end);
-            if here == end {
-                whole[count] = (*query, &mut to[from..end]);
-                count += 1;
-            } else if from < here {
-                query.score(simd, keys, Picked::From(first + from), 0.0, &mut to[from..here]);
-            }
-        }
+        let alone = |query: &Query, to: &mut [f64]| {
+            query.score(simd, keys, Picked::From(first + from), 0.0, to);
+        };
+        let Some((mut whole, count)) = reaching(&mut side, from..end, alone) else { break };
         side_by_side!(whole[..count], some => Query::score_shared(simd, keys, first + from, some));
     }
     largest

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::few::{BLOCK, Side, portions, side_by_side};
+use super::few::{BLOCK, Side, portions, reaching, side_by_side};
 use super::job::{AttentionJob, MANY};
 use super::pending::{PendingRow, grow};
 use crate::error::Error;
@@ -75,19 +75,10 @@ impl AttentionJob<'_> {
         let longest = side.iter().flatten().map(|(_, to)| to.len()).max().unwrap_or(0);
         for from in (0..longest).step_by(BLOCK) {
             let end = longest.min(from + BLOCK);
-            let mut whole: [(&[f32], &mut [f64]); MANY] =
-                std::array::from_fn(|_| (&[][..], &mut [][..]));
-            let mut count = 0;
-            for (query, to) in side.iter_mut().flatten() {
-                let here = to.len().min(end);
-                if here == end {
-                    whole[count] = (query, &mut to[from..end]);
-                    count += 1;
-                } else if from < here {
-                    let to = &mut to[from..here];
-                    simd.scores_shared(keys, first + from, ([*query], scale), [to]);
-                }
-            }
+            let alone = |query: &[f32], to: &mut [f64]| {
+                simd.scores_shared(keys, first + from, ([query], scale), [to]);
+            };
+            let Some((mut whole, count)) = reaching(&mut side, from..end, alone) else { break };
             side_by_side!(whole[..count], some => {
                 let queries = some.each_ref().map(|(query, _)| *query);
                 let to = some.each_mut().map(|(_, to)| &mut **to);

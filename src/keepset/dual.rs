@@ -23,7 +23,7 @@ const SWEEPS: usize = 50;
 /// Columns that are mixed and summed together, times the rows.
 const BLOCK: usize = 1 << 16;
 /// Weights that are worth a task of their own.
-const SHARED: usize = 1 << 15;
+pub(super) const SHARED: usize = 1 << 15;
 /// A weight in units of its row's budget that is as good as infinite.
 const UNAFFORDABLE: f32 = 1e9;
 /// Multipliers beyond this do not differ, so that nothing overflows.
@@ -133,7 +133,7 @@ impl Part {
     fn point(&self, simd: Simd, multipliers: Vec<f64>, half: f32) -> Result<Point, Error> {
         let mut mixed = vec![0.0; self.stride];
         let (terms, width) = (Self::terms(&multipliers), self.width());
-        // Each block has sums of its own, whoever works on it: which are added in order.
+        // Each block has sums of its own, whoever works on it; these are added in order.
         let work = |(b, block): (usize, &mut [f32])| {
             let columns = b * width..b * width + block.len();
             let (mut shares, mut losses) = (vec![0.0; block.len()], vec![0.0; self.free.len()]);

@@ -1,16 +1,16 @@
 //! Which of the keys near the boundary go: walks from the worst key of the mixture upwards that drop what every row can
 //! still afford, in several orders that differ by a little noise; and exchanges of single keys, which make room for more.
 
-use super::dual::Part;
+use super::dual::{Part, SHARED};
 use crate::ambient::asked_each;
 use crate::error::Error;
+use crate::kernels::Scalar;
 use crate::memory::check_memory;
 use crate::threads;
 
 /// Walks over the contested keys.
 const TRIALS: u32 = 24;
-/// Weights that are worth a task of their own, and rows that a key is compared with before most have an answer.
-const SHARED: usize = 1 << 15;
+/// Rows that a key is compared with at a time; most have an answer after the first of these.
 const FIRST_ROWS: usize = 16;
 /// Rounds of exchanges.
 const EXCHANGES: usize = 8;
@@ -154,7 +154,7 @@ impl Tight {
     /// The keys that these rows can afford, and hardly any others, by their places in the list.
     fn find(&self, left: &[f64], fitting: &mut Vec<u32>) {
         fitting.clear();
-        let limits: Vec<f32> = self.rows.iter().map(|&row| above(left[row])).collect();
+        let limits: Vec<f32> = self.rows.iter().map(|&row| f32::at_least(left[row])).collect();
         let block = self.rows.len() * Self::TOGETHER;
         if block == 0 {
             fitting.extend(0..self.keys as u32);
@@ -182,12 +182,6 @@ impl Tight {
 fn below(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) > value { near.next_down() } else { near }
-}
-
-/// A number of f32 that is not below another.
-fn above(value: f64) -> f32 {
-    let near = value as f32;
-    if f64::from(near) < value { near.next_up() } else { near }
 }
 
 /// A number in [-1, 1) from two others.
@@ -319,7 +313,7 @@ mod tests {
     #[test]
     fn rounding_to_f32_goes_one_way() {
         for value in [0.0, 1.0, -1.0, 0.1, 1e-60, -1e-60, 1e60, -1e60, 5e-324, 1.0 + 1e-12] {
-            assert!(f64::from(below(value)) <= value && value <= f64::from(above(value)));
+            assert!(f64::from(below(value)) <= value && value <= f64::from(f32::at_least(value)));
         }
     }
 }

@@ -71,80 +71,6 @@ impl<E: Element> Pass for Products<'_, E> {
     }
 }
 
-struct Shared<'a, E, const Q: usize> {
-    keys: Keys<'a, E>,
-    from: usize,
-    queries: [&'a [f64]; Q],
-    to: [&'a mut [f64]; Q],
-}
-
-impl<E: Element, const Q: usize> Shared<'_, E, Q> {
-    /// The sums of `K` keys of whole groups with all queries, side by side in registers: as many sums as are taken at a time.
-    #[inline(always)]
-    unsafe fn beside<L: Level, const K: usize>(&mut self, at: usize) {
-        // The other arms of the match that calls this are never reached.
-        assert!(K * Q == SUMS);
-        let rows: [*const E; K] =
-            std::array::from_fn(|k| self.keys.row(self.from + at + k).as_ptr());
-        let queries = self.queries.map(<[_]>::as_ptr);
-        let mut sums = [[L::F64::splat(0.0); Q]; K];
-        for from in (0..self.keys.dim()).step_by(LANES) {
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                let key = E::double::<L>(E::load::<L>(row.add(from)));
-                for (sum, query) in sums.iter_mut().zip(queries) {
-                    // Whole groups, all of one length.
-                    *sum = key.mul_add(L::F64::load(query.add(from)), *sum);
-                }
-            }
-        }
-        // The same sums in one list.
-        let sums = L::F64::sums(sums.as_ptr().cast::<[L::F64; SUMS]>().read());
-        let scores = sums;
-        for (k, scores) in scores.chunks_exact(Q).enumerate() {
-            for (to, &score) in self.to.iter_mut().zip(scores) {
-                to[at + k] = score;
-            }
-        }
-    }
-
-    /// The sums of one key, query by query.
-    #[inline(always)]
-    unsafe fn one<L: Level>(&mut self, at: usize) {
-        let row = self.keys.row(self.from + at);
-        let mut sums = [L::F64::splat(0.0); Q];
-        for g in 0..self.queries[0].len() / LANES {
-            let key = E::double::<L>(Keys::group::<L>(row, g * LANES));
-            for (sum, query) in sums.iter_mut().zip(self.queries) {
-                let query = L::F64::load(query.as_ptr().add(g * LANES));
-                *sum = key.mul_add(query, *sum);
-            }
-        }
-        for (sum, to) in sums.into_iter().zip(&mut self.to) {
-            to[at] = sum.sum();
-        }
-    }
-}
-
-impl<E: Element, const Q: usize> Pass for Shared<'_, E, Q> {
-    #[inline(always)]
-    unsafe fn run<L: Level>(mut self) {
-        let (count, mut at) = (self.to[0].len(), 0);
-        // For fewer queries memory is what takes time, and more keys at once are slower to come.
-        if L::ROOMY && Q >= 4 && self.keys.in_groups() {
-            while at + SUMS / Q <= count {
-                match Q {
-                    8 => self.beside::<L, 1>(at),
-                    _ => self.beside::<L, 2>(at),
-                }
-                at += SUMS / Q;
-            }
-        }
-        for at in at..count {
-            self.one::<L>(at);
-        }
-    }
-}
-
 struct Largest<'a, E> {
     keys: Keys<'a, E>,
     picked: Picked<'a>,
@@ -177,20 +103,6 @@ impl Simd {
         count: usize,
     ) -> f64 {
         self.run(Largest { keys, picked, count })
-    }
-
-    /// The same as [`Simd::products_f64`], of rows from one on with several queries, which are read once for all.
-    pub(crate) fn shared_products<E: Element, const Q: usize>(
-        self,
-        keys: Keys<'_, E>,
-        from: usize,
-        queries: [&[f64]; Q],
-        to: [&mut [f64]; Q],
-    ) {
-        let width = keys.dim().next_multiple_of(LANES);
-        assert!(queries.iter().all(|query| query.len() == width));
-        assert!(to.iter().all(|each| each.len() == to[0].len()));
-        self.run(Shared { keys, from, queries, to });
     }
 
     /// The products of a query with some rows (as many of a list as there are places; what follows is fetched ahead),

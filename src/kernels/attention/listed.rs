@@ -1,15 +1,15 @@
-//! Scores in f32, of listed keys or of consecutive ones for several queries.
+//! Scores of listed keys in f32.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions. Lengths are checked by the methods of
 //! [`Simd`] that run a pass.
 
-use crate::kernels::isa::{BESIDE as SUMS, Element, LANES, Lanes, Level};
+use crate::kernels::isa::{Element, LANES, Lanes, Level};
 use crate::kernels::matrix::{AHEAD, Keys};
 use crate::kernels::simd::{Pass, Simd};
 
 /// Rows that are asked for at once: more would push each other out.
 const AT_ONCE: usize = 64;
-/// Keys, or queries, whose sums are in registers at a time, where these are few.
+/// Keys whose sums are in registers at a time.
 const BESIDE: usize = 4;
 
 struct Scores<'a, E> {
@@ -57,93 +57,6 @@ impl<E: Element<Scalar = f32>> Pass for Scores<'_, E> {
     }
 }
 
-struct Shared<'a, E, const Q: usize> {
-    keys: Keys<'a, E>,
-    from: usize,
-    queries: [&'a [f32]; Q],
-    scale: f32,
-    to: [&'a mut [f64]; Q],
-}
-
-impl<E: Element<Scalar = f32>, const Q: usize> Shared<'_, E, Q> {
-    /// The sums of `K` keys of whole groups with all queries, side by side in registers: as many sums as are taken at a time.
-    #[inline(always)]
-    unsafe fn beside<L: Level, const K: usize>(&mut self, at: usize) {
-        // The other arms of the match that calls this are never reached.
-        assert!(K * Q == SUMS);
-        let rows: [*const E; K] =
-            std::array::from_fn(|k| self.keys.row(self.from + at + k).as_ptr());
-        let queries = self.queries.map(<[_]>::as_ptr);
-        let mut sums = [[L::F32::splat(0.0); Q]; K];
-        for from in (0..self.keys.dim()).step_by(LANES) {
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                let key = E::load::<L>(row.add(from));
-                for (sum, query) in sums.iter_mut().zip(queries) {
-                    // Whole groups, all of one length.
-                    *sum = key.mul_add(L::F32::load(query.add(from)), *sum);
-                }
-            }
-        }
-        // The same sums in one list.
-        let sums = L::F32::sums(sums.as_ptr().cast::<[L::F32; SUMS]>().read());
-        let scores = sums.map(|sum| f64::from(sum * self.scale));
-        for (k, scores) in scores.chunks_exact(Q).enumerate() {
-            for (to, &score) in self.to.iter_mut().zip(scores) {
-                to[at + k] = score;
-            }
-        }
-    }
-
-    /// The sums of one key, a few queries at a time.
-    #[inline(always)]
-    unsafe fn one<L: Level>(&mut self, at: usize) {
-        if Q <= BESIDE {
-            self.some::<L, Q>(at, 0);
-        } else {
-            for first in (0..Q).step_by(BESIDE) {
-                self.some::<L, BESIDE>(at, first);
-            }
-        }
-    }
-
-    /// The sums of one key with `R` queries from one on.
-    #[inline(always)]
-    unsafe fn some<L: Level, const R: usize>(&mut self, at: usize, first: usize) {
-        let row = self.keys.row(self.from + at);
-        let queries: [&[f32]; R] = std::array::from_fn(|r| self.queries[first + r]);
-        let mut sums = [L::F32::splat(0.0); R];
-        for g in 0..queries[0].len() / LANES {
-            let key = Keys::group::<L>(row, g * LANES);
-            for (sum, query) in sums.iter_mut().zip(queries) {
-                *sum = key.mul_add(L::F32::load(query.as_ptr().add(g * LANES)), *sum);
-            }
-        }
-        for (sum, to) in sums.into_iter().zip(&mut self.to[first..]) {
-            to[at] = f64::from(sum.sum() * self.scale);
-        }
-    }
-}
-
-impl<E: Element<Scalar = f32>, const Q: usize> Pass for Shared<'_, E, Q> {
-    #[inline(always)]
-    unsafe fn run<L: Level>(mut self) {
-        let (count, mut at) = (self.to[0].len(), 0);
-        // For fewer queries memory is what takes time, and more keys at once are slower to come.
-        if L::ROOMY && Q >= 4 && self.keys.in_groups() {
-            while at + SUMS / Q <= count {
-                match Q {
-                    8 => self.beside::<L, 1>(at),
-                    _ => self.beside::<L, 2>(at),
-                }
-                at += SUMS / Q;
-            }
-        }
-        for at in at..count {
-            self.one::<L>(at);
-        }
-    }
-}
-
 struct Fetch<'a, E> {
     keys: Keys<'a, E>,
     list: &'a [u32],
@@ -175,19 +88,5 @@ impl Simd {
     ) {
         assert!(query.len() == keys.dim().next_multiple_of(LANES) && list.len() >= to.len());
         self.run(Scores { keys, list, query, scale, to });
-    }
-
-    /// The same of rows from one on with several queries, which are read once for all.
-    pub(crate) fn scores_shared<E: Element<Scalar = f32>, const Q: usize>(
-        self,
-        keys: Keys<'_, E>,
-        from: usize,
-        (queries, scale): ([&[f32]; Q], f32),
-        to: [&mut [f64]; Q],
-    ) {
-        let width = keys.dim().next_multiple_of(LANES);
-        assert!(queries.iter().all(|query| query.len() == width));
-        assert!(to.iter().all(|each| each.len() == to[0].len()));
-        self.run(Shared { keys, from, queries, scale, to });
     }
 }

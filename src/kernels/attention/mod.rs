@@ -5,6 +5,7 @@ mod dot;
 mod listed;
 mod matmul;
 mod narrow;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod tile;

@@ -50,6 +50,25 @@ fn digest<E: Element>(simd: Simd, (count, dim): (usize, usize), from: fn(f64) ->
     out.into_iter().map(f64::to_bits).collect()
 }
 
+/// Several rows to write to.
+fn lent<const Q: usize>(rows: &mut [Vec<f64>]) -> [&mut [f64]; Q] {
+    let mut rows = rows.iter_mut();
+    std::array::from_fn(|_| &mut rows.next().unwrap()[..])
+}
+
+/// Of several queries side by side, one in the first half and another in the second, each has the scores that it has alone.
+fn halved<const Q: usize>(
+    simd: Simd,
+    keys: Keys<'_, f32>,
+    [(one, its), (other, others)]: [(&[f32], &Vec<f64>); 2],
+) {
+    let mut found = vec![vec![0.0; its.len()]; Q];
+    let queries = std::array::from_fn(|q| if q < Q / 2 { one } else { other });
+    simd.scores_shared::<f32, Q>(keys, 1, (queries, 0.37), lent(&mut found));
+    let (first, second) = found.split_at(Q / 2);
+    assert!(first.iter().all(|found| found == its) && second.iter().all(|found| found == others));
+}
+
 /// Products and averages for some queries side by side, each what it is alone.
 fn shared<E: Element, const Q: usize>(simd: Simd, keys: Keys<'_, E>, count: usize) -> Vec<f64> {
     let width = keys.dim().next_multiple_of(LANES);
@@ -60,13 +79,9 @@ fn shared<E: Element, const Q: usize>(simd: Simd, keys: Keys<'_, E>, count: usiz
     });
     let mut products = vec![vec![0.0; count - 1]; Q];
     let mut sums = vec![vec![0.5; width]; Q];
-    let mut to = products.iter_mut();
-    let to: [&mut [f64]; Q] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
-    simd.shared_products(keys, 1, queries.each_ref().map(|query| &query[..]), to);
+    simd.shared_products(keys, 1, queries.each_ref().map(|query| &query[..]), lent(&mut products));
     let weights: [&[f64]; Q] = std::array::from_fn(|q| &products[q][..]);
-    let mut to = sums.iter_mut();
-    let to: [&mut [f64]; Q] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
-    simd.shared_average(keys, 1, weights, to);
+    simd.shared_average(keys, 1, weights, lent(&mut sums));
     for (q, query) in queries.iter().enumerate() {
         let (mut alone, mut sum) = (vec![0.0; count - 1], vec![0.5; width]);
         simd.products_f64(keys, Picked::From(1), query, &mut alone);
@@ -120,20 +135,9 @@ fn scores_of_listed_keys_have_the_same_bits_and_are_near() {
                 assert_eq!(f64::from(a[at]).to_bits(), c[key as usize - 1].to_bits());
             }
             assert!(c.iter().zip(&d).all(|(one, two)| 2.0 * one == *two));
-            let mut eight = vec![vec![0.0; count - 1]; 8];
-            let mut to = eight.iter_mut();
-            let to: [&mut [f64]; 8] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
-            let queries = std::array::from_fn(|q| if q < 4 { &query[..] } else { &twice });
-            simd.scores_shared(Keys::new(&stored, stride, dim), 1, (queries, 0.37), to);
-            assert!(
-                eight[..4].iter().all(|one| *one == c) && eight[4..].iter().all(|two| *two == d)
-            );
-            let mut four = vec![vec![0.0; count - 1]; 4];
-            let mut to = four.iter_mut();
-            let to: [&mut [f64]; 4] = std::array::from_fn(|_| &mut to.next().unwrap()[..]);
-            let queries = std::array::from_fn(|q| if q < 2 { &query[..] } else { &twice });
-            simd.scores_shared(Keys::new(&stored, stride, dim), 1, (queries, 0.37), to);
-            assert!(four[..2].iter().all(|one| *one == c) && four[2..].iter().all(|two| *two == d));
+            let keys = Keys::new(&stored, stride, dim);
+            halved::<4>(simd, keys, [(&query, &c), (&twice, &d)]);
+            halved::<8>(simd, keys, [(&query, &c), (&twice, &d)]);
             [a, b].concat()
         };
         let want = told(levels[levels.len() - 1].1);
