@@ -59,7 +59,8 @@ class _Answer:
 class RayEngine:
     """An `Engine` of the tasks of a Ray cluster.
 
-    A cluster that this process is connected to already is used, and left as it is.
+    A cluster that this process is connected to already is used, and left as it is: calls under way
+    when the engine is closed run to their end there, and nobody hears of them.
 
     Args:
         address: Of the cluster, see `ray_cluster.connect`; None: RAY_ADDRESS, or a local one.
@@ -127,11 +128,11 @@ class RayEngine:
 
     def give_up(self, key: int) -> None:
         """See `Engine`."""
-        for reference, task in self._under_way.items():
+        # Not by `ray.cancel`: where an answer arrives at the same moment, it ends this process (2.60,
+        # "Tried to complete task that was not pending"). They are few, and not done again.
+        for task in self._under_way.values():
             if task.key == key:
                 task.tries = _RETRIES
-                with contextlib.suppress(Exception):
-                    self._ray.cancel(reference, force=True)
         for _, task in self._later:
             if task.key == key:
                 task.tries = _RETRIES
@@ -139,10 +140,8 @@ class RayEngine:
     def close(self) -> None:
         """See `Engine`."""
         under_way: dict[Any, _Task] = getattr(self, "_under_way", {})
-        for reference in under_way:
-            with contextlib.suppress(Exception):
-                self._ray.cancel(reference, force=True)
         under_way.clear()
+        # Whoever leaves a cluster takes its calls along.
         if self._own:
             disconnect(self._ray)
 
