@@ -41,6 +41,13 @@ def _cache() -> dict[str, Any]:
     return {}
 
 
+def _caches() -> dict[str, Any]:
+    for name in ("caches/one.safetensors", "caches/more/two.safetensors"):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(EXAMPLE, name)
+    return {}
+
+
 def _readme() -> dict[str, Any]:
     _cache()
     np.save("scores.npy", np.random.default_rng(0).standard_normal((4, 1000)))
@@ -65,6 +72,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/report.md": _cache,
     "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
+    "docs/howto/prune-directory.md": _caches,
     "docs/howto/transformers.md": _transformers,
     "docs/windows.md": _cache,
     "docs/inputs.md": _cache,
