@@ -30,7 +30,6 @@ _HOMES = (
     rb"[A-Za-z]:[\\/]Users[\\/]",
     rb"/github/",
 )
-_HOMES_PATTERN = re.compile(rb"(?:" + rb"|".join(_HOMES) + rb")[ -~]{0,80}")
 
 
 def clean(wheel: Path, root: Path) -> None:
@@ -88,19 +87,17 @@ def _record(data: bytes, changed: dict[str, bytes]) -> bytes:
 
 
 def found(archive: Path, root: Path) -> list[str]:
-    """The places in a wheel or an sdist that name a folder of a machine: `file: what`."""
-    own = [
-        re.escape(str(each).encode())
-        for each in {root, Path.home(), Path(sys.prefix)}
-        if len(each.parts) > 1
-    ]
-    pattern = re.compile(rb"(?:" + rb"|".join(own) + rb")[ -~]{0,80}") if own else _HOMES_PATTERN
+    """The places in a wheel or an sdist that name a folder of this machine: `file: what`.
+
+    A home of any machine counts, too, except in text, which may speak of one.
+    """
+    folders = {root, Path.home(), Path(sys.prefix)}
+    own = [re.escape(str(each).encode()) for each in folders if len(each.parts) > 1]
     told = []
     for name, data in _members(archive):
-        # Text may speak of a home in general; compiled code has no reason to.
-        patterns = [pattern] if name.endswith((".md", ".py", ".rs")) else [pattern, _HOMES_PATTERN]
-        hits = {hit.group().decode() for each in patterns for hit in each.finditer(data)}
-        told += [f"{name}: {hit}" for hit in sorted(hits)]
+        starts = own if name.endswith((".md", ".py", ".rs")) else [*own, *_HOMES]
+        pattern = re.compile(rb"(?:" + rb"|".join(starts) + rb")[ -~]{0,80}")
+        told += [f"{name}: {hit}" for hit in sorted({m.decode() for m in pattern.findall(data)})]
     return told
 
 
