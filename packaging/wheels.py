@@ -74,6 +74,8 @@ def environment() -> dict[str, str]:
         "SOURCE_DATE_EPOCH": commit_time(),
         "CARGO_TARGET_DIR": str(ROOT / "target" / "wheels-build"),
         **os.environ,
+        # Where maturin looks for zig's package.
+        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", ""),
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags),
         # Lines of the sources, for the traces of panics; they would be stripped anyway.
         "CARGO_PROFILE_RELEASE_DEBUG": "0",

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -115,6 +116,11 @@ def test_the_compiler_is_told_all_folders_of_this_machine() -> None:
     assert f"--remap-path-prefix={ROOT}=certk_rs" in flags
     # The last one that fits holds, so that what lies in another folder comes after it.
     assert len([f for f in flags if f.startswith("--remap-path-prefix=")]) == 3
+
+
+def test_zig_is_found_beside_the_python_that_builds() -> None:
+    first, _, _ = wheels.environment()["PATH"].partition(os.pathsep)
+    assert first == str(Path(sys.executable).parent)
 
 
 # ---------------------------------------------------------------------------------- workflows
