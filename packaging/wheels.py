@@ -47,7 +47,8 @@ def build(target: str, out: Path) -> Path:
     for old in own.glob("*.whl"):
         old.unlink()
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked"]
-    command += ["--target", target, "--out", str(own)]
+    # Without the level "portable" at a speed for tests: see Cargo.toml.
+    command += ["--target", target, "--out", str(own), "--no-default-features"]
     if (libc := target.rpartition("-")[2]) in COMPATIBILITY and "linux" in target:
         command += ["--zig", "--compatibility", COMPATIBILITY[libc]]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +29,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder.resolve()
-    [here], [there] = (list(folder.glob(f"*linux*_{m}.whl")) for m in ("x86_64", "aarch64"))
+    [here], [there] = (list(folder.glob(f"*manylinux*_{m}.whl")) for m in ("x86_64", "aarch64"))
     if shutil.which(EMULATOR) is None:
         sys.exit(f"{EMULATOR} is missing: make install-aarch64")
     with tempfile.TemporaryDirectory(prefix="certk-aarch64-") as made:
@@ -38,10 +37,11 @@ def main() -> None:
         root = place / "root"
         python = debian_python(place / "packages", root)
         version = python.name.removeprefix("python")
-        site = place / "site"
-        install(site, there, version)
         (place / "x86_64").mkdir()
-        native = Clean(place / "x86_64", "numpy>=1.26", f"--no-deps\n{here}")
+        native = Clean(place / "x86_64", "numpy>=1.26")
+        native.install("--no-deps", str(here))
+        site = place / "site"
+        native.install(*for_aarch64(version), f"--target={site}", str(there))
 
         def emulated(*arguments: str, **variables: str) -> str:
             command = [EMULATOR, "-L", str(root), str(python), *arguments]
@@ -91,19 +91,12 @@ def debian_python(packages: Path, root: Path) -> Path:
     return next(p for p in (root / "usr" / "bin").glob("python3.*") if p.name[8:].isdigit())
 
 
-def install(site: Path, wheel: Path, version: str) -> None:
-    """Have pip put a wheel for that Python, and what it depends on, into a folder."""
-    platforms = [
-        f"--platform={p}_aarch64" for p in ("manylinux2014", "manylinux_2_27", "manylinux_2_28")
-    ]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *platforms]
-    command += [
-        f"--python-version={version}",
-        "--implementation=cp",
-        "--abi=abi3",
-        f"--abi=cp{version.replace('.', '')}",
-    ]
-    subprocess.run([*command, f"--target={site}", str(wheel)], check=True)
+def for_aarch64(version: str) -> list[str]:
+    """What tells pip to install for that Python on that machine."""
+    tags = ("manylinux2014", "manylinux_2_27", "manylinux_2_28")
+    arguments = ["--only-binary=:all:", *(f"--platform={tag}_aarch64" for tag in tags)]
+    arguments += [f"--python-version={version}", "--implementation=cp", "--abi=abi3"]
+    return [*arguments, f"--abi=cp{version.replace('.', '')}"]
 
 
 if __name__ == "__main__":

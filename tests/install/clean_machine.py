@@ -18,8 +18,18 @@ class Clean:
         self.folder = folder
         venv.create(folder / "venv", with_pip=True)
         self.bin = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
-        for each in installed:
-            self.run("python", "-m", "pip", "install", "--quiet", *each.split("\n"))
+        if installed:
+            self.install(*installed)
+
+    def install(self, *arguments: str) -> None:
+        """Have pip install something."""
+        self.run("python", "-m", "pip", "install", "--quiet", *arguments)
+
+    def takes(self, wheel: Path) -> bool:
+        """Whether pip would install a wheel here."""
+        command = [str(self.bin / "python"), "-m", "pip", "install", "--quiet", "--dry-run"]
+        command += ["--no-deps", "--no-index", str(wheel)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def run(self, program: str, *arguments: str) -> str:
         """What a program of the environment prints; anything but exit code 0 ends this process."""

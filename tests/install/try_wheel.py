@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -67,8 +66,11 @@ def main() -> None:
         place = Path(made).resolve()
         (place / "alone").mkdir()
         (place / "whole").mkdir()
-        own = for_this_machine(wheels)
-        alone = Clean(place / "alone", "numpy>=1.26", f"--no-deps\n{own}")
+        alone = Clean(place / "alone", "numpy>=1.26")
+        own = next((wheel for wheel in wheels if alone.takes(wheel)), None)
+        if own is None:
+            sys.exit(f"none of {[w.name for w in wheels]} is for this machine")
+        alone.install("--no-deps", str(own))
         print(f"{own.name}: {alone.run('python', '-c', ALONE).strip()}, with NumPy alone")
         import_time(alone)
         commands(Clean(place / "whole", str(own)))
@@ -109,16 +111,6 @@ def holds(wheel: Path) -> None:
         assert max(needed) <= GLIBC, sorted(needed)
         line += f", glibc {'.'.join(map(str, max(needed)))}"
     print(line)
-
-
-def for_this_machine(wheels: list[Path]) -> Path:
-    """The wheel that pip would take here."""
-    for wheel in wheels:
-        checked = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
-        checked += ["--no-index", "--ignore-installed", str(wheel)]
-        if subprocess.run(checked, capture_output=True, check=False).returncode == 0:
-            return wheel
-    sys.exit(f"none of {[w.name for w in wheels]} is for this machine")
 
 
 def import_time(where: Clean) -> None:
