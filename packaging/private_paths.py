@@ -1,8 +1,7 @@
 """Paths of the machine that built an archive: taken out of a wheel's bill, and looked for.
 
 maturin names our crates in the bill of materials (`.dist-info/sboms/*.cyclonedx.json`) by where
-they lie on the disk, and adds a random number and the time. Without these, two builds of one commit
-are the same.
+they lie on the disk, and adds a random number and the time, which differ from build to build.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def holds(archive: Path) -> None:
     junk |= {n for n in names if n.endswith((".so", ".pyd", ".pyc", ".whl"))}
     assert not junk, junk
     # Every page that another one points at.
-    pages = {f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")}
+    pages = {p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md")}
     assert pages <= names, pages - names
     told = private_paths.found(archive, ROOT)
     assert not told, told
