@@ -11,9 +11,10 @@ MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 RUST_TESTS := $(CARGO) test --release --workspace --all-features
-# Processes that run the Python tests, a file each at a time: what a file has set up is set up once.
+# Processes that run the Python tests, a file each at a time, so that what a file has set up is set up once. In the order of names: xdist's
+# own puts files of few tests last, and those take longest.
 WORKERS ?= 2
-SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-fast test-heavy test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
