@@ -55,7 +55,7 @@ test: $(VENV)/.installed
 # Each room of the library, beside exact arithmetic where it proves something; of what is slow only a part.
 FAST := \
 	tests/structure/test_architecture_python.py tests/structure/test_architecture_rust.py \
-	tests/structure/test_signatures.py tests/structure/test_benches.py \
+	tests/structure/test_signatures.py \
 	tests/select/test_oracle.py tests/select/test_select.py tests/select/test_certify.py \
 	tests/select/test_edge_cases.py tests/select/test_bad_input.py tests/select/test_vectors.py \
 	tests/select/test_real_rows.py tests/select/test_keepset_queries.py \
@@ -231,7 +231,7 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.installed $(VENV)/.wanted
 
 # And with what the tests of the core need.
 $(VENV)/.fast: $(VENV)/.wanted
-	grep -E '^(hypothesis|ml.dtypes|pytest|pytest-xdist|python-flint)\W' $< > $@.txt
+	grep -E '^(fsspec|hypothesis|ml.dtypes|pytest|pytest-xdist|python-flint)\W' $< > $@.txt
 	$(BIN)/python -m pip install --quiet -r $@.txt mpmath
 	@touch $@
 
