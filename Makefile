@@ -17,6 +17,8 @@ WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DELETE_ON_ERROR:
+# What can be done side by side is, in the recipes; tests beside a load test would disturb each other.
+.NOTPARALLEL:
 .PHONY: help demo test test-fast test-heavy test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
 
 help:
@@ -49,7 +51,8 @@ demo: $(VENV)/.installed
 # What is downloaded for the Python tests comes while the Rust tests are compiled. The extension is built before: one cargo waits for another.
 test: $(VENV)/.installed
 	@echo '== compiling the Rust tests, beside the download of what the Python tests need'
-	@$(RUST_TESTS) --no-run --quiet & compiling=$$!; $(MAKE) $(OLDER)/.dev; made=$$?; wait $$compiling && exit $$made
+	@$(RUST_TESTS) --no-run --quiet & compiling=$$!; trap "kill $$compiling" INT TERM; \
+	$(MAKE) $(OLDER)/.dev; made=$$?; wait $$compiling && exit $$made
 	$(MAKE) test-rust test-service test-python test-older
 
 # Each room of the library, beside exact arithmetic where it proves something; of what is slow only a part.
