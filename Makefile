@@ -19,7 +19,7 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 .DELETE_ON_ERROR:
 # What can be done side by side is, in the recipes; tests beside a load test would disturb each other.
 .NOTPARALLEL:
-.PHONY: help demo test test-fast test-heavy test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
+.PHONY: help demo test test-fast test-heavy rust-tests test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -50,8 +50,7 @@ demo: $(VENV)/.installed
 
 # What is downloaded for the Python tests comes while the Rust tests are compiled. The extension is built before: one cargo waits for another.
 test: $(VENV)/.installed
-	@echo '== compiling the Rust tests, beside the download of what the Python tests need'
-	@$(RUST_TESTS) --no-run --quiet & compiling=$$!; trap "kill $$compiling" INT TERM; \
+	@$(MAKE) rust-tests & compiling=$$!; trap "kill $$compiling" INT TERM; \
 	$(MAKE) $(OLDER)/.dev; made=$$?; wait $$compiling && exit $$made
 	$(MAKE) test-rust test-service test-python test-older
 
@@ -77,6 +76,10 @@ test-heavy: $(VENV)/.dev
 	$(RUST_TESTS) --lib --tests -- --ignored
 	@echo '== Python tests that are marked heavy'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m heavy
+
+rust-tests: $(VENV)/.tools
+	@echo '== compiling the Rust tests'
+	@$(RUST_TESTS) --no-run --quiet
 
 test-rust: $(VENV)/.tools
 	@echo '== Rust tests'
