@@ -15,11 +15,11 @@ RUST_TESTS := $(CARGO) test --release --workspace --all-features
 # own puts files of few tests last, and those take longest.
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-
-.DELETE_ON_ERROR:
 # What can be done side by side is, in the recipes; tests beside a load test would disturb each other.
 .NOTPARALLEL:
-.PHONY: help demo test test-fast test-heavy rust-tests test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -54,6 +54,7 @@ test: $(VENV)/.installed
 	$(MAKE) $(OLDER)/.dev; made=$$?; wait $$compiling && exit $$made
 	$(MAKE) test-rust test-service test-python test-older
 
+.PHONY: rust-tests test-fast test-heavy
 # Each room of the library, beside exact arithmetic where it proves something; of what is slow only a part.
 FAST := \
 	tests/structure/test_architecture_python.py tests/structure/test_architecture_rust.py \
