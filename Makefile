@@ -10,12 +10,22 @@ SOURCES := $(wildcard Cargo.lock) $(shell find Cargo.toml src crates -name '*.rs
 MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
+RUST_TESTS := $(CARGO) test --release --workspace --all-features
+# Processes that run the Python tests, a file each at a time, so that what a file has set up is set up once. In the order of names: xdist's
+# own puts files of few tests last, and those take longest.
+WORKERS ?= 2
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# What can be done side by side is, in the recipes; tests beside a load test would disturb each other.
+.NOTPARALLEL:
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
 	@echo 'make test         all Rust and Python tests (installs torch and other test dependencies)'
+	@echo 'make test-fast    the core in less than two minutes, once it is built: unit tests, soundness, indexes, files (no torch)'
+	@echo 'make test-heavy   what make test leaves out: sweeps over millions of rows and whatever takes minutes, Rust and Python'
 	@echo 'make test-rust    the Rust tests only'
 	@echo 'make test-python  the Python tests only'
 	@echo 'make test-older   the tests that concern transformers, under transformers 4.57, and those of kvpress'
@@ -41,25 +51,59 @@ demo: $(VENV)/.installed
 	@echo '== certk demo'
 	$(BIN)/certk demo
 
-test: test-rust test-service test-python test-older
+# What is downloaded for the Python tests comes while the Rust tests are compiled. The extension is built before: one cargo waits for another.
+test: $(VENV)/.installed
+	@$(MAKE) rust-tests & compiling=$$!; trap "kill $$compiling" INT TERM; \
+	$(MAKE) $(OLDER)/.dev; made=$$?; wait $$compiling && exit $$made
+	$(MAKE) test-rust test-service test-python test-older
+
+.PHONY: rust-tests test-fast test-heavy
+# Each room of the library, beside exact arithmetic where it proves something; of what is slow only a part.
+FAST := \
+	tests/structure/test_architecture_python.py tests/structure/test_architecture_rust.py \
+	tests/structure/test_signatures.py \
+	tests/select/test_oracle.py tests/select/test_select.py tests/select/test_certify.py \
+	tests/select/test_edge_cases.py tests/select/test_bad_input.py tests/select/test_vectors.py \
+	tests/select/test_real_rows.py tests/select/test_keepset_queries.py \
+	tests/select/test_soundness.py::test_each_family_in_float32 tests/select/test_soundness.py::test_whole_blocks \
+	tests/index/test_search_soundness.py::test_random_rows tests/index/test_key_index.py \
+	tests/attention/test_attention.py \
+	tests/files/test_cache_format.py tests/files/test_prune.py tests/files/test_audit.py tests/files/test_record.py
+test-fast: $(VENV)/.fast
+	@echo '== Rust unit tests'
+	$(CARGO) test --release --all-features --lib
+	@echo '== Python tests of the core'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(FAST)
+
+test-heavy: $(VENV)/.dev
+	@echo '== Rust tests that are ignored otherwise'
+	$(RUST_TESTS) --lib --tests -- --ignored
+	@echo '== Python tests that are marked heavy'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m heavy
+
+rust-tests: $(VENV)/.tools
+	@echo '== compiling the Rust tests'
+	@$(RUST_TESTS) --no-run --quiet
 
 test-rust: $(VENV)/.tools
 	@echo '== Rust tests'
-	$(CARGO) test --release --workspace --all-features
+	$(RUST_TESTS)
 
 test-python: $(VENV)/.dev
 	@echo '== Python tests'
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 SOAK_MINUTES ?= 0.5
+# An example is named for the features that the dependencies of tests switch on: with them all but the program itself is there from the Rust
+# tests, and without them most of it would be compiled again.
 test-service: $(VENV)/.installed
 	@echo '== the service under load, checked by a client of its own'
-	$(CARGO) build --release -p certk-service
+	$(CARGO) build --release --workspace --all-features --bin certk-service --example select
 	$(BIN)/python examples/service/soak.py --program target/release/certk-service --minutes $(SOAK_MINUTES)
 
 test-older: $(OLDER)/.dev
 	@echo '== Python tests with an older transformers, and with kvpress'
-	$(OLDER)/bin/python -m pytest tests/transformers
+	$(OLDER)/bin/python -m pytest $(SIDE_BY_SIDE) tests/transformers
 
 # Debian's compiler has the standard library of other machines as a package. Without -L the emulator finds that of libc6:arm64.
 AARCH64 := aarch64-unknown-linux-gnu
@@ -220,11 +264,20 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 	$(MATURIN) develop --release
 	@touch $@
 
-# The same, with everything that the tests and lints need.
-$(VENV)/.dev: pyproject.toml $(VENV)/.installed
+# The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again.
+$(VENV)/.dev: pyproject.toml $(VENV)/.installed $(VENV)/.wanted
 	@echo '== installing the test dependencies into $(VENV) (torch is large)'
-	$(MATURIN) develop --release --extras dev
+	$(BIN)/python -m pip install --quiet -r $(VENV)/.wanted
 	@touch $@
+
+# And with what the tests of the core need.
+$(VENV)/.fast: $(VENV)/.wanted
+	grep -E '^(fsspec|hypothesis|ml.dtypes|pytest|pytest-xdist|python-flint)\W' $< > $@.txt
+	$(BIN)/python -m pip install --quiet -r $@.txt mpmath
+	@touch $@
+
+$(VENV)/.wanted: $(VENV)/.installed
+	@$(BIN)/python -c 'import importlib.metadata as m; print(*[line.partition(";")[0] for line in m.requires("certk-rs") if "dev" in line.partition("extra ==")[2]], sep="\n")' > $@
 
 # Its own site-packages come first on the path, then those of .venv, with what their .pth files add.
 $(OLDER)/.dev: tests/transformers/older-requirements.txt pyproject.toml | $(VENV)/.dev

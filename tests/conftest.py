@@ -14,6 +14,10 @@ import pytest
 from real_rows import Cache, read_cache
 from repository import EXAMPLE
 
+# A terminal's width, which processes of pytest-xdist are given: a test that needs one sets it.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 
 @pytest.fixture(scope="session")
 def small_cache() -> Cache:

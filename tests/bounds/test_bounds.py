@@ -321,7 +321,7 @@ def test_random_rows(seed: int) -> None:
     assert check_rows(scores, np.random.default_rng(seed), name) == 1200
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("part", range(20))
 def test_a_million_random_rows(part: int) -> None:
     seen = 0
@@ -339,7 +339,7 @@ def test_real_rows(small_cache: Cache, dtype: np.dtype) -> None:
         check_rows(rows_of(small_cache, layer, dtype), rng, f"layer {layer} {dtype}")
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_all_real_rows(cache_512: Cache) -> None:
     rng = np.random.default_rng(9)
     for layer in layers(cache_512):

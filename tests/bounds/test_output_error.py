@@ -208,7 +208,7 @@ def test_random_rows(part: int) -> None:
     assert sum(tight(row, check(row)) for row in rows) > 25
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("part", range(40))
 def test_many_random_rows(part: int) -> None:
     for seed in range(10_000 + part * 1000, 11_000 + part * 1000):

@@ -344,7 +344,7 @@ def test_the_example_is_a_file_of_the_package() -> None:
     assert ignored.returncode != 0
 
 
-@pytest.mark.slow  # builds a wheel in release mode: minutes
+@pytest.mark.heavy  # builds a wheel in release mode: minutes
 def test_the_wheel_holds_the_example(tmp_path: Path) -> None:
     import zipfile
 

@@ -406,14 +406,17 @@ def test_a_full_disk_under_an_upload_is_told(
     assert not (memory / "x").exists()
 
 
-def test_nothing_is_left_of_an_upload_that_ends_early(memory: Location) -> None:
+def test_nothing_is_left_of_an_upload_that_ends_early(
+    memory: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def write() -> None:
         with new_file(memory / "x") as file:
             file.write_at(0, bytes(100))
             raise KeyboardInterrupt
 
-    before = set(Path(tempfile.gettempdir()).glob("tmp*"))
     with pytest.raises(KeyboardInterrupt):
         write()
     assert not (memory / "x").exists()
-    assert set(Path(tempfile.gettempdir()).glob("tmp*")) == before
+    assert list(tmp_path.iterdir()) == []

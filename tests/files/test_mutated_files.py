@@ -16,7 +16,7 @@ from certk_rs.cache_format import Cache
 from cli_fixtures import Job, cache_tensors, safetensors_bytes
 from mutated_files import damage
 
-# Of each kind so many; in batches, so that a crash says where.
+# Of each kind so many; in batches, so that a crash says where. `make test` has the first of each.
 COUNTS = {"cache": 4000, "output": 3000, "index": 3000}
 BATCH = 1000
 
@@ -46,7 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "first"),
-    [(kind, first) for kind, count in COUNTS.items() for first in range(0, count, BATCH)],
+    [
+        pytest.param(kind, first, marks=pytest.mark.heavy if first else ())
+        for kind, count in COUNTS.items()
+        for first in range(0, count, BATCH)
+    ],
 )
 def test_damaged_files_are_refused_or_read_as_they_are(folder: Path, kind: str, first: int) -> None:
     ran = subprocess.run(

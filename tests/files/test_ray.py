@@ -315,7 +315,7 @@ print(json.dumps(said))
     assert not [line for line in done.stderr.splitlines() if not line.startswith("127.0.0.1 - -")]
 
 
-@pytest.mark.slow  # Ray tries for 20 s
+@pytest.mark.heavy  # Ray tries for 20 s
 def test_a_token_that_is_not_the_cluster_s_is_said(host: ray_host.Host) -> None:
     code = f"""
 from certk_rs.jobs.engines.ray import RayEngine

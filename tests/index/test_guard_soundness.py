@@ -26,7 +26,8 @@ from repository import EXAMPLE
 
 Rng = np.random.Generator
 DTYPES: tuple[Any, ...] = (np.float32, np.float16, ml_dtypes.bfloat16)
-QUERIES = 1_000_000
+QUERIES, OF_THEM = 1_000_000, 240_000
+"""In all, and in `make test`."""
 OF_A_SET = 4_000
 
 
@@ -75,11 +76,11 @@ def made_queries(rng: Rng, keys: np.ndarray, gone: np.ndarray, count: int) -> np
     return np.asarray(found / np.maximum(length, 1e-300) * reach / size)
 
 
-def cases() -> Iterator[Case]:
+def cases(queries: int) -> Iterator[Case]:
     rng = np.random.default_rng(19)
     cache = read_cache(EXAMPLE)
     real = [(i, head) for i in range(6) for head in range(4)]
-    for at in range(QUERIES // OF_A_SET):
+    for at in range(queries // OF_A_SET):
         dtype = DTYPES[at % 3]
         if at % 10 == 9:
             i, head = real[at // 10 % len(real)]
@@ -187,10 +188,11 @@ def _precise() -> Iterator[None]:
     ctx.prec = old
 
 
-def test_a_million_later_queries() -> None:
+@pytest.mark.parametrize("queries", [OF_THEM, pytest.param(QUERIES, marks=pytest.mark.heavy)])
+def test_a_million_later_queries(queries: int) -> None:
     rng = np.random.default_rng(20)
     tried = breaches = recalled = tight = 0
-    for at, case in enumerate(cases()):
+    for at, case in enumerate(cases(queries)):
         n, guard, truth = len(case.keys), guard_of(case, at), Truth(case.queries, case.keys)
         # Some keys have come back, and count as kept; some of these went again.
         [gone] = guard.positions
@@ -230,7 +232,7 @@ def test_a_million_later_queries() -> None:
         breaches += int((share > eps).sum())
         recalled += len(rows)
         tight += int((judged.lost[0] <= 1.3 * share + 1e-3).sum())
-    assert tried == QUERIES
-    assert breaches > QUERIES / 10
+    assert tried == queries
+    assert breaches > queries / 10
     assert recalled > breaches
-    assert tight > 0.6 * QUERIES
+    assert tight > 0.6 * queries

@@ -755,9 +755,9 @@ import certk_rs as ck
 keys = np.random.default_rng(1).standard_normal((2, 39, 64)).astype(np.float32)
 index = ck.KeyIndex.build(keys, keep_keys=False)
 before = [array.tobytes() for array in index.arrays()]
-resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 # One key again and again: it takes no memory, its codes do.
-many = np.broadcast_to(keys[:, :1], (2, 1 << 27, 64))
+many = np.broadcast_to(keys[:, :1], (2, 1 << 26, 64))
 try:
     index.append(many, threads=1)
 except ck.CertkError as error:

@@ -394,7 +394,7 @@ def test_all_rules_over_everything(kind: Callable[[Rng, int, int], Array]) -> No
     assert answered > 20
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_all_rules_over_everything_many_times(kind: Callable[[Rng, int, int], Array]) -> None:
     """The same, many more, and with more dimensions."""
@@ -406,7 +406,7 @@ def test_all_rules_over_everything_many_times(kind: Callable[[Rng, int, int], Ar
             check(case, found)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_many_random_rows(kind: Callable[[Rng, int, int], Array]) -> None:
     """The same, many more, and with more dimensions."""

@@ -61,7 +61,7 @@ def test_small_cache(small_cache: Cache, dtype: np.dtype) -> None:
     assert proven >= 0.999 * seen
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("layer", range(6))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_heads_and_rows(cache_512: Cache, dtype: np.dtype, layer: int) -> None:

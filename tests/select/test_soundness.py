@@ -2,7 +2,7 @@
 
 One sweep is: select, select with prove_minimal, certify of both selections, certify of sets of
 other kinds, each with the kernels and with the independent checker; all compared with the oracle.
-`make test` runs some 10**5 rows; `pytest -m slow` runs over 10**6.
+`make test` runs some 10**5 rows; `make test-heavy` runs over 10**6.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_whole_blocks(block_size: int) -> None:
             assert not faults, f"{len(faults)} faults, the first:\n{faults[0]}"
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("lengths", "seeds", "rows"),
     [

@@ -31,6 +31,11 @@ edition = "2024"
 certk-rs = {{ path = {crate}, features = ["ndarray"] }}
 ndarray = "{ndarray}"
 
+# Nobody looks into it with a debugger, and it is built soonest so.
+[profile.dev]
+debug = false
+incremental = false
+
 [workspace]
 """
 
