@@ -83,7 +83,7 @@ def binary(number: Fraction) -> str:
 def _near(number: arb, way: int) -> str:
     """Below (-1) or above (1) a number, by very little."""
     scaled = number * arb(2) ** FINE
-    whole = scaled.floor() if way < 0 else scaled.ceil()
+    whole = scaled.lower().floor() if way < 0 else scaled.upper().ceil()
     return f"{int(whole.unique_fmpz())}b-{FINE}"
 
 
