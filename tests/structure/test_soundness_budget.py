@@ -169,7 +169,7 @@ def test_weights_are_what_their_operations_lose() -> None:
         total = BUDGET.value(f"{scalar}__weight", {})
         assert total >= least
         assert total <= 1.01 * least
-        # A block of sixteen, and what follows it.
+        # A block of sixteen; what follows it is beside.
         sums = 15 * unit
         side = BUDGET.value(f"{scalar}__side", {"n": arb(1), "chunks": arb(0)})
         assert side >= (1 + least) * (1 + sums) - 1
