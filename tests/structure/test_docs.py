@@ -20,12 +20,12 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import errors
-from doc_pages import blocks, known, run_page
+from doc_pages import assert_printed, blocks, known, run_page
 from repository import EXAMPLE, ROOT
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benches/*.md", "tests/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "benches/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
     # Its commands start a server and speak with it; its own tests do so.
     if path.parent.name != "service"
@@ -33,11 +33,18 @@ PAGES = sorted(
 # kvpress is in the other environment only: tests/transformers/test_kvpress.py runs this page.
 # What needs a cluster runs in the process that has one: tests/files/test_batches_of_hosts.py.
 ELSEWHERE = {"docs/kvpress.md", "docs/cluster.md"}
-LANGUAGES = {"python", "sh", "rust", "toml"}
+LANGUAGES = {"python", "sh", "rust", "toml", "text"}
 
 
 def _cache() -> dict[str, Any]:
     shutil.copy(EXAMPLE, "cache.safetensors")
+    return {}
+
+
+def _caches() -> dict[str, Any]:
+    for name in ("caches/one.safetensors", "caches/more/two.safetensors"):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(EXAMPLE, name)
     return {}
 
 
@@ -63,7 +70,10 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/cli.md": _cache,
     "docs/python.md": _cache,
     "docs/report.md": _cache,
+    "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
+    "docs/howto/prune-directory.md": _caches,
+    "docs/howto/transformers.md": _transformers,
     "docs/windows.md": _cache,
     "docs/inputs.md": _cache,
 }
@@ -128,6 +138,13 @@ def test_the_reader_of_blocks() -> None:
         blocks("```sh\n")
     assert blocks("```\nx\n```\n")[0].language not in LANGUAGES
     assert blocks("```c++\nx\n```\n")[0].language not in LANGUAGES
+
+
+def test_what_a_page_shows_as_printed_is_compared() -> None:
+    assert_printed("kept 5 of 8\n...\n ─── end .5\n", "kept 17 of 90\nmore\n ── end 1.25\n", "x")
+    for other in ("lost 5 of 8", "kept 5 of 8 keys", "kept 5 of 8\nkept 5 of 8"):
+        with pytest.raises(AssertionError, match="is not printed"):
+            assert_printed(other, "kept 17 of 90\n", "x")
 
 
 def test_rust_blocks_are_run_by_cargo() -> None:
@@ -262,6 +279,27 @@ def test_the_readme_says_what_its_figure_shows() -> None:
     sets = [ck.keep_set(each, 0.1) for each in scores]
     bound = sum(each.lower_bound for each in sets)
     assert f"{100 * (sum(each.k for each in sets) - bound) / bound:.1f}" == apart
+
+
+def test_the_concepts_say_what_their_figures_show() -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    tensors = safetensors.load_file(EXAMPLE)
+    query, key = (tensors[f"layers.2.{role}"][0].astype(float) for role in ("query", "key"))
+    scores = query @ key.transpose(0, 2, 1) / np.sqrt(query.shape[-1])
+    _, m, n = scores.shape
+    kept, keys = says("docs/concepts.md", r"; (\d+) of (\d+) keys leave less than 5 %")
+    assert [int(kept), int(keys)] == [ck.select(scores[0, 0], 0.05).k, n]
+    assert says("docs/concepts.md", r"each of (\d+) rows loses") == says(
+        "docs/concepts.md", r"for 1 to (\d+) rows"
+    )
+    sets = [ck.keep_set(rows[: m // 2], 0.05).to_mask() for rows in scores]
+    later = [
+        ck.certify(rows[m // 2 :], kept).tail_mass_upper
+        for rows, kept in zip(scores, sets, strict=True)
+    ]
+    assert says("docs/concepts.md", r"later ones, up to ([.\d]+)\.") == [
+        f"{np.max(later):.2f}".lstrip("0")
+    ]
 
 
 def test_gaussian_scores_keep_what_the_benchmarks_say() -> None:
