@@ -5,17 +5,10 @@
 //! non-negative, so every error is relative and two-sided: `T_hat / H_hat` lies within a factor `1 + slack` of `T / H`,
 //! up to entries so small that they were flushed to zero.
 //!
-//! # Where the slacks come from (u = 2^-24, v = 2^-53)
-//! f32 arithmetic, per weight, over the exponents -87.33 <= x <= 0 that are not flushed: x = s - c rounds once
-//! (u|x| <= 87.4u); t = x log2(e) - 1 rounds once (ln 2 u|t| <= 88.1u) with a constant that is off by .23u (<= 19.6u); the
-//! fraction of t is exact, because t <= -1; the polynomial for 2^(1 + f) is off by 1.6u, and its five fused
-//! multiply-adds of positive terms lose 2u; sums in f32 are 16 deep (16u), the rest of a sum is in f64 (< 1u). Together
-//! < 216u on either side, < 433u on the ratio. f64 arithmetic: x rounds twice and t once with a constant off by .7v, each
-//! times 708 (< 2630v in all), the polynomial 137v, its evaluation 4v, sums (16 + 256 + 64 + number of chunks)v: < 3110v
-//! on either side, < 6220v on the ratio.
+//! `docs/soundness.md` derives the slacks term by term, with u = 2^-24 and v = 2^-53; a test holds these constants against it.
 //!
 //! A selection is decided with a larger slack than a certification, by more than two evaluations of the same sums in
-//! different orders can differ (4 x 17u): whatever `select` certifies, `certify` certifies too.
+//! different orders can differ: whatever `select` certifies, `certify` certifies too.
 
 use std::cmp::Ordering;
 

@@ -238,8 +238,10 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         }
         // One by one: hardly ever better than all codes together, and slower.
         if self.rule == Rule::Mass || self.cells.is_some() || !upper.is_finite() {
-            upper = upper.min(self.each(units, |unit| unit.upper, top) * (1.0 + SUM_ROUNDING));
-            lower = lower.max(self.each(units, |unit| unit.lower, top) * (1.0 - SUM_ROUNDING));
+            upper =
+                upper.min(self.each(units, |unit| unit.upper, top) * (1.0 + self.sum_rounding()));
+            lower =
+                lower.max(self.each(units, |unit| unit.lower, top) * (1.0 - self.sum_rounding()));
         }
         let bound = units.iter().fold(f64::NEG_INFINITY, |bound, unit| bound.max(unit.upper));
         let lower = if lower < f64::INFINITY { lower.max(0.0) } else { 0.0 };
@@ -310,7 +312,13 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
 
     /// By what ratios of sums of computed weights may be off.
     fn error(&self) -> f64 {
-        (2.0 * self.query.error).exp_m1() * (1.0 + SUM_ROUNDING) + SUM_ROUNDING
+        (2.0 * self.query.error).exp_m1() * (1.0 + SUM_ROUNDING) + self.sum_rounding()
+    }
+
+    /// The same of sums over all that the row sees: each block of 256 is one rounding more, and the constant holds for the first of them.
+    fn sum_rounding(&self) -> f64 {
+        let deeper = (self.seen / 256).saturating_sub(1 << 15);
+        SUM_ROUNDING + deeper as f64 * f64::EPSILON
     }
 
     fn by_mass(&self, units: Reused<Unit>, scores: &mut [f32], mut known: Known) -> Found {

@@ -56,10 +56,10 @@ impl Query {
     /// How far its scores may be off: absolute entries add up to at most `sum`, and those of keys are at most `largest`.
     pub(crate) fn error_of(dim: usize, sum: f64, scale: f64, largest: f64) -> f64 {
         // Terms of a sum in lanes and a tree, the scale, an offset of the same size (a compensated sum) and subtracting it;
-        // v = 2^-53. Each may also underflow.
+        // v = 2^-53. Each of these may also underflow, and so may every product, here and in the offset.
         let roundings = (dim / LANES + 2 * dim.ilog2() as usize + 16) as f64;
-        (sum * largest * f64::EPSILON + f64::from_bits(1)) * roundings * scale.abs()
-            + f64::MIN_POSITIVE
+        let underflow = f64::from_bits(1) * (roundings + dim as f64);
+        (sum * largest * f64::EPSILON * roundings + underflow) * scale.abs() + f64::MIN_POSITIVE
     }
 
     /// The exact scores of some keys less the codes' offset.
@@ -115,6 +115,27 @@ impl Query {
             for score in &mut **to {
                 *score *= query.scale;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each product is just below half of the smallest number, so that a sum of any length is 0; a scale makes it matter.
+    #[test]
+    fn products_that_underflow_are_in_the_error() {
+        let simd = Simd::current().unwrap();
+        let key = 0.499 * 2f32.powi(-74);
+        for dim in [1, 16, 100, 1024, 65536] {
+            let query = vec![2f64.powi(-1000); dim];
+            let query = Query::new(&query, 2f64.powi(900), f64::from(key));
+            let (keys, mut score) = (vec![key; dim], [1.0]);
+            query.score(simd, Keys::new(&keys[..], dim, dim), Picked::From(0), 0.0, &mut score);
+            let real = f64::from(key) * 2f64.powi(-100) * dim as f64;
+            assert_eq!(score[0], 0.0);
+            assert!(real <= query.error, "{dim}: {real:e} is more than {:e}", query.error);
         }
     }
 }

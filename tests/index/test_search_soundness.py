@@ -454,6 +454,18 @@ def test_queries_whose_squares_are_not_normal(power: int) -> None:
             check(asked, search(asked))
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e100, 1e300, -1e300])
+def test_products_that_underflow_one_by_one_are_ranked_by_what_they_are(scale: float) -> None:
+    """4096 products of just less than half the smallest number are more than one of a thousand."""
+    keys = np.full((2, 4096), 0.49 * 2.0**-74)
+    keys[1] = 0
+    keys[1, 0] = 1200 * 2.0**-74
+    for over in ("codes", "cells", "both"):
+        case = one(keys, np.full(4096, 2.0**-1000), scale, 0.1)
+        asked = replace(case, rule="top_k", k=1, over=over)
+        check(asked, search(asked))
+
+
 @pytest.mark.parametrize("eps", [0.0, 0.1])
 def test_scores_that_overflow_are_not_masks(eps: float) -> None:
     """Codes whose scores are all -inf in f32 are keys nevertheless."""

@@ -349,21 +349,6 @@ def test_an_index_takes_what_the_page_says() -> None:
         assert 5000 * (rounded + 4) <= size <= 5000 * (rounded + 4) + 8 * d * d + 4096
 
 
-def test_the_errors_of_a_row_add_up() -> None:
-    text = (ROOT / "docs" / "certificates.md").read_text()
-    terms = text.partition("| f32 rows")[2].partition("\n\n")[0]
-    parts = [
-        float(x)
-        for line in terms.splitlines()[2:-2]
-        for x in re.findall(r"([\d.]+) u(?![\w])", line.rpartition("|")[0].rpartition("|")[2])
-    ]
-    assert len(parts) == 6
-    one, ratio = says("docs/certificates.md", r"one side \| < (\d+) u \| \| ratio .*? \| < (\d+) u")
-    assert sum(parts) < int(one)
-    # (1 + a) / (1 - a) - 1 = 2 a / (1 - a).
-    assert 2 * int(one) / (1 - int(one) * 2.0**-24) < int(ratio) <= 512
-
-
 def test_the_decoder_of_the_example_is_as_large_as_the_page_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
