@@ -11,7 +11,7 @@ MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt docs bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -31,6 +31,7 @@ help:
 	@echo 'make test-valgrind  a smaller run of inputs at the ends of memory under valgrind'
 	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
+	@echo 'make docs         the site of the documentation, in site/'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
 	@echo 'make clean        remove .venv, .venv-older, target and caches'
 
@@ -151,6 +152,16 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A build without warnings, or none; then every link of every page is followed.
+docs: $(VENV)/.docs
+	@echo '== the pages'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo '== the documentation of the crate'
+	rm -rf target/doc
+	$(CARGO) doc --no-deps --all-features --quiet
+	cp -r target/doc site/rust
+	$(BIN)/python docs/site/check_site.py site
+
 bench: $(VENV)/.dev
 	@echo '== the core alone'
 	$(CARGO) bench
@@ -168,7 +179,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_prune.py --growth --save
 
 clean:
-	rm -rf $(VENV) $(OLDER) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
+	rm -rf $(VENV) $(OLDER) target site python/certk_rs/_native*.so python/certk_rs/_native*.pyd
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -182,6 +193,12 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 $(VENV)/.dev: pyproject.toml $(VENV)/.installed
 	@echo '== installing the test dependencies into $(VENV) (torch is large)'
 	$(MATURIN) develop --release --extras dev
+	@touch $@
+
+# The package, and what makes pages of it.
+$(VENV)/.docs: pyproject.toml $(VENV)/.installed
+	@echo '== installing what makes the documentation into $(VENV)'
+	$(MATURIN) develop --release --extras docs
 	@touch $@
 
 # Its own site-packages come first on the path, then those of .venv, with what their .pth files add.
