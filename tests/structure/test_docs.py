@@ -20,12 +20,12 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import errors
-from doc_pages import blocks, known, run_page
+from doc_pages import assert_printed, blocks, known, run_page
 from repository import EXAMPLE, ROOT
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benches/*.md", "tests/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "benches/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
     # Its commands start a server and speak with it; its own tests do so.
     if path.parent.name != "service"
@@ -33,7 +33,7 @@ PAGES = sorted(
 # kvpress is in the other environment only: tests/transformers/test_kvpress.py runs this page.
 # What needs a cluster runs in the process that has one: tests/files/test_batches_of_hosts.py.
 ELSEWHERE = {"docs/kvpress.md", "docs/cluster.md"}
-LANGUAGES = {"python", "sh", "rust", "toml"}
+LANGUAGES = {"python", "sh", "rust", "toml", "text"}
 
 
 def _cache() -> dict[str, Any]:
@@ -128,6 +128,13 @@ def test_the_reader_of_blocks() -> None:
         blocks("```sh\n")
     assert blocks("```\nx\n```\n")[0].language not in LANGUAGES
     assert blocks("```c++\nx\n```\n")[0].language not in LANGUAGES
+
+
+def test_what_a_page_shows_as_printed_is_compared() -> None:
+    assert_printed("kept 5 of 8\n...\n ─── end .5\n", "kept 17 of 90\nmore\n ── end 1.25\n", "x")
+    for other in ("lost 5 of 8", "kept 5 of 8 keys", "kept 5 of 8\nkept 5 of 8"):
+        with pytest.raises(AssertionError, match="is not printed"):
+            assert_printed(other, "kept 17 of 90\n", "x")
 
 
 def test_rust_blocks_are_run_by_cargo() -> None:

@@ -14,6 +14,9 @@ from typing import Any
 from repository import ROOT
 
 _FENCE = re.compile(r"^( *)```(.*)$")
+# What differs from one model, machine or terminal to another.
+_NUMBER = re.compile(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?|\.\d+")
+_RULE = re.compile("─+")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ def blocks(text: str) -> list[Block]:
 def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> None:
     """Run the Python and shell blocks of a page in the current folder, with TOML as its certk.toml.
 
+    A text block is what the block before it prints, but for numbers: its lines are there in that
+    order, and "..." stands for others.
+
     Args:
         page: Its path in the repository.
         names: What the page takes for given.
@@ -52,20 +58,39 @@ def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> 
     """
     module = types.ModuleType("__main__")  # classes of a block have to be found
     module.__dict__.update(names)
+    printed = ""
     for block in blocks((ROOT / page).read_text()):
         where = f"{page}, line {block.line}"
         if block.language == "python":
             # Line numbers of errors are those of the page.
             code = compile("\n" * (block.line - 1) + block.text, page, "exec")
-            exec(code, module.__dict__)
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(code, module.__dict__)
+            printed = out.getvalue()
         elif block.language == "sh":
-            for line in block.text.splitlines():
-                run_line(line, where, longer.get(line.split("  #")[0].strip(), []))
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                for line in block.text.splitlines():
+                    run_line(line, where, longer.get(line.split("  #")[0].strip(), []))
+            printed = out.getvalue()
+        elif block.language == "text":
+            assert_printed(block.text, printed, where)
         elif block.language == "toml":
             Path("certk.toml").write_text(block.text)
         else:
             # Rust blocks are run by `cargo test --doc` (src/lib.rs).
             assert block.language == "rust", f"{where}: a block in {block.language!r}"
+
+
+def assert_printed(text: str, printed: str, where: str) -> None:
+    """See that the lines of a text, but "...", are printed in their order, numbers aside."""
+    left = iter([plain(line) for line in printed.splitlines()])
+    for line in text.splitlines():
+        assert line.strip() == "..." or plain(line) in left, f"{where}: {line!r} is not printed"
+
+
+def plain(line: str) -> str:
+    """A line without what its numbers and the width of its columns say."""
+    return " ".join(_RULE.sub("─", _NUMBER.sub("0", line)).split())
 
 
 def run_line(line: str, where: str, more: list[str]) -> None:
@@ -76,9 +101,7 @@ def run_line(line: str, where: str, more: list[str]) -> None:
     if words[:1] == ["certk"]:
         from certk_rs.cli import main
 
-        arguments = [*words[1:], *more]
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert main(arguments) == 0, f"{where}: {line}"
+        assert main([*words[1:], *more]) == 0, f"{where}: {line}"
     elif words[:1] == ["make"]:
         targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
         assert targets is not None
@@ -87,7 +110,17 @@ def run_line(line: str, where: str, more: list[str]) -> None:
         known(words[1], words[2:], where)
     elif words[:2] == ["pip", "install"]:
         told = (ROOT / "pyproject.toml").read_text()
-        missing = [name for name in words[2:] if not re.search(rf'"{re.escape(name)}[">=]', told)]
+        extras = [re.fullmatch(r"\.(?:\[(\w+)\])?", name) for name in words[2:]]
+        missing = [
+            name
+            for name, extra in zip(words[2:], extras, strict=True)
+            if not re.search(
+                rf'"{re.escape(name)}[">=]'
+                if extra is None
+                else rf"(?m)^{extra[1] or 'dependencies'} = \[",
+                told,
+            )
+        ]
         assert not missing, f"{where}: {missing} are in no extra"
     else:
         assert words in ([], ["cargo", "bench"]), f"{where}: {line!r} is not known to this test"
