@@ -36,6 +36,9 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/package.md")]
 struct PackagePage;
+#[cfg(doctest)]
+#[doc = include_str!("../docs/howto/rust.md")]
+struct RustPage;
 
 mod ambient;
 mod attention;

@@ -64,6 +64,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/python.md": _cache,
     "docs/report.md": _cache,
     "docs/transformers.md": _transformers,
+    "docs/howto/transformers.md": _transformers,
     "docs/windows.md": _cache,
     "docs/inputs.md": _cache,
 }

@@ -49,7 +49,8 @@ def test_the_archive_has_what_it_should_and_nothing_else() -> None:
     listed = cargo("package", "--list", "--allow-dirty", "-p", "certk-rs").splitlines()
     files = {Path(name) for name in listed if name not in ADDED}
     # What the documentation includes.
-    assert {Path("README.md"), Path("docs/package.md")} <= files
+    included = {Path("README.md"), Path("docs/package.md"), Path("docs/howto/rust.md")}
+    assert included <= files
     stray = {f for f in files if f.suffix not in KINDS and not f.name.startswith("LICENSE-")}
     assert not stray
     # All sources, and nothing among them that is none.
