@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import shlex
 import types
@@ -25,6 +26,31 @@ class Block:
     line: int
     """Of its first line, from 1."""
     text: str
+
+
+def pages() -> list[str]:
+    """Every page of the repository, but those that benches have written (benches/results)."""
+    made = {"build", "dist", "out", "site", "target"}
+    folders = (each for each in ROOT.iterdir() if each.is_dir() and each.name not in made)
+    found = {
+        *ROOT.glob("*.md"),
+        *(page for each in folders if each.name[0] != "." for page in each.rglob("*.md")),
+    }
+    names = (page.relative_to(ROOT).as_posix() for page in found)
+    return sorted(name for name in names if not name.startswith("benches/results/"))
+
+
+def anchors(text: str) -> set[str]:
+    """What links may name behind a #: the headings of a page, as forges spell them."""
+    plain = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+    titles = re.findall(r"^(?:#+ (.*)|(.*)\n(?:=+|---+))$", plain, re.M)
+    found: set[str] = set()
+    for title in (one or other for one, other in titles if one or other):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
+        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        more = (f"{name}-{i}" for i in itertools.count(1))
+        found.add(name if name not in found else next(each for each in more if each not in found))
+    return found
 
 
 def blocks(text: str) -> list[Block]:
