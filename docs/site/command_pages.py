@@ -32,6 +32,7 @@ def page() -> str:
 
     group: Any = typer.main.get_command(cli.app)
     parent = group.make_context("certk", [], resilient_parsing=True)
+    names = group.list_commands(parent)
     parts = [
         "# Commands\n",
         f"{_plain(group.help)}\n",
@@ -39,18 +40,27 @@ def page() -> str:
         "[exit codes](cli.md#what-goes-where), [`--json`](cli.md#--json), "
         "[configuration files](cli.md#configuration-files).\n",
     ]
-    common: list[tuple[str, str]] = []
-    for name in group.list_commands(parent):
+    sections = {name: _sections(group.get_command(parent, name), name, parent) for name in names}
+    common = max((each["Common options"] for each in sections.values()), key=len)
+    for name in names:
         command = group.get_command(parent, name)
-        context = command.make_context(name, [], parent=parent, resilient_parsing=True)
-        said = _Collected()
-        command.format_options(context, said)
-        usage = " ".join(["certk", name, *command.collect_usage_pieces(context)])
+        usage = " ".join(["certk", name, *command.collect_usage_pieces(parent)])
         parts += [f"## certk {name}\n", f"```text\n{usage}\n```\n", f"{_plain(command.help)}\n"]
-        common = said.sections.pop("Common options")
-        parts += [_section(title, records) for title, records in said.sections.items()]
-    parts += ["## Common options\n", "Every command has these.\n", _list(common)]
-    return "\n".join(parts)
+        parts += [
+            _section(title, records)
+            for title, records in sections[name].items()
+            if records != common
+        ]
+    parts += ["## Common options\n", "A command that lists none of its own has these.\n"]
+    return "\n".join([*parts, _list(common)])
+
+
+def _sections(command: Any, name: str, parent: Any) -> dict[str, list[tuple[str, str]]]:
+    """What a command's help says of its arguments and options."""
+    said = _Collected()
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+    command.format_options(context, said)
+    return said.sections
 
 
 def _section(title: str, records: list[tuple[str, str]]) -> str:

@@ -13,7 +13,19 @@ import api_pages
 import command_pages
 import notebook_page
 import result_pages
-from site_map import PAGES, RESULTS, ROOT, SHOWN, is_binary, place_of, rewritten, spaced, targets
+from site_map import (
+    PAGES,
+    RESULTS,
+    ROOT,
+    SHOWN,
+    is_binary,
+    linked,
+    place_of,
+    rewritten,
+    spaced,
+    targets,
+    without_hidden,
+)
 
 # Of each page that has one, its source in the repository: what its links are relative to.
 _sources: dict[str, str] = {}
@@ -64,7 +76,17 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Make links between files links between pages, and lists lists."""
     place = page.file.src_uri
     text = rewritten(markdown, _sources[place], place) if place in _sources else markdown
-    return spaced(text)
+    return spaced(without_hidden(text))
+
+
+def on_page_content(html: str, page: Page, files: Files, **_: Any) -> str:
+    """Link to pages that are named as files, as docstrings do."""
+    addresses = {}
+    for place, source in _sources.items():
+        file = files.get_file_from_path(place)
+        if file is not None and file is not page.file:
+            addresses[source] = file.url_relative_to(page.file)
+    return linked(html, addresses)
 
 
 def _add_shown(files: Files, config: MkDocsConfig) -> None:

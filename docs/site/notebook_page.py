@@ -24,7 +24,8 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
             if "image/png" in data:
                 name = f"{path.stem}-{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode(data["image/png"])
-                parts.append(f"![The plot that the cell above draws]({name})")
+                # Beside the page, and nowhere in the repository: not a link between files.
+                parts.append(f'<img alt="What the cell above draws" src="{name}">')
             else:
                 parts.append(f"```text\n{_text(output)}\n```")
     return "\n\n".join(parts) + "\n", pictures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +109,35 @@ def _target(target: str, source: str, page: str) -> str:
         return target
     place = posixpath.relpath(place_of(path), posixpath.dirname(page) or ".")
     return place + "".join(target.partition("#")[1:])
+
+
+def without_hidden(text: str) -> str:
+    """The text without the lines of Rust that rustdoc runs and does not show."""
+
+    def shown(block: re.Match[str]) -> str:
+        return re.sub(r"^# .*\n", "", block[0], flags=re.M)
+
+    return re.sub(r"^```rust\n.*?^```$", shown, text, flags=re.M | re.S)
+
+
+def linked(html: str, addresses: Mapping[str, str]) -> str:
+    """A page's HTML where the names of files that are pages (docs/files.md) are links to them.
+
+    Args:
+        html: What the page shows; names in code and in links are left as they are.
+        addresses: What is linked to, by the paths of the files in the repository.
+    """
+
+    def link(name: re.Match[str]) -> str:
+        address = addresses.get(name[0])
+        return name[0] if address is None else f'<a href="{address}">{name[0]}</a>'
+
+    parts = re.split(r"(<(a|pre|code|title)\b.*?</\2>|<[^>]*>)", html, flags=re.S)
+    # Each separator comes with its inner group.
+    texts = [re.sub(r"\b[\w/]+\.md\b", link, part) for part in parts[::3]]
+    return "".join(
+        each for text, sign in zip(texts, [*parts[1::3], ""], strict=True) for each in (text, sign)
+    )
 
 
 def spaced(text: str) -> str:

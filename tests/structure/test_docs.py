@@ -24,14 +24,14 @@ from doc_pages import anchors, assert_printed, blocks, known, pages, run_page
 from repository import EXAMPLE, ROOT
 
 PAGES = pages()
-# Pages that need what is not here, and where they are run: kvpress is in the other environment only,
+# Pages that need what is not here, and where they are run: kvpress is in the other environment,
 # a cluster in the process that has one, a service behind `make test-service`.
 ELSEWHERE = {
     "docs/kvpress.md": "tests/transformers/test_kvpress.py",
     "docs/cluster.md": "tests/files/test_batches_of_hosts.py",
     "examples/service/README.md": "tests/support/service_page.py",
 }
-LANGUAGES = {"python", "sh", "rust", "toml", "text"}
+LANGUAGES = {"python", "sh", "rust", "toml", "text", "json"}
 
 
 def _cache() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import re
 import shlex
 import types
@@ -100,8 +101,12 @@ def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> 
             printed = out.getvalue()
         elif block.language == "text":
             assert_printed(block.text, printed, where)
+        elif block.language == "toml" and block.text.startswith("[dependencies]"):
+            check_dependencies(block.text, where)
         elif block.language == "toml":
             Path("certk.toml").write_text(block.text)
+        elif block.language == "json":
+            json.loads(block.text)
         else:
             # Rust blocks are run by `cargo test --doc` (src/lib.rs).
             assert block.language == "rust", f"{where}: a block in {block.language!r}"
@@ -117,6 +122,18 @@ def assert_printed(text: str, printed: str, where: str) -> None:
 def plain(line: str) -> str:
     """A line without what its numbers and the width of its columns say."""
     return " ".join(_RULE.sub("─", _NUMBER.sub("0", line)).split())
+
+
+def check_dependencies(text: str, where: str) -> None:
+    """See that a manifest of Cargo asks for what our crate has."""
+    ours = (ROOT / "Cargo.toml").read_text()
+    name = re.search(r'^name = "(.*)"$', ours, re.M)
+    asked = re.findall(r"^([\w-]+) = (.*)$", text, re.M)
+    assert name is not None
+    assert [each for each, _ in asked] == [name[1]], where
+    for feature in re.findall(r"features = \[(.*?)\]", asked[0][1]):
+        for each in re.findall(r'"(.*?)"', feature):
+            assert re.search(rf"^{each} = \[", ours, re.M), f"{where}: no feature {each}"
 
 
 def run_line(line: str, where: str, more: list[str]) -> None:

@@ -2,7 +2,7 @@
 
     python tests/support/service_page.py --program target/release/certk-service
 
-Two things are different from what a reader does: the program is built already, and its port is free.
+Two things are not as for a reader: the program is built already, and its port is a free one.
 """
 
 from __future__ import annotations
