@@ -84,5 +84,18 @@ def _index(found: list[Result]) -> str:
 
 def _page(each: Result) -> str:
     facts = [f"| {name} | {value} |" for name, value in each.facts.items()]
-    lines = [f"# {each.title}", "", "| | |", "|---|---|", *facts, "", each.tables]
+    lines = [
+        f"# {each.title}",
+        "",
+        f"`{each.facts['command']}`, {each.facts['date']}, {each.facts['cpu']}",
+        "",
+        each.tables,
+        "",
+        "## Machine and versions",
+        "",
+        "| | |",
+        "|---|---|",
+        *facts,
+        "",
+    ]
     return "\n".join(lines)
