@@ -58,6 +58,7 @@ def _run(source: str, where: str, module: types.ModuleType, number: int) -> list
     shown = isinstance(tree.body[-1], ast.Expr) and not source.endswith(";")
     last = tree.body.pop() if shown else None
     value = None
+    before = _figures()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(tree, where, "exec"), module.__dict__)
         if isinstance(last, ast.Expr):
@@ -76,23 +77,23 @@ def _run(source: str, where: str, module: types.ModuleType, number: int) -> list
                 "output_type": "execute_result",
             }
         )
-    return [*outputs, *_pictures()]
+    return [*outputs, *(_picture(each) for each in sorted(_figures() - before))]
 
 
-def _pictures() -> list[dict[str, Any]]:
-    """What is drawn and not yet shown, which is then closed."""
+def _figures() -> set[int]:
+    """The figures that are open; importing matplotlib is for the notebook."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    found = []
-    for number in pyplot.get_fignums() if pyplot else ():
-        into = io.BytesIO()
-        pyplot.figure(number).savefig(
-            into, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None}
-        )
-        data = {"image/png": base64.b64encode(into.getvalue()).decode()}
-        found.append({"data": data, "metadata": {}, "output_type": "display_data"})
-    if pyplot:
-        pyplot.close("all")
-    return found
+    return set(pyplot.get_fignums()) if pyplot else set()
+
+
+def _picture(number: int) -> dict[str, Any]:
+    """A figure as an output, which closes it."""
+    pyplot, into = sys.modules["matplotlib.pyplot"], io.BytesIO()
+    figure = pyplot.figure(number)
+    figure.savefig(into, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    pyplot.close(figure)
+    data = {"image/png": base64.b64encode(into.getvalue()).decode()}
+    return {"data": data, "metadata": {}, "output_type": "display_data"}
 
 
 def main(path: Path) -> None:
