@@ -159,7 +159,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo '== the documentation of the crate'
 	rm -rf target/doc
-	$(CARGO) doc --no-deps --all-features --quiet
+	$(CARGO) doc --target-dir target --no-deps --all-features --quiet
 	cp -r target/doc site/rust
 	$(BIN)/python docs/site/check_site.py site
 

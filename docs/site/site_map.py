@@ -17,14 +17,14 @@ PAGES = {
     "examples/service/README.md": "examples/service.md",
     "fuzz/README.md": "fuzz.md",
     "tests/vectors/README.md": "vectors.md",
+    "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
 # What has a page that says the same, or lists it.
 INSTEAD = {
-    ".": "start.md",
-    "README.md": "start.md",
-    "docs": "start.md",
+    ".": "readme.md",
+    "docs": "readme.md",
     "benches": "performance/benchmarks.md",
     "benches/results": "performance/index.md",
     "examples": "examples/index.md",

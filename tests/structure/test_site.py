@@ -19,8 +19,8 @@ from doc_pages import pages
 from repository import ROOT
 from site_map import PAGES, linked, place_of, rewritten, spaced, targets, without_hidden
 
-# The home page, for forges; the site has one of its own. And the page of a package.
-NO_PAGES = {"README.md", "docs/package.md"}
+# What registries of packages show, which is the beginning of the README.
+NO_PAGES = {"docs/package.md"}
 # Made by the hook, from no single file.
 MADE = {"api/index.md", "commands.md", "performance/index.md"}
 
