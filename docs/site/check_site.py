@@ -2,11 +2,13 @@
 
     python docs/site/check_site.py site
 
-What rustdoc has written (site/rust) is linked to, but its own links are checked by rustdoc.
+What rustdoc has written (site/rust) is linked to, but its own links are checked by rustdoc. Links
+that leave the site are listed with `--external`, and never followed.
 """
 
 from __future__ import annotations
 
+import argparse
 import posixpath
 import re
 import sys
@@ -37,13 +39,24 @@ class _Page(HTMLParser):
             self.loads.append(loaded)
 
 
-def findings(site: Path) -> Iterator[str]:
-    """What is wrong, a line each."""
-    pages = {
+def _pages(site: Path) -> dict[str, _Page]:
+    return {
         path.relative_to(site).as_posix(): _Page(path.read_text())
         for path in sorted(site.rglob("*.html"))
         if not path.is_relative_to(site / "rust")
     }
+
+
+def external(site: Path) -> list[str]:
+    """The links that leave the site."""
+    return sorted(
+        {link for page in _pages(site).values() for link in page.links if _elsewhere(link)}
+    )
+
+
+def findings(site: Path) -> Iterator[str]:
+    """What is wrong, a line each."""
+    pages = _pages(site)
     for name, page in pages.items():
         for address in page.loads:
             if _elsewhere(address):
@@ -73,13 +86,20 @@ def _elsewhere(address: str) -> bool:
     return re.match(r"(?:https?:)?//", address) is not None
 
 
-def main(site: Path) -> int:
-    """Print what is wrong; return the exit code."""
-    found = sorted(set(findings(site)))
+def main() -> int:
+    """Print what is wrong, or what leaves the site; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("site", type=Path, help="the folder of the built site")
+    parser.add_argument("--external", action="store_true", help="list the links that leave it")
+    asked = parser.parse_args()
+    if asked.external:
+        print(*external(asked.site), sep="\n")
+        return 0
+    found = sorted(set(findings(asked.site)))
     for line in found:
         print(line)
     return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main())

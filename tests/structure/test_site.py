@@ -14,7 +14,7 @@ import api_pages
 import command_pages
 import notebook_page
 import result_pages
-from check_site import findings
+from check_site import external, findings
 from doc_pages import pages
 from repository import ROOT
 from site_map import PAGES, linked, place_of, rewritten, spaced, targets, without_hidden
@@ -152,6 +152,7 @@ def test_what_a_built_site_lacks_is_found(tmp_path: Path) -> None:
     right += '<a href="rust/index.html">'
     (tmp_path / "index.html").write_text(right + '<a href="#x"><a href="index.html#x">')
     assert list(findings(tmp_path)) == []
+    assert external(tmp_path) == ["https://x.org"]
     for wrong, told in {
         '<a href="b.html">': "points at b.html, which is not there",
         '<a href="#y">': "points at index.html#y, which is not there",

@@ -137,7 +137,11 @@ def check_dependencies(text: str, where: str) -> None:
 
 
 def run_line(line: str, where: str, more: list[str]) -> None:
-    """Run a command of ours; of others, see that what they name is there."""
+    """Run a command of ours; of others, see that what they name is there.
+
+    Not run: targets of make, which are what runs this; scripts (tests/structure/test_examples.py
+    runs those of examples/, and benches take minutes); what installs, since that asks the network.
+    """
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words = words[1:]
