@@ -61,6 +61,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/cli.md": _cache,
     "docs/python.md": _cache,
     "docs/report.md": _cache,
+    "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
     "docs/howto/transformers.md": _transformers,
     "docs/windows.md": _cache,
