@@ -45,7 +45,7 @@ def page() -> str:
     for name in names:
         command = group.get_command(parent, name)
         usage = " ".join(["certk", name, *command.collect_usage_pieces(parent)])
-        parts += [f"## certk {name}\n", f"```text\n{usage}\n```\n", f"{_plain(command.help)}\n"]
+        parts += [f"## certk {name}\n", f"```sh\n{usage}\n```\n", f"{_plain(command.help)}\n"]
         parts += [
             _section(title, records)
             for title, records in sections[name].items()

@@ -27,6 +27,8 @@ from site_map import (
     without_hidden,
 )
 
+# The page that a visitor sees first.
+HOME = "start.md"
 # Of each page that has one, its source in the repository: what its links are relative to.
 _sources: dict[str, str] = {}
 
@@ -66,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         uri = f"performance/{path.name}"
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     _add_shown(files, config)
-    home = files.get_file_from_path("start.md")
+    home = files.get_file_from_path(HOME)
     if home is not None:
         home.dest_uri = "index.html"
     return files
