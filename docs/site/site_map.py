@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Pages whose sources are elsewhere, beside those of docs/, which are where they are.
 PAGES = {
     "benches/README.md": "performance/benchmarks.md",
-    "examples/README.md": "examples/index.md",
+    "examples/README.md": "examples/all.md",
     "examples/data/README.md": "examples/data.md",
     "examples/quickstart.ipynb": "examples/quickstart.md",
     "examples/service/README.md": "examples/service.md",
@@ -27,7 +27,7 @@ INSTEAD = {
     "docs": "readme.md",
     "benches": "performance/benchmarks.md",
     "benches/results": "performance/index.md",
-    "examples": "examples/index.md",
+    "examples": "examples/all.md",
     "examples/data": "examples/data.md",
     "examples/service": "examples/service.md",
     "fuzz": "fuzz.md",
