@@ -21,6 +21,8 @@ class Shown:
     title: str
     members: tuple[str, ...] = ()
     """What is shown of it, by whole names, where that is not what the module declares public."""
+    about: str = ""
+    """What it is, where that is not what its docstring says."""
 
 
 # In the order of the site.
@@ -45,6 +47,7 @@ MODULES = (
             "certk_rs.verifying.Verdict",
             "certk_rs.jobs.analysis.Analysis",
         ),
+        "What `prune`, `verify` and `analyze` return.",
     ),
 )
 # Not pages of their own: what is public of them is shown under the package, or is no interface.
@@ -115,16 +118,20 @@ def _index() -> str:
         "|---|---|",
     ]
     for module in MODULES:
-        about = (ast.get_docstring(_tree(module.name)) or "").partition("\n\n")[0]
+        about = _about(module).partition("\n\n")[0]
         said = " ".join(about.split()).replace("|", "\\|")
         lines.append(f"| [`{module.name}`]({place(module).removeprefix('api/')}) | {said} |")
     return "\n".join(lines) + "\n"
 
 
 def _page(module: Shown) -> str:
-    about = ast.get_docstring(_tree(module.name)) or ""
     members = module.members or _members(module.name)
-    return "\n".join([f"# {module.title}\n", f"{about}\n", *(f"::: {each}\n" for each in members)])
+    shown = [f"::: {each}\n" for each in members]
+    return "\n".join([f"# {module.title}\n", f"{_about(module)}\n", *shown])
+
+
+def _about(module: Shown) -> str:
+    return module.about or ast.get_docstring(_tree(module.name)) or ""
 
 
 def _members(name: str) -> list[str]:
