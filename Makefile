@@ -11,7 +11,7 @@ MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt docs bench clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -154,6 +154,7 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # A build without warnings, or none; then every link of every page is followed.
+.PHONY: docs
 docs: $(VENV)/.docs
 	@echo '== the pages'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -162,6 +163,11 @@ docs: $(VENV)/.docs
 	$(CARGO) doc --target-dir target --no-deps --all-features --quiet
 	cp -r target/doc site/rust
 	$(BIN)/python docs/site/check_site.py site
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.installed
+	@echo '== installing what makes the documentation into $(VENV)'
+	$(MATURIN) develop --release --extras docs
+	@touch $@
 
 bench: $(VENV)/.dev
 	@echo '== the core alone'
@@ -194,12 +200,6 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 $(VENV)/.dev: pyproject.toml $(VENV)/.installed
 	@echo '== installing the test dependencies into $(VENV) (torch is large)'
 	$(MATURIN) develop --release --extras dev
-	@touch $@
-
-# The package, and what makes pages of it.
-$(VENV)/.docs: pyproject.toml $(VENV)/.installed
-	@echo '== installing what makes the documentation into $(VENV)'
-	$(MATURIN) develop --release --extras docs
 	@touch $@
 
 # Its own site-packages come first on the path, then those of .venv, with what their .pth files add.
