@@ -186,9 +186,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python benches/bench_prune.py --growth --save
 
 clean:
-	rm -rf $(VENV) $(OLDER) target site python/certk_rs/_native*.so python/certk_rs/_native*.pyd
+	rm -rf $(VENV) $(OLDER) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf site docs/site/__pycache__
 
 # The package with its run-time dependencies; edits of Python files need no new build.
 $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
