@@ -39,6 +39,13 @@ def _cache() -> dict[str, Any]:
     return {}
 
 
+def _caches() -> dict[str, Any]:
+    for name in ("caches/one.safetensors", "caches/more/two.safetensors"):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(EXAMPLE, name)
+    return {}
+
+
 def _readme() -> dict[str, Any]:
     _cache()
     np.save("scores.npy", np.random.default_rng(0).standard_normal((4, 1000)))
@@ -63,6 +70,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/report.md": _cache,
     "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
+    "docs/howto/prune-directory.md": _caches,
     "docs/howto/transformers.md": _transformers,
     "docs/windows.md": _cache,
     "docs/inputs.md": _cache,
@@ -275,6 +283,27 @@ def test_the_readme_says_what_its_figure_shows() -> None:
     sets = [ck.keep_set(each, 0.1) for each in scores]
     bound = sum(each.lower_bound for each in sets)
     assert f"{100 * (sum(each.k for each in sets) - bound) / bound:.1f}" == apart
+
+
+def test_the_concepts_say_what_their_figures_show() -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    tensors = safetensors.load_file(EXAMPLE)
+    query, key = (tensors[f"layers.2.{role}"][0].astype(float) for role in ("query", "key"))
+    scores = query @ key.transpose(0, 2, 1) / np.sqrt(query.shape[-1])
+    _, m, n = scores.shape
+    kept, keys = says("docs/concepts.md", r"; (\d+) of (\d+) keys leave less than 5 %")
+    assert [int(kept), int(keys)] == [ck.select(scores[0, 0], 0.05).k, n]
+    assert says("docs/concepts.md", r"each of (\d+) rows loses") == says(
+        "docs/concepts.md", r"for 1 to (\d+) rows"
+    )
+    sets = [ck.keep_set(rows[: m // 2], 0.05).to_mask() for rows in scores]
+    later = [
+        ck.certify(rows[m // 2 :], kept).tail_mass_upper
+        for rows, kept in zip(scores, sets, strict=True)
+    ]
+    assert says("docs/concepts.md", r"later ones, up to ([.\d]+)\.") == [
+        f"{np.max(later):.2f}".lstrip("0")
+    ]
 
 
 def test_gaussian_scores_keep_what_the_benchmarks_say() -> None:
