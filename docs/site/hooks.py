@@ -9,6 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+import api_links
 import api_pages
 import command_pages
 import notebook_page
@@ -31,6 +32,8 @@ from site_map import (
 HOME = "start.md"
 # Of each page that has one, its source in the repository: what its links are relative to.
 _sources: dict[str, str] = {}
+# What has a place on a page of the API.
+_names: set[str] = set()
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -47,6 +50,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages whose sources are not in docs/, then the files that pages point at."""
     _sources.clear()
+    _names.update(api_links.known())
     for file in files.documentation_pages():
         _sources[file.src_uri] = f"docs/{file.src_uri}"
     texts = {**api_pages.pages(), **dict(result_pages.pages())}
@@ -77,18 +81,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Make links between files links between pages, and lists lists."""
     place = page.file.src_uri
+    if place in {each.place for each in result_pages.results()} | {"changelog.md"}:
+        # Found, behind what explains.
+        page.meta["search"] = {"boost": 0.2}
     text = rewritten(markdown, _sources[place], place) if place in _sources else markdown
     return spaced(without_hidden(text))
 
 
 def on_page_content(html: str, page: Page, files: Files, **_: Any) -> str:
-    """Link to pages that are named as files, as docstrings do."""
+    """Link to pages that are named as files, as docstrings do, and to what code names."""
     addresses = {}
     for place, source in _sources.items():
         file = files.get_file_from_path(place)
         if file is not None and file is not page.file:
             addresses[source] = file.url_relative_to(page.file)
-    return linked(html, addresses)
+    return api_links.linked(linked(html, addresses), _names)
 
 
 def _add_shown(files: Files, config: MkDocsConfig) -> None:

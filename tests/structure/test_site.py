@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import api_links
 import api_pages
 import command_pages
 import notebook_page
@@ -142,6 +143,21 @@ def test_files_that_are_named_become_links() -> None:
     made = linked(html.format("docs/a.md"), {"docs/a.md": "a.html"})
     assert made == html.format(link)
     assert linked(made, {"docs/a.md": "a.html"}) == made
+
+
+def test_names_in_code_become_links() -> None:
+    names = api_links.known()
+    assert {"certk_rs.select", "certk_rs.bounds.single_gap", "certk_rs.guard.Guard"} <= names
+    assert "certk_rs.bounds" not in names
+    for code in ("ck.select", "certk_rs.select", "certk_rs.select(scores, &quot;a&quot;)"):
+        there = f'<autoref identifier="certk_rs.select"><code>{code}</code></autoref>'
+        assert api_links.linked(f"<p><code>{code}</code></p>", names) == f"<p>{there}</p>"
+    for same in (
+        "<code>ck.nothing</code>", "<code>select</code>", "<code>ck.select, ck.certify</code>",
+        "<h2><code>ck.select</code></h2>", '<a href="x"><code>ck.select</code></a>',
+        "<pre><code>ck.select</code></pre>",
+    ):  # fmt: skip
+        assert api_links.linked(same, names) == same
 
 
 def test_what_a_built_site_lacks_is_found(tmp_path: Path) -> None:
