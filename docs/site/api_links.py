@@ -1,4 +1,4 @@
-"""Names of the interface in code (`ck.select`, `certk_rs.select(...)`) become links."""
+"""Names of the interface in code (`ck.select`, `bounds.pinsker(...)`) become links."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from api_pages import MODULES, public_names
 _CODE = re.compile(
     r"<(?P<whole>a|pre|h\d|autoref)\b.*?</(?P=whole)>|<code>(?P<code>[^<]*)</code>", re.S
 )
-_NAME = re.compile(r"(?:ck|certk_rs)\.([\w.]*\w)(?:\(.*\))?", re.S)
+# `select` alone may be the command; `bounds.pinsker` is nothing else.
+_NAME = re.compile(r"(?:(?:ck|certk_rs)\.|(?=\w+\.\w))([\w.]*\w)(?:\(.*\))?", re.S)
 
 
 def known() -> set[str]:
     """The whole names that have a place on a page."""
-    modules = {each.name for each in MODULES}
-    found = {each for module in MODULES for each in module.members}
+    found = {each for module in MODULES for each in (module.name, *module.members)}
     for module in MODULES:
         if not module.members:
             found |= {f"{module.name}.{each}" for each in public_names(module.name)}
-    return found - modules
+    return found
 
 
 def linked(html: str, names: Set[str]) -> str:

@@ -127,7 +127,7 @@ def _index() -> str:
 def _page(module: Shown) -> str:
     members = module.members or _members(module.name)
     shown = [f"::: {each}\n" for each in members]
-    return "\n".join([f"# {module.title}\n", f"{_about(module)}\n", *shown])
+    return "\n".join([f"# {module.title} {{ #{module.name} }}\n", f"{_about(module)}\n", *shown])
 
 
 def _about(module: Shown) -> str:

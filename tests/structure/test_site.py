@@ -148,7 +148,9 @@ def test_files_that_are_named_become_links() -> None:
 def test_names_in_code_become_links() -> None:
     names = api_links.known()
     assert {"certk_rs.select", "certk_rs.bounds.single_gap", "certk_rs.guard.Guard"} <= names
-    assert "certk_rs.bounds" not in names
+    assert {"certk_rs.bounds", "certk_rs.torch", "certk_rs.__version__"} <= names
+    there = '<autoref identifier="certk_rs.bounds.pinsker"><code>bounds.pinsker</code></autoref>'
+    assert api_links.linked("<code>bounds.pinsker</code>", names) == there
     for code in ("ck.select", "certk_rs.select", "certk_rs.select(scores, &quot;a&quot;)"):
         there = f'<autoref identifier="certk_rs.select"><code>{code}</code></autoref>'
         assert api_links.linked(f"<p><code>{code}</code></p>", names) == f"<p>{there}</p>"
