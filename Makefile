@@ -53,8 +53,8 @@ SOAK_MINUTES ?= 0.5
 test-service: $(VENV)/.installed
 	@echo '== the service under load, checked by a client of its own'
 	$(CARGO) build --release -p certk-service
-	$(BIN)/python tests/support/service_page.py --program target/release/certk-service
 	$(BIN)/python examples/service/soak.py --program target/release/certk-service --minutes $(SOAK_MINUTES)
+	$(BIN)/python tests/support/service_page.py --program target/release/certk-service
 
 test-older: $(OLDER)/.dev
 	@echo '== Python tests with an older transformers, and with kvpress'
