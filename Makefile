@@ -20,7 +20,7 @@ help:
 	@echo 'make test-python  the Python tests only'
 	@echo 'make test-older   the tests that concern transformers, under transformers 4.57, and those of kvpress'
 	@echo 'make test-service half a minute of mixed load on the service, with restarts and crashes; SOAK_MINUTES for more'
-	@echo 'make test-aarch64 the Rust tests for aarch64, under emulation (needs packages, and names those that are missing)'
+	@echo 'make test-aarch64 the Rust tests for aarch64, under emulation, with NEON and without (needs packages, and names those that are missing)'
 	@echo 'make install-aarch64  what that needs, on Debian, as root'
 	@echo 'make test-msrv    checks that all crates compile with the oldest Rust that Cargo.toml promises'
 	@echo 'make install-msrv that Rust, by rustup'
@@ -65,12 +65,16 @@ AARCH64 := aarch64-unknown-linux-gnu
 AARCH64_RUSTC ?= /usr/bin/rustc
 AARCH64_PACKAGES := rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static libc6:arm64
 
+ON_AARCH64 := env RUSTC=$(AARCH64_RUSTC) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt \
+	cargo test --release --target $(AARCH64)
+
 install-aarch64:
 	dpkg --add-architecture arm64
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(AARCH64_PACKAGES)
 
-test-aarch64:
+test-aarch64: $(VENV)/.tools
 	@command -v cargo > /dev/null || { echo 'Rust is needed: cargo is not on the PATH'; exit 1; }
 	@missing=; \
 	command -v aarch64-linux-gnu-gcc > /dev/null || missing="$$missing aarch64-linux-gnu-gcc"; \
@@ -81,10 +85,16 @@ test-aarch64:
 		missing="$$missing the standard library of $(AARCH64) for $(AARCH64_RUSTC)"; \
 	[ -z "$$missing" ] || { echo "missing:$$missing"; \
 		echo 'On Debian, as root: make install-aarch64'; exit 1; }
+	@echo '== answers of this processor'
+	rm -f target/bits.txt
+	CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt $(CARGO) test --release --workspace --all-features --test same_bits
 	@echo '== Rust tests for aarch64, under emulation'
-	env RUSTC=$(AARCH64_RUSTC) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static CERTK_EMULATED=1 \
-		cargo test --release --target $(AARCH64) --lib --tests
+	CERTK_LEVEL=neon $(ON_AARCH64) --lib --tests
+	@echo '== the same with portable code'
+	CERTK_LEVEL=portable $(ON_AARCH64) --lib --tests
+	@echo '== kernels on a processor without inner products of bytes, and with those of signed ones'
+	QEMU_CPU=cortex-a72 $(ON_AARCH64) --lib kernels::
+	QEMU_CPU=neoverse-n1 $(ON_AARCH64) --lib kernels::
 
 # By the release that rust-version names and by no newer one: what passes with another says nothing of it.
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)

@@ -417,7 +417,7 @@ pub enum Error {
     },
     /// A SIMD level that is not known, or that this CPU cannot run.
     #[error(
-        "SIMD level {level:?} {problem} (CERTK_LEVEL, force_simd_level); known: portable, avx2, avx512"
+        "SIMD level {level:?} {problem} (CERTK_LEVEL, force_simd_level); known: portable, avx2, avx512, neon"
     )]
     Level {
         /// The level asked for.

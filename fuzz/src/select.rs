@@ -98,7 +98,8 @@ pub(crate) fn budget(tape: &mut Tape<'_>, row: Option<&Row>) -> f64 {
 
 /// Levels of instructions, as many as this CPU has.
 pub(crate) fn set_level(tape: &mut Tape<'_>) {
-    let level = tape.one_of(&[None, None, Some("avx2"), Some("portable"), Some("avx512")]);
+    let level =
+        tape.one_of(&[None, None, Some("avx2"), Some("portable"), Some("avx512"), Some("neon")]);
     if certk_rs::force_simd_level(level).is_err() {
         certk_rs::force_simd_level(None).unwrap();
     }

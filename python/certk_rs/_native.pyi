@@ -621,7 +621,7 @@ def nearest_rsqrt(d: object) -> float:
     """The float64 nearest d^-1/2, d >= 1: the scale of attention where none is given."""
 
 def simd_level() -> str:
-    """Name of the instruction-set level in use: portable, portable-nofma, avx2 or avx512."""
+    """Name of the instruction-set level in use: portable, portable-nofma, avx2, avx512 or neon."""
 
 def set_simd_level(level: str | None) -> None:
     """Force a level; None returns to `CERTK_LEVEL` or detection."""

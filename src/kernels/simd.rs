@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[cfg(target_arch = "x86_64")]
 use super::isa::{Avx2, Avx512, Vnni};
 use super::isa::{ByteDots, Level, Portable};
+#[cfg(target_arch = "aarch64")]
+use super::isa::{Dots, Neon};
 use crate::error::Error;
 
 /// An instruction-set level that this CPU is known to run.
@@ -27,6 +29,8 @@ enum LevelKind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 const AUTOMATIC: u8 = 0;
@@ -77,6 +81,8 @@ impl Simd {
             LevelKind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             LevelKind::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            LevelKind::Neon => "neon",
         }
     }
 
@@ -110,6 +116,10 @@ impl Simd {
                     levels.push(("portable", Simd(LevelKind::PortableFma)));
                 }
             }
+            #[cfg(target_arch = "aarch64")]
+            if std::arch::is_aarch64_feature_detected!("neon") {
+                levels.push(("neon", Simd(LevelKind::Neon)));
+            }
             let plain = if levels.iter().any(|l| l.0 == "portable") {
                 "portable-nofma"
             } else {
@@ -124,7 +134,7 @@ impl Simd {
         let level = name.to_owned();
         match Self::all().iter().find(|l| l.0 == name) {
             Some(found) => Ok(found.1),
-            None if ["avx2", "avx512"].contains(&name) => {
+            None if ["avx2", "avx512", "neon"].contains(&name) => {
                 Err(Error::Level { level, problem: "cannot run here" })
             }
             None => Err(Error::Level { level, problem: "is not known" }),
@@ -184,6 +194,15 @@ entry!(
     "avx512vnni,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,popcnt,bmi1,bmi2"
 );
 
+#[cfg(target_arch = "aarch64")]
+entry!(neon, Pass, Neon, "neon");
+#[cfg(target_arch = "aarch64")]
+entry!(neon_bytes, BytePass, Neon, "neon");
+#[cfg(target_arch = "aarch64")]
+entry!(dotprod_bytes, BytePass, Dots<false>, "neon,dotprod");
+#[cfg(target_arch = "aarch64")]
+entry!(i8mm_bytes, BytePass, Dots<true>, "neon,dotprod,i8mm");
+
 impl Simd {
     /// Runs a pass.
     #[inline]
@@ -198,13 +217,15 @@ impl Simd {
                 LevelKind::Avx2 => avx2(pass),
                 #[cfg(target_arch = "x86_64")]
                 LevelKind::Avx512 => avx512(pass),
+                #[cfg(target_arch = "aarch64")]
+                LevelKind::Neon => neon(pass),
             }
         }
     }
 
     /// Runs a pass over bytes.
     pub(super) fn run_bytes<T, P: BytePass<T>>(self, pass: P) -> T {
-        // SAFETY: as above; the one more feature is asked for.
+        // SAFETY: as above; what else is needed is asked for.
         unsafe {
             match self.0 {
                 LevelKind::Portable => portable_bytes(pass),
@@ -216,6 +237,16 @@ impl Simd {
                 LevelKind::Avx512 if is_x86_feature_detected!("avx512vnni") => vnni_bytes(pass),
                 #[cfg(target_arch = "x86_64")]
                 LevelKind::Avx512 => avx512_bytes(pass),
+                #[cfg(target_arch = "aarch64")]
+                LevelKind::Neon if std::arch::is_aarch64_feature_detected!("i8mm") => {
+                    i8mm_bytes(pass)
+                }
+                #[cfg(target_arch = "aarch64")]
+                LevelKind::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
+                    dotprod_bytes(pass)
+                }
+                #[cfg(target_arch = "aarch64")]
+                LevelKind::Neon => neon_bytes(pass),
             }
         }
     }

@@ -39,10 +39,10 @@ pub(crate) use weights::{HIDDEN, RowWeights, see_row, weigh_row};
 use crate::error::Error;
 use crate::kernels::Simd;
 
-/// The name of the instruction-set level in force: "portable", "avx2" or "avx512". Results do not depend on it.
+/// The name of the instruction-set level in force: "portable", "avx2", "avx512" or "neon". Results do not depend on it.
 ///
 /// ```
-/// assert!(["portable", "avx2", "avx512"].contains(&certk_rs::simd_level()?));
+/// assert!(["portable", "avx2", "avx512", "neon"].contains(&certk_rs::simd_level()?));
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 ///

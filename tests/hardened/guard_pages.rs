@@ -91,7 +91,7 @@ static LEVEL: Mutex<()> = Mutex::new(());
 
 fn on_each_level(run: impl Fn(&'static str)) {
     let _alone = LEVEL.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    for level in ["portable", "avx2", "avx512"] {
+    for level in ["portable", "avx2", "avx512", "neon"] {
         if force_simd_level(Some(level)).is_ok() {
             run(level);
         }

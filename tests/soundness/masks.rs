@@ -14,7 +14,7 @@ use crate::rows::Stored;
 fn on_every_level<R: PartialEq + std::fmt::Debug>(what: &str, run: impl Fn(bool) -> R) {
     force_simd_level(None).unwrap();
     let want = run(false);
-    for level in ["portable", "avx2", "avx512"] {
+    for level in ["portable", "avx2", "avx512", "neon"] {
         if force_simd_level(Some(level)).is_ok() {
             assert!(run(false) == want, "{what}: {level} gives other bits");
             assert!(run(true) == want, "{what}: {level} takes bytes for something else");

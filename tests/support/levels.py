@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-LEVELS = ("portable", "avx2", "avx512")
+LEVELS = ("portable", "avx2", "avx512", "neon")

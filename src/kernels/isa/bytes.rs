@@ -20,9 +20,9 @@ pub(crate) const LINE: usize = STEP * LANES;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
-    high: [i8; STEP],
-    both: [i16; STEP],
-    low: [i8; STEP],
+    pub(super) high: [i8; STEP],
+    pub(super) both: [i16; STEP],
+    pub(super) low: [i8; STEP],
 }
 
 impl Step {
@@ -39,7 +39,7 @@ impl Step {
 
     /// One of which only the form with both halves is read.
     #[inline(always)]
-    fn widened(four: [i8; STEP]) -> Self {
+    pub(super) fn widened(four: [i8; STEP]) -> Self {
         Step { high: four, both: four.map(i16::from), low: four }
     }
 }
@@ -52,7 +52,12 @@ pub(crate) fn ask_for(line: *const u8) {
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        <super::neon::Neon as Level>::prefetch(line);
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = line;
 }
 

@@ -35,6 +35,10 @@ mod avx512;
 mod bytes;
 mod doubled;
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bytes;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
@@ -50,4 +54,8 @@ pub(crate) use doubled::Doubled;
 pub(crate) use doubled::InDouble;
 pub(super) use lanes::{BESIDE, Lanes, LanesOf, Level, Single};
 pub(crate) use lanes::{Element, LANES, Scalar};
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::Neon;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon_bytes::Dots;
 pub(super) use portable::Portable;

@@ -1,0 +1,236 @@
+//! One set of bits: whatever is asked, every level answers alike, and so does another processor.
+//!
+//! With `CERTK_BITS` set to a file, answers are compared with what stands there, or written there if nothing does: so `make
+//! test-aarch64` compares an emulated processor with the one that it runs on.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Mutex;
+
+use certk_rs::{
+    AttentionOptions, Budget, Data, IndexOptions, Keep, KeyIndex, Mask, Options, Precision, Scores,
+    SearchOptions, Values, Vectors, attention, certify, force_simd_level, keep_set, output_error,
+    select,
+};
+use half::{bf16, f16};
+
+/// Numbers that need no function of a mathematical library, whose bits differ between systems.
+struct Random(u64);
+
+impl Random {
+    /// A multiple of 2^-32 in [0, 1).
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 32) as f64 / 4_294_967_296.0
+    }
+
+    /// Nearly Gaussian; sums and multiples of these are exact.
+    fn normals(&mut self, n: usize, sigma: f64) -> Vec<f64> {
+        (0..n).map(|_| sigma * ((0..12).map(|_| self.uniform()).sum::<f64>() - 6.0)).collect()
+    }
+}
+
+/// Numbers of one type, owned.
+enum Stored {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Stored {
+    /// Through f32, because f64 becomes f16 in one rounding on some processors and in two on others.
+    fn each(numbers: &[f64]) -> [(&'static str, Stored); 4] {
+        [
+            ("f32", Stored::F32(numbers.iter().map(|&x| x as f32).collect())),
+            ("f64", Stored::F64(numbers.to_vec())),
+            ("f16", Stored::F16(numbers.iter().map(|&x| f16::from_f32(x as f32)).collect())),
+            ("bf16", Stored::Bf16(numbers.iter().map(|&x| bf16::from_f32(x as f32)).collect())),
+        ]
+    }
+
+    fn data(&self) -> Data<'_> {
+        match self {
+            Stored::F32(numbers) => numbers.into(),
+            Stored::F64(numbers) => numbers.into(),
+            Stored::F16(numbers) => numbers.into(),
+            Stored::Bf16(numbers) => numbers.into(),
+        }
+    }
+}
+
+/// A hash per name of an answer.
+type Answers = BTreeMap<String, String>;
+
+fn note(answers: &mut Answers, name: String, answer: &impl Debug) {
+    // As text, in which each float has one form. This hash is the same on every processor and in every process.
+    let text = format!("{answer:?}");
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    let error = text.starts_with("Err");
+    let said = if error { text } else { format!("{:016x}", hasher.finish()) };
+    let before = answers.insert(name.clone(), said);
+    assert!(before.is_none(), "{name} is there twice");
+}
+
+fn emulated() -> bool {
+    std::env::var_os("CERTK_EMULATED").is_some()
+}
+
+fn of_rows(answers: &mut Answers) {
+    let mut random = Random(1);
+    let lengths: &[usize] = &[1, 5, 16, 33, 100, 129, 513, 1000, 4096, 4097, 20_000];
+    for &n in lengths {
+        for sigma in [0.5, 3.0, 30.0] {
+            let rows = if n > 4000 { 1 } else { 7 };
+            let mut numbers = random.normals(rows * n, sigma);
+            for at in (0..numbers.len()).step_by(11) {
+                numbers[at] = if at % 2 == 0 { f64::NEG_INFINITY } else { 1.0 };
+            }
+            let visible: Vec<u8> = (0..n).map(|i| u8::from(i % 7 != 3)).collect();
+            for (name, stored) in Stored::each(&numbers) {
+                for scale in [1.0, -0.3] {
+                    let scores = Scores::new(stored.data(), &[rows, n]).unwrap();
+                    let scores = scores.scale(scale).unwrap();
+                    let masked = scores.clone().mask(Mask::Allowed(&visible), &[0]).unwrap();
+                    let called = |what: &str| format!("{what} {name} {n} {sigma} {scale}");
+                    let plain = Options::new().threads(1);
+                    for eps in [1e-9, 1e-3, 0.3] {
+                        let first = select(&scores, &[eps], &plain).unwrap();
+                        let kept: Vec<u8> = (0..rows * n)
+                            .map(|at| {
+                                let (row, i) = (at / n, at % n);
+                                u8::from(first.row(row).contains(&(i as u32)))
+                            })
+                            .collect();
+                        if n <= 1000 {
+                            let keep = Keep::Mask { kept: &kept, strides: &[n] };
+                            let fast = certify(&scores, &keep, Some(&[eps]), false, Some(1));
+                            let slow = certify(&scores, &keep, Some(&[eps]), true, Some(1));
+                            note(answers, called(&format!("certify {eps}")), &(fast, slow));
+                        }
+                        note(answers, called(&format!("select {eps}")), &first);
+                    }
+                    let proven = plain.clone().prove_minimal(true);
+                    note(answers, called("proven"), &select(&masked, &[0.01], &proven));
+                    let blocks = plain.clone().block_size(16);
+                    note(answers, called("blocks"), &select(&masked, &[0.05], &blocks));
+                    if n <= 1000 {
+                        note(answers, called("keep set"), &keep_set(&masked, &[0.05], &plain));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn of_vectors(answers: &mut Answers) {
+    let mut random = Random(2);
+    for (m, n, dim, width) in
+        [(1, 3000, 64, 64), (5, 700, 24, 9), (33, 1500, 128, 32), (80, 600, 8, 16)]
+    {
+        let numbers = [
+            random.normals(m * dim, 2.0),
+            random.normals(n * dim, 1.0),
+            random.normals(n * width, 1.0),
+        ];
+        let stored = numbers.map(|numbers| Stored::each(&numbers));
+        for kind in 0..4 {
+            let [q, k, v] = stored.each_ref().map(|kinds| &kinds[kind]);
+            let name = q.0;
+            let q = Vectors::new("q", q.1.data(), &[m, dim]).unwrap();
+            let k = Vectors::new("k", k.1.data(), &[n, dim]).unwrap();
+            let v = Vectors::new("v", v.1.data(), &[n, width]).unwrap();
+            let called = |what: &str| format!("{what} {name} {m} {n} {dim} {width}");
+            let index = match KeyIndex::build(&k, &IndexOptions::default()) {
+                Ok(index) => index,
+                Err(error) => {
+                    note(answers, called("index"), &error);
+                    continue;
+                }
+            };
+            for eps in [1e-6, 0.01, 0.3] {
+                for all in [false, true] {
+                    let keys = all.then_some(&k);
+                    let found = index.search(&q, keys, &[eps], &SearchOptions::new());
+                    note(answers, called(&format!("search {eps} {all}")), &found);
+                }
+                for (with, index) in [(false, None), (true, Some(&index))] {
+                    for precision in [Precision::F32, Precision::F64] {
+                        for dear in [false, true] {
+                            let options = AttentionOptions::new();
+                            let options = options.precision(precision).even_if_slower(dear);
+                            let budget = [eps];
+                            let found =
+                                attention(&q, &k, &v, Budget::TailMass(&budget), index, &options);
+                            let bound =
+                                found.as_ref().map(|found| found.error_bound(&q, &v, &options));
+                            let what = format!("attention {eps} {with} {precision:?} {dear}");
+                            note(answers, called(&what), &(&found, bound));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let (n, width) = (300, 3);
+    let (row, points) = (random.normals(n, 2.0), random.normals(n * width, 1.0));
+    let scores = Scores::new(&row, &[1, n]).unwrap();
+    let values = Values::new(&points, &[n, width]).unwrap();
+    let kept: Vec<u8> = (0..n).map(|i| u8::from(i % 3 == 0)).collect();
+    let keep = Keep::Mask { kept: &kept, strides: &[n] };
+    note(answers, "output error".into(), &output_error(&scores, &values, &keep, None));
+}
+
+fn answers() -> Answers {
+    let mut answers = Answers::new();
+    of_rows(&mut answers);
+    of_vectors(&mut answers);
+    answers
+}
+
+/// A line per answer.
+fn written(answers: &Answers) -> String {
+    answers.iter().fold(String::new(), |mut text, (name, hash)| {
+        writeln!(text, "{name}: {hash}").unwrap();
+        text
+    })
+}
+
+fn compare(name: &str, here: &str, there: &str) {
+    let other: Vec<_> = here.lines().zip(there.lines()).filter(|(a, b)| a != b).collect();
+    assert!(
+        other.is_empty(),
+        "{name}: {} answers differ: {:?}",
+        other.len(),
+        &other[..other.len().min(5)]
+    );
+    assert_eq!(here.lines().count(), there.lines().count(), "{name}");
+}
+
+/// The level is one for the whole process.
+static LEVEL: Mutex<()> = Mutex::new(());
+
+#[test]
+fn every_level_and_every_processor_has_the_same_bits() {
+    let _alone = LEVEL.lock().unwrap();
+    let best = written(&answers());
+    let errors = best.lines().filter(|line| line.contains(": Err")).count();
+    assert!(best.lines().count() > 2000 && errors < 10, "{best}");
+    if let Some(file) = std::env::var_os("CERTK_BITS") {
+        match std::fs::read_to_string(&file) {
+            Ok(there) => compare("another processor", &best, &there),
+            Err(_) => std::fs::write(&file, &best).unwrap(),
+        }
+    }
+    // Under emulation the levels are compared by running this once for each.
+    let levels: &[&str] = if emulated() { &[] } else { &["portable", "avx2", "avx512", "neon"] };
+    for level in levels {
+        if force_simd_level(Some(level)).is_ok() {
+            compare(level, &written(&answers()), &best);
+        }
+    }
+    force_simd_level(None).unwrap();
+}
