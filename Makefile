@@ -11,7 +11,7 @@ MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -33,6 +33,9 @@ help:
 	@echo 'make fmt          format Rust and Python'
 	@echo 'make docs         the site of the documentation, in site/'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
+	@echo 'make wheels       wheels for Linux, x86_64 and aarch64, that can be published, into dist/ (WHEEL_TARGETS for others); make sdist'
+	@echo 'make test-wheel   what they hold, and the one for this machine in environments of its own; test-sdist, test-wheel-aarch64'
+	@echo 'make deny         licences, sources and versions of all crates that are built from (needs cargo-deny)'
 	@echo 'make clean        remove .venv, .venv-older, target and caches'
 
 demo: $(VENV)/.installed
@@ -195,8 +198,37 @@ bench: $(VENV)/.dev
 	@echo '== prune against a script of torch'
 	$(BIN)/python benches/bench_prune.py --growth --save
 
+# What is published is built in an environment of its own, by one version of each tool.
+WHEEL_TARGETS := x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
+BUILD_VENV := .venv-build
+
+wheels: $(BUILD_VENV)/.tools
+	$(BUILD_VENV)/bin/python packaging/wheels.py $(WHEEL_TARGETS)
+
+sdist: $(BUILD_VENV)/.tools
+	rm -f dist/*.tar.gz
+	$(BUILD_VENV)/bin/maturin sdist --out dist
+
+test-wheel:
+	@echo '== wheels, in environments outside the repository'
+	$(PYTHON) tests/install/try_wheel.py dist
+
+test-wheel-aarch64:
+	@echo '== the aarch64 wheel under emulation, against the x86_64 wheel'
+	$(PYTHON) tests/install/aarch64_root.py dist
+
+test-sdist: sdist
+	@echo '== the source archive, built outside the repository'
+	$(PYTHON) tests/install/try_sdist.py dist/*.tar.gz
+
+# With the network, cargo-deny looks for advisories, too: `make deny DENY='advisories licenses bans sources'`.
+DENY ?= licenses bans sources
+deny:
+	@command -v cargo-deny > /dev/null || { echo 'cargo-deny is needed: cargo install cargo-deny'; exit 1; }
+	cargo deny --locked --workspace check $(DENY)
+
 clean:
-	rm -rf $(VENV) $(OLDER) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
+	rm -rf $(VENV) $(OLDER) $(BUILD_VENV) target dist python/certk_rs/_native*.so python/certk_rs/_native*.pyd
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf site docs/site/__pycache__
@@ -230,4 +262,10 @@ $(VENV)/.tools:
 	@echo '== making $(VENV)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet 'pip>=22.3' 'maturin>=1.9.4,<2'
+	@touch $@
+
+$(BUILD_VENV)/.tools: packaging/requirements.txt
+	@echo '== making $(BUILD_VENV)'
+	$(PYTHON) -m venv $(BUILD_VENV)
+	$(BUILD_VENV)/bin/python -m pip install --quiet -r packaging/requirements.txt
 	@touch $@

@@ -99,7 +99,7 @@ _COLUMNS: dict[str, Callable[[OutputAudit], Any]] = {
 
 def verify(
     outputs: Place | Iterable[Place],
-    against: Place | Iterable[Place] = (),
+    against: Place | Iterable[Place] | None = None,
     *,
     names: str | None = None,
     recursive: bool = False,
@@ -116,7 +116,8 @@ def verify(
 
     Args:
         outputs: Output files, directories of them, or glob patterns, one or several.
-        against: The inputs they were made of, likewise; matched by the recorded hashes.
+        against: The inputs they were made of, likewise; matched by the recorded hashes. None: no
+            inputs.
         names: Pattern of the inputs' tensor names, None for the spelling that is found in them.
         recursive: Whether directories within directories are searched.
         threads: How many; None for as many as there are processors.
@@ -133,7 +134,7 @@ def verify(
         CertkError: There is no output, an input cannot be read, or an argument is none.
         OSError: A file is missing, or the system refuses it.
     """
-    inputs = _files(against, recursive)
+    inputs = _files(() if against is None else against, recursive)
     if sample is not None and not inputs:
         raise CertkError("sample chooses rows to recompute: give against, which has them")
     found = audit(
@@ -150,7 +151,14 @@ def verify(
 
 
 def _files(given: Place | Iterable[Place], recursive: bool, needed: bool = False) -> list[Path]:
-    places = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if isinstance(given, (str, os.PathLike)):
+        places = [given]
+    elif isinstance(given, Iterable):
+        places = list(given)
+    else:
+        raise CertkError(
+            f"outputs and against are paths or lists of paths, not {type(given).__name__}"
+        )
     if not places and not needed:
         return []
     sources = expand(places, recursive, same_names=True)

@@ -23,6 +23,9 @@ from . import remote
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 # One letter is a drive.
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+# On Windows file:///C:/x is C:/x, and a URL that is made a path gets their sign.
+_DRIVES = os.name == "nt"
+_DRIVE = re.compile(r"/[A-Za-z]:/")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")
 _MAGIC = re.compile(r"[*?[]")
 
@@ -191,7 +194,7 @@ def locate(place: str | os.PathLike[str] | Location) -> Location:
     # "C://x" is a path, too.
     if sign and "/" not in scheme and len(scheme) != 1:
         return _from_url(text, scheme, rest)
-    if mistyped := _ONE_SLASH.match(text):
+    if mistyped := _ONE_SLASH.match(text.replace("\\", "/") if _DRIVES else text):
         raise CertkError(
             f"{text}: a URL has two slashes after {mistyped[1]}: (a URL must be given as text, "
             f"not as a path); a local file of that name is ./{text}"
@@ -243,6 +246,8 @@ def _from_url(text: str, scheme: str, rest: str) -> Location:
         if host not in ("", "localhost") or not slash:
             raise CertkError(f"{text}: a local file is file:///path, with three slashes")
         path = "/" + unquote(path)
+        if _DRIVES and _DRIVE.match(path):
+            path = path[1:]
         if "\0" in path:
             raise CertkError(f"{text} is no path: give a file, a directory or a URL")
         return Location(text, path)

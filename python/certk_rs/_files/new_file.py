@@ -18,6 +18,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Protocol
 
@@ -25,6 +26,9 @@ from ..errors import CertkError
 from . import remote
 from .atomic import NewFile, already_exists
 from .location import Location
+
+# Windows opens no file again that is removed when it is closed.
+_OPENED_ONCE = os.name == "nt"
 
 
 class WritableFile(Protocol):
@@ -76,7 +80,10 @@ class _Upload:
             # Without a name where the system can open it by its number: nothing is left of it,
             # however this process ends.
             nameless = os.path.lexists("/proc/self/fd")
-            self._spool = tempfile.TemporaryFile() if nameless else tempfile.NamedTemporaryFile()
+            if nameless:
+                self._spool = tempfile.TemporaryFile()
+            else:
+                self._spool = tempfile.NamedTemporaryFile(delete=not _OPENED_ONCE)
         return self
 
     def __exit__(
@@ -89,6 +96,8 @@ class _Upload:
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 self._spool.close()
+                if _OPENED_ONCE and isinstance(self._spool.name, str):
+                    Path(self._spool.name).unlink()
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data` at byte `offset`."""

@@ -13,11 +13,13 @@ Names of outputs have no part that begins with a dot, so nothing here is taken f
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import IO, Any
 
 from .. import __version__
@@ -33,10 +35,19 @@ FOLDER = ".certk"
 SCHEMA = 1
 _MOST_BYTES = 1 << 30
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+# The first is that of POSIX, the second of Windows.
+fcntl: Any
+msvcrt: Any
+fcntl, msvcrt = (_module(name) for name in ("fcntl", "msvcrt"))
+_LOCKED_BYTE = 1 << 30
 
 
 class JobFolder:
@@ -52,32 +63,32 @@ class JobFolder:
         """Keep other processes from pruning into the same directory meanwhile.
 
         On a local directory the system lets go of the lock when the process ends, however it ends.
+        Windows locks bytes, which nobody else can read then: one far behind the end.
         Object stores have no locks: there nothing keeps two jobs apart but the refusal of each to
         overwrite.
         """
-        if not self.out.is_local or fcntl is None:
+        if not self.out.is_local or fcntl is msvcrt is None:
             yield
             return
         path = self._folder.path / "lock"
         self._folder.make_directory()
         with path.open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _taken(file.fileno()):
                 file.seek(0)
                 who = file.read(200).strip() or "another process"
                 raise CertkError(
                     f"{self.out}: {who} prunes into it: wait for its end, or choose another OUT"
-                ) from None
-            except OSError:
-                pass  # a file system without locks
+                )
             # Only said to others: on a full disk it is left to the manifest to fail.
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), 0)
                 os.write(
                     file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode()
                 )
-            yield
+            try:
+                yield
+            finally:
+                _let_go(file.fileno())
 
     def read_manifest(self) -> dict[str, Any] | None:
         """The manifest of the last job here; None if there is none."""
@@ -168,3 +179,31 @@ class JobFolder:
                 "anew with --force"
             ) from None
         return body if isinstance(body, dict) else None
+
+
+def _taken(fd: int) -> bool:
+    """Lock a file, unless another open file has done so; file systems without locks let all."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+    os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EDEADLK)
+    finally:
+        os.lseek(fd, 0, os.SEEK_SET)
+    return True
+
+
+def _let_go(fd: int) -> None:
+    """Unlock what would be unlocked some time after it is closed."""
+    if fcntl is None:
+        with contextlib.suppress(OSError):
+            os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)

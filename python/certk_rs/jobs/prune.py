@@ -266,9 +266,8 @@ def _check_out(out: Location) -> None:
     """OUT must be, or be possible to make, a directory that can be written to."""
     if not out.is_local:
         return
-    place = out.path
-    while not os.path.lexists(place):
-        place = place.parent
+    missing = [*_missing_directories(out)]
+    place = missing[-1].parent if missing else out.path
     if not place.is_dir():
         raise CertkError(f"{place} is not a directory: OUT ({out}) must be one, or not exist yet")
     if not os.access(place, os.W_OK | os.X_OK):
@@ -279,7 +278,8 @@ def _missing_directories(out: Location) -> Iterator[Path]:
     """The directories that have to be made for OUT, the innermost first."""
     if out.is_local:
         place = out.path
-        while not os.path.lexists(place):
+        # A drive that is not there is its own parent.
+        while not os.path.lexists(place) and place != place.parent:
             yield place
             place = place.parent
 

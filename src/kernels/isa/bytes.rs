@@ -39,7 +39,7 @@ impl Step {
 
     /// One of which only the form with both halves is read.
     #[inline(always)]
-    pub(super) fn widened(four: [i8; STEP]) -> Self {
+    fn widened(four: [i8; STEP]) -> Self {
         Step { high: four, both: four.map(i16::from), low: four }
     }
 }

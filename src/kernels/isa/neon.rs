@@ -158,11 +158,10 @@ macro_rules! registers {
             }
             #[inline(always)]
             unsafe fn unordered(self, other: Self) -> Self::Mask {
-                // Numbers are what equals itself.
+                // Numbers are what equals itself; and all ones are none.
                 self.test(other, |a, b| {
                     let numbers = $as_float($both($eq(a, a), $eq(b, b)));
-                    let none = $as_float($eq(numbers, numbers));
-                    $as_bits($select($as_bits(numbers), $splat(0.0), none))
+                    $eq(numbers, numbers)
                 })
             }
             #[inline(always)]

@@ -15,31 +15,19 @@ use super::neon::{F32, Neon};
 
 impl ByteDots for Neon {
     type Level = Neon;
-    /// Four sums a key, one for each dimension of a step.
-    type Sums = [int32x4_t; LANES];
+    type Sums = [int32x4_t; 4];
 
     #[inline(always)]
     unsafe fn zero() -> Self::Sums {
-        [vdupq_n_s32(0); LANES]
+        [vdupq_n_s32(0); 4]
     }
     #[inline(always)]
-    unsafe fn add(mut sums: Self::Sums, line: *const u8, step: Step) -> Self::Sums {
-        let four = vld1_s16(step.both.as_ptr());
-        let numbers = vcombine_s16(four, four);
-        for (i, sums) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            let bytes = vld1q_u8(line.add(16 * i));
-            let low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes)));
-            let high = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
-            sums[0] = vmlal_s16(sums[0], vget_low_s16(low), four);
-            sums[1] = vmlal_high_s16(sums[1], low, numbers);
-            sums[2] = vmlal_s16(sums[2], vget_low_s16(high), four);
-            sums[3] = vmlal_high_s16(sums[3], high, numbers);
-        }
-        sums
+    unsafe fn add(sums: Self::Sums, line: *const u8, step: Step) -> Self::Sums {
+        multiplied(sums, line, vld1_s16(step.both.as_ptr()))
     }
     #[inline(always)]
     unsafe fn plus(sums: Self::Sums, number: i32) -> F32 {
-        rounded(in_order(sums), number)
+        rounded(sums, number)
     }
 
     type Short = Self::Sums;
@@ -49,11 +37,12 @@ impl ByteDots for Neon {
     }
     #[inline(always)]
     unsafe fn short_add(sums: Self::Short, line: *const u8, four: [i8; STEP]) -> Self::Short {
-        Self::add(sums, line, Step::widened(four))
+        let all = vreinterpret_s8_s32(vdup_n_s32(i32::from_ne_bytes(four.map(i8::cast_unsigned))));
+        multiplied(sums, line, vget_low_s16(vmovl_s8(all)))
     }
     #[inline(always)]
     unsafe fn short_sums(sums: Self::Short) -> [i32; LANES] {
-        stored(in_order(sums))
+        stored(sums)
     }
     #[inline(always)]
     unsafe fn short_plus(sums: Self::Short, number: i32) -> F32 {
@@ -61,16 +50,30 @@ impl ByteDots for Neon {
     }
 }
 
-/// One sum a key, of four.
+/// Adds products of bytes and four numbers. The load takes dimensions apart, so that a register has one of sixteen keys.
 #[inline(always)]
-unsafe fn in_order(sums: [int32x4_t; LANES]) -> [int32x4_t; 4] {
-    from_fn(|i| {
-        let pairs = [
-            vpaddq_s32(sums[4 * i], sums[4 * i + 1]),
-            vpaddq_s32(sums[4 * i + 2], sums[4 * i + 3]),
-        ];
-        vpaddq_s32(pairs[0], pairs[1])
-    })
+unsafe fn multiplied(sums: [int32x4_t; 4], line: *const u8, numbers: int16x4_t) -> [int32x4_t; 4] {
+    let uint8x16x4_t(first, second, third, fourth) = vld4q_u8(line);
+    let sums = of_dimension::<0>(sums, first, numbers);
+    let sums = of_dimension::<1>(sums, second, numbers);
+    let sums = of_dimension::<2>(sums, third, numbers);
+    of_dimension::<3>(sums, fourth, numbers)
+}
+
+#[inline(always)]
+unsafe fn of_dimension<const AT: i32>(
+    [a, b, c, d]: [int32x4_t; 4],
+    bytes: uint8x16_t,
+    numbers: int16x4_t,
+) -> [int32x4_t; 4] {
+    let low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes)));
+    let high = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
+    [
+        vmlal_lane_s16::<AT>(a, vget_low_s16(low), numbers),
+        vmlal_high_lane_s16::<AT>(b, low, numbers),
+        vmlal_lane_s16::<AT>(c, vget_low_s16(high), numbers),
+        vmlal_high_lane_s16::<AT>(d, high, numbers),
+    ]
 }
 
 #[inline(always)]

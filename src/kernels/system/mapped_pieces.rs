@@ -75,6 +75,10 @@ impl MappedPieces {
         Ok(room)
     }
 
+    /// Elsewhere no files are mapped side by side.
+    ///
+    /// # Errors
+    /// Always.
     #[cfg(not(unix))]
     pub fn new(_len: usize, _pieces: &[MappedPiece]) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())

@@ -140,9 +140,9 @@ impl Files {
         self.sync().map_err(io)
     }
 
-    /// Has the folder remember what was renamed or removed.
+    /// Has the folder remember what was renamed or removed. Windows opens no folder as a file.
     fn sync(&self) -> io::Result<()> {
-        File::open(&self.folder)?.sync_all()
+        if cfg!(unix) { File::open(&self.folder)?.sync_all() } else { Ok(()) }
     }
 
     /// Reads a session into memory that `room` gives for it.

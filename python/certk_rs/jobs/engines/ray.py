@@ -128,8 +128,8 @@ class RayEngine:
 
     def give_up(self, key: int) -> None:
         """See `Engine`."""
-        # Not by `ray.cancel`: where an answer arrives at the same moment, it ends this process (2.60,
-        # "Tried to complete task that was not pending"). They are few, and not done again.
+        # Not by `ray.cancel`: where an answer arrives at the same moment, it ends this process
+        # (2.60, "Tried to complete task that was not pending"). They are few, and not done again.
         for task in self._under_way.values():
             if task.key == key:
                 task.tries = _RETRIES

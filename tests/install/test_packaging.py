@@ -1,0 +1,212 @@
+"""What is done to archives before they are published, and what the manifests promise of them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repository import ROOT
+
+sys.path.insert(0, str(ROOT / "packaging"))
+import private_paths
+import wheels
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+BILL = "certk_rs-1.dist-info/sboms/certk-py.cyclonedx.json"
+
+
+def bill(root: Path) -> dict[str, Any]:
+    """As maturin writes it for sources in a folder."""
+    ours = f"path+file://{root.as_posix()}/crates/certk-py#0.2.0"
+    return {
+        "bomFormat": "CycloneDX",
+        "serialNumber": "urn:uuid:7",
+        "metadata": {
+            "timestamp": "2026-01-01T00:00:00Z",
+            "component": {
+                "name": "certk-py",
+                "bom-ref": ours,
+                "purl": f"pkg:cargo/x?u=file://{root}",
+            },
+        },
+        "components": [{"name": "rayon", "bom-ref": "registry+x#rayon@1", "licenses": []}],
+        "dependencies": [{"ref": ours, "dependsOn": ["registry+x#rayon@1"]}],
+    }
+
+
+def made_wheel(path: Path, root: Path, code: bytes = b"\x7fELF", **more: bytes) -> Path:
+    members = {"certk_rs/_native.abi3.so": code, BILL: json.dumps(bill(root)).encode(), **more}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+        rows = "".join(f"{n},sha256=x,{len(d)}\n" for n, d in members.items())
+        archive.writestr("certk_rs-1.dist-info/RECORD", rows + "certk_rs-1.dist-info/RECORD,,\n")
+    return path
+
+
+def test_a_bill_names_no_folder_and_says_the_rest(tmp_path: Path) -> None:
+    root = tmp_path / "sources"
+    wheel = made_wheel(tmp_path / "x.whl", root)
+    assert private_paths.found(wheel, root)
+    private_paths.clean(wheel, root)
+    assert not private_paths.found(wheel, root)
+    with zipfile.ZipFile(wheel) as archive:
+        data = archive.read(BILL)
+        rows = csv.reader(io.StringIO(archive.read("certk_rs-1.dist-info/RECORD").decode()))
+        record = {row[0]: row[1:] for row in rows}
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    assert record[BILL] == [f"sha256={digest}", str(len(data))]
+    assert record["certk_rs/_native.abi3.so"] == ["sha256=x", "4"]
+    told = json.loads(data)
+    assert "serialNumber" not in told
+    assert "timestamp" not in told["metadata"]
+    assert told["components"] == bill(root)["components"]
+    [tie] = told["dependencies"]
+    # Names that belong together still do.
+    assert tie["ref"] == told["metadata"]["component"]["bom-ref"]
+    assert tie["ref"] == "path+file:///certk_rs/crates/certk-py#0.2.0"
+
+
+def test_two_builds_in_two_folders_are_one_wheel(tmp_path: Path) -> None:
+    made = [made_wheel(tmp_path / f"{k}.whl", tmp_path / str(k)) for k in range(2)]
+    assert made[0].read_bytes() != made[1].read_bytes()
+    for k, wheel in enumerate(made):
+        private_paths.clean(wheel, tmp_path / str(k))
+    contents = []
+    for wheel in made:
+        with zipfile.ZipFile(wheel) as archive:
+            contents.append({name: archive.read(name) for name in archive.namelist()})
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize(
+    "path", ["/home/somebody/x.rs", "/Users/a/.cargo/x.rs", "C:\\Users\\a\\x.rs", "/root/.cargo/x"]
+)
+def test_machine_code_that_names_a_home_is_found(tmp_path: Path, path: str) -> None:
+    code = b"\0\1" + path.encode() + b"\0"
+    [said] = private_paths.found(
+        made_wheel(tmp_path / "x.whl", Path("/certk_rs/nowhere"), code), Path("/no/such/folder")
+    )
+    assert said == f"certk_rs/_native.abi3.so: {path}"
+
+
+def test_pages_may_speak_of_homes_but_not_name_this_folder(tmp_path: Path) -> None:
+    page = {"certk_rs/a.py": b"# as in /home/you/cache"}
+    wheel = made_wheel(tmp_path / "x.whl", Path("/certk_rs"), **page)
+    assert not private_paths.found(wheel, Path("/no/such/folder"))
+    own = {"certk_rs/a.py": f"# {ROOT}/src".encode()}
+    assert private_paths.found(made_wheel(tmp_path / "y.whl", Path("/certk_rs"), **own), ROOT)
+
+
+def test_the_compiler_is_told_all_folders_of_this_machine() -> None:
+    flags = wheels.environment()["CARGO_ENCODED_RUSTFLAGS"].split("\x1f")
+    assert f"--remap-path-prefix={ROOT}=certk_rs" in flags
+    # The last one that fits holds, so that what lies in another folder comes after it.
+    assert len([f for f in flags if f.startswith("--remap-path-prefix=")]) == 3
+
+
+def test_zig_is_found_beside_the_python_that_builds() -> None:
+    first, _, _ = wheels.environment()["PATH"].partition(os.pathsep)
+    assert first == str(Path(sys.executable).parent)
+
+
+# ---------------------------------------------------------------------------------- workflows
+
+
+def test_there_are_workflows() -> None:
+    assert [w.name for w in WORKFLOWS] == ["ci.yml", "release.yml"]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda w: w.name)
+def test_actions_are_pinned_and_rights_are_few(workflow: Path) -> None:
+    text = workflow.read_text(encoding="utf-8")
+    used = re.findall(r"uses: (\S+?)@(\S+)( # v[\d.]+)?$", text, re.M)
+    assert len(used) == text.count("uses: ")
+    for action, version, named in used:
+        # Its authors ask for the branch.
+        if action != "pypa/gh-action-pypi-publish":
+            assert re.fullmatch(r"[0-9a-f]{40}", version), action
+            assert named, action
+    assert re.search(r"^permissions:\n  contents: read\n\n", text, re.M)
+    assert "secrets." not in text
+    assert not re.search(r"https?://", text)
+    # What a pusher chooses, the name of a tag or branch, is never pasted into a command.
+    for line in re.findall(r"run: (.*)", text):
+        assert not re.search(r"\$\{\{(?! *matrix\.)", line), line
+
+
+def test_what_is_published_is_what_was_attested() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    jobs = dict(
+        re.findall(r"^  ([\w-]+):\n((?:    .*\n|\n)+)", text.partition("\njobs:\n")[2], re.M)
+    )
+    assert {"wheels", "sdist", "attest", "publish-package", "publish-crate"} <= jobs.keys()
+    for name, body in jobs.items():
+        rights = "id-token: write" in body
+        assert rights == (name.startswith("publish") or name == "attest"), name
+        if name.startswith("publish"):
+            assert "needs: attest" in body
+            assert "environment: release" in body
+        assert "timeout-minutes" in body
+
+
+# ----------------------------------------------------------------------------------- licences
+
+
+def allowed() -> set[str]:
+    text = (ROOT / "deny.toml").read_text(encoding="utf-8")
+    listed = re.search(r"^allow = \[(.*?)\]", text, re.M | re.S)
+    assert listed is not None
+    return set(re.findall(r'"(.*?)"', listed[1]))
+
+
+def packages() -> Iterator[tuple[str, str | None, str | None]]:
+    command = ["cargo", "metadata", "--format-version=1", "--locked", "--offline", "--all-features"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        # Crates for other systems, which building here does not fetch.
+        command.remove("--offline")
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for each in json.loads(done.stdout)["packages"]:
+        yield each["name"], each["license"], each["source"]
+
+
+def permitted(expression: str, names: set[str]) -> bool:
+    """Whether names that are allowed satisfy an expression of SPDX."""
+    expression = expression.replace("/", " OR ")
+    words = re.findall(r"\(|\)|[\w.+-]+(?: WITH [\w.-]+)?", expression)
+    logic = {"AND": "and", "OR": "or", "(": "(", ")": ")"}
+    return bool(eval(" ".join(logic.get(word, str(word in names)) for word in words)))
+
+
+def test_licences_are_read_as_they_are_meant() -> None:
+    names = {"MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"}
+    assert permitted("MIT/Apache-2.0", names)
+    assert permitted("MIT OR LGPL-2.1-or-later", names)
+    assert permitted("Apache-2.0 WITH LLVM-exception OR GPL-2.0", names)
+    assert not permitted("(MIT OR Apache-2.0) AND Unicode-3.0", names)
+    assert not permitted("MIT AND GPL-3.0-only", names)
+
+
+def test_every_crate_has_a_licence_that_is_allowed_and_comes_from_the_registry() -> None:
+    names, seen = allowed(), set()
+    for name, licence, source in packages():
+        assert licence is not None, name
+        assert permitted(licence, names), (name, licence)
+        assert source is None or source.startswith("registry+"), (name, source)
+        seen.add(name)
+    assert {"certk-rs", "pyo3", "mimalloc", "rayon"} <= seen
