@@ -64,14 +64,14 @@ impl Stored {
 /// A hash per name of an answer.
 type Answers = BTreeMap<String, String>;
 
-fn note(answers: &mut Answers, name: String, answer: &impl Debug) {
+fn note(answers: &mut Answers, name: &str, answer: &impl Debug) {
     // As text, in which each float has one form. This hash is the same on every processor and in every process.
     let text = format!("{answer:?}");
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     let error = text.starts_with("Err");
     let said = if error { text } else { format!("{:016x}", hasher.finish()) };
-    let before = answers.insert(name.clone(), said);
+    let before = answers.insert(name.to_owned(), said);
     assert!(before.is_none(), "{name} is there twice");
 }
 
@@ -109,16 +109,16 @@ fn of_rows(answers: &mut Answers) {
                             let keep = Keep::Mask { kept: &kept, strides: &[n] };
                             let fast = certify(&scores, &keep, Some(&[eps]), false, Some(1));
                             let slow = certify(&scores, &keep, Some(&[eps]), true, Some(1));
-                            note(answers, called(&format!("certify {eps}")), &(fast, slow));
+                            note(answers, &called(&format!("certify {eps}")), &(fast, slow));
                         }
-                        note(answers, called(&format!("select {eps}")), &first);
+                        note(answers, &called(&format!("select {eps}")), &first);
                     }
                     let proven = plain.clone().prove_minimal(true);
-                    note(answers, called("proven"), &select(&masked, &[0.01], &proven));
+                    note(answers, &called("proven"), &select(&masked, &[0.01], &proven));
                     let blocks = plain.clone().block_size(16);
-                    note(answers, called("blocks"), &select(&masked, &[0.05], &blocks));
+                    note(answers, &called("blocks"), &select(&masked, &[0.05], &blocks));
                     if n <= 1000 {
-                        note(answers, called("keep set"), &keep_set(&masked, &[0.05], &plain));
+                        note(answers, &called("keep set"), &keep_set(&masked, &[0.05], &plain));
                     }
                 }
             }
@@ -147,7 +147,7 @@ fn of_vectors(answers: &mut Answers) {
             let index = match KeyIndex::build(&k, &IndexOptions::default()) {
                 Ok(index) => index,
                 Err(error) => {
-                    note(answers, called("index"), &error);
+                    note(answers, &called("index"), &error);
                     continue;
                 }
             };
@@ -155,7 +155,7 @@ fn of_vectors(answers: &mut Answers) {
                 for all in [false, true] {
                     let keys = all.then_some(&k);
                     let found = index.search(&q, keys, &[eps], &SearchOptions::new());
-                    note(answers, called(&format!("search {eps} {all}")), &found);
+                    note(answers, &called(&format!("search {eps} {all}")), &found);
                 }
                 for (with, index) in [(false, None), (true, Some(&index))] {
                     for precision in [Precision::F32, Precision::F64] {
@@ -168,7 +168,7 @@ fn of_vectors(answers: &mut Answers) {
                             let bound =
                                 found.as_ref().map(|found| found.error_bound(&q, &v, &options));
                             let what = format!("attention {eps} {with} {precision:?} {dear}");
-                            note(answers, called(&what), &(&found, bound));
+                            note(answers, &called(&what), &(&found, bound));
                         }
                     }
                 }
@@ -181,7 +181,7 @@ fn of_vectors(answers: &mut Answers) {
     let values = Values::new(&points, &[n, width]).unwrap();
     let kept: Vec<u8> = (0..n).map(|i| u8::from(i % 3 == 0)).collect();
     let keep = Keep::Mask { kept: &kept, strides: &[n] };
-    note(answers, "output error".into(), &output_error(&scores, &values, &keep, None));
+    note(answers, "output error", &output_error(&scores, &values, &keep, None));
 }
 
 fn answers() -> Answers {
