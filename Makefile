@@ -31,6 +31,7 @@ help:
 	@echo 'make test-valgrind  a smaller run of inputs at the ends of memory under valgrind'
 	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
+	@echo 'make docs         the site of the documentation, in site/'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
 	@echo 'make clean        remove .venv, .venv-older, target and caches'
 
@@ -53,6 +54,7 @@ test-service: $(VENV)/.installed
 	@echo '== the service under load, checked by a client of its own'
 	$(CARGO) build --release -p certk-service
 	$(BIN)/python examples/service/soak.py --program target/release/certk-service --minutes $(SOAK_MINUTES)
+	$(BIN)/python tests/support/service_page.py --program target/release/certk-service
 
 test-older: $(OLDER)/.dev
 	@echo '== Python tests with an older transformers, and with kvpress'
@@ -161,6 +163,22 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A build without warnings, or none; then every link of every page is followed.
+.PHONY: docs
+docs: $(VENV)/.docs
+	@echo '== the pages'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo '== the documentation of the crate'
+	rm -rf target/doc
+	$(CARGO) doc --target-dir target --no-deps --all-features --quiet
+	cp -r target/doc site/rust
+	$(BIN)/python docs/site/check_site.py site
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.installed
+	@echo '== installing what makes the documentation into $(VENV)'
+	$(MATURIN) develop --release --extras docs
+	@touch $@
+
 bench: $(VENV)/.dev
 	@echo '== the core alone'
 	$(CARGO) bench
@@ -181,6 +199,7 @@ clean:
 	rm -rf $(VENV) $(OLDER) target python/certk_rs/_native*.so python/certk_rs/_native*.pyd
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf site docs/site/__pycache__
 
 # The package with its run-time dependencies; edits of Python files need no new build.
 $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools

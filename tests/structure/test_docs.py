@@ -20,20 +20,18 @@ import pytest
 
 import certk_rs as ck
 from certk_rs import errors
-from doc_pages import assert_printed, blocks, known, run_page
+from doc_pages import anchors, assert_printed, blocks, known, pages, run_page
 from repository import EXAMPLE, ROOT
 
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "benches/*.md", "tests/**/*.md")
-    for path in ROOT.glob(pattern)
-    # Its commands start a server and speak with it; its own tests do so.
-    if path.parent.name != "service"
-)
-# kvpress is in the other environment only: tests/transformers/test_kvpress.py runs this page.
-# What needs a cluster runs in the process that has one: tests/files/test_batches_of_hosts.py.
-ELSEWHERE = {"docs/kvpress.md", "docs/cluster.md"}
-LANGUAGES = {"python", "sh", "rust", "toml", "text"}
+PAGES = pages()
+# Pages that need what is not here, and where they are run: kvpress is in the other environment,
+# a cluster in the process that has one, a service behind `make test-service`.
+ELSEWHERE = {
+    "docs/kvpress.md": "tests/transformers/test_kvpress.py",
+    "docs/cluster.md": "tests/files/test_batches_of_hosts.py",
+    "examples/service/README.md": "tests/support/service_page.py",
+}
+LANGUAGES = {"python", "sh", "rust", "toml", "text", "json"}
 
 
 def _cache() -> dict[str, Any]:
@@ -121,10 +119,10 @@ def test_the_blocks_of_a_page_run(
 
 
 def test_every_page_that_is_run_elsewhere_is() -> None:
-    places = ("transformers/test_kvpress.py", "files/test_batches_of_hosts.py")
-    text = "".join((ROOT / "tests" / place).read_text() for place in places)
-    assert all(f'run_page("{page}"' in text for page in ELSEWHERE)
-    assert ELSEWHERE | GIVEN.keys() <= set(PAGES)
+    for page, place in ELSEWHERE.items():
+        assert f'run_page("{page}"' in (ROOT / place).read_text()
+    assert "tests/support/service_page.py" in (ROOT / "Makefile").read_text()
+    assert ELSEWHERE.keys() | GIVEN.keys() <= set(PAGES)
     assert {"README.md", "CONTRIBUTING.md", "benches/README.md"} <= set(PAGES)
 
 
@@ -163,8 +161,10 @@ def test_what_a_page_points_at_is_there(page: str) -> None:
     plain = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
     for target in re.findall(r"\]\(\s*([^)\s]+)\s*\)", plain):
         if not re.match(r"[a-z]+:", target):
-            path = (ROOT / page).parent / target.partition("#")[0]
+            name, _, anchor = target.partition("#")
+            path = (ROOT / page).parent / name if name else ROOT / page
             assert path.exists(), target
+            assert not anchor or anchor in anchors(path.read_text()), target
     # No code by indentation alone, which no test would run.
     assert not re.findall(r"^ {4,}(?:certk|python|make|pip|import|from) .*", plain, re.M)
     for span in re.findall(r"`([^`\n]+)`", plain):
@@ -173,6 +173,11 @@ def test_what_a_page_points_at_is_there(page: str) -> None:
             known(words[1], words[2:], page)
         if words[:1] == ["certk"] and len(words) > 1:
             check_command(words[1:], page)
+
+
+def test_headings_have_the_anchors_of_the_places_where_they_are_read() -> None:
+    text = "a: `--b`!\n===\n# A\n## a b\n```sh\n# no\n```\n## [x](y) -- `z_z`\n## A b\n"
+    assert anchors(text) == {"a---b", "a", "a-b", "a-b-1", "x----z_z"}
 
 
 def check_command(words: list[str], page: str) -> None:
@@ -193,9 +198,8 @@ def test_the_map_names_every_file() -> None:
     """A name that several files have is there as often as there are such files, or more often."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = Counter(Path(name).name for name in re.findall(r"[\w/]+\.(?:rs|py)\b", page))
-    files = {
-        file for folder in ("src", "crates", "python") for file in (ROOT / folder).rglob("*.*")
-    }
+    folders = ("src", "crates", "python", "docs/site")
+    files = {file for folder in folders for file in (ROOT / folder).rglob("*.*")}
     own = Counter(file.name for file in files if file.suffix in (".rs", ".py"))
     alike = {"mod.rs", "lib.rs", "tests.rs", "__init__.py", "__main__.py"}
     # The map says that each of these is an experiment.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import json
 import re
 import shlex
 import types
@@ -25,6 +27,31 @@ class Block:
     line: int
     """Of its first line, from 1."""
     text: str
+
+
+def pages() -> list[str]:
+    """Every page of the repository, but those that benches have written (benches/results)."""
+    made = {"build", "dist", "out", "site", "target"}
+    folders = (each for each in ROOT.iterdir() if each.is_dir() and each.name not in made)
+    found = {
+        *ROOT.glob("*.md"),
+        *(page for each in folders if each.name[0] != "." for page in each.rglob("*.md")),
+    }
+    names = (page.relative_to(ROOT).as_posix() for page in found)
+    return sorted(name for name in names if not name.startswith("benches/results/"))
+
+
+def anchors(text: str) -> set[str]:
+    """What links may name behind a #: the headings of a page, as forges spell them."""
+    plain = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+    titles = re.findall(r"^(?:#+ (.*)|(.*)\n(?:=+|---+))$", plain, re.M)
+    found: set[str] = set()
+    for title in (one or other for one, other in titles if one or other):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
+        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        more = (f"{name}-{i}" for i in itertools.count(1))
+        found.add(name if name not in found else next(each for each in more if each not in found))
+    return found
 
 
 def blocks(text: str) -> list[Block]:
@@ -74,8 +101,12 @@ def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> 
             printed = out.getvalue()
         elif block.language == "text":
             assert_printed(block.text, printed, where)
+        elif block.language == "toml" and block.text.startswith("[dependencies]"):
+            check_dependencies(block.text, where)
         elif block.language == "toml":
             Path("certk.toml").write_text(block.text)
+        elif block.language == "json":
+            json.loads(block.text)
         else:
             # Rust blocks are run by `cargo test --doc` (src/lib.rs).
             assert block.language == "rust", f"{where}: a block in {block.language!r}"
@@ -93,8 +124,24 @@ def plain(line: str) -> str:
     return " ".join(_RULE.sub("─", _NUMBER.sub("0", line)).split())
 
 
+def check_dependencies(text: str, where: str) -> None:
+    """See that a manifest of Cargo asks for what our crate has."""
+    ours = (ROOT / "Cargo.toml").read_text()
+    name = re.search(r'^name = "(.*)"$', ours, re.M)
+    asked = re.findall(r"^([\w-]+) = (.*)$", text, re.M)
+    assert name is not None
+    assert [each for each, _ in asked] == [name[1]], where
+    for feature in re.findall(r"features = \[(.*?)\]", asked[0][1]):
+        for each in re.findall(r'"(.*?)"', feature):
+            assert re.search(rf"^{each} = \[", ours, re.M), f"{where}: no feature {each}"
+
+
 def run_line(line: str, where: str, more: list[str]) -> None:
-    """Run a command of ours; of others, see that what they name is there."""
+    """Run a command of ours; of others, see that what they name is there.
+
+    Not run: targets of make, which are what runs this; scripts (tests/structure/test_examples.py
+    runs those of examples/, and benches take minutes); what installs, since that asks the network.
+    """
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words = words[1:]
@@ -103,9 +150,8 @@ def run_line(line: str, where: str, more: list[str]) -> None:
 
         assert main([*words[1:], *more]) == 0, f"{where}: {line}"
     elif words[:1] == ["make"]:
-        targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
-        assert targets is not None
-        assert set(words[1:]) <= set(targets[1].split()), f"{where}: {line}"
+        targets = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
+        assert set(words[1:]) <= set(" ".join(targets).split()), f"{where}: {line}"
     elif words[:1] == ["python"]:
         known(words[1], words[2:], where)
     elif words[:2] == ["pip", "install"]:
