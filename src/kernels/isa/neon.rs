@@ -1,6 +1,6 @@
 //! NEON: four registers of four f32 lanes, eight of two f64 lanes.
 //!
-//! Part of every AArch64 CPU that this crate runs on. Two choices between its instructions matter for the bits: FMAX and FMIN
+//! Part of every aarch64 CPU that this crate runs on. Two choices between its instructions matter for the bits: FMAX and FMIN
 //! have rules of their own for NaN and for zeros of both signs, so that maxima are selections by a comparison; and FCVTL
 //! converts f16 without the extension for arithmetic in it.
 //!
