@@ -397,7 +397,7 @@ FORGERIES: dict[str, Forgery] = {
         say=lambda body: body.update(input_headers=[]),
     ),
     "the format before": Forgery(
-        "head none plain", "it is of format 1, which certk-rs 0.1 wrote", True,
+        "head none plain", "it is of format 1, which nothing from 0.2.0 on reads", True,
         say=lambda body: body.update(format=1),
     ),
     "a key dropped, none": Forgery(
