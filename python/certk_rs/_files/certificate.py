@@ -167,8 +167,8 @@ def read_certificate(text: str) -> tuple[Certificate, str | None]:
 def _another_format(body: object) -> str:
     if isinstance(body, dict) and body.get("format") == 1:
         return (
-            "it is of format 1, which nothing from 0.2.0 on reads: it cannot be verified; prune its "
-            "input anew"
+            "it is of format 1, which nothing from 0.2.0 on reads: it cannot be verified; prune "
+            "its input anew"
         )
     return f"it is not a certificate of format {FORMAT}"
 
