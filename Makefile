@@ -10,7 +10,7 @@ SOURCES := $(wildcard Cargo.lock) $(shell find Cargo.toml src crates -name '*.rs
 MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
-RUST_TESTS := $(CARGO) test --release --workspace --all-features
+RUST_TESTS := $(CARGO) test --profile tested --workspace --all-features
 # Processes that run the Python tests, a file each at a time, so that what a file has set up is set up once. In the order of names: xdist's
 # own puts files of few tests last, and those take longest.
 WORKERS ?= 2
@@ -74,7 +74,7 @@ FAST := \
 	tests/files/test_cache_format.py tests/files/test_prune.py tests/files/test_audit.py tests/files/test_record.py
 test-fast: $(VENV)/.fast
 	@echo '== Rust unit tests'
-	$(CARGO) test --release --all-features --lib
+	$(CARGO) test --profile tested --all-features --lib
 	@echo '== Python tests of the core'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(FAST)
 
@@ -101,9 +101,9 @@ SOAK_MINUTES ?= 0.5
 # tests, and without them most of it would be compiled again.
 test-service: $(VENV)/.installed
 	@echo '== the service under load, checked by a client of its own'
-	$(CARGO) build --release --workspace --all-features --bin certk-service --example select
-	$(BIN)/python examples/service/soak.py --program target/release/certk-service --minutes $(SOAK_MINUTES)
-	$(BIN)/python tests/support/service_page.py --program target/release/certk-service
+	$(CARGO) build --profile tested --workspace --all-features --bin certk-service --example select
+	$(BIN)/python examples/service/soak.py --program target/tested/certk-service --minutes $(SOAK_MINUTES)
+	$(BIN)/python tests/support/service_page.py --program target/tested/certk-service
 
 test-older: $(OLDER)/.dev
 	@echo '== Python tests with an older transformers, and with kvpress'
@@ -116,7 +116,7 @@ AARCH64_PACKAGES := rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu li
 
 ON_AARCH64 := env RUSTC=$(AARCH64_RUSTC) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt \
-	cargo test --release --target $(AARCH64)
+	cargo test --profile tested --target $(AARCH64)
 
 install-aarch64:
 	dpkg --add-architecture arm64
@@ -136,7 +136,7 @@ test-aarch64: $(VENV)/.tools
 		echo 'On Debian, as root: make install-aarch64'; exit 1; }
 	@echo '== answers of this processor'
 	rm -f target/bits.txt
-	CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt $(CARGO) test --release --workspace --all-features --test same_bits
+	CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt $(RUST_TESTS) --test same_bits
 	@echo '== Rust tests for aarch64, under emulation'
 	CERTK_LEVEL=neon $(ON_AARCH64) --lib --tests
 	@echo '== the same with portable code'

@@ -7,6 +7,7 @@ minilm_n65536.safetensors), which are not in the repository; without it those te
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from repository import EXAMPLE
 # A terminal's width, which processes of pytest-xdist are given: a test that needs one sets it.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -206,7 +206,10 @@ def test_answers_do_not_depend_on_level_or_threads() -> None:
     before, answers = ck.simd_level(), []
     try:
         for level in LEVELS:
-            _native.set_simd_level(level)
+            try:
+                _native.set_simd_level(level)
+            except ck.CertkError:
+                continue
             for threads in (1, 3):
                 found = index.recall(q, (beside, beside), 0.02, threads=threads)
                 parts = found.indptr, found.indices, found.tail_mass_upper, found.tail_mass_lower
@@ -214,6 +217,7 @@ def test_answers_do_not_depend_on_level_or_threads() -> None:
                 answers.append(b"".join(part.tobytes() for part in (*parts, *ends)))
     finally:
         _native.set_simd_level(before)
+    assert len(answers) > 2
     assert len(set(answers)) == 1
 
 
