@@ -198,7 +198,7 @@ def test_the_map_names_every_file() -> None:
     """A name that several files have is there as often as there are such files, or more often."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = Counter(Path(name).name for name in re.findall(r"[\w/]+\.(?:rs|py)\b", page))
-    folders = ("src", "crates", "python", "docs/site")
+    folders = ("src", "crates", "python", "docs/site", "packaging")
     files = {file for folder in folders for file in (ROOT / folder).rglob("*.*")}
     own = Counter(file.name for file in files if file.suffix in (".rs", ".py"))
     alike = {"mod.rs", "lib.rs", "tests.rs", "__init__.py", "__main__.py"}
