@@ -136,7 +136,7 @@ test-aarch64: $(VENV)/.tools
 		echo 'On Debian, as root: make install-aarch64'; exit 1; }
 	@echo '== answers of this processor'
 	rm -f target/bits.txt
-	CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt $(RUST_TESTS) --test same_bits
+	CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt $(RUST_TESTS) --test soundness same_bits
 	@echo '== Rust tests for aarch64, under emulation'
 	CERTK_LEVEL=neon $(ON_AARCH64) --lib --tests
 	@echo '== the same with portable code'
@@ -233,9 +233,9 @@ docs: $(VENV)/.docs
 	cp -r target/doc site/rust
 	$(BIN)/python docs/site/check_site.py site
 
-$(VENV)/.docs: pyproject.toml $(VENV)/.installed
+$(VENV)/.docs: $(VENV)/.wanted-docs
 	@echo '== installing what makes the documentation into $(VENV)'
-	$(MATURIN) develop --release --extras docs
+	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
 
 bench: $(VENV)/.dev
@@ -296,19 +296,20 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 	@touch $@
 
 # The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again.
-$(VENV)/.dev: pyproject.toml $(VENV)/.installed $(VENV)/.wanted
+$(VENV)/.dev: $(VENV)/.wanted-dev
 	@echo '== installing the test dependencies into $(VENV) (torch is large)'
-	$(BIN)/python -m pip install --quiet -r $(VENV)/.wanted
+	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
 
 # And with what the tests of the core need.
-$(VENV)/.fast: $(VENV)/.wanted
+$(VENV)/.fast: $(VENV)/.wanted-dev
 	grep -E '^(fsspec|hypothesis|ml.dtypes|pytest|pytest-xdist|python-flint)\W' $< > $@.txt
 	$(BIN)/python -m pip install --quiet -r $@.txt mpmath
 	@touch $@
 
-$(VENV)/.wanted: $(VENV)/.installed
-	@$(BIN)/python -c 'import importlib.metadata as m; print(*[line.partition(";")[0] for line in m.requires("certk-rs") if "dev" in line.partition("extra ==")[2]], sep="\n")' > $@
+.PRECIOUS: $(VENV)/.wanted-%
+$(VENV)/.wanted-%: $(VENV)/.installed
+	@$(BIN)/python -c 'import importlib.metadata as m; print(*[line.partition(";")[0] for line in m.requires("certk-rs") if "$*" in line.partition("extra ==")[2]], sep="\n")' > $@
 
 # Its own site-packages come first on the path, then those of .venv, with what their .pth files add.
 $(OLDER)/.dev: tests/transformers/older-requirements.txt pyproject.toml | $(VENV)/.dev

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What differs from build to build, of the bill's own fields.
-_OF_THE_BUILD = ("serialNumber",)
 _HOMES = (
     rb"/home/",
     rb"/root/",
@@ -51,8 +49,8 @@ def clean(wheel: Path, root: Path) -> None:
 def _bill(data: bytes, root: Path) -> bytes:
     """A bill in which the folder of the sources is the name of the repository."""
     bill = json.loads(data)
-    for field in _OF_THE_BUILD:
-        bill.pop(field, None)
+    # What differs from build to build.
+    bill.pop("serialNumber", None)
     bill.get("metadata", {}).pop("timestamp", None)
     urls = {f"file://{root.as_posix()}", f"file:///{root.as_posix().lstrip('/')}", root.as_posix()}
     text = json.dumps(_without(bill, sorted(urls, key=len, reverse=True)), indent=1, sort_keys=True)

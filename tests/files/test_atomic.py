@@ -689,7 +689,7 @@ READERS = {
     "system.open(path, 'rb', cache_type='none', size=self.size)",
     "os.open(location.place, flags)",  # to read
     # What is uploaded is collected here first; it has no name, or is removed.
-    "tempfile.NamedTemporaryFile(delete=not _OPENED_ONCE)",
+    "tempfile.NamedTemporaryFile(delete=False)",
     "os.fdopen(os.dup(spool.fileno()), 'wb')",
     "path.open('a+', encoding='utf-8')",  # a lock
     "archive.open(info)",
@@ -712,7 +712,7 @@ def test_nothing_in_the_package_writes_files_in_another_way() -> None:
         "Path(os.devnull).open('w', encoding='utf-8')",
         "np.savez(stream, **arrays)",
         # What is uploaded when it is whole.
-        "tempfile.NamedTemporaryFile(delete=not _OPENED_ONCE)",
+        "tempfile.NamedTemporaryFile(delete=False)",
         "os.fdopen(os.dup(spool.fileno()), 'wb')",
         "figure.savefig(text, format='svg', bbox_inches='tight', metadata={'Date': None})",
     }

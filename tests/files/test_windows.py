@@ -90,7 +90,6 @@ def test_what_is_uploaded_can_be_opened_again(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("fsspec")
     lexists = os.path.lexists
     monkeypatch.setattr(os.path, "lexists", lambda p: "/proc/" not in str(p) and lexists(p))
-    monkeypatch.setattr(new_file, "_OPENED_ONCE", True)
     made = []
     real = tempfile.NamedTemporaryFile
 

@@ -22,8 +22,8 @@ from clean_machine import ROOT, Clean
 
 sys.path.insert(0, str(ROOT / "packaging"))
 import private_paths
+from wheels import MOST_BYTES
 
-MOST_BYTES = 5_000_000
 # Of manylinux2014.
 GLIBC = (2, 17)
 # Milliseconds of `import certk_rs` beyond `import numpy`.

@@ -8,19 +8,17 @@ use certk_rs::{
 };
 
 use crate::exact::Random;
+use crate::levels::at_each;
 use crate::rows::Stored;
 
 /// Names that this CPU knows; whatever they are, answers have the same bits.
 fn on_every_level<R: PartialEq + std::fmt::Debug>(what: &str, run: impl Fn(bool) -> R) {
     force_simd_level(None).unwrap();
     let want = run(false);
-    for level in ["portable", "avx2", "avx512", "neon"] {
-        if force_simd_level(Some(level)).is_ok() {
-            assert!(run(false) == want, "{what}: {level} gives other bits");
-            assert!(run(true) == want, "{what}: {level} takes bytes for something else");
-        }
-    }
-    force_simd_level(None).unwrap();
+    at_each(|level| {
+        assert!(run(false) == want, "{what}: {level} gives other bits");
+        assert!(run(true) == want, "{what}: {level} takes bytes for something else");
+    });
 }
 
 /// Zeros and ones, and the same with other bytes in place of the ones: each of 1 to 255 somewhere.

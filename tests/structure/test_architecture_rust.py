@@ -142,12 +142,12 @@ def test_every_level_is_named_wherever_levels_are_tried() -> None:
     simd = (ROOT / "src" / "kernels" / "simd.rs").read_text()
     named = set(re.findall(r'levels\.push\(\("(\w+)"', simd))
     error = re.search(r"known: ([\w, ]+)", (ROOT / "src" / "error.rs").read_text())
-    masks = re.search(
-        r"for level in \[([^]]*)\]", (ROOT / "tests" / "soundness" / "masks.rs").read_text()
-    )
     assert error
-    assert masks
-    assert named == set(error[1].split(", ")) == set(re.findall(r"\w+", masks[1])) == set(LEVELS)
+    assert named == set(error[1].split(", ")) == set(LEVELS)
+    for file in ("soundness/levels.rs", "hardened/guard_pages.rs"):
+        listed = re.search(r'\[("portable", [^]]*)\]', (ROOT / "tests" / file).read_text())
+        assert listed
+        assert set(re.findall(r"\w+", listed[1])) == named
 
 
 def undocumented_unsafe(text: str) -> list[int]:

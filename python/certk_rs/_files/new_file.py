@@ -27,9 +27,6 @@ from . import remote
 from .atomic import NewFile, already_exists
 from .location import Location
 
-# Windows opens no file again that is removed when it is closed.
-_OPENED_ONCE = os.name == "nt"
-
 
 class WritableFile(Protocol):
     """A file in the making; a context manager, and leaving it without `commit` leaves nothing."""
@@ -73,17 +70,19 @@ class _Upload:
         self._location = location
         self._replace = replace
         self._spool: IO[bytes] | None = None
+        self._named: Path | None = None
 
     def __enter__(self) -> _Upload:
         self._refuse_existing()
         with self._names_the_file():
             # Without a name where the system can open it by its number: nothing is left of it,
             # however this process ends.
-            nameless = os.path.lexists("/proc/self/fd")
-            if nameless:
+            if os.path.lexists("/proc/self/fd"):
                 self._spool = tempfile.TemporaryFile()
             else:
-                self._spool = tempfile.NamedTemporaryFile(delete=not _OPENED_ONCE)
+                # Windows would not open again what is removed when it is closed.
+                self._spool = tempfile.NamedTemporaryFile(delete=False)
+                self._named = Path(self._spool.name)
         return self
 
     def __exit__(
@@ -96,8 +95,8 @@ class _Upload:
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 self._spool.close()
-                if _OPENED_ONCE and isinstance(self._spool.name, str):
-                    Path(self._spool.name).unlink()
+                if self._named is not None:
+                    self._named.unlink()
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data` at byte `offset`."""

@@ -59,7 +59,7 @@ macro_rules! registers {
         add: $add:ident, sub: $sub:ident, mul: $mul:ident, fma: $fma:ident, floor: $floor:ident,
         lt: $lt:ident, ge: $ge:ident, gt: $gt:ident, eq: $eq:ident,
         select: $select:ident, as_float: $as_float:ident, as_bits: $as_bits:ident,
-        both: $both:ident, bytes: $bytes:ident, of_bytes: $of_bytes:ident, table: $table:ident,
+        both: $both:ident, bytes: $bytes:ident, of_bytes: $of_bytes:ident, table: $table:ident, tree: $tree:ident,
     }) => {
         #[derive(Debug, Clone, Copy)]
         pub(crate) struct $name(pub(super) [$vector; LANES / $each]);
@@ -81,7 +81,7 @@ macro_rules! registers {
             ) -> [$mask; LANES / $each] {
                 from_fn(|i| f(self.0[i], other.0[i]))
             }
-            /// `a` where the comparison of a with b holds, else b.
+            /// b where they are equal or one is NaN.
             #[inline(always)]
             unsafe fn larger(a: $vector, b: $vector) -> $vector {
                 $select($gt(a, b), a, b)
@@ -181,6 +181,18 @@ macro_rules! registers {
                 self.map(|t| $sub(t, $floor(t)))
             }
             #[inline(always)]
+            unsafe fn sum(self) -> $float {
+                $tree(self, |a, b| $add(a, b))
+            }
+            #[inline(always)]
+            unsafe fn largest(self) -> $float {
+                $tree(self, |a, b| Self::larger(a, b))
+            }
+            #[inline(always)]
+            unsafe fn smallest(self) -> $float {
+                $tree(self, |a, b| Self::smaller(a, b))
+            }
+            #[inline(always)]
             unsafe fn compress_store(self, bits: u16, to: *mut $float) {
                 let mut next = to;
                 for (i, register) in self.0.into_iter().enumerate() {
@@ -228,11 +240,6 @@ macro_rules! registers {
             wide.add(widen(self))
         }
         #[inline(always)]
-        unsafe fn sum(self) -> f32 {
-            let two = pair(fold(self, |a, b| vaddq_f32(a, b)), |a, b| vadd_f32(a, b));
-            vpadds_f32(two)
-        }
-        #[inline(always)]
         unsafe fn sums(groups: [Self; BESIDE]) -> [f32; BESIDE] {
             // Four lanes of each are left; then those of two groups in one register, and of four.
             let four =
@@ -246,18 +253,6 @@ macro_rules! registers {
             vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(two[0], two[1]));
             vst1q_f32(sums.as_mut_ptr().add(4), vpaddq_f32(two[2], two[3]));
             sums
-        }
-        #[inline(always)]
-        unsafe fn largest(self) -> f32 {
-            let larger = |a, b| vbsl_f32(vcgt_f32(a, b), a, b);
-            let two = pair(fold(self, |a, b| Self::larger(a, b)), larger);
-            vget_lane_f32::<0>(larger(two, vdup_lane_f32::<1>(two)))
-        }
-        #[inline(always)]
-        unsafe fn smallest(self) -> f32 {
-            let smaller = |a, b| vbsl_f32(vclt_f32(a, b), a, b);
-            let two = pair(fold(self, |a, b| Self::smaller(a, b)), smaller);
-            vget_lane_f32::<0>(smaller(two, vdup_lane_f32::<1>(two)))
         }
     };
     (F64, f64) => {
@@ -297,22 +292,6 @@ macro_rules! registers {
         unsafe fn widen_add(self, wide: F64) -> F64 {
             wide.add(self)
         }
-        #[inline(always)]
-        unsafe fn sum(self) -> f64 {
-            vpaddd_f64(fold_wide(self, |a, b| vaddq_f64(a, b)))
-        }
-        #[inline(always)]
-        unsafe fn largest(self) -> f64 {
-            let two = fold_wide(self, |a, b| Self::larger(a, b));
-            let one = Self::larger(two, vdupq_laneq_f64::<1>(two));
-            vgetq_lane_f64::<0>(one)
-        }
-        #[inline(always)]
-        unsafe fn smallest(self) -> f64 {
-            let two = fold_wide(self, |a, b| Self::smaller(a, b));
-            let one = Self::smaller(two, vdupq_laneq_f64::<1>(two));
-            vgetq_lane_f64::<0>(one)
-        }
     };
 }
 
@@ -321,14 +300,14 @@ registers!(F32, f32, float32x4_t, uint32x4_t, 4, {
     add: vaddq_f32, sub: vsubq_f32, mul: vmulq_f32, fma: vfmaq_f32, floor: vrndmq_f32,
     lt: vcltq_f32, ge: vcgeq_f32, gt: vcgtq_f32, eq: vceqq_f32,
     select: vbslq_f32, as_float: vreinterpretq_f32_u32, as_bits: vreinterpretq_u32_f32,
-    both: vandq_u32, bytes: vreinterpretq_u8_f32, of_bytes: vreinterpretq_f32_u8, table: COMPRESS,
+    both: vandq_u32, bytes: vreinterpretq_u8_f32, of_bytes: vreinterpretq_f32_u8, table: COMPRESS, tree: tree,
 });
 registers!(F64, f64, float64x2_t, uint64x2_t, 2, {
     splat: vdupq_n_f64, load: vld1q_f64, store: vst1q_f64,
     add: vaddq_f64, sub: vsubq_f64, mul: vmulq_f64, fma: vfmaq_f64, floor: vrndmq_f64,
     lt: vcltq_f64, ge: vcgeq_f64, gt: vcgtq_f64, eq: vceqq_f64,
     select: vbslq_f64, as_float: vreinterpretq_f64_u64, as_bits: vreinterpretq_u64_f64,
-    both: vandq_u64, bytes: vreinterpretq_u8_f64, of_bytes: vreinterpretq_f64_u8, table: COMPRESS_WIDE,
+    both: vandq_u64, bytes: vreinterpretq_u8_f64, of_bytes: vreinterpretq_f64_u8, table: COMPRESS_WIDE, tree: tree_wide,
 });
 
 /// Lanes i and i + 8, then i and i + 4.
@@ -338,21 +317,21 @@ fn fold(lanes: F32, f: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) -> floa
     f(f(a, c), f(b, d))
 }
 
-/// Lanes i and i + 2.
+/// The same, then i and i + 2, i and i + 1.
 #[inline(always)]
-unsafe fn pair(
-    four: float32x4_t,
-    f: impl Fn(float32x2_t, float32x2_t) -> float32x2_t,
-) -> float32x2_t {
-    f(vget_low_f32(four), vget_high_f32(four))
+unsafe fn tree(lanes: F32, f: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) -> f32 {
+    let four = fold(lanes, &f);
+    let two = f(four, vextq_f32::<2>(four, four));
+    vgetq_lane_f32::<0>(f(two, vextq_f32::<1>(two, two)))
 }
 
-/// Lanes i and i + 8, i + 4, i + 2.
+/// Lanes i and i + 8, i + 4, i + 2, i + 1.
 #[inline(always)]
-fn fold_wide(lanes: F64, f: impl Fn(float64x2_t, float64x2_t) -> float64x2_t) -> float64x2_t {
+unsafe fn tree_wide(lanes: F64, f: impl Fn(float64x2_t, float64x2_t) -> float64x2_t) -> f64 {
     let [a, b, c, d, e, g, h, i] = lanes.0;
     let four = [f(a, e), f(b, g), f(c, h), f(d, i)];
-    f(f(four[0], four[2]), f(four[1], four[3]))
+    let two = f(f(four[0], four[2]), f(four[1], four[3]));
+    vgetq_lane_f64::<0>(f(two, vextq_f64::<1>(two, two)))
 }
 
 /// Bit i from lane i, of lanes that are all ones or zeros.

@@ -142,27 +142,23 @@ unsafe fn loaded<const MIXED: bool>(line: *const u8) -> [uint8x16_t; 4] {
     })
 }
 
-#[inline(always)]
-unsafe fn sdot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    asm!(
-        ".arch_extension dotprod",
-        "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
-        inout(vreg) sums, in(vreg) a, in(vreg) b,
-        options(pure, nomem, nostack, preserves_flags)
-    );
-    sums
+/// An instruction for inner products of bytes, of an extension.
+macro_rules! dot {
+    ($instruction:ident, $bytes:ty, $extension:literal) => {
+        #[inline(always)]
+        unsafe fn $instruction(mut sums: int32x4_t, a: $bytes, b: int8x16_t) -> int32x4_t {
+            asm!(
+                concat!(".arch_extension ", $extension),
+                concat!(stringify!($instruction), " {0:v}.4s, {1:v}.16b, {2:v}.16b"),
+                inout(vreg) sums, in(vreg) a, in(vreg) b,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+            sums
+        }
+    };
 }
-
-#[inline(always)]
-unsafe fn usdot(mut sums: int32x4_t, a: uint8x16_t, b: int8x16_t) -> int32x4_t {
-    asm!(
-        ".arch_extension i8mm",
-        "usdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
-        inout(vreg) sums, in(vreg) a, in(vreg) b,
-        options(pure, nomem, nostack, preserves_flags)
-    );
-    sums
-}
+dot!(sdot, int8x16_t, "dotprod");
+dot!(usdot, uint8x16_t, "i8mm");
 
 impl<const MIXED: bool> ByteDots for Dots<MIXED> {
     type Level = Neon;

@@ -130,17 +130,13 @@ class RayEngine:
         """See `Engine`."""
         # Not by `ray.cancel`: where an answer arrives at the same moment, it ends this process
         # (2.60, "Tried to complete task that was not pending"). They are few, and not done again.
-        for task in self._under_way.values():
-            if task.key == key:
-                task.tries = _RETRIES
-        for _, task in self._later:
+        for task in (*self._under_way.values(), *(task for _, task in self._later)):
             if task.key == key:
                 task.tries = _RETRIES
 
     def close(self) -> None:
         """See `Engine`."""
-        under_way: dict[Any, _Task] = getattr(self, "_under_way", {})
-        under_way.clear()
+        self._under_way = {}
         # Whoever leaves a cluster takes its calls along.
         if self._own:
             disconnect(self._ray)

@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Mutex;
 
 use certk_rs::{
-    AttentionOptions, Budget, Data, IndexOptions, Keep, KeyIndex, Mask, Options, Precision, Scores,
-    SearchOptions, Values, Vectors, attention, certify, force_simd_level, keep_set, output_error,
-    select,
+    AttentionOptions, Budget, IndexOptions, Keep, KeyIndex, Mask, Options, Precision, Scores,
+    SearchOptions, Values, Vectors, attention, certify, keep_set, output_error, select,
 };
-use half::{bf16, f16};
+
+use crate::levels::at_each;
+use crate::rows::Stored;
 
 /// Numbers that need no function of a mathematical library, whose bits differ between systems.
 struct Random(u64);
@@ -32,35 +32,6 @@ impl Random {
     }
 }
 
-/// Numbers of one type, owned.
-enum Stored {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Stored {
-    /// Through f32, because f64 becomes f16 in one rounding on some processors and in two on others.
-    fn each(numbers: &[f64]) -> [(&'static str, Stored); 4] {
-        [
-            ("f32", Stored::F32(numbers.iter().map(|&x| x as f32).collect())),
-            ("f64", Stored::F64(numbers.to_vec())),
-            ("f16", Stored::F16(numbers.iter().map(|&x| f16::from_f32(x as f32)).collect())),
-            ("bf16", Stored::Bf16(numbers.iter().map(|&x| bf16::from_f32(x as f32)).collect())),
-        ]
-    }
-
-    fn data(&self) -> Data<'_> {
-        match self {
-            Stored::F32(numbers) => numbers.into(),
-            Stored::F64(numbers) => numbers.into(),
-            Stored::F16(numbers) => numbers.into(),
-            Stored::Bf16(numbers) => numbers.into(),
-        }
-    }
-}
-
 /// A hash per name of an answer.
 type Answers = BTreeMap<String, String>;
 
@@ -75,9 +46,8 @@ fn note(answers: &mut Answers, name: &str, answer: &impl Debug) {
     assert!(before.is_none(), "{name} is there twice");
 }
 
-fn emulated() -> bool {
-    std::env::var_os("CERTK_EMULATED").is_some()
-}
+/// Of the types, as [`Stored::all`] has them.
+const NAMES: [&str; 4] = ["f32", "f64", "f16", "bf16"];
 
 fn of_rows(answers: &mut Answers) {
     let mut random = Random(1);
@@ -90,7 +60,7 @@ fn of_rows(answers: &mut Answers) {
                 numbers[at] = if at % 2 == 0 { f64::NEG_INFINITY } else { 1.0 };
             }
             let visible: Vec<u8> = (0..n).map(|i| u8::from(i % 7 != 3)).collect();
-            for (name, stored) in Stored::each(&numbers) {
+            for (name, stored) in NAMES.into_iter().zip(Stored::all(&numbers)) {
                 for scale in [1.0, -0.3] {
                     let scores = Scores::new(stored.data(), &[rows, n]).unwrap();
                     let scores = scores.scale(scale).unwrap();
@@ -136,13 +106,12 @@ fn of_vectors(answers: &mut Answers) {
             random.normals(n * dim, 1.0),
             random.normals(n * width, 1.0),
         ];
-        let stored = numbers.map(|numbers| Stored::each(&numbers));
-        for kind in 0..4 {
+        let stored = numbers.map(|numbers| Stored::all(&numbers));
+        for (kind, name) in NAMES.into_iter().enumerate() {
             let [q, k, v] = stored.each_ref().map(|kinds| &kinds[kind]);
-            let name = q.0;
-            let q = Vectors::new("q", q.1.data(), &[m, dim]).unwrap();
-            let k = Vectors::new("k", k.1.data(), &[n, dim]).unwrap();
-            let v = Vectors::new("v", v.1.data(), &[n, width]).unwrap();
+            let q = Vectors::new("q", q.data(), &[m, dim]).unwrap();
+            let k = Vectors::new("k", k.data(), &[n, dim]).unwrap();
+            let v = Vectors::new("v", v.data(), &[n, width]).unwrap();
             let called = |what: &str| format!("{what} {name} {m} {n} {dim} {width}");
             let index = match KeyIndex::build(&k, &IndexOptions::default()) {
                 Ok(index) => index,
@@ -210,12 +179,8 @@ fn compare(name: &str, here: &str, there: &str) {
     assert_eq!(here.lines().count(), there.lines().count(), "{name}");
 }
 
-/// The level is one for the whole process.
-static LEVEL: Mutex<()> = Mutex::new(());
-
 #[test]
 fn every_level_and_every_processor_has_the_same_bits() {
-    let _alone = LEVEL.lock().unwrap();
     let best = written(&answers());
     let errors = best.lines().filter(|line| line.contains(": Err")).count();
     assert!(best.lines().count() > 2000 && errors < 10, "{best}");
@@ -225,12 +190,8 @@ fn every_level_and_every_processor_has_the_same_bits() {
             Err(_) => std::fs::write(&file, &best).unwrap(),
         }
     }
-    // Under emulation the levels are compared by running this once for each.
-    let levels: &[&str] = if emulated() { &[] } else { &["portable", "avx2", "avx512", "neon"] };
-    for level in levels {
-        if force_simd_level(Some(level)).is_ok() {
-            compare(level, &written(&answers()), &best);
-        }
+    // Under emulation it takes minutes, and all that is here is run once for each level.
+    if std::env::var_os("CERTK_EMULATED").is_none() {
+        at_each(|level| compare(level, &written(&answers()), &best));
     }
-    force_simd_level(None).unwrap();
 }
