@@ -210,7 +210,7 @@ pub fn select_output(
     let choose = |cloud: &Cloud, row: usize| {
         let weighed = Weighed::read(scores, row, cloud, Vec::new())?;
         check_memory("scores", weighed.keys.len(), SIDES + PREFIXES)?;
-        Ok(prefix::shortest(cloud, &weighed, out_tol.of(row)))
+        prefix::shortest(cloud, &weighed, out_tol.of(row))
     };
     let found: Vec<Found> = by_head(scores, values, threads, |cloud| cloud, choose)?;
     let mut all = OutputSelection { indptr: vec![0], ..OutputSelection::default() };

@@ -25,6 +25,7 @@ use super::query::{Query, RowVisibility};
 use super::queue::{Queue, Unit};
 use crate::ambient::{self, asked, asked_each};
 use crate::certified_sums::{self, SplitSums};
+use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
 use crate::reused::Reused;
 use crate::sorting;
@@ -76,7 +77,10 @@ const SCORED: usize = 256;
 impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     /// Searches; also says whether the rule has been met, which for the top k no tail mass shows. `scores` are those by codes,
     /// in whole groups, or nothing without codes; they are written over.
-    pub(crate) fn run(&self, scores: &mut [f32]) -> (Found, bool) {
+    ///
+    /// # Errors
+    /// What stops the call.
+    pub(crate) fn run(&self, scores: &mut [f32]) -> Result<(Found, bool), Error> {
         let visible = self.seen;
         let all = match self.rule {
             Rule::TopK(k) => k >= visible,
@@ -86,7 +90,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             let minimal = visible <= 1 || self.eps == 0.0;
             let kept = self.sees(0..self.codes.len()).collect();
             let found = Found { kept, visible, minimal, rung: Rung::Codes, ..Found::default() };
-            return (found, true);
+            return Ok((found, true));
         }
         let mut known = Known::default();
         let (units, certain) = self.units(scores);
@@ -97,11 +101,11 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             let open = Open { upper: f64::INFINITY, lower: 0.0, bound: f64::INFINITY };
             let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let k = if let Rule::TopK(k) = self.rule { k.min(affordable) } else { affordable };
-            return (self.found(&ranked(&known), k, &known, top, &open), false);
+            return Ok((self.found(&ranked(&known), k, &known, top, &open)?, false));
         }
         match self.rule {
-            Rule::Mass => (self.by_mass(units, scores, known), true),
-            Rule::Gap => (self.by_gap(units, scores, known), true),
+            Rule::Mass => Ok((self.by_mass(units, scores, known)?, true)),
+            Rule::Gap => Ok((self.by_gap(units, scores, known)?, true)),
             Rule::TopK(k) => self.top(k, units, scores, known),
         }
     }
@@ -223,9 +227,10 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 
     /// What is open, relative to a top.
-    fn open(&self, units: &[Unit], scores: &[f32], top: f64) -> Open {
+    fn open(&self, units: &[Unit], scores: &[f32], top: f64) -> Result<Open, Error> {
+        ambient::check()?;
         if units.is_empty() {
-            return Open { upper: 0.0, lower: 0.0, bound: f64::NEG_INFINITY };
+            return Ok(Open { upper: 0.0, lower: 0.0, bound: f64::NEG_INFINITY });
         }
         let (mut upper, mut lower) = (f64::INFINITY, 0.0f64);
         if let Some(prepared) = self.prepared {
@@ -245,7 +250,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         }
         let bound = units.iter().fold(f64::NEG_INFINITY, |bound, unit| bound.max(unit.upper));
         let lower = if lower < f64::INFINITY { lower.max(0.0) } else { 0.0 };
-        Open { upper: if upper.is_nan() { f64::INFINITY } else { upper }, lower, bound }
+        Ok(Open { upper: if upper.is_nan() { f64::INFINITY } else { upper }, lower, bound })
     }
 
     /// What units weigh together by one end of their bounds, relative to a top; what is flushed is added.
@@ -274,13 +279,21 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 
     /// The answer that keeps the first `k` of the known keys in this order.
-    fn found(&self, order: &[usize], k: usize, known: &Known, top: f64, open: &Open) -> Found {
+    fn found(
+        &self,
+        order: &[usize],
+        k: usize,
+        known: &Known,
+        top: f64,
+        open: &Open,
+    ) -> Result<Found, Error> {
         let n = self.seen;
-        let sum = |order: &[usize]| -> f64 {
-            self.weigh(order.iter().map(|&i| known.scores[i]).collect(), top)
+        let sum = |order: &[usize]| -> Result<f64, Error> {
+            ambient::check()?;
+            Ok(self.weigh(order.iter().map(|&i| known.scores[i]).collect(), top))
         };
         let (kept, closed) = order.split_at(k);
-        let (head, tail) = (sum(kept), sum(closed));
+        let (head, tail) = (sum(kept)?, sum(closed)?);
         let error = self.error();
         let split = SplitSums { tail: tail + open.upper, dropped: n - k, head, kept: k };
         let upper = split.upper(error, NOTHING);
@@ -294,20 +307,20 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                 let fewer = SplitSums {
                     tail: low.tail + weight,
                     dropped: n - k + 1,
-                    head: sum(kept) - weight,
+                    head: head - weight,
                     kept: k - 1,
                 };
                 fewer.lower(error, NOTHING) > self.eps
             };
         let mut keys: Reused<u32> = kept.iter().map(|&i| known.keys[i]).collect();
-        keys.sort_unstable();
+        sorting::sort(&mut keys, Ord::cmp);
         let scored = known.keys.len();
         let rung = match scored {
             0 => Rung::Codes,
             _ if scored == n => Rung::Dense,
             _ => Rung::Rescored,
         };
-        Found { kept: keys, visible: n, scored, upper, lower, minimal, rung }
+        Ok(Found { kept: keys, visible: n, scored, upper, lower, minimal, rung })
     }
 
     /// By what ratios of sums of computed weights may be off.
@@ -321,7 +334,12 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         SUM_ROUNDING + deeper as f64 * f64::EPSILON
     }
 
-    fn by_mass(&self, units: Reused<Unit>, scores: &mut [f32], mut known: Known) -> Found {
+    fn by_mass(
+        &self,
+        units: Reused<Unit>,
+        scores: &mut [f32],
+        mut known: Known,
+    ) -> Result<Found, Error> {
         let odds = self.eps / (1.0 - self.eps);
         let mut queue = Queue::new(units, 0);
         let mut sums: Reused<Suffix> = Reused::new();
@@ -341,14 +359,14 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             let open = self.suffix(&sums[queue.at]) * (shift - top).exp();
             let over = queue.open().is_empty();
             if open <= odds * head * (1.0 - SUM_ROUNDING) || over {
-                let open = self.open(queue.open(), scores, top);
-                let found = self.fewest(&known, top, &open);
+                let open = self.open(queue.open(), scores, top)?;
+                let found = self.fewest(&known, top, &open)?;
                 if found.upper <= self.eps || over {
-                    return found;
+                    return Ok(found);
                 }
             }
             if !self.advance(&mut queue, f64::NEG_INFINITY, scores, &mut known) {
-                let open = self.open(queue.open(), scores, top);
+                let open = self.open(queue.open(), scores, top)?;
                 return self.found(&ranked(&known), known.keys.len(), &known, top, &open);
             }
         }
@@ -386,7 +404,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 
     /// The fewest known keys that are within the budget; all of them if none are.
-    fn fewest(&self, known: &Known, top: f64, open: &Open) -> Found {
+    fn fewest(&self, known: &Known, top: f64, open: &Open) -> Result<Found, Error> {
         let order = ranked(known);
         let odds = self.eps / (1.0 - self.eps) / (1.0 + self.error());
         let weights: Reused<f64> = order.iter().map(|&i| (known.scores[i] - top).exp()).collect();
@@ -399,15 +417,20 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         }
         // Sums above ran one way only; what is reported decides.
         loop {
-            let found = self.found(&order, k, known, top, open);
+            let found = self.found(&order, k, known, top, open)?;
             if found.upper <= self.eps || k == order.len() {
-                return found;
+                return Ok(found);
             }
             k += 1;
         }
     }
 
-    fn by_gap(&self, units: Reused<Unit>, scores: &mut [f32], mut known: Known) -> Found {
+    fn by_gap(
+        &self,
+        units: Reused<Unit>,
+        scores: &mut [f32],
+        mut known: Known,
+    ) -> Result<Found, Error> {
         let n = self.seen;
         let mut queue = Queue::new(units, 0);
         let mut pending = Pending::new();
@@ -417,7 +440,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let error = self.doubt();
         loop {
             let place = |i: usize| (rising(known.scores[i]), Reverse(known.keys[i]), i);
-            pending.extend((taken..known.keys.len()).map(place));
+            pending.extend(asked(taken..known.keys.len()).map(place));
             taken = known.keys.len();
             let open = queue.upper();
             while let Some(&(_, _, best)) = pending.peek() {
@@ -436,17 +459,17 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                     let k = order.len();
                     order.extend(pending.iter().map(|&(_, _, i)| i));
                     let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let open = self.open(queue.open(), scores, top);
-                    let mut found = self.found(&order, k, &known, top, &open);
+                    let open = self.open(queue.open(), scores, top)?;
+                    let mut found = self.found(&order, k, &known, top, &open)?;
                     found.upper = found.upper.min(bound);
                     found.lower = found.lower.min(found.upper);
-                    return found;
+                    return Ok(found);
                 }
             }
             if order.len() == n || !self.advance(&mut queue, f64::NEG_INFINITY, scores, &mut known)
             {
                 let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let open = self.open(queue.open(), scores, top);
+                let open = self.open(queue.open(), scores, top)?;
                 return self.found(&ranked(&known), known.keys.len(), &known, top, &open);
             }
         }
@@ -474,14 +497,14 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         mut units: Reused<Unit>,
         scores: &mut [f32],
         mut known: Known,
-    ) -> (Found, bool) {
+    ) -> Result<(Found, bool), Error> {
         let error = self.doubt();
         let mut first = 0;
         if self.prepared.is_some() {
             // What is probably best gives a floor at once.
             first = k.min(units.len()).min(self.most.saturating_sub(known.keys.len()));
             if first > 0 && first < units.len() {
-                units.select_nth_unstable_by(first - 1, |a, b| {
+                sorting::place(&mut units, first - 1, |a, b| {
                     b.guess.total_cmp(&a.guess).then_with(|| a.first.cmp(&b.first))
                 });
             }
@@ -494,8 +517,8 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                 return f64::NEG_INFINITY;
             }
             let mut scores = known.scores.clone();
-            let (_, kth, _) = scores.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
-            *kth - error
+            sorting::place(&mut scores, k - 1, |a, b| b.total_cmp(a));
+            scores[k - 1] - error
         };
         let mut least = floor(&known);
         while queue.upper() >= least {
@@ -507,8 +530,8 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let proven = known.keys.len() >= k && queue.upper() < least;
         let order = self.told_apart(ranked(&known), k, &known);
         let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let open = self.open(queue.open(), scores, top);
-        (self.found(&order, k.min(order.len()), &known, top, &open), proven)
+        let open = self.open(queue.open(), scores, top)?;
+        Ok((self.found(&order, k.min(order.len()), &known, top, &open)?, proven))
     }
 
     /// Puts known keys around rank k in their true order where rounding hides it; equal scores by position.

@@ -368,7 +368,7 @@ impl SearchJob<'_> {
                     eps,
                     most,
                 };
-                Ok(explore.run(&mut scratch.scores))
+                explore.run(&mut scratch.scores)
             };
             *to = Some(one()?);
         }

@@ -75,8 +75,12 @@ impl Cloud {
             grow,
             exponent: exponent - shrink,
         };
-        cloud.lengths = asked(0..n).map(|j| cloud.length(cloud.point(j))).collect();
-        cloud.lengths.resize(n, 0.0);
+        // Zeros of the system, which a call that is stopped does not touch.
+        let mut lengths = vec![0.0; n];
+        for (j, length) in asked(lengths.iter_mut().enumerate()) {
+            *length = cloud.length(cloud.point(j));
+        }
+        cloud.lengths = lengths;
         cloud.largest = pieces(&cloud.lengths).flatten().copied().fold(0.0, f64::max);
         cloud
     }

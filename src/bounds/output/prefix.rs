@@ -9,8 +9,10 @@
 use super::cloud::{Cloud, WeightedSum, square};
 use super::rounding::{SUM, UP, V};
 use super::row::{Parted, Weighed};
-use crate::ambient::asked;
+use crate::ambient::{self, asked};
 use crate::certified_sums::Compensated;
+use crate::error::Error;
+use crate::memory::filled;
 use crate::order;
 use crate::sorting;
 
@@ -31,17 +33,20 @@ pub(super) struct Found {
 }
 
 /// Finds the shortest prefix of at least one key whose certified error is at most `out_tol`.
-pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Found {
+///
+/// # Errors
+/// What stops the call, asked between the steps too: pages that a next step would be the first to touch take long.
+pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Result<Found, Error> {
     let mut ranked: Vec<(f64, u32)> = asked(weighed.keys.iter().enumerate())
         .filter(|(_, key)| **key > f64::NEG_INFINITY)
         .map(|(j, &key)| (key, j as u32))
         .collect();
     sorting::sort(&mut ranked, |a, b| order::worst_first(b, a));
-    let mut rank = vec![u32::MAX; cloud.n];
+    let mut rank = filled("scores", cloud.n, u32::MAX)?;
     for (place, entry) in asked(ranked.iter().enumerate()) {
         rank[entry.1 as usize] = place as u32;
     }
-    let errors = scan(cloud, weighed, &ranked);
+    let errors = scan(cloud, weighed, &ranked)?;
     let mut found = Found { minimal: true, ..Found::default() };
     let most = TRIALS.max(TRIAL_WORK / (cloud.n * cloud.d).max(1));
     let (mut length, mut trials) = (ranked.len(), 0);
@@ -62,9 +67,9 @@ pub(super) fn shortest(cloud: &Cloud, weighed: &Weighed, out_tol: f64) -> Found 
         }
         found.minimal = false;
     }
-    found.kept = ranked[..length].iter().map(|entry| entry.1).collect();
+    found.kept = asked(&ranked[..length]).map(|entry| entry.1).collect();
     sorting::sort(&mut found.kept, Ord::cmp);
-    found
+    Ok(found)
 }
 
 /// Both ends of an error, in the units of the values.
@@ -74,14 +79,14 @@ struct Between {
 }
 
 /// The errors of the prefixes of 1 to n - 1 keys.
-fn scan(cloud: &Cloud, weighed: &Weighed, ranked: &[(f64, u32)]) -> Vec<Between> {
+fn scan(cloud: &Cloud, weighed: &Weighed, ranked: &[(f64, u32)]) -> Result<Vec<Between>, Error> {
     let n = ranked.len();
     if n < 2 {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let largest = ranked[0].0;
-    let mut weights: Vec<f64> = asked(ranked).map(|e| weighed.weigh(e.0, largest)).collect();
-    weights.resize(n, 0.0);
+    let weights: Vec<f64> = asked(ranked).map(|e| weighed.weigh(e.0, largest)).collect();
+    ambient::check()?;
     let (mut whole, mut sizes) = (WeightedSum::new(cloud.d), Compensated::default());
     let (mut head, mut heads) = (Compensated::default(), Vec::with_capacity(n));
     for (entry, &weight) in asked(ranked.iter().zip(&weights)) {
@@ -91,7 +96,7 @@ fn scan(cloud: &Cloud, weighed: &Weighed, ranked: &[(f64, u32)]) -> Vec<Between>
         head.add(weight);
         heads.push(head.value());
     }
-    heads.resize(n, 1.0);
+    ambient::check()?;
     let (whole, all) = (whole.finish(), sizes.value() * UP);
     let eta = weighed.eta;
     let (mut vector, mut gap) = (vec![0.0; cloud.d], vec![0.0; cloud.d]);
@@ -126,5 +131,5 @@ fn scan(cloud: &Cloud, weighed: &Weighed, ranked: &[(f64, u32)]) -> Vec<Between>
         errors.push(Between { low: cloud.publish_low(low), high: cloud.publish(1.0, high) });
     }
     errors.reverse();
-    errors
+    Ok(errors)
 }
