@@ -54,8 +54,9 @@ demo: $(VENV)/.installed
 	@echo '== certk demo'
 	$(BIN)/certk demo
 
-# What is downloaded for the Python tests comes while the Rust tests are compiled. The extension is built before: one cargo waits for another.
-test: $(VENV)/.installed
+# The Rust tests are compiled while the extension, which is one unit for one core, is built, and what the Python tests need is downloaded:
+# two profiles, of which cargo builds both at once.
+test: $(VENV)/.tools
 	@$(MAKE) rust-tests & compiling=$$!; trap "kill $$compiling" INT TERM; \
 	$(MAKE) $(OLDER)/.dev; made=$$?; wait $$compiling && exit $$made
 	$(MAKE) test-rust test-service test-python test-older

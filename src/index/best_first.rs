@@ -11,14 +11,14 @@
 //! Scores of members of S enter with their lower ends, those of all others with their upper ends. What has all been scored
 //! is the exact answer, so every search ends; and wherever it is stopped, the interval that it reports holds.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::cmp::Ordering;
 
 use super::cells::{CELL, Cells};
 use super::codes::Codes;
 use super::exact::ExactProduct;
 use super::found::{Found, Rung};
 use super::gram::Sums;
+use super::known::{Known, Pending, ranked};
 use super::options::Rule;
 use super::prepared::Prepared;
 use super::query::{Query, RowVisibility};
@@ -29,13 +29,6 @@ use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
 use crate::reused::Reused;
 use crate::sorting;
-
-/// Keys that have been scored.
-#[derive(Default)]
-struct Known {
-    keys: Reused<u32>,
-    scores: Reused<f64>,
-}
 
 /// What the open keys weigh, relative to a top.
 #[derive(Clone, Copy)]
@@ -434,30 +427,26 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         let n = self.seen;
         let mut queue = Queue::new(units, 0);
         let mut pending = Pending::new();
-        let pending = &mut pending.heap;
         let mut order: Reused<usize> = Reused::new();
-        let (mut worst, mut taken) = (f64::INFINITY, 0);
+        let mut worst = f64::INFINITY;
         let error = self.doubt();
         loop {
-            let place = |i: usize| (rising(known.scores[i]), Reverse(known.keys[i]), i);
-            pending.extend(asked(taken..known.keys.len()).map(place));
-            taken = known.keys.len();
+            pending.take(&known);
             let open = queue.upper();
-            while let Some(&(_, _, best)) = pending.peek() {
+            while let Some(best) = pending.best() {
                 if known.scores[best] - error < open || ambient::check().is_err() {
                     break;
                 }
-                pending.pop();
+                pending.drop_best();
                 order.push(best);
                 worst = worst.min(known.scores[best]);
                 // The largest score of all others: of those that were scored, too.
-                let next =
-                    pending.peek().map_or(f64::NEG_INFINITY, |&(_, _, i)| known.scores[i] + error);
+                let next = pending.best().map_or(f64::NEG_INFINITY, |i| known.scores[i] + error);
                 let gap = (worst - error - next.max(open)).next_down();
                 let bound = self.gap_bound(gap, order.len());
                 if bound <= self.eps {
                     let k = order.len();
-                    order.extend(pending.iter().map(|&(_, _, i)| i));
+                    order.extend(pending.places());
                     let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let open = self.open(queue.open(), scores, top)?;
                     let mut found = self.found(&order, k, &known, top, &open)?;
@@ -567,51 +556,11 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
     }
 }
 
-/// Known keys that are not settled: their scores, as bits that rise with them, their positions and where they are listed.
-type Unsettled = (u64, Reverse<u32>, usize);
-
-/// The best of them first.
-struct Pending {
-    heap: BinaryHeap<Unsettled>,
-    memory: Reused<Unsettled>,
-}
-
-impl Pending {
-    fn new() -> Self {
-        let mut memory: Reused<Unsettled> = Reused::new();
-        Pending { heap: BinaryHeap::from(std::mem::take(&mut *memory)), memory }
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        *self.memory = std::mem::take(&mut self.heap).into_vec();
-    }
-}
-
 /// Sums over open units.
 #[derive(Debug, Clone, Copy, Default)]
 struct Suffix {
     each: f64,
     codes: Sums,
-}
-
-/// Which of two known keys is better: by score, equal ones by position.
-fn better(known: &Known, a: usize, b: usize) -> Ordering {
-    known.scores[b].total_cmp(&known.scores[a]).then_with(|| known.keys[a].cmp(&known.keys[b]))
-}
-
-/// Known keys, the best first.
-fn ranked(known: &Known) -> Reused<usize> {
-    let mut order: Reused<usize> = (0..known.keys.len()).collect();
-    sorting::sort(&mut order, |&a, &b| better(known, a, b));
-    order
-}
-
-/// Bits that rise with the number.
-fn rising(score: f64) -> u64 {
-    let bits = score.to_bits();
-    if score.is_sign_negative() { !bits } else { bits | 1 << 63 }
 }
 
 /// e^x for x of either sign.

@@ -14,6 +14,7 @@ mod found;
 mod frame;
 mod gram;
 mod key_index;
+mod known;
 mod listed_search;
 #[cfg(test)]
 mod made;

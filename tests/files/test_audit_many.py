@@ -278,7 +278,8 @@ def test_an_output_of_the_format_before(job: Job, capsys: Captured) -> None:
     forge(job.output, say=lambda body: body.update(format=1))
     assert certk("verify", job.output) == 1
     out = capsys.readouterr().out
-    assert "verify it with certk-rs 0.1, or prune its input anew" in out
+    assert "of format 1, which nothing from 0.2.0 on reads" in out
+    assert "prune its input anew" in out
 
 
 def test_several_budgets_are_told_as_a_range(job: Job, capsys: Captured) -> None:
