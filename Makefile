@@ -10,7 +10,8 @@ SOURCES := $(wildcard Cargo.lock) $(shell find Cargo.toml src crates -name '*.rs
 MATURIN := env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin
 CARGO := env PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo
 
-RUST_TESTS := $(CARGO) test --profile tested --workspace --all-features
+# But for the list of the public interface, which make lint holds the crate against.
+RUST_TESTS := $(CARGO) test --profile tested --workspace --exclude certk-public-api --all-features
 # Processes that run the Python tests, a file each at a time, so that what a file has set up is set up once. In the order of names: xdist's
 # own puts files of few tests last, and those take longest.
 WORKERS ?= 2
@@ -41,7 +42,7 @@ help:
 	@echo 'make test-asan    the Rust tests of kernels and of the whole under AddressSanitizer (needs nightly Rust)'
 	@echo 'make test-tsan    snapshots, pools and cancellation under ThreadSanitizer (needs nightly Rust with rust-src)'
 	@echo 'make test-valgrind  a smaller run of inputs at the ends of memory under valgrind'
-	@echo 'make lint         rustfmt, clippy, rustdoc, ruff, mypy --strict, stubtest'
+	@echo 'make lint         rustfmt, clippy, rustdoc, the list of the public interface, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
 	@echo 'make docs         the site of the documentation, in site/'
 	@echo 'make bench        time the core (criterion), then selection against every peer'
@@ -108,7 +109,7 @@ test-service: $(VENV)/.installed
 
 test-older: $(OLDER)/.dev
 	@echo '== Python tests with an older transformers, and with kvpress'
-	$(OLDER)/bin/python -m pytest $(SIDE_BY_SIDE) tests/transformers
+	$(OLDER)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not heavy and not one_version' tests/transformers
 
 # Debian's compiler has the standard library of other machines as a package. Without -L the emulator finds that of libc6:arm64.
 AARCH64 := aarch64-unknown-linux-gnu
@@ -210,6 +211,8 @@ lint: $(VENV)/.dev
 	$(CARGO) clippy --workspace --all-targets --all-features -- -D warnings
 	@echo '== rustdoc'
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps --quiet --all-features
+	@echo '== the list of the public interface'
+	$(CARGO) test --quiet -p certk-public-api
 	@echo '== ruff'
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -296,10 +299,11 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 	$(MATURIN) develop --release
 	@touch $@
 
-# The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again.
+# The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again. Bytecode
+# of twenty thousand files is left to whoever imports one of them.
 $(VENV)/.dev: $(VENV)/.wanted-dev
 	@echo '== installing the test dependencies into $(VENV) (torch is large)'
-	$(BIN)/python -m pip install --quiet -r $<
+	$(BIN)/python -m pip install --quiet --no-compile -r $<
 	@touch $@
 
 # And with what the tests of the core need.
@@ -318,7 +322,7 @@ $(OLDER)/.dev: tests/transformers/older-requirements.txt pyproject.toml | $(VENV
 	$(BIN)/python -m venv --clear --without-pip $(OLDER)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
-	$(BIN)/python -m pip --python $(OLDER)/bin/python install --quiet --no-warn-conflicts \
+	$(BIN)/python -m pip --python $(OLDER)/bin/python install --quiet --no-compile --no-warn-conflicts \
 		-r tests/transformers/older-requirements.txt
 	@touch $@
 

@@ -2,7 +2,9 @@
 //! bits that they have elsewhere.
 
 use std::fmt::Debug;
-use std::sync::Mutex;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use certk_rs::half::{bf16, f16};
 use certk_rs::montecarlo::{TailOptions, tail_mass};
@@ -89,11 +91,28 @@ fn lengths() -> impl Iterator<Item = usize> {
 /// The level is one for the whole process.
 static LEVEL: Mutex<()> = Mutex::new(());
 
-fn on_each_level(run: impl Fn(&'static str)) {
-    let _alone = LEVEL.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+/// Runs it for each item, some at a time, as only one level is tried at a time.
+fn on_each_level<T: Copy + Send + Sync>(
+    items: impl IntoIterator<Item = T>,
+    run: impl Fn(&'static str, T) + Sync,
+) {
+    let items: Vec<T> = items.into_iter().collect();
+    let _alone = LEVEL.lock().unwrap_or_else(PoisonError::into_inner);
     for level in ["portable", "avx2", "avx512", "neon"] {
         if force_simd_level(Some(level)).is_ok() {
-            run(level);
+            // The last take longest.
+            let next = AtomicUsize::new(items.len());
+            let work = || {
+                while let Ok(left) = next.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
+                {
+                    run(level, items[left - 1]);
+                }
+            };
+            std::thread::scope(|scope| {
+                for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+                    scope.spawn(work);
+                }
+            });
         }
     }
     force_simd_level(None).unwrap();
@@ -220,16 +239,14 @@ fn ask(views: &Views<'_>) -> Said {
 
 #[test]
 fn rows_of_every_length_and_type() {
-    on_each_level(|level| {
-        for n in lengths() {
-            let mut memory = Memory::new(n);
-            for dtype in 0..4 {
-                let lists = Lists::new(n, dtype, n % 4);
-                let want = ask(&lists.views());
-                for place in ENDS {
-                    let views = memory.put(&lists, place);
-                    assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}: other answers");
-                }
+    on_each_level(lengths(), |level, n| {
+        let mut memory = Memory::new(n);
+        for dtype in 0..4 {
+            let lists = Lists::new(n, dtype, n % 4);
+            let want = ask(&lists.views());
+            for place in ENDS {
+                let views = memory.put(&lists, place);
+                assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}: other answers");
             }
         }
     });
@@ -237,18 +254,16 @@ fn rows_of_every_length_and_type() {
 
 #[test]
 fn rows_at_every_alignment() {
-    on_each_level(|level| {
-        for n in [1, 15, 16, 17, 100, 1000, 4097] {
-            let mut memory = Memory::new(n);
-            for dtype in 0..4 {
-                let lists = Lists::new(n, dtype, (n + 1) % 4);
-                let want = ask(&lists.views());
-                // Bytes are at as many places as there are.
-                for off in (0..64).step_by(if emulated() { 7 } else { 1 }) {
-                    for place in [Place::Before(off), Place::Behind(off)] {
-                        let views = memory.put(&lists, place);
-                        assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}");
-                    }
+    on_each_level([1, 15, 16, 17, 100, 1000, 4097], |level, n| {
+        let mut memory = Memory::new(n);
+        for dtype in 0..4 {
+            let lists = Lists::new(n, dtype, (n + 1) % 4);
+            let want = ask(&lists.views());
+            // Bytes are at as many places as there are.
+            for off in (0..64).step_by(if emulated() { 7 } else { 1 }) {
+                for place in [Place::Before(off), Place::Behind(off)] {
+                    let views = memory.put(&lists, place);
+                    assert!(ask(&views) == want, "{level} {n} {dtype} {place:?}");
                 }
             }
         }
@@ -258,8 +273,9 @@ fn rows_at_every_alignment() {
 /// Several rows: sets for all of them, samples, and values.
 #[test]
 fn batches_of_rows() {
-    on_each_level(|level| {
-        for (m, n) in [(2, 1), (3, 17), (5, 64), (4, 200), (9, 31), (16, 33), (3, 1025)] {
+    on_each_level(
+        [(2, 1), (3, 17), (5, 64), (4, 200), (9, 31), (16, 33), (3, 1025)],
+        |level, (m, n)| {
             let mut noise = Noise(7);
             let values = noise.numbers(n * 5, 1.0);
             let mut memory: [Guarded; 3] = std::array::from_fn(|_| Guarded::new(8 * n * m.max(5)));
@@ -289,8 +305,8 @@ fn batches_of_rows() {
                     assert!(said == want, "{level} {m} {n} {dtype} {place:?}");
                 }
             }
-        }
-    });
+        },
+    );
 }
 
 /// Queries, keys and values.
@@ -357,31 +373,27 @@ fn memory_for(entries: usize) -> [Guarded; 4] {
 
 #[test]
 fn attention_and_indexes_of_every_length() {
-    on_each_level(|level| {
-        for n in lengths().filter(|n| *n < 5000) {
-            let mut memory = memory_for(20 * n.max(200));
-            let (m, dim) = ([1, 3, 4, 18][n % 4], [1, 3, 8, 16, 17][n % 5]);
-            let shape = Heads { m, n, dim, width: [1, 4, 16, 19][n / 2 % 4] };
-            for key in [0, 2, 3] {
-                judge_heads(level, &shape, &mut memory, [[key, 0, 1][n % 3], key, key]);
-            }
-            judge_heads(level, &shape, &mut memory, [1, 1, n % 4]);
+    on_each_level(lengths().filter(|n| *n < 5000), |level, n| {
+        let mut memory = memory_for(20 * n.max(200));
+        let (m, dim) = ([1, 3, 4, 18][n % 4], [1, 3, 8, 16, 17][n % 5]);
+        let shape = Heads { m, n, dim, width: [1, 4, 16, 19][n / 2 % 4] };
+        for key in [0, 2, 3] {
+            judge_heads(level, &shape, &mut memory, [[key, 0, 1][n % 3], key, key]);
         }
+        judge_heads(level, &shape, &mut memory, [1, 1, n % 4]);
     });
 }
 
 #[test]
 fn vectors_of_every_length() {
-    on_each_level(|level| {
-        let most = if emulated() { 40 } else { 200 };
-        let dims = (1..=most).chain([255, 256, 257, 511, 512, 513]);
-        for dim in dims {
-            let mut memory = memory_for(40 * dim);
-            let n = [5, 16, 33][dim % 3];
-            for dtype in 0..4 {
-                let shape = Heads { m: [1, 4, 17][dim / 3 % 3], n, dim, width: dim };
-                judge_heads(level, &shape, &mut memory, [dtype; 3]);
-            }
+    let most = if emulated() { 40 } else { 200 };
+    let dims = (1..=most).chain([255, 256, 257, 511, 512, 513]);
+    on_each_level(dims, |level, dim| {
+        let mut memory = memory_for(40 * dim);
+        let n = [5, 16, 33][dim % 3];
+        for dtype in 0..4 {
+            let shape = Heads { m: [1, 4, 17][dim / 3 % 3], n, dim, width: dim };
+            judge_heads(level, &shape, &mut memory, [dtype; 3]);
         }
     });
 }
@@ -389,32 +401,30 @@ fn vectors_of_every_length() {
 /// Codes that lie in a file: it ends with them.
 #[test]
 fn codes_of_every_length() {
-    on_each_level(|level| {
-        for n in lengths().filter(|n| *n < 9000) {
-            let dim = [1, 4, 16, 20, 33][n % 5];
-            let mut noise = Noise(n as u64);
-            let keys: Vec<f32> = noise.numbers(n * dim, 2.0).iter().map(|&x| x as f32).collect();
-            let queries: Vec<f32> = noise.numbers(5 * dim, 2.0).iter().map(|&x| x as f32).collect();
-            let keys = Vectors::new("keys", &keys, &[n, dim]).unwrap();
-            let q = Vectors::new("q", &queries, &[5, dim]).unwrap();
-            let built = KeyIndex::build(&keys, &IndexOptions::new().threads(1)).unwrap();
-            let mut file = Vec::new();
-            built.write_to(&mut file).unwrap();
-            let ask = |index: &KeyIndex<'_>| {
-                let mut said = Said(Vec::new());
-                let options = SearchOptions::new().threads(1);
-                said.add(&index.search(&q, Some(&keys), &[0.05], &options));
-                said.add(&index.search(&q, None, &[0.4], &options));
-                said.add(&index.search(&q, Some(&keys), &[], &options.rule(Rule::TopK(4))));
-                said
-            };
-            let want = ask(&built);
-            let mut memory = Guarded::new(file.len());
-            for place in ENDS {
-                let bytes = memory.put(&file, place);
-                for index in [KeyIndex::from_bytes(bytes), KeyIndex::from_trusted_bytes(bytes)] {
-                    assert!(ask(&index.unwrap()) == want, "{level} {n} {dim} {place:?}");
-                }
+    on_each_level(lengths().filter(|n| *n < 9000), |level, n| {
+        let dim = [1, 4, 16, 20, 33][n % 5];
+        let mut noise = Noise(n as u64);
+        let keys: Vec<f32> = noise.numbers(n * dim, 2.0).iter().map(|&x| x as f32).collect();
+        let queries: Vec<f32> = noise.numbers(5 * dim, 2.0).iter().map(|&x| x as f32).collect();
+        let keys = Vectors::new("keys", &keys, &[n, dim]).unwrap();
+        let q = Vectors::new("q", &queries, &[5, dim]).unwrap();
+        let built = KeyIndex::build(&keys, &IndexOptions::new().threads(1)).unwrap();
+        let mut file = Vec::new();
+        built.write_to(&mut file).unwrap();
+        let ask = |index: &KeyIndex<'_>| {
+            let mut said = Said(Vec::new());
+            let options = SearchOptions::new().threads(1);
+            said.add(&index.search(&q, Some(&keys), &[0.05], &options));
+            said.add(&index.search(&q, None, &[0.4], &options));
+            said.add(&index.search(&q, Some(&keys), &[], &options.rule(Rule::TopK(4))));
+            said
+        };
+        let want = ask(&built);
+        let mut memory = Guarded::new(file.len());
+        for place in ENDS {
+            let bytes = memory.put(&file, place);
+            for index in [KeyIndex::from_bytes(bytes), KeyIndex::from_trusted_bytes(bytes)] {
+                assert!(ask(&index.unwrap()) == want, "{level} {n} {dim} {place:?}");
             }
         }
     });

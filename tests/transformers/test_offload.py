@@ -198,6 +198,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.one_version
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 def test_a_forked_process_does_not_write_over_its_parent(tmp_path: Path) -> None:
     code = f"""
@@ -239,6 +240,7 @@ def test_a_full_disk_is_an_error_and_changes_nothing(
     assert same(cache, twin)
 
 
+@pytest.mark.one_version
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limit")
 def test_room_that_the_system_does_not_give_is_an_error(tmp_path: Path) -> None:
     """A real refusal, of a limit on the length of files: not a signal, and not a torn file."""
@@ -347,6 +349,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.one_version
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is counted as Linux does")
 def test_a_quarter_of_the_memory_is_enough(tmp_path: Path) -> None:
     """32768 tokens of 512 MiB keys and values in a process that may have 128 MiB of its own.
