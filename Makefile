@@ -299,11 +299,10 @@ $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 	$(MATURIN) develop --release
 	@touch $@
 
-# The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again. Bytecode
-# of twenty thousand files is left to whoever imports one of them.
+# The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again.
 $(VENV)/.dev: $(VENV)/.wanted-dev
 	@echo '== installing the test dependencies into $(VENV) (torch is large)'
-	$(BIN)/python -m pip install --quiet --no-compile -r $<
+	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
 
 # And with what the tests of the core need.
@@ -322,7 +321,7 @@ $(OLDER)/.dev: tests/transformers/older-requirements.txt pyproject.toml | $(VENV
 	$(BIN)/python -m venv --clear --without-pip $(OLDER)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(OLDER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
-	$(BIN)/python -m pip --python $(OLDER)/bin/python install --quiet --no-compile --no-warn-conflicts \
+	$(BIN)/python -m pip --python $(OLDER)/bin/python install --quiet --no-warn-conflicts \
 		-r tests/transformers/older-requirements.txt
 	@touch $@
 
