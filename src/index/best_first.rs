@@ -92,7 +92,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         if affordable < certain.len() {
             // Nothing bounds the others.
             let open = Open { upper: f64::INFINITY, lower: 0.0, bound: f64::INFINITY };
-            let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let top = known.largest();
             let k = if let Rule::TopK(k) = self.rule { k.min(affordable) } else { affordable };
             return Ok((self.found(&ranked(&known), k, &known, top, &open)?, false));
         }
@@ -316,6 +316,13 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         Ok(Found { kept: keys, visible: n, scored, upper, lower, minimal, rung })
     }
 
+    /// The answer that keeps all known keys.
+    fn all_known(&self, queue: &Queue, scores: &[f32], known: &Known) -> Result<Found, Error> {
+        let top = known.largest();
+        let open = self.open(queue.open(), scores, top)?;
+        self.found(&ranked(known), known.keys.len(), known, top, &open)
+    }
+
     /// By what ratios of sums of computed weights may be off.
     fn error(&self) -> f64 {
         (2.0 * self.query.error).exp_m1() * (1.0 + SUM_ROUNDING) + self.sum_rounding()
@@ -359,8 +366,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                 }
             }
             if !self.advance(&mut queue, f64::NEG_INFINITY, scores, &mut known) {
-                let open = self.open(queue.open(), scores, top)?;
-                return self.found(&ranked(&known), known.keys.len(), &known, top, &open);
+                return self.all_known(&queue, scores, &known);
             }
         }
     }
@@ -447,7 +453,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
                 if bound <= self.eps {
                     let k = order.len();
                     order.extend(pending.places());
-                    let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let top = known.largest();
                     let open = self.open(queue.open(), scores, top)?;
                     let mut found = self.found(&order, k, &known, top, &open)?;
                     found.upper = found.upper.min(bound);
@@ -457,9 +463,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
             }
             if order.len() == n || !self.advance(&mut queue, f64::NEG_INFINITY, scores, &mut known)
             {
-                let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let open = self.open(queue.open(), scores, top)?;
-                return self.found(&ranked(&known), known.keys.len(), &known, top, &open);
+                return self.all_known(&queue, scores, &known);
             }
         }
     }
@@ -518,7 +522,7 @@ impl<E: Element<Scalar = f32>> BestFirst<'_, E> {
         }
         let proven = known.keys.len() >= k && queue.upper() < least;
         let order = self.told_apart(ranked(&known), k, &known);
-        let top = known.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let top = known.largest();
         let open = self.open(queue.open(), scores, top)?;
         Ok((self.found(&order, k.min(order.len()), &known, top, &open)?, proven))
     }

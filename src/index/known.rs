@@ -14,6 +14,13 @@ pub(super) struct Known {
     pub(super) scores: Reused<f64>,
 }
 
+impl Known {
+    /// The largest score.
+    pub(super) fn largest(&self) -> f64 {
+        self.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+    }
+}
+
 /// Which of two known keys is better: by score, equal ones by position.
 fn better(known: &Known, a: usize, b: usize) -> Ordering {
     known.scores[b].total_cmp(&known.scores[a]).then_with(|| known.keys[a].cmp(&known.keys[b]))
