@@ -20,7 +20,7 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 .NOTPARALLEL:
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 install-aarch64 prove install-gappa test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 test-aarch64-portable install-aarch64 prove install-gappa test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -31,7 +31,8 @@ help:
 	@echo 'make test-python  the Python tests only'
 	@echo 'make test-older   the tests that concern transformers, under transformers 4.57, and those of kvpress'
 	@echo 'make test-service half a minute of mixed load on the service, with restarts and crashes; SOAK_MINUTES for more'
-	@echo 'make test-aarch64 the Rust tests for aarch64, under emulation, with NEON and without (needs packages, and names those that are missing)'
+	@echo 'make test-aarch64 the Rust tests for aarch64 with NEON, under emulation (needs packages, and names those that are missing)'
+	@echo 'make test-aarch64-portable  the same with portable code'
 	@echo 'make install-aarch64  what that needs, on Debian, as root'
 	@echo 'make prove        proves the rounding of the exponentials by Gappa, and recomputes the error budget of docs/soundness.md'
 	@echo 'make install-gappa  what that needs, on Debian, as root'
@@ -85,6 +86,8 @@ test-heavy: $(VENV)/.dev
 	$(RUST_TESTS) --lib --tests -- --ignored
 	@echo '== Python tests that are marked heavy'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m heavy
+	@if command -v qemu-aarch64-static > /dev/null; then $(MAKE) test-aarch64-portable; \
+		else echo '== NOT TESTED: portable code on aarch64. On Debian, as root: make install-aarch64'; fi
 
 rust-tests: $(VENV)/.tools
 	@echo '== compiling the Rust tests'
@@ -141,11 +144,14 @@ test-aarch64: $(VENV)/.tools
 	CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt $(RUST_TESTS) --test soundness same_bits
 	@echo '== Rust tests for aarch64, under emulation'
 	CERTK_LEVEL=neon $(ON_AARCH64) --lib --tests
-	@echo '== the same with portable code'
-	CERTK_LEVEL=portable $(ON_AARCH64) --lib --tests
 	@echo '== kernels on a processor without inner products of bytes, and with those of signed ones'
 	QEMU_CPU=cortex-a72 $(ON_AARCH64) --lib kernels::
 	QEMU_CPU=neoverse-n1 $(ON_AARCH64) --lib kernels::
+
+# A second lap, over code that x86-64 runs natively at its level `portable`.
+test-aarch64-portable: $(VENV)/.tools
+	@echo '== Rust tests for aarch64 with portable code, under emulation'
+	CERTK_LEVEL=portable $(ON_AARCH64) --lib --tests
 
 install-gappa:
 	apt-get update -q

@@ -5,6 +5,7 @@
 use crate::ambient::{self, asked, pieces};
 use crate::certified_sums::{self, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::error::Error;
+use crate::exact_share::leaves_exactly;
 use crate::memory::room;
 use crate::order;
 use crate::recycled::{self, Recycled, held};
@@ -177,10 +178,15 @@ pub(crate) fn check_row(
     let exactly = |entries: &[((f64, u32), f64, bool)], chosen: &dyn Fn(usize) -> bool| {
         let count = asked(0..entries.len()).filter(|&i| chosen(i)).count() as u64;
         if equal {
-            return count > 0 && certified_sums::equal_weights_hold(count, total, eps);
+            return Ok(count > 0 && certified_sums::equal_weights_hold(count, total, eps));
         }
-        if !weights || count == 0 {
-            return false;
+        if count == 0 {
+            return Ok(false);
+        }
+        if !weights {
+            let levels = entries.iter().enumerate().map(|(i, entry)| (entry.0.0, chosen(i)));
+            let split = ((total - count) as usize, total as usize);
+            return Ok(about.error == 0.0 && leaves_exactly(eps, split, levels)?);
         }
         let (mut tail, mut all) = (ExactSum::new(), ExactSum::new());
         for (i, entry) in asked(entries.iter().enumerate()) {
@@ -189,9 +195,9 @@ pub(crate) fn check_row(
                 tail.add(entry.1);
             }
         }
-        tail.compare_share(&all, eps).is_le()
+        Ok::<_, Error>(tail.compare_share(&all, eps).is_le())
     };
-    let holds = upper <= eps || exactly(&entries, &|i| entries[i].2);
+    let holds = upper <= eps || exactly(&entries, &|i| entries[i].2)?;
     if holds {
         upper = upper.min(eps);
     }
@@ -204,7 +210,7 @@ pub(crate) fn check_row(
     let smaller = sums(&entries, |entry| entry.2);
     let refuted = fewer == 0
         || smaller.lower(slack.certify, slack.flush) > eps
-        || ((equal || weights) && !exactly(&entries, &|i| i < fewer));
+        || ((equal || weights) && !exactly(&entries, &|i| i < fewer)?);
     ambient::check()?;
     Ok(Verdict { kept: split.kept, upper, lower, holds, minimal: holds && refuted })
 }

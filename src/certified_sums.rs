@@ -155,6 +155,17 @@ pub(crate) fn equal_weights_droppable(total: u64, eps: f64) -> u64 {
     if shift > 127 { 0 } else { (product >> shift) as u64 }
 }
 
+/// Whether `dropped` is the share `eps` of `total`, exactly.
+pub(crate) fn is_share(dropped: u64, total: u64, eps: f64) -> bool {
+    if eps <= 0.0 {
+        return dropped == 0;
+    }
+    let (mantissa, exponent) = decompose(eps);
+    let product = u128::from(mantissa) * u128::from(total);
+    let shift = exponent.unsigned_abs();
+    shift <= 127 && product.trailing_zeros() >= shift && product >> shift == u128::from(dropped)
+}
+
 /// A non-negative finite float as `mantissa * 2^exponent`.
 fn decompose(value: f64) -> (u64, i32) {
     let bits = value.to_bits();
@@ -332,6 +343,8 @@ mod tests {
         assert!(equal_weights_hold(9, 10, 0.1));
         assert!(!equal_weights_hold(9, 10, 0.1f64.next_down().next_down()));
         assert_eq!(equal_weights_droppable(u64::from(u32::MAX), 5e-324), 0);
+        assert!(is_share(1, 4, 0.25) && is_share(3, 6, 0.5) && is_share(0, 7, 0.0));
+        assert!(!is_share(1, 4, 0.25f64.next_up()) && !is_share(1, 10, 0.1) && !is_share(0, 1, 5e-324));
     }
 
     #[test]

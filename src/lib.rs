@@ -50,6 +50,7 @@ mod certificate;
 mod certified_sums;
 mod context;
 mod error;
+mod exact_share;
 #[cfg(feature = "serde")]
 mod extended;
 mod index;

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -288,7 +289,7 @@ def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  #
 
 @dataclass(frozen=True)
 class Sparsity:
-    """What n iid N(mu, R^2) scores promise of a row's weights, with probability 1 - delta.
+    """Bounds for the weights of n iid N(mu, R^2) scores, each of probability 1 - delta.
 
     Statements of a model, none of them about a given row; R is the sigma of `gaussian`.
     """
@@ -298,7 +299,10 @@ class Sparsity:
     R: float
     """Standard deviation of the scores, natural-log units."""
     delta: float
-    """Probability that `largest_weight` or `effective_upper` fails for a row."""
+    """Probability that `largest_weight` fails for a row, and that `effective_upper` does.
+
+    Both hold with probability at least 1 - 1.5 delta: they share one of their two events.
+    """
     eps: float
     """The level: an entry is effective if P_i >= eps."""
     largest_weight: float
@@ -336,8 +340,11 @@ def predict(n: int, R: float, delta: float, eps: float) -> Sparsity:  # noqa: N8
     if not 0.0 <= scale < math.inf:
         raise CertkError(f"R is {scale:g}; pass a finite standard deviation >= 0")
     if scale == 0.0:
+        largest = 1 / n
+        if Fraction(largest) < Fraction(1, n):
+            largest = math.nextafter(largest, 1.0)
         count = n if level * n <= 1 else 0
-        return Sparsity(n, scale, delta, level, 1 / n, count, float(count))
+        return Sparsity(n, scale, delta, level, largest, count, float(count))
     least = _least_mean_weight(n, scale, delta / 2)
     reach = _quantile(delta / (2 * n)) * scale
     # Raised by more than rounding takes from it.

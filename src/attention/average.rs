@@ -198,7 +198,7 @@ impl AttentionJob<'_> {
             // Of scores that say nothing, neither does what they weigh.
             let known = row.query.error <= VAGUE || count == 0;
             let rounding = EXP + count as f64 * f64::EPSILON;
-            let found = LogMass::summed(with_sink.total, rounding, top + offset, row.query.error);
+            let found = with_sink.log_mass(rounding, top + offset, row.query.error);
             masses.push(if known { found } else { LogMass::UNKNOWN });
             weights.truncate(count);
             sums.push(filled_again("v", width, 0.0)?);

@@ -2,9 +2,12 @@
 
 use super::ball::UP;
 use super::job::AttentionJob;
+use crate::log_mass::LogMass;
 
 /// The most that a sink is taken to weigh, so that what it leaves to others is not rounded to nothing.
 const MOST: f64 = 1e200;
+/// Sums of weights below this can be rounded up.
+const HELD: f64 = 1e300;
 
 /// What a row's sink does to its weights.
 pub(super) struct Sunk {
@@ -12,11 +15,25 @@ pub(super) struct Sunk {
     pub(super) total: f64,
     /// How far the sink may be from its place among the scores, in nats.
     pub(super) slip: f64,
+    /// The row's own weights, and the score of its sink.
+    own: f64,
+    sink: f64,
     /// The row's own weights have at most this share of the real softmax, given the errors that it was asked with.
     share: f64,
 }
 
 impl Sunk {
+    /// The logarithm of all weights together: they have that relative error, and are relative to a score of `at` that is off by `error`
+    /// nats, as the sink is.
+    pub(super) fn log_mass(&self, rounding: f64, at: f64, error: f64) -> LogMass {
+        if self.total < HELD {
+            return LogMass::summed(self.total, rounding, at, error);
+        }
+        // The sink outweighs the row by more than a float can say.
+        let sink = LogMass { lower: self.sink, upper: self.sink };
+        LogMass::summed(self.own, rounding, at, error).plus(sink)
+    }
+
     /// What a row's own softmax loses at most, as a share of the whole one.
     pub(super) fn of_whole(&self, upper: f64) -> f64 {
         if upper == 0.0 {
@@ -46,7 +63,7 @@ impl AttentionJob<'_> {
         (error, upper): (f64, f64),
     ) -> Sunk {
         let Some(sink) = self.sink(row).filter(|_| total > 0.0) else {
-            return Sunk { total, slip: 0.0, share: 1.0 };
+            return Sunk { total, slip: 0.0, own: total, sink: f64::NEG_INFINITY, share: 1.0 };
         };
         let slip = 2.0 * f64::EPSILON * (sink.abs() + top.abs() + offset.abs());
         let weight = (sink - offset - top).exp();
@@ -54,6 +71,6 @@ impl AttentionJob<'_> {
         let most = total * (error + slip).exp() * (1.0 + 1e-9) / (1.0 - upper);
         let least = weight.min(MOST) * (1.0 - 1e-9);
         let share = (1.0 / (1.0 + least / most) * UP).min(1.0);
-        Sunk { total: total + weight, slip, share }
+        Sunk { total: total + weight, slip, own: total, sink, share }
     }
 }

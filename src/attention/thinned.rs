@@ -14,7 +14,6 @@ use crate::index::{
     Rung, TRIES, begin_list, for_coded_dtype, matrix,
 };
 use crate::kernels::{Above, Exp, Keys, LANES, Picked};
-use crate::log_mass::LogMass;
 use crate::memory::room;
 use crate::recycled::held;
 use crate::reused::{Reused, filled_again};
@@ -461,7 +460,7 @@ impl AttentionJob<'_> {
             weight_error: grown + WEIGHT * (1.0 + grown),
             // Weights are summed in f32, too, and that sum divides the values themselves.
             sum_error: sum_error(&self.values.data) + SUMS,
-            log_mass: LogMass::summed(total, SUMS + WEIGHT, top, error),
+            log_mass: sunk.log_mass(SUMS + WEIGHT, top, error),
         }))
     }
 }

@@ -10,7 +10,6 @@ use crate::index::{RowVisibility, Rung, for_coded_dtype, matrix};
 use crate::kernels::{
     BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
-use crate::log_mass::LogMass;
 use crate::reused::Reused;
 use crate::rows::Data;
 
@@ -66,8 +65,8 @@ impl AttentionJob<'_> {
         })?;
         let answer = |(at, error): (usize, f64)| {
             let (top, total, sums) = panel.row(at);
-            let Sunk { total, slip, .. } =
-                self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
+            let sunk = self.with_sink(rows[at], total, (top, 0.0), (error, 0.0));
+            let Sunk { total, slip, .. } = sunk;
             let error = error + slip;
             let mut out: Reused<f64> = sums.iter().copied().collect();
             if total > 0.0 {
@@ -91,7 +90,7 @@ impl AttentionJob<'_> {
                 rung,
                 weight_error,
                 sum_error,
-                log_mass: LogMass::summed(total, SUMS + WEIGHT, top, error),
+                log_mass: sunk.log_mass(SUMS + WEIGHT, top, error),
             })
         };
         Ok(errors.iter().copied().enumerate().map(answer).collect())

@@ -88,7 +88,7 @@ pub(super) const U: f64 = 1.0 / 16_777_216.0;
 /// Relative error of a weight and of sums of weights in f32 lanes, on either side (`mass` has less).
 const ETA: f64 = 256.0 * U;
 /// What a flushed weight may weigh.
-const FLUSH: f64 = 2.350_988_701_644_575e-38;
+pub(super) const FLUSH: f64 = 2.350_988_701_644_575e-38;
 
 impl<'a> Gram<'a> {
     /// From its parts; `None` if they cannot be those of any vectors of `width` entries.

@@ -1,6 +1,6 @@
 //! A row's threshold among the keys that were listed for it.
 
-use super::gram::{CodeError, Sums};
+use super::gram::{CodeError, FLUSH, Sums};
 use super::threshold_search::{DENSE, NOTHING, SUM_ROUNDING, ThresholdSearch, weight};
 use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState, merged};
 use crate::certified_sums::{SplitSums, exp};
@@ -95,8 +95,12 @@ impl ListedSearch<'_> {
         // What lies below the list, relative to the largest score.
         let rise = exp(f64::from(above.shift) - f64::from(largest)) * (1.0 + SUM_ROUNDING);
         let (below, below_squares) = above.below();
-        let (below, below_squares) = (below * rise, below_squares * rise * rise);
         let unlisted = coded.saturating_sub(above.count);
+        // Their weights were flushed relative to the shift. The made-up score of a key without a code may have put that above the
+        // largest score of the list, relative to which `Sums` counts what is flushed.
+        let flushed = |rise: f64| (rise - 1.0).max(0.0) * FLUSH * unlisted as f64;
+        let below = below * rise + flushed(rise);
+        let below_squares = below_squares * rise * rise + flushed(rise * rise);
         let bound = code_error.bound();
         let upper = |(sum, squares): (f64, f64), top: f64, count: usize| {
             let sums = Sums::computed(below + sum, below_squares + squares, top, unlisted + count);
@@ -122,9 +126,12 @@ impl ListedSearch<'_> {
                     // It is found farther down, or nowhere.
                     let excess = upper((0.0, 0.0), chord(low, largest), 0) / (odds * total);
                     above.misses += 1;
-                    above.again = above.misses <= MISSES && excess < 1e6;
-                    // Farther and farther: the list may be long, but there is one.
-                    above.edge -= above.misses as f32 * (1.5 * excess.ln() + 0.5) as f32;
+                    // Where what lies below would fit alone, as at tiny budgets, no lower edge helps.
+                    above.again = above.misses <= MISSES && (1.0..1e6).contains(&excess);
+                    if above.again {
+                        // Farther and farther: the list may be long, but there is one.
+                        above.edge -= above.misses as f32 * (1.5 * excess.ln() + 0.5) as f32;
+                    }
                     return Ok(None);
                 }
                 None => break,

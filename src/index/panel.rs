@@ -155,7 +155,10 @@ impl Codes<'_> {
             } else {
                 edge(simd, sample, (groups, *eps), guess, above)
             };
-            above.begin(edges);
+            // Of scores that are no numbers nothing is listed.
+            let ordered = edges.1 <= edges.0;
+            above.flat |= !ordered;
+            above.begin(if ordered { edges } else { (0.0, 0.0) });
             room("keys", &mut above.positions, longest + 2 * LANES)?;
             room("keys", &mut above.scores, longest + 2 * LANES)?;
         }

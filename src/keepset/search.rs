@@ -381,7 +381,10 @@ impl<'p, 'a> SetSearch<'p, 'a> {
             if inside.next_if_eq(&(i as u32)).is_some() || view.is_below(i) {
                 continue;
             }
-            if f64::from(mixed) <= 1.01 * most && order.iter().all(|&j| charge(j, i) <= left[j]) {
+            // Columns that do not compete, those that fill up a group among them, weigh infinitely much.
+            let competes = mixed < f32::INFINITY;
+            let light = f64::from(mixed) <= 1.01 * most;
+            if competes && light && order.iter().all(|&j| charge(j, i) <= left[j]) {
                 fitting.push((mixed, i as u32));
             }
         }

@@ -15,7 +15,7 @@ pub(crate) struct Constraints {
     /// With this many keys a set is accepted whatever it loses.
     pub(crate) max_keep: usize,
     pub(crate) decide_on: DecideOn,
-    /// Whether equal scores have exactly equal real weights, so that a row of equal scores is decided by integers.
+    /// Whether equal scores have exactly equal real weights, so that integers decide where the tail mass may equal the budget.
     pub(crate) exact_ties: bool,
 }
 
@@ -44,6 +44,11 @@ impl Constraints {
     /// Whether the set provably loses more than the budget.
     pub(crate) fn refutes(&self, split: &SplitSums) -> bool {
         split.lower(self.slack.certify, self.slack.flush) > self.eps
+    }
+
+    /// Whether a set that is not accepted has enough keys, and may lose exactly the budget.
+    pub(super) fn may_tie(&self, split: &SplitSums) -> bool {
+        self.exact_ties && split.kept >= self.min_keep && !self.refutes(split)
     }
 
     /// About the largest tail that it affords of a row of a total mass.

@@ -13,12 +13,14 @@ use super::search_blocks;
 use super::selection::Decision;
 use super::weight_fn::InvertibleWeightFn;
 use crate::ambient;
-use crate::certified_sums::{CHUNK, Compensated, ExactSum, SplitSums};
+use crate::certified_sums::{self, CHUNK, Compensated, ExactSum, SplitSums};
 use crate::error::Error;
+use crate::exact_share::leaves_exactly;
 use crate::kernels::{Element, LANES, Piece, Positions, Simd, append_all};
 use crate::memory::{check_memory, room};
 use crate::order;
 use crate::reused::{Reused, filled_again};
+use crate::sorting;
 use crate::threads;
 
 impl SelectJob<'_> {
@@ -157,7 +159,7 @@ impl Visitor for Decide<'_> {
             }
             workspace.forced = forced;
             let constraints = Constraints { slack: found.slack, ..constraints };
-            return Ok(Decision::new(&found.split, found.minimal, false, &constraints));
+            return Ok(Decision::new(&found.split, found.minimal, found.exact, &constraints));
         }
         let mut fixed = 0.0;
         let mut own: Reused<E> = Reused::default();
@@ -180,10 +182,14 @@ impl Visitor for Decide<'_> {
         let candidates = Candidates { scores, visible, forced: (fixed, count), ..whole };
         let mut found = candidates.search(weight_fn, &constraints, E::scratch(workspace))?;
         let mut decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
-        if weights && decision.open(constraints.eps) && count == 0 {
+        if weights && decision.open(constraints.eps) {
             // Two lists of keys with their positions, each grown by doubling.
             check_memory("scores", visible, 4 * size_of::<(f64, u32)>())?;
-            refine(scores, &mut found, &constraints);
+            refine(scores, &own, &mut found, &constraints);
+            decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
+        }
+        if exact_ties && count > 0 && decision.open(constraints.eps) {
+            settle_tie(scores, &own, &mut found, &constraints)?;
             decision = Decision::new(&found.split, found.minimal, found.exact, &constraints);
         }
         if let Some(slack) = finer.filter(|_| prove_minimal && decision.open(constraints.eps)) {
@@ -290,6 +296,7 @@ impl Forced {
 /// budget, comparing sums of integers.
 pub(super) fn refine<E: Element>(
     scores: &[E],
+    forced: &[E],
     found: &mut Boundary<E::Scalar>,
     constraints: &Constraints,
 ) {
@@ -310,29 +317,74 @@ pub(super) fn refine<E: Element>(
     for entry in &kept {
         total.add(entry.0.into());
     }
+    let (mut forced_mass, mut forced_count) = (Compensated::default(), 0);
+    for weight in forced.iter().map(|score| score.widen()).filter(|weight| *weight > masked) {
+        total.add(weight.into());
+        forced_mass.add(weight.into());
+        forced_count += 1;
+    }
     let holds = |tail: &ExactSum| tail.compare_share(&total, constraints.eps).is_le();
     if !holds(&tail) {
         return;
     }
-    let mut dropping = 0;
-    while kept.len() - dropping > constraints.min_keep.max(1) {
+    let (mut dropping, mut refused) = (0, false);
+    // The boundary is a key that competes: one of them stays.
+    let least = constraints.min_keep.saturating_sub(forced_count).max(1);
+    while kept.len() - dropping > least && !refused {
         tail.add(kept[dropping].0.into());
-        if !holds(&tail) {
-            break;
-        }
-        dropping += 1;
+        refused = !holds(&tail);
+        dropping += usize::from(!refused);
     }
-    let mut split = SplitSums { kept: kept.len() - dropping, ..SplitSums::default() };
-    split.dropped = dropped.len() + dropping;
-    let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>| {
-        let mut sum = Compensated::default();
+    let weigh = |entries: &mut dyn Iterator<Item = &(E::Scalar, u32)>, mut sum: Compensated| {
         entries.for_each(|entry| sum.add(entry.0.into()));
         sum.value()
     };
-    split.tail = weigh(&mut dropped.iter().chain(&kept[..dropping]));
-    split.head = weigh(&mut kept[dropping..].iter());
-    found.split = split;
+    found.split = SplitSums {
+        tail: weigh(&mut dropped.iter().chain(&kept[..dropping]), Compensated::default()),
+        dropped: dropped.len() + dropping,
+        head: weigh(&mut kept[dropping..].iter(), forced_mass),
+        kept: kept.len() - dropping + forced_count,
+    };
     found.worst = Some(kept[dropping]);
-    found.minimal = true;
+    found.minimal = refused || forced_count == 0 || forced_count < constraints.min_keep;
     found.exact = true;
+}
+
+/// Decides a row with forced keys whose tail mass can be exactly the budget: drops that share of its keys, if it is that of each
+/// level of equal scores.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+fn settle_tie<E: Element>(
+    scores: &[E],
+    forced: &[E],
+    found: &mut Boundary<E::Scalar>,
+    constraints: &Constraints,
+) -> Result<(), Error> {
+    let eps = constraints.eps;
+    let visible = found.split.kept + found.split.dropped;
+    let dropped = certified_sums::equal_weights_droppable(visible as u64, eps) as usize;
+    let enough = visible - dropped >= constraints.min_keep.max(1);
+    if !enough || !certified_sums::is_share(dropped as u64, visible as u64, eps) {
+        return Ok(());
+    }
+    let shows = |score: &E::Scalar| *score > E::MASKED.widen();
+    let competing = scores.iter().enumerate().map(|(j, score)| (score.widen(), j as u32));
+    let mut ranked: Reused<(E::Scalar, u32)> = Reused::new();
+    room("scores", &mut ranked, visible)?;
+    ranked.extend(competing.filter(|entry| shows(&entry.0)));
+    sorting::sort(&mut ranked, order::worst_first);
+    if dropped > ranked.len() {
+        return Ok(());
+    }
+    let competing = ranked.iter().enumerate().map(|(at, entry)| (entry.0.into(), at >= dropped));
+    let kept = forced.iter().map(|score| score.widen()).filter(shows);
+    let entries = competing.chain(kept.map(|score| (score.into(), true)));
+    if leaves_exactly(eps, (dropped, visible), entries)? {
+        let split = SplitSums { tail: eps, dropped, head: 1.0 - eps, kept: visible - dropped };
+        // A key less would lose more than exactly the budget.
+        let worst = ranked.get(dropped).copied();
+        *found = Boundary { split, worst, minimal: true, exact: true };
+    }
+    Ok(())
 }

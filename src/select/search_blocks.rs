@@ -5,6 +5,7 @@ use super::constraints::Constraints;
 use crate::ambient::{self, PIECE, asked};
 use crate::certified_sums::{Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
+use crate::exact_share::leaves_exactly;
 use crate::kernels::{Element, LANES, WeightFn};
 use crate::memory::check_memory;
 use crate::reused::{Reused, filled_again};
@@ -16,6 +17,8 @@ use crate::sorting;
 pub(crate) struct Blocks {
     pub(crate) split: SplitSums,
     pub(crate) minimal: bool,
+    /// Whether the tail mass is exactly the budget.
+    pub(crate) exact: bool,
     pub(crate) slack: ErrorBound,
     /// One entry per block of the row.
     pub(crate) kept: Reused<bool>,
@@ -96,9 +99,18 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
     let mut split =
         SplitSums { tail: tails[0], dropped: all - count, head: head.value(), kept: count };
     ambient::check()?;
-    let (mut previous, mut chosen) = (None, 0);
+    let (mut previous, mut chosen, mut exact) = (None, 0, false);
     for (j, block) in asked(blocks.iter().enumerate()) {
-        if constraints.accepts(&split) || split.kept + block.visible > limit {
+        if constraints.accepts(&split) {
+            break;
+        }
+        if constraints.may_tie(&split) {
+            let scores = candidates.scores.iter().map(|score| score.widen());
+            let visible = scores.enumerate().filter(|entry| entry.1 > masked);
+            let entries = visible.map(|(j, score)| (score.into(), kept[j / block_size]));
+            exact = leaves_exactly(constraints.eps, (split.dropped, all), entries)?;
+        }
+        if exact || split.kept + block.visible > limit {
             break;
         }
         previous = Some(split);
@@ -122,10 +134,10 @@ pub(crate) fn search<E: Element, W: WeightFn<E::Scalar>>(
         return Err(Error::MinOverMax { place, min_keep, most: split.kept });
     }
     // One block less: either the best such set provably loses too much, or no such set has `min_keep` keys.
-    let minimal = constraints.accepts(&split)
+    let minimal = (exact || constraints.accepts(&split))
         && previous.is_none_or(|last| {
             let others = (chosen - 1) * block_size;
             constraints.refutes(&last) || count + others < constraints.min_keep
         });
-    Ok(Blocks { split, minimal, slack: constraints.slack, kept })
+    Ok(Blocks { split, minimal, exact, slack: constraints.slack, kept })
 }

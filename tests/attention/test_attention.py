@@ -744,3 +744,68 @@ def test_an_index_does_not_make_flat_rows_vague(offset: float) -> None:
     plain = ck.attention(q, k, v, 1e-3)
     found = ck.attention(q, k, v, 1e-3, index=ck.KeyIndex.build(k))
     assert (found.error_bound <= 2 * plain.error_bound + 1e-2).all()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+def test_what_is_flushed_far_below_a_key_without_a_code(rows: int) -> None:
+    """Keys without a code are sampled with a made-up score; far below that, weights are flushed.
+
+    Relative to the largest score of the list, 32 nats below, it weighs more than a float's least.
+    """
+    n, dim, listed = 60_015, 16, 15
+    keys = np.zeros((n, dim), np.float32)
+    # Codes of these are exact, so that nothing but the flush is left to charge.
+    keys[:2, 0], keys[2:listed, 0], keys[listed:, 0] = 31.75 * 6.5, -31.75, -95.25
+    beside = np.float32(1.625) * (40 + np.linspace(0.3, 0.7, dim - 1)).astype(np.float32)
+    keys[0, 1:], keys[1, 1:] = beside, -beside
+    index = ck.KeyIndex.build(keys[:listed], rotate=False)
+    index.append(keys[listed:])
+    queries = np.zeros((rows, dim), np.float32)
+    queries[:, 0] = 1
+    scores = keys[:, 0].astype(LD)
+    weights = np.exp(scores - scores.max())
+    for eps in (1e-104, 1e-120):
+        found = ck.attention(queries, keys, keys, eps, index=index, scale=1.0)
+        searched = index.search(queries, eps, keys=keys, scale=1.0)
+        for result in (found, searched):
+            for k, upper in zip(np.ravel(result.k), np.ravel(result.tail_mass_upper), strict=True):
+                # The heaviest are kept: here sets of so many keys lose what is behind them.
+                assert upper >= weights[k:].sum() / weights.sum()
+                assert upper <= eps
+
+
+def test_tiny_budgets_with_an_index() -> None:
+    """Below 2e-18 what may have been flushed decides alone, and no edge of a list helps."""
+    rng = np.random.default_rng(8)
+    for n, dim in [(600, 16), (5000, 64), (20_000, 64)]:
+        keys = rng.standard_normal((n, dim)).astype(np.float32)
+        index = ck.KeyIndex.build(keys)
+        for rows in (1, 4, 40):
+            queries = (8 * rng.standard_normal((rows, dim))).astype(np.float32)
+            scores = queries.astype(LD) @ keys.T.astype(LD) / np.sqrt(LD(dim))
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            for eps in (1e-12, 2e-18, 1e-19, 1e-21, 1e-25, 1e-37, 1e-100, 1e-300):
+                found = ck.attention(queries, keys, keys, eps, index=index, even_if_slower=True)
+                least = np.sort(weights, axis=-1)
+                for row, (k, upper) in enumerate(zip(found.k, found.tail_mass_upper, strict=True)):
+                    # No set of so many keys loses less.
+                    assert upper <= eps
+                    assert upper >= least[row, : n - k].sum() * (1 - LD(1e-6))
+
+
+@pytest.mark.parametrize("sink", [600.0, 709.0, 720.0, 5000.0, 1e9])
+def test_the_mass_beside_a_sink_far_above(sink: float) -> None:
+    """`log_mass` includes the sink, and is known also where its weight overflows."""
+    rng = np.random.default_rng(9)
+    q, k, v = (rng.standard_normal((1, n, 16)).astype(np.float32) for n in (20, 700, 700))
+    index = ck.KeyIndex.build(k)
+    for rows, beside in ((q[:, :1], index), (q[:, :1], None), (q, index), (q, None)):
+        found = ck.attention(rows, k, v, 0.1, index=beside, sinks=np.array([sink]))
+        # ln(e^sink + what keys weigh) exceeds the sink by less than it can say.
+        assert (found.log_mass_lower <= sink).all()
+        assert (found.log_mass_upper >= sink).all()
+        width = found.log_mass_upper - found.log_mass_lower
+        # Scores in f32 are known to 1e-4 nats, and a sink of 1e9 to 1e-6.
+        assert (width <= 2e-4).all()
+        assert np.abs(found.out).max() <= 1e-200

@@ -398,3 +398,10 @@ def test_effective_entries_are_the_counts() -> None:
     found = windows.effective_entries(x, 0.05)
     assert found.dtype == np.int64
     assert np.array_equal(found, (share >= 0.05).sum(-1))
+
+
+def test_equal_scores_have_weights_of_exactly_one_nth() -> None:
+    """No entry exceeds `largest_weight`, also where 1/n is rounded down."""
+    for n in range(1, 2000):
+        largest = Fraction(windows.predict(n, 0.0, 0.5, 0.5).largest_weight)
+        assert Fraction(1, n) <= largest <= Fraction(1, n) * (1 + Fraction(1, 2**52))

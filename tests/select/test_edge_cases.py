@@ -250,3 +250,52 @@ def test_hidden_positions_may_hold_anything() -> None:
     assert sel.row(0).tolist() == [0]
     sel = ck.select(scores, 0.0, causal_offset=0)
     assert sel.row(0).tolist() == [0]
+
+
+# Of each level of equal scores the share eps is dropped, so the tail mass is eps exactly: rows,
+# budget, options, and the fewest keys that do.
+TIES_OF_LEVELS: list[tuple[list[float], float, dict[str, int], int]] = [
+    ([0, -1, 0, -1], 0.5, {"block_size": 2}, 2),
+    ([0, 0, -1, -1], 0.5, {"keep_last": 1}, 2),
+    ([0, 0, -1, -1], 0.5, {"keep_first": 1, "keep_last": 1}, 2),
+    ([0, -1, -1, 0], 0.5, {"keep_first": 2}, 2),
+    ([3, -2, 3, -2, 3, -2, 3, -2], 0.25, {"block_size": 2}, 6),
+    ([3, -2, 3, -2, 3, -2, 3, -2], 0.5, {"block_size": 2}, 4),
+    ([1, -1, 2, 1, -1, 2, 1, -1, 2, 1, -1, 2], 0.75, {"block_size": 3}, 3),
+    ([-np.inf, 0, -1, 0, -1, -np.inf], 0.5, {"keep_last": 1, "keep_first": 1}, 2),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(("scores", "eps", "options", "fewest"), TIES_OF_LEVELS)
+def test_budgets_that_are_met_exactly(
+    scores: list[float], eps: float, options: dict[str, int], fewest: int, dtype: str
+) -> None:
+    row = np.array(scores, dtype=dtype)
+    for prove in (False, True):
+        found = ck.select(row, eps, prove_minimal=prove, **options)
+        assert found.k == fewest
+        assert found.minimal.all()
+        assert found.status == ck.Status.CERTIFIED
+        assert found.tail_mass_lower <= eps
+        assert found.tail_mass_upper == eps
+        # Less than that is not allowed.
+        less = ck.select(row, np.nextafter(eps, 0), prove_minimal=prove, **options)
+        assert less.k > fewest
+    for independent in (False, True):
+        judged = ck.certify(row, [found.indices], eps=eps, independent=independent)
+        assert judged.holds.all()
+        assert judged.tail_mass_upper == eps
+        judged = ck.certify(row, [found.indices], eps=np.nextafter(eps, 0), independent=independent)
+        assert not judged.holds.any()
+
+
+def test_levels_that_do_not_tie() -> None:
+    """As many keys are dropped as eps says, but not of each level; or levels only seem equal."""
+    row = np.array([0, 0, -1e-9, -1e-9])
+    assert ck.certify(row, [[0, 2]], eps=0.5).holds.all()
+    assert not ck.certify(row, [[2, 3]], eps=0.5).holds.any()
+    row = np.array([0, -1, 0, np.nextafter(-1, 0)])
+    judged = ck.certify(row, [[0, 1]], eps=0.5)
+    assert not judged.holds.any()
+    assert judged.tail_mass_upper > 0.5

@@ -514,3 +514,23 @@ def test_bad_rows_are_found_wherever_they_are() -> None:
         ck.keep_set(scores, 0.1)
     hidden = np.full((3000, 9), -np.inf)
     assert ck.keep_set(hidden, 0.1).status == ck.Status.EMPTY
+
+
+@pytest.mark.parametrize("n", [16, 20, 64, 100, 4096])
+@pytest.mark.parametrize("eps", [4e-153, 1e-200, 1e-300])
+def test_tiny_budgets_with_a_size(n: int, eps: float) -> None:
+    """No column that does not compete is dropped, however little budgets are: forced keys stay."""
+    scores = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
+    for first, last in [(0, 0), (1, 1)]:
+        found = ck.keep_set(scores, eps, max_keep=2, keep_first=first, keep_last=last)
+        assert found.k == 2 == len(np.unique(found.indices))
+        assert found.indices.min() >= 0
+        assert found.indices.max() < n
+        if first:
+            assert found.indices.tolist() == [0, n - 1]
+        keys = np.eye(n, dtype=np.float32)
+        found = ck.keep_set_of_queries(
+            scores, keys, eps, scale=1.0, max_keep=2, keep_first=first, keep_last=last
+        )
+        assert found.k == 2
+        assert not first or found.indices.tolist() == [0, n - 1]

@@ -4,12 +4,12 @@ use half::{bf16, f16};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use super::arguments;
 use super::arrays::{Budgets, Bytes, Stored, column, contiguous};
-use super::errors::{CertkError, Raise, detached};
-use super::key_index::{KeyIndex, Tables, ends, vectors};
+use super::errors::{CertkError, Raise, detached, guarded};
+use super::key_index::{HALF_CHANGED, KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
 use certk_rs::bindings::{copied, default_floats, list};
 use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Precision};
@@ -19,8 +19,8 @@ pub(super) struct ValueBall(RwLock<core::ValueBall>);
 
 impl ValueBall {
     /// A copy of the ball as it is: no call holds it while it waits for the interpreter.
-    fn now(&self, py: Python<'_>) -> core::ValueBall {
-        py.detach(|| self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+    fn now(&self, py: Python<'_>) -> PyResult<core::ValueBall> {
+        py.detach(|| guarded(|| self.0.read().expect(HALF_CHANGED).clone()))
     }
 }
 
@@ -42,14 +42,19 @@ impl ValueBall {
     fn append(&self, py: Python<'_>, values: Stored<'_>) -> PyResult<()> {
         let _modes = default_floats();
         let values = vectors(&values, "v")?;
-        detached(py, || self.0.write().unwrap_or_else(PoisonError::into_inner).append(&values))
+        detached(py, || self.0.write().expect(HALF_CHANGED).append(&values))
     }
 
     /// The values' shape, and of each head the centre, padded, and the radius.
-    fn parts<'py>(&self, py: Python<'py>) -> (Vec<usize>, Vec<Bound<'py, PyArray1<f64>>>) {
-        let ball = self.now(py);
+    #[expect(clippy::type_complexity)] // two lists
+    fn parts<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Vec<usize>, Vec<Bound<'py, PyArray1<f64>>>)> {
+        let _modes = default_floats();
+        let ball = self.now(py)?;
         let parts = ball.parts().map(|part| PyArray1::from_vec(py, part));
-        (ball.shape(), parts.collect())
+        Ok((ball.shape(), parts.collect()))
     }
 
     #[staticmethod]
@@ -65,13 +70,13 @@ impl ValueBall {
         Ok(ValueBall(RwLock::new(ball)))
     }
 
-    fn radii<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        PyArray1::from_vec(py, self.now(py).radii())
+    fn radii<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f64>>> {
+        Ok(PyArray1::from_vec(py, self.now(py)?.radii()))
     }
 
     #[getter]
-    fn len(&self, py: Python<'_>) -> usize {
-        self.now(py).len()
+    fn len(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.now(py)?.len())
     }
 }
 
@@ -138,7 +143,7 @@ impl Sight<'_> {
         let Sight(causal, lengths, mask, sinks, ball, threads) = self;
         let mask = mask.as_ref().map(Bytes::new).transpose()?;
         let mask = mask.as_ref().map(|mask| mask.data("mask")).transpose()?;
-        let ball = ball.as_ref().map(|ball| ball.get().now(py));
+        let ball = ball.as_ref().map(|ball| ball.get().now(py)).transpose()?;
         // What is nothing to a bound of the error is said by `attention`.
         let mut options = AttentionOptions::new()
             .causal(arguments::flag("causal", causal)?)

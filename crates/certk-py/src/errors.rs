@@ -1,9 +1,11 @@
 //! The one conversion from the crate's errors to Python's.
 
+use std::any::Any;
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
 
 use super::cancellation::is_cancelled;
@@ -42,6 +44,23 @@ impl<T> Raise<T> for Result<T, Error> {
     }
 }
 
+/// Runs `work`, and turns a panic into an exception that `except Exception` catches: PyO3's own is none of those.
+///
+/// What work had lent is only read afterwards, but for the locks of an index and a ball, which are poisoned.
+pub(super) fn guarded<R>(work: impl FnOnce() -> R) -> PyResult<R> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let message = message_of(&*panic);
+        PyRuntimeError::new_err(format!(
+            "certk_rs failed unexpectedly: {message}; this is a defect of certk_rs, please report it with the call"
+        ))
+    })
+}
+
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+}
+
 /// So many scores are decided well before another thread's turn would come anyway (every 5 ms), even on the slowest path
 /// and as rows of one key.
 const BRIEF: usize = 1 << 12;
@@ -56,7 +75,7 @@ pub(super) fn run<R: Send>(
     work: impl Send + FnOnce() -> Result<R, Error>,
 ) -> PyResult<R> {
     let brief = scores.rows().saturating_mul(scores.longest().max(1)) <= BRIEF;
-    if brief { work().raise() } else { detached(py, work) }
+    if brief { guarded(work)?.raise() } else { detached(py, work) }
 }
 
 /// Releases the interpreter while `work` runs, and lets it hear the interpreter's signals and other threads between portions.
@@ -64,7 +83,7 @@ pub(super) fn detached<R: Send>(
     py: Python<'_>,
     work: impl Send + FnOnce() -> Result<R, Error>,
 ) -> PyResult<R> {
-    let (result, raised) = py.detach(|| {
+    let (result, raised) = py.detach(move || {
         let raised = Rc::new(RefCell::new(None));
         let told = Rc::clone(&raised);
         let check = move || {
@@ -78,10 +97,11 @@ pub(super) fn detached<R: Send>(
                 Error::Interrupted
             })
         };
-        (as_entered(|| interruptible(check, work)), raised.take())
+        let result = guarded(|| as_entered(|| interruptible(check, work)));
+        (result, raised.take())
     });
     match raised {
         Some(error) => Err(error),
-        None => result.raise(),
+        None => result?.raise(),
     }
 }

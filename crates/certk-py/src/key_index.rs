@@ -1,6 +1,6 @@
 //! `KeyIndex`.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use half::bf16;
 use numpy::ndarray::Axis;
@@ -10,7 +10,7 @@ use pyo3::types::PyString;
 
 use super::arguments;
 use super::arrays::{Budgets, Bytes, KeepArray, Stored, contiguous};
-use super::errors::{CertkError, Raise, detached};
+use super::errors::{CertkError, Raise, detached, guarded};
 use super::montecarlo;
 use super::results::{Estimated, Field, Flat, PerRow, Searched, result};
 use certk_rs::bindings::{Saved, Trust, check_memory, default_floats, list, product};
@@ -22,6 +22,10 @@ pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyR
     let (data, strides) = stored.data(argument)?;
     Vectors::strided(argument, data, stored.shape(), &strides).raise()
 }
+
+/// Why an index or a ball can no longer be used.
+pub(super) const HALF_CHANGED: &str =
+    "an earlier call that failed has left this object half changed; build it anew";
 
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct KeyIndex(RwLock<core::KeyIndex<'static>>);
@@ -55,13 +59,16 @@ type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
 
 impl KeyIndex {
     /// Only where the interpreter is released: a search that holds the index waits for the interpreter between portions.
+    ///
+    /// # Panics
+    /// If a call failed unexpectedly while it changed the index.
     pub(super) fn read(&self) -> RwLockReadGuard<'_, core::KeyIndex<'static>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read().expect(HALF_CHANGED)
     }
 
     /// As [`KeyIndex::read`].
     fn write(&self) -> RwLockWriteGuard<'_, core::KeyIndex<'static>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.0.write().expect(HALF_CHANGED)
     }
 
     /// Looks at the index, the interpreter released.
@@ -69,8 +76,8 @@ impl KeyIndex {
         &self,
         py: Python<'_>,
         what: impl FnOnce(&core::KeyIndex<'static>) -> R + Send,
-    ) -> R {
-        py.detach(|| what(&self.read()))
+    ) -> PyResult<R> {
+        py.detach(|| guarded(|| what(&self.read())))
     }
 }
 
@@ -414,9 +421,9 @@ impl KeyIndex {
             )
         };
         // A copy, of which arrays are made.
-        self.look(py, |index| check_memory("an index", index.held(), 2)).raise()?;
+        self.look(py, |index| check_memory("an index", index.held(), 2))?.raise()?;
         let saved: Vec<Saved<'static>> =
-            self.look(py, |index| index.save().map(Saved::owned).collect());
+            self.look(py, |index| index.save().map(Saved::owned).collect())?;
         Ok(saved.into_iter().map(one).collect())
     }
 
@@ -455,17 +462,17 @@ impl KeyIndex {
         let shape = self.look(py, |index| {
             let last = [index.len(), index.dim()];
             index.batch_shape().iter().copied().chain(last).collect::<Vec<_>>()
-        });
+        })?;
         pyo3::types::PyTuple::new(py, shape)
     }
 
     #[getter]
-    fn dtype(&self, py: Python<'_>) -> &'static str {
+    fn dtype(&self, py: Python<'_>) -> PyResult<&'static str> {
         self.look(py, core::KeyIndex::dtype)
     }
 
     #[getter]
-    fn bytes(&self, py: Python<'_>) -> usize {
+    fn bytes(&self, py: Python<'_>) -> PyResult<usize> {
         self.look(py, core::KeyIndex::bytes)
     }
 }
