@@ -364,8 +364,9 @@ fn settle_tie<E: Element>(
     let eps = constraints.eps;
     let visible = found.split.kept + found.split.dropped;
     let dropped = certified_sums::equal_weights_droppable(visible as u64, eps) as usize;
-    let enough = visible - dropped >= constraints.min_keep.max(1);
-    if !enough || !certified_sums::is_share(dropped as u64, visible as u64, eps) {
+    // Not below `min_keep`, and not above `max_keep`, which a row that loses more than it should has met.
+    let fits = visible - dropped >= constraints.min_keep.max(1) && dropped >= found.split.dropped;
+    if dropped == 0 || !fits || !certified_sums::is_share(dropped as u64, visible as u64, eps) {
         return Ok(());
     }
     let shows = |score: &E::Scalar| *score > E::MASKED.widen();

@@ -290,9 +290,19 @@ def test_budgets_that_are_met_exactly(
         assert not judged.holds.any()
 
 
+def test_ties_that_other_options_forbid() -> None:
+    row = np.array([0.0, 0, -1, -1, 0, 0, -1, -1])
+    for eps, dropped in ((0.5, 4), (0.0, 0)):
+        found = ck.select(row, eps, keep_last=1, max_keep=3)
+        assert found.k == 3
+        assert found.status == ck.Status.OVER_BUDGET
+        found = ck.select(row, eps, keep_last=1, min_keep=5)
+        assert found.k == max(5, 8 - dropped)
+
+
 def test_levels_that_do_not_tie() -> None:
     """As many keys are dropped as eps says, but not of each level; or levels only seem equal."""
-    row = np.array([0, 0, -1e-9, -1e-9])
+    row = np.array([0.0, 0, -1e-9, -1e-9])
     assert ck.certify(row, [[0, 2]], eps=0.5).holds.all()
     assert not ck.certify(row, [[2, 3]], eps=0.5).holds.any()
     row = np.array([0, -1, 0, np.nextafter(-1, 0)])

@@ -163,9 +163,11 @@ class ExactRow:
         if self.kind == "probs":
             total = sum(self.value.values())
             return Fraction(total - sum(self.value[i] for i in keep), total)
-        if len(set(self.value.values())) == 1:
-            return Fraction(len(self.value) - len(keep), len(self.value))
-        return None
+        # The same share of every level of equal scores is that share of all.
+        every = Counter(self.value.values())
+        kept = Counter(self.value[i] for i in keep)
+        shares = {Fraction(count - kept[level], count) for level, count in every.items()}
+        return shares.pop() if len(shares) == 1 else None
 
     def tail_mass(self, kept: Iterable[int], prec: int = START_PREC) -> arb:
         """A ball around the true tail mass of `kept` (positions, all visible)."""
