@@ -51,8 +51,10 @@ async fn work_on_a_session_ends_with_its_time_or_its_request() {
             tokio::spawn(async move { answer(&router, long(what, "3600000")).await })
         };
         until(|| app.compute.gauges().1 > 0).await;
+        assert!(app.bodies.held() >= 200_000 * DIM * 4);
         request.abort();
         idle(&app).await;
+        until(|| app.bodies.held() == 0).await;
     }
 }
 
