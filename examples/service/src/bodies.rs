@@ -1,6 +1,9 @@
-//! Bodies of requests, and how much memory all of them may take.
+//! Bodies of requests: how much memory all of them may take, and the memory that they lie in.
+//!
+//! A body is read into memory that bodies before it have used: pages that the system gives anew take longer to come than
+//! numbers of a large body take to be looked at.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::body::{Bytes, HttpBody};
 use axum::extract::{FromRequest, Request};
@@ -16,21 +19,39 @@ use crate::tensors::is_json;
 const UNIT: usize = 1 << 10;
 /// Bytes that one of JSON may become. `0,` is a number in two bytes: it has 8 in a list that grows to twice what it holds, and 8 as stored.
 const JSON: usize = 16;
+/// Bytes that lie idle at most.
+const IDLE: usize = 64 << 20;
+/// Memory of smaller bodies comes from the allocator.
+const SMALL: usize = 1 << 16;
 
 pub(crate) struct Bodies {
     free: Arc<Semaphore>,
     most: usize,
+    idle: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Bodies {
     /// At least the largest single body has room.
     pub(crate) fn new(most: usize, largest: usize) -> Self {
         let most = most.max(largest).div_ceil(UNIT).min(Semaphore::MAX_PERMITS >> 1);
-        Bodies { free: Arc::new(Semaphore::new(most)), most }
+        Bodies { free: Arc::new(Semaphore::new(most)), most, idle: Arc::default() }
     }
 
     pub(crate) fn held(&self) -> usize {
         (self.most - self.free.available_permits()) * UNIT
+    }
+
+    /// Empty memory for so many bytes: the smallest idle one that is not far too large.
+    fn memory(&self, bytes: usize) -> Memory {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |each: &Vec<u8>| (bytes..=bytes.saturating_mul(4)).contains(&each.capacity());
+        let best = idle.iter().enumerate().filter(|(_, each)| bytes > SMALL && fits(each));
+        let best = best.min_by_key(|(_, each)| each.capacity()).map(|(at, _)| at);
+        let bytes = match best {
+            Some(at) => idle.swap_remove(at),
+            None => Vec::with_capacity(bytes),
+        };
+        Memory { bytes, idle: Arc::clone(&self.idle) }
     }
 
     /// Raises what is held to so many bytes, if they are free.
@@ -48,6 +69,30 @@ impl Bodies {
             None => *held = Some(more),
         }
         Ok(())
+    }
+}
+
+/// Memory of a body, which the next may have.
+struct Memory {
+    bytes: Vec<u8>,
+    idle: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.clear();
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = idle.iter().map(Vec::capacity).sum();
+        if bytes.capacity() > SMALL && all.saturating_add(bytes.capacity()) <= IDLE {
+            idle.push(bytes);
+        }
     }
 }
 
@@ -75,23 +120,25 @@ impl FromRequest<Arc<App>> for Body {
             return Err(too_large());
         }
         let longest = says.upper().map_or(most, |upper| most.min(upper as usize));
-        let (mut bytes, mut held) = (Vec::new(), None);
+        let (mut memory, mut held) = (app.bodies.memory(0), None);
         while let Some(frame) = body.frame().await {
             let broken = |_| Failure::new(StatusCode::BAD_REQUEST, "the body ends too soon");
             let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
-            let needed = bytes.len() + data.len();
+            let needed = memory.bytes.len() + data.len();
             if needed > most {
                 return Err(too_large());
             }
-            if needed > bytes.capacity() {
+            if needed > memory.bytes.capacity() {
                 // By what has come, not by what is announced.
                 let room = (2 * needed).min(longest).max(needed);
                 app.bodies.raise(&mut held, room * each)?;
-                bytes.reserve_exact(room - bytes.len());
+                let mut larger = app.bodies.memory(room);
+                larger.bytes.extend_from_slice(&memory.bytes);
+                memory = larger;
             }
-            bytes.extend_from_slice(&data);
+            memory.bytes.extend_from_slice(&data);
         }
-        Ok(Body { bytes: bytes.into(), _held: held })
+        Ok(Body { bytes: Bytes::from_owner(memory), _held: held })
     }
 }
 
@@ -99,6 +146,22 @@ impl FromRequest<Arc<App>> for Body {
 mod tests {
     use super::*;
     use crate::tensors::{Dtype, stored_bytes};
+
+    #[test]
+    fn memory_is_used_again_and_little_of_it_lies_idle() {
+        let bodies = Bodies::new(1 << 30, 1 << 20);
+        let first = bodies.memory(1 << 20);
+        let at = first.bytes.as_ptr();
+        drop(first);
+        assert_eq!(bodies.memory(1 << 19).bytes.as_ptr(), at);
+        // Far too large for this one.
+        assert_ne!(bodies.memory(1 << 17).bytes.as_ptr(), at);
+        let many: Vec<_> = (0..10).map(|_| bodies.memory(10 << 20)).collect();
+        drop(many);
+        let idle: usize = bodies.idle.lock().unwrap().iter().map(Vec::capacity).sum();
+        assert!((10 << 20..=IDLE).contains(&idle));
+        assert!(bodies.memory(10).bytes.capacity() < SMALL);
+    }
 
     #[test]
     fn json_becomes_no_more_than_it_counts() {
