@@ -41,17 +41,19 @@ impl Bodies {
         (self.most - self.free.available_permits()) * UNIT
     }
 
-    /// Empty memory for so many bytes: the smallest idle one that is not far too large.
+    /// Empty memory for so many bytes.
     fn memory(&self, bytes: usize) -> Memory {
+        let anew = || Memory { bytes: Vec::with_capacity(bytes), idle: Arc::clone(&self.idle) };
+        self.reused(bytes).unwrap_or_else(anew)
+    }
+
+    /// The smallest idle memory for so many bytes that is not far too large.
+    fn reused(&self, bytes: usize) -> Option<Memory> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |each: &Vec<u8>| (bytes..=bytes.saturating_mul(4)).contains(&each.capacity());
         let best = idle.iter().enumerate().filter(|(_, each)| bytes > SMALL && fits(each));
-        let best = best.min_by_key(|(_, each)| each.capacity()).map(|(at, _)| at);
-        let bytes = match best {
-            Some(at) => idle.swap_remove(at),
-            None => Vec::with_capacity(bytes),
-        };
-        Memory { bytes, idle: Arc::clone(&self.idle) }
+        let (at, _) = best.min_by_key(|(_, each)| each.capacity())?;
+        Some(Memory { bytes: idle.swap_remove(at), idle: Arc::clone(&self.idle) })
     }
 
     /// Raises what is held to so many bytes, if they are free.
@@ -132,9 +134,13 @@ impl FromRequest<Arc<App>> for Body {
                 // By what has come, not by what is announced.
                 let room = (2 * needed).min(longest).max(needed);
                 app.bodies.raise(&mut held, room * each)?;
-                let mut larger = app.bodies.memory(room);
-                larger.bytes.extend_from_slice(&memory.bytes);
-                memory = larger;
+                if let Some(mut larger) = app.bodies.reused(room) {
+                    larger.bytes.extend_from_slice(&memory.bytes);
+                    memory = larger;
+                } else {
+                    let more = room - memory.bytes.len();
+                    memory.bytes.reserve_exact(more);
+                }
             }
             memory.bytes.extend_from_slice(&data);
         }
