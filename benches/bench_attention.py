@@ -235,7 +235,7 @@ def built(dtype: str, target: float, repeat: int) -> str:
 
 
 def searched() -> Iterator[str]:
-    """A4, on real keys: the large ones where CERTK_DATA names their folder."""
+    """A4, on real keys; where CERTK_DATA names their folder, on 128 windows of 512 side by side."""
     folder = os.environ.get("CERTK_DATA")
     path = Path(folder) / "minilm_n65536.safetensors" if folder else EXAMPLE
     stored = {name: array.astype(np.float32) for name, array in load_file(path).items()}

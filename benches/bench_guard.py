@@ -1,8 +1,8 @@
 """What a guard of dropped keys knows, and what it costs: `python benches/bench_guard.py [T C S]`.
 
 T: for later queries of real rows, the guard's upper end of the dropped mass over the truth, and the
-keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536); those of the
-repository have n = 512.
+keys it would fetch over the fewest. The long rows need CERTK_DATA (n = 65536: 128 windows of
+512 tokens side by side); those of the repository have n = 512.
 
 C: the same of balls around several dropped keys each, which would take fewer bytes: neighbours in
 the text, or keys that lie together. Computed here, in float64; certk_rs has no such guard.

@@ -6,8 +6,8 @@ values (all pages are dropped as soon as so much has been read; a system under p
 better ones). Outputs and certificates are compared, bit for bit. Keys are independent, and so are
 the queries of successive tokens: neither pages nor steps share what they need.
 
-R: one query at a time of real rows (n = 65536, d = 32, with CERTK_DATA), no page in memory before
-each: what is read, of all that is there.
+R: one query at a time of real rows (n = 65536, which are 128 windows of 512 tokens side by side,
+d = 32, with CERTK_DATA), no page in memory before each: what is read, of all that is there.
 
 Bytes are those that the process has caused to be read from the disk (/proc/self/io). Linux only;
 files are made in the working directory, or in CERTK_SCRATCH, which must be on a disk.

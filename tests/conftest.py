@@ -47,5 +47,5 @@ def cache_512() -> Cache:
 
 @pytest.fixture(scope="session")
 def cache_65536() -> Cache:
-    """64 queries against 65536 keys of four heads (only with CERTK_DATA)."""
+    """64 queries against 65536 keys of four heads, 128 windows side by side (with CERTK_DATA)."""
     return _large("minilm_n65536")

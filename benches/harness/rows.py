@@ -81,7 +81,10 @@ def real_joined(queries: int) -> F32:
 
 
 def real_long() -> F32 | None:
-    """64 queries against 65536 real keys in four layers, where CERTK_DATA names their folder."""
+    """64 queries against 65536 real keys in four layers, where CERTK_DATA names their folder.
+
+    The keys are those of 128 windows of 512 tokens side by side, the queries of one of them.
+    """
     folder = os.environ.get("CERTK_DATA")
     path = Path(folder or "") / "minilm_n65536.safetensors"
     return np.concatenate(_heads(path)) if folder and path.exists() else None

@@ -356,6 +356,9 @@ impl Asked {
             let accept = ["application/json", "application/vnd.safetensors", "*/*"];
             asked.headers.push(("accept", tape.one_of(&accept)));
         }
+        if matches!(asked.what, What::Evict) {
+            asked.headers.push(("content-type", "application/json"));
+        }
         asked
     }
 

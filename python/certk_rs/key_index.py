@@ -1,8 +1,8 @@
 """An index of keys: most keys are judged by one byte an entry, few are scored.
 
 Sources: "A Mathematical Theory of Top-k Sparse Attention via Total Variation Distance"
-(arXiv 2512.07647) for the three rules and the search over cells. The Gram certificate over codes
-is described in docs/search.md.
+(arXiv 2512.07647) for the rules by mass and by gap, and for balls around cells of keys. Cells of 16
+consecutive keys and their boxes are ours, as is the Gram certificate over codes: docs/search.md.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class KeyIndex:
                 index first; eps only sets `status`.
             k: For "top_k", at least 1; k >= n keeps everything.
             over: What bounds the scores that are not computed: "codes", "cells" (balls and boxes
-                around 16 consecutive keys, made of the keys on first use: the paper's own search),
-                or "both" (the smaller bound, key by key).
+                around 16 consecutive keys, made of the keys on first use; the paper's cells have
+                balls alone), or "both" (the smaller bound, key by key).
             max_scored: The most keys of a row to score exactly. A search that is cut short by it
                 reports what is proven until then.
             causal: Query i of m sees keys up to i + n - m.

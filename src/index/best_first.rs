@@ -1,7 +1,8 @@
-//! Search in decreasing bound: scores what may matter most, until one of the paper's three rules allows to stop.
+//! Search in decreasing bound: scores what may matter most, until one of three rules allows to stop.
 //!
 //! Keys, one by one or in cells, have upper bounds of their scores. Let E be what has been scored exactly and U the largest of
-//! all other scores: of E outside S as well as of the bounds of what is open (arXiv 2512.07647).
+//! all other scores: of E outside S as well as of the bounds of what is open. The first two rules are those
+//! of arXiv 2512.07647.
 //!
 //! - mass ("MC-Search"): S, within E, may stay if what E outside S and the open keys can weigh at most is within the budget.
 //! - gap ("Delta_k-Search"): S, the k best of E, may stay if `s_(k) - U >= ln[(n - k)(1 - eps) / (k eps)]`, n counting all keys

@@ -2,12 +2,13 @@
 //!
 //! A cell has a centre c with `|k - c| <= r`, and per dimension the smallest and the largest entry of its keys. For a query q
 //! and a scale a, every score of the cell lies within `a q.c +- |a||q| r`, and between the sums over j of the smaller and of
-//! the larger of `a q_j lo_j` and `a q_j hi_j`. The tighter of both counts (arXiv 2512.07647, certified search over cells).
+//! the larger of `a q_j lo_j` and `a q_j hi_j`. The tighter of both counts. Balls are what arXiv 2512.07647 bounds its cells
+//! by; the boxes are ours, and so are cells of consecutive keys: how the paper shares keys out among cells is not known here.
 
 use super::query::Query;
 use crate::kernels::{Element, Keys};
 
-/// Keys to a cell, as in the paper's experiments.
+/// Keys to a cell; a choice of ours.
 pub(crate) const CELL: usize = 16;
 /// Relative error of a few f64 operations, generously.
 const CELL_ROUNDING: f64 = 1e-12;

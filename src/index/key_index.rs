@@ -25,7 +25,7 @@ use crate::threads;
 ///
 /// The index owns codes only, `d + 4` bytes a key (d in whole fours); the keys are lent to a call that scores some of them
 /// exactly, and must be those that it was built of: [`KeyIndex::check`] tells. Cells are there to compare with the paper's
-/// own algorithms; they take another `3 d / 4` bytes a key from the first search over them on.
+/// searches, which know balls around cells and no codes; they take another `3 d / 4` bytes a key from the first search over them on.
 ///
 /// ```
 /// use certk_rs::{IndexOptions, KeyIndex, SearchOptions, Vectors};

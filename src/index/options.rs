@@ -127,7 +127,7 @@ pub enum Over {
     /// The code of each key, and the Gram certificate over all of them.
     #[default]
     Codes,
-    /// Balls and boxes around runs of keys, as in the paper.
+    /// Balls and boxes around runs of 16 keys. The paper (arXiv 2512.07647) has balls around cells; boxes and runs are ours.
     Cells,
     /// The smaller of both bounds, key by key.
     Both,

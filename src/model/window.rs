@@ -1,8 +1,9 @@
 //! Windows of size `alpha n^C`: the policy, and its fit to measured pairs of n and k.
 //!
-//! Source: Deng, Song, Xiong, Yang, "Attention is Naturally Sparse with Gaussian Distributed Input", arXiv 2404.02690. That a
-//! window of `n^C` keys suffices is a claim of that paper about its own model; this module computes with the law and
-//! claims nothing.
+//! Source: arXiv 2404.02690. Its first version is Deng, Song, Yang, "Attention is Naturally Sparse with Gaussian Distributed
+//! Input"; later ones are Deng, Song, Xiong, Yang, "How Sparse Attention Approximates Exact Attention? Your Attention is
+//! Naturally n^C-Sparse". That a window of `n^C` keys suffices is a claim of the later ones, by a summary of one of them,
+//! about their own model; this module computes with the law and claims nothing.
 
 use crate::certified_sums::Compensated;
 use crate::error::{Error, Place};

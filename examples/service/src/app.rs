@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::metrics::Metrics;
 use crate::sessions::{self, Sessions};
 use crate::settings::Settings;
-use crate::{auth, bodies, metrics, select};
+use crate::{auth, metrics, select};
 
 /// What all requests share.
 pub struct App {
@@ -48,6 +48,11 @@ impl App {
         self.sessions.file_all();
     }
 
+    /// How long a request may take, its body and the wait for others included: a body that trickles in holds its memory no longer.
+    pub(crate) fn patience(&self) -> Duration {
+        self.settings.timeout() + Duration::from_secs(10)
+    }
+
     /// How long a request's call may take.
     pub(crate) fn timeout(&self, headers: &HeaderMap) -> Result<Duration, Failure> {
         let most = self.settings.timeout();
@@ -65,8 +70,6 @@ const PAGE: &str = include_str!("page.html");
 
 /// All that can be asked.
 pub fn router(app: &Arc<App>) -> Router {
-    // A body that trickles in holds a connection no longer than this.
-    let patience = app.settings.timeout() + Duration::from_secs(10);
     let calls = Router::new()
         .route("/v1/select", post(select::handle))
         .route("/v1/sessions", get(sessions::list))
@@ -89,8 +92,7 @@ pub fn router(app: &Arc<App>) -> Router {
     calls
         .merge(open)
         .fallback(|| async { Failure::new(StatusCode::NOT_FOUND, "no such route; / lists them") })
-        .layer(from_fn_with_state(Arc::clone(app), bodies::limit))
-        .layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, patience))
+        .layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, app.patience()))
         .layer(from_fn_with_state(Arc::clone(app), metrics::measure))
         .layer(TraceLayer::new_for_http())
         .with_state(Arc::clone(app))

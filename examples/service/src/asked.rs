@@ -1,10 +1,10 @@
 //! What a request says: in the query beside a raw body, or all of it in JSON.
 
-use axum::body::Bytes;
 use axum::extract::Query;
 use axum::http::HeaderMap;
 use serde::de::DeserializeOwned;
 
+use crate::bodies::Body;
 use crate::failure::Failure;
 use crate::tensors::{Dtype, Numbers, is_json};
 
@@ -12,7 +12,7 @@ use crate::tensors::{Dtype, Numbers, is_json};
 pub(crate) struct Asked {
     pub(crate) json: bool,
     query: Option<String>,
-    pub(crate) body: Bytes,
+    pub(crate) body: Body,
 }
 
 /// What is asked about one array of numbers.
@@ -24,7 +24,7 @@ pub(crate) trait AboutNumbers: DeserializeOwned {
 }
 
 impl Asked {
-    pub(crate) fn new(headers: &HeaderMap, query: Option<String>, body: Bytes) -> Self {
+    pub(crate) fn new(headers: &HeaderMap, query: Option<String>, body: Body) -> Self {
         Asked { json: is_json(headers), query, body }
     }
 
@@ -39,12 +39,18 @@ impl Asked {
 
     /// What a body in JSON says.
     pub(crate) fn body<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        serde_json::from_slice(&self.body)
-            .map_err(|error| Failure::input(format!("the body: {error}")))
+        if !self.json {
+            return Err(Failure::input("the body must be JSON: content-type: application/json"));
+        }
+        serde_json::from_slice(&self.body.bytes).map_err(|error| {
+            // It may repeat all that was sent.
+            let problem: String = error.to_string().chars().take(300).collect();
+            Failure::input(format!("the body: {problem}"))
+        })
     }
 
     /// What is asked, and the numbers that it is about: f64 in JSON, f32 if they are raw, unless it says otherwise.
-    pub(crate) fn read<T: AboutNumbers>(self) -> Result<(T, Numbers), Failure> {
+    pub(crate) fn read<T: AboutNumbers>(&self) -> Result<(T, Numbers), Failure> {
         if self.json {
             let mut asked: T = self.body()?;
             let numbers = asked.listed();
@@ -52,7 +58,7 @@ impl Asked {
             return Ok((asked, numbers));
         }
         let asked: T = self.query()?;
-        let numbers = Numbers::new(self.body, asked.dtype().unwrap_or_default())?;
+        let numbers = Numbers::new(self.body.bytes.clone(), asked.dtype().unwrap_or_default())?;
         Ok((asked, numbers))
     }
 }

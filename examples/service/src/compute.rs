@@ -141,8 +141,9 @@ impl Compute {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::support::until;
 
-    fn sleep_in_steps(_: &Watch) -> Result<(), Failure> {
+    fn endless(_: &Watch) -> Result<(), Failure> {
         let row = vec![1.0_f32; 1 << 16];
         let scores = certk_rs::Scores::new(&row, &[1, 1 << 16])?;
         loop {
@@ -150,26 +151,28 @@ mod tests {
         }
     }
 
+    const LONG: Duration = Duration::from_secs(3600);
+    const SHORT: Duration = Duration::from_millis(50);
+
     #[tokio::test]
     async fn too_many_calls_are_refused_and_late_ones_end() {
         let compute = Arc::new(Compute::start(1, 1, 1 << 30).unwrap());
-        let call = |ms| {
+        let call = |timeout| {
             let compute = Arc::clone(&compute);
-            tokio::spawn(
-                async move { compute.run(Duration::from_millis(ms), sleep_in_steps).await },
-            )
+            tokio::spawn(async move { compute.run(timeout, endless).await })
         };
-        let first = call(200);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let waits = call(50);
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        let refused = call(50).await.unwrap().unwrap_err();
+        let first = call(LONG);
+        until(|| compute.gauges().1 == 1).await;
+        let waits = call(SHORT);
+        until(|| compute.gauges().0 == 1).await;
+        let refused = call(LONG).await.unwrap().unwrap_err();
         assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-        for late in [waits, first] {
-            assert_eq!(late.await.unwrap().unwrap_err().status, StatusCode::GATEWAY_TIMEOUT);
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(compute.gauges().1, 0);
+        assert_eq!(waits.await.unwrap().unwrap_err().status, StatusCode::GATEWAY_TIMEOUT);
+        first.abort();
+        until(|| compute.gauges().0 == 0 && compute.gauges().1 == 0).await;
+        let late = call(SHORT).await.unwrap().unwrap_err();
+        assert_eq!(late.status, StatusCode::GATEWAY_TIMEOUT);
+        until(|| compute.gauges().1 == 0).await;
     }
 
     #[tokio::test]
@@ -177,18 +180,13 @@ mod tests {
         let compute = Arc::new(Compute::start(1, 4, 1 << 30).unwrap());
         let request = {
             let compute = Arc::clone(&compute);
-            tokio::spawn(
-                async move { compute.run(Duration::from_secs(3600), sleep_in_steps).await },
-            )
+            tokio::spawn(async move { compute.run(LONG, endless).await })
         };
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        assert_eq!(compute.gauges().1, 1);
+        until(|| compute.gauges().1 == 1).await;
         request.abort();
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(compute.gauges().1, 0);
-        let panic = compute
-            .run(Duration::from_secs(5), |_| -> Result<(), Failure> { panic!("as it should be") });
+        until(|| compute.gauges().1 == 0).await;
+        let panic = compute.run(LONG, |_| -> Result<(), Failure> { panic!("as it should be") });
         assert_eq!(panic.await.unwrap_err().status, StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(compute.run(Duration::from_secs(5), |_| Ok(7)).await.unwrap(), 7);
+        assert_eq!(compute.run(LONG, |_| Ok(7)).await.unwrap(), 7);
     }
 }

@@ -5,6 +5,7 @@ mod asked;
 mod auth;
 mod bodies;
 mod compute;
+mod connections;
 mod failure;
 mod metrics;
 mod select;
@@ -15,4 +16,5 @@ mod tensors;
 mod tests;
 
 pub use app::{App, router};
+pub use connections::serve;
 pub use settings::Settings;

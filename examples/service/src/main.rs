@@ -1,9 +1,8 @@
 //! Certified selection over HTTP: a service that embeds `certk-rs`. Its README says how to ask.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use certk_service::{App, Settings, router};
+use certk_service::{App, Settings, serve};
 use clap::Parser;
 use tokio::net::TcpListener;
 use tokio::signal;
@@ -21,22 +20,21 @@ async fn main() -> std::io::Result<()> {
     }
     let app = App::new(settings)?;
     tracing::info!(address = %listener.local_addr()?, "listening");
-    let kept = Arc::clone(&app);
     let (told, end) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(listener, router(&app)).with_graceful_shutdown(async move {
+    let asked = async move {
         asked_to_end().await;
         tracing::info!("ending: calls that run are waited for");
         told.send(()).ok();
-    });
+    };
     let patience = async move {
         end.await.ok();
         tokio::time::sleep(grace).await;
     };
     tokio::select! {
-        done = async { server.await } => done?,
+        () = serve(listener, &app, asked) => {}
         () = patience => tracing::warn!("calls that still run are left"),
     }
-    tokio::task::spawn_blocking(move || kept.file_all()).await?;
+    tokio::task::spawn_blocking(move || app.file_all()).await?;
     tracing::info!("ended");
     Ok(())
 }

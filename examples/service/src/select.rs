@@ -138,7 +138,7 @@ pub(crate) async fn handle(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    Body(body): Body,
+    body: Body,
 ) -> Result<Response, Failure> {
     let asked = Asked::new(&headers, query, body);
     let (json, timeout) = (asked.json, app.timeout(&headers)?);

@@ -166,7 +166,7 @@ pub(crate) async fn handle(
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    Body(body): Body,
+    body: Body,
 ) -> Result<Response, Failure> {
     let deadline = Instant::now() + app.timeout(&headers)?;
     let asked = Asked::new(&headers, query, body);

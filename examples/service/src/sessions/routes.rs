@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -171,7 +170,7 @@ pub(crate) async fn put(
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    Body(body): Body,
+    body: Body,
 ) -> Result<Response, Failure> {
     let deadline = Instant::now() + app.timeout(&headers)?;
     name::check(&name)?;
@@ -200,7 +199,7 @@ pub(crate) async fn append(
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    Body(body): Body,
+    body: Body,
 ) -> Result<Response, Failure> {
     let asked = Asked::new(&headers, query, body);
     let work = move |sessions: &Sessions, old: &Version, pen: &mut Option<Pen>, watch: &Watch| {
@@ -256,7 +255,7 @@ pub(crate) async fn truncate(
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let asked: Truncate = Asked::new(&headers, query, Bytes::new()).query()?;
+    let asked: Truncate = Asked::new(&headers, query, Body::default()).query()?;
     let work = move |sessions: &Sessions, old: &Version, pen: &mut Option<Pen>, watch: &Watch| {
         expect(asked.if_version, old)?;
         if asked.keys > old.n {
@@ -273,7 +272,7 @@ pub(crate) async fn evict(
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    Body(body): Body,
+    body: Body,
 ) -> Result<Response, Failure> {
     let asked = Asked::new(&headers, query, body);
     let work = move |sessions: &Sessions, old: &Version, pen: &mut Option<Pen>, watch: &Watch| {

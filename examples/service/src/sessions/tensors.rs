@@ -61,7 +61,7 @@ impl Brought {
         if asked.json {
             return Self::of_json(asked.body()?);
         }
-        Self::of_safetensors(&asked.body)
+        Self::of_safetensors(&asked.body.bytes)
     }
 
     fn of_json(listed: Listed) -> Result<Self, Failure> {

@@ -2,10 +2,12 @@
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
+use clap::Parser;
 use serde_json::Value;
 
 use super::support::{answer, app, post};
-use crate::app::OPENAPI;
+use crate::app::{App, OPENAPI, router};
+use crate::settings::Settings;
 
 #[tokio::test]
 async fn who_brings_no_token_gets_no_answer() {
@@ -26,6 +28,22 @@ async fn who_brings_no_token_gets_no_answer() {
     assert_eq!(answer(&router, ask(Some("Bearer secret"), "/metrics")).await.0, StatusCode::OK);
     for path in ["/healthz", "/openapi.json", "/"] {
         assert_eq!(answer(&router, ask(None, path)).await.0, StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn an_empty_token_is_none() {
+    for token in ["", " ", "secret\n"] {
+        let told = Settings::try_parse_from(["service", "--token", token]).unwrap_err();
+        assert!(told.to_string().contains("--token"), "{told}");
+    }
+    // Nor does one that came another way let anybody in.
+    let settings = Settings { token: Some(String::new()), ..Settings::parse_from(["service"]) };
+    let router = router(&App::new(settings).unwrap());
+    for authorization in ["Bearer ", "Bearer", ""] {
+        let request = Request::get("/metrics").header("authorization", authorization);
+        let (status, _) = answer(&router, request.body(Body::empty()).unwrap()).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{authorization:?}");
     }
 }
 

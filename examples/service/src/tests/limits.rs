@@ -1,13 +1,18 @@
 //! What a call may take: time, and memory.
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::{Method, Request, StatusCode};
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{self, Method, Request, StatusCode};
+use hyper::body::Frame;
+use tokio::sync::mpsc;
 
-use super::support::{Answer, Tensors, answer, app, ask, json_of, normal, numbers, post};
+use super::support::{Answer, Tensors, answer, app, ask, json_of, normal, numbers, post, until};
 use crate::app::App;
 
 const N: usize = 60_000;
@@ -21,44 +26,35 @@ async fn large(router: &Router, name: &str) -> Tensors {
     held
 }
 
-/// A call that takes many seconds.
+/// A call that takes minutes.
 fn long(what: &str, milliseconds: &str) -> Request<Body> {
-    let queries: Vec<u8> = bytemuck::cast_slice(&normal(20000 * DIM, 3)).to_vec();
-    let path = format!("/v1/sessions/s/{what}?shape=1,20000,{DIM}&eps=1e-9");
+    let queries = bytemuck::cast_slice(&normal(1000 * DIM, 3)).repeat(200);
+    let path = format!("/v1/sessions/s/{what}?shape=1,200000,{DIM}&eps=1e-9");
     Request::post(path).header("x-timeout-ms", milliseconds).body(queries.into()).unwrap()
 }
 
-/// Waits until nothing is computed any more, and says how long that took.
-async fn idle(app: &Arc<App>) -> Duration {
-    let begun = Instant::now();
-    while app.compute.gauges().1 > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(5), "it computes on");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    begun.elapsed()
+/// Waits until nothing is computed any more.
+async fn idle(app: &Arc<App>) {
+    until(|| app.compute.gauges().1 == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_on_a_session_ends_with_its_time_or_its_request() {
-    let (app, router) = app(&[]);
+    let (app, router) = app(&["--timeout-ms", "3600000", "--call-memory", "1000000000000"]);
     large(&router, "s").await;
     for what in ["search", "attention"] {
-        let begun = Instant::now();
         let (status, _) = answer(&router, long(what, "100")).await;
         assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
-        // Tests that run beside it may keep it from a processor for a while.
-        assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
-        assert!(idle(&app).await < Duration::from_millis(200));
+        idle(&app).await;
         let request = {
             let router = router.clone();
-            tokio::spawn(async move { answer(&router, long(what, "30000")).await })
+            tokio::spawn(async move { answer(&router, long(what, "3600000")).await })
         };
-        while app.compute.gauges().1 == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        until(|| app.compute.gauges().1 > 0).await;
+        assert!(app.bodies.held() >= 200_000 * DIM * 4);
         request.abort();
-        assert!(idle(&app).await < Duration::from_millis(200));
+        idle(&app).await;
+        until(|| app.bodies.held() == 0).await;
     }
 }
 
@@ -96,15 +92,13 @@ async fn a_change_that_was_too_late_changed_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_is_read_stays_until_its_readers_are_done() {
     // Room for one of them and a little.
-    let (app, router) = app(&["--session-memory", "60000000"]);
+    let (app, router) = app(&["--session-memory", "60000000", "--timeout-ms", "3600000"]);
     large(&router, "s").await;
     let reader = {
         let router = router.clone();
-        tokio::spawn(async move { answer(&router, long("attention", "700")).await })
+        tokio::spawn(async move { answer(&router, long("attention", "3600000")).await })
     };
-    while app.compute.gauges().1 == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(|| app.compute.gauges().1 > 0).await;
     let other = Tensors::new(2, 1, N / 2, DIM, DIM).safetensors();
     let put = || Request::put("/v1/sessions/other").body(other.clone().into()).unwrap();
     let (status, why) = json_of(&router, put()).await;
@@ -116,33 +110,114 @@ async fn a_session_that_is_read_stays_until_its_readers_are_done() {
         StatusCode::NO_CONTENT
     );
     assert_eq!(answer(&router, put()).await.0, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(reader.await.unwrap().0, StatusCode::GATEWAY_TIMEOUT);
-    idle(&app).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    reader.abort();
+    until(|| app.sessions.gauges().1 == 0).await;
     assert_eq!(answer(&router, put()).await.0, StatusCode::CREATED);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// A body that comes in as somebody sends it, of a length that nobody says.
+struct Trickle(mpsc::Receiver<Bytes>);
+
+impl HttpBody for Trickle {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|data| data.map(|data| Ok(Frame::data(data))))
+    }
+}
+
+fn trickle(request: http::request::Builder) -> (mpsc::Sender<Bytes>, Request<Body>) {
+    let (to, from) = mpsc::channel(1);
+    (to, request.body(Body::new(Trickle(from))).unwrap())
+}
+
+#[tokio::test]
 async fn bodies_take_no_more_memory_than_they_may() {
-    let rows = numbers(1 << 20);
-    let body: Vec<u8> = bytemuck::cast_slice(&rows).to_vec();
     let (app, router) = app(&["--max-body", "5000000", "--bodies-memory", "6000000"]);
+    let rows = Bytes::copy_from_slice(bytemuck::cast_slice(&numbers(1 << 20)));
     let path = "/v1/select?shape=1,1048576&eps=0.01";
-    // Two of them are more than may be: however they meet, one may be refused, and both may be asked again.
-    let mut tasks = Vec::new();
-    for _ in 0..16 {
-        let (router, body) = (router.clone(), body.clone());
-        tasks.push(tokio::spawn(async move { answer(&router, post(path, body)).await.0 }));
-    }
-    let (mut answered, mut refused) = (0, 0);
-    for task in tasks {
-        match task.await.unwrap() {
-            StatusCode::OK => answered += 1,
-            StatusCode::SERVICE_UNAVAILABLE => refused += 1,
-            status => panic!("{status}"),
-        }
-    }
-    assert!(answered >= 1 && refused >= 1, "{answered} {refused}");
+    let (to, request) = trickle(Request::post(path));
+    let first = {
+        let router = router.clone();
+        tokio::spawn(async move { answer(&router, request).await.0 })
+    };
+    to.send(rows.slice(..100)).await.unwrap();
+    until(|| (1..1 << 12).contains(&app.bodies.held())).await;
+    to.send(rows.slice(100..)).await.unwrap();
+    until(|| (rows.len()..5_001_000).contains(&app.bodies.held())).await;
+    let whole = || post(path, rows.clone());
+    assert_eq!(answer(&router, whole()).await.0, StatusCode::SERVICE_UNAVAILABLE);
+    drop(to);
+    assert_eq!(first.await.unwrap(), StatusCode::OK);
     assert_eq!(app.bodies.held(), 0);
-    assert_eq!(answer(&router, post(path, body)).await.0, StatusCode::OK);
+    assert_eq!(answer(&router, whole()).await.0, StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_trickles_in_holds_what_has_come_until_its_time_is_over() {
+    let (app, router) = app(&["--max-body", "5000000", "--bodies-memory", "6000000"]);
+    let (to, request) = trickle(Request::put("/v1/sessions/s"));
+    let slow = {
+        let router = router.clone();
+        tokio::spawn(async move { answer(&router, request).await.0 })
+    };
+    let begun = tokio::time::Instant::now();
+    let trickles = async {
+        while to.send(Bytes::from_static(&[0; 100])).await.is_ok() {
+            // The clock goes on when everybody else waits.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(app.bodies.held() <= 16 << 10, "{}", app.bodies.held());
+            // Its name is refused, but not before its body is there.
+            let large = Request::put("/v1/sessions/.s").body(vec![0; 5_000_000].into()).unwrap();
+            assert_eq!(answer(&router, large).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+        }
+    };
+    trickles.await;
+    assert_eq!(slow.await.unwrap(), StatusCode::REQUEST_TIMEOUT);
+    assert!(begun.elapsed() < Duration::from_secs(45), "{:?}", begun.elapsed());
+    assert_eq!(app.bodies.held(), 0);
+}
+
+#[tokio::test]
+async fn what_json_becomes_counts() {
+    let (app, router) = app(&["--max-body", "1000000", "--bodies-memory", "1000000"]);
+    let json = |request: http::request::Builder| request.header("content-type", "application/json");
+    let zeros = format!("[0{}", ",0".repeat(20_000));
+    let (to, request) = trickle(json(Request::put("/v1/sessions/s")));
+    let slow = {
+        let router = router.clone();
+        tokio::spawn(async move { answer(&router, request).await })
+    };
+    to.send(zeros.clone().into()).await.unwrap();
+    until(|| (16 * zeros.len()..1_001_000).contains(&app.bodies.held())).await;
+    drop(to);
+    assert_eq!(slow.await.unwrap().0, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(app.bodies.held(), 0);
+    // Larger than all that it may become, by its length and when it is there.
+    let long = zeros.repeat(2);
+    let whole = json(Request::post("/v1/select")).body(long.clone().into()).unwrap();
+    let (to, request) = trickle(json(Request::post("/v1/select")));
+    to.send(long.into()).await.unwrap();
+    drop(to);
+    for request in [whole, request] {
+        let (status, why) = json_of(&router, request).await;
+        assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert!(why["error"].as_str().unwrap().contains("raw numbers"), "{why}");
+    }
+    // What is not said to be JSON is not read as such.
+    let held = Tensors::new(1, 1, 9, 4, 4);
+    let put = Request::put("/v1/sessions/s").body(held.safetensors().into()).unwrap();
+    assert_eq!(answer(&router, put).await.0, StatusCode::CREATED);
+    let evict = post("/v1/sessions/s/evict", r#"{"positions": [1]}"#);
+    assert_eq!(answer(&router, evict).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+    // Nor does an error repeat all that was sent.
+    let text = format!(r#"{{"{}": 1}}"#, "x".repeat(50_000));
+    let request = json(Request::post("/v1/select")).body(text.into()).unwrap();
+    let (status, why) = answer(&router, request).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(why.len() < 1000, "{}", why.len());
 }

@@ -1,10 +1,11 @@
 //! The service as its clients see it.
 
+mod connections;
 mod describe;
 mod files;
 mod hostile;
 mod limits;
 mod select;
 mod sessions;
-mod support;
+pub(crate) mod support;
 mod together;

@@ -6,7 +6,7 @@ use certk_rs::{Keep, Options, Scores, certify, select};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::support::{answer, app, json_post, numbers, post};
+use super::support::{answer, app, json_post, numbers, post, until};
 
 #[tokio::test]
 async fn raw_numbers_are_selected_as_by_the_crate() {
@@ -100,8 +100,7 @@ async fn a_call_has_no_more_time_than_it_asked_for() {
     let request = Request::post(path).header("x-timeout-ms", "1").body(body.into()).unwrap();
     let (status, _) = answer(&router, request).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    assert_eq!(app.compute.gauges().1, 0);
+    until(|| app.compute.gauges().1 == 0).await;
     let request = Request::post(path).header("x-timeout-ms", "soon").body(Body::empty()).unwrap();
     assert_eq!(answer(&router, request).await.0, StatusCode::UNPROCESSABLE_ENTITY);
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -27,6 +28,15 @@ pub(super) async fn answer(router: &Router, request: Request<Body>) -> (StatusCo
     let response = router.clone().oneshot(request).await.unwrap();
     let status = response.status();
     (status, to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec())
+}
+
+/// Waits until something is so. That it never is shows after a minute, however busy the machine.
+pub(crate) async fn until(so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is not so after a minute");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 pub(super) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
