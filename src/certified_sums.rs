@@ -344,7 +344,9 @@ mod tests {
         assert!(!equal_weights_hold(9, 10, 0.1f64.next_down().next_down()));
         assert_eq!(equal_weights_droppable(u64::from(u32::MAX), 5e-324), 0);
         assert!(is_share(1, 4, 0.25) && is_share(3, 6, 0.5) && is_share(0, 7, 0.0));
-        assert!(!is_share(1, 4, 0.25f64.next_up()) && !is_share(1, 10, 0.1) && !is_share(0, 1, 5e-324));
+        assert!(
+            !is_share(1, 4, 0.25f64.next_up()) && !is_share(1, 10, 0.1) && !is_share(0, 1, 5e-324)
+        );
     }
 
     #[test]
