@@ -18,7 +18,7 @@ from .engines.engine import Engine
 from .file_job import FileTask, Steps, plan_file, steps
 from .file_report import FileReport, file_json, read_file_report
 from .finished import is_of_input, is_whole
-from .inputs import Source, expand
+from .inputs import Source, check_apart, expand
 from .job_folder import FOLDER, JobFolder
 from .job_result import Failure, FileOutcome, JobResult, Skipped
 from .manifest import check_same, manifest
@@ -62,12 +62,14 @@ def make_plan(
     """Read the headers of all inputs, and see what can be done. Nothing is made.
 
     Raises:
-        CertkError: There is no input, two inputs have one name, or OUT cannot be written to.
+        CertkError: There is no input, two inputs have one name, an output would have the place of
+            an input, or OUT cannot be written to.
     """
     manner = manner or Manner()
     place = locate(out)
     sources = expand(list(caches), recursive=recursive)
     _check_out(place)
+    check_apart(sources, place)
     tasks: list[FileTask] = []
     failures: list[Failure] = []
     for source in sources:
