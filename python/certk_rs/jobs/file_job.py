@@ -24,12 +24,11 @@ from ..cache_format import (
     proof_bytes,
 )
 from ..errors import CertkError
-from ..hot_keys import hottest
+from ..hot_keys import Edge, hottest
 from .assemble import Order, Written, assemble
 from .choose import Ask
 from .chosen import Chosen, Demands, Probe
 from .file_report import FileReport
-from .holdout import resolved_holdout
 from .inputs import Source
 from .layer_report import layer_report
 from .request import Request
@@ -58,7 +57,6 @@ class FileTask:
     layout: str
     identity: tuple[Any, ...]
     options: Options
-    holdout: float
     input_bytes: int
     cache_bytes: int
     others: tuple[str, ...]
@@ -98,7 +96,6 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             layout=layers[0].layout,
             identity=cache.file.identity,
             options=Options(),
-            holdout=resolved_holdout(request.holdout, layers, cache.causal_offset),
             input_bytes=sum(_bytes(entry) for entry in entries.values()),
             cache_bytes=sum(
                 _bytes(entries[layer.names[role]]) for layer in layers for role in ("key", "value")
@@ -149,7 +146,6 @@ def _options(task: FileTask) -> Options:
         layout=task.layout,
         block_size=request.block_size,
         coverage=float(request.coverage),
-        holdout=float(task.holdout),
         out_tol=request.out_tol,
         guard=request.guard,
     )
@@ -210,24 +206,78 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
         by_head: Whether the units are kv heads, not layers; by head only.
         threads: How many threads a unit may use.
     """
+    found = yield from _choose(task, 0.0, by_head, threads)
+    seconds = found.seconds
+    tried = None
+    if task.request.holdout:
+        # After the sets, since those see to it that all numbers are finite.
+        trial = yield from _choose(task, task.request.holdout, by_head, threads)
+        seconds += trial.seconds
+        tried = trial.chosen
+    chosen, bound_eps = found.chosen, found.bound_eps
+    of_groups: Budgets = {each.layer: tuple(map(float, each.eps)) for each in chosen}
+    of_bounds = None
+    if bound_eps is not None:
+        of_bounds = {layer: (bound_eps,) * len(groups) for layer, groups in of_groups.items()}
+    order = Order(
+        source=task.source.location,
+        names=task.names,
+        layout=task.layout,
+        identity=task.identity,
+        target=task.target,
+        replace=replace_target,
+        options=task.options,
+        eps=of_groups,
+        bound_eps=of_bounds,
+        masses=found.masses,
+        facts={name: found.facts[name] for name in task.tensors},
+    )
+    [written] = yield [(assemble, (order, chosen))]
+    return _report(task, chosen, tried, written, seconds, bound_eps)
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """The sets of one input, with what they were made by; `masses` is the dtype of the masses."""
+
+    chosen: tuple[Chosen, ...]
+    bound_eps: float | None
+    masses: str
+    facts: dict[str, TensorFacts]
+    seconds: float
+
+
+def _choose(
+    task: FileTask, holdout: float, by_head: bool, threads: int | None
+) -> Generator[list[Call], list[Any], _Sets]:
+    """Choose the sets of one input: for all queries, or to be tried on a share `holdout` of them.
+
+    Tensors are hashed, and seen to be finite, where the sets are for all queries.
+    """
     request, options = task.request, task.options
     eps: dict[int, float] = {}
     bound_eps: float | None = None
     seconds = 0.0
-    edge: float | None = None
+    hot: tuple[tuple[tuple[int, int], Edge], ...] = ()
     if options.hot:
         assert options.size is not None
-        ask = replace(_ask(task, _eps(task), None, ()), demands=True)
+        ask = replace(_ask(task, _eps(task), None, (), holdout), demands=True)
         results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
         seconds += sum(result.seconds for result in results)
         every = [each for result in results for each in result.chosen]
-        demands = [share for each in every if isinstance(each, Demands) for share in each.shares]
-        edge = hottest(demands, options.size)
+        demands = {
+            (each.layer, each.first_head + head): shares
+            for each in every
+            if isinstance(each, Demands)
+            for head, shares in enumerate(each.shares)
+        }
+        edges = hottest(list(demands.values()), options.size)
+        hot = tuple(zip(demands, edges, strict=True))
         eps = _eps(task)
     elif options.size is not None:
         search = SizeSearch(options.size)
         while (probes := search.probes()) is not None:
-            ask = _ask(task, {}, None, probes)
+            ask = _ask(task, {}, None, probes, holdout)
             results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
             seconds += sum(result.seconds for result in results)
             found = [each for result in results for each in result.chosen]
@@ -236,9 +286,9 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
         bound_eps = search.bound_eps
     elif request.eps is not None:
         eps = _eps(task)
-    ask = replace(_ask(task, eps, bound_eps, ()), hot=edge)
+    ask = replace(_ask(task, eps, bound_eps, (), holdout), hot=hot)
     hashed: list[UnitResult] = []
-    if apart := hash_units(task, by_head):
+    if not holdout and (apart := hash_units(task, by_head)):
         # First, since they see to it that all numbers are finite.
         hashed = yield [(run_unit, (unit, threads)) for unit in apart]
     results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
@@ -253,25 +303,7 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
     results = [*hashed, *results]
     seconds += sum(result.seconds for result in results)
     facts = {name: fact for result in results for name, fact in result.facts.items()}
-    of_groups: Budgets = {each.layer: tuple(map(float, each.eps)) for each in chosen}
-    of_bounds = None
-    if bound_eps is not None:
-        of_bounds = {layer: (bound_eps,) * len(groups) for layer, groups in of_groups.items()}
-    order = Order(
-        source=task.source.location,
-        names=task.names,
-        layout=task.layout,
-        identity=task.identity,
-        target=task.target,
-        replace=replace_target,
-        options=options,
-        eps=of_groups,
-        bound_eps=of_bounds,
-        masses=ask.dtype,
-        facts={name: facts[name] for name in task.tensors},
-    )
-    [written] = yield [(assemble, (order, chosen))]
-    return _report(task, chosen, written, seconds, bound_eps)
+    return _Sets(chosen, bound_eps, ask.dtype, facts, seconds)
 
 
 def _eps(task: FileTask) -> dict[int, float]:
@@ -286,7 +318,7 @@ def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
     label = f"pruning {task.source.name}"
     if task.options.granularity == "token":
         every = tuple(layer.index for layer in task.layers)
-        hashes = () if ask.probes or ask.demands else _own_tensors(task)
+        hashes = _own_tensors(task) if _hashing(ask) else ()
         return [replace(common, layers=every, hashes=hashes, label=label)]
     found = []
     for layer in task.layers:
@@ -295,9 +327,14 @@ def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
             heads = range(layer.kv_heads)
             found += [replace(unit, heads=(head, head + 1)) for head in heads]
         else:
-            hashes = () if ask.probes or ask.demands else tuple(layer.names.values())
+            hashes = tuple(layer.names.values()) if _hashing(ask) else ()
             found.append(replace(unit, hashes=hashes))
     return found
+
+
+def _hashing(ask: Ask) -> bool:
+    """Whether units with this ask hash what they read: those by which sets are written."""
+    return not (ask.probes or ask.demands or ask.holdout)
 
 
 def units_to_try(task: FileTask, layers: Sequence[Layer]) -> list[Unit]:
@@ -341,7 +378,11 @@ def _shared(task: FileTask) -> bool:
 
 
 def _ask(
-    task: FileTask, eps: dict[int, float], bound_eps: float | None, probes: tuple[float, ...]
+    task: FileTask,
+    eps: dict[int, float],
+    bound_eps: float | None,
+    probes: tuple[float, ...],
+    holdout: float = 0.0,
 ) -> Ask:
     options = task.options
     budgets = [*eps.values(), *probes, *([] if bound_eps is None else [bound_eps])]
@@ -352,9 +393,10 @@ def _ask(
         out_tol=options.out_tol,
         bound_eps=bound_eps,
         coverage=options.coverage,
-        holdout=options.holdout,
-        masses=options.proof == "full",
-        bounds=options.proof != "none",
+        holdout=holdout,
+        # Sets that are tried are not written, and nothing is proven of them.
+        masses=options.proof == "full" and not holdout,
+        bounds=options.proof != "none" and not holdout,
         probes=probes,
         dtype=mass_dtype({0: tuple(budgets)}),
     )
@@ -376,6 +418,7 @@ def _layers(results: list[UnitResult]) -> tuple[Chosen, ...]:
 def _report(
     task: FileTask,
     chosen: tuple[Chosen, ...],
+    tried: tuple[Chosen, ...] | None,
     written: Written,
     seconds: float,
     bound_eps: float | None,
@@ -385,12 +428,15 @@ def _report(
         layer_report(
             layer,
             each,
+            trial,
             options.granularity,
             options.block_size,
             layer.visible(task.causal_offset),
             bound_eps is None,
         )
-        for layer, each in zip(task.layers, chosen, strict=True)
+        for layer, each, trial in zip(
+            task.layers, chosen, tried or [None] * len(chosen), strict=True
+        )
     )
     report = FileReport(
         name=task.source.name,
@@ -410,5 +456,12 @@ def _report(
         seconds=seconds,
         worst_at_least=bound_eps,
     )
-    warning = report.size_warning()
-    return replace(report, warnings=task.warnings + (() if warning is None else (warning,)))
+    warnings = list(task.warnings)
+    if (warning := report.size_warning()) is not None:
+        warnings.append(warning)
+    if tried is not None and not any(len(each.held_out) for each in tried):
+        warnings.append(
+            f"{task.source.location}: has fewer than two queries that see a key, so that no set "
+            "could be tried on one that it was made without"
+        )
+    return replace(report, warnings=tuple(warnings))
