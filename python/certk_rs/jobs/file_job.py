@@ -7,14 +7,16 @@ now on the disk. So one driver can have many inputs under way, with whatever eng
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .._files.location import Location
 from ..cache_format import (
     ITEMSIZE,
+    ROW_MAJOR,
     Budgets,
     Cache,
     Layer,
@@ -29,12 +31,12 @@ from .assemble import Order, Written, assemble
 from .choose import Ask
 from .chosen import Chosen, Demands, Probe
 from .file_report import FileReport
-from .inputs import Source
+from .inputs import Source, changed_at
 from .layer_report import layer_report
 from .request import Request
 from .size_search import SizeSearch
 from .solve import Limits
-from .unit import Unit, UnitResult, run_unit
+from .unit import Unit, UnitResult, hash_now, run_unit
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 Steps = Generator[list[Call], list[Any], FileReport]
@@ -64,6 +66,7 @@ class FileTask:
     causal_offset: int | None
     warnings: tuple[str, ...]
     header_sha256s: tuple[str, ...]
+    changed: tuple[int, ...] | None
 
     @property
     def total(self) -> int:
@@ -105,6 +108,7 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             causal_offset=cache.causal_offset,
             warnings=tuple(cache.warnings),
             header_sha256s=tuple(cache.file.header_sha256s()),
+            changed=changed_at(source),
         )
         return replace(task, options=_options(task))
 
@@ -207,11 +211,24 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
         threads: How many threads a unit may use.
     """
     found = yield from _choose(task, 0.0, by_head, threads)
+    if found.kept:
+        # They are of the bytes of an earlier day: size, time and header may be the same of others.
+        place = (task.source.location, task.names, task.layout, task.identity)
+        facts = yield [(hash_now, (*place, name)) for name in task.tensors]
+        now = dict(zip(task.tensors, facts, strict=True))
+        if now != found.facts:
+            found = yield from _choose(task, 0.0, by_head, threads, _content(now))
+            if now != found.facts:
+                raise CertkError(
+                    f"{task.source.location} was changed while it was being used: run the command "
+                    "again"
+                )
     seconds = found.seconds
     tried = None
     if task.request.holdout:
         # After the sets, since those see to it that all numbers are finite.
-        trial = yield from _choose(task, task.request.holdout, by_head, threads)
+        content = _content(found.facts)
+        trial = yield from _choose(task, task.request.holdout, by_head, threads, content)
         seconds += trial.seconds
         tried = trial.chosen
     chosen, bound_eps = found.chosen, found.bound_eps
@@ -238,22 +255,39 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
 
 @dataclass(frozen=True)
 class _Sets:
-    """The sets of one input, with what they were made by; `masses` is the dtype of the masses."""
+    """The sets of one input, with what they were made by; `masses` is the dtype of the masses.
+
+    `facts` are those of all tensors where the sets are for all queries; some of it was `kept` by an
+    earlier run, or none.
+    """
 
     chosen: tuple[Chosen, ...]
     bound_eps: float | None
     masses: str
     facts: dict[str, TensorFacts]
     seconds: float
+    kept: bool
+
+
+def _content(facts: Mapping[str, TensorFacts]) -> str:
+    """A hash of all tensors of an input."""
+    text = "\n".join(f"{name!r} {facts[name].sha256}" for name in sorted(facts))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _choose(
-    task: FileTask, holdout: float, by_head: bool, threads: int | None
+    task: FileTask, holdout: float, by_head: bool, threads: int | None, content: str = ""
 ) -> Generator[list[Call], list[Any], _Sets]:
     """Choose the sets of one input: for all queries, or to be tried on a share `holdout` of them.
 
-    Tensors are hashed, and seen to be finite, where the sets are for all queries.
+    Tensors are hashed, and seen to be finite, where the sets are for all queries. With `content`,
+    what an earlier run has kept is taken only where it is of these bytes.
     """
+
+    def calls(some: Iterable[Unit]) -> list[Call]:
+        return [(run_unit, (replace(unit, content=content), threads)) for unit in some]
+
+    kept = False
     request, options = task.request, task.options
     eps: dict[int, float] = {}
     bound_eps: float | None = None
@@ -262,8 +296,9 @@ def _choose(
     if options.hot:
         assert options.size is not None
         ask = replace(_ask(task, _eps(task), None, (), holdout), demands=True)
-        results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
+        results = yield calls(units(task, ask, by_head))
         seconds += sum(result.seconds for result in results)
+        kept = any(result.kept for result in results)
         every = [each for result in results for each in result.chosen]
         demands = {
             (each.layer, each.first_head + head): shares
@@ -278,7 +313,8 @@ def _choose(
         search = SizeSearch(options.size)
         while (probes := search.probes()) is not None:
             ask = _ask(task, {}, None, probes, holdout)
-            results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
+            results = yield calls(units(task, ask, by_head))
+            kept = kept or any(result.kept for result in results)
             seconds += sum(result.seconds for result in results)
             found = [each for result in results for each in result.chosen]
             search.tell(probes, [each for each in found if isinstance(each, Probe)], _shared(task))
@@ -290,8 +326,8 @@ def _choose(
     hashed: list[UnitResult] = []
     if not holdout and (apart := hash_units(task, by_head)):
         # First, since they see to it that all numbers are finite.
-        hashed = yield [(run_unit, (unit, threads)) for unit in apart]
-    results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
+        hashed = yield calls(apart)
+    results = yield calls(units(task, ask, by_head))
     chosen = _layers(results)
     if options.size is not None and sum(len(i) for each in chosen for i in each.indices) > _most(
         task, options.size
@@ -303,7 +339,8 @@ def _choose(
     results = [*hashed, *results]
     seconds += sum(result.seconds for result in results)
     facts = {name: fact for result in results for name, fact in result.facts.items()}
-    return _Sets(chosen, bound_eps, ask.dtype, facts, seconds)
+    kept = kept or any(result.kept for result in results)
+    return _Sets(chosen, bound_eps, ask.dtype, facts, seconds, kept)
 
 
 def _eps(task: FileTask) -> dict[int, float]:
@@ -314,7 +351,7 @@ def _eps(task: FileTask) -> dict[int, float]:
 
 def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
     """The units that choose sets: by layer, by kv head, or (by token) one for the whole file."""
-    common = Unit(task.source.location, task.names, task.layout, task.identity, ask=ask)
+    common = replace(_unit(task), ask=ask)
     label = f"pruning {task.source.name}"
     if task.options.granularity == "token":
         every = tuple(layer.index for layer in task.layers)
@@ -332,6 +369,27 @@ def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
     return found
 
 
+def _unit(task: FileTask) -> Unit:
+    """A unit of this input, with nothing to do as yet."""
+    place = (task.source.location, task.names, task.layout, task.identity)
+    return Unit(*place, needs=_needs(task))
+
+
+def _needs(task: FileTask) -> int:
+    """Bytes that a unit that chooses sets has to have at once: the queries and keys of its rows."""
+    of_layer = []
+    for layer in task.layers:
+        each = {role: layer.d * ITEMSIZE[layer.dtypes[role]] for role in ("query", "key")}
+        share = layer.kv_heads
+        if task.options.granularity != "head" or layer.layout == ROW_MAJOR:
+            share = 1
+        of_layer.append(
+            each["query"] * layer.m * (layer.heads // share)
+            + each["key"] * layer.n * (layer.kv_heads // share)
+        )
+    return sum(of_layer) if _shared(task) else max(of_layer)
+
+
 def _hashing(ask: Ask) -> bool:
     """Whether units with this ask hash what they read: those by which sets are written."""
     return not (ask.probes or ask.demands or ask.holdout)
@@ -347,7 +405,7 @@ def units_to_try(task: FileTask, layers: Sequence[Layer]) -> list[Unit]:
     ask = _ask(task, eps, None, ())
     if ask.granularity == "token":
         ask = replace(ask, granularity="layer")
-    common = Unit(task.source.location, task.names, task.layout, task.identity, ask=ask)
+    common = replace(_unit(task), ask=ask)
     heads = (0, 1) if ask.granularity == "head" else None
     label = f"trying {task.source.name}"
     return [replace(common, layers=(each.index,), heads=heads, label=label) for each in layers]
@@ -359,7 +417,7 @@ def hash_units(task: FileTask, by_head: bool) -> list[Unit]:
     if by_head and task.options.granularity == "head":
         left += _own_tensors(task)
     label = f"hashing {task.source.name}"
-    common = Unit(task.source.location, task.names, task.layout, task.identity, label=label)
+    common = replace(_unit(task), label=label)
     return [replace(common, hashes=(name,)) for name in left]
 
 

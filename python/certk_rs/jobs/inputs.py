@@ -159,6 +159,19 @@ def files_of(source: Source) -> list[Location]:
     return files
 
 
+def changed_at(source: Source) -> tuple[int, ...] | None:
+    """When the system last saw each file of an input change; None where it does not tell.
+
+    Unlike the time that files show and keep when they are copied, nobody can set this one back.
+    Of a URL there is none, since the state of an object is told by its identity.
+    """
+    if not source.location.is_local:
+        return ()
+    if os.name == "nt":  # the time when it was made
+        return None
+    return tuple(file.path.stat().st_ctime_ns for file in files_of(source))
+
+
 def check_apart(sources: Sequence[Source], out: Location) -> None:
     """Raise `CertkError` if an output in `out` would have the place of an input or of a part."""
     given: dict[tuple[str | int, ...], Location] = {}

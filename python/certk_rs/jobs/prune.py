@@ -17,7 +17,7 @@ from .driver import Driver, Ended
 from .engines.engine import Engine
 from .file_job import FileTask, Steps, plan_file, steps
 from .file_report import FileReport, file_json, read_file_report
-from .finished import is_of_input, is_whole
+from .finished import is_of_bytes, is_of_input, is_whole
 from .inputs import Source, check_apart, expand
 from .job_folder import FOLDER, JobFolder
 from .job_result import Failure, FileOutcome, JobResult, Skipped
@@ -146,6 +146,8 @@ class _Job:
             for bad in self._plan.failures:
                 self._end(bad)
             self._work()
+            if not any(isinstance(outcome, Failure) for outcome in self._outcomes):
+                self._folder.remove_all_parts()
             ended = self._manifest("ended")
             spent = {"seconds": time.monotonic() - begun, "peak_memory": peak_memory()}
             self._folder.write_manifest({**ended, **spent})
@@ -213,7 +215,13 @@ class _Job:
             report = read_file_report(state["report"])
         except (KeyError, TypeError):
             return None
-        return report if is_whole(task.target, report.header_sha256) else None
+        if not is_whole(task.target, report.header_sha256):
+            return None
+        if task.changed is None or state.get("changed") != list(task.changed):
+            # It may have other bytes now, of the same size, time and header.
+            if not is_of_bytes(task.target, task.source.location):
+                return None
+        return report.placed(str(task.source.location), str(task.target))
 
     def _outcome(self, ended: Ended) -> FileOutcome:
         if ended.report is not None:
@@ -227,7 +235,8 @@ class _Job:
     def _end(self, outcome: FileOutcome) -> None:
         self._outcomes.append(outcome)
         if isinstance(outcome, FileReport):
-            state = {"state": "done", "report": file_json(outcome)}
+            changed = self._of_name[outcome.name].changed
+            state = {"state": "done", "report": file_json(outcome), "changed": changed}
             self._folder.write_state(outcome.name, state)
         elif isinstance(outcome, Failure):
             self._folder.write_state(outcome.name, {"state": "failed", **vars(outcome)})
