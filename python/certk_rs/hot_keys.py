@@ -82,7 +82,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Edge:
-    """Which keys of a kv head stay: those above a demand, and the first few of those right at it."""
+    """Which keys of a kv head stay: those above a demand, and the first few of those at it."""
 
     demand: float
     first: int

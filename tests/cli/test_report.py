@@ -71,14 +71,16 @@ def test_it_writes_what_it_is_told_to_and_replaces_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.html"]
 
 
-def test_no_report_replaces_what_it_is_about(
-    capsys: Captured, out: Path, tmp_path: Path
-) -> None:
+def test_no_report_replaces_what_it_is_about(capsys: Captured, out: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     shutil.copytree(out, folder)
     (tmp_path / "link.csv").symlink_to(folder / "c1.safetensors")
     before = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
-    for place in (folder / "c0.safetensors", tmp_path / "link.csv", folder / "../out/c1.safetensors"):
+    for place in (
+        folder / "c0.safetensors",
+        tmp_path / "link.csv",
+        folder / "../out/c1.safetensors",
+    ):
         for option in ("--html", "--csv", "--parquet"):
             capsys.readouterr()
             assert certk("report", folder, option, place, "--force") == 2

@@ -412,7 +412,7 @@ def arranged(tmp_path: Path, kind: str) -> tuple[list[str], Path]:
         (folder / "out" / "x.safetensors").write_bytes(data.read_bytes())
         return [str(folder)], folder / "out"
     assert kind == "part"
-    names = {name: data.name for name in cache_tensors()}
+    names = dict.fromkeys(cache_tensors(), data.name)
     index = folder / "x.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": names}))
     return [str(index)], folder
@@ -435,7 +435,7 @@ def test_an_output_never_replaces_an_input(tmp_path: Path, kind: str, existing: 
         return {str(path): path.read_bytes() for path in files}
 
     before = state()
-    with pytest.raises(CertkError, match="x.safetensors is an input of this job.*another OUT"):
+    with pytest.raises(CertkError, match=r"x\.safetensors is an input of this job.*another OUT"):
         prune(given, out, 0.1, recursive=True, existing=existing)
     with pytest.raises(CertkError, match="is an input of this job"):
         prune(given, out, 0.1, recursive=True, resume=True)

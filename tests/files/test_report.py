@@ -270,7 +270,9 @@ def test_a_trial_is_told_from_the_record_alone(tmp_path: Path, proof: str) -> No
     full = job_report([str(make_job(tmp_path / "full", holdout=0.25))])
     out = make_job(tmp_path / "job", proof=proof, holdout=0.25)
     told = job_report([str(out)])
-    names = [f"held_out_{name}" for name in ("queries", "violations_low", "violations_high", "high")]
+    names = [
+        f"held_out_{name}" for name in ("queries", "violations_low", "violations_high", "high")
+    ]
     for name in names:
         assert told["totals"][name] == full["totals"][name] > 0
     assert all("held_out_queries" in each["from_record"] for each in told["outputs"])

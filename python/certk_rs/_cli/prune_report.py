@@ -79,7 +79,8 @@ def _show_holdout(report: FileReport) -> None:
     rate = every["held_out_violations"] / every["held_out_queries"]
     say(
         f"{report.target}: in the trial, {100 * rate:.1f} % of the queries that sets were made "
-        f"without lost more than their budget (mean over sets); in the worst set {worst.held_out.violations}"
-        f" of {worst.held_out.queries}, a probability of at most {100 * worst.held_out.high:.1f} % "
-        "with 97.5 % confidence; the sets that were written are made for all queries"
+        "without lost more than their budget (mean over sets); in the worst set "
+        f"{worst.held_out.violations} of {worst.held_out.queries}, a probability of at most "
+        f"{100 * worst.held_out.high:.1f} % with 97.5 % confidence; the sets that were written are "
+        "made for all queries"
     )

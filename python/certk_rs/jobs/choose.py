@@ -61,13 +61,13 @@ _LARGEST, _SMALLEST = 1 - 2.0**-24, 2.0**-90
 class Ask:
     """What is asked of a group, besides the queries and keys of the input.
 
-    The budget of layer i is eps[i], or where `out_tol` is given, what keeps the error of the output
-    within it. `bound_eps` is the budget that lower bounds refer to where it is not `eps`. With
-    `probes`, only the sizes at these budgets are asked for; with `demands`, only how often keys are
-    needed. With `hot`, the keys that are needed so often are the set: an edge for each (layer, first
-    kv head) of a group. A share `holdout` of the
-    queries is set aside: the sets are made for the others, and tried on these. `masses` tells whether the
-    tail mass of every row is wanted, or only the worst one; `bounds`, whether lower bounds are;
+    The budget of layer i is eps[i], or where `out_tol` is given, what keeps the error of the
+    output within it. `bound_eps` is the budget that lower bounds refer to where it is not
+    `eps`. With `probes`, only the sizes at these budgets are asked for; with `demands`, only
+    how often keys are needed. With `hot`, the keys that are needed so often are the set: an
+    edge for each (layer, first kv head) of a group. A share `holdout` of the queries is set
+    aside: the sets are made for the others, and tried on these. `masses` tells whether the tail
+    mass of every row is wanted, or only the worst one; `bounds`, whether lower bounds are;
     `dtype` is that of the masses in the whole file.
     """
 

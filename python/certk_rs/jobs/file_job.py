@@ -21,6 +21,7 @@ from ..cache_format import (
     Cache,
     Layer,
     Options,
+    TensorFacts,
     guard_bytes,
     mass_dtype,
     proof_bytes,

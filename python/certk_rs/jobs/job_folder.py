@@ -5,7 +5,7 @@ Everything is below `.certk` in the output directory:
     lock                  held while a job runs there (local directories only: see `lock`)
     job.json              what was asked for, of which inputs, and whether all of it is done
     files/NAME.json       what became of one input
-    long/HASH.json        the same of one with so long a name that a system may have no room for more
+    long/HASH.json        the same, where the name is too long for an ending of ours
     parts/KEY.part        what was chosen for one unit of an input that is not finished
 
 Names of outputs have no part that begins with a dot, so nothing here is taken for one.

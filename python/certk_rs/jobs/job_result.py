@@ -109,8 +109,8 @@ class JobResult(Shown):
             lost = sum(layer.held_out.violations for layer in layers)
             yield (
                 "trial",
-                f"{lost} of {queries} queries lost more than the budget to sets made without them; the "
-                "sets written are made for all",
+                f"{lost} of {queries} queries lost more than the budget to sets made without them; "
+                "the sets written are made for all",
             )
         before = sum(report.cache_bytes for report in self.outputs)
         after = sum(report.output_bytes for report in self.outputs)

@@ -217,10 +217,10 @@ class _Job:
             return None
         if not is_whole(task.target, report.header_sha256):
             return None
-        if task.changed is None or state.get("changed") != list(task.changed):
-            # It may have other bytes now, of the same size, time and header.
-            if not is_of_bytes(task.target, task.source.location):
-                return None
+        same = task.changed is not None and state.get("changed") == list(task.changed)
+        # If not, it may have other bytes now, of the same size, time and header.
+        if not same and not is_of_bytes(task.target, task.source.location):
+            return None
         return report.placed(str(task.source.location), str(task.target))
 
     def _outcome(self, ended: Ended) -> FileOutcome:
