@@ -289,8 +289,8 @@ def test_a_head_that_answers_no_more_ends_the_job(host: ray_host.Host, tmp_path:
     kind, message = host.run(ray_host.pruned_without_a_head, str(tmp_path))
     assert kind == "CertkError"
     assert re.fullmatch(
-        r"the head of the Ray cluster at 127\.0\.0\.1:\d+ is gone \(.*\): start a cluster again and "
-        "go on with --resume",
+        r"the head of the Ray cluster at 127\.0\.0\.1:\d+ is gone \(.*\): start a cluster again "
+        "and go on with --resume",
         message,
     )
 
