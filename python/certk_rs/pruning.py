@@ -68,7 +68,7 @@ def prune(
         size_bytes: The same, as the bytes that each output may have.
         out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
             the attention output of a row.
-        hot: With `eps` and a `guard`: the keys that each file may keep in all, a count or a
+        hot: With `eps` and a `guard`: how many keys each file keeps in all, a count or a
             fraction; those stay that its queries need most often, in whatever head. eps is then
             what later queries may lose, and what is not here is for the guard to name.
         granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").

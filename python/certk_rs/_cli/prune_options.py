@@ -75,8 +75,8 @@ Hot = Annotated[
         "--hot",
         parser=MAX_KEEP,
         metavar="N|F",
-        help="With --eps and --guard: keep at most N keys of a file, or a fraction F, those that "
-        "queries need most often; eps is what later ones may lose with recall.",
+        help="With --eps and --guard: keep N keys of a file, or a fraction F, those that queries "
+        "need most often; eps is what later ones may lose with recall.",
     ),
 ]
 SizeBytes = Annotated[

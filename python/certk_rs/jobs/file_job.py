@@ -377,7 +377,10 @@ def _unit(task: FileTask) -> Unit:
 
 
 def _needs(task: FileTask) -> int:
-    """Bytes that a unit that chooses sets has to have at once: the queries and keys of its rows."""
+    """Bytes that a unit that chooses sets has to have at once, and no more than that.
+
+    These are the queries and keys of its rows, with both ends of the mass and the weight of each.
+    """
     of_layer = []
     for layer in task.layers:
         each = {role: layer.d * ITEMSIZE[layer.dtypes[role]] for role in ("query", "key")}
@@ -385,7 +388,7 @@ def _needs(task: FileTask) -> int:
         if task.options.granularity != "head" or layer.layout == ROW_MAJOR:
             share = 1
         of_layer.append(
-            each["query"] * layer.m * (layer.heads // share)
+            (each["query"] + 24) * layer.m * (layer.heads // share)
             + each["key"] * layer.n * (layer.kv_heads // share)
         )
     return sum(of_layer) if _shared(task) else max(of_layer)
