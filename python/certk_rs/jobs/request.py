@@ -28,7 +28,7 @@ class Request:
     size_bytes: int | None = None
     """Bytes that a whole output may have."""
     hot: float | int | None = None
-    """Keys that stay in a whole file, as many as `size` says: those needed most often."""
+    """Keys that stay in a whole file, given as `size` is: those needed most often."""
     out_tol: float | None = None
     """Euclidean norm of the error that dropping may cause in the attention output of a row."""
     granularity: str = "head"
