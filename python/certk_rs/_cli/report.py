@@ -59,7 +59,9 @@ def report(
         if page is not None:
             pyplot()
         tables = (_new(csv, force), _new(parquet, force))
-        _check_apart([place for place in (page, *tables) if place is not None], outs)
+        places = [place for place in (page, *tables) if place is not None]
+        if places:
+            _check_apart(places, outs)
         with ExitStack() as stack:
             sinks: list[RowSink] = []
             if tables != (None, None):

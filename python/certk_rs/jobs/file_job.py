@@ -44,6 +44,8 @@ Steps = Generator[list[Call], list[Any], FileReport]
 
 # A certificate of every row is written unless it takes a larger share of the cache's bytes.
 FULL_PROOF = 0.02
+# Bytes for both ends of the tail mass of a row, and its weight.
+_ROW = 24
 # The budget that is tried where none is asked for.
 _TRIED = 0.05
 
@@ -379,17 +381,17 @@ def _unit(task: FileTask) -> Unit:
 def _needs(task: FileTask) -> int:
     """Bytes that a unit that chooses sets has to have at once, and no more than that.
 
-    These are the queries and keys of its rows, with both ends of the mass and the weight of each.
+    These are the queries and keys of a group, and what is known of its rows.
     """
     of_layer = []
     for layer in task.layers:
-        each = {role: layer.d * ITEMSIZE[layer.dtypes[role]] for role in ("query", "key")}
-        share = layer.kv_heads
-        if task.options.granularity != "head" or layer.layout == ROW_MAJOR:
-            share = 1
+        query, key = (layer.d * ITEMSIZE[layer.dtypes[role]] for role in ("query", "key"))
+        groups = layer.kv_heads if task.options.granularity == "head" else 1
+        # Heads that lie between each other are read at once.
+        reads = 1 if layer.layout == ROW_MAJOR else groups
         of_layer.append(
-            (each["query"] + 24) * layer.m * (layer.heads // share)
-            + each["key"] * layer.n * (layer.kv_heads // share)
+            layer.m * (query * (layer.heads // reads) + _ROW * (layer.heads // groups))
+            + layer.n * key * (layer.kv_heads // reads)
         )
     return sum(of_layer) if _shared(task) else max(of_layer)
 
