@@ -80,22 +80,50 @@ class Demand:
         return shares
 
 
-def hottest(demands: Sequence[NDArray[np.float64]], most: int) -> float:
-    """The demand from which keys stay, so that of all these heads together at most `most` do.
+@dataclass(frozen=True)
+class Edge:
+    """Which keys of a kv head stay: those above a demand, and the first few of those at it."""
+
+    demand: float
+    first: int
+
+    def stays(self, demands: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which keys stay, (n,), of a head with these demands."""
+        stay: NDArray[np.bool_] = demands > self.demand
+        stay[np.flatnonzero(demands == self.demand)[: self.first]] = True
+        return stay
+
+
+def hottest(demands: Sequence[NDArray[np.float64]], most: int) -> list[Edge]:
+    """Return the edge of each kv head, so that of all these heads together `most` keys stay.
+
+    Of keys that are demanded alike, where not all of them may stay, heads keep one in turn, each
+    its earliest.
 
     Args:
-        demands: One per kv head, infinite for keys that must stay.
-        most: At least as many as must.
+        demands: One per kv head, infinite for keys that must stay: these do, also if there are
+            more than `most`.
+        most: How many keys stay; all, if there are no more.
     """
     every = np.concatenate(list(demands))
-    if most >= len(every):
-        return 0.0
-    if most < 1:
-        return np.inf
-    least = len(every) - most
-    edge = np.partition(every, [least - 1, least])
-    # Keys that are demanded alike go together.
-    return float(edge[least] if edge[least - 1] < edge[least] else np.nextafter(edge[least], 9.0))
+    count = min(max(most, int(np.isinf(every).sum())), len(every))
+    if count < 1:
+        return [Edge(np.inf, 0)] * len(demands)
+    edge = float(np.partition(every, len(every) - count)[len(every) - count])
+    alike = np.array([np.count_nonzero(each == edge) for each in demands])
+    first = _in_turn(alike, count - int(np.count_nonzero(every > edge)))
+    return [Edge(edge, int(each)) for each in first]
+
+
+def _in_turn(there: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """How many each gives, one in turn, of what is there, until there are `count` in all."""
+    given = np.zeros_like(there)
+    while count:
+        able = np.flatnonzero(there > given)[:count]
+        rounds = min(count // len(able), int((there - given)[able].min()))
+        given[able] += rounds
+        count -= rounds * len(able)
+    return given
 
 
 def missing(

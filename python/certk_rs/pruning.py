@@ -34,7 +34,7 @@ def prune(
     keep_last: int = 0,
     block_size: int = 1,
     coverage: float = 1.0,
-    holdout: float | None = None,
+    holdout: float = 0.0,
     proof: str = "auto",
     guard: str = "none",
     names: str | None = None,
@@ -54,8 +54,8 @@ def prune(
     """Make saved KV caches smaller, with a certificate of what was lost in every output.
 
     Exactly one of `eps`, `size`, `size_bytes` and `out_tol` says how much smaller. The promise
-    covers the queries in the files, but for those that `holdout` sets aside and `coverage` leaves
-    out; docs/files.md says what is in an output, docs/prune.md how a job behaves.
+    covers the queries in the files, but for those that `coverage` leaves out; docs/files.md says
+    what is in an output, docs/prune.md how a job behaves. No output replaces an input.
 
     Args:
         caches: Files, directories, glob patterns and URLs of input caches, one or several.
@@ -68,7 +68,7 @@ def prune(
         size_bytes: The same, as the bytes that each output may have.
         out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
             the attention output of a row.
-        hot: With `eps` and a `guard`: the keys that each file may keep in all, a count or a
+        hot: With `eps` and a `guard`: how many keys each file keeps in all, a count or a
             fraction; those stay that its queries need most often, in whatever head. eps is then
             what later queries may lose, and what is not here is for the guard to name.
         granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").
@@ -78,8 +78,9 @@ def prune(
         keep_last: So many visible positions at the end are always kept.
         block_size: Whole blocks of so many positions are kept, as paged caches need it.
         coverage: Share of the rows of each set that must be within the budget, in (0, 1].
-        holdout: Share of the queries that is set aside, to see how the sets do with queries they
-            were not chosen for; None: an eighth where every layer has 256 queries or more.
+        holdout: Share of the queries, in [0, 1), that is set aside in a trial: sets are made for
+            the others, and `held_out` of their reports says how many of these lose more than the
+            budget. The sets that are written are then made for all queries. It doubles the work.
         proof: How much of the proof is written: "full", "compact", "none", or "auto": full where
             that takes at most 2 % of the bytes of keys and values, else compact.
         guard: What is remembered of the dropped keys and values, so that what any later query loses
@@ -104,7 +105,8 @@ def prune(
         A `JobResult`: reports of the outputs, and the failures of inputs that could not be pruned.
 
     Raises:
-        CertkError: Bad arguments, no input, an output that exists, another job in `out`.
+        CertkError: Bad arguments, no input, an output that exists or that would have the place of
+            an input, another job in `out`.
         OSError: The system refuses something that all inputs need.
     """
     budgets = None if eps is None else read_budgets(eps)

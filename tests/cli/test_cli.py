@@ -239,7 +239,7 @@ BAD_USAGE: list[tuple[list[str], str]] = [
     (["prune", "x.safetensors", "-o", "out", "--eps", "0.1", "--wrong"], "--wrong"),
     (["prune", "x.safetensors", "-o", "x.safetensors", "--eps", "0.1"], "is not a directory"),
     (["prune", "x.safetensors", "-o", "x.safetensors/sub", "--eps", "0.1"], "is not a directory"),
-    (["prune", "x.safetensors", "-o", ".", "--eps", "0.1"], "exists already"),
+    (["prune", "x.safetensors", "-o", ".", "--eps", "0.1"], "is an input of this job"),
     (["verify"], "OUT"),
     (["select", "x.safetensors", "--eps", "0.1"], "is not a .npy or .npz file"),
 ]

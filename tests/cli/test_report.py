@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from certk_rs._display.plain import plain
 from certk_rs.jobs.job_page import job_page
 from certk_rs.jobs.job_report import job_report
 from cli_fixtures import certk, write_cache
@@ -67,6 +69,50 @@ def test_it_writes_what_it_is_told_to_and_replaces_nothing(
     with table.open(newline="") as file:
         assert len(list(csv.reader(file))) == 1 + 2 * 2 * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.html"]
+
+
+def test_no_report_replaces_what_it_is_about(capsys: Captured, out: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(out, folder)
+    (tmp_path / "link.csv").symlink_to(folder / "c1.safetensors")
+    before = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    for place in (
+        folder / "c0.safetensors",
+        tmp_path / "link.csv",
+        folder / "../out/c1.safetensors",
+    ):
+        for option in ("--html", "--csv", "--parquet"):
+            capsys.readouterr()
+            assert certk("report", folder, option, place, "--force") == 2
+            assert "is an output that the report is about" in capsys.readouterr().err
+    assert certk("report", folder, "--csv", tmp_path / "t", "--parquet", tmp_path / "t") == 2
+    assert "is given twice" in capsys.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "out"]
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(1)", "\uff1d1", "x;=1+1", "\t=1", '",=1+1', "a,=1+1"]
+
+
+@pytest.mark.parametrize("sets", [(), ("--sets",)])
+def test_no_name_of_a_file_is_a_formula_in_a_table(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"{name}.safetensors" for name in FORMULAS]
+    for name in names:
+        shutil.copy(out / "c0.safetensors", name)
+    # One output is named alone, several by their places; a directory's by their names.
+    for at, outs in enumerate([["."], [f"./{name}" for name in names], ["./*.safetensors", out]]):
+        assert certk("report", *outs, "--csv", f"{at}.csv", *sets) == 0
+        text = Path(f"{at}.csv").read_text(encoding="utf-8")
+        found = {row["output"] for row in csv.DictReader(text.splitlines())}
+        assert {Path(each).name for each in found} >= {plain(name) for name in names}
+        # However a spreadsheet cuts lines into cells, none begins like a formula.
+        for sign in ",;":
+            for row in csv.reader(text.splitlines(), delimiter=sign):
+                assert not [cell for cell in row if re.match("[=+@\uff1d]|-[^0-9]", cell)]
+                assert not re.match(r"-\d", row[0])
 
 
 def test_an_output_that_cannot_be_read_is_exit_1(capsys: Captured, tmp_path: Path) -> None:

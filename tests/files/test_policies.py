@@ -13,10 +13,10 @@ from certk_rs.audit import audit
 from certk_rs.cache_format import SafetensorsFile, read_certificate
 from certk_rs.jobs.budgets import Budgets, read_budgets
 from certk_rs.jobs.file_report import FileReport
-from certk_rs.jobs.holdout import held_out_queries
+from certk_rs.jobs.holdout import HeldOut, held_out_queries
 from certk_rs.jobs.request import Request
 from certk_rs.pruning import prune
-from cli_fixtures import read_output, write_cache
+from cli_fixtures import cache_tensors, read_output, safetensors_bytes, tensor, write_cache
 
 SHAPE = {"layers": 2, "kv_heads": 2, "heads": 4, "m": 12, "n": 96, "d": 8}
 
@@ -34,10 +34,14 @@ def pruned(tmp_path: Path, cache: dict[str, Any] | None = None, **options: Any) 
     return report
 
 
+def read_cache(tmp_path: Path) -> dict[str, np.ndarray]:
+    with SafetensorsFile(tmp_path / "x.safetensors") as file:
+        return {name: file.read(name).astype(float) for name in file.header.entries}
+
+
 def masses(tmp_path: Path, report: FileReport) -> list[np.ndarray]:
     """What every row (heads, m) of every layer loses, by NumPy from the inputs."""
-    with SafetensorsFile(tmp_path / "x.safetensors") as file:
-        given = {name: file.read(name).astype(float) for name in file.header.entries}
+    given = read_cache(tmp_path)
     output = read_output(Path(report.target))
     found = []
     for layer in range(len(report.layers)):
@@ -164,37 +168,83 @@ def test_coverage_leaves_out_so_many_rows_and_keeps_fewer_keys(
     assert report.count.kept < everybody.count.kept
 
 
-def test_queries_set_aside_are_not_promised_but_told(tmp_path: Path) -> None:
-    report = pruned(tmp_path, {"m": 40}, eps=0.05, holdout=0.25)
-    output = read_output(Path(report.target))
-    lost = masses(tmp_path, report)
+@pytest.mark.parametrize("unit", ["layer", "head"])
+@pytest.mark.parametrize("granularity", ["head", "layer"])
+def test_a_trial_tells_of_queries_that_its_sets_were_made_without(
+    tmp_path: Path, granularity: str, unit: str
+) -> None:
+    """The same sets are made here of a cache without these queries, and judged by NumPy."""
+    options = {"eps": 0.05, "granularity": granularity}
+    report = pruned(tmp_path, {"m": 40}, holdout=0.25, unit=unit, **options)
+    plain = pruned(tmp_path / "plain", {"m": 40}, **options)
+    aside = held_out_queries(40, 0.25)
+    assert len(aside) == 10
+    tensors = cache_tensors(**(SHAPE | {"m": 40}))
+    fewer = tmp_path / "fewer" / "x.safetensors"
+    fewer.parent.mkdir()
+    fewer.write_bytes(safetensors_bytes({
+        name: tensor(np.delete(read_cache(tmp_path)[name], aside, axis=2), "F16")
+        if "query" in name else stored
+        for name, stored in tensors.items()
+    }, None))  # fmt: skip
+    [without] = prune(fewer, tmp_path / "fewer" / "out", **options).outputs
+    lost = masses(tmp_path, without)
+    size = 2 if granularity == "head" else 4
     for layer in range(2):
-        aside = output[f"layers.{layer}.held_out"]
-        assert len(aside) == 10
-        mine = np.setdiff1d(np.arange(40), aside)
-        assert (lost[layer][:, mine] <= 0.05).all()
+        assert report.layers[layer].rows == 4 * 40
         for group, one in enumerate(report.layers[layer].sets):
-            over = (lost[layer][2 * group : 2 * group + 2][:, aside] > 0.05).any(axis=0)
-            assert one.held_out.violations == over.sum()
+            heads = slice(size * group, size * group + size)
+            over = (lost[layer][heads][:, aside] > 0.05).any(axis=0)
+            assert (one.held_out.queries, one.held_out.violations) == (10, over.sum())
             assert one.held_out.low <= over.mean() <= one.held_out.high
     assert sum(layer.held_out.violations for layer in report.layers) > 0
+    # What is written is made for all queries, as if no trial had been asked for.
+    assert Path(report.target).read_bytes() == Path(plain.target).read_bytes()
+    assert all((each <= 0.05).all() for each in masses(tmp_path, report))
 
 
-def test_where_queries_are_many_an_eighth_is_set_aside_by_itself(tmp_path: Path) -> None:
-    assert pruned(tmp_path / "few", {"m": 255}, eps=0.1).layers[0].held_out.queries == 0
-    assert pruned(tmp_path / "many", {"m": 256}, eps=0.1).layers[0].sets[0].held_out.queries == 32
-    none = pruned(tmp_path / "none", {"m": 256}, eps=0.1, holdout=0)
-    assert none.layers[0].held_out.queries == 0
-    blind = {"m": 300, "metadata": {"causal_offset": "-50"}}
-    assert pruned(tmp_path / "blind", blind, eps=0.1).layers[0].held_out.queries == 0
+@pytest.mark.parametrize("m", [12, 255, 256, 300])
+def test_every_listed_query_is_within_the_budget_unless_something_else_is_asked_for(
+    tmp_path: Path, m: int
+) -> None:
+    report = pruned(tmp_path, {"m": m}, eps=0.05)
+    assert all((each <= 0.05).all() for each in masses(tmp_path, report))
+    for layer in report.layers:
+        assert layer.rows == 4 * m
+        assert layer.held_out == HeldOut(0, 0)
+    assert certificate_of(report).options.holdout == 0
 
 
-@pytest.mark.parametrize("options", [{"holdout": 0.4}, {"coverage": 0.6}])
+@pytest.mark.parametrize("options", [
+    {"size": 0.5}, {"size_bytes": 32000}, {"out_tol": 0.3}, {"eps": 0.05, "coverage": 0.8},
+    {"eps": 0.05, "granularity": "token"}, {"eps": 0.05, "max_keep": 0.3, "keep_last": 4},
+    {"eps": 0.05, "hot": 0.3, "guard": "codes"},
+])  # fmt: skip
+@pytest.mark.parametrize("offset", [None, "30"])
+def test_a_trial_changes_no_byte_of_an_output(
+    tmp_path: Path, options: dict[str, Any], offset: str | None
+) -> None:
+    cache = {"m": 20, "n": 60, "metadata": None if offset is None else {"causal_offset": offset}}
+    tried = pruned(tmp_path / "tried", cache, holdout=0.3, **options)
+    plain = pruned(tmp_path / "plain", cache, **options)
+    assert Path(tried.target).read_bytes() == Path(plain.target).read_bytes()
+    assert all(one.held_out.queries == 6 for layer in tried.layers for one in layer.sets)
+
+
+def test_a_file_with_one_query_has_none_for_a_trial(tmp_path: Path) -> None:
+    for m, count in ((1, 0), (2, 1), (3, 1)):
+        report = pruned(tmp_path / str(m), {"m": m}, eps=0.05, holdout=0.05)
+        assert report.layers[0].sets[0].held_out.queries == count
+        told = any("fewer than two queries" in each for each in report.warnings)
+        assert told == (count == 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"coverage": 0.6}])
 @pytest.mark.parametrize("limit", [{}, {"keep_last": 5}, {"max_keep": 0.4, "keep_first": 2}])
 def test_what_is_visible_goes_by_all_queries(
     tmp_path: Path, options: dict[str, Any], limit: dict[str, Any]
 ) -> None:
-    """Also by those that are not promised anything: the audit counts from the same last key."""
+    """Also by those that coverage leaves out: the audit counts from the same last key."""
     cache = {"m": 20, "n": 60, "metadata": {"causal_offset": "30"}}
     for seed in range(4):
         pruned(tmp_path / str(seed), cache | {"seed": seed}, eps=0.05, **options, **limit)
@@ -207,6 +257,8 @@ def test_queries_are_set_aside_at_random_and_always_the_same() -> None:
     assert len(np.unique(found)) == 100
     assert found.min() >= 200
     assert abs(found.mean() - 600) < 100
+    assert len(held_out_queries(1000, 0.0)) == 0
+    assert len(held_out_queries(9, 0.001)) == 1
     assert len(held_out_queries(1, 0.9)) == 0
     assert len(held_out_queries(2, 0.9)) == 1
 
@@ -232,7 +284,7 @@ def test_whole_blocks_are_kept(tmp_path: Path, block_size: int, granularity: str
 
 
 @pytest.mark.parametrize("proof", ["full", "compact", "none"])
-@pytest.mark.parametrize("options", [{}, {"max_keep": 20}, {"holdout": 0.25}, {"coverage": 0.8}])
+@pytest.mark.parametrize("options", [{}, {"max_keep": 20}, {"coverage": 0.8}])
 def test_every_proof_is_confirmed(tmp_path: Path, proof: str, options: dict[str, Any]) -> None:
     report = pruned(tmp_path, eps=0.05, proof=proof, **options)
     assert report.proof == proof
@@ -240,7 +292,7 @@ def test_every_proof_is_confirmed(tmp_path: Path, proof: str, options: dict[str,
 
 def test_a_proof_is_small_beside_the_cache_unless_it_is_asked_for(tmp_path: Path) -> None:
     many = {"m": 500, "n": 40, "d": 4}
-    report = pruned(tmp_path / "a", many, eps=0.1, proof="auto", holdout=0)
+    report = pruned(tmp_path / "a", many, eps=0.1, proof="auto")
     assert report.proof == "compact"
     few = {"m": 2, "n": 500, "d": 32}
     assert pruned(tmp_path / "b", few, eps=0.1, proof="auto").proof == "full"
@@ -251,8 +303,6 @@ def test_a_proof_is_small_beside_the_cache_unless_it_is_asked_for(tmp_path: Path
 def test_either_layout_gives_the_same_sets_and_rows(
     tmp_path: Path, granularity: str, unit: str
 ) -> None:
-    from cli_fixtures import cache_tensors, safetensors_bytes
-
     given = cache_tensors(kv_heads=3, heads=6, m=7, n=40, d=4, batch=False)
     turned = {}
     for name, (dtype, shape, data) in given.items():
@@ -272,8 +322,6 @@ def test_either_layout_gives_the_same_sets_and_rows(
 
 
 def test_layers_of_different_lengths_have_no_set_of_tokens(tmp_path: Path) -> None:
-    from cli_fixtures import cache_tensors, safetensors_bytes
-
     shape = {"kv_heads": 2, "heads": 4, "m": 3, "d": 4}
     tensors = cache_tensors(layers=1, n=24, **shape)
     more = cache_tensors(layers=2, n=30, **shape)
@@ -349,6 +397,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"out_tol": 1.0, "granularity": "token"}, "out_tol is of one layer"),
     ({"eps": 0.1, "coverage": 0.0}, "coverage is 0.0"),
     ({"eps": 0.1, "holdout": 1.0}, "holdout is 1.0"),
+    ({"eps": 0.1, "holdout": None}, "holdout is None: give a number"),
     ({"eps": 0.1, "block_size": 0}, "block_size is 0"),
     ({"eps": 0.1, "proof": "half"}, "proof is 'half'"),
     ({"eps": 0.1, "layout": "dhn"}, "layout is 'dhn'"),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import math
 import os
 import re
+import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +24,7 @@ from certk_rs.jobs.bars import bars
 from certk_rs.jobs.file_report import FileReport, file_json
 from certk_rs.jobs.prune import JobResult
 from certk_rs.pruning import prune
-from cli_fixtures import cache_tensors, read_output, safetensors_bytes, tensor, write_cache
+from cli_fixtures import cache_tensors, certk, read_output, safetensors_bytes, tensor, write_cache
 from repository import EXAMPLE
 
 LAYERS = (0, 1)
@@ -341,7 +345,7 @@ def test_inputs_that_are_refused(tmp_path: Path) -> None:
         plan(tmp_path / "empty")
     with pytest.raises(CertkError, match="have the same name"):
         plan(good, tmp_path / "again")
-    with pytest.raises(CertkError, match="exists already"):
+    with pytest.raises(CertkError, match="is an input of this job"):
         plan(good, out=".")
     with pytest.raises(CertkError, match="is not a directory"):
         plan(good, out="x.safetensors")
@@ -374,6 +378,86 @@ def test_a_bad_file_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "c.safetensors" in cut.message
     with pytest.raises(CertkError, match=r"[bc]\.safetensors"):
         prune(tmp_path / "in", tmp_path / "again", 0.1, fail_fast=True)
+
+
+def arranged(tmp_path: Path, kind: str) -> tuple[list[str], Path]:
+    """Inputs, and an OUT where an output would have the place of one of them."""
+    folder, other = tmp_path / "in", tmp_path / "other"
+    other.mkdir()
+    data = folder / "x.safetensors"
+    if kind == "folder":
+        return [str(folder)], folder
+    if kind == "linked folder":
+        (tmp_path / "link").symlink_to(folder)
+        return [str(tmp_path / "link" / "*.safetensors")], folder
+    if kind == "link to the input":
+        (other / "x.safetensors").symlink_to(data)
+        return [str(data)], other
+    if kind == "input is a link":
+        (other / "x.safetensors").symlink_to(data)
+        return [str(other)], folder
+    if kind == "hard link":
+        (other / "x.safetensors").hardlink_to(data)
+        return [str(data)], other
+    if kind == "another input":
+        write_cache(other / "y.safetensors", seed=1)
+        (other / "x.safetensors").symlink_to(other / "y.safetensors")
+        return [str(data), str(other / "y.safetensors")], other
+    if kind == "refused input":
+        bad_cache(other / "bad.safetensors")
+        (other / "x.safetensors").hardlink_to(other / "bad.safetensors")
+        return [str(data), str(other / "bad.safetensors")], other
+    if kind == "output within":
+        (folder / "out").mkdir()
+        (folder / "out" / "x.safetensors").write_bytes(data.read_bytes())
+        return [str(folder)], folder / "out"
+    assert kind == "part"
+    names = dict.fromkeys(cache_tensors(), data.name)
+    index = folder / "x.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    return [str(index)], folder
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("folder", "linked folder", "link to the input", "input is a link", "hard link"),
+        *("another input", "refused input", "output within", "part"),
+    ],
+)
+@pytest.mark.parametrize("existing", ["replace", "refuse", "skip"])
+def test_an_output_never_replaces_an_input(tmp_path: Path, kind: str, existing: str) -> None:
+    write_cache(tmp_path / "in" / "x.safetensors")
+    given, out = arranged(tmp_path, kind)
+
+    def state() -> dict[str, bytes]:
+        files = (path for path in tmp_path.rglob("*") if path.is_file())
+        return {str(path): path.read_bytes() for path in files}
+
+    before = state()
+    with pytest.raises(CertkError, match=r"x\.safetensors is an input of this job.*another OUT"):
+        prune(given, out, 0.1, recursive=True, existing=existing)
+    with pytest.raises(CertkError, match="is an input of this job"):
+        prune(given, out, 0.1, recursive=True, resume=True)
+    assert state() == before
+
+
+def test_an_output_never_replaces_an_input_of_a_list_or_a_url(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.safetensors"
+    write_cache(path)
+    data = path.read_bytes()
+    listed = SimpleNamespace(buffer=io.BytesIO(f"{path}\n".encode()))
+    monkeypatch.setattr(sys, "stdin", listed)
+    assert certk("prune", "-", "-o", tmp_path, "--eps", "0.1", "--force") == 2
+    assert "is an input of this job" in capsys.readouterr().err
+    assert path.read_bytes() == data
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/own/x.safetensors", data)
+    with pytest.raises(CertkError, match="is an input of this job"):
+        prune("memory://own/x.safetensors", "memory://own/", 0.1, existing="replace")
+    assert memory.cat("/own/x.safetensors") == data
 
 
 def test_where_nothing_could_be_pruned_nothing_is_left(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -280,6 +283,55 @@ def test_ctrl_c_ends_it_soon_and_it_can_be_resumed(
     assert 1 <= result.resumed <= finished
     prune(tmp_path / "in", tmp_path / "undisturbed", 0.1)
     assert outputs(tmp_path / "out") == outputs(tmp_path / "undisturbed")
+
+
+def test_a_head_that_answers_no_more_ends_the_job(host: ray_host.Host, tmp_path: Path) -> None:
+    kind, message = host.run(ray_host.pruned_without_a_head, str(tmp_path))
+    assert kind == "CertkError"
+    assert re.fullmatch(
+        r"the head of the Ray cluster at 127\.0\.0\.1:\d+ is gone \(.*\): start a cluster again "
+        "and go on with --resume",
+        message,
+    )
+
+
+@pytest.mark.heavy  # Ray takes its time to begin and to end
+def test_a_head_that_is_killed_ends_the_job_in_our_words(tmp_path: Path) -> None:
+    """Ray by itself ends the process, with exit code 1: that of what does not hold."""
+    for i in range(20):
+        write_cache(tmp_path / "in" / f"{i:02}.safetensors", seed=i, **{**SHAPE, "layers": 1})
+    folder = Path(tempfile.mkdtemp(prefix="certk-", dir="/tmp"))
+    # By itself Ray gives up after this time, and a job after a third of it.
+    patience = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}
+    process = subprocess.Popen(
+        command("prune", tmp_path / "in", "-o", tmp_path / "out", "--eps", 0.1, "--engine", "ray"),
+        env={**os.environ, **ray_host.ray_environment(folder), **patience},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    family = {process.pid}
+    try:
+        assert process.stdout is not None
+        assert "kept" in process.stdout.readline()
+        family = ray_host.family(process.pid)
+        [head] = [pid for pid in family if "gcs_server" in ray_host.title(pid).split("\0")[0]]
+        os.kill(head, signal.SIGKILL)
+        _, complaints = process.communicate(timeout=100)
+    finally:
+        # Its agents do not notice that their head was killed.
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+    assert process.returncode == 2
+    [said] = complaints.splitlines()
+    assert re.fullmatch(
+        r"certk: error: the head of the Ray cluster at \S+ is gone \(Connection refused; no answer "
+        r"for \d+ s\): start a cluster again and go on with --resume",
+        said,
+    )
+    assert 1 <= len(outputs(tmp_path / "out")) < 20
+    result = prune(tmp_path / "in", tmp_path / "out", 0.1, resume=True)
+    assert (len(result.outputs), len(result.failures)) == (20, 0)
 
 
 def test_an_address_that_nobody_answers_at_is_an_error_soon(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from safetensors.numpy import load_file
 
 from certk_rs import CertkError
 from certk_rs._files.location import locate
+from certk_rs.cache_format import SafetensorsFile, read_certificate
 from certk_rs.jobs.export import table_files
 from certk_rs.jobs.job_page import job_page
 from certk_rs.jobs.job_report import job_report
@@ -29,20 +31,44 @@ from page_tables import paragraphs_of, tables_of
 KINDS = ("promised", "held_out", "left_out")
 
 
-def make_job(folder: Path, files: int = 3, eps: Any = 0.1, **options: Any) -> Path:
-    """Prune some small caches; the directory of the outputs."""
+def make_job(
+    folder: Path, files: int = 3, eps: Any = 0.1, *, aside: bool = False, **options: Any
+) -> Path:
+    """Prune some small caches; the directory of the outputs.
+
+    With `aside` these are changed to what the format allows and no job writes any more: sets that
+    were made without some queries, which are in the output and not promised.
+    """
     for i in range(files):
         write_cache(folder / "in" / f"c{i}.safetensors", seed=i, m=12, n=40, heads=4)
-    options = {"proof": "full", "holdout": 0.25} | options
-    result = prune(folder / "in", folder / "out", eps, **options)
+    result = prune(folder / "in", folder / "out", eps, **({"proof": "full"} | options))
     assert not result.failures
+    if aside:
+        for report in result.outputs:
+            set_aside(Path(report.target))
     return folder / "out"
+
+
+def set_aside(path: Path) -> None:
+    with SafetensorsFile(path) as file:
+        said, _ = read_certificate(file.header.metadata["certk"])
+
+    def edit(arrays: dict[str, np.ndarray]) -> None:
+        for i in (0, 1):
+            arrays[f"layers.{i}.held_out"] = held_out = np.array([2, 7, 9])
+            if said.options.proof == "full":
+                upper = arrays[f"layers.{i}.tail_mass_upper"]
+                upper[:, held_out] = np.minimum(1, 3 * upper[:, held_out])
+            if said.options.proof == "compact":
+                arrays[f"layers.{i}.violations"] = np.array([0, 1, 2, 3 - i])
+
+    rewrite(path, edit, options=replace(said.options, holdout=0.25))
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job with a full proof whose second output leaves out rows, and whose rows vary."""
-    out = make_job(tmp_path_factory.mktemp("job"), coverage=0.9)
+    out = make_job(tmp_path_factory.mktemp("job"), aside=True, coverage=0.9)
 
     def leave_out(arrays: dict[str, np.ndarray]) -> None:
         for i in (0, 1):
@@ -116,7 +142,13 @@ def test_figures_are_those_that_the_job_told(tmp_path: Path) -> None:
                 assert each[name] == getattr(said, name), name
             assert each["output_bytes"] == (folder / "out" / said.name).stat().st_size
             assert each["header_sha256"] == said.header_sha256
-            assert each["from_record"] == []
+            assert each["from_record"] == ["held_out_queries", "held_out_violations"]
+        page = job_page(report)
+        assert "the sets in the outputs were then made for all queries" in page
+        rows = tables_of(page)["Held-out queries by output"].rows
+        assert [row[1] for row in rows] == [
+            f"{each['held_out_queries']}*" for each in report["outputs"]
+        ]
         [told_of] = report["jobs"]
         assert told_of["state"] == "ended"
         assert told_of["seconds"] > 0
@@ -213,33 +245,54 @@ def test_what_a_proof_does_not_hold_is_unknown_or_marked(tmp_path: Path, proof: 
     marked = job_report([str(out)])
     shutil.rmtree(out / ".certk")
     unknown = job_report([str(out)])
-    missing = ["lower_bound", "worst_tail_mass", "rows_over_budget", "held_out_violations_high"]
-    names = missing if proof == "none" else []
-    for name in ("kept", "rows", "held_out_queries", "rows_left_out"):
+    missing = ["lower_bound", "worst_tail_mass", "rows_over_budget"]
+    for name in ("kept", "rows", "rows_left_out"):
         assert unknown["totals"][name] == marked["totals"][name] == full["totals"][name]
-    for name in names:
+    for name in missing if proof == "none" else []:
         assert unknown["totals"][name] is None
         assert marked["totals"][name] == full["totals"][name]
     if proof == "none":
         assert unknown["worst_rows"]["promised"] == []
-        expected = {"lower_bound", "worst_tail_mass", "held_out_violations", "rows_over_budget"}
-        assert all(set(each["from_record"]) == expected for each in marked["outputs"])
+        assert all(set(each["from_record"]) == set(missing) for each in marked["outputs"])
         assert "*" in tables_of(job_page(marked))["By layer, all outputs together"].rows[0][5]
     else:
-        for name in ("lower_bound", "worst_tail_mass", "rows_over_budget"):
+        for name in missing:
             assert unknown["totals"][name] == full["totals"][name]
-        # Two query heads share a set: how many queries violate in either is not in the file.
-        low, high = (unknown["totals"][f"held_out_violations_{end}"] for end in ("low", "high"))
-        assert low <= full["totals"]["held_out_violations_low"] <= high
-        assert (
-            marked["totals"]["held_out_violations_low"]
-            == (full["totals"]["held_out_violations_low"])
-        )
         assert all(row["query"] is None for row in unknown["worst_rows"]["promised"])
     assert unknown["tail_masses"]["rows"] == 0
     assert list(unknown["unknown"]) == [proof]
     job_page(unknown)
     assert all(each["from_record"] == [] for each in unknown["outputs"])
+
+
+@pytest.mark.parametrize("proof", ["full", "compact", "none"])
+def test_a_trial_is_told_from_the_record_alone(tmp_path: Path, proof: str) -> None:
+    full = job_report([str(make_job(tmp_path / "full", holdout=0.25))])
+    out = make_job(tmp_path / "job", proof=proof, holdout=0.25)
+    told = job_report([str(out)])
+    names = [
+        f"held_out_{name}" for name in ("queries", "violations_low", "violations_high", "high")
+    ]
+    for name in names:
+        assert told["totals"][name] == full["totals"][name] > 0
+    assert all("held_out_queries" in each["from_record"] for each in told["outputs"])
+    assert told["totals"]["rows"] == 3 * 2 * 4 * 12
+    shutil.rmtree(out / ".certk")
+    alone = job_report([str(out)])
+    assert [alone["totals"][name] for name in names] == [0, None, None, None]
+    assert "Queries held out" not in job_page(alone)
+
+
+def test_sets_that_share_heads_leave_open_how_many_queries_violate(tmp_path: Path) -> None:
+    """Two query heads share a set: a compact proof counts violations in each, not in either."""
+    out = make_job(tmp_path, aside=True, proof="compact")
+    total = job_report([str(out)])["totals"]
+    assert total["held_out_queries"] == 3 * 2 * 2 * 3
+    assert total["held_out_violations_low"] == 3 * (1 + 3 + 1 + 2)
+    assert total["held_out_violations_high"] == 3 * (1 + 3 + 1 + 3)
+    none = job_report([str(make_job(tmp_path / "none", aside=True, proof="none"))])["totals"]
+    assert none["held_out_queries"] == 3 * 2 * 2 * 3
+    assert none["held_out_violations_high"] is None
 
 
 def test_a_record_about_another_output_is_not_used(tmp_path: Path) -> None:
@@ -258,8 +311,6 @@ def test_a_record_about_another_output_is_not_used(tmp_path: Path) -> None:
 
 def flip_a_mass(path: Path) -> None:
     """Change one bit of a mass, and nothing else: it is a mass still, but not the one hashed."""
-    from certk_rs.cache_format import SafetensorsFile
-
     data = bytearray(path.read_bytes())
     with SafetensorsFile(path) as file:
         entry = file.header.entries["layers.1.tail_mass_upper"]
@@ -305,7 +356,7 @@ BROKEN: dict[str, Any] = {
 def test_an_output_that_cannot_be_believed_is_named_and_not_counted(
     tmp_path: Path, how: str
 ) -> None:
-    out = make_job(tmp_path, files=2)
+    out = make_job(tmp_path, files=2, aside=True)
     shutil.copytree(out, tmp_path / "one")
     (tmp_path / "one" / "c0.safetensors").unlink()
     shutil.rmtree(tmp_path / "one" / ".certk")
@@ -512,7 +563,7 @@ def test_foreign_text_is_shown_and_not_obeyed(tmp_path: Path) -> None:
 
 
 def test_a_thousand_outputs_make_a_page_that_opens(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=1)
+    out = make_job(tmp_path, files=1, aside=True)
     whole = (out / "c0.safetensors").read_bytes()
     for i in range(1, 1000):
         (out / f"a-name-of-some-length-{i:05}.safetensors").write_bytes(whole)
@@ -595,7 +646,7 @@ def test_many_small_outputs_make_few_groups_of_rows(job: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("proof", ["compact", "none"])
 def test_tables_of_lesser_proofs_leave_empty_what_is_not_known(tmp_path: Path, proof: str) -> None:
-    out = make_job(tmp_path, files=1, proof=proof)
+    out = make_job(tmp_path, files=1, proof=proof, aside=True)
     csv_file, _ = export(out, tmp_path / "tables", sets=False)
     rows = read_csv(csv_file)
     assert len(rows) == 2 * 4 * 12
@@ -682,13 +733,12 @@ def test_other_policies_are_reported_as_they_were_told(
         violations = sum(x.held_out.violations for x in said.layers)
         queries = sum(x.held_out.queries for x in said.layers)
         assert each["held_out_queries"] == queries
-        if options.get("granularity") != "token":  # a query may lose too much in another layer
-            assert each["held_out_violations_low"] == violations
+        assert each["held_out_violations_low"] == violations
     job_page(report)
 
 
 def test_a_row_at_its_budget_is_within_it_and_the_next_number_is_not(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=1, eps=0.125, holdout=0.0)
+    out = make_job(tmp_path, files=1, eps=0.125)
     within = EDGES.index(1.0) - 1
 
     def at_budget(arrays: dict[str, np.ndarray]) -> None:
@@ -711,7 +761,7 @@ def test_a_row_at_its_budget_is_within_it_and_the_next_number_is_not(tmp_path: P
 
 
 def test_without_a_budget_rows_are_at_it_or_beyond_all_bins(tmp_path: Path) -> None:
-    out = make_job(tmp_path, files=1, eps=0.0, holdout=0.0)
+    out = make_job(tmp_path, files=1, eps=0.0)
     rewrite(
         out / "c0.safetensors",
         lambda arrays: arrays["layers.0.tail_mass_upper"].__setitem__((0, 0), 0.5),

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,8 +20,13 @@ import pytest
 
 import killed_job
 from certk_rs import CertkError
+from certk_rs._files.safetensors import canonical
+from certk_rs.audit import audit
+from certk_rs.jobs import driver, file_job
+from certk_rs.jobs.job_report import job_report
 from certk_rs.pruning import prune
-from cli_fixtures import safetensors_bytes, tensor, write_cache
+from cli_fixtures import cache_tensors, certk, safetensors_bytes, tensor, write_cache
+from fresh_process import run_python
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals, locks and mounts of POSIX")
 
@@ -299,3 +305,225 @@ def test_a_full_disk_is_a_clean_error_and_resume_works_afterwards(
     assert "Traceback" not in done.stderr
     assert "second" not in done.stdout
     assert outputs(copy) == undisturbed
+
+
+# ------------------------------------------------------------- what changes while no job looks
+
+
+def stopped_before_it_writes(
+    monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, **options: Any
+) -> None:
+    """Choose all sets, keep each as a part, and be interrupted."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "_WORTH_KEEPING", 0.0)
+        patched.setattr(file_job, "assemble", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prune(source, out, 0.1, **options)
+    assert list((out / ".certk" / "parts").iterdir())
+
+
+def change(path: Path, other: Path) -> None:
+    """Give a file the bytes of another one, in place: it shows the same size and time as before."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(other.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    shown = [(each.st_ino, each.st_size, each.st_mtime_ns) for each in (before, after)]
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unit": "layer"},
+        {"unit": "head"},
+        {"granularity": "token"},
+        {"unit": "head", "holdout": 0.3},
+        {"hot": 0.3, "guard": "codes"},
+    ],
+)
+@pytest.mark.parametrize("role", ["key", "value"])
+def test_bytes_that_changed_under_the_same_time_are_chosen_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], role: str
+) -> None:
+    source, other = tmp_path / "x.safetensors", tmp_path / "other" / "x.safetensors"
+    shape = {"m": 20, "n": 60, "d": 8}
+    tensors = cache_tensors(**shape)
+    source.write_bytes(safetensors_bytes(tensors, None))
+    # One tensor of one layer has other bytes.
+    tensors[f"layers.1.{role}"] = cache_tensors(**shape, seed=1)[f"layers.1.{role}"]
+    other.parent.mkdir()
+    other.write_bytes(safetensors_bytes(tensors, None))
+    stopped_before_it_writes(monkeypatch, source, tmp_path / "out", **options)
+    change(source, other)
+    [report] = prune(source, tmp_path / "out", 0.1, resume=True, **options).outputs
+    [expected] = prune(other, tmp_path / "expected", 0.1, **options).outputs
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "expected")
+    assert [layer.held_out for layer in report.layers] == [
+        layer.held_out for layer in expected.layers
+    ]
+    assert audit([Path(report.target)], [source]).holds
+    assert not list((tmp_path / "out" / ".certk" / "parts").iterdir())
+
+
+def test_parts_of_the_same_bytes_are_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "x.safetensors"
+    write_cache(source, m=20, n=60, d=8)
+    stopped_before_it_writes(monkeypatch, source, tmp_path / "out")
+    done: list[object] = []
+    monkeypatch.setattr(file_job, "run_unit", lambda *unit: done.append(unit))
+    assert len(prune(source, tmp_path / "out", 0.1, resume=True).outputs) == 1
+    assert done == []
+    monkeypatch.undo()
+    prune(source, tmp_path / "expected", 0.1)
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "expected")
+
+
+def test_an_output_whose_input_has_other_bytes_is_made_anew(tmp_path: Path) -> None:
+    for i in range(3):
+        write_cache(tmp_path / "in" / f"{i}.safetensors", seed=i)
+    write_cache(tmp_path / "other.safetensors", seed=7)
+    prune(tmp_path / "in", tmp_path / "out", 0.1)
+    change(tmp_path / "in" / "1.safetensors", tmp_path / "other.safetensors")
+    # The system notes this as a change, too: only bytes count.
+    (tmp_path / "in" / "2.safetensors").chmod(0o600)
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.s*")}
+    result = prune(tmp_path / "in", tmp_path / "out", 0.1, resume=True)
+    assert (len(result.outputs), result.resumed) == (3, 2)
+    prune(tmp_path / "in", tmp_path / "expected", 0.1)
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "expected")
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.s*")}
+    assert [name for name in times if after[name] != times[name]] == ["1.safetensors"]
+    assert prune(tmp_path / "in", tmp_path / "out", 0.1, resume=True).resumed == 3
+
+
+def test_a_copied_job_speaks_of_the_places_that_it_is_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    # Each saves so little that there is a warning, and has a tensor that is not read.
+    for i in range(2):
+        tensors = cache_tensors(seed=i) | {"more": tensor(np.ones(3), "F32")}
+        path = old / "in" / f"{i}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(safetensors_bytes(tensors, None))
+    first = prune(old / "in", old / "out", 0.1)
+    assert all(len(report.warnings) == 2 for report in first.outputs)
+    shutil.copytree(old, new)
+    shutil.rmtree(old)
+    assert certk("report", new / "out", "--json") == 0
+    [job] = json.loads(capsys.readouterr().out)["jobs"]
+    assert job["out"] == str(new / "out")
+    again = prune(new / "in", new / "out", 0.1, resume=True)
+    assert again.resumed == 2
+    assert str(old) not in json.dumps(again.to_json())
+    assert [report.warnings for report in again.outputs] == [
+        tuple(each.replace(str(old), str(new)) for each in report.warnings)
+        for report in first.outputs
+    ]
+    assert certk("report", new / "out", "--json") == 0
+    assert str(old) not in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------- names, locks and memory
+
+
+@posix
+@pytest.mark.parametrize("length", [200, 201, 250, 251, 255])
+def test_names_of_every_length_that_the_system_takes(tmp_path: Path, length: int) -> None:
+    end = ".safetensors"
+    names = [("x" * (length - len(end) - 1)) + f"{i}{end}" for i in range(2)]
+    names.append("\u20ac" * ((length - len(end)) // 3) + end)
+    for seed, name in enumerate(names):
+        write_cache(tmp_path / "in" / "sub" / name, seed=seed)
+    (tmp_path / "in" / "sub" / names[1]).write_bytes(b"no cache")
+    options = {"recursive": True}
+    result = prune(tmp_path / "in", tmp_path / "out", 0.1, **options)
+    assert (len(result.outputs), len(result.failures)) == (2, 1)
+    assert prune(tmp_path / "in", tmp_path / "out", 0.1, resume=True, **options).resumed == 2
+    report = job_report([str(tmp_path / "out")])
+    assert all(each["seconds"] is not None for each in report["outputs"])
+    assert [each["name"] for each in report["failures"]] == [f"sub/{names[1]}"]
+    shutil.rmtree(tmp_path / "out")
+
+
+@posix
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "link to nowhere", "socket"])
+def test_what_is_no_lock_is_named_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    write_cache(tmp_path / "x.safetensors")
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    lock = tmp_path / "out" / ".certk" / "lock"
+    lock.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    elif kind == "socket":
+        monkeypatch.chdir(lock.parent)  # a path of more than about 100 bytes is refused
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind("lock")
+    else:
+        lock.symlink_to(mine if kind == "link" else tmp_path / "nowhere")
+    with pytest.raises(CertkError, match=r"\.certk/lock is not a regular file.*remove it"):
+        prune(tmp_path / "x.safetensors", tmp_path / "out", 0.1)
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+    assert os.path.lexists(lock)
+
+
+@posix
+def test_a_part_that_is_no_file_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "x.safetensors", tmp_path / "out"
+    write_cache(source)
+    stopped_before_it_writes(monkeypatch, source, out)
+    for part in (out / ".certk" / "parts").iterdir():
+        part.unlink()
+        os.mkfifo(part)
+    assert len(prune(source, out, 0.1, resume=True).outputs) == 1
+    prune(source, tmp_path / "expected", 0.1)
+    assert outputs(out) == outputs(tmp_path / "expected")
+
+
+@posix
+@pytest.mark.parametrize("unit", ["layer", "head"])
+def test_memory_that_a_file_claims_to_need_is_asked_for_before_it_is_read(
+    tmp_path: Path, unit: str
+) -> None:
+    """Hashing the 275 GB that this file says it has takes minutes; it has a hole for them."""
+    n, d = 1 << 26, 1024
+    forms = {
+        "layers.0.key": ("F16", (1, n, d)),
+        "layers.0.value": ("F16", (1, n, d)),
+        "layers.0.query": ("F16", (1, 4, d)),
+    }
+    header = canonical(forms, {})
+    source = tmp_path / "x.safetensors"
+    with source.open("wb") as file:
+        file.write(header.raw)
+        file.truncate(len(header.raw) + max(e.stop for e in header.entries.values()))
+    assert source.stat().st_size > 274e9
+    code = f"""
+import resource, sys
+from certk_rs.cache_format import Cache
+from certk_rs.pruning import prune
+resource.setrlimit(resource.RLIMIT_AS, (1 << 35, 1 << 35))
+Cache.check_tensor = lambda *_: sys.exit("it was read")
+[failure] = prune({str(source)!r}, {str(tmp_path / "out")!r}, 0.1, unit={unit!r}).failures
+print(failure.kind, failure.message)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("MemoryError")
+    assert "not enough memory" in done.stdout

@@ -110,8 +110,8 @@ def read_output(path: Path) -> dict[str, np.ndarray]:
 def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certificate: Any) -> None:
     """Change an output and its certificate consistently: hashes, shapes, header, its own SHA-256.
 
-    `edit` changes the arrays in place or replaces them; keywords replace fields of the certificate,
-    where one number for `eps` stands for all budgets.
+    `edit` changes the arrays in place, replaces them, or adds some of I64; keywords replace fields
+    of the certificate, where one number for `eps` stands for all budgets.
     """
     with SafetensorsFile(path) as file:
         arrays = {name: file.read(name) for name in file.header.entries}
@@ -120,7 +120,9 @@ def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certifi
     assert complaint is None
     edit(arrays)
     outputs = {
-        name: TensorFacts(dtypes[name], array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+        name: TensorFacts(
+            dtypes.get(name, "I64"), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
+        )
         for name, array in arrays.items()
     }
     if isinstance(eps := certificate.get("eps"), float):

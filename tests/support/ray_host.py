@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ from certk_rs.jobs import file_job
 from certk_rs.jobs.engines import ray as ray_engine
 from certk_rs.jobs.unit import Unit, UnitResult, run_unit
 from certk_rs.pruning import prune
+from cli_fixtures import write_cache
 from repository import EXAMPLE
 
 _PATIENCE = 120.0
@@ -99,7 +101,8 @@ def _parent(pid: int) -> int | None:
     return None if state in "ZX" else int(parent)
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
+    """The command line of a process, its arguments ended by NUL; empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     return ""
@@ -172,7 +175,7 @@ def pruned_while_workers_are_killed(caches: str, out: str, moments: set[int]) ->
         calls += 1
         if calls in moments:
             until = time.monotonic() + 5
-            while not (busy := [p for p in _family() if _title(p).startswith("ray::_call")]):
+            while not (busy := [p for p in _family() if title(p).startswith("ray::_call")]):
                 assert time.monotonic() < until, "no worker is at work"
             for pid in busy:
                 os.kill(pid, signal.SIGKILL)
@@ -193,6 +196,33 @@ def run_slowly(unit: Unit, threads: int | None) -> UnitResult:
     """What `run_unit` does, over half a second."""
     time.sleep(0.5)
     return run_unit(unit, threads)
+
+
+def pruned_without_a_head(folder: str) -> tuple[str, str]:
+    """Prune, where nobody answers any more at what is taken for the address of the head."""
+    write_cache(Path(folder, "in", "x.safetensors"))
+    before = ray_engine.Head
+
+    class Lost(before):  # type: ignore[misc, valid-type]
+        def __init__(self, ray: Any) -> None:
+            super().__init__(ray)
+            with socket.create_server(("127.0.0.1", 0)) as closed:
+                self.address = "{}:{}".format(*closed.getsockname())
+            self._patience = 0.0
+
+    def slowly(unit: Unit, threads: int | None) -> UnitResult:
+        time.sleep(5)
+        return run_unit(unit, threads)
+
+    ray_engine.Head = Lost
+    file_job.run_unit, kept = slowly, file_job.run_unit
+    try:
+        prune(Path(folder, "in"), Path(folder, "out"), 0.1, engine="ray")
+    except CertkError as error:
+        return type(error).__name__, str(error)
+    finally:
+        ray_engine.Head, file_job.run_unit = before, kept
+    return "", ""
 
 
 def pruned_with_a_deadly_file(caches: str, out: str) -> dict[str, Any]:

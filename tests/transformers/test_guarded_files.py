@@ -39,7 +39,7 @@ def written(tmp_path: Path, name: str = "llama", **options: Any) -> tuple[Any, A
     source = tmp_path / "x.safetensors"
     queries = [call["query"][:, :, -8:] for call in calls]
     ct.to_cache(prefilled(model, ids[:, :N]), queries, source)
-    options = {"guard": "codes", "holdout": 0.0} | options
+    options = {"guard": "codes"} | options
     [report] = ck.prune(source, tmp_path / "out", options.pop("eps", EPS), **options).outputs
     assert ck.verify(tmp_path / "out", against=source).holds
     return model, ids, source, Path(report.target)

@@ -77,7 +77,7 @@ def prune(
     keep_last: KeepLast = 0,
     block_size: BlockSize = 1,
     coverage: Coverage = 1.0,
-    holdout: Holdout = None,
+    holdout: Holdout = 0.0,
     proof: ProofKind = Proof.auto,
     guard: GuardKind = Guard.none,
     names: Names = None,

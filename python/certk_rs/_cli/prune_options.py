@@ -75,8 +75,8 @@ Hot = Annotated[
         "--hot",
         parser=MAX_KEEP,
         metavar="N|F",
-        help="With --eps and --guard: keep at most N keys of a file, or a fraction F, those that "
-        "queries need most often; eps is what later ones may lose with recall.",
+        help="With --eps and --guard: keep N keys of a file, or a fraction F, those that queries "
+        "need most often; eps is what later ones may lose with recall.",
     ),
 ]
 SizeBytes = Annotated[
@@ -109,12 +109,12 @@ Coverage = Annotated[
     ),
 ]
 Holdout = Annotated[
-    float | None,
+    float,
     typer.Option(
         parser=NUMBER,
         metavar="F",
-        help="Share of the queries set aside to see how sets do with others; default: an eighth "
-        "where there are 256 or more; 0: none.",
+        help="First try sets on a share of the queries that they were made without; what is "
+        "written is then made for all queries.",
     ),
 ]
 ProofKind = Annotated[
@@ -137,7 +137,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupte
 SkipExisting = Annotated[
     bool, typer.Option("--skip-existing", help="Leave outputs that exist, and do the others.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace outputs that exist.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace outputs that exist, but never an input.")
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="End at the first bad input.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit code 1 if any row is over eps.")]
 DryRun = Annotated[

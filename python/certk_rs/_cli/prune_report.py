@@ -34,7 +34,7 @@ def _lost(report: FileReport) -> str:
     if left_out := every["rows_left_out"]:
         parts.append(f"{left_out} rows left out")
     if queries := every["held_out_queries"]:
-        parts.append(f"{every['held_out_violations']} of {queries} queries set aside lose more")
+        parts.append(f"{every['held_out_violations']} of {queries} queries of the trial lost more")
     return ", ".join(parts)
 
 
@@ -78,7 +78,9 @@ def _show_holdout(report: FileReport) -> None:
     every = totals(report.layers)
     rate = every["held_out_violations"] / every["held_out_queries"]
     say(
-        f"{report.target}: of the queries set aside {100 * rate:.1f} % lose more than eps (mean "
-        f"over sets); in the worst set {worst.held_out.violations} of {worst.held_out.queries}, a "
-        f"probability of at most {100 * worst.held_out.high:.1f} % with 97.5 % confidence"
+        f"{report.target}: in the trial, {100 * rate:.1f} % of the queries that sets were made "
+        "without lost more than their budget (mean over sets); in the worst set "
+        f"{worst.held_out.violations} of {worst.held_out.queries}, a probability of at most "
+        f"{100 * worst.held_out.high:.1f} % with 97.5 % confidence; the sets that were written are "
+        "made for all queries"
     )

@@ -12,7 +12,8 @@ from .._files.location import Location, locate
 from .._files.new_file import new_file
 from ..errors import CertkError
 from ..jobs.export import table_files
-from ..jobs.job_page import budget, count, job_page, megabytes, share, up
+from ..jobs.job_page import between, budget, count, job_page, megabytes, share, up
+from ..jobs.job_record import find_outputs
 from ..jobs.job_report import RowSink, job_report
 from .options import AsJson, Job, Quiet
 from .terminal import print_json, print_table, progress_bar, say, warn
@@ -58,6 +59,9 @@ def report(
         if page is not None:
             pyplot()
         tables = (_new(csv, force), _new(parquet, force))
+        places = [place for place in (page, *tables) if place is not None]
+        if places:
+            _check_apart(places, outs)
         with ExitStack() as stack:
             sinks: list[RowSink] = []
             if tables != (None, None):
@@ -97,6 +101,23 @@ def _new(path: str | None, force: bool) -> Location | None:
     return place
 
 
+def _check_apart(places: list[Location], outs: list[str]) -> None:
+    """Raise `CertkError` if two reports would have one place, or one that of an output."""
+    outputs = {
+        source.location.key(): source.location
+        for found in find_outputs(outs)
+        for source in found.sources
+    }
+    for at, place in enumerate(places):
+        if place.place in [other.place for other in places[:at]]:
+            raise CertkError(f"{place} is given twice: give each table and page a name of its own")
+        if place.exists() and place.key() in outputs:
+            raise CertkError(
+                f"{place} is an output that the report is about, and is not replaced by it: choose "
+                "another name"
+            )
+
+
 _HEADS = ("layer", "sets", "kept", "of", "share", "needed", "gap", "eps", "worst tail mass")
 # What goes first where there is no room: sets, of, eps, gap, share, needed.
 _BEYOND = (1, 3, 7, 6, 4, 5)
@@ -118,6 +139,8 @@ def _show(found: dict[str, Any]) -> None:
             f"{megabytes(total['cache_bytes'])} of keys and values are "
             f"{megabytes(total['output_bytes'])} ({share(total['saved'])} saved)"
         )
+        if total["held_out_queries"]:
+            say(_held_out(total, found["options"]))
         print_table(_HEADS, [_cells(layer) for layer in found["layers"]], must=False, drop=_BEYOND)
     borrowed = sorted({name for each in found["outputs"] for name in each["from_record"]})
     if borrowed:
@@ -128,6 +151,18 @@ def _show(found: dict[str, Any]) -> None:
         say(f"{len(found['missing'])} inputs have no output (first: {found['missing'][0]})")
     for note in found["notes"]:
         say(f"note: {note}")
+
+
+def _held_out(total: dict[str, Any], options: list[dict[str, Any]]) -> str:
+    """What is known of queries that sets were made without."""
+    lost = between(total["held_out_violations_low"], total["held_out_violations_high"])
+    text = (
+        f"{lost} of {count(total['held_out_queries'])} queries set aside, summed over sets, may "
+        "lose more than the budget to sets made without them"
+    )
+    if any(each["holdout"] for each in options):
+        return text
+    return f"{text}; the sets of the outputs are made for all queries"
 
 
 def _bounds(figures: dict[str, Any]) -> bool:

@@ -49,7 +49,7 @@ class Options:
         layout: The order of axes in the input: "hnd" (heads, n, d) or "nhd" (n, heads, d).
         block_size: Sets are unions of blocks of so many positions.
         coverage: For which share of the rows that are not held out the promise is made.
-        holdout: Which share of the queries is set aside, to see what later ones lose.
+        holdout: Which share of the queries nothing is promised for; jobs of this version write 0.
         proof: "full", "compact" or "none": see docs/files.md.
         out_tol: The bound on the error of outputs that budgets were chosen for.
         size: The most keys that may be kept in the whole file.

@@ -130,7 +130,6 @@ def _counts(chosen: Chosen, layer: Layer, order: Order) -> Counts:
         kept=[len(indices) for indices in chosen.indices],
         blocks=[len(np.unique(i // size)) for i in chosen.indices] if size > 1 else (),
         weighted=len(chosen.weight_rows),
-        held_out=len(chosen.held_out),
         left_out=len(chosen.left_out),
         codes=sum(code_bytes(len(gone), layer.d) for gone in _dropped(layer, chosen)),
     )

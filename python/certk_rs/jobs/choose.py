@@ -27,7 +27,7 @@ by at most 2 x, and there are such scores for which it does.
    (`_files.masses`), and budgets are rounded down to the numbers that can be recorded, so that a
    recorded upper end is within eps if the selector's is.
 
-The promise covers the queries in the file that are neither set aside nor left out. With a causal
+The promise covers the queries in the file that are not left out. With a causal
 offset, `keep_first` and `keep_last` count the positions that at least one query of the layer sees.
 """
 
@@ -44,6 +44,7 @@ from .. import _native
 from .._files.masses import lower_ends, storable_budget, storable_weights, upper_ends
 from ..cache_format import ROW_MAJOR, Cache, Layer
 from ..errors import CertkError
+from ..hot_keys import Edge
 from .chosen import Answer, Chosen, Demands, Probe
 from .coverage import leave_out
 from .demanded import demanded
@@ -60,11 +61,13 @@ _LARGEST, _SMALLEST = 1 - 2.0**-24, 2.0**-90
 class Ask:
     """What is asked of a group, besides the queries and keys of the input.
 
-    The budget of layer i is eps[i], or where `out_tol` is given, what keeps the error of the output
-    within it. `bound_eps` is the budget that lower bounds refer to where it is not `eps`. With
-    `probes`, only the sizes at these budgets are asked for; with `demands`, only how often keys are
-    needed. With `hot`, the keys that are needed so often are the set. `masses` tells whether the
-    tail mass of every row is wanted, or only the worst one; `bounds`, whether lower bounds are;
+    The budget of layer i is eps[i], or where `out_tol` is given, what keeps the error of the
+    output within it. `bound_eps` is the budget that lower bounds refer to where it is not
+    `eps`. With `probes`, only the sizes at these budgets are asked for; with `demands`, only
+    how often keys are needed. With `hot`, the keys that are needed so often are the set: an
+    edge for each (layer, first kv head) of a group. A share `holdout` of the queries is set
+    aside: the sets are made for the others, and tried on these. `masses` tells whether the tail
+    mass of every row is wanted, or only the worst one; `bounds`, whether lower bounds are;
     `dtype` is that of the masses in the whole file.
     """
 
@@ -79,7 +82,7 @@ class Ask:
     bounds: bool = True
     probes: tuple[float, ...] = ()
     demands: bool = False
-    hot: float | None = None
+    hot: tuple[tuple[tuple[int, int], Edge], ...] = ()
     dtype: str = "F32"
 
 
@@ -222,12 +225,13 @@ def _group(cache: Cache, members: list[_Member], ask: Ask, threads: int | None) 
     eps = _budget(cache, members, ask)
     limit = storable_budget(eps, ask.dtype)
     rows = counted
-    if ask.demands or ask.hot is not None:
+    if ask.demands or ask.hot:
         shares = _demanded(cache, members, ask, limit, threads)
-        if ask.hot is None:
+        if not ask.hot:
             return [Demands(member.layer.index, member.first, shares[None]) for member in members]
         given = np.zeros(members[0].layer.n, np.bool_)
-        given[: len(shares)] = shares >= ask.hot
+        edge = dict(ask.hot)[members[0].layer.index, members[0].first]
+        given[: len(shares)] = edge.stays(shares)
         solution = solve(blocks, limit, counted, cache.causal_offset, Limits(), threads, given)
         # Also where all are within their budgets: this set was not made to be small.
         solution = replace(solution, over=True)
@@ -342,7 +346,6 @@ def _parts(members: list[_Member], found: _Found, ask: Ask) -> list[Answer]:
                     lower=lower if ask.masses else None,
                     worst=np.where(promised, upper, upper.dtype.type(0)).max(axis=1),
                     over=np.count_nonzero(promised & (upper > limit), axis=1),
-                    violations=np.count_nonzero(upper[:, member.held_out] > limit, axis=1),
                     violating=np.array(
                         [np.count_nonzero((upper[:, member.held_out] > limit).any(axis=0))]
                     ),

@@ -33,10 +33,8 @@ class Chosen:
     """Largest upper end among the promised rows of each query head, (heads,)."""
     over: NDArray[np.int64]
     """Promised rows over their budget, (heads,)."""
-    violations: NDArray[np.int64]
-    """Queries set aside that may lose more than the budget, (heads,)."""
     violating: NDArray[np.int64]
-    """Queries set aside that may do so in any head of the group, (G,)."""
+    """Queries set aside that may lose more than the budget in any head of the group, (G,)."""
     lower_bounds: NDArray[np.int64]
     """No set of fewer keys (or blocks) does it, (G,)."""
     weight_rows: NDArray[np.int64]

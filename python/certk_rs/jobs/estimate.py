@@ -53,7 +53,8 @@ def estimate(task: FileTask, threads: int | None) -> Estimate:
                 kept += sum(map(len, chosen.indices))
                 total += layer.n * len(chosen.indices)
                 scores += layer.n * layer.m * _heads(unit, layer)
-    spent = time.monotonic() - begun
+    # A trial takes as long again.
+    spent = (time.monotonic() - begun) * (2 if task.request.holdout else 1)
     every = sum(layer.n * layer.m * layer.heads for layer in task.layers)
     share = kept / total if total else 1.0
     if task.options.size is not None:

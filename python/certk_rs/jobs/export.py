@@ -1,8 +1,12 @@
 """Certificates as tables: a row per query of each query head, or one per keep-set.
 
 Written as they are read, one layer in memory, and appearing whole under their name or not at all.
-CSV is what the standard library writes (floats in their shortest form, nothing for what is not
-known); Parquet needs pyarrow.
+CSV is what the standard library writes (floats in their shortest form, an empty cell for what is
+not known); Parquet needs pyarrow.
+
+Names of files are anybody's, and a spreadsheet runs a cell of CSV that begins like a formula. So
+text is in quotes, in which no separator begins another cell, and a name that begins so is given as
+`./name`, which is the same file.
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ SETS = {
 }
 """The columns of a table of sets."""
 
+# What a formula begins with, also in the wide forms that some spreadsheets take for the same.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 # Rows at a time: some tens of megabytes as Python objects.
 _PART = 1 << 16
 # Rows of a group of Parquet, about.
@@ -115,11 +121,16 @@ def table_files(
 
 class _Csv:
     def __init__(self, stream: Any, names: Mapping[str, str]) -> None:
-        self._writer = csv.writer(stream, lineterminator="\n")
+        self._writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
         self._writer.writerow(names)
 
     def append(self, columns: Columns) -> None:
+        columns = {**columns, "output": list(map(_no_formula, columns["output"]))}
         self._writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _no_formula(name: str) -> str:
+    return f"./{name}" if name.startswith(_FORMULA) else name
 
 
 @contextmanager

@@ -7,41 +7,45 @@ now on the disk. So one driver can have many inputs under way, with whatever eng
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .._files.location import Location
 from ..cache_format import (
     ITEMSIZE,
+    ROW_MAJOR,
     Budgets,
     Cache,
     Layer,
     Options,
+    TensorFacts,
     guard_bytes,
     mass_dtype,
     proof_bytes,
 )
 from ..errors import CertkError
-from ..hot_keys import hottest
+from ..hot_keys import Edge, hottest
 from .assemble import Order, Written, assemble
 from .choose import Ask
 from .chosen import Chosen, Demands, Probe
 from .file_report import FileReport
-from .holdout import resolved_holdout
-from .inputs import Source
+from .inputs import Source, changed_at
 from .layer_report import layer_report
 from .request import Request
 from .size_search import SizeSearch
 from .solve import Limits
-from .unit import Unit, UnitResult, run_unit
+from .unit import Unit, UnitResult, hash_now, run_unit
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 Steps = Generator[list[Call], list[Any], FileReport]
 
 # A certificate of every row is written unless it takes a larger share of the cache's bytes.
 FULL_PROOF = 0.02
+# Bytes for both ends of the tail mass of a row, and its weight.
+_ROW = 24
 # The budget that is tried where none is asked for.
 _TRIED = 0.05
 
@@ -58,7 +62,6 @@ class FileTask:
     layout: str
     identity: tuple[Any, ...]
     options: Options
-    holdout: float
     input_bytes: int
     cache_bytes: int
     others: tuple[str, ...]
@@ -66,6 +69,7 @@ class FileTask:
     causal_offset: int | None
     warnings: tuple[str, ...]
     header_sha256s: tuple[str, ...]
+    changed: tuple[int, ...] | None
 
     @property
     def total(self) -> int:
@@ -98,7 +102,6 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             layout=layers[0].layout,
             identity=cache.file.identity,
             options=Options(),
-            holdout=resolved_holdout(request.holdout, layers, cache.causal_offset),
             input_bytes=sum(_bytes(entry) for entry in entries.values()),
             cache_bytes=sum(
                 _bytes(entries[layer.names[role]]) for layer in layers for role in ("key", "value")
@@ -108,6 +111,7 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             causal_offset=cache.causal_offset,
             warnings=tuple(cache.warnings),
             header_sha256s=tuple(cache.file.header_sha256s()),
+            changed=changed_at(source),
         )
         return replace(task, options=_options(task))
 
@@ -149,7 +153,6 @@ def _options(task: FileTask) -> Options:
         layout=task.layout,
         block_size=request.block_size,
         coverage=float(request.coverage),
-        holdout=float(task.holdout),
         out_tol=request.out_tol,
         guard=request.guard,
     )
@@ -210,49 +213,28 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
         by_head: Whether the units are kv heads, not layers; by head only.
         threads: How many threads a unit may use.
     """
-    request, options = task.request, task.options
-    eps: dict[int, float] = {}
-    bound_eps: float | None = None
-    seconds = 0.0
-    edge: float | None = None
-    if options.hot:
-        assert options.size is not None
-        ask = replace(_ask(task, _eps(task), None, ()), demands=True)
-        results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
-        seconds += sum(result.seconds for result in results)
-        every = [each for result in results for each in result.chosen]
-        demands = [share for each in every if isinstance(each, Demands) for share in each.shares]
-        edge = hottest(demands, options.size)
-        eps = _eps(task)
-    elif options.size is not None:
-        search = SizeSearch(options.size)
-        while (probes := search.probes()) is not None:
-            ask = _ask(task, {}, None, probes)
-            results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
-            seconds += sum(result.seconds for result in results)
-            found = [each for result in results for each in result.chosen]
-            search.tell(probes, [each for each in found if isinstance(each, Probe)], _shared(task))
-        eps = dict.fromkeys([layer.index for layer in task.layers], search.eps)
-        bound_eps = search.bound_eps
-    elif request.eps is not None:
-        eps = _eps(task)
-    ask = replace(_ask(task, eps, bound_eps, ()), hot=edge)
-    hashed: list[UnitResult] = []
-    if apart := hash_units(task, by_head):
-        # First, since they see to it that all numbers are finite.
-        hashed = yield [(run_unit, (unit, threads)) for unit in apart]
-    results = yield [(run_unit, (unit, threads)) for unit in units(task, ask, by_head)]
-    chosen = _layers(results)
-    if options.size is not None and sum(len(i) for each in chosen for i in each.indices) > _most(
-        task, options.size
-    ):
-        raise CertkError(
-            f"{task.source.location}: {options.size} keys are too few for what must be kept (each "
-            "set has a key, and those of keep_first and keep_last): give more"
-        )
-    results = [*hashed, *results]
-    seconds += sum(result.seconds for result in results)
-    facts = {name: fact for result in results for name, fact in result.facts.items()}
+    found = yield from _choose(task, 0.0, by_head, threads)
+    if found.kept:
+        # They are of the bytes of an earlier day: size, time and header may be the same of others.
+        place = (task.source.location, task.names, task.layout, task.identity)
+        facts = yield [(hash_now, (*place, name)) for name in task.tensors]
+        now = dict(zip(task.tensors, facts, strict=True))
+        if now != found.facts:
+            found = yield from _choose(task, 0.0, by_head, threads, _content(now))
+            if now != found.facts:
+                raise CertkError(
+                    f"{task.source.location} was changed while it was being used: run the command "
+                    "again"
+                )
+    seconds = found.seconds
+    tried = None
+    if task.request.holdout:
+        # After the sets, since those see to it that all numbers are finite.
+        content = _content(found.facts)
+        trial = yield from _choose(task, task.request.holdout, by_head, threads, content)
+        seconds += trial.seconds
+        tried = trial.chosen
+    chosen, bound_eps = found.chosen, found.bound_eps
     of_groups: Budgets = {each.layer: tuple(map(float, each.eps)) for each in chosen}
     of_bounds = None
     if bound_eps is not None:
@@ -264,14 +246,104 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
         identity=task.identity,
         target=task.target,
         replace=replace_target,
-        options=options,
+        options=task.options,
         eps=of_groups,
         bound_eps=of_bounds,
-        masses=ask.dtype,
-        facts={name: facts[name] for name in task.tensors},
+        masses=found.masses,
+        facts={name: found.facts[name] for name in task.tensors},
     )
     [written] = yield [(assemble, (order, chosen))]
-    return _report(task, chosen, written, seconds, bound_eps)
+    return _report(task, chosen, tried, written, seconds, bound_eps)
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """The sets of one input, with what they were made by; `masses` is the dtype of the masses.
+
+    `facts` are those of all tensors where the sets are for all queries; some of it was `kept` by an
+    earlier run, or none.
+    """
+
+    chosen: tuple[Chosen, ...]
+    bound_eps: float | None
+    masses: str
+    facts: dict[str, TensorFacts]
+    seconds: float
+    kept: bool
+
+
+def _content(facts: Mapping[str, TensorFacts]) -> str:
+    """A hash of all tensors of an input."""
+    text = "\n".join(f"{name!r} {facts[name].sha256}" for name in sorted(facts))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _choose(
+    task: FileTask, holdout: float, by_head: bool, threads: int | None, content: str = ""
+) -> Generator[list[Call], list[Any], _Sets]:
+    """Choose the sets of one input: for all queries, or to be tried on a share `holdout` of them.
+
+    Tensors are hashed, and seen to be finite, where the sets are for all queries. With `content`,
+    what an earlier run has kept is taken only where it is of these bytes.
+    """
+
+    def calls(some: Iterable[Unit]) -> list[Call]:
+        return [(run_unit, (replace(unit, content=content), threads)) for unit in some]
+
+    kept = False
+    request, options = task.request, task.options
+    eps: dict[int, float] = {}
+    bound_eps: float | None = None
+    seconds = 0.0
+    hot: tuple[tuple[tuple[int, int], Edge], ...] = ()
+    if options.hot:
+        assert options.size is not None
+        ask = replace(_ask(task, _eps(task), None, (), holdout), demands=True)
+        results = yield calls(units(task, ask, by_head))
+        seconds += sum(result.seconds for result in results)
+        kept = any(result.kept for result in results)
+        every = [each for result in results for each in result.chosen]
+        demands = {
+            (each.layer, each.first_head + head): shares
+            for each in every
+            if isinstance(each, Demands)
+            for head, shares in enumerate(each.shares)
+        }
+        edges = hottest(list(demands.values()), options.size)
+        hot = tuple(zip(demands, edges, strict=True))
+        eps = _eps(task)
+    elif options.size is not None:
+        search = SizeSearch(options.size)
+        while (probes := search.probes()) is not None:
+            ask = _ask(task, {}, None, probes, holdout)
+            results = yield calls(units(task, ask, by_head))
+            kept = kept or any(result.kept for result in results)
+            seconds += sum(result.seconds for result in results)
+            found = [each for result in results for each in result.chosen]
+            search.tell(probes, [each for each in found if isinstance(each, Probe)], _shared(task))
+        eps = dict.fromkeys([layer.index for layer in task.layers], search.eps)
+        bound_eps = search.bound_eps
+    elif request.eps is not None:
+        eps = _eps(task)
+    ask = replace(_ask(task, eps, bound_eps, (), holdout), hot=hot)
+    hashed: list[UnitResult] = []
+    if not holdout and (apart := hash_units(task, by_head)):
+        # First, since they see to it that all numbers are finite.
+        hashed = yield calls(apart)
+    results = yield calls(units(task, ask, by_head))
+    chosen = _layers(results)
+    if options.size is not None and sum(len(i) for each in chosen for i in each.indices) > _most(
+        task, options.size
+    ):
+        raise CertkError(
+            f"{task.source.location}: {options.size} keys are too few for what must be kept (each "
+            "set has a key, and those of keep_first and keep_last): give more"
+        )
+    results = [*hashed, *results]
+    seconds += sum(result.seconds for result in results)
+    facts = {name: fact for result in results for name, fact in result.facts.items()}
+    kept = kept or any(result.kept for result in results)
+    return _Sets(chosen, bound_eps, ask.dtype, facts, seconds, kept)
 
 
 def _eps(task: FileTask) -> dict[int, float]:
@@ -282,11 +354,11 @@ def _eps(task: FileTask) -> dict[int, float]:
 
 def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
     """The units that choose sets: by layer, by kv head, or (by token) one for the whole file."""
-    common = Unit(task.source.location, task.names, task.layout, task.identity, ask=ask)
+    common = replace(_unit(task), ask=ask)
     label = f"pruning {task.source.name}"
     if task.options.granularity == "token":
         every = tuple(layer.index for layer in task.layers)
-        hashes = () if ask.probes or ask.demands else _own_tensors(task)
+        hashes = _own_tensors(task) if _hashing(ask) else ()
         return [replace(common, layers=every, hashes=hashes, label=label)]
     found = []
     for layer in task.layers:
@@ -295,9 +367,38 @@ def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
             heads = range(layer.kv_heads)
             found += [replace(unit, heads=(head, head + 1)) for head in heads]
         else:
-            hashes = () if ask.probes or ask.demands else tuple(layer.names.values())
+            hashes = tuple(layer.names.values()) if _hashing(ask) else ()
             found.append(replace(unit, hashes=hashes))
     return found
+
+
+def _unit(task: FileTask) -> Unit:
+    """A unit of this input, with nothing to do as yet."""
+    place = (task.source.location, task.names, task.layout, task.identity)
+    return Unit(*place, needs=_needs(task))
+
+
+def _needs(task: FileTask) -> int:
+    """Bytes that a unit that chooses sets has to have at once, and no more than that.
+
+    These are the queries and keys of a group, and what is known of its rows.
+    """
+    of_layer = []
+    for layer in task.layers:
+        query, key = (layer.d * ITEMSIZE[layer.dtypes[role]] for role in ("query", "key"))
+        groups = layer.kv_heads if task.options.granularity == "head" else 1
+        # Heads that lie between each other are read at once.
+        reads = 1 if layer.layout == ROW_MAJOR else groups
+        of_layer.append(
+            layer.m * (query * (layer.heads // reads) + _ROW * (layer.heads // groups))
+            + layer.n * key * (layer.kv_heads // reads)
+        )
+    return sum(of_layer) if _shared(task) else max(of_layer)
+
+
+def _hashing(ask: Ask) -> bool:
+    """Whether units with this ask hash what they read: those by which sets are written."""
+    return not (ask.probes or ask.demands or ask.holdout)
 
 
 def units_to_try(task: FileTask, layers: Sequence[Layer]) -> list[Unit]:
@@ -310,7 +411,7 @@ def units_to_try(task: FileTask, layers: Sequence[Layer]) -> list[Unit]:
     ask = _ask(task, eps, None, ())
     if ask.granularity == "token":
         ask = replace(ask, granularity="layer")
-    common = Unit(task.source.location, task.names, task.layout, task.identity, ask=ask)
+    common = replace(_unit(task), ask=ask)
     heads = (0, 1) if ask.granularity == "head" else None
     label = f"trying {task.source.name}"
     return [replace(common, layers=(each.index,), heads=heads, label=label) for each in layers]
@@ -322,7 +423,7 @@ def hash_units(task: FileTask, by_head: bool) -> list[Unit]:
     if by_head and task.options.granularity == "head":
         left += _own_tensors(task)
     label = f"hashing {task.source.name}"
-    common = Unit(task.source.location, task.names, task.layout, task.identity, label=label)
+    common = replace(_unit(task), label=label)
     return [replace(common, hashes=(name,)) for name in left]
 
 
@@ -341,7 +442,11 @@ def _shared(task: FileTask) -> bool:
 
 
 def _ask(
-    task: FileTask, eps: dict[int, float], bound_eps: float | None, probes: tuple[float, ...]
+    task: FileTask,
+    eps: dict[int, float],
+    bound_eps: float | None,
+    probes: tuple[float, ...],
+    holdout: float = 0.0,
 ) -> Ask:
     options = task.options
     budgets = [*eps.values(), *probes, *([] if bound_eps is None else [bound_eps])]
@@ -352,9 +457,10 @@ def _ask(
         out_tol=options.out_tol,
         bound_eps=bound_eps,
         coverage=options.coverage,
-        holdout=options.holdout,
-        masses=options.proof == "full",
-        bounds=options.proof != "none",
+        holdout=holdout,
+        # Sets that are tried are not written, and nothing is proven of them.
+        masses=options.proof == "full" and not holdout,
+        bounds=options.proof != "none" and not holdout,
         probes=probes,
         dtype=mass_dtype({0: tuple(budgets)}),
     )
@@ -376,6 +482,7 @@ def _layers(results: list[UnitResult]) -> tuple[Chosen, ...]:
 def _report(
     task: FileTask,
     chosen: tuple[Chosen, ...],
+    tried: tuple[Chosen, ...] | None,
     written: Written,
     seconds: float,
     bound_eps: float | None,
@@ -385,12 +492,15 @@ def _report(
         layer_report(
             layer,
             each,
+            trial,
             options.granularity,
             options.block_size,
             layer.visible(task.causal_offset),
             bound_eps is None,
         )
-        for layer, each in zip(task.layers, chosen, strict=True)
+        for layer, each, trial in zip(
+            task.layers, chosen, tried or [None] * len(chosen), strict=True
+        )
     )
     report = FileReport(
         name=task.source.name,
@@ -410,5 +520,12 @@ def _report(
         seconds=seconds,
         worst_at_least=bound_eps,
     )
-    warning = report.size_warning()
-    return replace(report, warnings=task.warnings + (() if warning is None else (warning,)))
+    warnings = list(task.warnings)
+    if (warning := report.size_warning()) is not None:
+        warnings.append(warning)
+    if tried is not None and not any(len(each.held_out) for each in tried):
+        warnings.append(
+            f"{task.source.location}: has fewer than two queries that see a key, so that no set "
+            "could be tried on one that it was made without"
+        )
+    return replace(report, warnings=tuple(warnings))

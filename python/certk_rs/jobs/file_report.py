@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .layer_report import NOTHING, Count, LayerReport, read_set, set_json
@@ -49,6 +49,15 @@ class FileReport:
     def saved(self) -> float:
         """Share of the bytes of keys and values that the output saves; negative if it is larger."""
         return 1 - self.output_bytes / self.cache_bytes
+
+    def placed(self, source: str, target: str) -> FileReport:
+        """The same report where input and output have other places, as after a copy of both."""
+        places = {f"{self.source}: ": f"{source}: ", f"{self.target}: ": f"{target}: "}
+        warnings = []
+        for warning in self.warnings:
+            old = next((old for old in places if warning.startswith(old)), "")
+            warnings.append(places.get(old, "") + warning[len(old) :])
+        return replace(self, source=source, target=target, warnings=tuple(warnings))
 
     def size_warning(self) -> str | None:
         """What there is to say against an output that saves little."""

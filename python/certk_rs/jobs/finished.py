@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from .._files.location import Location
 from .._files.tensor_file import Header
-from ..cache_format import Certificate, SafetensorsFile, output_header, read_certificate
+from ..cache_format import (
+    Certificate,
+    SafetensorsFile,
+    open_tensors,
+    output_header,
+    read_certificate,
+)
 from ..errors import CertkError
 
 
@@ -22,6 +28,18 @@ def is_whole(target: Location, header_sha256: str) -> bool:
                 file.sha256(name) == facts.sha256 for name, facts in certificate.outputs.items()
             )
     except (CertkError, ValueError, OSError):
+        return False
+
+
+def is_of_bytes(target: Location, source: Location) -> bool:
+    """Whether all tensors of the input are those that the output was made of; reads all of them."""
+    try:
+        with SafetensorsFile(target) as output, open_tensors(source) as file:
+            certificate, complaint = read_certificate(output.header.metadata.get("certk", ""))
+            return complaint is None and all(
+                file.sha256(name) == facts.sha256 for name, facts in certificate.inputs.items()
+            )
+    except (CertkError, KeyError, ValueError, OSError):
         return False
 
 

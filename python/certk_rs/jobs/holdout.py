@@ -2,20 +2,18 @@
 
 They are drawn at random, once for all heads of a layer, so that the share of them that loses more
 than its budget speaks, with the bounds of Clopper and Pearson, for queries drawn like those of the
-file. It does not for later ones of another kind; a file's own certificate covers neither.
+file. It does not for later ones of another kind. The sets that are tried so are not written: those
+of an output are made afterwards for all queries of the file, as one refits after cross-validation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Layer
 from .clopper_pearson import clopper_pearson
-from .request import ENOUGH_QUERIES, HOLDOUT
 
 CONFIDENCE = 0.95
 _SEED = 0x686F6C646F7574
@@ -24,17 +22,17 @@ _SEED = 0x686F6C646F7574
 def held_out_queries(
     m: int, share: float, first_seeing: int = 0, causal: bool = False
 ) -> NDArray[np.int64]:
-    """Ascending positions of the queries that are set aside, at least one staying.
+    """Ascending positions of the queries that are set aside: one or more, if one stays beside them.
 
     Args:
         m: How many queries there are.
-        share: Of those that see a key, in [0, 1).
+        share: Of those that see a key, in [0, 1); with 0 there are none.
         first_seeing: The first query that sees a key.
         causal: Whether later queries see more keys. Then the last one stays: which positions are
             visible at all, and so which are the last ones, goes by what it sees.
     """
     seeing = m - first_seeing
-    count = min(round(share * seeing), seeing - 1)
+    count = min(max(1, round(share * seeing)), seeing - 1) if share else 0
     eligible = seeing - 1 if causal else seeing
     if count <= 0:
         return np.empty(0, np.int64)
@@ -68,16 +66,3 @@ class HeldOut:
     def high(self) -> float:
         """Upper end of the interval for the probability of a violation."""
         return clopper_pearson(self.violations, self.queries, CONFIDENCE)[1]
-
-
-def resolved_holdout(
-    share: float | None, layers: Sequence[Layer], causal_offset: int | None
-) -> float:
-    """The share that is set aside in a file where `share` was asked for.
-
-    None asks for `HOLDOUT` where every layer has `ENOUGH_QUERIES` that see a key, else for none.
-    """
-    if share is not None:
-        return share
-    blind = max(0, -(causal_offset or 0))
-    return HOLDOUT if min(layer.m for layer in layers) - blind >= ENOUGH_QUERIES else 0.0

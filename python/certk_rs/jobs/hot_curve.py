@@ -29,7 +29,7 @@ class HotPoint:
     asked: float
     """The share of all keys that may stay."""
     stays: float
-    """The share that does, heads that are needed more keeping more of it."""
+    """The share that does: as many keys as may, heads that are needed more keeping more of it."""
     missed: float
     """What a later query misses in a kv head: the mean over queries and kv heads."""
     worst: float
@@ -66,18 +66,19 @@ def hot_curve(
             demands.append(demand.shares())
             seen.append(there)
     every = sum(seen)
-    edges = [hottest(demands, max(1, int(share * every))) for share in SHARES]
+    of_share = [hottest(demands, max(1, int(share * every))) for share in SHARES]
     missed: list[list[NDArray[np.float64]]] = [[] for _ in SHARES]
     stay = [0] * len(SHARES)
     heads = iter(zip(demands, seen, strict=True))
+    edges = zip(*of_share, strict=True)
     for layer in cache.layers:
         for group in _groups(layer, rows_of):
             demanded, there = next(heads)
             known = len(group[0].lengths) // 2
             late = [Rows(each.scores[known:], each.lengths[known:]) for each in group]
-            for at, edge in enumerate(edges):
+            for at, edge in enumerate(next(edges)):
                 stays = np.ones(layer.n, bool)
-                stays[:there] = demanded >= edge
+                stays[:there] = edge.stays(demanded)
                 stay[at] += int(stays[:there].sum())
                 missed[at].append(missing(late, stays, eps, threads) / there)
     points = []

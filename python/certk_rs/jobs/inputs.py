@@ -5,6 +5,7 @@ Nothing is read here but directories, and indexes of shards for the names of the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -146,6 +147,46 @@ def _key(location: Location) -> tuple[str | int, ...]:
         return location.key()
     except OSError:  # a link that leads nowhere, which is told when it is opened
         return (location.place,)
+
+
+def files_of(source: Source) -> list[Location]:
+    """The file of an input, and where it is an index the parts that it names."""
+    files = [source.location]
+    if is_index(source.location):
+        # One that cannot be read is told when it is opened.
+        with contextlib.suppress(CertkError, OSError):
+            files += [source.location.beside(name) for name in parts_of(source.location)]
+    return files
+
+
+def changed_at(source: Source) -> tuple[int, ...] | None:
+    """When the system last saw each file of an input change; None where it does not tell.
+
+    Unlike the time that files show and keep when they are copied, nobody can set this one back.
+    Of a URL there is none, since the state of an object is told by its identity.
+    """
+    if not source.location.is_local:
+        return ()
+    if os.name == "nt":  # the time when it was made
+        return None
+    return tuple(file.path.stat().st_ctime_ns for file in files_of(source))
+
+
+def check_apart(sources: Sequence[Source], out: Location) -> None:
+    """Raise `CertkError` if an output in `out` would have the place of an input or of a part."""
+    given: dict[tuple[str | int, ...], Location] = {}
+    for source in sources:
+        for file in files_of(source):
+            given.setdefault(_key(file), file)
+    for source in sources:
+        target = out / source.name
+        same = given.get(_key(target))
+        if same is not None:
+            also = "" if str(same) == str(target) else f" (given as {same})"
+            raise CertkError(
+                f"{target} is an input of this job{also}, and an output never replaces an input: "
+                "choose another OUT"
+            )
 
 
 def _without_parts(found: dict[tuple[str | int, ...], Source]) -> list[Source]:

@@ -5,6 +5,7 @@ Everything is below `.certk` in the output directory:
     lock                  held while a job runs there (local directories only: see `lock`)
     job.json              what was asked for, of which inputs, and whether all of it is done
     files/NAME.json       what became of one input
+    long/HASH.json        the same, where the name is too long for an ending of ours
     parts/KEY.part        what was chosen for one unit of an input that is not finished
 
 Names of outputs have no part that begins with a dot, so nothing here is taken for one.
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from .._files.atomic import NewFile
@@ -34,6 +38,9 @@ from .unit import Unit, UnitResult, pack, unpack
 FOLDER = ".certk"
 SCHEMA = 1
 _MOST_BYTES = 1 << 30
+# Bytes of a name to which another ending may be added: 255 are what most systems take.
+_LONG = 200
+_LOCK = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def _module(name: str) -> Any:
@@ -56,7 +63,6 @@ class JobFolder:
     def __init__(self, out: Location) -> None:
         self.out = out
         self._folder = out / FOLDER
-        self._lock: IO[str] | None = None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -72,23 +78,23 @@ class JobFolder:
             return
         path = self._folder.path / "lock"
         self._folder.make_directory()
-        with path.open("a+", encoding="utf-8") as file:
-            if not _taken(file.fileno()):
-                file.seek(0)
-                who = file.read(200).strip() or "another process"
+        fd = _open_lock(path)
+        try:
+            if not _taken(fd):
+                who = os.read(fd, 200).decode(errors="replace").strip() or "another process"
                 raise CertkError(
                     f"{self.out}: {who} prunes into it: wait for its end, or choose another OUT"
                 )
             # Only said to others: on a full disk it is left to the manifest to fail.
             with contextlib.suppress(OSError):
-                os.ftruncate(file.fileno(), 0)
-                os.write(
-                    file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-                )
+                os.ftruncate(fd, 0)
+                os.write(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             try:
                 yield
             finally:
-                _let_go(file.fileno())
+                _let_go(fd)
+        finally:
+            os.close(fd)
 
     def read_manifest(self) -> dict[str, Any] | None:
         """The manifest of the last job here; None if there is none."""
@@ -120,7 +126,10 @@ class JobFolder:
         place = self._part(unit)
         if place is None or not place.exists():
             return None
-        return unpack(read_bytes(place, _MOST_BYTES))
+        try:
+            return unpack(read_bytes(place, _MOST_BYTES))
+        except CertkError:  # no regular file, or too long
+            return None
 
     def write_part(self, unit: Unit, result: UnitResult) -> None:
         """Keep the result of a unit until its output is finished.
@@ -142,6 +151,13 @@ class JobFolder:
             if place is not None:
                 place.path.unlink(missing_ok=True)
 
+    def remove_all_parts(self) -> None:
+        """Remove what is left of them: of other bytes, or of units cut in another way."""
+        parts = self._folder.path / "parts" if self.out.is_local else None
+        if parts is not None and parts.is_dir():
+            for part in parts.iterdir():
+                part.unlink(missing_ok=True)
+
     def has_parts(self) -> bool:
         """Whether there is something that `resume` could make use of."""
         if not self.out.is_local:
@@ -152,7 +168,7 @@ class JobFolder:
     def forget(self) -> None:
         """Remove what an earlier job has left, but for its outputs."""
         if self.out.is_local:
-            for name in ("files", "parts"):
+            for name in ("files", "long", "parts"):
                 shutil.rmtree(self._folder.path / name, ignore_errors=True)
 
     def discard(self) -> None:
@@ -166,6 +182,8 @@ class JobFolder:
         return self._folder / "parts" / f"{unit.key()[:32]}.part"
 
     def _state(self, name: str) -> Location:
+        if len(os.fsencode(name)) > _LONG:
+            return self._folder / "long" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.json"
         return self._folder / "files" / f"{name}.json"
 
     def _read_json(self, place: Location) -> dict[str, Any] | None:
@@ -179,6 +197,24 @@ class JobFolder:
                 "anew with --force"
             ) from None
         return body if isinstance(body, dict) else None
+
+
+def _open_lock(path: Path) -> int:
+    """Open the lock, made if it is not there; a `CertkError` for what is no regular file."""
+    fd = -1
+    try:
+        # Without waiting: the other end of a pipe may never be opened.
+        fd = os.open(path, _LOCK, 0o666)
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        regular = False
+    if not regular:
+        if fd >= 0:
+            os.close(fd)
+        raise CertkError(f"{path} is not a regular file, as the lock of a job is: remove it")
+    return fd
 
 
 def _taken(fd: int) -> bool:

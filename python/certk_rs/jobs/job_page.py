@@ -150,7 +150,10 @@ def _outcome(report: Mapping[str, Any]) -> Section:
             ["worst tail mass of a promised row", _worst(total, marks)],
             ["promised rows over eps", _over(total, marks)],
             ["rows left out by coverage", count(total["rows_left_out"])],
-            ["held-out queries, summed over sets", count(total["held_out_queries"])],
+            [
+                "held-out queries, summed over sets",
+                count(total["held_out_queries"]) + marks("held_out_queries"),
+            ],
         ]
     text = [] if total["outputs"] else ["No output was found that could be read."]
     jobs = [
@@ -377,12 +380,23 @@ def _held_out(report: Mapping[str, Any]) -> Section | None:
     confidence, total = report["confidence"], report["totals"]
     marks = _marks(report["outputs"])
     low, high = total["held_out_violations_low"], total["held_out_violations_high"]
+    ways = []
+    if any("held_out_queries" in each["from_record"] for each in report["outputs"]):
+        ways.append(
+            f"In a trial ({NOTED}), some queries were set aside at random and sets were made for "
+            "the others; the sets in the outputs were then made for all queries."
+        )
+    if any(each["holdout"] for each in report["options"]):
+        ways.append(
+            "Outputs with a share to hold out have sets that were made without some queries, set "
+            "aside at random, which are not promised."
+        )
     text = [
         f"Promised, without any probability: every promised row ({count(total['rows'])} of them) "
-        "is within its budget or told above as over it. Beside that, some queries were set aside "
-        "at random before sets were chosen. Of "
-        f"{count(total['held_out_queries'])} such queries, summed over sets, "
-        f"{between(low, high)} may lose more than the budget in some query head of their set.",
+        f"is within its budget or told above as over it. {' '.join(ways)} Of "
+        f"{count(total['held_out_queries'])} queries set aside, summed over sets, "
+        f"{between(low, high)} may lose more than the budget in some query head of a set that was "
+        "made without them.",
         "The bound is the upper end of the interval of Clopper and Pearson (confidence "
         f"{number(confidence)}, so {number(1 - (1 - confidence) / 2)} one-sided) for the "
         "probability that a query drawn like those of the file loses more than the budget; it is "
@@ -397,7 +411,7 @@ def _held_out(report: Mapping[str, Any]) -> Section | None:
             str(each["layer"]),
             head(each["head"]),
             count(each["sets"]),
-            count(each["held_out_queries"]),
+            count(each["held_out_queries"]) + marks("held_out_queries"),
             between(each["held_out_violations_low"], each["held_out_violations_high"])
             + marks("held_out_violations"),
             share_up(each["held_out_high"]) + marks("held_out_violations"),
@@ -408,7 +422,7 @@ def _held_out(report: Mapping[str, Any]) -> Section | None:
     of_output = [
         [
             each["output"],
-            count(each["held_out_queries"]),
+            count(each["held_out_queries"]) + _mark(each, "held_out_queries"),
             between(each["held_out_violations_low"], each["held_out_violations_high"])
             + _mark(each, "held_out_violations"),
             share_up(each["held_out_high"]) + _mark(each, "held_out_violations"),

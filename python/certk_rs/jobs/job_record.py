@@ -57,7 +57,7 @@ class JobRecord:
         if report.header_sha256 != header_sha256:
             self.notes.append(f"{name}: the record of the job is about another output")
             return None
-        return report
+        return report.placed(report.source, str(self.out / name))
 
     def failure(self, name: str) -> dict[str, str] | None:
         """Why there is no output of an input, if the job has noted that."""

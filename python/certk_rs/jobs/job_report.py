@@ -215,6 +215,9 @@ def _filled(
     if found.rows_over_budget is None and noted.worst_tail_mass <= found.eps:
         changes["rows_over_budget"] = 0
     known = noted.held_out
+    if known.queries and not found.held_out_queries:
+        changes["held_out_queries"] = known.queries
+        changes["violations"] = (known.violations, known.violations)
     if known.queries == found.held_out_queries > 0:
         low, high = found.violations or (0, known.queries)
         if low < high and low <= known.violations <= high:

@@ -107,7 +107,11 @@ class JobResult(Shown):
         queries = sum(layer.held_out.queries for layer in layers)
         if queries:
             lost = sum(layer.held_out.violations for layer in layers)
-            yield "held out", f"{lost} of {queries} queries set aside lose more than eps"
+            yield (
+                "trial",
+                f"{lost} of {queries} queries lost more than the budget to sets made without them; "
+                "the sets written are made for all",
+            )
         before = sum(report.cache_bytes for report in self.outputs)
         after = sum(report.output_bytes for report in self.outputs)
         saved = f"{100 * (1 - after / before):.1f} % saved"

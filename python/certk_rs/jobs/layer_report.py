@@ -37,7 +37,11 @@ NOTHING = Count(0, 0, 0)
 
 @dataclass(frozen=True)
 class SetReport:
-    """One keep-set: the kv head that it is of, or -1 for a whole layer."""
+    """One keep-set: the kv head that it is of, or -1 for a whole layer.
+
+    `held_out` is of another set of this group, which was made without some of the queries and then
+    tried on these; this one was made for all.
+    """
 
     head: int
     eps: float
@@ -71,7 +75,7 @@ class LayerReport:
 
     @property
     def held_out(self) -> HeldOut:
-        """The queries set aside, of all keep-sets together."""
+        """The queries set aside in a trial, of all keep-sets together."""
         every = [each.held_out for each in self.sets]
         return HeldOut(sum(one.queries for one in every), sum(one.violations for one in every))
 
@@ -82,11 +86,18 @@ def fewest_keys(blocks: int, block_size: int, visible: int) -> int:
 
 
 def layer_report(
-    layer: Layer, chosen: Chosen, granularity: str, block_size: int, visible: int, own_bounds: bool
+    layer: Layer,
+    chosen: Chosen,
+    tried: Chosen | None,
+    granularity: str,
+    block_size: int,
+    visible: int,
+    own_bounds: bool,
 ) -> LayerReport:
     """Sum up what was chosen for one layer, of which some query sees `visible` keys.
 
-    Unless the lower bounds are those of the sets' own budgets, 0 stands for them.
+    `tried` are the sets of the same groups that were made without some queries, to be tried on
+    these. Unless the lower bounds are those of the sets' own budgets, 0 stands for them.
     """
     by_head = granularity == "head"
     size = layer.heads // len(chosen.indices)
@@ -95,16 +106,19 @@ def layer_report(
         heads = slice(group * size, (group + 1) * size)
         bound = int(chosen.lower_bounds[group]) if own_bounds else 0
         least = fewest_keys(bound, block_size, visible)
+        held_out = HeldOut(0, 0)
+        if tried is not None:
+            held_out = HeldOut(len(tried.held_out), int(tried.violating[group]))
         sets.append(
             SetReport(
                 group if by_head else -1,
                 float(chosen.eps[group]),
                 Count(len(indices), layer.n, least),
                 float(chosen.worst[heads].max()),
-                HeldOut(len(chosen.held_out), int(chosen.violating[group])),
+                held_out,
             )
         )
-    promised = layer.heads * (layer.m - len(chosen.held_out)) - len(chosen.left_out)
+    promised = layer.heads * layer.m - len(chosen.left_out)
     over = int(chosen.over.sum())
     return LayerReport(layer.index, tuple(sets), promised, over, len(chosen.left_out))
 

@@ -296,7 +296,8 @@ class SetFacts:
 
     What the file does not tell is None. `worst_tail_mass` is the largest upper end of a promised
     row, `rows` are the promised ones. `violations` are held-out queries that may lose more than eps
-    in some query head of the set: at least so many, and at most so many.
+    in some query head of the set: at least so many, and at most so many. Held out are the queries
+    that the file says so of, or those of the trial in the record of the job.
     """
 
     layer: int

@@ -17,8 +17,8 @@ from .driver import Driver, Ended
 from .engines.engine import Engine
 from .file_job import FileTask, Steps, plan_file, steps
 from .file_report import FileReport, file_json, read_file_report
-from .finished import is_of_input, is_whole
-from .inputs import Source, expand
+from .finished import is_of_bytes, is_of_input, is_whole
+from .inputs import Source, check_apart, expand
 from .job_folder import FOLDER, JobFolder
 from .job_result import Failure, FileOutcome, JobResult, Skipped
 from .manifest import check_same, manifest
@@ -62,12 +62,14 @@ def make_plan(
     """Read the headers of all inputs, and see what can be done. Nothing is made.
 
     Raises:
-        CertkError: There is no input, two inputs have one name, or OUT cannot be written to.
+        CertkError: There is no input, two inputs have one name, an output would have the place of
+            an input, or OUT cannot be written to.
     """
     manner = manner or Manner()
     place = locate(out)
     sources = expand(list(caches), recursive=recursive)
     _check_out(place)
+    check_apart(sources, place)
     tasks: list[FileTask] = []
     failures: list[Failure] = []
     for source in sources:
@@ -144,6 +146,8 @@ class _Job:
             for bad in self._plan.failures:
                 self._end(bad)
             self._work()
+            if not any(isinstance(outcome, Failure) for outcome in self._outcomes):
+                self._folder.remove_all_parts()
             ended = self._manifest("ended")
             spent = {"seconds": time.monotonic() - begun, "peak_memory": peak_memory()}
             self._folder.write_manifest({**ended, **spent})
@@ -211,7 +215,13 @@ class _Job:
             report = read_file_report(state["report"])
         except (KeyError, TypeError):
             return None
-        return report if is_whole(task.target, report.header_sha256) else None
+        if not is_whole(task.target, report.header_sha256):
+            return None
+        same = task.changed is not None and state.get("changed") == list(task.changed)
+        # If not, it may have other bytes now, of the same size, time and header.
+        if not same and not is_of_bytes(task.target, task.source.location):
+            return None
+        return report.placed(str(task.source.location), str(task.target))
 
     def _outcome(self, ended: Ended) -> FileOutcome:
         if ended.report is not None:
@@ -225,7 +235,8 @@ class _Job:
     def _end(self, outcome: FileOutcome) -> None:
         self._outcomes.append(outcome)
         if isinstance(outcome, FileReport):
-            state = {"state": "done", "report": file_json(outcome)}
+            changed = self._of_name[outcome.name].changed
+            state = {"state": "done", "report": file_json(outcome), "changed": changed}
             self._folder.write_state(outcome.name, state)
         elif isinstance(outcome, Failure):
             self._folder.write_state(outcome.name, {"state": "failed", **vars(outcome)})

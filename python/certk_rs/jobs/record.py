@@ -26,8 +26,6 @@ def chosen_tensors(layer: Layer, chosen: Chosen, options: Options) -> dict[str, 
     for name in ("indices", "blocks"):
         if name in tensors:
             tensors[name] = tensors[name].astype(index_type(layer))
-    if options.holdout > 0:
-        tensors["held_out"] = chosen.held_out
     if options.coverage < 1:
         tensors["left_out"] = chosen.left_out
     if options.proof != "none":
@@ -40,8 +38,6 @@ def chosen_tensors(layer: Layer, chosen: Chosen, options: Options) -> dict[str, 
         tensors |= {"tail_mass_upper": chosen.upper, "tail_mass_lower": chosen.lower}
     elif options.proof == "compact":
         tensors["worst_tail_mass"] = chosen.worst
-        if options.holdout > 0:
-            tensors["violations"] = chosen.violations
     return {f"layers.{layer.index}.{name}": array for name, array in tensors.items()}
 
 

@@ -11,9 +11,6 @@ from .budgets import Budgets, read_budgets
 GRANULARITIES = ("head", "layer", "token")
 PROOFS = ("auto", "full", "compact", "none")
 GUARDS = ("none", "codes")
-# Where nothing is said, so much is held out of the queries of a head that has so many.
-HOLDOUT = 0.125
-ENOUGH_QUERIES = 256
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Request:
     size_bytes: int | None = None
     """Bytes that a whole output may have."""
     hot: float | int | None = None
-    """Keys that stay in a whole file, a count or a fraction as `size`: those needed most often."""
+    """Keys that stay in a whole file, given as `size` is: those needed most often."""
     out_tol: float | None = None
     """Euclidean norm of the error that dropping may cause in the attention output of a row."""
     granularity: str = "head"
@@ -41,8 +38,9 @@ class Request:
     block_size: int = 1
     coverage: float = 1.0
     """Share of the queries of a group that must be within the budget."""
-    holdout: float | None = None
-    """Share of the queries set aside; None: `HOLDOUT` where there are `ENOUGH_QUERIES`."""
+    holdout: float = 0.0
+    """Share of the queries that sets are tried on which were made without them; the sets that are
+    written are made for all."""
     proof: str = "auto"
     guard: str = "none"
     """What is remembered of the dropped keys, for queries to come."""
@@ -69,13 +67,15 @@ class Request:
         _at_least("block_size", self.block_size, 1)
         if self.size_bytes is not None:
             _at_least("size_bytes", self.size_bytes, 1)
-        for name in ("out_tol", "coverage", "holdout"):
+        if self.out_tol is not None:
+            _number("out_tol", self.out_tol)
+        for name in ("coverage", "holdout"):
             _number(name, getattr(self, name))
         if self.out_tol is not None and not 0 < self.out_tol < float("inf"):
             raise CertkError(f"out_tol is {self.out_tol!r}: give a positive number")
         if not 0 < self.coverage <= 1:
             raise CertkError(f"coverage is {self.coverage!r}: give a share in (0, 1]")
-        if self.holdout is not None and not 0 <= self.holdout < 1:
+        if not 0 <= self.holdout < 1:
             raise CertkError(f"holdout is {self.holdout!r}: give a share in [0, 1)")
         self._check_combination()
 
@@ -141,7 +141,7 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _number(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CertkError(f"{name} is {value!r}: give a number")
 
 

@@ -31,7 +31,10 @@ class Unit:
     """What is to be done with one input.
 
     `layers` are chosen for, kv heads `heads` of them (None: all); the tensors of `hashes` are
-    hashed and seen to be finite. `ask` is None where nothing is chosen.
+    hashed and seen to be finite. `ask` is None where nothing is chosen. `needs` bytes of memory are
+    what some unit of this input has to have at once: where they are not to be had, that is found
+    out before anything is read. `content` is a hash of the bytes that the input is known to have,
+    where it is known; two units that differ in it are not taken for each other.
     """
 
     source: Location
@@ -43,11 +46,13 @@ class Unit:
     ask: Ask | None = None
     hashes: tuple[str, ...] = ()
     label: str = ""
+    needs: int = 0
+    content: str = ""
 
     def key(self) -> str:
         """A name for the result, equal for equal work only."""
         text = repr((__version__, str(self.source), self.names, self.layout, self.identity))
-        text += repr((self.layers, self.heads, self.ask, self.hashes))
+        text += repr((self.layers, self.heads, self.ask, self.hashes, self.content))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -55,12 +60,14 @@ class Unit:
 class UnitResult:
     """What was found, an answer for every layer, the facts of what was hashed, and what it took.
 
-    `seconds` have no say in any output.
+    `seconds` have no say in any output. `kept` results were found where an earlier run had left
+    them, and are of the bytes that the input had then.
     """
 
     chosen: tuple[Answer, ...]
     facts: dict[str, TensorFacts]
     seconds: float
+    kept: bool = False
 
 
 def run_unit(unit: Unit, threads: int | None) -> UnitResult:
@@ -68,9 +75,12 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
 
     Raises:
         CertkError: The input is not what it should be, or has changed since it was planned.
+        MemoryError: There is not as much as the unit needs.
         OSError: The system refuses it.
     """
     begun = time.monotonic()
+    # Asked for and let go of: a file may claim to be of any size.
+    np.empty(unit.needs, np.uint8)
     with Cache(unit.source, unit.names, unit.layout) as cache:
         cache.file.check_unchanged(unit.identity)
         facts = {name: cache.check_tensor(name, lambda _: None) for name in unit.hashes}
@@ -80,6 +90,15 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
             chosen = choose_layers(cache, layers, unit.heads, unit.ask, threads)
         cache.file.check_unchanged(unit.identity)
     return UnitResult(chosen, facts, time.monotonic() - begun)
+
+
+def hash_now(
+    source: Location, names: str | None, layout: str | None, identity: tuple[Any, ...], tensor: str
+) -> TensorFacts:
+    """The facts of a tensor as it is now, whatever an earlier run has found; raises as a unit."""
+    with Cache(source, names, layout) as cache:
+        cache.file.check_unchanged(identity)
+        return cache.check_tensor(tensor, lambda _: None)
 
 
 def pack(result: UnitResult) -> bytes:
@@ -111,7 +130,7 @@ def unpack(data: bytes) -> UnitResult | None:
             name: TensorFacts(**each | {"shape": tuple(each["shape"])})
             for name, each in said["facts"].items()
         }
-        return UnitResult(chosen, facts, float(said["seconds"]))
+        return UnitResult(chosen, facts, float(said["seconds"]), kept=True)
     except (ValueError, KeyError, TypeError):  # of another version
         return None
 

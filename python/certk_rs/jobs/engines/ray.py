@@ -7,7 +7,6 @@ few times.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import socket
 import time
@@ -22,7 +21,7 @@ from ..._log import logger
 from ...errors import CertkError, one_line
 from .engine import Outcome, Witness, check_count, sees
 from .local import cores
-from .ray_cluster import connect, disconnect, load_ray
+from .ray_cluster import Head, connect, disconnect, load_ray, within
 
 _log = logger("jobs.engines.ray")
 
@@ -80,6 +79,7 @@ class RayEngine:
         if self._own:
             connect(self._ray, address, max(cores(), self.threads))
         try:
+            self._head = Head(self._ray)
             self._processors = self._count(self.threads)
             # SPREAD reads with the network of every machine, and tries again elsewhere.
             self._call = self._ray.remote(
@@ -99,9 +99,11 @@ class RayEngine:
         if self._jobs is not None:
             return self._jobs
         if time.monotonic() > self._asked + _ASK:
+            # Not for longer: a head that is gone keeps whoever asks it waiting.
+            found: list[float] = []
+            within(_ASK, lambda: found.append(self._count(None)))
+            self._processors = found[0] if found else self._processors
             self._asked = time.monotonic()
-            with contextlib.suppress(self._ray.exceptions.RayError):
-                self._processors = self._count(None)
         return max(2, int(_AHEAD * self._processors / (self.threads or 1)))
 
     def begin(self, witness: Witness | None) -> None:
@@ -115,6 +117,8 @@ class RayEngine:
     def next(self) -> Outcome:
         """See `Engine`."""
         while True:
+            # Before whatever else would ask it, and wait for it.
+            self._head.check()
             self._hand_in_again()
             if not self._under_way:
                 time.sleep(_GLANCE)

@@ -26,6 +26,10 @@ from ...errors import CertkError, one_line, pip_install
 # Seconds for somebody to answer at an address, and for Ray to connect or to start.
 _ANSWER = 5.0
 _CONNECT = 90.0
+# Seconds between two looks for the head, and those after which Ray gives up by itself.
+_LOOK = 1.0
+_RECONNECT = 60.0
+_SETTING = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _GLANCE = 0.1
 _ADDRESS = re.compile(
     r"(?:ray://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s\[\]/:]+)):(?P<port>\d+)"
@@ -84,6 +88,44 @@ def connect(ray: Any, address: str | None, processors: int) -> None:
     _mute(ray, True)
 
 
+class Head:
+    """The head of a cluster, and whether it is still there.
+
+    Ray ends this process, with an exit code of its own, when the head has not answered for a minute
+    (or as long as RAY_gcs_rpc_server_reconnect_timeout_s says). So it is looked for here, and given
+    up after a third of that time.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self.address = str(ray.get_runtime_context().gcs_address)
+        self._patience = _reconnect_timeout() / 3
+        self._seen = self._looked = time.monotonic()
+
+    def check(self) -> None:
+        """Look for it now and then; raise `CertkError` where it has not answered for too long."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK:
+            return
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _LOOK).close()
+            self._seen = now
+        except OSError as error:
+            said = getattr(error, "strerror", None) or one_line(error)
+            if now > self._seen + self._patience:
+                raise CertkError(
+                    f"the head of the Ray cluster at {self.address} is gone ({said}; no answer for "
+                    f"{now - self._seen:.0f} s): start a cluster again and go on with --resume"
+                ) from None
+        self._looked = time.monotonic()
+
+
+def _reconnect_timeout() -> float:
+    with contextlib.suppress(ValueError):
+        return float(os.environ.get(_SETTING, ""))
+    return _RECONNECT
+
+
 def disconnect(ray: Any) -> None:
     """Undo `connect`; a local cluster ends."""
     _mute(ray, False)
@@ -103,7 +145,7 @@ def _try(ray: Any, address: str, options: dict[str, Any]) -> BaseException | Non
     if address == "local":
         # Not in a thread: the system ends what a thread has started when that thread ends.
         return _called(lambda: _init(ray, {**options, "include_dashboard": False}), Exception)
-    return _within(_CONNECT, lambda: _init(ray, options))
+    return within(_CONNECT, lambda: _init(ray, options))
 
 
 def _init(ray: Any, options: dict[str, Any]) -> None:
@@ -170,7 +212,7 @@ def _called(function: Callable[[], None], caught: type[BaseException]) -> BaseEx
     return None
 
 
-def _within(seconds: float, function: Callable[[], None]) -> BaseException | None:
+def within(seconds: float, function: Callable[[], None]) -> BaseException | None:
     """Call a function; what it raises, or a `TimeoutError` if it takes too long.
 
     In a thread, so that Ctrl-C is heard meanwhile and handlers of signals stay what they are.
