@@ -159,7 +159,7 @@ def real_rows(path: Path, tell: Tell) -> None:
                     before = read_bytes()
                     found = ck.attention(
                         q[None, :, row : row + 1], keys, values, eps,
-                        index=keys.certk_index, ball=keys.certk_ball,
+                        index=keys.certk_index, ball=values.certk_ball,
                     )  # fmt: skip
                     shares.append((read_bytes() - before) / whole)
                     kept.append(found.k.mean() / keys.shape[2])

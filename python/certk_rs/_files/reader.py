@@ -35,6 +35,12 @@ _TAGS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "generation", "Ve
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 
+def identity_of(descriptor: int) -> Identity:
+    """The identity of an open local file as it is now."""
+    status = os.fstat(descriptor)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 class Reader(Protocol):
     """An open file. Reads may come from several threads."""
 
@@ -123,8 +129,7 @@ class _LocalReader:
         self.size: int = self.identity[2]
 
     def current_identity(self) -> Identity:
-        status = os.fstat(self._fd)
-        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return identity_of(self._fd)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         done = 0

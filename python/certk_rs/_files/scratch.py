@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import CertkError
 from .atomic import names_the_file
+from .reader import Identity, identity_of
 
 # What systems without nameless files say, or file systems.
 _NOT_HERE = {errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}
@@ -29,7 +30,25 @@ class MappableFile:
         self.place = place
         self.descriptor = descriptor
         self.writable = writable
+        self._opened = self.identity
         weakref.finalize(self, os.close, descriptor)
+
+    def check_unchanged(self) -> None:
+        """Raise `CertkError` if somebody has written to a file that is only read here.
+
+        What is seen is another size or time of the last change; a file that has lost its name, or
+        whose name another has taken, is as it was.
+        """
+        if not self.writable and self.identity != self._opened:
+            raise CertkError(
+                f"{self.place} was written to or cut off while its keys and values were in use: "
+                "load it again, and save under another name or by save(path), which replaces it"
+            )
+
+    @property
+    def identity(self) -> Identity:
+        """That of the file as it is now, as readers have it."""
+        return identity_of(self.descriptor)
 
     def need(self, size: int) -> None:
         """Make sure that the file is so long: who reads a map behind its end is ended."""

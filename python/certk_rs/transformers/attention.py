@@ -23,6 +23,7 @@ from ..errors import CertkError
 from ..sparse_attention import attention as attention_of
 from . import recorder, settings
 from .capture_file import WRITING
+from .indexed_layer import known_of
 from .masked_layer import hidden
 from .masks import Visibility, visibility_of
 from .own_attention import is_causal_by_default
@@ -106,6 +107,7 @@ def certified_attention(
         budget = settings.Budget(eps=0.0)
     else:
         budget = settings.budget_for(module)
+    index, ball = known_of(key, value)
     with _native.OpenMpTeam():
         result = attention_of(
             query,
@@ -114,9 +116,9 @@ def certified_attention(
             budget.eps,
             out_tol=budget.out_tol,
             scale=scale,
-            index=getattr(key, "certk_index", None),
+            index=index,
             sinks=None if s_aux is None else s_aux.detach(),
-            ball=getattr(key, "certk_ball", None),
+            ball=ball,
             threads=torch.get_num_threads() if budget.threads is None else budget.threads,
             even_if_slower=budget.even_if_slower,
             **rows.arguments(),

@@ -44,15 +44,15 @@ class Buffers:
         had: int,
         need: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # What was made in inference mode cannot be written to outside of it.
-        closed = self._room is not None and self._room[0].is_inference()
-        closed = closed and not torch.is_inference_mode_enabled()
-        if self._room is not None and need <= self._room[0].shape[2] and not closed:
+        if self._room is not None and need <= self._room[0].shape[2]:
             return self._room
         room = max(self._reserve, 2 * had, need)
         grown = []
         for old, like in zip(held, new, strict=True):
-            buffer = like.new_empty((*like.shape[:2], room, like.shape[3]))
+            # Of what is made in inference mode torch does not count the writes.
+            with torch.inference_mode(False):
+                shape = (*like.shape[:2], room, like.shape[3])
+                buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
             if had:
                 buffer[:, :, :had] = old
             grown.append(buffer)
@@ -73,6 +73,7 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         self._buffers: Buffers | None = None
         self._rows: PairedRows | None = None
         self._shown: tuple[Any, Any] = (None, None)
+        self._writes = (0, 0)
         self._index: KeyIndex | None = None
         self._built = 0
         self._ball: ValueBall | None = None
@@ -102,16 +103,27 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         """Bytes of the file that is this layer's own."""
         return 0 if self._rows is None else self._rows.own_bytes
 
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing is made ahead: the first keys say how large they are."""
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append; the keys that come back carry their index."""
+        """Append; the keys that come back carry their index, the values their ball.
+
+        Raises:
+            CertkError: Keys or values of other sizes or dtypes than those before; or keys and
+                values in files that somebody has written to.
+        """
         had = 0 if self.keys is None else self.keys.shape[-2]
+        if self.keys is not None:
+            _need_alike((self.keys, self.values), (key_states, value_states))
         if not self._is_current():
-            # Beams were reordered, tokens cropped, or the like: other keys, so another index.
+            # Beams were reordered, tokens cropped or written over, or the like: another index.
             self._buffers, self._index, self._ball = None, None, None
             if not self._in_files():
                 self._rows = None
+        self.check()
         if self._directory is None:
             if self._buffers is None:
                 self._buffers = Buffers(self._reserve)
@@ -128,9 +140,14 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
             self._index, self._ball = None, None
             raise
         if self._index is not None:
-            shown_keys: Any = self.keys
-            shown_keys.certk_index, shown_keys.certk_ball = self._index, self._ball
+            self.keys.certk_index, self.keys.certk_writes = self._index, self._writes[0]
+            self.values.certk_ball, self.values.certk_writes = self._ball, self._writes[1]
         return self.keys, self.values
+
+    def check(self) -> None:
+        """Raise `CertkError` if keys and values are in files that somebody has written to."""
+        if self._rows is not None:
+            self._rows.check()
 
     def let_go(self) -> None:
         """Let pages of files that were read no longer count as memory of the process."""
@@ -207,11 +224,14 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shown = (self.keys, self.values)
+        if self.keys is not None:
+            self._show((self.keys, self.values))
 
     def _is_current(self) -> bool:
-        """Whether keys and values are those that the index and the ball are of."""
-        return self.keys is self._shown[0] and self.values is self._shown[1]
+        """Whether keys and values are those that the index and the ball are of, not written to."""
+        same = self.keys is self._shown[0] and self.values is self._shown[1]
+        same = same and self._writes == _writes(self._shown)
+        return same and (self._rows is None or self._rows.intact)
 
     def _in_files(self) -> bool:
         """Whether the keys and values are those of the files, or the first of them."""
@@ -220,7 +240,10 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         return self._rows.begin_with(self.keys, self.values)
 
     def _show(self, shown: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self.keys, self.values = self._shown = shown
+        with torch.inference_mode(False):
+            keys, values = (each.clone() if each.is_inference() else each for each in shown)
+        self.keys, self.values = self._shown = keys, values
+        self._writes = _writes(self._shown)
 
     def _write(
         self, directory: Path, had: int, keys: torch.Tensor, values: torch.Tensor
@@ -261,3 +284,38 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
             self._ball = ValueBall(self.values, threads=self._threads)
         else:
             self._ball.append(value_states)
+
+
+def known_of(
+    keys: torch.Tensor, values: torch.Tensor
+) -> tuple[KeyIndex | None, ValueBall | None]:
+    """The index and the ball that keys and values from a cache carry, where they are still theirs.
+
+    None of what was written to since.
+    """
+    index, ball = getattr(keys, "certk_index", None), getattr(values, "certk_ball", None)
+    writes = _writes((keys, values))
+    return (
+        index if getattr(keys, "certk_writes", None) == writes[0] else None,
+        ball if getattr(values, "certk_writes", None) == writes[1] else None,
+    )
+
+
+def _writes(tensors: tuple[Any, Any]) -> tuple[int, int]:
+    """How often each was written to in place, by torch's count of it and all its views.
+
+    -1 where torch does not count: of a tensor that was made in inference mode.
+    """
+    keys, values = (-1 if x is None or x.is_inference() else x._version for x in tensors)
+    return keys, values
+
+
+def _need_alike(held: tuple[Any, Any], new: tuple[torch.Tensor, torch.Tensor]) -> None:
+    for name, old, more in zip(("keys", "values"), held, new, strict=True):
+        here, there = ((*x.shape[:2], *x.shape[3:], x.dtype) for x in (old, more))
+        if old.ndim != 4 or here != there:
+            raise CertkError(
+                f"{name} {tuple(more.shape)} of {more.dtype} do not go behind those of this cache, "
+                f"{tuple(old.shape)} of {old.dtype}: for beams or several answers call "
+                "cache.batch_repeat_interleave first, else begin with a new cache"
+            )

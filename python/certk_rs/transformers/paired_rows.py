@@ -8,13 +8,15 @@ they are in files, they are mapped to consecutive addresses.
 
 Pieces may be of a file that others read, too: of a saved session, or of the cache that this is a
 copy of. What is shared is never written to: whoever goes on behind it, in the middle of a page,
-takes that page's bytes along.
+takes that page's bytes along. A user can write to the tensors that are shown all the same, and
+would write to the file; torch counts that, and such rows are refused from then on.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,11 +93,24 @@ class Piece:
     """Of one head's part."""
 
 
+class _Copies:
+    """Rows that share files, and whether somebody has written to what one of them shows."""
+
+    def __init__(self) -> None:
+        self.rows: weakref.WeakSet[PairedRows] = weakref.WeakSet()
+        self.written = False
+
+
 class PairedRows:
     """Rows of one layer; positions are appended, and seen as keys and values."""
 
     def __init__(
-        self, directory: Path, reserve: int, form: Form, shared: Sequence[Piece] = ()
+        self,
+        directory: Path,
+        reserve: int,
+        form: Form,
+        shared: Sequence[Piece] = (),
+        copies: _Copies | None = None,
     ) -> None:
         """Begin with what is shared, or with nothing.
 
@@ -104,6 +119,7 @@ class PairedRows:
             reserve: For how many positions room is made at first.
             form: What the rows are.
             shared: Pieces that are not written to.
+            copies: Those that share them in this process.
         """
         self.form = form
         self._directory = directory
@@ -113,6 +129,14 @@ class PairedRows:
         # Of every head, the bytes in front of this one are shared.
         self._own_from = self._room
         self._map = self._mapped(self._pieces)
+        self._flat = self._tensor()
+        self._copies = _Copies() if copies is None else copies
+        self._copies.rows.add(self)
+
+    def __del__(self) -> None:
+        """Leave word for the copies."""
+        if hasattr(self, "_copies"):
+            self._copies.written |= self._shown_was_written()
 
     @property
     def own_bytes(self) -> int:
@@ -122,6 +146,23 @@ class PairedRows:
     @property
     def _room(self) -> int:
         return sum(piece.size for piece in self._pieces)
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has written to the tensors that this or a copy of it shows."""
+        copies = self._copies
+        return not (copies.written or any(rows._shown_was_written() for rows in copies.rows))
+
+    def check(self) -> None:
+        """Raise `CertkError` if the rows may no longer be those that were put here."""
+        if not self.intact:
+            raise CertkError(
+                "keys or values that are in files were written to in place, in this cache or in a "
+                "copy of it, and its index is of the old ones: give a layer other tensors instead "
+                "(layer.keys = ...), or begin with a new cache"
+            )
+        for piece in self._pieces:
+            piece.file.check_unchanged()
 
     def append(self, had: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put rows (batch, heads, m, d) behind the first `had`; what was there is forgotten.
@@ -150,18 +191,15 @@ class PairedRows:
 
     def shown(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first n keys (batch, heads, n, d) and values, where they are."""
-        form, room = self.form, self._room
-        dtype = np.dtype(STORED[form.dtype])
+        form = self.form
 
         def view(size: int, at: int) -> torch.Tensor:
             shape = (form.batch, form.heads, n, size)
-            if self._map is None or not math.prod(shape):
+            if self._flat is None or not math.prod(shape):
                 return torch.empty(shape, dtype=form.dtype)
-            strides = (form.heads * room, room, form.row, dtype.itemsize)
-            memory: Any = np.asarray(self._map)
-            array: NDArray[Any] = np.ndarray(shape, dtype, memory, at * dtype.itemsize, strides)
-            tensor: Any = torch.from_numpy(array)
-            tensor = tensor.view(form.dtype) if form.dtype is torch.bfloat16 else tensor
+            room = self._room // self._flat.itemsize
+            strides = (form.heads * room, room, form.key + form.value, 1)
+            tensor: Any = self._flat.as_strided(shape, strides, at)
             # Attention asks for the pages that it will read.
             tensor.certk_mapped = True
             return tensor  # type: ignore[no-any-return]
@@ -186,9 +224,8 @@ class PairedRows:
         """A copy of the first n rows, which are then shared, and of which each goes on alone."""
         size = n * self.form.row
         self._own_from = max(self._own_from, size)
-        return PairedRows(
-            self._directory, self._reserve, self.form, _cut(self._pieces, _whole_pages(size))
-        )
+        shared = _cut(self._pieces, _whole_pages(size))
+        return PairedRows(self._directory, self._reserve, self.form, shared, self._copies)
 
     def take(self, n: int, rows: torch.Tensor) -> PairedRows:
         """The first n positions of those entries of the batch, in files of their own."""
@@ -226,7 +263,10 @@ class PairedRows:
             offset = self._own.grow(self.form.streams * more)
             pieces = (*pieces, Piece(self._own, offset, more, more))
         if pieces != self._pieces:
-            self._map, self._pieces = self._mapped(pieces), pieces
+            mapped = self._mapped(pieces)
+            self._copies.written |= self._shown_was_written()
+            self._map, self._pieces = mapped, pieces
+            self._flat = self._tensor()
         self._own_from = own_from
         if begun is not None and kept < at:
             for head, rows in enumerate(begun):
@@ -264,6 +304,17 @@ class PairedRows:
             for piece, start in zip(self._pieces, starts, strict=True)
             if start + piece.size > self._own_from
         ]
+
+    def _tensor(self) -> torch.Tensor | None:
+        """All that is mapped, as numbers; what is shown are views, whose writes torch counts."""
+        if self._map is None:
+            return None
+        numbers = np.asarray(self._map).view(STORED[self.form.dtype])
+        with torch.inference_mode(False):
+            return torch.from_numpy(numbers).view(self.form.dtype)
+
+    def _shown_was_written(self) -> bool:
+        return self._flat is not None and self._flat._version > 0
 
     def _mapped(self, pieces: Sequence[Piece]) -> _native.MappedPieces | None:
         room, heads = sum(piece.size for piece in pieces), self.form.streams

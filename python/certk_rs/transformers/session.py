@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,6 +80,8 @@ class _Layer:
 
 def write_session(path: Path, layers: list[IndexedLayer]) -> None:
     """Write a cache over what was there, whole or not at all."""
+    for layer in layers:
+        layer.check()
     about: list[_Layer | None] = []
     parts: dict[str, NDArray[Any]] = {}
     dtypes: dict[str, str] = {}
@@ -144,7 +145,7 @@ def read_session(
         mapped = None
         if directory is not None:
             mapped = open_to_map(path)
-            if os.fstat(mapped.descriptor).st_size != file.size:
+            if mapped.identity != file.identity:
                 raise _damaged(file, "it was replaced while it was read")
         layers = []
         for at, told in enumerate(about):
@@ -176,6 +177,8 @@ def read_session(
                     for whole, part in zip(both, some, strict=True):
                         whole[:, :, start : start + part.shape[2]] = part
                 layer.restore((both[0], both[1]), index, ball, told.built, None)
+        if file.current_identity() != file.identity:
+            raise _damaged(file, "it was written to while it was read")
         return layers
 
 
