@@ -54,7 +54,7 @@ def step(model: Any, cache: Any, mode: str = "inference") -> list[dict[str, Any]
 
 EDITS: dict[str, Callable[[Any], Any]] = {
     "keys": lambda layer: layer.keys[:, :, 100:2000].neg_(),
-    "values": lambda layer: layer.values[:, 1].mul_(1e5),
+    "values": lambda layer: layer.values[:, 1, ::2].mul_(1e5),
     "detached": lambda layer: layer.keys.detach()[:, :, ::2].mul_(-3),
 }
 
