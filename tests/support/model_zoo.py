@@ -134,8 +134,61 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+# Beside full attention: sliding windows, convolutions, recurrent states, layers without a cache.
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1,
+}  # fmt: skip
+_DELTA: dict[str, Any] = {
+    "head_dim": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+_EXPERTS: dict[str, Any] = {"num_experts": 2, "num_experts_per_tok": 1}
+MIXED: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"] * 2}),
+    "qwen3-next": ("Qwen3Next", _DELTA | _EXPERTS
+        | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
+    "jamba": ("Jamba", _EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1,
+        "mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False}),
+    "bamba": ("Bamba", _MAMBA2 | {"attn_layer_indices": [1, 3]}),
+    "granite-hybrid": ("GraniteMoeHybrid", _MAMBA2 | {"num_local_experts": 2,
+        "num_experts_per_tok": 1, "layer_types": ["linear_attention", "full_attention"] * 2,
+        "shared_intermediate_size": 32}),
+    "falcon-h1": ("FalconH1", _MAMBA2 | {"num_hidden_layers": 3, "head_dim": 12,
+        "mamba_d_ssm": 48, "mamba_n_heads": 4, "mamba_d_head": 12}),
+    "nemotron-h": ("NemotronH", {"layers_block_type": ["mamba", "attention", "mlp", "attention"],
+        "head_dim": 12, "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 8,
+        "n_groups": 1}),
+    "zamba2": ("Zamba2", {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8,
+        "mamba_ngroups": 1, "n_mamba_heads": 8, "mamba_headdim": 12, "num_mem_blocks": 1,
+        "use_shared_attention_adapter": False, "num_key_value_heads": 4}),
+    "qwen3.5": ("Qwen3_5Text", _DELTA),
+    "gemma3n": ("Gemma3nText", {"num_hidden_layers": 6, "head_dim": 12, "sliding_window": 32,
+        "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}),
+    "gemma3-window": ("Gemma3Text", {"num_hidden_layers": 6, "head_dim": 12,
+        "sliding_window": 32}),
+}  # fmt: skip
+
+
+def _mixed(kind: str, more: dict[str, Any]) -> Any:
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 4096, "initializer_range": SPREAD,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+    }  # fmt: skip
+    config = getattr(hf, kind + "Config")(**(sizes | more))
+    model = getattr(hf, kind.removesuffix("Text") + "ForCausalLM")(config)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    return model
+
+
 def build(name: str, seed: int = 0) -> Any:
     """A random model in evaluation mode."""
+    if name in MIXED:
+        torch.manual_seed(seed)
+        return _mixed(*MIXED[name]).eval()
     if not MODERN and name in {*ENCODERS, "albert", "distilbert", "modernbert"}:
         pytest.skip(f"{name} cannot be switched over in transformers {hf.__version__}")
     torch.manual_seed(seed)
@@ -147,7 +200,9 @@ def sharpened(model: Any, factor: float = 6.0) -> Any:
     for name, parameter in model.named_parameters():
         if "c_attn" in name:
             parameter.data[..., : parameter.shape[-1] // 3] *= factor
-        elif any(part in name for part in ("q_proj", "q_norm", "self.query")):
+        elif "q_norm" in name and not parameter.any():
+            parameter.data += factor - 1  # a norm that multiplies by 1 + weight
+        elif any(part in name for part in ("q_proj", "q_norm", "q_layernorm", "self.query")):
             parameter.data *= factor
     return model
 

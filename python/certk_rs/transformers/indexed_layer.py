@@ -18,6 +18,11 @@ from .paired_rows import Form, PairedRows
 # With fewer keys than this an index does not pay.
 _FEWEST = 256
 _INDEXED = (torch.float32, torch.float16, torch.bfloat16)
+# What a layer without keys and values has of them.
+_EMPTY: dict[str, Any] = {
+    "keys": None, "values": None, "_buffers": None, "_rows": None, "_shown": (None, None),
+    "_index": None, "_ball": None,
+}  # fmt: skip
 
 
 class Buffers:
@@ -26,6 +31,11 @@ class Buffers:
     def __init__(self, reserve: int) -> None:
         self._reserve = reserve
         self._room: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all, used or not."""
+        return 0 if self._room is None else sum(each.nbytes for each in self._room)
 
     def append(
         self, held: tuple[Any, Any], had: int, keys: torch.Tensor, values: torch.Tensor
@@ -82,6 +92,15 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
     def index_bytes(self) -> int:
         """Bytes of the index."""
         return 0 if self._index is None else self._index.nbytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of keys and values in memory, with what is set aside ahead; none in files."""
+        if self._rows is not None:
+            return 0
+        if self._buffers is not None and self._is_current():
+            return self._buffers.nbytes
+        return sum(each.nbytes for each in (self.keys, self.values) if each is not None)
 
     @property
     def index(self) -> KeyIndex | None:
@@ -190,11 +209,12 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
         if self.keys is None or not self._taken(torch.arange(len(self.keys))[indices]):
             super().batch_select_indices(indices)
 
-    def __deepcopy__(self, _memo: Any) -> IndexedLayer:
-        copied = IndexedLayer(self._reserve, self._threads, self._directory)
+    def __deepcopy__(self, memo: Any) -> IndexedLayer:
+        copied = self.__class__.__new__(self.__class__)
+        others = {name: of for name, of in vars(self).items() if name not in _EMPTY}
+        copied.__dict__.update(_EMPTY | copy.deepcopy(others, memo))
         if self.keys is None:
             return copied
-        copied.dtype, copied.device, copied.is_initialized = self.dtype, self.device, True
         current = self._is_current()
         if self._rows is not None and self._in_files():
             # Both go on in files of their own, behind what they share.

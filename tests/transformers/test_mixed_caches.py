@@ -1,0 +1,227 @@
+"""Caches by a model's config: an index where attention is full, all else as transformers has it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import certk_rs as ck
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+zoo = pytest.importorskip("model_zoo")
+
+from transformers.cache_utils import DynamicLayer  # noqa: E402
+
+from certk_rs import transformers as ct  # noqa: E402
+
+one_thread = zoo.one_thread
+modern = pytest.mark.skipif(not zoo.MODERN, reason="before 5 they have caches of their own")
+WINDOWED = ["gemma3n", "gemma3-window"]
+HYBRID = [name for name in zoo.MIXED if name not in WINDOWED]
+GREEDY: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+
+
+def generated(model: Any, ids: Any, cache: Any, **more: Any) -> Any:
+    return model.generate(ids, past_key_values=cache, **GREEDY, **more)
+
+
+def states(layer: Any) -> list[Any]:
+    """The tensors of a layer, in an order."""
+    found = []
+    for _, value in sorted(vars(layer).items()):
+        each = value.values() if isinstance(value, dict) else (value,)
+        found += [part for part in each if isinstance(part, torch.Tensor)]
+    return found
+
+
+@modern
+@pytest.mark.parametrize("name", zoo.MIXED)
+def test_tokens_and_states_are_those_of_a_dynamic_cache(name: str) -> None:
+    model, plain, _ = zoo.twins(name)
+    ids = zoo.tokens(1, 300)
+    theirs = hf.DynamicCache(config=model.config)
+    wanted = generated(plain, ids, theirs)
+    ours = ct.CertkCache(config=ct.use(model, eps=0).config)
+    assert torch.equal(generated(model, ids, ours), wanted)
+    assert len(ours.layers) == len(theirs.layers)
+    indexed = 0
+    for own, other in zip(ours.layers, theirs.layers, strict=True):
+        if "FullAttention" in type(other).__name__ or type(other) is DynamicLayer:
+            assert own.index.shape[2] == own.get_seq_length() == other.get_seq_length() == 319
+            assert torch.allclose(own.keys, other.keys, atol=1e-3)
+            indexed += 1
+        else:
+            assert type(own) is type(other)
+            assert [each.shape for each in states(own)] == [each.shape for each in states(other)]
+    assert indexed
+    assert ours.whole_nbytes == sum(each.nbytes for x in theirs.layers for each in states(x))
+    assert ours.whole_nbytes < ours.nbytes
+    assert 0 < ours.index_bytes < ours.nbytes
+
+
+@modern
+@pytest.mark.parametrize("name", zoo.MIXED)
+def test_certificates_are_true(name: str) -> None:
+    """Against float64, in layers of every kind that attend, behind keys that were made up."""
+    model = zoo.sharpened(zoo.build(name), 30.0)
+    ct.use(model, eps=0.05)
+    cache = ct.CertkCache(config=model.config)
+    few = 0
+    with torch.inference_mode():
+        model(input_ids=zoo.tokens(1, 1800), past_key_values=cache)
+        for token in range(2, 6):
+            with zoo.spied() as calls, ct.Recorder() as recorder:
+                model(input_ids=torch.full((1, 1), token), past_key_values=cache)
+            assert len(calls) == len(recorder.calls) > 0
+            for call, told in zip(calls, recorder.calls, strict=True):
+                _, out = zoo.dense(call)
+                off = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
+                assert (off <= told.error_bound).all()
+                assert (told.tail_mass_upper <= 0.05).all()
+                few += int((told.k < 0.5 * told.n).sum())
+    assert few > 0, "nothing was dropped"
+
+
+@modern
+def test_windows_hold_what_they_show() -> None:
+    """31 keys of Gemma 3's window of 32 beside all of the layer of full attention."""
+    model = ct.use(zoo.build("gemma3-window"), eps=0)
+    ids = zoo.tokens(1, 2001)
+    with_config, without = ct.CertkCache(config=model.config), ct.CertkCache()
+    with torch.inference_mode():
+        for cache in (with_config, without):
+            for part in (ids, zoo.tokens(1, 1)):
+                logits = model(input_ids=part, past_key_values=cache).logits
+    held = [layer.keys.shape[2] for layer in with_config.layers]
+    assert held == [31] * 5 + [2002]
+    assert [layer.keys.shape[2] for layer in without.layers] == [2002] * 6
+    assert with_config.nbytes < without.nbytes / 4
+    assert with_config.get_seq_length() == without.get_seq_length() == 2002
+    assert torch.isfinite(logits).all()
+
+
+@modern
+@pytest.mark.parametrize("name", HYBRID)
+def test_without_a_config_it_says_what_is_missing(name: str) -> None:
+    model = ct.use(zoo.build(name), eps=0)
+    with pytest.raises(ck.CertkError, match=r"CertkCache\(config=model\.config\)"):
+        generated(model, zoo.tokens(1, 9), ct.CertkCache())
+
+
+@modern
+@pytest.mark.parametrize("name", ["lfm2", "falcon-h1", "gemma3-window"])
+@pytest.mark.parametrize("how", ["copy", "pickle"])
+def test_copies_go_on_alone(name: str, how: str) -> None:
+    model = ct.use(zoo.build(name), eps=0)
+    cache = ct.CertkCache(config=model.config)
+    with torch.inference_mode():
+        model(input_ids=zoo.tokens(1, 300), past_key_values=cache)
+        again = copy.deepcopy(cache) if how == "copy" else pickle.loads(pickle.dumps(cache))
+        assert again.index_bytes == cache.index_bytes > 0
+        other = copy.deepcopy(cache)
+        model(input_ids=zoo.tokens(1, 40, seed=3), past_key_values=other)
+        more = zoo.tokens(1, 5, seed=4)
+        found = [model(input_ids=more, past_key_values=each).logits for each in (cache, again)]
+    assert torch.equal(*found)
+
+
+@modern
+@pytest.mark.parametrize("name", ["lfm2", "zamba2", "gemma3-window"])
+def test_beams_are_those_of_a_dynamic_cache(name: str) -> None:
+    model, plain, _ = zoo.twins(name)
+    ids = zoo.tokens(1, 300)
+    wanted = generated(plain, ids, hf.DynamicCache(config=model.config), num_beams=3)
+    cache = ct.CertkCache(config=ct.use(model, eps=0).config)
+    assert torch.equal(generated(model, ids, cache, num_beams=3), wanted)
+
+
+@modern
+@pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
+@pytest.mark.parametrize("name", ["lfm2", "falcon-h1", "gemma3-window"])
+def test_what_is_in_files_is_as_in_memory(name: str, tmp_path: Path) -> None:
+    model = ct.use(zoo.sharpened(zoo.build(name), 6.0), eps=0.05)
+    ids = zoo.tokens(1, 300)
+    memory = ct.CertkCache(config=model.config)
+    files = ct.CertkCache(config=model.config, offload=tmp_path)
+    assert torch.equal(generated(model, ids, memory), generated(model, ids, files))
+    assert memory.offloaded_bytes == 0 < files.offloaded_bytes
+    assert files.whole_nbytes == memory.whole_nbytes
+    assert files.nbytes == memory.nbytes - sum(
+        layer.held_bytes for layer in memory.layers if hasattr(layer, "held_bytes")
+    )
+
+
+@modern
+@pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
+@pytest.mark.parametrize("name", ["lfm2", "falcon-h1", "zamba2"])
+def test_states_are_reordered_with_keys_in_files(name: str, tmp_path: Path) -> None:
+    model = ct.use(zoo.build(name), eps=0.05)
+    ids, step = zoo.tokens(2, 300), torch.tensor([[5], [9]])
+    found = []
+    for options in ({}, {"offload": tmp_path}):
+        cache = ct.CertkCache(config=model.config, **options)
+        with torch.inference_mode():
+            model(input_ids=ids, past_key_values=cache)
+            cache.reorder_cache(torch.tensor([1, 0]))
+            found.append(model(input_ids=step.flip(0), past_key_values=cache).logits.flip(0))
+    assert torch.equal(*found)
+    cache = ct.CertkCache(config=model.config)
+    with torch.inference_mode():
+        model(input_ids=ids, past_key_values=cache)
+        logits = model(input_ids=step, past_key_values=cache).logits
+    assert torch.allclose(found[0], logits, atol=1e-2 * logits.abs().max())
+
+
+def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
+    model = zoo.build("llama")
+    with pytest.raises(ck.CertkError, match="config is a LlamaForCausalLM; pass model.config"):
+        ct.CertkCache(config=model)
+    cache = ct.CertkCache(config=hf.LlamaConfig(num_hidden_layers=2))
+    with (
+        torch.inference_mode(),
+        pytest.raises(ck.CertkError, match="layer 2 has keys, and the config of this cache 2"),
+    ):
+        ct.use(model, eps=0)(input_ids=zoo.tokens(1, 5), past_key_values=cache)
+
+
+def test_a_plain_config_changes_nothing(tmp_path: Path) -> None:
+    model = ct.use(zoo.build("llama"), eps=0)
+    ids, cache = zoo.tokens(1, 300), ct.CertkCache(config=model.config)
+    assert torch.equal(generated(model, ids, cache), generated(model, ids, ct.CertkCache()))
+    cache.save(tmp_path / "session")
+    loaded = ct.CertkCache.load(tmp_path / "session")
+    assert loaded.whole_nbytes == cache.whole_nbytes < loaded.nbytes < cache.nbytes
+
+
+@modern
+def test_sessions_hold_full_attention_alone(tmp_path: Path) -> None:
+    model = ct.use(zoo.build("lfm2"), eps=0)
+    cache = ct.CertkCache(config=model.config)
+    generated(model, zoo.tokens(1, 9), cache)
+    with pytest.raises(ck.CertkError, match="layer 0 is a LinearAttentionLayer.*pickle"):
+        cache.save(tmp_path / "session")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(zoo.MODERN, reason="from 5 on there are caches for them")
+def test_layers_that_an_older_transformers_has_no_cache_for() -> None:
+    config = hf.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])
+    with pytest.raises(ck.CertkError, match="layers of conv: .* install 5 or newer"):
+        ct.CertkCache(config=config)
+
+
+def test_windows_under_any_transformers() -> None:
+    """A window in every layer, of a family that all versions have."""
+    model = ct.use(zoo.build("mistral-window"), eps=0)
+    ids = zoo.tokens(1, 60)
+    cache = ct.CertkCache(config=model.config)
+    found = generated(model, ids, cache)
+    assert torch.equal(found, generated(model, ids, hf.DynamicCache(config=model.config)))
+    assert [layer.keys.shape[2] for layer in cache.layers] == [6] * 3
+    assert cache.index_bytes == 0
