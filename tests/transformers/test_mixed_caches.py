@@ -180,7 +180,7 @@ def test_states_are_reordered_with_keys_in_files(name: str, tmp_path: Path) -> N
 
 def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
     model = zoo.build("llama")
-    with pytest.raises(ck.CertkError, match="config is a LlamaForCausalLM; pass model.config"):
+    with pytest.raises(ck.CertkError, match=r"config is a LlamaForCausalLM; pass model\.config"):
         ct.CertkCache(config=model)
     cache = ct.CertkCache(config=hf.LlamaConfig(num_hidden_layers=2))
     with (
@@ -204,7 +204,7 @@ def test_sessions_hold_full_attention_alone(tmp_path: Path) -> None:
     model = ct.use(zoo.build("lfm2"), eps=0)
     cache = ct.CertkCache(config=model.config)
     generated(model, zoo.tokens(1, 9), cache)
-    with pytest.raises(ck.CertkError, match="layer 0 is a LinearAttentionLayer.*pickle"):
+    with pytest.raises(ck.CertkError, match=r"layer 0 is a LinearAttentionLayer.*pickle"):
         cache.save(tmp_path / "session")
     assert not list(tmp_path.iterdir())
 
@@ -212,7 +212,7 @@ def test_sessions_hold_full_attention_alone(tmp_path: Path) -> None:
 @pytest.mark.skipif(zoo.MODERN, reason="from 5 on there are caches for them")
 def test_layers_that_an_older_transformers_has_no_cache_for() -> None:
     config = hf.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])
-    with pytest.raises(ck.CertkError, match="layers of conv: .* install 5 or newer"):
+    with pytest.raises(ck.CertkError, match=r"layers of conv: .* install 5 or newer"):
         ct.CertkCache(config=config)
 
 

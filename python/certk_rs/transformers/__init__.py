@@ -26,6 +26,7 @@ from .caches import PrunedCache, from_cache, prune_cache, to_cache  # noqa: E402
 from .capture import capture, capture_text  # noqa: E402
 from .decoding import CertkCache  # noqa: E402
 from .presses import NAME  # noqa: E402
+from .prompt import prune_prompt  # noqa: E402
 from .recorder import LayerCertificate, Recorder  # noqa: E402
 from .score_scale import score_scales, score_scales_of_text  # noqa: E402
 from .switch import budget, register, use  # noqa: E402
@@ -41,6 +42,7 @@ __all__ = [
     "capture_text",
     "from_cache",
     "prune_cache",
+    "prune_prompt",
     "register",
     "score_scales",
     "score_scales_of_text",

@@ -22,6 +22,7 @@ from .. import _native
 from ..errors import CertkError
 from ..sparse_attention import attention as attention_of
 from . import recorder, settings
+from .caches import check_positions
 from .capture_file import WRITING
 from .indexed_layer import known_of
 from .masked_layer import hidden
@@ -96,6 +97,7 @@ def certified_attention(
     if (first := getattr(key, "certk_first", None)) is not None:
         # A pruned cache: each kv head has its keys at the end.
         first.used()
+        check_positions(first, kwargs.get("position_ids"))
         rows = rows.only_from(np.repeat(first.slots, shape[1] // key.shape[1]))
     if (gone := dropped_by_a_press(module, query, key)) is not None:
         rows = rows.without(np.repeat(gone, shape[1] // key.shape[1], axis=1))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -39,6 +40,10 @@ from .rows_of_file import RowsOfFile
 from .stored import tensor
 
 _GUARDED = "on_breach, promote, most_promoted, source, eps and out_tol"
+
+_WHOLE_TEXT = (
+    "give generate ids of the whole text, at least one token longer than cache.get_seq_length()"
+)
 
 _Rows = tuple[list[torch.Tensor], list[torch.Tensor]]
 """The keys and the values (kept, d) of each kv head of a layer."""
@@ -75,6 +80,8 @@ class PrunedCache(Cache):  # type: ignore[misc]
         """One per layer, for the queries that were pruned for."""
         self.unused: int | None = None
         """The layer whose empty slots nobody has left out yet."""
+        self.assisted = False
+        """Whether assisted generation has begun with this cache and fed it nothing yet."""
         self._losses: Losses | None = None
 
     @property
@@ -110,6 +117,33 @@ class PrunedCache(Cache):  # type: ignore[misc]
         kept = sum(sum(certificate.kept) for certificate in self.certificates)
         return kept / sum(c.n * len(c.kept) for c in self.certificates)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: keys and values with their empty slots, guards, and what they fetched.
+
+        With `on_breach="recall"` and no source the whole cache that was pruned is held, too, and is
+        among them.
+        """
+        held: int = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+        held += sum(layer.guarded.nbytes for layer in self.layers if layer.guarded is not None)
+        rows = None if self._losses is None else self._losses.rows
+        return held + (rows.nbytes if isinstance(rows, RowsOfCache) else 0)
+
+    @property
+    def whole_nbytes(self) -> int:
+        """Bytes of keys and values if none had been dropped, those that were appended included."""
+        whole: int = sum(
+            (layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes) * layer.get_seq_length()
+            for layer in self.layers
+        )
+        return whole
+
+    def activate_past_recording(self) -> None:
+        """Hear of assisted generation, which begins with this."""
+        self.assisted = True
+        if hasattr(Cache, "activate_past_recording"):
+            super().activate_past_recording()
+
 
 class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
     """One layer: keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
@@ -132,6 +166,7 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append; the keys that come back carry where they begin."""
+        self._check(key_states)
         keys, values = super().update(key_states, value_states, *args, **kwargs)
         cache = self.of
         if cache is not None and cache.unused is not None:
@@ -144,6 +179,25 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
             cache.unused = self._index
         keys.certk_first = self
         return keys, values
+
+    def _check(self, new: torch.Tensor) -> None:
+        """Raise `CertkError` where these are not the keys of tokens behind the text."""
+        batch, n = self.keys.shape[0], self.get_seq_length()
+        _need_tokens(new.shape[2], n)
+        if new.shape[0] != batch:
+            raise CertkError(
+                f"keys of {new.shape[0]} sequences go behind a pruned cache of {batch}: for beams "
+                f"or several answers call cache.batch_repeat_interleave({new.shape[0] // batch}) "
+                "first"
+            )
+        if self.of is not None and self.of.assisted:
+            self.of.assisted = False
+            if new.shape[2] > n:
+                raise CertkError(
+                    f"assisted generation (an assistant, or prompt lookup) feeds the whole text to "
+                    f"a cache that stands for {n} tokens of it already: generate without, or draft "
+                    "from the pruned cache as examples/drafts.py does"
+                )
 
     def used(self) -> None:
         """Say that the empty slots are being left out."""
@@ -161,6 +215,7 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
         mask shows all of it.
         """
         m = query_length if isinstance(query_length, int) else query_length.shape[0]
+        _need_tokens(m, self.get_seq_length())
         return int(self.keys.shape[-2]) + m, self._gone
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -177,6 +232,31 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
     def reset(self) -> None:
         """Refuse: a pruned cache without its keys is none."""
         raise CertkError("a pruned cache cannot be reset; make another by from_cache")
+
+
+def check_positions(layer: Any, position_ids: Any) -> None:
+    """Raise `CertkError` if a pruned layer would stand for more tokens than the text has.
+
+    Args:
+        layer: What keys of a pruned cache carry, the new ones appended.
+        position_ids: Positions (batch, m) of the new tokens, where the model tells; of more axes
+            they count other things than tokens.
+    """
+    told = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
+    if not isinstance(layer, _PrunedLayer) or not told or not position_ids.numel():
+        return
+    n, end = layer.get_seq_length(), int(position_ids.max()) + 1
+    if end < n:
+        m = position_ids.shape[1]
+        raise CertkError(
+            f"a pruned cache that stands for {n - m} tokens is fed {m} of which the last is token "
+            f"{end} of the text, so that some are fed twice: {_WHOLE_TEXT}"
+        )
+
+
+def _need_tokens(m: int, n: int) -> None:
+    if m == 0:
+        raise CertkError(f"no token is fed to a pruned cache that stands for {n}: {_WHOLE_TEXT}")
 
 
 def to_cache(
@@ -408,14 +488,47 @@ class RowsOfCache:
 
     def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._layers = layers
+        # Whoever still has the cache may write to it; torch does not count all ways to.
+        widest = max(each.shape[-1] for pair in layers for each in pair)
+        made = torch.Generator().manual_seed(secrets.randbits(63))
+        self._factors = torch.randint(1 << 62, (widest,), generator=made) * 2 + 1
+        self._sums = [
+            tuple(torch.stack([_row_sums(head, self._factors) for head in each]) for each in pair)
+            for pair in layers
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self._layers)
 
     def fetch(
         self, layer: int, head: int, positions: NDArray[np.int64]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Rows`."""
-        keys, values = self._layers[layer]
         at = torch.from_numpy(positions)
-        return keys[head, at], values[head, at]
+        keys, values = (each[head, at] for each in self._layers[layer])
+        for role, rows, sums in zip(
+            ("keys", "values"), (keys, values), self._sums[layer], strict=True
+        ):
+            if not torch.equal(_row_sums(rows, self._factors), sums[head, at]):
+                raise CertkError(
+                    f"layer {layer}: the {role} of the cache that was pruned are others now, and "
+                    "dropped ones are fetched from there: leave that cache as it is, or pass "
+                    "source= a cache file"
+                )
+        return keys, values
+
+
+def _row_sums(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """A sum of each row's bits (n, d) by random odd factors, modulo 2^64.
+
+    One entry that is another makes it another; rows that differ more share one with probability
+    2^-60.
+    """
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.itemsize]
+    parts = rows.contiguous().view(bits).split(1 << 12)
+    return torch.cat([(part * factors[: rows.shape[-1]]).sum(-1) for part in parts])
 
 
 def _full_layers(

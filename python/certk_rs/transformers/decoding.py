@@ -141,7 +141,7 @@ class CertkCache(Cache):  # type: ignore[misc]
     def whole_nbytes(self) -> int:
         """Bytes of keys, values and states alone: what a `DynamicCache` of this text would hold."""
         pairs = [each for layer in self._indexed() for each in (layer.keys, layer.values)]
-        own = sum(each.nbytes for each in pairs if each is not None)
+        own: int = sum(each.nbytes for each in pairs if each is not None)
         return own + sum(map(state_bytes, self.layers))
 
     def _indexed(self) -> list[IndexedLayer]:

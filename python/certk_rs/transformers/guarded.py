@@ -129,6 +129,12 @@ class GuardedLayer:
         """How many dropped keys of each kv head are back for good."""
         return tuple(map(len, self._there))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the guard, and of the keys and values that are back for good."""
+        back = [each for pair in self._held if pair is not None for each in pair]
+        return self.guard.nbytes + sum(each.nbytes for each in back)
+
     def answer(
         self,
         query: torch.Tensor,

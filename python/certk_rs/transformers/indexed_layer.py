@@ -306,27 +306,25 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
             self._ball.append(value_states)
 
 
-def known_of(
-    keys: torch.Tensor, values: torch.Tensor
-) -> tuple[KeyIndex | None, ValueBall | None]:
+def known_of(keys: torch.Tensor, values: torch.Tensor) -> tuple[KeyIndex | None, ValueBall | None]:
     """The index and the ball that keys and values from a cache carry, where they are still theirs.
 
     None of what was written to since.
     """
     index, ball = getattr(keys, "certk_index", None), getattr(values, "certk_ball", None)
-    writes = _writes((keys, values))
+    now = _writes((keys, values))
     return (
-        index if getattr(keys, "certk_writes", None) == writes[0] else None,
-        ball if getattr(values, "certk_writes", None) == writes[1] else None,
+        index if getattr(keys, "certk_writes", None) == now[0] else None,
+        ball if getattr(values, "certk_writes", None) == now[1] else None,
     )
 
 
-def _writes(tensors: tuple[Any, Any]) -> tuple[int, int]:
-    """How often each was written to in place, by torch's count of it and all its views.
+def _writes(pair: tuple[Any, Any]) -> tuple[int, int]:
+    """How often keys and values were written to, by torch's count of them and all their views.
 
-    -1 where torch does not count: of a tensor that was made in inference mode.
+    -1 where torch does not count, as of what was made in inference mode.
     """
-    keys, values = (-1 if x is None or x.is_inference() else x._version for x in tensors)
+    keys, values = (-1 if x is None or x.is_inference() else x._version for x in pair)
     return keys, values
 
 

@@ -25,9 +25,7 @@ _BOTH: Any = getattr(cache_utils, "LinearAttentionAndFullAttentionLayer", None)
 _KNOWN = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
-def layers_of(
-    config: Any, reserve: int, threads: int | None, directory: Path | None
-) -> list[Any]:
+def layers_of(config: Any, reserve: int, threads: int | None, directory: Path | None) -> list[Any]:
     """The layers of a config, in order; arguments as `IndexedLayer` has them.
 
     Raises:
