@@ -400,7 +400,8 @@ def prune_cache(
             the given queries alone. It takes a pass over the kept values in every call.
         source: Where dropped keys and values are: a cache file of exactly these (as `capture` and
             `to_cache` write it, and `from_cache` reads), which is compared now and read row by row
-            later; or None: `cache` itself, whose tensors are then held, and must not be written to.
+            later; or None: `cache` itself, whose tensors are then held, and must not be written to
+            (rows that are fetched are compared with what they were).
         threads: Number of threads; None for all available.
 
     Raises:
