@@ -152,6 +152,19 @@ def test_ids_no_longer_than_the_cache_are_refused(name: str, length: int) -> Non
         model.generate(ids[:, :length], past_key_values=pruned, **GREEDY)
 
 
+@modern
+def test_texts_with_padding_are_refused() -> None:
+    """Generation takes token 0 for padding, which a mask over other positions cannot hide."""
+    model, ids, pruned = ragged("llama")
+    ct.use(model, eps=0)
+    more = torch.cat([ids, zoo.tokens(1, 2, seed=9)], -1)
+    more[:, 5] = 0
+    with pytest.raises(ck.CertkError, match=r"has padding .*attention_mask=torch\.ones_like"):
+        model.generate(more, past_key_values=copy.deepcopy(pruned), **GREEDY)
+    mask = torch.ones_like(more)
+    model.generate(more, attention_mask=mask, past_key_values=pruned, **GREEDY)
+
+
 @pytest.mark.parametrize("compact", [False, True])
 def test_no_token_is_refused(compact: bool) -> None:
     model, ids, pruned = ragged("llama", compact=compact)

@@ -249,8 +249,9 @@ def check_positions(layer: Any, position_ids: Any) -> None:
     if end < n:
         m = position_ids.shape[1]
         raise CertkError(
-            f"a pruned cache that stands for {n - m} tokens is fed {m} of which the last is token "
-            f"{end} of the text, so that some are fed twice: {_WHOLE_TEXT}"
+            f"a pruned cache that stands for {n - m} tokens is fed {m}, of which the last is token "
+            f"{end} of the text by its position: some are fed twice, or the text has padding (pass "
+            f"attention_mask=torch.ones_like(ids) if it only looks so); {_WHOLE_TEXT}"
         )
 
 
