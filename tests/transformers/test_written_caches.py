@@ -76,6 +76,19 @@ def test_what_was_written_to_is_indexed_anew(edit: str, mode: str) -> None:
     assert all(layer.index is not None for layer in cache.layers)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_copy_nothing(mode: str) -> None:
+    """Writes are counted, in inference mode too, without holding keys twice."""
+    model = model_of()
+    cache = filled(model, mode)
+    before = [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
+    other = {"inference": "no_grad", "no_grad": "inference"}[mode]
+    for step_mode in (mode, other, mode):
+        step(model, cache, step_mode)
+        assert before == [(x.keys.data_ptr(), x.values.data_ptr()) for x in cache.layers]
+        assert all(layer.index is not None for layer in cache.layers)
+
+
 @pytest.mark.parametrize("how", ["copy", "pickle", "session"])
 @pytest.mark.parametrize("edit", EDITS)
 def test_copies_and_caches_from_files_notice_it_before_their_first_step(
