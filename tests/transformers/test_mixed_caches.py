@@ -225,3 +225,20 @@ def test_windows_under_any_transformers() -> None:
     assert torch.equal(found, generated(model, ids, hf.DynamicCache(config=model.config)))
     assert [layer.keys.shape[2] for layer in cache.layers] == [6] * 3
     assert cache.index_bytes == 0
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_a_compiled_model_decodes_by_an_index(mode: Any) -> None:
+    """The cache runs between the graphs, as certified attention does."""
+    torch.compiler.reset()
+    model = ct.use(zoo.build("llama"), eps=0.05)
+    compiled = torch.compile(model, backend="aot_eager")
+    ids, found = zoo.tokens(1, 300), []
+    for each in (compiled, model):
+        cache = ct.CertkCache(config=model.config)
+        with mode():
+            for part in (ids[:, :298], ids[:, 298:299], ids[:, 299:]):
+                logits = each(part, past_key_values=cache).logits
+        found.append((logits, cache.index_bytes))
+    assert torch.allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
+    assert found[0][1] == found[1][1] > 0

@@ -529,7 +529,7 @@ def _row_sums(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     2^-60.
     """
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.itemsize]
-    parts = rows.contiguous().view(bits).split(1 << 12)
+    parts = torch.split(rows.contiguous().view(bits), 1 << 12)
     return torch.cat([(part * factors[: rows.shape[-1]]).sum(-1) for part in parts])
 
 

@@ -125,6 +125,8 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing is made ahead: the first keys say how large they are."""
 
+    # Between the graphs of a compiled model, as certified attention.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
