@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -255,13 +256,28 @@ def test_what_asks_for_more_is_refused_at_once(name: str) -> None:
     ("name", "other"),
     [
         ("wav2vec2_conformer", {"position_embeddings_type": "rotary"}),
-        ("layoutlmv3", {"has_relative_attention_bias": False, "has_spatial_attention_bias": False}),
+        (
+            "layoutlmv3",
+            {
+                "has_relative_attention_bias": False,
+                "has_spatial_attention_bias": False,
+                "visual_embed": False,
+            },
+        ),
     ],
 )
-def test_the_same_family_without_it_is_switched_over(name: str, other: dict[str, Any]) -> None:
+def test_the_same_family_without_it_is_as_sdpa(name: str, other: dict[str, Any]) -> None:
     config, kind, sizes, _ = MORE[name]
-    model = ct.use(built(config, kind, sizes | other), eps=0)
-    assert model.config._attn_implementation == "certk"
+    model = built(config, kind, sizes | other)
+    plain = copy.deepcopy(model)
+    inputs: dict[str, Any] = {"input_ids": zoo.tokens(2, N)}
+    if name == "layoutlmv3":
+        inputs["bbox"] = torch.zeros(2, N, 4, dtype=torch.long)
+    else:
+        inputs = {"input_values": torch.randn(2, 400)}
+    assert layers_of(ct.use(model, eps=0), **inputs) != []
+    with torch.inference_mode():
+        assert torch.allclose(model(**inputs)[0], plain(**inputs)[0], atol=1e-5)
 
 
 @pytest.mark.skipif(not zoo.MODERN, reason="as it is written in transformers 5")

@@ -71,7 +71,7 @@ def asks_for_more(module: nn.Module) -> str | None:
 
 
 @cache
-def _makes_a_bias(kind: type[Any]) -> bool:
+def _makes_a_bias(kind: Any) -> bool:
     """Whether the `forward` of a class always hands numbers to attention that it has computed.
 
     They are handed over as the mask, or as `position_bias`.
