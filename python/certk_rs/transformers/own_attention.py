@@ -21,8 +21,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-_ARITHMETIC = (ast.Add, ast.Mult, ast.MatMult)
-
 
 @cache
 def computes_by_itself(kind: Any) -> bool:
@@ -90,12 +88,19 @@ def _makes_a_bias(kind: Any) -> bool:
         if "bias" in mask:
             return True
         for name, node in made:
-            if name == mask and any(isinstance(n, _ARITHMETIC) for n in ast.walk(node.value)):
+            if name == mask and any(_computes(n) for n in ast.walk(node.value)):
                 return True
             # What is below an `if` is there in some configurations only.
             if name == bias and node in forward.body and not isinstance(node.value, ast.Constant):
                 return True
     return False
+
+
+def _computes(node: ast.AST) -> bool:
+    """Whether an expression makes numbers; sums of masks are masks."""
+    if not isinstance(node, ast.BinOp):
+        return False
+    return isinstance(node.op, ast.MatMult) or "bias" in ast.unparse(node)
 
 
 def has_attention(model: nn.Module) -> bool:
