@@ -52,15 +52,38 @@ def weights(call: dict[str, Any], b: int) -> np.ndarray:
 def left(module: Any, layer: Any, call: dict[str, Any], b: int) -> np.ndarray:
     """Which keys (kv_heads, n) of a prompt are left to attention."""
     key = call["key"][b]
-    kept = (layer.keys[b][:, :, None] == key[:, None]).all(-1).any(1).numpy().copy()
-    masked = getattr(module, "masked_key_indices", None)
-    if masked is not None:
-        for sequence, head, place in zip(*(each.tolist() for each in masked), strict=True):
-            if sequence == b:
-                kept[head, place] = False
-    if hasattr(layer, "_dropped"):
-        kept &= ~layer._dropped[b].numpy()
-    return np.asarray(kept)
+    shown = torch.ones(layer.keys.shape[:3], dtype=torch.bool)
+    if (masked := getattr(module, "masked_key_indices", None)) is not None:
+        shown[tuple(masked)] = False
+    return np.stack(
+        [
+            (layer.keys[b, head][shown[b, head]][:, None] == key[head]).all(-1).any(0).numpy()
+            for head in range(len(key))
+        ]
+    )
+
+
+class CompactedInPlace(kvpress.KnormPress):  # type: ignore[misc]
+    """Moves what it keeps to the front of the cache's own memory."""
+
+    def compress(self, module: Any, hidden: Any, keys: Any, values: Any, *more: Any) -> Any:
+        kept = super().compress(module, hidden, keys, values, *more)
+        return [
+            there[:, :, : each.shape[2]].copy_(each)
+            for there, each in zip((keys, values), kept, strict=True)
+        ]
+
+
+class Masking(kvpress.BasePress):  # type: ignore[misc]
+    """Masks another eighth of the slots in each head."""
+
+    compression_ratio = 0.125
+
+    def compress(self, module: Any, hidden: Any, keys: Any, values: Any, *more: Any) -> Any:
+        head = torch.arange(keys.shape[1])[:, None]
+        gone = (torch.arange(keys.shape[2])[None] + head) % 8 == 0
+        module.masked_key_indices = gone.expand(keys.shape[:3]).nonzero(as_tuple=True)
+        return keys, values
 
 
 PRESSES: dict[str, Any] = {
@@ -79,6 +102,10 @@ PRESSES: dict[str, Any] = {
     "Composed": lambda: kvpress.ComposedPress(
         [kvpress.KnormPress(0.2), CertkScorerPress(0.3, window=WINDOW)]
     ),
+    "in place": lambda: CompactedInPlace(0.4),
+    # Slots that are masked are those of the cache that the first has left.
+    "masks behind another": lambda: kvpress.ComposedPress([kvpress.KnormPress(0.4), Masking()]),
+    "DMS": lambda: kvpress.DMSPress(kvpress.RandomPress(seed=0), 0.5, sliding_window_size=8),
 }
 
 
@@ -106,14 +133,83 @@ def test_what_any_press_loses_is_proven(name: str) -> None:
     assert some > 0
 
 
-def test_presses_that_change_keys_are_refused() -> None:
+class ValuesInPlace(kvpress.KnormPress):  # type: ignore[misc]
+    """Adds to values where they are, as CAMPress does."""
+
+    def compress(self, module: Any, hidden: Any, keys: Any, values: Any, *more: Any) -> Any:
+        values[:, :, 1:].add_(values[:, :, :1].clone())
+        return super().compress(module, hidden, keys, values, *more)
+
+
+CHANGING: dict[str, Any] = {
+    "KeyRerotationPress": lambda: kvpress.KeyRerotationPress(kvpress.KnormPress(0.5)),
+    "MergingPress": lambda: kvpress.MergingPress(kvpress.KnormPress(0.5)),
+    # Those that write into the cache's own memory.
+    "ThinKPress": lambda: kvpress.ThinKPress(0.5, window_size=8),
+    "ComposedPress": lambda: kvpress.ComposedPress(
+        [kvpress.ThinKPress(0.5, window_size=8), kvpress.KnormPress(0.4)]
+    ),
+    "ValuesInPlace": lambda: ValuesInPlace(0.4),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGING))
+def test_presses_that_change_keys_are_refused(name: str) -> None:
     model, ids = peaked(), zoo.tokens(1, N)
-    press = CertifiedPress(kvpress.KeyRerotationPress(kvpress.KnormPress(0.5)))
-    with pytest.raises(ck.CertkError, match=r"layer 0: KeyRerotationPress does not only choose"):
+    press = CertifiedPress(CHANGING[name](), window=WINDOW)
+    pressed(CertifiedPress(kvpress.KnormPress(0.5)), model, ids)
+    with pytest.raises(ck.CertkError, match=f"layer 0: {name} does not only choose"):
         pressed(press, model, ids)
     assert not [m for m in model.modules() if m._forward_hooks]
-    with pytest.raises(ck.CertkError, match="press is a CertkPress, which drops keys when all"):
-        CertifiedPress(CertkPress(eps=0.1))
+    assert press.certificates == []
+    assert math.isnan(press.worst)
+
+
+def test_masks_of_keys_that_are_not_there_are_refused() -> None:
+    """DMSPress counts from the prompt's end, behind a press that has made the cache shorter."""
+    late = kvpress.DMSPress(kvpress.KnormPress(), 0.0, sliding_window_size=8)
+    press = CertifiedPress(kvpress.ComposedPress([kvpress.KnormPress(0.5), late]), window=WINDOW)
+    with pytest.raises(ck.CertkError, match="layer 0: masked_key_indices does not go with the 36"):
+        pressed(press, peaked(), zoo.tokens(1, N))
+
+
+def _decoding() -> Any:
+    return kvpress.DecodingPress(CertkScorerPress(window=WINDOW))
+
+
+AFTER_THE_PROMPT: dict[str, Any] = {
+    "a CertkPress, which drops keys when all": lambda: CertkPress(eps=0.1),
+    "a DecodingPress, which drops keys while text is": _decoding,
+    "a CAMPress, which drops keys while": lambda: kvpress.CAMPress(CertkScorerPress()),
+    "a CompressionRatioDecodingPress, which drops keys while": lambda: (
+        kvpress.CompressionRatioDecodingPress(CertkScorerPress())
+    ),
+    "a PrefillDecodingPress, which drops keys while": lambda: kvpress.PrefillDecodingPress(
+        kvpress.KnormPress(0.5), _decoding()
+    ),
+    "a DMSPress, which drops keys while": lambda: kvpress.DMSPress(
+        kvpress.KnormPress(), -1.0, decoding=True
+    ),
+    "a KVzipPress, which drops keys when the prompt is over": kvpress.KVzipPress,
+    "a KVgradPress, which drops keys when the prompt is over": kvpress.KVgradPress,
+    "a FastKVzipPress, which drops keys when the prompt is over": kvpress.FastKVzipPress,
+    "a KVComposePress, which drops keys when the prompt is over": kvpress.KVComposePress,
+    "a ComposedPress around a CertkPress, which": lambda: kvpress.ComposedPress(
+        [kvpress.KnormPress(0.5), CertkPress(eps=0.1)]
+    ),
+}
+
+
+@pytest.mark.parametrize("says", list(AFTER_THE_PROMPT))
+def test_presses_that_drop_keys_after_the_prompt_are_refused_at_once(says: str) -> None:
+    press = AFTER_THE_PROMPT[says]()
+    with pytest.raises(ck.CertkError, match=f"press is {says}"):
+        CertifiedPress(press)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ck.CertkError, match="press is a type"):
+        CertifiedPress(kvpress.KnormPress)
     with pytest.raises(ck.CertkError, match="press is a int"):
         CertifiedPress(3)
     with pytest.raises(ck.CertkError, match="window is 0"):
@@ -150,13 +246,71 @@ def test_what_is_dropped_later_is_no_longer_certified(noted: bool) -> None:
     with pytest.raises(ck.CertkError, match="layer 1: Late has dropped or changed keys since"):
         run()
     assert press.certificates == []
-    decoding = kvpress.DecodingPress(
-        CertkScorerPress(window=WINDOW), compression_interval=4, target_size=32
-    )
-    press, cache = CertifiedPress(decoding, window=WINDOW), hf.DynamicCache()
-    with pytest.raises(ck.CertkError, match="DecodingPress has dropped"):  # noqa: SIM117
-        with torch.inference_mode(), press(model):
-            model.generate(ids, past_key_values=cache, max_new_tokens=10, do_sample=False)
+
+
+def test_there_is_no_worst_query_without_a_prompt() -> None:
+    model, ids = peaked(), zoo.tokens(2, N)
+    press = CertifiedPress(kvpress.KnormPress(0.5), window=WINDOW)
+    assert math.isnan(press.worst)
+    pressed(press, model, ids)
+    assert 0 < press.worst < 1
+    # Of a prompt that was not certified to its end nothing is left.
+    module = model.model.layers[1].self_attn
+    hook = module.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pressed(press, model, ids)
+    hook.remove()
+    assert press.certificates == []
+    assert math.isnan(press.worst)
+
+
+def test_a_certified_press_is_the_outermost() -> None:
+    press = kvpress.ComposedPress([CertifiedPress(kvpress.KnormPress(0.5)), kvpress.KnormPress()])
+    with pytest.raises(ck.CertkError, match="goes around all other presses"):
+        pressed(press, peaked(), zoo.tokens(1, N))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_what_another_press_writes_over_is_not_certified(first: bool, compact: bool) -> None:
+    model, ids = peaked(), zoo.tokens(1, N)
+    ours = CertkPress(eps=0.1, window=WINDOW, compact=compact)
+    other = kvpress.ThinKPress(0.5, window_size=8)
+    one, two = (other, ours) if first else (ours, other)
+    with pytest.raises(ck.CertkError, match="layer 0: keys or values in the cache are no longer"):  # noqa: SIM117
+        with torch.inference_mode(), one(model), two(model):
+            model(input_ids=ids, past_key_values=hf.DynamicCache())
+    assert ours.certificates == []
+
+
+class NoPositions(torch.nn.Module):  # type: ignore[misc]
+    """Rotates nothing, as in models without positions."""
+
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, *args: Any) -> Any:
+        cos, sin = self.inside(*args)
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def test_of_equal_pairs_the_last_are_left() -> None:
+    """A query of the window sees those before it only: the first ones would flatter a press."""
+    model, ids = peaked(), zoo.tokens(1, 1).expand(-1, N)
+    model.model.rotary_emb = NoPositions(model.model.rotary_emb)
+    press = CertifiedPress(kvpress.StreamingLLMPress(0.5, n_sink=4), window=WINDOW)
+    cache = pressed(press, model, ids)
+    kept = cache.layers[0].keys.shape[2]
+    assert (cache.layers[0].keys == cache.layers[0].keys[:, :, :1]).all()
+    position = np.arange(N - WINDOW, N)
+    seen = 4 + np.maximum(position - (N - kept + 4) + 1, 0)
+    real = 1 - seen / (position + 1)
+    for certificate in press.certificates:
+        assert (certificate.kept == kept).all()
+        assert (certificate.tail_mass_upper >= real - 1e-6).all()
+    # The sinks are taken for the latest ones before the window's end.
+    assert press.worst <= real.max() + 4 / N
 
 
 def test_equal_pairs_are_told_apart_by_how_many() -> None:

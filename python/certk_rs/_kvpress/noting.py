@@ -6,6 +6,7 @@ queries that are computed again no certificate could speak, since other products
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,9 +37,11 @@ class Call:
     query: torch.Tensor
     """(batch, heads, m, d): the last m queries."""
     key: torch.Tensor
-    """(batch, kv_heads, n, d)."""
+    """(batch, kv_heads, n, d); unless copied, those of the cache."""
     value: torch.Tensor
     scale: float | None
+    stored: bytes
+    """The `fingerprint` of key and value; empty if they are copies."""
 
     @property
     def n(self) -> int:
@@ -87,9 +90,21 @@ def _attention_modules(model: Any) -> tuple[dict[nn.Module, int], int]:
     return {each: each.layer_idx for each in found}, len(layers)
 
 
+def fingerprint(*tensors: torch.Tensor) -> bytes:
+    """Return a digest of the bits of tensors."""
+    digest = hashlib.sha256()
+    for each in tensors:
+        digest.update(each.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
 @contextmanager
-def noting(run: Notes, window: int | None) -> Iterator[None]:
-    """Note the queries on their way to attention, whose function is put back on leaving."""
+def noting(run: Notes, window: int | None, *, copied: bool = False) -> Iterator[None]:
+    """Note the queries on their way to attention, whose function is put back on leaving.
+
+    Keys and values belong to the cache, where a press may write over them (ThinKPress does) before
+    they are looked at: they are copied, or else their fingerprint is noted.
+    """
     name = run.implementation
     if (before := ALL_ATTENTION_FUNCTIONS.get(name)) is None:
         raise CertkError(
@@ -110,7 +125,7 @@ def noting(run: Notes, window: int | None) -> Iterator[None]:
         if module in run.modules and query.shape[2] == key.shape[2]:
             place = f"layer {run.modules[module]}"
             run.noted[module] = _note(
-                place, module, query, key, value, attention_mask, window, kwargs
+                place, module, query, key, value, attention_mask, window, kwargs, copied
             )
         return before(module, query, key, value, attention_mask, **kwargs)
 
@@ -137,6 +152,7 @@ def _note(
     mask: torch.Tensor | None,
     window: int | None,
     kwargs: dict[str, Any],
+    copied: bool,
 ) -> Call:
     """The call, if it is plain causal attention."""
     if key.device.type != "cpu":
@@ -173,9 +189,11 @@ def _note(
             "run sequences of one length, without padding"
         )
     scale = kwargs.get("scaling")
+    key, value = key.detach(), value.detach()
     return Call(
         query[:, :, n - m :].detach(),
-        key.detach(),
-        value.detach(),
+        key.clone() if copied else key,
+        value.clone() if copied else value,
         None if scale is None else float(scale),
+        b"" if copied else fingerprint(key, value),
     )

@@ -25,7 +25,7 @@ from ..transformers.masked_layer import MaskedLayer, Watch
 from ..transformers.per_head import pad_with_latest, select_per_head
 from ..transformers.presses import NAME
 from .guarded import watched
-from .noting import Call, Notes, noting
+from .noting import Call, Notes, fingerprint, noting
 from .pressed import PressedLayer
 
 # Budgets that are tried for a size, and how often the two between which it lies come closer.
@@ -87,7 +87,8 @@ class CertkPress(BasePress):  # type: ignore[misc]
     Raises:
         CertkError: Bad arguments. While the model runs: padding or packed sequences, sliding
             windows, biases on the scores, float64, another device than the CPU, caches other than
-            a `DynamicCache`, eager attention, use inside another press.
+            a `DynamicCache`, eager attention, use inside another press, or beside one that
+            changes what is in the cache.
     """
 
     eps: float | None = None
@@ -248,6 +249,7 @@ class CertkPress(BasePress):  # type: ignore[misc]
             run.chosen.clear()
             run.kept = None
         call = run.take(module, keys.shape[2])
+        run.stored[index] = call.stored
         if self.eps is None and not self.compact:
             # What all heads keep is known when all layers have run.
             run.calls[index] = call
@@ -345,6 +347,13 @@ class CertkPress(BasePress):  # type: ignore[misc]
 
     def _finish(self, run: _Run, layers: Any) -> None:
         """After the last layer: remove what is dropped if so asked, and say how much is left."""
+        for index, stored in run.stored.items():
+            if fingerprint(layers[index].keys, layers[index].values) != stored:
+                self.certificates = []
+                raise CertkError(
+                    f"layer {index}: keys or values in the cache are no longer those that "
+                    "attention was given: run no other press beside a CertkPress"
+                )
         if run.calls:
             self._share_out(run)
         counts = [certificate.kept for certificate in self.certificates]
@@ -376,6 +385,8 @@ class _Run(Notes):
         """What layers were given that nothing has been chosen for yet."""
         self.chosen: dict[int, _Sets] = {}
         """For each layer, sequence and kv head the kept positions."""
+        self.stored: dict[int, bytes] = {}
+        """What the fingerprint of each layer's keys and values must still be in the end."""
         self.kept: float | None = None
         """Share of the keys that are left, when all layers have run."""
         self.losses: Losses | None = None

@@ -14,10 +14,8 @@ from ..errors import CertkError
 from ..key_index import KeyIndex
 from ..sparse_attention import ValueBall
 from .paired_rows import Form, PairedRows
+from .settings import FEWEST_INDEXED, INDEXED
 
-# With fewer keys than this an index does not pay.
-_FEWEST = 256
-_INDEXED = (torch.float32, torch.float16, torch.bfloat16)
 # What a layer without keys and values has of them.
 _EMPTY: dict[str, Any] = {
     "keys": None, "values": None, "_buffers": None, "_rows": None, "_shown": (None, None),
@@ -293,7 +291,7 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
 
         One that has grown much is built anew: it would score more keys than it must.
         """
-        if n < _FEWEST or self.keys.dtype not in _INDEXED or not math.prod(self.keys.shape):
+        if n < FEWEST_INDEXED or self.keys.dtype not in INDEXED or not math.prod(self.keys.shape):
             return
         if self._index is None or n >= 2 * self._built:
             # One at a time in memory.

@@ -7,11 +7,13 @@ of a model and pickles take them along and `config.json` does not.
 from __future__ import annotations
 
 import math
+import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import CertkError
@@ -89,3 +91,32 @@ def budget_for(module: nn.Module) -> Budget:
             "eps=...), or run the model inside certk_rs.transformers.budget(eps=...)"
         )
     return found
+
+
+# With fewer keys than this, or other dtypes, a CertkCache makes no index.
+FEWEST_INDEXED = 256
+INDEXED = (torch.float32, torch.float16, torch.bfloat16)
+_advised = False
+
+
+def advise_an_index(module: nn.Module, budget: Budget, key: torch.Tensor) -> None:
+    """Say that a step of decoding over `key` reads all of it, once in a process."""
+    global _advised
+    if _advised or budget.eps == 0 or budget.even_if_slower:
+        return
+    if key.shape[2] < FEWEST_INDEXED or key.dtype not in INDEXED:
+        return
+    if hasattr(key, "certk_index") or hasattr(key, "certk_dropped"):
+        return
+    # Layers with windows have no index in any cache.
+    kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
+    at = getattr(module, "layer_idx", None)
+    if at is not None and list(kinds[at : at + 1]) not in ([], ["full_attention"]):
+        return
+    _advised = True
+    warnings.warn(
+        "certk_rs.transformers.use alone does not speed up decoding, since every step reads all "
+        "keys to see which matter: pass past_key_values=certk_rs.transformers.CertkCache() to "
+        "generate, whose index tells (this is said once)",
+        stacklevel=3,
+    )

@@ -19,7 +19,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from ..errors import CertkError
 from .attention import certified_attention
 from .own_attention import (
-    adds_to_scores,
+    asks_for_more,
     computes_by_itself,
     has_attention,
     masks_are_those_of_sdpa,
@@ -38,7 +38,7 @@ _FROM_5 = frozenset(
     }
 )
 
-_Model = TypeVar("_Model", bound=nn.Module)
+_Given = TypeVar("_Given")
 
 
 def register() -> None:
@@ -74,17 +74,22 @@ def _as_sdpa(config: Any) -> bool:
 
 
 def use(
-    model: _Model,
+    model: _Given,
     eps: float | None = None,
     *,
     out_tol: float | None = None,
     even_if_slower: bool = False,
     threads: int | None = None,
-) -> _Model:
+) -> _Given:
     """Switch a model over to certified attention.
 
+    Decoding gets no faster by this alone, since each step reads all keys to see which matter: pass
+    `past_key_values=CertkCache()` to `generate`, which has an index of them. The first step of
+    decoding without one says so in a warning, once in a process.
+
     Args:
-        model: A `transformers.PreTrainedModel`, on the CPU.
+        model: A `transformers.PreTrainedModel`, on the CPU, or what has one inside: a pipeline of
+            transformers, a `PeftModel`, a `SentenceTransformer`, a compiled model.
         eps: Budget of dropped softmax mass for every row, 0 <= eps < 1; 0 is plain attention.
             Exactly one of eps and out_tol is given.
         out_tol: Budget on the error of each attention output instead (see `certk_rs.attention`).
@@ -93,17 +98,17 @@ def use(
         threads: Number of threads; None for as many as torch uses.
 
     Returns:
-        The model. `model.set_attn_implementation("sdpa")` switches it back.
+        What was given. `set_attn_implementation("sdpa")` of the model inside switches it back.
 
     Raises:
-        CertkError: A budget that is none, or a model (or a part of it) that does not take its
-            attention from the registry: it would have gone on with its own.
+        CertkError: A budget that is none; nothing with one model inside; a model (or a part of it)
+            that does not take its attention from the registry, which would have gone on with its
+            own, or that asks for more than softmax of `scale * q.k` over the keys of a mask.
     """
     budget = Budget(eps, out_tol, threads, even_if_slower)
-    if not isinstance(model, transformers.PreTrainedModel):
-        raise CertkError(_no_model(model))
-    switch(model)
-    put_on(model, budget)
+    inside = _model_in(model)
+    switch(inside)
+    put_on(inside, budget)
     return model
 
 
@@ -125,7 +130,7 @@ def switch(model: Any) -> None:
                 "itself, not by transformers' AttentionInterface: certified attention would not "
                 "run there; use another attn_implementation for this model"
             )
-        if (what := adds_to_scores(module)) is not None:
+        if (what := asks_for_more(module)) is not None:
             raise CertkError(
                 f"{type(module).__name__}, a part of {type(model).__name__}, {what}: certified "
                 "attention is softmax of scale * q.k alone; use another attn_implementation for "
@@ -166,27 +171,28 @@ def _keeps(part: Any, took: str) -> CertkError:
     )
 
 
-def _no_model(given: Any) -> str:
-    """What to pass instead: the models inside, by the way to them."""
-    said = f"model is a {type(given).__name__}; pass a transformers.PreTrainedModel"
-    found = []
-    if isinstance(given, nn.Module):
-        found = [
-            name
-            for name, part in given.named_modules()
-            if isinstance(part, transformers.PreTrainedModel)
-        ]
-    elif isinstance(getattr(given, "model", None), transformers.PreTrainedModel):
-        found = ["model"]  # a pipeline
-    # Parts of a model are switched over with it.
-    outer = [n for n in found if not any(n.startswith(f"{other}.") for other in found)]
-    if not outer:
-        return f"{said} (of a wrapper, the model inside)"
+def _model_in(given: Any) -> transformers.PreTrainedModel:
+    """The one model that is given, or is inside of what is given."""
+    # A pipeline is no module, and has its model under this name.
+    root, at = given, "model"
+    if not isinstance(given, nn.Module):
+        root, at = getattr(given, "model", None), "model.model"
+    found: dict[str, transformers.PreTrainedModel] = {}
+    for name, part in root.named_modules() if isinstance(root, nn.Module) else ():
+        # Parts of a model are switched over with it.
+        inner = any(other == "" or name.startswith(f"{other}.") for other in found)
+        if isinstance(part, transformers.PreTrainedModel) and not inner:
+            found[name] = part
+    if len(found) == 1:
+        return next(iter(found.values()))
+    said = f"model is a {type(given).__name__}, with "
+    if not found:
+        raise CertkError(said + "no model of transformers inside: pass a PreTrainedModel")
     ways = [
-        "model" + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in name.split("."))
-        for name in outer
+        at + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in name.split("."))
+        for name in found
     ]
-    return f"{said}: here {', '.join(ways)}"
+    raise CertkError(f"{said}{len(found)} models inside: pass each, {', '.join(ways)}")
 
 
 def _asks_the_registry(part: Any) -> bool:
