@@ -414,7 +414,7 @@ def test_an_unexpected_error_is_one_line(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("certk_rs._cli.prune.make_plan", broken)
+    monkeypatch.setattr("certk_rs.jobs.prune.make_plan", broken)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "unexpected RuntimeError: two lines" in line
 
@@ -425,7 +425,7 @@ def test_too_little_memory_is_one_line(
     def too_much(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("certk_rs._cli.prune.make_plan", too_much)
+    monkeypatch.setattr("certk_rs.jobs.prune.make_plan", too_much)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "not enough memory" in line
 

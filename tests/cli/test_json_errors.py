@@ -102,7 +102,7 @@ def test_kinds_of_what_goes_wrong_inside(
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("certk_rs._cli.plan.plan_rows", broken)
+    monkeypatch.setattr("certk_rs.gaussian.plan", broken)
     arguments = ("plan", "--n", "10", "--sigma", "1", "--eps", "0.1")
     assert failed(capsys, *arguments, code=code)["error"]["kind"] == kind
 

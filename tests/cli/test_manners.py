@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 import certk_rs as ck
-from certk_rs import _log, cli
+from certk_rs import _log
 from certk_rs._cli import terminal
+from certk_rs._cli.commands import BRIEF
 from cli_fixtures import certk, write_cache
 from fresh_process import run_python
 from repository import EXAMPLE, ROOT
 
 Captured = pytest.CaptureFixture[str]
-COMMANDS = list(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+COMMANDS = list(BRIEF)
 PLAN = ("plan", "--n", "100", "--sigma", "2", "--eps", "0.1")
 
 
@@ -250,7 +250,7 @@ def test_what_is_logged_is_shown_as_plain_lines(
         log.warning("no %d", "number")  # a mistake of whoever logs
         raise RuntimeError("enough")
 
-    monkeypatch.setattr("certk_rs._cli.plan.plan_rows", talks)
+    monkeypatch.setattr("certk_rs.gaussian.plan", talks)
     monkeypatch.setattr(logging, "raiseExceptions", False)
     assert certk(*PLAN, "-vv") == 2
     err = capsys.readouterr().err

@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from .._log import logger
 from ..errors import CertkError
@@ -63,6 +63,10 @@ def uniform(function: Callable[..., Job]) -> Callable[..., Job]:
 class Command(TyperCommand):
     """A command whose defaults a configuration file may set."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, --help included."""
+        return [quick(param) for param in super().get_params(ctx)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the configuration file that the arguments ask for, then the arguments."""
         if _configurable(self) and not ctx.resilient_parsing:
@@ -108,15 +112,26 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
 
-class Group(TyperGroup):
-    """All commands; one that does not exist is told the nearest that does."""
+def quick(param: Any) -> Any:
+    """The parameter, which leaves alone what need not be read.
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or say which one was meant."""
-        name = args[0]
-        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name!r}{config.meant(name, self.commands)}")
-        return super().resolve_command(ctx, args)
+    Typer loads pydantic when it reads the first value, be it that of a flag, or of an option that
+    was not given: each TAB, and each call for help, would wait for it.
+    """
+    if "process_value" in vars(param):
+        return param
+    read = param.process_value
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        if ctx.resilient_parsing:  # a shell asks what could be typed
+            return value
+        absent = value is None and not (param.required or param.multiple or param.nargs != 1)
+        if absent or (_is_flag(param) and isinstance(value, bool)):
+            return value if param.callback is None else param.callback(ctx, param, value)
+        return read(ctx, value)
+
+    param.process_value = process_value
+    return param
 
 
 def _usage(param: Any) -> str:
