@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from certk_rs.jobs.prefixes import halved
 from certk_rs.jobs.window_recipe import equal_sizes
 from cli_fixtures import certk, write_cache
 from repository import EXAMPLE
+from signalled import certk_signalled
 
 Captured = pytest.CaptureFixture[str]
 EPS = 0.05
@@ -284,14 +281,7 @@ def test_windows_refusals(capsys: Captured, tmp_path: Path) -> None:
 
 
 def test_windows_can_be_interrupted(tmp_path: Path) -> None:
-    write_cache(tmp_path / "x.safetensors", layers=8, m=512, n=4096, d=64)
-    command = [sys.executable, "-m", "certk_rs", "windows", str(tmp_path / "x.safetensors")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        time.sleep(3)
-        assert process.poll() is None
-        start = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-        took = time.monotonic() - start
-    assert (process.returncode, out, err) == (130, b"", b"certk: interrupted\n")
-    assert took < 5
+    function = "certk_rs.jobs.window_recipe:scores_of"
+    ended = certk_signalled(["windows", EXAMPLE], function, tmp_path / "calls", at=3)
+    assert (ended.code, ended.out, ended.err) == (130, "", "certk: interrupted\n")
+    assert ended.calls == 3

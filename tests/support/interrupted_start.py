@@ -13,8 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Reads "number of the import, signal, arguments", answers "exit code, imports begun"; the streams of
-# the forked process go to files.
+# Reads the number of an import, a signal, a folder and arguments; answers with the exit code. What
+# the forked process writes, and a letter for every import, are files of that folder.
 _SERVER = """
 import os, signal, sys
 

@@ -64,7 +64,7 @@ def analyze(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
-    """Tell how many keys each head of a cache needs, and whether pruning it is worth it.
+    """Tell whether pruning caches is worth it, and what heads need.
 
     Of several files each is told of as it is done; then comes what every layer and head needs in
     all of them, and then the tables of each. One bad file does not stop the others.
