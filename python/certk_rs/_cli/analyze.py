@@ -19,6 +19,7 @@ from .options import (
     Quiet,
     Recursive,
     Threads,
+    Verbose,
     need_new,
 )
 from .prune_options import FailFast
@@ -63,11 +64,13 @@ def analyze(
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> Job:
     """Tell whether pruning caches is worth it, and what heads need.
 
-    Of several files each is told of as it is done; then comes what every layer and head needs in
-    all of them, and then the tables of each. One bad file does not stop the others.
+    A sentence says it, a table has what every layer needs; with -v also what every head does, how
+    it goes with the length of a row, and hot keys. Of several files each is told of as it is done,
+    and then all together. One bad file does not stop the others.
 
     With --model: how widely each head's scores spread, beside R of its weights.
     """
@@ -92,7 +95,7 @@ def analyze(
         if html is not None:
             need_new(html)
             pyplot()
-        shown = Shown(as_json)
+        shown = Shown(as_json, verbose > 0)
 
         def find() -> list[Source]:
             sources = expand(caches, recursive, same_names=True)
