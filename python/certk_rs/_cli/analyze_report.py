@@ -1,4 +1,4 @@
-"""What `certk analyze` prints of what it found: whether to prune, one table, and with -v the rest."""
+"""What `certk analyze` prints: whether to prune, one table, and with -v the rest."""
 
 from __future__ import annotations
 

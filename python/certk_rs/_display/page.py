@@ -32,6 +32,8 @@ th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid var(
 th { position: sticky; top: 0; background: var(--page); } td:first-child, th:first-child { text-align: left; }
 th.text, td.text { text-align: left; } td { white-space: nowrap; }
 td.text { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
+.note { color: var(--quiet); font-size: .85rem; max-width: 46rem; }
+@media (max-width: 30rem) { th, td { padding: .15rem .3rem; } }
 .wide { overflow: auto; max-height: 85vh; margin: .8rem 0; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 details { margin: .5rem 0; } summary { cursor: pointer; } .fold > summary { font-weight: 600; padding: .3rem 0; }
@@ -44,13 +46,14 @@ class Table:
     """Column heads and rows of cells, as they are to be read.
 
     Columns are flush right, but for the first and those whose heads are in `text`, whose cells may
-    have several lines.
+    have several lines. The note, below the table, says what columns are.
     """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     text: Collection[str] = ()
+    note: str = ""
 
 
 def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
@@ -143,7 +146,7 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
     """The whole page."""
-    body = [f"<h1>{_text(title)}</h1>", f"<p>{_text(lead)}</p>"]
+    body = [f"<h1>{_text(title)}</h1>", *([f"<p>{_text(lead)}</p>"] if lead else [])]
     if len(sections) > 2:
         links = (
             f'<li><a href="#{_text(part.anchor)}">{_text(part.title)}</a></li>'
@@ -193,9 +196,10 @@ def _table(table: Table) -> str:
     heads = _cells("th", table.heads, kinds)
     rows = "\n".join(f"<tr>{_cells('td', row, kinds)}</tr>" for row in table.rows)
     caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
+    note = f'<p class="note">{_text(table.note)}</p>' if table.note else ""
     whole = (
         f'<div class="wide"><table>{caption}<thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<tbody>{rows}</tbody></table></div>{note}"
     )
     if len(table.rows) <= 24:
         return whole

@@ -221,9 +221,10 @@ def said_of_lengths(found: CacheAnalysis) -> list[str]:
     normal = max(one.smallest_normal for _, one in watches)
     said = [
         f"n = ...: keys that weigh at least {eps:g} each, at that length; k, 1/sum P^2: the power "
-        "of n that the keys needed, and those that share the weight, grow by; weight: exp(-sigma^2/2)/n, a typical "
-        f"one at the longest n; small: the share of keys below {normal:.2g}, the smallest normal "
-        "number of the cache's dtype; mass: what these weigh in the worst row.",
+        "of n that the keys needed, and those that share the weight, grow by; weight: "
+        "exp(-sigma^2/2)/n, a typical one at the longest n; small: the share of keys below "
+        f"{normal:.2g}, the smallest normal number of the cache's dtype; mass: what these weigh in "
+        "the worst row.",
         f"With the length of a row: {found.growth()}.",
     ]
     names = [f"{head.layer}.{head.head}" for head in found.heads if head.watch.more_precision]
@@ -271,11 +272,7 @@ def analysis_page(found: Analysis) -> str:
         shown = _shown(found)
         sections.append(_together(found, len(shown)))
     sections += [_section(found.caches[i], f"cache-{i}") for i in shown]
-    lead = (
-        "How many keys the queries of a cache need, so that what a query drops weighs no more "
-        f"than eps of its attention. {NOT_COVERED}"
-    )
-    return page("certk analyze", lead, sections, f"certk_rs {__version__}")
+    return page("certk analyze", "", sections, f"{NOT_COVERED} certk_rs {__version__}")
 
 
 def _shown(found: Analysis) -> Sequence[int]:
@@ -292,7 +289,6 @@ def _together(found: Analysis, sections: int) -> Section:
     every = found.aggregate()
     text = [
         said_of_all(found),
-        said_of_together(found),
     ]
     if sections < len(found.caches):
         text.append(
@@ -303,7 +299,12 @@ def _together(found: Analysis, sections: int) -> Section:
         [name.path, str(means.heads), f"{means.kept[found.main]:.3f}", f"{means.shared:.3f}", said]
         for name, means, said in ((each, each.all(), each.advice()) for each in found.caches)
     ]
-    tables = [Table(*tidy(together_heads(False), together_cells(every, False)), "By layer")]
+    tables = [
+        Table(
+            *tidy(together_heads(False), together_cells(every, False)),
+            note=said_of_together(found),
+        )
+    ]
     if found.failures:
         bad = [[each.source, each.message] for each in found.failures]
         tables.append(Table(["file", "what is wrong"], bad, "Files that could not be analyzed"))
@@ -333,18 +334,19 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
     eps = found.eps[main]
     shared = {(head.layer, head.head): head.shared for head in heads}
     said = verdict_on(found)
-    table = Table(*by_layer(found))
+    table = Table(*by_layer(found), note=said_of_layers(found))
     folds = [_of_heads(found), _of_rules(found)]
     lengths = lengths_of(found)
     if lengths[1]:
-        plots = [_lengths(found)]
-        folds.append(Fold("Length of a row", said_of_lengths(found), plots, [Table(*lengths)]))
+        columns, *said_of_them = said_of_lengths(found)
+        table_of_them = Table(*lengths, note=columns)
+        folds.append(Fold("Length of a row", said_of_them, [_lengths(found)], [table_of_them]))
     if shows_hot(found):
         hot = Table(hot_heads(), hot_cells(found))
         folds.append(Fold("Hot keys", [said_of_hot(found)], [_hot(found)], [hot]))
     return Section(
         found.name,
-        [f"{said[0].upper()}{said[1:]}", said_of_layers(found)],
+        [f"{said[0].upper()}{said[1:]}"],
         [_map(shared, f"keys that one set keeps, eps = {eps:g}")],
         [table],
         anchor,
@@ -361,8 +363,8 @@ def _of_heads(found: CacheAnalysis) -> Fold:
         )
         for i, budget in enumerate(found.eps)
     ]
-    text = [said_of_heads(found), f"Advice, {ADVISED}"]
-    return Fold("Each head", text, plots, [Table(*tidy(HEADS, cells(found)))])
+    note = f"{said_of_heads(found)} Advice, {ADVISED}"
+    return Fold("Each head", [], plots, [Table(*tidy(HEADS, cells(found)), note=note)])
 
 
 def _of_rules(found: CacheAnalysis) -> Fold:
@@ -373,7 +375,8 @@ def _of_rules(found: CacheAnalysis) -> Fold:
         f"At eps = {found.eps[main]:g} the Gaussian rule, which knows sigma alone, is off by "
         f"{found.all().rule_error[main]:.3f} in the mean; it is worst for head {worst.layer}."
         f"{worst.head}, where it says {worst.predicted[main]:.3f} and a query needs "
-        f"{worst.kept[main]:.3f}. The bounds know one gap between scores, or sums between 8 cuts."
+        f"{worst.kept[main]:.3f}. The bounds know one gap between scores, or sums between 8 cuts. "
+        "The scale of sigma is that of its square root."
     )
     return Fold("Rules and bounds", [text], [_rule(found), _rules(found)])
 
@@ -443,14 +446,14 @@ def _rules(found: CacheAnalysis) -> str:
 def _lengths(found: CacheAnalysis) -> str:
     """Keys needed against the length of a row, a line per layer."""
     figure, axis = panels(figsize=(WIDTH, 3.4))
-    longest = [2.0, 2.0]
+    every = [each.n for _, one in watches_of(found) for each in one.lengths]
+    ends = [min(every), max(every)]
     for layer in found.layers():
         own = [each for number, one in watches_of(found) if number == layer for each in one.lengths]
         sizes = sorted({each.n for each in own})
         needed = [float(np.mean([each.k for each in own if each.n == n])) for n in sizes]
         axis.plot(sizes, needed, marker="o", markersize=3, label=f"layer {layer}")
-        longest = [min(longest[0], *sizes), max(longest[1], *sizes)] if sizes else longest
-    axis.plot(longest, longest, color="#999", linestyle=":", label="all keys")
+    axis.plot(ends, ends, color="#999", linestyle=":", label="all keys")
     axis.set(
         xlabel="keys before the row, n", ylabel="mean k",
     )  # fmt: skip
