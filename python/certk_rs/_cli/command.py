@@ -7,11 +7,11 @@ that both have are overridden here, and nothing is imported from either.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import typer
@@ -28,6 +28,7 @@ _log = logger("cli")
 _COMMON = {"quiet": Quiet, "verbose": Verbose, "config": ConfigFile, "no_config": NoConfig}
 _DEFAULTS = {"quiet": False, "verbose": 0, "config": None, "no_config": False}
 _SETTINGS = "certk_rs.config"
+_OWN = "Options"
 
 
 def uniform(function: Callable[..., Job]) -> Callable[..., Job]:
@@ -61,7 +62,12 @@ def uniform(function: Callable[..., Job]) -> Callable[..., Job]:
 
 
 class Command(TyperCommand):
-    """A command whose defaults a configuration file may set."""
+    """A command whose defaults a configuration file may set.
+
+    `panels` has the names of parameters that go together in its help, by the title above them.
+    """
+
+    panels: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     def get_params(self, ctx: Any) -> list[Any]:
         """All parameters, --help included."""
@@ -98,15 +104,29 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, the options of this command, and those that every command has."""
-        arguments, own, common = (list[tuple[str, str]]() for _ in range(3))
+        arguments, common = (list[tuple[str, str]]() for _ in range(2))
+        own: dict[str, dict[str, tuple[str, str]]] = {each: {} for each in (*self.panels, _OWN)}
+        home = {name: panel for panel, names in self.panels.items() for name in names}
         for param in self.get_params(ctx):
             if param.param_type_name == "argument":
                 arguments.append((_usage(param), getattr(param, "help", "") or ""))
             elif record := param.get_help_record(ctx):
-                (common if param.name in _COMMON or _is_help(param) else own).append(record)
-        for title, records in (
-            ("Arguments", arguments), ("Options", own), ("Common options", common),
-        ):  # fmt: skip
+                if param.name in _COMMON or _is_help(param):
+                    common.append(record)
+                else:
+                    own[home.get(param.name, _OWN)][param.name] = record
+        panels = [
+            (
+                panel,
+                [
+                    own[panel][name]
+                    for name in self.panels.get(panel, own[panel])
+                    if name in own[panel]
+                ],
+            )
+            for panel in own
+        ]
+        for title, records in (("Arguments", arguments), *panels, ("Common options", common)):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)

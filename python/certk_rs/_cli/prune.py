@@ -57,6 +57,16 @@ if TYPE_CHECKING:
     from ..jobs.prune import Failure, FileOutcome, JobResult, Plan
     from ..jobs.request import Request
 
+# What goes together in the help.
+PANELS = {
+    "How small": ("eps", "size", "size_bytes", "out_tol", "hot", "max_keep", "coverage"),
+    "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout"),
+    "Inputs": ("names", "layout", "recursive"),
+    "Outputs": ("out", "proof", "guard", "skip_existing", "force"),
+    "The job": ("dry_run", "resume", "fail_fast", "strict", "jobs", "threads", "unit", "engine",
+                "address", "as_json"),
+}  # fmt: skip
+
 
 def prune(
     caches: Inputs,

@@ -108,6 +108,8 @@ def _new(path: str | None, force: bool) -> Location | None:
 
 def _check_apart(places: list[Location], outs: list[str]) -> None:
     """Raise `CertkError` if two reports would have one place, or one that of an output."""
+    from ..jobs.job_record import find_outputs
+
     outputs = {
         source.location.key(): source.location
         for found in find_outputs(outs)
@@ -162,6 +164,8 @@ def _show(found: dict[str, Any]) -> None:
 
 def _held_out(total: dict[str, Any], options: list[dict[str, Any]]) -> str:
     """What is known of queries that sets were made without."""
+    from ..jobs.job_page import between, count
+
     lost = between(total["held_out_violations_low"], total["held_out_violations_high"])
     text = (
         f"{lost} of {count(total['held_out_queries'])} queries set aside, summed over sets, may "

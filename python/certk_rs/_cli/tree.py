@@ -38,7 +38,9 @@ class Commands(Mapping[str, Any]):
             raise KeyError(name)
         if name not in self._found:
             module = import_module(f".{name}", __package__)
-            self._found[name] = _command(name, getattr(module, _FUNCTIONS.get(name, name)))
+            command = _command(name, getattr(module, _FUNCTIONS.get(name, name)))
+            command.panels = getattr(module, "PANELS", command.panels)
+            self._found[name] = command
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
