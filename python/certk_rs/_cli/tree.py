@@ -88,7 +88,8 @@ class Group(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Complete a name, for which no command has to be imported."""
-        commands, self.commands = self.commands, {name: _Named(name) for name in BRIEF}
+        named: Any = {name: _Named(name) for name in BRIEF}
+        commands, self.commands = self.commands, named
         try:
             return list(super().shell_complete(ctx, incomplete))
         finally:
