@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from certk_rs import gaussian, windows
+from certk_rs._cli.tree import tree
 from certk_rs.errors import CertkError
 from certk_rs.jobs.adaptive_k import adaptive_k, best, rule_k
-from certk_rs.jobs.prefixes import halved
+from certk_rs.jobs.prefixes import SHORTEST, halved
 from certk_rs.jobs.window_recipe import equal_sizes
 from cli_fixtures import certk, write_cache
 from repository import EXAMPLE
@@ -278,6 +279,11 @@ def test_windows_refusals(capsys: Captured, tmp_path: Path) -> None:
         assert certk("windows", *arguments) == 2
         out, err = capsys.readouterr()
         assert (out, words in err, err.count("\n")) == ("", True, 1), err
+
+
+def test_the_default_of_shortest_is_that_of_the_function() -> None:
+    [shortest] = [p for p in tree().commands["windows"].params if p.name == "shortest"]
+    assert shortest.default == SHORTEST
 
 
 def test_windows_can_be_interrupted(tmp_path: Path) -> None:
