@@ -23,7 +23,7 @@ GROUPS = {
         "select": "Select the fewest keys of every row of scores.",
         "plan": "Tell how many keys rows of normal scores need.",
     },
-    "To see and to set up": {
+    "More": {
         "demo": "Prune a small real cache, verify it, and show each layer.",
         "reproduce": "Run the experiments of the papers.",
         "completion": "Print the script by which a shell completes certk's commands.",
