@@ -26,11 +26,9 @@ class _Collected:
 
 def page() -> str:
     """The text of the page."""
-    import typer
+    from certk_rs._cli.tree import tree
 
-    from certk_rs import cli
-
-    group: Any = typer.main.get_command(cli.app)
+    group: Any = tree()
     parent = group.make_context("certk", [], resilient_parsing=True)
     names = group.list_commands(parent)
     parts = [

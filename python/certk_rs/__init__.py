@@ -6,33 +6,30 @@ budget, `certify` proves what a given set drops, `keep_set` finds one set for ma
 such sets and bounds the error of its output. A certificate is a statement about real-number
 arithmetic on exactly the stored numbers: rounding is inside, not on top. `prune`, `verify` and
 `analyze` do for saved KV caches what the commands of these names do. Importing this package loads
-NumPy and nothing else.
+no other: a name is imported when it is first used, and needs NumPy and the standard library.
 """
 
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING
-
-from . import bounds, gaussian, montecarlo, windows
-from ._native import __version__, simd_level
-from .errors import CertkError
-from .keepset import keep_set, keep_set_of_queries
-from .key_index import KeyIndex
-from .results import (
-    AttentionResult,
-    Certificate,
-    KeepSet,
-    RecallResult,
-    Rung,
-    SearchResult,
-    Selection,
-    Status,
-)
-from .selection import certify, select
-from .sparse_attention import ValueBall, attention
-
+TYPE_CHECKING = False  # a checker takes it for True; `typing` would be imported for nothing else
 if TYPE_CHECKING:
+    from . import bounds, gaussian, montecarlo, windows
+    from ._native import __version__, simd_level
     from .analyzing import analyze
+    from .errors import CertkError
+    from .keepset import keep_set, keep_set_of_queries
+    from .key_index import KeyIndex
     from .pruning import prune
+    from .results import (
+        AttentionResult,
+        Certificate,
+        KeepSet,
+        RecallResult,
+        Rung,
+        SearchResult,
+        Selection,
+        Status,
+    )
+    from .selection import certify, select
+    from .sparse_attention import ValueBall, attention
     from .verifying import verify
 
 __all__ = [
@@ -63,18 +60,39 @@ __all__ = [
     "windows",
 ]
 
-# Jobs need more modules than a call of `select` should wait for; these come when they are named.
-_LAZY = {"analyze": ".analyzing", "prune": ".pruning", "verify": ".verifying"}
+# Modules, and the names of each. The command line answers --version and each TAB from this package,
+# and should not wait for NumPy to do so.
+_MODULES = ("bounds", "gaussian", "montecarlo", "windows")
+_NAMES = {
+    "_native": ("__version__", "simd_level"),
+    "analyzing": ("analyze",),
+    "errors": ("CertkError",),
+    "keepset": ("keep_set", "keep_set_of_queries"),
+    "key_index": ("KeyIndex",),
+    "pruning": ("prune",),
+    "results": (
+        *("AttentionResult", "Certificate", "KeepSet", "RecallResult", "Rung", "SearchResult"),
+        *("Selection", "Status"),
+    ),
+    "selection": ("certify", "select"),
+    "sparse_attention": ("ValueBall", "attention"),
+    "verifying": ("verify",),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 if not TYPE_CHECKING:  # or every misspelt name would be an Any
 
     def __getattr__(name: str) -> object:
-        if name not in _LAZY:
+        from importlib import import_module
+
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(_import_module(_LAZY[name], __name__), name)
+        found = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
         globals()[name] = found
         return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from certk_rs import windows
+from certk_rs._display.tables import tidy
+from certk_rs.jobs.analyze_page import verdict
 from cli_fixtures import certk, write_cache
 from page_reader import Page
 from repository import EXAMPLE
@@ -91,14 +94,81 @@ def test_every_query_counts_and_no_bound_is_below_what_is_needed(
 
 
 def test_the_tables_fit_the_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns, heading in [(80, "advice"), (120, "1/sum P^2"), (30, "advice")]:
+    for columns, last, of_heads in [
+        (80, "pays", "advice"),
+        (120, "pays", "P^2"),
+        (40, "0.01", "set"),
+    ]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert certk("analyze", EXAMPLE) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[3].split()[-1] == heading.split()[-1]
+        assert certk("analyze", EXAMPLE, "-v") == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+        assert lines[1].split()[-1] == last
+        by_head = lines[lines.index("By layer.head:") + 1]
+        assert by_head.split()[0] == "head"
+        assert of_heads in by_head
         assert not any("…" in line for line in lines)
-        if columns >= 80:
-            assert max(len(line) for line in lines[1:]) <= columns
+        assert max(len(line) for line in lines[1:]) <= max(columns, 80)
+
+
+def test_one_file_is_one_sentence_and_one_table(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert certk("analyze", EXAMPLE) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"{EXAMPLE}: pruning pays in few heads at eps = 0.01: in 10 of 24 heads; one set per head "
+        "keeps 80 % of the keys, a query on its own needs 61 %."
+    )
+    assert len(lines) <= 16
+    assert [line.split()[0] for line in lines[1:10]] == [
+        "layer",
+        lines[2].strip(),
+        *"012345",
+        "all",
+    ]
+    # What columns are is said below them.
+    said = " ".join(lines[11:])
+    for heading in ("eps = ...:", "one set:", "at least", "pays:"):
+        assert heading in said
+
+
+def verdict_of(*advice: str) -> str:
+    return verdict(Counter(advice), 0.05, 0.3, 0.9)
+
+
+def test_the_verdict_is_what_most_heads_ask_for() -> None:
+    assert verdict_of("prune", "prune a little", "leave dense") == (
+        "pruning pays at eps = 0.05: in 2 of 3 heads; one set per head keeps 90 % of the keys, a "
+        "query on its own needs 30 %."
+    )
+    assert verdict_of("prune", "per query").startswith(
+        "pruning pays in few heads at eps = 0.05: in"
+    )
+    assert verdict_of("per query", "leave dense").startswith("do not prune at eps = 0.05, select ")
+    assert verdict_of("leave dense").startswith("leave it dense at eps = 0.05: one set per head wo")
+
+
+def test_no_table_has_a_column_or_a_row_that_says_nothing(capsys: Captured, tmp_path: Path) -> None:
+    heads = ["layer", "k", "nothing", "mass"]
+    rows = [["0", "a", "", "1"], ["1", "a", "", "1"], ["2", "b", "", "1"], ["all", "b", "", "1"]]
+    assert tidy(heads, rows) == (
+        ["layer", "k", "mass"], [["0-1", "a", "1"], ["2", "b", "1"], ["all", "b", "1"]],
+    )  # fmt: skip
+    assert tidy(heads, []) == (["layer"], [])
+    # Alike in all five layers; rows of one length; too few queries to learn hot keys from.
+    tensors = {}
+    rng = np.random.default_rng(0)
+    query, key = (rng.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (4, 12))
+    for layer in range(5):
+        tensors |= {f"layers.{layer}.{role}": key.copy() for role in ("key", "value")}
+        tensors[f"layers.{layer}.query"] = query.copy()
+    save_file(tensors, tmp_path / "x.safetensors")
+    assert certk("analyze", tmp_path / "x.safetensors", "-v") == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[3:6]][1:] == ["0-4", "all"]
+    assert "By length" not in out
+    assert "Hot keys" not in out
 
 
 def test_vast_scores_do_not_tear_the_table(
@@ -141,18 +211,28 @@ def test_grouped_heads_use_their_keys(capsys: Captured, tmp_path: Path) -> None:
 
 def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
     html = tmp_path / "page.html"
-    assert certk("analyze", EXAMPLE, "--html", html) == 0
+    assert certk("analyze", EXAMPLE, "-v", "--html", html) == 0
     shown = capsys.readouterr().out
-    assert "leave dense" in shown or "prune" in shown
+    assert "pruning pays in few heads" in shown
     text = html.read_text(encoding="utf-8")
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 5
-    assert page.tags.count("tr") == (1 + 24) + (1 + 6 + 1) + (1 + 6) + (1 + 5)
+    assert page.tags.count("svg") == 1 + 3 + 2 + 1 + 1
+    assert page.tags.count("tr") == (1 + 6 + 1) + (1 + 24) + (1 + 6) + (1 + 5)
+    # First whether to prune, a plot and a table; the rest is folded.
+    first, *folds = text.split('<details class="fold"><summary>')
+    assert first.count("<svg") == first.count("<table") == 1
+    assert first.index("Pruning pays in few heads") < first.index("<svg") < first.index("<table")
+    titles = [fold.partition("<")[0] for fold in folds]
+    assert titles == ["Each head", "Rules and bounds", "Length of a row", "Hot keys"]
+    # Small enough for a small screen, and drawn in the colour of the text, whichever that is.
+    assert all(float(width) <= 320 for width in re.findall(r'<svg [^>]*width="([\d.]+)pt"', text))
+    assert "prefers-color-scheme: dark" in text
+    assert "stroke: currentColor" in text
+    assert not re.search(r": #(000000|222222|ffffff)", text)
     # What the terminal says of lengths, the page says, too.
     _, _, by_length = shown.partition("By length: ")
-    assert "By length: keys that weigh at least 0.01" in text
     assert "Every query sees every key" in text
     for row in by_length.splitlines()[4:10]:
         assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in row.split()) + "</tr>" in text
@@ -243,7 +323,7 @@ def test_what_grows_how_and_what_drowns(capsys: Captured, tmp_path: Path) -> Non
         [cache] = analyzed(capsys, path, "--eps", "0.02")["caches"]
         watched = cache["heads"][0]["watch"]
         assert (watched["growth"], watched["more_precision"]) == (growth, drowns), (i, watched)
-        assert certk("analyze", path, "--eps", "0.02") == 0
+        assert certk("analyze", path, "--eps", "0.02", "-v") == 0
         out = capsys.readouterr().out
         assert f"With the length of a row: 1 {growth}." in out
         assert ("More precision is due" in out) == drowns
@@ -260,7 +340,7 @@ def test_rows_that_grow_with_the_text_are_watched_as_they_are(
     assert [(each["n"], each["rows"], each["keys"]) for each in lengths] == [
         (16, 8, 12.5), (32, 16, 24.5), (64, 32, 48.5),
     ]  # fmt: skip
-    assert certk("analyze", path) == 0
+    assert certk("analyze", path, "-v") == 0
     assert "stand for a shorter" not in capsys.readouterr().out
 
 
@@ -272,5 +352,5 @@ def test_short_rows_have_no_law(capsys: Captured, tmp_path: Path) -> None:
         assert head["watch"]["growth"] == "too few lengths"
         assert head["watch"]["k_exponent"] is None
         assert [each["n"] for each in head["watch"]["lengths"]] == [12]
-    assert certk("analyze", path) == 0
-    assert "With the length of a row: 4 too few lengths." in capsys.readouterr().out
+    assert certk("analyze", path, "-v") == 0
+    assert "By length" not in capsys.readouterr().out

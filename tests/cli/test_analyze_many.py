@@ -52,10 +52,15 @@ def test_a_bad_file_does_not_stop_the_others(capsys: Captured, caches: Path) -> 
     # A line for each as it comes, then all together, then the tables of each.
     names = ["0", "1", "2", "3", "deep/x"]
     for line, name in zip(lines, names, strict=False):
-        assert line.startswith(f"{caches / name}.safetensors: at eps = 0.05 rows of ")
-    assert lines[5].startswith("5 of 7 files analyzed; at eps = 0.05 rows need ")
-    together = [i for i, line in enumerate(lines) if line.startswith("All files, by layer")]
-    own = [i for i, line in enumerate(lines) if line.endswith("shares of the visible keys")]
+        assert line.startswith(f"{caches / name}.safetensors: ")
+        assert re.search(r" at eps = 0\.05.* keeps? \d+ % of the keys", line)
+    assert re.match(r"5 of 7 files: .* at eps = 0\.05.*\(worst \d+ %, in \S+\)", lines[5])
+    assert [line for line in lines if line.startswith("All files, by ")] == ["All files, by layer:"]
+    assert certk("analyze", caches, "-r", "--eps", "0.05", "-v") == 1
+    out, _ = capsys.readouterr()
+    lines = out.splitlines()
+    together = [i for i, line in enumerate(lines) if line.startswith("All files, by ")]
+    own = [i for i, line in enumerate(lines) if line == "By layer.head:"]
     assert len(together) == 2
     assert len(own) == 5
     assert max(together) < min(own)
@@ -140,7 +145,7 @@ def test_the_page_has_all_files_together_and_then_each(capsys: Captured, caches:
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 1 + 5 * 5
+    assert page.tags.count("svg") == 2 + 5 * 5
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
     assert titles == ["All files", *(f"{i}.safetensors" for i in range(4)), "deep/x.safetensors"]
     assert text.count("2b.safetensors") == 2

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 import certk_rs as ck
 from cli_fixtures import cache_tensors, certk, rewrite, safetensors_bytes, tensor, write_cache
 from repository import EXAMPLE, ROOT
+from signalled import certk_signalled
 
 Captured = pytest.CaptureFixture[str]
 
@@ -347,28 +347,21 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM"])
 def test_an_interrupted_job_ends_soon_and_leaves_no_output(tmp_path: Path, kind: str) -> None:
-    write_cache(tmp_path / "x.safetensors", layers=8, m=256, n=8192, d=64)
-    command = [sys.executable, "-m", "certk_rs", "prune", str(tmp_path / "x.safetensors")]
-    command += ["-o", str(tmp_path / "out"), "--eps", "0.001"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "out").exists():  # made once everything has been checked
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(0.3)
-        start = time.monotonic()
-        process.send_signal(getattr(signal, kind))
-        out, err = process.communicate(timeout=60)
-        took = time.monotonic() - start
-    assert took < 3  # promised: one second, on a machine that is not busy
-    assert out == b""
-    assert b"Traceback" not in err
+    write_cache(tmp_path / "x.safetensors", layers=8, m=64, n=2048, d=64)
+    job = ["prune", tmp_path / "x.safetensors", "-o", tmp_path / "out", "--eps", "0.001"]
+    job += ["--jobs", 2, "--unit", "layer"]
+    ended = certk_signalled(
+        job, "certk_rs.jobs.file_job:run_unit", tmp_path / "calls", at=2, kind=getattr(signal, kind)
+    )
+    assert ended.out == ""
     if kind == "SIGINT":
-        assert process.returncode == 130
-        assert err.startswith(b"certk: interrupted: 0 of 1 files are finished; ")
+        assert ended.code == 130
+        assert ended.err.startswith("certk: interrupted: 0 of 1 files are finished; ")
+        assert ended.err.count("\n") == 1
     else:
-        assert process.returncode == 128 + signal.SIGTERM
+        assert (ended.code, ended.err) == (128 + signal.SIGTERM, "certk: terminated\n")
+    # Of eight layers: no thread begins another one than it was about to.
+    assert ended.calls <= 3
     left = [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".partial")]
     assert [path.name for path in left] == ["x.safetensors"]
 
@@ -414,7 +407,7 @@ def test_an_unexpected_error_is_one_line(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("certk_rs._cli.prune.make_plan", broken)
+    monkeypatch.setattr("certk_rs.jobs.prune.make_plan", broken)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "unexpected RuntimeError: two lines" in line
 
@@ -425,7 +418,7 @@ def test_too_little_memory_is_one_line(
     def too_much(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("certk_rs._cli.prune.make_plan", too_much)
+    monkeypatch.setattr("certk_rs.jobs.prune.make_plan", too_much)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "not enough memory" in line
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +10,14 @@ import numpy as np
 import pytest
 
 from certk_rs import gaussian, windows
+from certk_rs._cli.tree import tree
 from certk_rs.errors import CertkError
 from certk_rs.jobs.adaptive_k import adaptive_k, best, rule_k
-from certk_rs.jobs.prefixes import halved
+from certk_rs.jobs.prefixes import SHORTEST, halved
 from certk_rs.jobs.window_recipe import equal_sizes
 from cli_fixtures import certk, write_cache
 from repository import EXAMPLE
+from signalled import certk_signalled
 
 Captured = pytest.CaptureFixture[str]
 EPS = 0.05
@@ -283,15 +281,13 @@ def test_windows_refusals(capsys: Captured, tmp_path: Path) -> None:
         assert (out, words in err, err.count("\n")) == ("", True, 1), err
 
 
+def test_the_default_of_shortest_is_that_of_the_function() -> None:
+    [shortest] = [p for p in tree().commands["windows"].params if p.name == "shortest"]
+    assert shortest.default == SHORTEST
+
+
 def test_windows_can_be_interrupted(tmp_path: Path) -> None:
-    write_cache(tmp_path / "x.safetensors", layers=8, m=512, n=4096, d=64)
-    command = [sys.executable, "-m", "certk_rs", "windows", str(tmp_path / "x.safetensors")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        time.sleep(3)
-        assert process.poll() is None
-        start = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-        took = time.monotonic() - start
-    assert (process.returncode, out, err) == (130, b"", b"certk: interrupted\n")
-    assert took < 5
+    function = "certk_rs.jobs.window_recipe:scores_of"
+    ended = certk_signalled(["windows", EXAMPLE], function, tmp_path / "calls", at=3)
+    assert (ended.code, ended.out, ended.err) == (130, "", "certk: interrupted\n")
+    assert ended.calls == 3

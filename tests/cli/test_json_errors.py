@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from certk_rs._cli import terminal
 from certk_rs._cli.answer import SCHEMA, Answer
 from cli_fixtures import certk, write_cache
+from signalled import certk_signalled
 
 Captured = pytest.CaptureFixture[str]
 
@@ -102,7 +102,7 @@ def test_kinds_of_what_goes_wrong_inside(
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("certk_rs._cli.plan.plan_rows", broken)
+    monkeypatch.setattr("certk_rs.gaussian.plan", broken)
     arguments = ("plan", "--n", "10", "--sigma", "1", "--eps", "0.1")
     assert failed(capsys, *arguments, code=code)["error"]["kind"] == kind
 
@@ -134,20 +134,14 @@ def test_what_does_not_hold_is_told_with_the_result(
     ("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
 def test_an_interrupted_command_says_so(tmp_path: Path, kind: signal.Signals, code: int) -> None:
-    write_cache(tmp_path / "x.safetensors", layers=8, m=256, n=8192, d=64)
-    command = [sys.executable, "-m", "certk_rs", "prune", str(tmp_path / "x.safetensors")]
-    command += ["-o", str(tmp_path / "out"), "--eps", "0.001", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "out").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(kind)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert b"Traceback" not in err
-    body = json.loads(out)
+    write_cache(tmp_path / "x.safetensors", layers=2)
+    job = ["prune", tmp_path / "x.safetensors", "-o", tmp_path / "out", "--eps", "0.1", "--json"]
+    ended = certk_signalled(
+        job, "certk_rs.jobs.file_job:run_unit", tmp_path / "calls", kind=int(kind)
+    )
+    assert ended.code == code
+    assert ended.err.count("\n") == 1
+    body = json.loads(ended.out)
     assert body["command"] == "prune"
     assert body["error"]["kind"] == "interrupted"
     assert body["error"]["exit_code"] == code

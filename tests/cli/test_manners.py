@@ -14,17 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 import certk_rs as ck
-from certk_rs import _log, cli
+from certk_rs import _log
 from certk_rs._cli import terminal
+from certk_rs._cli.commands import BRIEF
+from certk_rs._cli.tree import tree
 from cli_fixtures import certk, write_cache
 from fresh_process import run_python
 from repository import EXAMPLE, ROOT
 
 Captured = pytest.CaptureFixture[str]
-COMMANDS = list(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+COMMANDS = list(BRIEF)
 PLAN = ("plan", "--n", "100", "--sigma", "2", "--eps", "0.1")
 
 
@@ -70,6 +71,30 @@ for command in ("prune", "verify"):
         assert option in prune
     for option in ("--against CACHE", "--jobs N", "--sample F|N"):
         assert option in verify
+
+
+def test_help_of_all_commands_is_whole_lines_and_an_example(capsys: Captured) -> None:
+    assert certk("--help") == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    for name, said in BRIEF.items():
+        assert any(re.fullmatch(rf"  {name} +{re.escape(said)}", line) for line in lines), name
+    assert "..." not in text.partition("\n")[2]
+    assert max(map(len, lines)) <= 80
+    shown = [line.split()[1] for line in lines[lines.index("Example:") + 1 :]]
+    assert shown == ["demo", "capture", "analyze", "prune", "verify"]
+
+
+def test_help_of_prune_puts_every_option_into_a_group(capsys: Captured) -> None:
+    command = tree().commands["prune"]
+    grouped = [name for names in command.panels.values() for name in names]
+    own = {p.name for p in command.params if p.param_type_name == "option"}
+    assert sorted(grouped) == sorted(own - {"quiet", "verbose", "config", "no_config"})
+    assert certk("prune", "--help") == 0
+    text = capsys.readouterr().out
+    titles = ["Arguments", *command.panels, "Common options"]
+    assert re.findall(r"^(\w.*):$", text, re.M) == titles
+    assert re.search(r"\nHow small:\n  --eps EPS.*\nSets:\n  --granularity", text, re.S)
 
 
 def test_the_version(capsys: Captured) -> None:
@@ -250,7 +275,7 @@ def test_what_is_logged_is_shown_as_plain_lines(
         log.warning("no %d", "number")  # a mistake of whoever logs
         raise RuntimeError("enough")
 
-    monkeypatch.setattr("certk_rs._cli.plan.plan_rows", talks)
+    monkeypatch.setattr("certk_rs.gaussian.plan", talks)
     monkeypatch.setattr(logging, "raiseExceptions", False)
     assert certk(*PLAN, "-vv") == 2
     err = capsys.readouterr().err

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import typer
 
-from certk_rs import cli
+from certk_rs._cli.commands import BRIEF
 from certk_rs._cli.options import AT_LEAST_ONE, COUNT, NUMBER, SIZE, WHOLE
+from certk_rs._cli.tree import tree
 from cli_fixtures import certk
 
 Captured = pytest.CaptureFixture[str]
@@ -111,8 +112,7 @@ def test_commands_read_them(tmp_path: Path, capsys: Captured) -> None:
 
 def options() -> Iterator[tuple[str, str, Any, Any]]:
     """Command, name, type and declaration of every option and argument."""
-    tree: Any = typer.main.get_command(cli.app)
-    for name, command in tree.commands.items():
+    for name, command in tree().commands.items():
         for parameter in inspect.signature(command.callback).parameters.values():
             if parameter.name != "context" and name != "completion":
                 declared, info = get_args(parameter.annotation)[:2]
@@ -133,8 +133,7 @@ def test_every_number_is_read_by_one_of_these_readers() -> None:
 
 def test_every_metavar_can_be_read(capsys: Captured) -> None:
     """No name of a Python type, and an upper-case word for whatever is not a choice."""
-    commands: Any = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
-    for command in commands:
+    for command in BRIEF:
         assert certk(command, "--help") == 0
         text = capsys.readouterr().out
         for ugly in ("<int", "<float", "<str", "<path", "<list", "RANGE", "lambda", "INTEGER"):

@@ -200,7 +200,7 @@ def test_forged_shapes_whose_hash_is_right(tmp_path: Path, shape: list[int]) -> 
 
     digest = hashlib.sha256(header("0" * 64) + data).hexdigest()
     path.write_bytes(header(digest) + data)
-    start = time.monotonic()
+    start = time.process_time()
     try:
         loaded = ck.KeyIndex.load(path)
     except ck.CertkError as error:
@@ -208,7 +208,7 @@ def test_forged_shapes_whose_hash_is_right(tmp_path: Path, shape: list[int]) -> 
     else:
         assert list(loaded.shape) == shape
         assert all(0 <= axis - new < 16 for axis, new in zip((2, 112, 8), shape, strict=True))
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_forged_without_heads(tmp_path: Path) -> None:
@@ -250,11 +250,11 @@ def test_a_product_of_long_numbers_is_never_made(tmp_path: Path) -> None:
     for text in (shape, f"[{','.join(['9'] * 2_000_000)}]"):
         header = f'{{"a":{{"dtype":"F32","shape":{text},"data_offsets":[0,0]}}}}'
         path.write_bytes(raw_file(header))
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises(ck.CertkError, match="'a': shape") as refused, SafetensorsFile(path):
             pass
         one_line(refused.value, path)
-        assert time.monotonic() - start < 5
+        assert time.process_time() - start < 5
 
 
 # ------------------------------------------------------------------------------- .npy and .npz
@@ -316,7 +316,7 @@ def refused_by_select(path: Path, capsys: pytest.CaptureFixture[str], *arguments
     """The line that `certk select` ends with, soon and without having asked for memory."""
     capsys.readouterr()
     tracemalloc.start()
-    start = time.monotonic()
+    start = time.process_time()
     try:
         code = certk("select", path, "--eps", "0.1", *arguments)
         peak = tracemalloc.get_traced_memory()[1]
@@ -329,7 +329,7 @@ def refused_by_select(path: Path, capsys: pytest.CaptureFixture[str], *arguments
     assert "unexpected" not in err
     assert "not enough memory" not in err
     assert peak < 50_000_000
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     return err
 
 

@@ -539,7 +539,7 @@ def test_the_page_stands_alone(job: Path) -> None:
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 6
     assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
     assert not re.search(r"<script|@import|url\((?!#)", text)

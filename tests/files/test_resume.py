@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from certk_rs.jobs.job_report import job_report
 from certk_rs.pruning import prune
 from cli_fixtures import cache_tensors, certk, safetensors_bytes, tensor, write_cache
 from fresh_process import run_python
+from signalled import certk_signalled
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals, locks and mounts of POSIX")
 
@@ -232,7 +232,7 @@ def test_a_second_process_on_the_same_output_is_refused(caches: Path, tmp_path: 
 
 @posix
 def test_ctrl_c_says_how_far_it_came_and_how_to_go_on(tmp_path: Path) -> None:
-    """Within a second, however long a unit takes."""
+    """In the middle of a unit that would take minutes, and of another file than the first."""
     rng = np.random.default_rng(0)
     shapes = {"key": (2, 20_000, 64), "value": (2, 20_000, 64), "query": (16, 256, 64)}
     large = {
@@ -240,23 +240,17 @@ def test_ctrl_c_says_how_far_it_came_and_how_to_go_on(tmp_path: Path) -> None:
         for role, shape in shapes.items()
     }
     (tmp_path / "in").mkdir()
-    write_cache(tmp_path / "in" / "a.safetensors")
+    write_cache(tmp_path / "in" / "a.safetensors", layers=1)
     (tmp_path / "in" / "b.safetensors").write_bytes(safetensors_bytes(large, None))
-    job = command(
-        "prune", tmp_path / "in", "-o", tmp_path / "out", "--eps", 1e-3, "--unit", "layer"
+    job = ["prune", tmp_path / "in", "-o", tmp_path / "out", "--eps", 1e-3, "--unit", "layer"]
+    # One at a time: the second unit is that of the second file.
+    ended = certk_signalled(
+        [*job, "--jobs", 1], "certk_rs.jobs.file_job:run_unit", tmp_path / "calls", at=2
     )
-    process = subprocess.Popen(job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    # Results come as they are found, into a pipe too.
-    assert "a.safetensors: kept" in process.stdout.readline()
-    time.sleep(0.3)
-    begun = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - begun < 2
-    assert process.returncode == 130
-    assert "1 of 2 files are finished" in errors
-    assert "--resume" in errors
+    assert (ended.code, ended.calls) == (130, 2)
+    assert "a.safetensors: kept" in ended.out
+    assert "1 of 2 files are finished" in ended.err
+    assert "--resume" in ended.err
     assert not list((tmp_path / "out").glob("*.partial"))
 
 

@@ -38,7 +38,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any, get_args
 
 import numpy as np
@@ -846,9 +846,9 @@ def test_appending_takes_no_longer_for_a_longer_index() -> None:
         index = ck.KeyIndex.build(keys, keep_keys=False)
         times = []
         for _ in range(30):
-            start = perf_counter()
+            start = process_time()
             index.append(keys[:, :1], threads=1)
-            times.append(perf_counter() - start)
+            times.append(process_time() - start)
         return min(times)
 
     assert least(500_000) < 20 * least(1000)

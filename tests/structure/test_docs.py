@@ -183,12 +183,9 @@ def test_headings_have_the_anchors_of_the_places_where_they_are_read() -> None:
 
 def check_command(words: list[str], page: str) -> None:
     """See that the command line knows a command, and its options."""
-    import typer
+    from certk_rs._cli.tree import tree
 
-    from certk_rs import cli
-
-    commands: Any = typer.main.get_command(cli.app).commands
-    command = commands.get(words[0])
+    command: Any = tree().commands.get(words[0])
     assert command is not None, f"{page}: certk {words[0]}"
     options = {name for parameter in command.params for name in parameter.opts}
     for word in words[1:]:

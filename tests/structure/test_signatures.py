@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-import typer
 
 import certk_rs as ck
-from certk_rs import bounds, cli, key_index, montecarlo, output
+from certk_rs import bounds, key_index, montecarlo, output
+from certk_rs._cli.tree import tree
 from repository import ROOT
 
 ROWS = ["kind", "scale", "mask", "lengths", "indptr", "causal_offset"]
@@ -63,7 +63,7 @@ def test_torch_has_every_option_of_python() -> None:
 
 
 def test_the_command_has_every_option_of_rust() -> None:
-    command = typer.main.get_command(cli.app).commands["select"]  # type: ignore[attr-defined]
+    command = tree().commands["select"]
     assert {*declared()} - {"threads"} <= {parameter.name for parameter in command.params}
 
 

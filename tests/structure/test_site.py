@@ -69,13 +69,10 @@ def test_every_public_name_is_on_a_page_of_the_api() -> None:
 
 
 def test_the_page_of_commands_has_every_option() -> None:
-    import typer
-
-    from certk_rs import cli
+    from certk_rs._cli.tree import tree
 
     page = command_pages.page()
-    group = typer.main.get_command(cli.app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, command in tree().commands.items():
         part = page.partition(f"## certk {name}\n")[2].partition("\n## ")[0]
         common = page.partition("## Common options\n")[2]
         for parameter in command.params:

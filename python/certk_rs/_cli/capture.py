@@ -33,7 +33,7 @@ def capture(
     ] = None,
     as_json: AsJson = False,
 ) -> Job:
-    """Run a local model over a text, and write the queries, keys and values of its attention.
+    """Write queries, keys and values of a local model over a text.
 
     Each layer is written as it runs. Nothing is downloaded. Needs torch and transformers.
     """

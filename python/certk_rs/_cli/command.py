@@ -7,15 +7,15 @@ that both have are overridden here, and nothing is imported from either.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from .._log import logger
 from ..errors import CertkError
@@ -28,6 +28,7 @@ _log = logger("cli")
 _COMMON = {"quiet": Quiet, "verbose": Verbose, "config": ConfigFile, "no_config": NoConfig}
 _DEFAULTS = {"quiet": False, "verbose": 0, "config": None, "no_config": False}
 _SETTINGS = "certk_rs.config"
+_OWN = "Options"
 
 
 def uniform(function: Callable[..., Job]) -> Callable[..., Job]:
@@ -61,7 +62,16 @@ def uniform(function: Callable[..., Job]) -> Callable[..., Job]:
 
 
 class Command(TyperCommand):
-    """A command whose defaults a configuration file may set."""
+    """A command whose defaults a configuration file may set.
+
+    `panels` has the names of parameters that go together in its help, by the title above them.
+    """
+
+    panels: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, --help included."""
+        return [quick(param) for param in super().get_params(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the configuration file that the arguments ask for, then the arguments."""
@@ -94,29 +104,54 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, the options of this command, and those that every command has."""
-        arguments, own, common = (list[tuple[str, str]]() for _ in range(3))
+        arguments, common = (list[tuple[str, str]]() for _ in range(2))
+        own: dict[str, dict[str, tuple[str, str]]] = {each: {} for each in (*self.panels, _OWN)}
+        home = {name: panel for panel, names in self.panels.items() for name in names}
         for param in self.get_params(ctx):
             if param.param_type_name == "argument":
                 arguments.append((_usage(param), getattr(param, "help", "") or ""))
             elif record := param.get_help_record(ctx):
-                (common if param.name in _COMMON or _is_help(param) else own).append(record)
-        for title, records in (
-            ("Arguments", arguments), ("Options", own), ("Common options", common),
-        ):  # fmt: skip
+                if param.name in _COMMON or _is_help(param):
+                    common.append(record)
+                else:
+                    own[home.get(param.name, _OWN)][param.name] = record
+        panels = [
+            (
+                panel,
+                [
+                    own[panel][name]
+                    for name in self.panels.get(panel, own[panel])
+                    if name in own[panel]
+                ],
+            )
+            for panel in own
+        ]
+        for title, records in (("Arguments", arguments), *panels, ("Common options", common)):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
 
 
-class Group(TyperGroup):
-    """All commands; one that does not exist is told the nearest that does."""
+def quick(param: Any) -> Any:
+    """The parameter, which leaves alone what need not be read.
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or say which one was meant."""
-        name = args[0]
-        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name!r}{config.meant(name, self.commands)}")
-        return super().resolve_command(ctx, args)
+    Typer loads pydantic when it reads the first value, be it that of a flag, or of an option that
+    was not given: each TAB, and each call for help, would wait for it.
+    """
+    if "process_value" in vars(param):
+        return param
+    read = param.process_value
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        if ctx.resilient_parsing:  # a shell asks what could be typed
+            return value
+        absent = value is None and not (param.required or param.multiple or param.nargs != 1)
+        if absent or (_is_flag(param) and isinstance(value, bool)):
+            return value if param.callback is None else param.callback(ctx, param, value)
+        return read(ctx, value)
+
+    param.process_value = process_value
+    return param
 
 
 def _usage(param: Any) -> str:

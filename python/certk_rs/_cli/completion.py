@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,8 +48,21 @@ def completion(
     return job
 
 
-def able_to_complete() -> None:
-    """Tell Typer's parser the shells, as `add_completion` would."""
+@contextlib.contextmanager
+def able_to_complete() -> Iterator[None]:
+    """Tell Typer's parser the shells, as `add_completion` would.
+
+    To take markup out of a line of help, of which ours have none, it would load all of rich.
+    """
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
-    completion_init()
+    modules: dict[str, Any] = sys.modules
+    hidden = "rich" not in modules
+    if hidden:
+        modules["rich"] = None
+    try:
+        completion_init()
+        yield
+    finally:
+        if hidden:
+            del modules["rich"]

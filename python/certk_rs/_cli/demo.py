@@ -7,19 +7,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..audit import audit, audit_json
-from ..jobs.bars import bars
-from ..jobs.file_report import file_json
-from ..jobs.layer_report import LayerReport
-from ..pruning import prune
-from .audit_report import show_audit, verdict
 from .example import example
 from .options import AsJson, CacheFile, Eps, Granularity, Job, OneSetPer, Quiet
 from .terminal import print_json, print_table, progress_bar, round_up, say, terminal_width
+
+if TYPE_CHECKING:
+    from ..jobs.layer_report import LayerReport
 
 
 def demo(
@@ -38,6 +35,11 @@ def demo(
     """Prune a small real cache, verify it, and show each layer."""
 
     def job() -> int:
+        from ..audit import audit, audit_json
+        from ..jobs.file_report import file_json
+        from ..pruning import prune
+        from .audit_report import show_audit, verdict
+
         cache = example() if data is None else data
         with contextlib.ExitStack() as stack:
             folder = out
@@ -66,6 +68,8 @@ def demo(
 
 def _show(reports: Sequence[LayerReport], eps: float) -> None:
     """Show a job as a table and as bars."""
+    from ..jobs.bars import bars
+
     heads = ("layer", "kept / total", "share", "lower bound", "gap", "worst tail mass")
     rows = [
         (

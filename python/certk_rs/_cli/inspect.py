@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..jobs.inputs import expand
-from ..jobs.inspect import (
-    CacheFacts,
-    Inspection,
-    LayerLine,
-    OutputFacts,
-    inspect_all,
-    inspection_json,
-)
 from .options import AsJson, Job, Layout, Names, Recursive
 from .terminal import complain, print_json, print_table, say, warn
+
+if TYPE_CHECKING:
+    from ..jobs.inspect import CacheFacts, Inspection, LayerLine, OutputFacts
 
 _FILES = typer.Argument(
     metavar="FILE...",
@@ -42,6 +36,9 @@ def inspect_files(
     """
 
     def job() -> int:
+        from ..jobs.inputs import expand
+        from ..jobs.inspect import inspect_all, inspection_json
+
         sources = expand(files, recursive, same_names=True)
         order = None if layout is None else layout.value
         found = inspect_all([source.location for source in sources], names, order)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..gaussian import Plan
-from ..gaussian import plan as plan_rows
 from .options import COUNT, NUMBER, AsJson, Job, Threads
 from .terminal import print_json, print_table, print_text, say
+
+if TYPE_CHECKING:
+    from ..gaussian import Plan
 
 # What follows from the fields of a plan.
 _DERIVED = ("scored_ratio", "speedup", "worthwhile", "advice", "reason")
@@ -40,12 +41,15 @@ def plan(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> Job:
-    """Tell how many keys rows of normal scores need, and whether to sparsify.
+    """Tell how many keys rows of normal scores need.
 
-    Expectations of a model, no certificate: `certk select` finds what a real row needs.
+    And whether to sparsify. These are expectations of a model, no certificate: `certk select` finds
+    what a real row needs.
     """
 
     def job() -> int:
+        from ..gaussian import plan as plan_rows
+
         found = plan_rows(n, sigma, eps, seed=seed, threads=threads)
         if as_json:
             derived = {name: getattr(found, name) for name in _DERIVED}

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import CertkError
-from ..jobs.budgets import read_budgets
-from ..jobs.estimate import Estimate, estimate
-from ..jobs.file_report import FileReport, totals
-from ..jobs.prune import Failure, FileOutcome, JobResult, Manner, Plan, failure, make_plan, run_plan
-from ..jobs.request import Request
-from ..pruning import make_engine
 from .options import (
     AsJson,
     Inputs,
@@ -55,9 +49,23 @@ from .prune_options import (
     UnitName,
     WhichEngine,
 )
-from .prune_report import said_of, show_summary
 from .quantities import PLACE, Place
 from .terminal import complain, print_json, progress_bar, round_up, say, warn
+
+if TYPE_CHECKING:
+    from ..jobs.estimate import Estimate
+    from ..jobs.prune import Failure, FileOutcome, JobResult, Plan
+    from ..jobs.request import Request
+
+# What goes together in the help.
+PANELS = {
+    "How small": ("eps", "size", "size_bytes", "out_tol", "hot", "max_keep", "coverage"),
+    "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout"),
+    "Inputs": ("names", "layout", "recursive"),
+    "Outputs": ("out", "proof", "guard", "skip_existing", "force"),
+    "The job": ("dry_run", "resume", "fail_fast", "strict", "jobs", "threads", "unit", "engine",
+                "address", "as_json"),
+}  # fmt: skip
 
 
 def prune(
@@ -105,6 +113,12 @@ def prune(
     """
 
     def job() -> int:
+        from ..jobs.budgets import read_budgets
+        from ..jobs.prune import Manner, make_plan, run_plan
+        from ..jobs.request import Request
+        from ..pruning import make_engine
+        from .prune_report import show_summary
+
         if eps is None and size is None and size_bytes is None and out_tol is None:
             raise CertkError("how small? Give --eps, or --size, --bytes or --out-tol instead")
         request = Request(
@@ -166,6 +180,10 @@ class _Shown:
 
     def tell(self, outcome: FileOutcome) -> None:
         """Print the line of one input, and its warnings."""
+        from ..jobs.file_report import FileReport, totals
+        from ..jobs.prune import Failure
+        from .prune_report import said_of
+
         self._ended += 1
         if isinstance(outcome, Failure):
             self._first = self._first or outcome
@@ -208,6 +226,9 @@ def _eps(request: Request) -> float | str | None:
 
 
 def _dry_run(plan: Plan, threads: int | None, as_json: bool, quiet: bool) -> int:
+    from ..jobs.estimate import estimate
+    from ..jobs.prune import failure
+
     found: list[Estimate] = []
     bad = list(plan.failures)
     with progress_bar(quiet) as progress:

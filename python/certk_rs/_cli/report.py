@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .._display.page import pyplot
-from .._files.location import Location, locate
-from .._files.new_file import new_file
 from ..errors import CertkError
-from ..jobs.export import table_files
-from ..jobs.job_page import between, budget, count, job_page, megabytes, share, up
-from ..jobs.job_record import find_outputs
-from ..jobs.job_report import RowSink, job_report
 from .options import AsJson, Job, Quiet
 from .terminal import print_json, print_table, progress_bar, say, warn
+
+if TYPE_CHECKING:
+    from .._files.location import Location
+    from ..jobs.job_report import RowSink
 
 _FILE = "FILE"
 
@@ -53,6 +50,12 @@ def report(
     """
 
     def job() -> int:
+        from .._display.page import pyplot
+        from .._files.new_file import new_file
+        from ..jobs.export import table_files
+        from ..jobs.job_page import job_page
+        from ..jobs.job_report import job_report
+
         if sets and csv is None and parquet is None:
             raise CertkError("--sets is about tables: give --csv FILE or --parquet FILE with it")
         page = _new(html, force)
@@ -88,6 +91,8 @@ def report(
 
 def _new(path: str | None, force: bool) -> Location | None:
     """A place to write to; a `CertkError` if that is known to fail, before any work is done."""
+    from .._files.location import locate
+
     if path is None:
         return None
     place = locate(path)
@@ -103,6 +108,8 @@ def _new(path: str | None, force: bool) -> Location | None:
 
 def _check_apart(places: list[Location], outs: list[str]) -> None:
     """Raise `CertkError` if two reports would have one place, or one that of an output."""
+    from ..jobs.job_record import find_outputs
+
     outputs = {
         source.location.key(): source.location
         for found in find_outputs(outs)
@@ -124,6 +131,8 @@ _BEYOND = (1, 3, 7, 6, 4, 5)
 
 
 def _show(found: dict[str, Any]) -> None:
+    from ..jobs.job_page import count, megabytes, share, up
+
     total = found["totals"]
     for job in found["jobs"]:
         if job["state"] != "ended":
@@ -155,6 +164,8 @@ def _show(found: dict[str, Any]) -> None:
 
 def _held_out(total: dict[str, Any], options: list[dict[str, Any]]) -> str:
     """What is known of queries that sets were made without."""
+    from ..jobs.job_page import between, count
+
     lost = between(total["held_out_violations_low"], total["held_out_violations_high"])
     text = (
         f"{lost} of {count(total['held_out_queries'])} queries set aside, summed over sets, may "
@@ -171,6 +182,8 @@ def _bounds(figures: dict[str, Any]) -> bool:
 
 
 def _cells(layer: dict[str, Any]) -> list[str]:
+    from ..jobs.job_page import budget, count, share, up
+
     return [
         str(layer["layer"]),
         count(layer["sets"]),

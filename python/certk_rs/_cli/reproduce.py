@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from .._display.page import pyplot
 from ..errors import CertkError
 from .example import example
 from .options import COUNT, AsJson, Job, Quiet, read_text
@@ -50,14 +49,15 @@ def reproduce(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
-    """Run the experiments of the papers: a JSON table and a plot each, and one HTML page.
+    """Run the experiments of the papers.
 
-    The page shows all tables in DIR, those of earlier runs included. Real rows are those of a
-    cache, or of a local model over texts (default: the text of a licence). Nothing is downloaded.
+    Each writes a JSON table and a plot, and all of them one HTML page, which shows all tables in
+    DIR, those of earlier runs included. Real rows are those of a cache, or of a local model over
+    texts (default: the text of a licence). Nothing is downloaded.
     """
 
     def job() -> int:
-        # The one command with so much behind it that the others should not have to load it.
+        from .._display.page import pyplot
         from ..reproduce import Settings, run_experiments, settings_of_model
 
         pyplot()

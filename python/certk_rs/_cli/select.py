@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .._files.npy import read_array
 from ..errors import CertkError
-from ..results import Selection, Status
-from ..selection import select as select_rows
 from .options import (
     AT_LEAST_ONE,
     COUNT,
@@ -29,6 +26,9 @@ from .options import (
     read_max_keep,
 )
 from .terminal import print_json, say, warn
+
+if TYPE_CHECKING:
+    from ..results import Selection
 
 
 class Kind(str, Enum):
@@ -86,6 +86,10 @@ def select(
     """
 
     def job() -> int:
+        from .._files.npy import read_array
+        from ..results import Status
+        from ..selection import select as select_rows
+
         if out is not None:
             need_new(out)
             _need_npz(out)
@@ -135,6 +139,8 @@ def _need_npz(out: Path) -> None:
 def _selection_json(
     selection: Selection, scores: Path, eps: float, out: Path | None
 ) -> dict[str, Any]:
+    from ..results import Status
+
     return {
         "command": "select",
         "scores": str(scores),

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..audit import audit, audit_json
 from ..errors import CertkError
-from ..jobs.inputs import expand
-from .audit_report import show_output, show_rest, verdict
 from .options import AT_LEAST_ONE, AsJson, Job, Names, Quiet, Recursive
 from .terminal import print_json, progress_bar
 
@@ -53,6 +50,9 @@ def verify(
     """
 
     def job() -> int:
+        from ..audit import audit, audit_json
+        from .audit_report import show_output, show_rest, verdict
+
         looked_at = _read_sample(sample)
         files, inputs = _files(outputs, recursive), _files(against or [], recursive)
         if not files and not inputs:
@@ -96,6 +96,8 @@ def _read_sample(text: str | None) -> int | float | None:
 
 def _files(given: list[str], recursive: bool) -> list[Path]:
     """Each once; outputs of several jobs, and inputs, may have the same names."""
+    from ..jobs.inputs import expand
+
     if not given:
         return []
     paths = [each.location.path for each in expand(given, recursive, same_names=True)]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..jobs.adaptive_k import SHARE, AdaptiveK
-from ..jobs.prefixes import SHORTEST, STANDS_FOR, some_of
-from ..jobs.window_recipe import CacheRecipe, WindowRecipe, recipe_json, window_recipes
 from .options import AT_LEAST_ONE, NUMBER, AsJson, Caches, Job, Names, Quiet, Threads
 from .terminal import print_json, print_table, print_text, progress_bar, say
 
+if TYPE_CHECKING:
+    from ..jobs.adaptive_k import AdaptiveK
+    from ..jobs.window_recipe import CacheRecipe, WindowRecipe
+
+# Of `jobs.prefixes`, which a question for help does not wait for.
+_SHORTEST = 16
 # Lengths that a terminal of 80 columns has room for: the others are the first to go.
 _SHOWN = 3
 
@@ -33,15 +36,20 @@ def windows(
             metavar="N",
             help="The longest length is halved down to this one.",
         ),
-    ] = SHORTEST,
+    ] = _SHORTEST,
     names: Names = None,
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> Job:
-    """Fit a window k = alpha n^C to caches, and tell what windows lose at equal compute."""
+    """Fit a window k = alpha n^C to caches, and tell what it loses.
+
+    That is compared at equal compute with a fixed k and with certified sets.
+    """
 
     def job() -> int:
+        from ..jobs.window_recipe import recipe_json, window_recipes
+
         with progress_bar(quiet) as progress:
             found = window_recipes(
                 caches, eps, names, shortest=shortest, progress=progress, threads=threads
@@ -56,6 +64,9 @@ def windows(
 
 
 def _show(found: Sequence[CacheRecipe]) -> None:
+    from ..jobs.adaptive_k import SHARE
+    from ..jobs.prefixes import STANDS_FOR, some_of
+
     for cache in found:
         recipes = [*cache.layers, cache.all]
         say(f"{cache.path}: at eps = {cache.eps:g}")

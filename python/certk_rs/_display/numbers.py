@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import IntEnum
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from .. import _native
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def count(flags: NDArray[np.bool_]) -> int:
     """How many are true."""
-    return int(np.count_nonzero(flags))
+    return int(flags.sum())
 
 
 def tally(values: NDArray[np.uint8], kinds: type[IntEnum]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from types import ModuleType
 from typing import Any
 
@@ -17,17 +18,26 @@ from ..errors import CertkError, pip_install
 from .plain import escaped, plain
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
-figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
+:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; --quiet: #666; --link: #0b57d0; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #ddd; --page: #15171a; --line: #3a3d42; --quiet: #999; --link: #8ab4f8; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; overflow-wrap: anywhere; }
+a { color: var(--link); } p { overflow-wrap: anywhere; }
+figure { display: inline-block; max-width: 100%; margin: 1rem 1rem 1rem 0; vertical-align: top; } svg { max-width: 100%; height: auto; }
+svg text { fill: currentColor; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
-th { position: sticky; top: 0; background: #fff; } td:first-child, th:first-child { text-align: left; }
+th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
+th { position: sticky; top: 0; background: var(--page); } td:first-child, th:first-child { text-align: left; }
 th.text, td.text { text-align: left; } td { white-space: nowrap; }
 td.text { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
+.note { color: var(--quiet); font-size: .85rem; max-width: 46rem; }
+@media (max-width: 30rem) { th, td { padding: .15rem .3rem; } }
 .wide { overflow: auto; max-height: 85vh; margin: .8rem 0; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-details { margin: .5rem 0; } footer { margin-top: 3rem; color: #666; font-size: .85rem; }
+details { margin: .5rem 0; } summary { cursor: pointer; } .fold > summary { font-weight: 600; padding: .3rem 0; }
+footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }
 """  # noqa: E501
 
 
@@ -36,13 +46,14 @@ class Table:
     """Column heads and rows of cells, as they are to be read.
 
     Columns are flush right, but for the first and those whose heads are in `text`, whose cells may
-    have several lines.
+    have several lines. The note, below the table, says what columns are.
     """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     text: Collection[str] = ()
+    note: str = ""
 
 
 def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
@@ -57,14 +68,25 @@ def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """What is shown when its title is clicked on: sentences, plots (SVG) and tables."""
+
+    title: str
+    text: Sequence[str]
+    plots: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, sentences, plots (SVG) and tables; long tables are folded."""
+    """A heading, sentences, plots (SVG) and tables; long tables are folded, and so is the rest."""
 
     title: str
     text: Sequence[str]
     plots: Sequence[str] = ()
     tables: Sequence[Table] = ()
     anchor: str = field(default="")
+    folds: Sequence[Fold] = ()
 
 
 def pyplot() -> ModuleType:
@@ -84,6 +106,10 @@ def pyplot() -> ModuleType:
     return module
 
 
+WIDTH = 4.2
+"""Inches of a plot whose text can be read on a screen of 420 pixels; on a wide one two fit."""
+
+
 def panels(*grid: int, **options: Any) -> Any:
     """A figure and its axes, as `pyplot.subplots` makes them, laid out so that nothing overlaps."""
     return pyplot().subplots(*grid, layout="constrained", **options)
@@ -92,9 +118,12 @@ def panels(*grid: int, **options: Any) -> Any:
 def svg(figure: Any) -> str:
     """A figure as inline SVG; it is closed."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(
+        text, format="svg", bbox_inches="tight", metadata={"Date": None}, transparent=True
+    )
     pyplot().close(figure)
-    drawing = text.getvalue()
+    # What is drawn in black has the colour of the page's text, on its background.
+    drawing = re.sub(r"(?<=: )#(000000|222222)\b", "currentColor", text.getvalue())
     # Matplotlib minds what is markup in a label, but not what cannot be seen.
     return "\n".join(map(escaped, drawing[drawing.index("<svg") :].split("\n")))
 
@@ -117,7 +146,7 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
     """The whole page."""
-    body = [f"<h1>{_text(title)}</h1>", f"<p>{_text(lead)}</p>"]
+    body = [f"<h1>{_text(title)}</h1>", *([f"<p>{_text(lead)}</p>"] if lead else [])]
     if len(sections) > 2:
         links = (
             f'<li><a href="#{_text(part.anchor)}">{_text(part.title)}</a></li>'
@@ -125,14 +154,13 @@ def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
             if part.anchor
         )
         body.append(f"<ol>{''.join(links)}</ol>")
-    drawings = 0
+    numbers = count()
     for part in sections:
         body.append(f'<h2 id="{_text(part.anchor)}">{_text(part.title)}</h2>')
-        body += [f"<p>{_text(sentence)}</p>" for sentence in part.text]
-        for plot in part.plots:
-            body.append(f"<figure>{_own_names(plot, f'plot{drawings}-')}</figure>")
-            drawings += 1
-        body += [_table(table) for table in part.tables]
+        body += _content(part, numbers)
+        for fold in part.folds:
+            body.append(f'<details class="fold"><summary>{_text(fold.title)}</summary>')
+            body += [*_content(fold, numbers), "</details>"]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -140,6 +168,15 @@ def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
         + "\n".join(body)
         + f"\n<footer>{_text(foot)}</footer>\n</body></html>\n"
     )
+
+
+def _content(part: Section | Fold, numbers: Iterator[int]) -> list[str]:
+    """Sentences, plots, each with a number of its own, and tables."""
+    return [
+        *(f"<p>{_text(sentence)}</p>" for sentence in part.text),
+        *(f"<figure>{_own_names(plot, f'plot{next(numbers)}-')}</figure>" for plot in part.plots),
+        *(_table(table) for table in part.tables),
+    ]
 
 
 def _text(text: str) -> str:
@@ -159,9 +196,10 @@ def _table(table: Table) -> str:
     heads = _cells("th", table.heads, kinds)
     rows = "\n".join(f"<tr>{_cells('td', row, kinds)}</tr>" for row in table.rows)
     caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
+    note = f'<p class="note">{_text(table.note)}</p>' if table.note else ""
     whole = (
         f'<div class="wide"><table>{caption}<thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<tbody>{rows}</tbody></table></div>{note}"
     )
     if len(table.rows) <= 24:
         return whole

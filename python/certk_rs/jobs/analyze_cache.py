@@ -34,6 +34,7 @@ PER_QUERY = 0.5
 
 
 ADVICE = ("prune", "prune a little", "per query", "leave dense")
+PAYS = ADVICE[:2]
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,10 @@ class CacheAnalysis:
         """Means of each layer, by its number."""
         numbers = dict.fromkeys(head.layer for head in self.heads)
         return {i: _means([head for head in self.heads if head.layer == i]) for i in numbers}
+
+    def of_layer(self, layer: int) -> tuple[HeadAnalysis, ...]:
+        """The heads of one layer."""
+        return tuple(head for head in self.heads if head.layer == layer)
 
     def all(self) -> Means:
         """Means of the whole file."""

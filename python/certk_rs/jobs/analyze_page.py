@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from .. import __version__, gaussian
-from .._display.page import Section, Table, legend_beside, page, panels, plain_ticks, svg
+from .._display.page import (
+    WIDTH,
+    Fold,
+    Section,
+    Table,
+    legend_below,
+    page,
+    panels,
+    plain_ticks,
+    svg,
+)
+from .._display.plots import heat_map
+from .._display.tables import tidy
 from .aggregate import QUANTILES, Aggregate, Together
 from .analysis import Analysis
-from .analyze_cache import PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
+from .analyze_cache import PAYS, PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
 from .effective_watch import Watch, shown_lengths, watch_cells, watch_heads
 from .prefixes import STANDS_FOR
 
@@ -18,7 +31,7 @@ HEADS = (
     "head", "sigma", "k/n", "rule", "1 gap", "8 cuts", "one set", "advice", "at least",
     "effective", "1/sum P^2",
 )  # fmt: skip
-LAYERS = "By layer: mean k/n (how far the Gaussian rule is off in the mean)"
+NOT_COVERED = "Queries that are not in the file are not covered."
 ADVISED = (
     f"prune: one set of at most {PRUNE:g} of the keys serves all queries of the head; prune a "
     f"little: of at most {PRUNE_A_LITTLE:g}; per query: no such set, but a query on its own needs "
@@ -50,25 +63,82 @@ def cells(found: CacheAnalysis) -> list[list[str]]:
     ]
 
 
-def layer_heads(found: CacheAnalysis) -> list[str]:
-    """What `layer_cells` has in its columns."""
-    return ["layer", "heads", *(f"eps = {budget:g}" for budget in found.eps), "one set"]
-
-
-def layer_cells(found: CacheAnalysis) -> list[list[str]]:
-    """A row per layer and one for all: k/n (how far off the rule is) by budget, and one set."""
-    return [
+def by_layer(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
+    """The one table that everybody is shown: heads and rows, one per layer and one for all."""
+    heads = ["layer", *(f"eps = {budget:g}" for budget in found.eps), "one set", "at least", "pays"]
+    rows = [
         [
             name,
-            str(means.heads),
-            *(f"{k:.3f} ({off:.3f})" for k, off in zip(means.kept, means.rule_error, strict=True)),
+            *(f"{k:.3f}" for k in means.kept),
             f"{means.shared:.3f}",
+            f"{np.mean([head.shared_lower_bound for head in own]):.3f}",
+            f"{sum(head.advice in PAYS for head in own)} of {len(own)}",
         ]
-        for name, means in [
-            *((str(layer), means) for layer, means in found.layers().items()),
-            ("all", found.all()),
+        for name, means, own in [
+            *((str(i), means, found.of_layer(i)) for i, means in found.layers().items()),
+            ("all", found.all(), found.heads),
         ]
     ]
+    return tidy(heads, rows if len(rows) > 2 else rows[:1])
+
+
+def said_of_layers(found: CacheAnalysis) -> str:
+    """What that table has in its columns."""
+    eps = f"{found.eps[found.main]:g}"
+    return (
+        "Shares of the visible keys, means over heads. eps = ...: what a query needs on its own; "
+        f"one set: what all queries of a head need together at eps = {eps}, and at least so much "
+        f"by proof; pays: heads in which that is at most {PRUNE_A_LITTLE:g} of the keys."
+    )
+
+
+def said_of_heads(found: CacheAnalysis) -> str:
+    """What the table of heads has in its columns."""
+    return (
+        f"At eps = {found.eps[found.main]:g}. sigma: standard deviation of a row's scores; k/n: "
+        "the share of the keys that a query needs on its own; rule: what the Gaussian rule says "
+        "of it by sigma; 1 gap, 8 cuts: what these bounds prove to be enough; one set: what all "
+        "queries need together, and at least so much by proof; effective: keys that weigh at "
+        "least eps each; 1/sum P^2: how many share the weight."
+    )
+
+
+def verdict(
+    advice: Mapping[str, int], eps: float, kept: float, shared: float, causes: str = ""
+) -> str:
+    """Whether to prune, in a sentence.
+
+    Args:
+        advice: How many heads are given which.
+        eps: The budget.
+        kept: The share of its keys that a query needs on its own, in the mean.
+        shared: The share that one set per head takes, in the mean.
+        causes: Where the shares are from, in brackets or empty.
+    """
+    heads, alone = sum(advice.values()), advice.get("per query", 0)
+    pays = sum(advice.get(word, 0) for word in PAYS)
+    one, own = f"{100 * shared:.0f} % of the keys{causes}", f"{100 * kept:.0f} %"
+    if pays:
+        verb = "pays" if 2 * pays > heads else "pays in few heads"
+        return (
+            f"pruning {verb} at eps = {eps:g}: in {pays} of {heads} heads; one set per head keeps "
+            f"{one}, a query on its own needs {own}."
+        )
+    if alone:
+        return (
+            f"do not prune at eps = {eps:g}, select keys anew for each query: one set per head "
+            f"would keep {one}, a query on its own needs {own} (few in {alone} of {heads} heads)."
+        )
+    return (
+        f"leave it dense at eps = {eps:g}: one set per head would keep {one}, and a query on its "
+        f"own needs {own}."
+    )
+
+
+def verdict_on(found: CacheAnalysis) -> str:
+    """That of one file."""
+    every, counts = found.all(), Counter(head.advice for head in found.heads)
+    return verdict(counts, found.eps[found.main], every.kept[found.main], every.shared)
 
 
 def together_heads(by_head: bool) -> list[str]:
@@ -116,6 +186,20 @@ def hot_cells(found: CacheAnalysis) -> list[list[str]]:
     ]
 
 
+def shows_hot(found: CacheAnalysis) -> bool:
+    """Whether it matters how many keys stay: where nothing is ever missed there is no curve."""
+    return any(each.worst > 0 for each in found.hot)
+
+
+def lengths_of(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
+    """The table by length, a row per layer; without rows where there is one length only."""
+    watches = watches_of(found)
+    every = {each.n for _, one in watches for each in one.lengths}
+    shown = shown_lengths([one for _, one in watches])
+    rows = watch_cells(watches, shown) if len(every) > 1 else []
+    return tidy(watch_heads(shown), rows)
+
+
 def said_of_hot(found: CacheAnalysis) -> str:
     """What the curve of hot keys is about."""
     return (
@@ -136,9 +220,11 @@ def said_of_lengths(found: CacheAnalysis) -> list[str]:
     eps, watches = found.eps[found.main], watches_of(found)
     normal = max(one.smallest_normal for _, one in watches)
     said = [
-        "k, 1/sum P^2: the power of n that they grow by; weight: exp(-sigma^2/2)/n, a typical "
-        f"one at the longest n; small: the share of keys below {normal:.2g}, the smallest normal "
-        "number of the cache's dtype; mass: what these weigh in the worst row.",
+        f"n = ...: keys that weigh at least {eps:g} each, at that length; k, 1/sum P^2: the power "
+        "of n that the keys needed, and those that share the weight, grow by; weight: "
+        "exp(-sigma^2/2)/n, a typical one at the longest n; small: the share of keys below "
+        f"{normal:.2g}, the smallest normal number of the cache's dtype; mass: what these weigh in "
+        "the worst row.",
         f"With the length of a row: {found.growth()}.",
     ]
     names = [f"{head.layer}.{head.head}" for head in found.heads if head.watch.more_precision]
@@ -153,26 +239,29 @@ def said_of_lengths(found: CacheAnalysis) -> list[str]:
 
 def said_of(found: CacheAnalysis) -> str:
     """One file in a line."""
-    every = found.all()
-    return (
-        f"{found.path}: at eps = {found.eps[found.main]:g} rows of {every.heads} heads need "
-        f"{every.kept[found.main]:.3f} of their keys, one set per head {every.shared:.3f}; "
-        f"advice: {found.advice()}"
-    )
+    return f"{found.path}: {verdict_on(found)}"
 
 
 def said_of_all(found: Analysis) -> str:
     """All files in a line."""
     every = len(found.caches) + len(found.failures)
-    said = f"{len(found.caches)} of {every} files analyzed"
-    if (together := found.aggregate().all) is not None:
-        kept, shared = together.kept[found.main], together.shared
-        said += (
-            f"; at eps = {found.eps[found.main]:g} rows need {kept.mean:.3f} of their keys in the "
-            f"mean, one set per head {shared.mean:.3f} (worst {shared.worst:.3f}, in "
-            f"{shared.worst_in}); advice: {together.advised()}"
-        )
-    return f"{said}."
+    said = f"{len(found.caches)} of {every} files"
+    if (together := found.aggregate().all) is None:
+        return f"{said} could be analyzed."
+    kept, shared = together.kept[found.main], together.shared
+    worst = f" (worst {100 * shared.worst:.0f} %, in {shared.worst_in})"
+    eps = found.eps[found.main]
+    return f"{said}: {verdict(dict(together.advice), eps, kept.mean, shared.mean, worst)}"
+
+
+def said_of_together(found: Analysis) -> str:
+    """What the tables of all files have in their columns."""
+    return (
+        f"At eps = {found.eps[found.main]:g}, shares of the visible keys. k/n: what a query needs "
+        "on its own, in the mean; one set: what all queries of a head need together: the mean, "
+        "quantiles and the worst over files (of a layer: over its heads in all files), and the "
+        "file that this is in; advice: for how many heads."
+    )
 
 
 def analysis_page(found: Analysis) -> str:
@@ -183,13 +272,7 @@ def analysis_page(found: Analysis) -> str:
         shown = _shown(found)
         sections.append(_together(found, len(shown)))
     sections += [_section(found.caches[i], f"cache-{i}") for i in shown]
-    lead = (
-        "How many keys the rows of a cache need, by layer and head. k/n is the share of its "
-        "visible keys that a row must keep so that what it drops weighs no more than the budget; "
-        "one set is the share that all looked-at rows of a head need together. Queries that are "
-        "not in the file are not covered."
-    )
-    return page("certk analyze", lead, sections, f"certk_rs {__version__}")
+    return page("certk analyze", "", sections, f"{NOT_COVERED} certk_rs {__version__}")
 
 
 def _shown(found: Analysis) -> Sequence[int]:
@@ -206,9 +289,6 @@ def _together(found: Analysis, sections: int) -> Section:
     every = found.aggregate()
     text = [
         said_of_all(found),
-        f"Budgets {', '.join(f'{e:g}' for e in found.eps)}; one set and the advice are at "
-        f"{found.eps[found.main]:g}. Means, quantiles and the worst are over files, in the rows of "
-        "layers over their heads in all files.",
     ]
     if sections < len(found.caches):
         text.append(
@@ -220,100 +300,99 @@ def _together(found: Analysis, sections: int) -> Section:
         for name, means, said in ((each, each.all(), each.advice()) for each in found.caches)
     ]
     tables = [
-        Table(together_heads(False), together_cells(every, False), "All files, by layer"),
-        Table(together_heads(True), together_cells(every, True), "All files, by layer.head"),
-        Table(["file", "heads", "k/n", "one set", "advice"], rows, "By file"),
+        Table(
+            *tidy(together_heads(False), together_cells(every, False)),
+            note=said_of_together(found),
+        )
     ]
     if found.failures:
         bad = [[each.source, each.message] for each in found.failures]
         tables.append(Table(["file", "what is wrong"], bad, "Files that could not be analyzed"))
-    plots = [_together_map(every)] if every.heads else []
-    return Section("All files", text, plots, tables, "all-files")
+    plots = _together_maps(every) if every.heads else []
+    of_heads = Table(*tidy(together_heads(True), together_cells(every, True)))
+    of_files = Table(["file", "heads", "k/n", "one set", "advice"], rows)
+    folds = [
+        Fold("Each head", [], (), [of_heads]),
+        Fold("Each file", [f"Advice, {ADVISED}"], (), [of_files]),
+    ]
+    return Section("All files", text, plots, tables, "all-files", folds)
 
 
-def _together_map(found: Aggregate) -> str:
+def _together_maps(found: Aggregate) -> list[str]:
     """What one set takes by layer and head: in the mean over files, and in the worst."""
-    layers = [each.layer for each in found.layers]
-    most = max(each.head or 0 for each in found.heads) + 1
-    figure, axes = panels(1, 2, figsize=(8, 0.28 * len(layers) + 1.8), squeeze=False, sharey=True)
-    for axis, title in zip(axes[0], ("mean over files", "worst file"), strict=True):
-        grid = np.full((len(layers), most), np.nan)
-        for each in found.heads:
-            value = each.shared.mean if title.startswith("mean") else each.shared.worst
-            grid[layers.index(each.layer), each.head or 0] = value
-        image = axis.imshow(grid, vmin=0, vmax=1, aspect="auto", cmap="viridis")
-        axis.set(title=title, xlabel="head")
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes[0][0].set_ylabel("layer")
-    step = -(-len(layers) // 32)
-    axes[0][0].set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
-    figure.colorbar(image, ax=axes[0].tolist(), label="one set / n")
-    figure.suptitle(f"share of the keys in one set, eps = {found.eps[found.main]:g}", fontsize=11)
-    return svg(figure)
+    eps = f"eps = {found.eps[found.main]:g}"
+    means = {(each.layer or 0, each.head or 0): each.shared.mean for each in found.heads}
+    worst = {(each.layer or 0, each.head or 0): each.shared.worst for each in found.heads}
+    return [
+        _map(means, f"one set, mean over files, {eps}"),
+        *([_map(worst, f"one set, worst file, {eps}")] if worst != means else []),
+    ]
 
 
 def _section(found: CacheAnalysis, anchor: str) -> Section:
     main, heads = found.main, found.heads
-    least, most = (f(heads, key=lambda head: head.kept[main]) for f in (min, max))
-    worst = max(heads, key=lambda head: abs(head.kept[main] - head.predicted[main]))
-    text = [
-        f"{len(heads)} query heads, budgets {', '.join(f'{e:g}' for e in found.eps)}; the gaps, "
-        f"one set and the advice are at {found.eps[main]:g}. Advice: {found.advice()}. {ADVISED}",
-        f"At {found.eps[main]:g} rows need {found.all().kept[main]:.3f} of their keys in the mean, "
-        f"from {least.kept[main]:.3f} (head {least.layer}.{least.head}) to {most.kept[main]:.3f} "
-        f"(head {most.layer}.{most.head}). The Gaussian rule is off by "
+    eps = found.eps[main]
+    shared = {(head.layer, head.head): head.shared for head in heads}
+    said = verdict_on(found)
+    table = Table(*by_layer(found), note=said_of_layers(found))
+    folds = [_of_heads(found), _of_rules(found)]
+    lengths = lengths_of(found)
+    if lengths[1]:
+        columns, *said_of_them = said_of_lengths(found)
+        table_of_them = Table(*lengths, note=columns)
+        folds.append(Fold("Length of a row", said_of_them, [_lengths(found)], [table_of_them]))
+    if shows_hot(found):
+        hot = Table(hot_heads(), hot_cells(found))
+        folds.append(Fold("Hot keys", [said_of_hot(found)], [_hot(found)], [hot]))
+    return Section(
+        found.name,
+        [f"{said[0].upper()}{said[1:]}"],
+        [_map(shared, f"keys that one set keeps, eps = {eps:g}")],
+        [table],
+        anchor,
+        folds,
+    )
+
+
+def _of_heads(found: CacheAnalysis) -> Fold:
+    """What each head needs: a map per budget, and all figures."""
+    plots = [
+        _map(
+            {(head.layer, head.head): head.kept[i] for head in found.heads},
+            f"keys that a query needs, eps = {budget:g}",
+        )
+        for i, budget in enumerate(found.eps)
+    ]
+    note = f"{said_of_heads(found)} Advice, {ADVISED}"
+    return Fold("Each head", [], plots, [Table(*tidy(HEADS, cells(found)), note=note)])
+
+
+def _of_rules(found: CacheAnalysis) -> Fold:
+    """How rules and bounds do that know less than all scores."""
+    main = found.main
+    worst = max(found.heads, key=lambda head: abs(head.kept[main] - head.predicted[main]))
+    text = (
+        f"At eps = {found.eps[main]:g} the Gaussian rule, which knows sigma alone, is off by "
         f"{found.all().rule_error[main]:.3f} in the mean; it is worst for head {worst.layer}."
-        f"{worst.head}, where it says {worst.predicted[main]:.3f} and rows need "
-        f"{worst.kept[main]:.3f}. One set per head takes {found.all().shared:.3f} in the mean.",
-    ]
-    plots = [_map(found), _rule(found), _rules(found), _lengths(found)]
-    if found.hot:
-        plots.append(_hot(found))
-        text.append("Hot keys: " + said_of_hot(found))
-    watches = watches_of(found)
-    lengths = shown_lengths([one for _, one in watches])
-    text += ["By length: " + " ".join(said_of_lengths(found))]
-    tables = [
-        Table(layer_heads(found), layer_cells(found), LAYERS),
-        Table(HEADS, cells(found), f"By layer.head, at eps = {found.eps[main]:g}"),
-        Table(
-            watch_heads(lengths),
-            watch_cells(watches, lengths),
-            f"By length: keys that weigh at least {found.eps[main]:g}, and how the others grow and "
-            "weigh",
-        ),
-    ]
-    if found.hot:
-        tables.append(Table(hot_heads(), hot_cells(found), "Hot keys, and what is missed"))
-    return Section(found.name, text, plots, tables, anchor)
+        f"{worst.head}, where it says {worst.predicted[main]:.3f} and a query needs "
+        f"{worst.kept[main]:.3f}. The bounds know one gap between scores, or sums between 8 cuts. "
+        "The scale of sigma is that of its square root."
+    )
+    return Fold("Rules and bounds", [text], [_rule(found), _rules(found)])
 
 
-def _map(found: CacheAnalysis) -> str:
-    """k/n by layer and head, a panel per budget."""
-    layers = sorted({head.layer for head in found.heads})
-    most = max(head.head for head in found.heads) + 1
-    figure, axes = panels(
-        1, len(found.eps), figsize=(3 * len(found.eps) + 1, 0.28 * len(layers) + 1.8),
-        squeeze=False, sharey=True,
-    )  # fmt: skip
-    for i, (budget, axis) in enumerate(zip(found.eps, axes[0], strict=True)):
-        grid = np.full((len(layers), most), np.nan)
-        for head in found.heads:
-            grid[layers.index(head.layer), head.head] = head.kept[i]
-        image = axis.imshow(grid, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        axis.set(title=f"eps = {budget:g}", xlabel="head")
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes[0][0].set_ylabel("layer")
-    step = -(-len(layers) // 32)
-    axes[0][0].set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
-    figure.colorbar(image, ax=axes[0].tolist(), label="mean k/n")
-    figure.suptitle("keys that a row of each head needs", fontsize=11)
+def _map(grid: Mapping[tuple[int, int], float], title: str) -> str:
+    """Shares of keys by layer and head."""
+    layers = len({layer for layer, _ in grid})
+    figure, axis = panels(figsize=(WIDTH, min(9.0, 0.26 * layers + 1.4)))
+    heat_map(axis, grid, title, 1.0)
+    axis.set_xlabel("query head")
     return svg(figure)
 
 
 def _rule(found: CacheAnalysis) -> str:
     """k/n against sigma, with the Gaussian rule."""
-    figure, axis = panels(figsize=(7.5, 3.8))
+    figure, axis = panels(figsize=(WIDTH, 3.4))
     widest = max(head.sigma for head in found.heads)
     sigma = np.linspace(0, (1.1 * widest + 0.1) ** 0.5, 200) ** 2
     for i, budget in enumerate(found.eps):
@@ -324,17 +403,16 @@ def _rule(found: CacheAnalysis) -> str:
             s=12, color=line.get_color(), alpha=0.7,
         )  # fmt: skip
     axis.set(
-        title="keys that the Gaussian rule predicts (lines), and heads need (points)",
-        xlabel="standard deviation of a row's scores (natural-log units), square-root scale",
-        ylabel="mean k/n", ylim=(0, 1.02),
+        xlabel="standard deviation of a row's scores", ylabel="mean k/n", ylim=(0, 1.02),
     )  # fmt: skip
+    axis.set_title("keys by the rule (lines), and needed (points)", fontsize=10)
     # A few heads of large sigma would squeeze all others into a corner.
     axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
     axis.set_xlim(0, sigma[-1])
     marks = [d * 10.0**e for e in range(-1, 4) for d in (1, 2, 5)]
     shown = [x for x in marks if x <= sigma[-1] and x >= sigma[-1] / 30]
     plain_ticks(axis.xaxis, [0, *shown])
-    legend_beside(axis)
+    legend_below(figure, ncols=3)
     return svg(figure)
 
 
@@ -347,8 +425,8 @@ def _rules(found: CacheAnalysis) -> str:
         "1 gap (bound)": [head.single_gap for head in found.heads],
         "one set per head": [head.shared for head in found.heads],
     }
-    figure, axis = panels(figsize=(max(7.5, 0.3 * len(layers)), 3.8))
-    step = 1 if len(layers) <= 16 else 2  # labels of two digits need room
+    figure, axis = panels(figsize=(WIDTH, 3.4))
+    step = -(-len(layers) // 10)  # labels of two digits need room
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
         means = [
@@ -358,38 +436,38 @@ def _rules(found: CacheAnalysis) -> str:
         axis.bar(np.arange(len(layers)) + (i - 1.5) * width, means, width, label=name)
     axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
     axis.set(
-        title=f"keys that each way keeps, eps = {found.eps[found.main]:g}", xlabel="layer",
-        ylabel="mean share of the visible keys", ylim=(0, 1.02),
+        xlabel="layer", ylabel="mean share of the keys", ylim=(0, 1.02),
     )  # fmt: skip
-    legend_beside(axis)
+    axis.set_title(f"keys that each way keeps, eps = {found.eps[found.main]:g}", fontsize=10)
+    legend_below(figure, ncols=2)
     return svg(figure)
 
 
 def _lengths(found: CacheAnalysis) -> str:
     """Keys needed against the length of a row, a line per layer."""
-    figure, axis = panels(figsize=(7.5, 3.8))
-    longest = [2.0, 2.0]
+    figure, axis = panels(figsize=(WIDTH, 3.4))
+    every = [each.n for _, one in watches_of(found) for each in one.lengths]
+    ends = [min(every), max(every)]
     for layer in found.layers():
         own = [each for number, one in watches_of(found) if number == layer for each in one.lengths]
         sizes = sorted({each.n for each in own})
         needed = [float(np.mean([each.k for each in own if each.n == n])) for n in sizes]
         axis.plot(sizes, needed, marker="o", markersize=3, label=f"layer {layer}")
-        longest = [min(longest[0], *sizes), max(longest[1], *sizes)] if sizes else longest
-    axis.plot(longest, longest, color="#999", linestyle=":", label="all keys")
+    axis.plot(ends, ends, color="#999", linestyle=":", label="all keys")
     axis.set(
-        title=f"keys that a row needs as it grows, eps = {found.eps[found.main]:g}",
         xlabel="keys before the row, n", ylabel="mean k",
     )  # fmt: skip
+    axis.set_title(f"keys that a row needs, eps = {found.eps[found.main]:g}", fontsize=10)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     if len(found.layers()) <= 16:
-        legend_beside(axis)
+        legend_below(figure, ncols=3)
     return svg(figure)
 
 
 def _hot(found: CacheAnalysis) -> str:
     """What later queries miss, against the share of the keys that stays."""
-    figure, axis = panels(figsize=(7.5, 3.8))
+    figure, axis = panels(figsize=(WIDTH, 3.4))
     stays = [each.stays for each in found.hot]
     axis.plot(stays, [each.missed for each in found.hot], marker="o", label="mean")
     axis.plot(
@@ -399,9 +477,9 @@ def _hot(found: CacheAnalysis) -> str:
         found.all().kept[found.main], color="#999", linestyle="--", label="a query's own set"
     )
     axis.set(
-        title=f"keys that later queries miss, eps = {found.eps[found.main]:g}",
         xlabel="share of the keys that stays", ylabel="share missed", xlim=(0, None),
         ylim=(0, None),
     )  # fmt: skip
-    legend_beside(axis)
+    axis.set_title(f"keys that later queries miss, eps = {found.eps[found.main]:g}", fontsize=10)
+    legend_below(figure, ncols=2)
     return svg(figure)

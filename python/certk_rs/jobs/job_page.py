@@ -12,7 +12,7 @@ from typing import Any
 
 from .._display.numbers import percent_of_bound, rounded
 from .._display.page import Section, Table, page
-from .job_plots import kept_map, lost_by_layer, saved_by_output, spread_plot
+from .job_plots import kept_maps, lost_by_layer, saved_by_output, spread_plot
 
 Row = Mapping[str, Any]
 Marks = Callable[[str], str]
@@ -316,7 +316,7 @@ def _kept(report: Mapping[str, Any]) -> Section | None:
         )
     tables += sized
     return Section("Keys kept, and lower bounds", _cut(text, report["sets"]),
-                   [kept_map(report["sets"])], tables, "kept")  # fmt: skip
+                   kept_maps(report["sets"]), tables, "kept")  # fmt: skip
 
 
 def _sized(outputs: Sequence[Row]) -> list[Table]:

@@ -1,0 +1,114 @@
+"""What `certk analyze` prints: whether to prune, one table, and with -v the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._display.tables import tidy
+from ..jobs.analysis import Analysis
+from ..jobs.analyze import Analyzed
+from ..jobs.analyze_cache import CacheAnalysis
+from ..jobs.analyze_page import (
+    ADVISED,
+    HEADS,
+    NOT_COVERED,
+    by_layer,
+    cells,
+    hot_cells,
+    hot_heads,
+    lengths_of,
+    said_of,
+    said_of_all,
+    said_of_heads,
+    said_of_hot,
+    said_of_layers,
+    said_of_lengths,
+    said_of_together,
+    shows_hot,
+    together_cells,
+    together_heads,
+)
+from ..jobs.prune import Failure
+from .terminal import complain, print_table, print_text, say
+
+_ELSEWHERE = "--json, --html"
+
+
+class Shown:
+    """Says what was found: of several files each as soon as it is known, and all at the end."""
+
+    def __init__(self, as_json: bool, verbose: bool) -> None:
+        self._as_json, self._verbose = as_json, verbose
+        self.several = False
+
+    def tell(self, outcome: Analyzed) -> None:
+        """Print the line of one file of several."""
+        if isinstance(outcome, Failure):
+            complain(f"error: {outcome.message}")
+        elif self.several and not self._as_json:
+            say(said_of(outcome))
+
+    def all(self, found: Analysis) -> None:
+        """Print the table of the one file, or of all together; if asked for, those of each."""
+        if self.several:
+            say(said_of_all(found))
+            _show_together(found, by_head=False)
+        else:
+            for cache in found.caches:
+                say(said_of(cache))
+                _show_layers(cache)
+        if self._verbose:
+            if self.several:
+                _show_together(found, by_head=True)
+            for cache in found.caches:
+                if self.several:
+                    say(said_of(cache))
+                    _show_layers(cache)
+                _show_more(cache)
+            print_text(f"Advice, {ADVISED}")
+        print_text(NOT_COVERED + ("" if self._verbose else " More: -v, or --html FILE."))
+
+
+def as_object(found: Analysis) -> dict[str, Any]:
+    """The same as one object of plain values."""
+    return {"command": "analyze", **found.to_json()}
+
+
+def _show_together(found: Analysis, by_head: bool) -> None:
+    """Show what every layer, or every head, needs in all files."""
+    if found.aggregate().all is None:
+        return
+    say(f"All files, by {'layer.head' if by_head else 'layer'}:")
+    heads, rows = tidy(together_heads(by_head), together_cells(found.aggregate(), by_head))
+    # First the file and the advice, which may be long, then all but the worst.
+    going = ("advice", "in", "10 %", "50 %", "90 %", "k/n")
+    drop = [heads.index(name) for name in going if name in heads]
+    print_table(heads, rows, must=False, drop=drop, elsewhere=_ELSEWHERE)
+    if not by_head:
+        print_text(said_of_together(found))
+
+
+def _show_layers(cache: CacheAnalysis) -> None:
+    heads, rows = by_layer(cache)
+    print_table(heads, rows, must=False, elsewhere=_ELSEWHERE)
+    print_text(said_of_layers(cache))
+
+
+def _show_more(cache: CacheAnalysis) -> None:
+    """Show each head, how lengths go, and hot keys, where there is something to be seen."""
+    say("By layer.head:")
+    heads, rows = tidy(HEADS, cells(cache))
+    going = ("1/sum P^2", "effective", "8 cuts", "1 gap", "rule", "at least")
+    drop = [heads.index(name) for name in going if name in heads]
+    print_table(heads, rows, must=False, drop=drop, elsewhere=_ELSEWHERE)
+    print_text(said_of_heads(cache))
+    heads, rows = lengths_of(cache)
+    if rows:
+        say("By length:")
+        print_table(heads, rows, must=False, elsewhere=_ELSEWHERE)
+        for paragraph in said_of_lengths(cache):
+            print_text(paragraph)
+    if shows_hot(cache):
+        say("Hot keys:")
+        print_table(hot_heads(), hot_cells(cache))
+        print_text(said_of_hot(cache))
