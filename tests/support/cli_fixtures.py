@@ -178,6 +178,44 @@ def forge(
     path.write_bytes(raw_file(written, b"".join(arrays[name].tobytes() for name in order)))
 
 
+def forge_input(
+    source: Path,
+    output: Path,
+    edit: Callable[[dict[str, np.ndarray]], None],
+    metadata: Callable[[dict[str, str]], None] = lambda _: None,
+) -> None:
+    """Change the input of an output, and what the output says of it, so that they fit together."""
+    content = source.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    told = header.pop("__metadata__", {})
+    arrays, kinds = {}, {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        kinds[name] = entry["dtype"]
+        flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
+        arrays[name] = flat.reshape(entry["shape"])
+    edit(arrays)
+    metadata(told)
+    tensors = {name: (kinds[name], array.shape, array.tobytes()) for name, array in arrays.items()}
+    changed = safetensors_bytes(tensors, told)
+    source.write_bytes(changed)
+    head = changed[: 8 + int.from_bytes(changed[:8], "little")]
+
+    def say(body: dict[str, Any]) -> None:
+        body["input_headers"] = [hashlib.sha256(head).hexdigest()]
+        body["inputs"] = {
+            name: {
+                "dtype": dtype,
+                "shape": list(shape),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+            for name, (dtype, shape, data) in tensors.items()
+        }
+
+    forge(output, say=say)
+
+
 class Job:
     """A pruned cache: `source` and `output`, to be damaged and audited."""
 

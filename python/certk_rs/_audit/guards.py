@@ -19,6 +19,10 @@ that A^T A is within 5e-13 tr(R) of R.
 Roundings here are of float64, some 1e-15 of |A|; 1e-13 is allowed for. Half of the 1e-12 tr(R) is
 for how far B^T B is from R; the other half makes sqrt(q.R q) larger by 2.4e-13 sqrt(tr(R)) |q|,
 which is more than these roundings: an honest guard does not fail by them.
+
+Recorded numbers may be anything, so sums and products here may overflow: what is compared is never
+taken for small because it is NaN (`np.maximum` hands NaN on, which Python's `max` does not), and
+what is not finite has no factors.
 """
 
 from __future__ import annotations
@@ -118,25 +122,25 @@ def untruths(
         wrong["guard_codes"] = "bytes of no key, or of one without a scale, are not 128"
     factor, at = np.zeros((0, d)), 0
     centre, radius = claims.ball[head, :-1], float(claims.ball[head, -1])
-    longest = norm = reach = away = 0.0
+    longest = norm = reach = away = np.float64(0)
     for keys, values in rows:
         part = slice(at, at + len(keys))
         at += len(keys)
         use = coded[part]
-        longest = max(longest, float(np.abs(keys).max(initial=0)))
+        longest = np.maximum(longest, np.abs(keys).max(initial=0))
         moved = _moved(keys[use], claims.mean[head], int(said.block)).astype(np.float64)
         numbers = bytes_of[part][use].astype(np.float64) - BIAS
         left = (moved - scales[part][use][:, None] * numbers).astype(np.float32)
         errors = left.astype(np.float64)
         sizes = _norms(errors)
-        if (sizes > radii[part][use]).any():
+        if not (sizes <= radii[part][use]).all():
             wrong["guard_radii"] = "a code is farther from its key than its radius says"
-        reach = max(reach, float(sizes.max(initial=0)))
-        norm = max(norm, float(_norms(moved).max(initial=0)))
-        factor = np.asarray(np.linalg.qr(np.concatenate([factor, errors]), mode="r"))
-        away = max(away, float(_norms(values - centre).max(initial=0)))
+        reach = np.maximum(reach, sizes.max(initial=0))
+        norm = np.maximum(norm, _norms(moved).max(initial=0))
+        factor = _triangle(np.concatenate([factor, errors]))
+        away = np.maximum(away, _norms(values - centre).max(initial=0))
     assert at == count
-    if reach > said.reach or norm > said.norm or longest > said.largest:
+    if not (reach <= said.reach and norm <= said.norm and longest <= said.largest):
         wrong["guard_bounds"] = "a code's error, a moved key or an entry is larger than it says"
     if not _is_bounded(factor, _symmetric(claims.gram[head], d), said):
         wrong["guard_gram"] = "it does not bound what all codes leave out"
@@ -202,9 +206,28 @@ def _symmetric(packed: Floats, d: int) -> Floats:
     return found
 
 
+def _triangle(rows: Floats) -> Floats:
+    """The triangular factor of rows (r, d); of rows that are not all finite NaN."""
+    if not np.isfinite(rows).all():
+        return np.full((1, rows.shape[1]), np.nan)
+    factor: Floats = np.linalg.qr(rows, mode="r")
+    return factor
+
+
 def _is_bounded(factor: Floats, matrix: Floats, said: _Said) -> bool:
     """Whether all rows whose QR factor this is are bounded, as said above."""
+    if not np.isfinite(factor).all():
+        return False
+    try:
+        return _is_near(factor, matrix, said)
+    except np.linalg.LinAlgError:  # of finite numbers near the largest: nothing is proven
+        return False
+
+
+def _is_near(factor: Floats, matrix: Floats, said: _Said) -> bool:
     trace = float(np.trace(matrix))
+    if not trace < math.inf:
+        return False
     if float(np.linalg.norm(factor.T @ factor - matrix)) <= _NEAR * trace:
         return True
     values, vectors = np.linalg.eigh(matrix)

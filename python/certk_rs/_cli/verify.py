@@ -11,7 +11,7 @@ from ..audit import audit, audit_json
 from ..errors import CertkError
 from ..jobs.inputs import expand
 from .audit_report import show_output, show_rest, verdict
-from .options import AT_LEAST_ONE, AsJson, Job, Names, Quiet, Recursive
+from .options import AT_LEAST_ONE, AsJson, Job, Layout, Names, Quiet, Recursive
 from .terminal import print_json, progress_bar
 
 
@@ -24,6 +24,7 @@ def verify(
         typer.Option(metavar="CACHE", help="An input, or a directory of them; may be repeated."),
     ] = None,
     names: Names = None,
+    layout: Layout = None,
     recursive: Recursive = False,
     threads: Annotated[
         int | None,
@@ -49,7 +50,8 @@ def verify(
 
     Without inputs: that every byte is what the certificate says. With --against, also that what the
     certificate says is true: everything is recomputed. Exit code 1 if anything does not hold. An
-    output that was pruned with --names needs the same here, if its spelling is not a known one.
+    output that was pruned with --names needs the same here, if its spelling is not a known one,
+    and one that was pruned with --layout, if its shapes fit both orders of axes.
     """
 
     def job() -> int:
@@ -71,6 +73,7 @@ def verify(
                 sample=looked_at,
                 fail_fast=fail_fast,
                 each=None if as_json else show_output,
+                layout=None if layout is None else layout.value,
             )
         if as_json:
             print_json({"command": "verify", **audit_json(report)})
