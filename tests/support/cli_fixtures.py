@@ -226,12 +226,14 @@ class Job:
         write_cache(self.source, **cache)
         prune(self.source, self.output.parent, eps, **{"proof": "full"} | options)
 
-    def check(self, *, against: bool = False, names: str | None = None) -> OutputAudit:
+    def check(
+        self, *, against: bool = False, names: str | None = None, layout: str | None = None
+    ) -> OutputAudit:
         given = [self.source] if against else []
-        [output] = audit([self.output], given, names=names).outputs
+        [output] = audit([self.output], given, names=names, layout=layout).outputs
         if against and names is None:
             # Two verifiers that share no code: whatever a test does to an output, they agree.
-            code, said = second_verdict(self.output, self.source)
+            code, said = second_verdict(self.output, self.source, layout)
             assert code == (0 if output.holds else 1), f"{said}\n{output.findings[:5]}"
         return output
 

@@ -210,8 +210,7 @@ def _triangle(rows: Floats) -> Floats:
     """The triangular factor of rows (r, d); of rows that are not all finite NaN."""
     if not np.isfinite(rows).all():
         return np.full((1, rows.shape[1]), np.nan)
-    factor: Floats = np.linalg.qr(rows, mode="r")
-    return factor
+    return np.asarray(np.linalg.qr(rows, mode="r"))
 
 
 def _is_bounded(factor: Floats, matrix: Floats, said: _Said) -> bool:

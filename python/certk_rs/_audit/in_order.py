@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Stopped(BaseException):  # noqa: N818 - not an error: nobody waits for what was under way
+class Stopped(BaseException):
     """Raised by `Workers.pause` in work that nobody waits for any more.
 
     No `Exception`, as `KeyboardInterrupt` is none: whoever catches all errors of a piece of work
