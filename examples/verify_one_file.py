@@ -133,7 +133,8 @@ def read_certificate(out: File) -> dict:
     """The certificate, if its text and the header are the only ones with what it says."""
     need(set(out.metadata) == {"certk"}, "the metadata are not one entry certk")
     body = parse(out.metadata["certk"])
-    need(body.get("format") == 2, "no certificate of format 2")
+    is_2 = type(body.get("format")) is int and body["format"] == 2
+    need(is_2, "no certificate of format 2")
     need(set(body) == FIELDS and set(body["options"]) == OPTIONS, "other fields than the format's")
     need(is_text(body["library"]), "the library is no text")
     need(dump(body) == out.metadata["certk"], "the certificate is not in canonical form")

@@ -730,7 +730,7 @@ def test_what_a_size_costs_at_least_is_proven_by_bounds(tmp_path: Path, granular
         for name in [name for name in arrays if name.endswith("lower_bound")]:
             arrays[name] = arrays[name] * 0
 
-    budgets = {i: (0.99,) * (2 if granularity == "head" else 1) for i in (0, 1)}
+    budgets = dict.fromkeys((0, 1), (0.99,) * (2 if granularity == "head" else 1))
     rewrite(path, less, bound_eps=budgets)
     [after] = job_report([str(out)])["outputs"]
     assert after["worst_at_least"] == 0

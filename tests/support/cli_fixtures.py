@@ -27,6 +27,8 @@ from certk_rs.pruning import prune
 from second_verifier import second_verdict
 
 Tensor = tuple[str, tuple[int, ...], bytes]
+Arrays = dict[str, np.ndarray]
+Body = dict[str, Any]
 
 FORGED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 FORGED |= {"U8": "u1", "U64": "<u8", "C64": "<c8", "BOOL": "?"}
@@ -189,15 +191,18 @@ def forge_input(
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     told = header.pop("__metadata__", {})
-    arrays, kinds = {}, {}
+    arrays = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        kinds[name] = entry["dtype"]
         flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
         arrays[name] = flat.reshape(entry["shape"])
     edit(arrays)
     metadata(told)
-    tensors = {name: (kinds[name], array.shape, array.tobytes()) for name, array in arrays.items()}
+    # BF16 are integers here, and nothing else is.
+    called = {np.dtype(kind): name for name, kind in FORGED.items()} | {np.dtype("<u2"): "BF16"}
+    tensors = {
+        name: (called[array.dtype], array.shape, array.tobytes()) for name, array in arrays.items()
+    }
     changed = safetensors_bytes(tensors, told)
     source.write_bytes(changed)
     head = changed[: 8 + int.from_bytes(changed[:8], "little")]
