@@ -22,6 +22,7 @@ Change = Callable[[int, int], Edit]
 """For a layer and a kv head, how its guard is changed."""
 
 HEADS, N, D, M = 2, 70, 16, 5
+MOST = np.finfo(np.float32).max
 OFFSET = 60  # keys behind 64 are seen by no query, and guarded all the same
 
 
@@ -150,6 +151,13 @@ FORGED: dict[str, tuple[Change, tuple[str, ...]]] = {
         ("codes", "gram"),
     ),
     "a key without a code": (without_first_key, ("gram",)),
+    # What is turned is no number then, and no bound of anything.
+    "a mean is as far as can be": (
+        lambda layer, head: put(
+            f"layers.{layer}.guard_mean", head, np.where(np.arange(D) % 2, 1, -1) * MOST
+        ),
+        ("bounds", "radii", "gram"),
+    ),
 }
 # What makes more than one tensor false, of which one is enough.
 FALSE: dict[str, Change] = {
