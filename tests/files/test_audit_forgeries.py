@@ -27,6 +27,7 @@ from cli_fixtures import (
     cache_tensors,
     certk,
     forge,
+    forge_input,
     raw_file,
     safetensors_bytes,
     tensor,
@@ -918,6 +919,25 @@ def test_scores_beyond_arithmetic_confirm_nothing(tmp_path: Path, scale: str, ex
     found = job.check(against=True)
     assert found.holds == exact, found.findings
     assert found.confirmed_rows == (40 if exact else 0)
+
+
+def test_what_arithmetic_says_nothing_of_may_be_all(tmp_path: Path) -> None:
+    """Hot keys may lose what they like, but the worst of it is not that of the other rows."""
+    shape = {"m": 5, "dtype": "F32", "spread": 1.0}
+    job = Job(tmp_path, eps=0.05, cache=shape, hot=0.6, guard="codes", proof="none")
+    before = job.check(against=True)
+    assert before.worst_tail_mass is not None
+    assert before.worst_tail_mass < 1
+
+    def far(arrays: Arrays) -> None:
+        query = arrays["layers.1.query"].copy()
+        query[0, 2, 3] *= np.float32(1e18)  # one row of forty, whose scores nobody can tell apart
+        arrays["layers.1.query"] = query
+
+    forge_input(job.source, job.output, far)
+    after = job.check(against=True)
+    assert after.holds
+    assert after.worst_tail_mass == 1.0
 
 
 def of_another_shape(body: Body) -> None:
