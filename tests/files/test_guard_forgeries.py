@@ -15,7 +15,7 @@ import pytest
 from certk_rs.audit import audit
 from certk_rs.pruning import prune
 from cli_fixtures import Arrays, forge, forge_input, read_output, safetensors_bytes, tensor
-from forgeries import put, replaced
+from forgeries import both, put, replaced
 
 Edit = Callable[[Arrays], None]
 Change = Callable[[int, int], Edit]
@@ -151,6 +151,14 @@ FORGED: dict[str, tuple[Change, tuple[str, ...]]] = {
         ("codes", "gram"),
     ),
     "a key without a code": (without_first_key, ("gram",)),
+    # Whatever else is lost: no vectors have such products.
+    "a matrix that is not of squares": (
+        lambda layer, head: both(
+            put(f"layers.{layer}.guard_bounds", (head, 0), 1e9),
+            put(f"layers.{layer}.guard_gram", (head, 1), lambda x: x + 1),
+        ),
+        ("gram",),
+    ),
     # What is turned is no number then, and no bound of anything.
     "a mean is as far as can be": (
         lambda layer, head: put(
