@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,32 @@ def test_a_guard_of_other_numbers_is_found(guarded: Path, name: str, layer: int,
 def test_a_guard_that_bounds_more_holds(guarded: Path, name: str, layer: int, head: int) -> None:
     forge(guarded / "out" / "x.safetensors", TRUE[name](layer, head))
     assert found_in(guarded) == set()
+
+
+# A tensor of a guard, a place in it, and a number that is of no guard, whatever the input was.
+NONSENSE: list[tuple[str, Any, float]] = [
+    *(("scales", 3, bits) for bits in (0x7F80, 0x7FC0, 0xBF80)),
+    *(("radii", -1, bits) for bits in (0x7F80, 0x7FC0, 0xBF80)),
+    *(("mean", (1, 2), number) for number in (np.nan, np.inf)),
+    *(("gram", (1, 1), number) for number in (np.nan, -np.inf)),
+    *(("gram", (0, place), -1e-9) for place in (0, D, D * (D + 1) // 2 - 1)),
+    *(("bounds", (1, place), number) for place in range(6) for number in (np.nan, np.inf, -1.0)),
+    *(("bounds", (1, 3), number) for number in (0.5, 1e15)),
+    ("bounds", (0, 4), 1e39),
+    *(("bounds", (0, 5), number) for number in (0.0, 2.0, 32.0)),
+    *(("ball", (1, 0), number) for number in (np.nan, np.inf)),
+    *(("ball", (0, D), number) for number in (np.nan, np.inf, -1.0)),
+]
+
+
+@pytest.mark.parametrize(("role", "place", "number"), NONSENSE)
+def test_numbers_of_no_guard_are_found_without_the_input(
+    guarded: Path, role: str, place: Any, number: float
+) -> None:
+    output = guarded / "out" / "x.safetensors"
+    forge(output, put(f"layers.1.guard_{role}", place, number))
+    [found] = audit([output], threads=1).outputs
+    assert [finding.where for finding in found.findings] == [f"layers.1.guard_{role}"]
 
 
 def test_keys_of_both_kinds_are_tried(finished: Path) -> None:

@@ -534,5 +534,5 @@ KINDS: dict[Kind, float] = {
     what_it_says: 2,
     a_number_of_the_input: 2,
     metadata_of_the_input: 1,
-    tensors_of_the_input: 0.5,
+    tensors_of_the_input: 1,
 }

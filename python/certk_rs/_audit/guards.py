@@ -21,8 +21,7 @@ for how far B^T B is from R; the other half makes sqrt(q.R q) larger by 2.4e-13 
 which is more than these roundings: an honest guard does not fail by them.
 
 Recorded numbers may be anything, so sums and products here may overflow: what is compared is never
-taken for small because it is NaN (`np.maximum` hands NaN on, which Python's `max` does not), and
-what is not finite has no factors.
+taken for small because it is NaN: `np.maximum` hands NaN on, which Python's `max` does not.
 """
 
 from __future__ import annotations
@@ -137,12 +136,13 @@ def untruths(
             wrong["guard_radii"] = "a code is farther from its key than its radius says"
         reach = np.maximum(reach, sizes.max(initial=0))
         norm = np.maximum(norm, _norms(moved).max(initial=0))
-        factor = _triangle(np.concatenate([factor, errors]))
+        factor = np.asarray(np.linalg.qr(np.concatenate([factor, errors]), mode="r"))
         away = np.maximum(away, _norms(values - centre).max(initial=0))
     assert at == count
     if not (reach <= said.reach and norm <= said.norm and longest <= said.largest):
         wrong["guard_bounds"] = "a code's error, a moved key or an entry is larger than it says"
-    if not _is_bounded(factor, _symmetric(claims.gram[head], d), said):
+    # Where an error of a code is no number, nor is any sum of their squares.
+    if not (reach < math.inf and _is_bounded(factor, _symmetric(claims.gram[head], d), said)):
         wrong["guard_gram"] = "it does not bound what all codes leave out"
     # Users of the ball add as much again for the roundings of distances.
     if not away <= radius * (1 + (d + 8) * 2.0**-53):
@@ -206,24 +206,8 @@ def _symmetric(packed: Floats, d: int) -> Floats:
     return found
 
 
-def _triangle(rows: Floats) -> Floats:
-    """The triangular factor of rows (r, d); of rows that are not all finite NaN."""
-    if not np.isfinite(rows).all():
-        return np.full((1, rows.shape[1]), np.nan)
-    return np.asarray(np.linalg.qr(rows, mode="r"))
-
-
 def _is_bounded(factor: Floats, matrix: Floats, said: _Said) -> bool:
     """Whether all rows whose QR factor this is are bounded, as said above."""
-    if not np.isfinite(factor).all():
-        return False
-    try:
-        return _is_near(factor, matrix, said)
-    except np.linalg.LinAlgError:  # of finite numbers near the largest: nothing is proven
-        return False
-
-
-def _is_near(factor: Floats, matrix: Floats, said: _Said) -> bool:
     trace = float(np.trace(matrix))
     if not trace < math.inf:
         return False
