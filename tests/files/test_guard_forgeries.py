@@ -233,6 +233,7 @@ NONSENSE: list[tuple[str, Any, float]] = [
     *(("radii", -1, bits) for bits in (0x7F80, 0x7FC0, 0xBF80)),
     *(("mean", (1, 2), number) for number in (np.nan, np.inf)),
     *(("gram", (1, 1), number) for number in (np.nan, -np.inf)),
+    ("gram", 1, np.finfo(float).max),
     *(("gram", (0, place), -1e-9) for place in (0, D, D * (D + 1) // 2 - 1)),
     *(("bounds", (1, place), number) for place in range(6) for number in (np.nan, np.inf, -1.0)),
     *(("bounds", (1, 3), number) for number in (0.5, 1e15)),
@@ -251,6 +252,31 @@ def test_numbers_of_no_guard_are_found_without_the_input(
     forge(output, put(f"layers.1.guard_{role}", place, number))
     [found] = audit([output], threads=1).outputs
     assert [finding.where for finding in found.findings] == [f"layers.1.guard_{role}"]
+
+
+def errors_of(arrays: Arrays, keys: np.ndarray, head: int) -> np.ndarray:
+    """What the codes of the dropped keys of layer 0 leave out, by docs/files.md."""
+    kept = arrays["layers.0.indices"][slice(*arrays["layers.0.indptr"][head : head + 2])]
+    moved = np.delete(keys, kept, axis=0) - arrays["layers.0.guard_mean"][head]
+    bits = arrays["layers.0.guard_scales"][of_head(arrays, 0, head, "scales")]
+    scales = (bits.astype(np.uint32) << 16).view(np.float32).astype(float)
+    codes = arrays["layers.0.guard_codes"][of_head(arrays, 0, head, "codes")]
+    places = [[byte_of(key, entry) for entry in range(D)] for key in range(len(moved))]
+    left = moved.astype(float) - scales[:, None] * (codes[places].astype(float) - 128)
+    return left.astype(np.float32).astype(float)
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_a_matrix_without_allowance_is_the_sum_of_all_squares(guarded: Path, head: int) -> None:
+    """And nothing less, by as little as roundings of float64 can be told from."""
+    output = guarded / "out" / "x.safetensors"
+    keys = read_output(guarded / "in" / "x.safetensors")["layers.0.key"].reshape(HEADS, N, D)
+    errors = errors_of(read_output(output), keys[head], head)
+    sums = (errors.T @ errors)[np.triu_indices(D)]
+    forge(output, times("bounds", 0, 0.0)(0, head))
+    for factor, wrong in ((1.0, ()), (1 - 1e-10, ("gram",)), (0.999, ("gram",)), (1.0, ())):
+        forge(output, put("layers.0.guard_gram", head, factor * sums))
+        assert found_in(guarded) == in_guards(0, head, *wrong), factor
 
 
 def test_keys_of_both_kinds_are_tried(finished: Path) -> None:
