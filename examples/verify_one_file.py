@@ -1,10 +1,11 @@
 """A second verifier of what `certk prune` writes, from docs/files.md alone: NumPy and nothing else.
 
-    python verify_one_file.py OUT.safetensors INPUT.safetensors
+    python verify_one_file.py OUT.safetensors INPUT.safetensors [hnd|nhd]
 
-Exit code 0: everything holds; 1: something does not, and one line says the first such thing; 2: a
-file is missing or the input cannot be read. It is small rather than fast or frugal: both files are
-in memory as a whole. Inputs are single files.
+The last argument is how the input is stored, needed where its shapes do not tell. Exit code 0:
+everything holds; 1: something does not, and one line says the first such thing; 2: a file is
+missing or the input cannot be read. It is small rather than fast or frugal: both files are in
+memory as a whole. Inputs are single files.
 
 Its own error bounds. With u = 2^-53, R = |scale| |q| max|k| and s = scale q.k in float64, s is off
 by at most r = (d + 8) u R, d <= 2^20. T and K, the sums of exp(s - largest) over dropped and kept
@@ -132,7 +133,8 @@ def read_certificate(out: File) -> dict:
     """The certificate, if its text and the header are the only ones with what it says."""
     need(set(out.metadata) == {"certk"}, "the metadata are not one entry certk")
     body = parse(out.metadata["certk"])
-    need(body.get("format") == 2, "no certificate of format 2")
+    is_2 = type(body.get("format")) is int and body["format"] == 2
+    need(is_2, "no certificate of format 2")
     need(set(body) == FIELDS and set(body["options"]) == OPTIONS, "other fields than the format's")
     need(is_text(body["library"]), "the library is no text")
     need(dump(body) == out.metadata["certk"], "the certificate is not in canonical form")
@@ -196,7 +198,6 @@ class Layer:
     """One layer of the input and what the output says of it."""
 
     def __init__(self, i: int, names: dict, given: File, out: File, o: dict) -> None:
-        need(set(names) == {"key", "value", "query"}, f"layer {i} has not the three tensors")
         self.i, self.names, self.given, self.out, self.o = i, names, given, out, o
         shapes = {}
         for role, name in names.items():
@@ -210,6 +211,8 @@ class Layer:
         )
         need(0 not in shapes["key"] and self.heads % self.kv_heads == 0, "no shapes of a cache")
         need(self.n < 2**32 and self.d <= 2**20, "sizes beyond what is covered")
+        for name in names.values():
+            need(np.isfinite(given.wide(name)).all(), f"{name}: a number is not finite")
         self.groups = self.kv_heads if o["granularity"] == "head" else 1
 
     def given_rows(self, role: str, wide: bool) -> np.ndarray:
@@ -341,7 +344,27 @@ def logit(b: np.ndarray, side: int) -> np.ndarray:
     return np.where(np.isfinite(x), x + side * 2.0**-48 * (np.abs(x) + 1), x)
 
 
-def find_layers(body: dict, given: File, out: File) -> list[Layer]:
+def fits(layers: list[list[list]], layout: str) -> bool:
+    """Whether shapes of keys, values and queries can be read in this order of axes."""
+    heads, rows = (0, 1) if layout == "hnd" else (1, 0)
+    return all(
+        k == v and k[2] == q[2] and q[heads] % k[heads] == 0 and k[rows] < 2**32
+        for k, v, q in layers
+    )
+
+
+def layout_of(layers: list[list[list]]) -> str:
+    """The order of axes in the input, by the shapes of all layers."""
+    if not fits(layers, "hnd"):
+        return "nhd"
+    for k, _, q in layers:
+        swapped = [[k, k, [q[1], q[0], q[2]]]]
+        doubt = q[0] == k[1] != q[1] and (fits([[k, k, q]], "nhd") or fits(swapped, "hnd"))
+        need(k[0] <= k[1] and not doubt, "shapes look like either layout: say which it is")
+    return "hnd"
+
+
+def find_layers(body: dict, given: File, out: File, layout: str | None) -> list[Layer]:
     """The layers of the input, whose names must be those that are known, as the output says."""
     names, matchers = sorted(given.entries), [matcher(pattern) for pattern in KNOWN]
     known = [m for m in matchers if any((m(n) or (0, ""))[1] == "key" for n in names)]
@@ -355,6 +378,15 @@ def find_layers(body: dict, given: File, out: File) -> list[Layer]:
             need(role not in found.setdefault(index, {}), "two tensors for one role")
             found[index][role] = name
     need(found, "the input has no layers")
+    for index, roles in found.items():
+        need(set(roles) == {"key", "value", "query"}, f"layer {index} has not the three tensors")
+    shapes = [
+        [given.entries[roles[role]]["shape"][-3:] for role in ("key", "value", "query")]
+        for roles in found.values()
+    ]
+    need(all(len(shape) == 3 and 0 not in shape for each in shapes for shape in each), "shapes")
+    layout = layout or layout_of(shapes)
+    need(body["options"]["layout"] == layout, f"the input is stored as {layout}")
     return [Layer(i, found[i], given, out, body["options"]) for i in sorted(found)]
 
 
@@ -537,6 +569,7 @@ def turned(y: np.ndarray, block: int) -> np.ndarray:
 def is_bounded(e: np.ndarray, matrix: np.ndarray, bounds: np.ndarray) -> bool:
     """Whether |e q| <= sqrt(q R q) + sqrt(f) |q| for all q: by a U with |e - U root(R)| small."""
     trace = np.trace(matrix)
+    need(np.isfinite(trace), "a guard's matrix is too large")
     if np.linalg.norm(e.T @ e - matrix) <= 5e-13 * trace:
         return True
     lengths, axes = np.linalg.eigh(matrix)
@@ -550,7 +583,7 @@ def is_bounded(e: np.ndarray, matrix: np.ndarray, bounds: np.ndarray) -> bool:
     return bool(apart <= np.sqrt(bounds[0]) + 2.4e-13 * np.sqrt(trace))
 
 
-def check(out: File, given: File) -> int:
+def check(out: File, given: File, layout: str | None) -> int:
     """Raise `Wrong` for the first thing that does not hold; the number of rows."""
     body = read_certificate(out)
     o = body["options"]
@@ -558,7 +591,7 @@ def check(out: File, given: File) -> int:
     need(dump(body["inputs"]) == dump(given.facts()), "this is not the input that was pruned")
     headers = [hashlib.sha256(given.head).hexdigest()]
     need(body["input_headers"] == headers, "the header of the input was changed")
-    layers = find_layers(body, given, out)
+    layers = find_layers(body, given, out, layout)
     scales, offset = metadata_of(given, layers)
     said = dump([body["scales"], body["causal_offset"]])
     need(said == dump([scales, offset]), "scale or causal_offset is not that of the input")
@@ -595,6 +628,12 @@ def check(out: File, given: File) -> int:
     together = layers[:1] if token else layers
     total = sum(len(kept) for layer in together for kept in layer.kept)
     need(o["size"] is None or total <= o["size"], "more keys are kept than size allows")
+    if sized:
+        bounds = [(layer.visible, int(b)) for layer in together for b in layer.said("lower_bound")]
+        size = o["block_size"]
+        fewest = sum((b - 1) * size + (v - 1) % size + 1 for v, b in bounds if b > 0)
+        w = max(x for groups in body["bound_eps"].values() for x in groups)
+        need(w == 0 or fewest > o["size"], f"the bounds do not prove that none loses {w} or less")
     for layer in layers:
         for group, kept in enumerate(layer.kept):
             ascending(kept, layer.visible, "indices")
@@ -622,7 +661,7 @@ def check(out: File, given: File) -> int:
 
 def main(arguments: list[str]) -> int:
     """Verify one output; the exit code."""
-    if len(arguments) != 2:
+    if len(arguments) not in (2, 3) or arguments[2:] not in ([], ["hnd"], ["nhd"]):
         print(__doc__.split("\n\n")[1].strip(), file=sys.stderr)
         return 2
     try:
@@ -633,7 +672,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         with np.errstate(all="ignore"):
-            rows = check(File(Path(arguments[0])), given)
+            rows = check(File(Path(arguments[0])), given, *arguments[2:] or [None])
     except Exception as error:  # nonsense of any kind is not an output that holds
         print(f"{arguments[0]}: DOES NOT HOLD: {type(error).__name__}: {error}")
         return 1

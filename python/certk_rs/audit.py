@@ -24,7 +24,7 @@ from ._audit.report import (
     recomputed,
 )
 from ._audit.sources import Source, Sources
-from .cache_format import Names
+from .cache_format import LAYOUTS, Names
 from .errors import CertkError
 
 __all__ = [
@@ -51,6 +51,7 @@ def audit(
     sample: Sample | None = None,
     fail_fast: bool = False,
     each: Callable[[OutputAudit], None] | None = None,
+    layout: str | None = None,
 ) -> Audit:
     """Check outputs, and what they say against their inputs if these are given.
 
@@ -58,7 +59,10 @@ def audit(
     The answer does not depend on the number of threads.
 
     Args:
-        outputs: Files; one that is not exactly what a prune job wrote is a finding, no exception.
+        outputs: Files; one that is not exactly what a prune job wrote is a finding, no exception,
+            and so is one whose judgement ends with an unexpected error. Where the system refuses a
+            file that is needed for it, `error` of the output says so. Either way the others are
+            judged.
         against: Inputs, matched to outputs by the recorded hashes.
         progress: Told (what is being done, done, total).
         names: The pattern of the inputs' tensor names, None for the one that is found in them. An
@@ -69,14 +73,19 @@ def audit(
             and never confirms that it does; lower bounds are not looked at.
         fail_fast: Stop behind the first output that does not hold.
         each: Told about every output when it is done, in their order.
+        layout: The order of axes in the inputs, "hnd" or "nhd"; None for the one that their shapes
+            fit, which is "hnd" where both do. An output that takes them otherwise, or shapes that
+            look like either, are a finding.
 
     Raises:
         CertkError: An input cannot be read as safetensors, or an argument is none.
-        OSError: A file is missing, or the system refuses it.
+        OSError: An input is missing, or the system refuses it.
     """
     tell = progress or (lambda _label, _done, _total: None)
     paths, inputs = list(outputs), list(against)
     expected = None if names is None else Names(names)
+    if layout not in (None, *LAYOUTS):
+        raise CertkError(f"layout is {layout!r}: give hnd, (heads, rows, d), or nhd")
     _check_sample(sample)
     results: list[OutputAudit] = []
     with Workers(threads) as workers:
@@ -87,7 +96,7 @@ def audit(
             tell(f"reading {source.path.name}", number, len(inputs))
             opened.append(source)
         sources = Sources(opened)
-        jobs = [OutputJob(path, sources, expected, sample, workers.pause) for path in paths]
+        jobs = [OutputJob(path, sources, expected, layout, sample, workers.pause) for path in paths]
         for result in _results(jobs, workers, tell):
             results.append(result)
             if each is not None:

@@ -61,7 +61,7 @@ from ._files.remarks import remarks
 from ._files.safetensors import ITEMSIZE, Form, SafetensorsFile, quote
 from ._files.sharded import INDEX_SUFFIX, ShardedFile, open_tensors
 from ._files.tensor_file import HEAD_MAJOR, LAYOUTS, NAMES, ROW_MAJOR, STORAGE, TensorFile
-from ._files.values import FiniteCheck, widen
+from ._files.values import FiniteCheck, not_finite, widen
 from .errors import CertkError
 
 __all__ = [
@@ -102,6 +102,7 @@ __all__ = [
     "most_held_out",
     "most_left_out",
     "nearest_rsqrt",
+    "not_finite",
     "open_tensors",
     "output_header",
     "output_tensors",

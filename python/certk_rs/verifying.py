@@ -41,7 +41,8 @@ class Verdict(Audit, Shown):
     def summary(self) -> str:
         """Return a few lines: the verdict, what it rests on, and the first findings."""
         bad = [output for output in self.outputs if output.findings]
-        said = "holds" if self.holds else "DOES NOT HOLD" if self.found else "nothing was found"
+        said = "NOT JUDGED" if self.not_judged else "nothing was found"
+        said = "holds" if self.holds else "DOES NOT HOLD" if self.found else said
         lines = [f"Verdict on {len(self.outputs)} outputs: {said}"]
         kept, total = (sum(getattr(o, name) for o in self.outputs) for name in ("kept", "total"))
         if total:
@@ -59,6 +60,10 @@ class Verdict(Audit, Shown):
         if sampled := sum(o.sampled is not None for o in self.outputs):
             lines.append(f"  sampled    {sampled} outputs: not verified as a whole")
         lines += [plain(f"  {output.path}: {output.findings[0]}") for output in bad[:3]]
+        errors = [output for output in self.outputs if output.error is not None]
+        lines += [plain(f"  {o.path}: could not be judged: {o.error}") for o in errors[:3]]
+        warned = [(o.path, warning) for o in self.outputs for warning in o.warnings]
+        lines += [plain(f"  {path}: warning: {warning}") for path, warning in warned[:3]]
         lines += [plain(f"  {path}: is the input of no output here") for path in self.unmatched[:3]]
         if self.not_reached:
             lines.append(f"  not looked at: {len(self.not_reached)} outputs")
@@ -83,6 +88,7 @@ _COLUMNS: dict[str, Callable[[OutputAudit], Any]] = {
     "input": lambda o: None if o.source is None else str(o.source),
     "holds": lambda o: o.holds,
     "findings": lambda o: o.found,
+    "error": lambda o: o.error,
     "eps": lambda o: o.eps,
     "kept": lambda o: o.kept,
     "total": lambda o: o.total,
@@ -102,6 +108,7 @@ def verify(
     against: Place | Iterable[Place] | None = None,
     *,
     names: str | None = None,
+    layout: str | None = None,
     recursive: bool = False,
     threads: int | None = None,
     sample: int | float | None = None,
@@ -119,6 +126,8 @@ def verify(
         against: The inputs they were made of, likewise; matched by the recorded hashes. None: no
             inputs.
         names: Pattern of the inputs' tensor names, None for the spelling that is found in them.
+        layout: How the inputs' tensors are stored: "hnd", (heads, rows, d), or "nhd"; None for the
+            order that their shapes fit, which is "hnd" where both do.
         recursive: Whether directories within directories are searched.
         threads: How many; None for as many as there are processors.
         sample: Recompute only so many rows of every output (an int), or such a share of them (a
@@ -128,11 +137,12 @@ def verify(
         progress: Told (what is being done, done, total).
 
     Returns:
-        A `Verdict`: `holds` is the answer, `outputs` has the findings of each.
+        A `Verdict`: `holds` is the answer, `outputs` has the findings of each. An output that could
+        not be judged, since the system refuses a file or memory, has an `error`.
 
     Raises:
         CertkError: There is no output, an input cannot be read, or an argument is none.
-        OSError: A file is missing, or the system refuses it.
+        OSError: An input is missing, or the system refuses it.
     """
     inputs = _files(() if against is None else against, recursive)
     if sample is not None and not inputs:
@@ -146,6 +156,7 @@ def verify(
         sample=sample,
         fail_fast=fail_fast,
         each=on_output,
+        layout=layout,
     )
     return Verdict(**vars(found))
 

@@ -112,8 +112,10 @@ def test_an_input_is_no_output(job: Job) -> None:
 
 
 def test_missing_paths_are_not_findings(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        audit([tmp_path / "none"])
+    """An output that is not there is an error of that one; nothing can be done without an input."""
+    lone, whole = audit([tmp_path / "none", job.output], [job.source]).outputs
+    assert (lone.findings, lone.holds, whole.holds) == ([], False, True)
+    assert lone.error == f"{tmp_path / 'none'}: No such file or directory"
     with pytest.raises(FileNotFoundError):
         audit([job.output], [tmp_path / "none"])
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import certk_rs as ck
 from certk_rs import CertkError
 from certk_rs.audit import MOST_FINDINGS, OutputAudit, audit
 from cli_fixtures import (
@@ -26,6 +27,7 @@ from cli_fixtures import (
     cache_tensors,
     certk,
     forge,
+    forge_input,
     raw_file,
     safetensors_bytes,
     tensor,
@@ -665,6 +667,84 @@ def test_a_pattern_that_is_none_is_refused(job: Job, capsys: Captured) -> None:
     assert certk("verify", job.output, "--names", "x") == 2
 
 
+# ------------------------------------------------------------------------------------------- layout
+
+
+def turned(folder: Path, layout: str, **cache: Any) -> Job:
+    """A cache whose shapes fit both orders of axes, pruned as if it were stored so."""
+    shape = {"kv_heads": 2, "heads": 4, "m": 24, "n": 24}
+    return Job(folder, cache=shape | cache, layout=layout)
+
+
+def test_the_layout_is_that_of_the_input(tmp_path: Path, capsys: Captured) -> None:
+    """Two kv heads of 24 keys, certified as 24 kv heads of two: true of another cache."""
+    job = turned(tmp_path, "nhd")
+    words = (
+        "metadata certk: its layout nhd is not that of its input, which is hnd; "
+        "give --layout nhd if it is"
+    )
+    for against in (False, True):
+        assert job.lines(against=against) == words
+        assert job.check(against=against, layout="nhd").holds
+        other = job.check(against=against, layout="hnd")
+        assert str(other.findings[0]).endswith("which is hnd; --layout hnd says so")
+    command = ("verify", job.output, "--against", job.source)
+    assert certk(*command) == 1
+    assert words in capsys.readouterr().out
+    assert certk(*command, "--layout", "nhd") == 0
+    assert not ck.verify(job.output, job.source).holds
+    assert ck.verify(job.output, job.source, layout="nhd").holds
+    with pytest.raises(CertkError, match="layout is 'dnh': give hnd"):
+        audit([job.output], layout="dnh")
+
+
+def test_the_layout_that_is_usual_is_refused_where_another_is_given(tmp_path: Path) -> None:
+    job = turned(tmp_path, "hnd")
+    for against in (False, True):
+        assert job.check(against=against).holds
+        assert job.check(against=against, layout="hnd").holds
+        [finding] = job.check(against=against, layout="nhd").findings
+        assert "its layout hnd is not that of its input, which is nhd" in str(finding)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tensor", "layout"),
+    [
+        ((24, 24, 2, 2), "key", "hnd"),
+        ((24, 24, 2, 2), "key", "nhd"),
+        ((4, 8, 16, 8), "query", "hnd"),
+        ((4, 8, 16, 8), "query", "nhd"),
+        ((4, 8, 4, 8), "query", "hnd"),
+    ],
+)
+def test_shapes_that_look_like_either_layout(
+    tmp_path: Path, sizes: tuple[int, ...], tensor: str, layout: str
+) -> None:
+    """They are refused by prune, too, until somebody says which it is."""
+    shape = dict(zip(("kv_heads", "heads", "m", "n"), sizes, strict=True))
+    with pytest.raises(CertkError, match="--layout"):
+        Job(tmp_path / "refused", cache=shape)
+    job = Job(tmp_path, cache=shape, layout=layout)
+    for against in (False, True):
+        said = job.lines(against=against)
+        assert said.startswith(f"metadata certk: its input: tensor 'layers.0.{tensor}'"), said
+        assert "--layout hnd if" in said
+        assert job.check(against=against, layout=layout).holds
+
+
+def test_a_layout_that_alone_fits_need_not_be_given(tmp_path: Path) -> None:
+    """(rows, heads, d) of few queries: 24 kv heads would not go into 3 query heads."""
+    tensors = cache_tensors(layers=1, kv_heads=24, heads=3, m=4, n=2)
+    job = Job.__new__(Job)
+    job.source, job.output = tmp_path / "x.safetensors", tmp_path / "out" / "x.safetensors"
+    job.source.write_bytes(safetensors_bytes(tensors, None))
+    command = ["prune", job.source, "-o", job.output.parent, "--eps", ".1", "--layout", "nhd"]
+    assert certk(*command) == 0
+    for layout in (None, "nhd"):
+        assert job.check(against=True, layout=layout).holds
+    assert not job.check(against=True, layout="hnd").holds
+
+
 # ------------------------------------------------------------------------ what the certificate says
 
 
@@ -839,6 +919,25 @@ def test_scores_beyond_arithmetic_confirm_nothing(tmp_path: Path, scale: str, ex
     found = job.check(against=True)
     assert found.holds == exact, found.findings
     assert found.confirmed_rows == (40 if exact else 0)
+
+
+def test_what_arithmetic_says_nothing_of_may_be_all(tmp_path: Path) -> None:
+    """Hot keys may lose what they like, but the worst of it is not that of the other rows."""
+    shape = {"m": 5, "dtype": "F32", "spread": 1.0}
+    job = Job(tmp_path, eps=0.05, cache=shape, hot=0.6, guard="codes", proof="none")
+    before = job.check(against=True)
+    assert before.worst_tail_mass is not None
+    assert before.worst_tail_mass < 1
+
+    def far(arrays: Arrays) -> None:
+        query = arrays["layers.1.query"].copy()
+        query[0, 2, 3] *= np.float32(1e18)  # one row of forty, whose scores nobody can tell apart
+        arrays["layers.1.query"] = query
+
+    forge_input(job.source, job.output, far)
+    after = job.check(against=True)
+    assert after.holds
+    assert after.worst_tail_mass == 1.0
 
 
 def of_another_shape(body: Body) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from certk_rs import CertkError
 from certk_rs.audit import audit
 from certk_rs.cache_format import TensorFile
 from certk_rs.pruning import prune
-from cli_fixtures import Job, certk, forge, rewrite, write_cache
+from cli_fixtures import Job, certk, forge, forge_input, read_output, rewrite, write_cache
 from signalled import Ended, certk_signalled
 
 Captured = pytest.CaptureFixture[str]
@@ -177,6 +178,190 @@ def test_memory_is_that_of_a_head_and_of_a_block(tmp_path: Path) -> None:
     assert report.holds
     block = 8 << 20
     assert peak < 3 * head + 4 * block + (8 << 20) < kv_heads * head + scores + 5 * block
+
+
+# --------------------------------------------------------------------- one that cannot be judged
+
+STAGES = {
+    "begins": "certk_rs._audit.files.OutputJob._match",
+    "is hashed": "certk_rs._audit.files.OutputJob._check_hash",
+    "is recomputed": "certk_rs._audit.truth.Head.check",
+    "is taken in": "certk_rs._audit.files.OutputJob._take_verdict",
+    "ends": "certk_rs._audit.files.OutputJob._prove",
+}
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, where: str, path: Path, error: Exception) -> None:
+    """An error at one stage of the audit of one output."""
+    module, kind, name = where.rsplit(".", 2)
+    place = getattr(sys.modules[module], kind)
+    real = getattr(place, name)
+
+    def wrong(self: Any, *args: Any) -> Any:
+        file = self.file.path if kind == "Head" else self.result.path
+        if Path(str(file)) == path:
+            raise error
+        return real(self, *args)
+
+    monkeypatch.setattr(place, name, wrong)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_unexpected_error_is_a_finding_of_its_output(
+    copied: Path, stage: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = files(copied / "out")[:5]
+    broken(monkeypatch, STAGES[stage], outputs[2], RuntimeError("a line\nand another"))
+    report = audit(outputs, files(copied / "in")[:5], threads=threads)
+    assert [o.holds for o in report.outputs] == [True, True, False, True, True]
+    [finding] = report.outputs[2].findings
+    assert str(finding) == (
+        "file: judging it ended with an unexpected RuntimeError: a line and another; nothing of it "
+        "is confirmed"
+    )
+    assert report.outputs[2].error is None
+    # Where nobody has looked for its input, nobody can say that it has an output.
+    assert bool(report.unmatched) == (stage == "begins")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(5, "Input/output error", "/place"), "/place: Input/output error"),
+        (MemoryError(), "not enough memory: give fewer threads (--jobs)"),
+    ],
+)
+def test_what_the_system_refuses_is_an_error_of_its_output(
+    copied: Path,
+    stage: str,
+    error: Exception,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    outputs = files(copied / "out")[:4]
+    broken(monkeypatch, STAGES[stage], outputs[1], error)
+    inputs = [each for path in files(copied / "in")[:4] for each in ("--against", path)]
+    assert certk("verify", *outputs, *inputs) == 2
+    out, err = capsys.readouterr()
+    assert f"{outputs[1]}: could not be judged: {said}\n" in out
+    assert "1 of 4 outputs could not be judged" in err
+    assert out.count(": holds: ") == 3
+    assert certk("verify", *outputs, *inputs, "--json") == 2
+    body = json.loads(capsys.readouterr().out)
+    assert [each["error"] for each in body["outputs"]] == [None, said, None, None]
+    assert [each["holds"] for each in body["outputs"]] == [True, False, True, True]
+    # What is known not to hold comes first.
+    outputs[3].write_bytes(b"nonsense")
+    assert certk("verify", *outputs, *inputs) == 1
+    assert "1 of 4 outputs do not hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["a code's scale", "a dropped key", "a dropped value"])
+def test_one_forged_guard_does_not_end_the_run(
+    tmp_path: Path, damage: str, capsys: Captured
+) -> None:
+    """Numbers that linear algebra raises errors of, sealed anew with all hashes."""
+    for name in "abc":
+        shape = {"seed": ord(name), "d": 16, "dtype": "F32", "layers": 1}
+        write_cache(tmp_path / "in" / f"{name}.safetensors", **shape)
+    prune(tmp_path / "in", tmp_path / "out", 0.1, proof="full", guard="codes", jobs=1)
+    source, output = (tmp_path / each / "b.safetensors" for each in ("in", "out"))
+    if damage == "a code's scale":
+
+        def flip(arrays: dict[str, np.ndarray]) -> None:
+            scales = arrays["layers.0.guard_scales"].copy()
+            scales[3] ^= 0x4000
+            arrays["layers.0.guard_scales"] = scales
+
+        forge(output, flip)
+    else:
+        kept = read_output(output)["layers.0.indices"]
+        gone = next(j for j in range(24) if j not in kept)
+
+        def spoil(arrays: dict[str, np.ndarray]) -> None:
+            name = f"layers.0.{damage.split()[-1]}"
+            arrays[name] = arrays[name].copy()
+            arrays[name][0, :, gone, 5] = np.nan
+
+        forge_input(source, output, spoil)
+    command = ["verify", tmp_path / "out", "--against", tmp_path / "in"]
+    assert certk(*command) == 1
+    out, err = capsys.readouterr()
+    assert "1 of 3 outputs do not hold" in err
+    assert "unexpected" not in out + err
+    words = "layers.0.guard_radii" if "scale" in damage else "holds a number that is not finite"
+    assert words in out
+    for name, holds in (("a", True), ("b", False), ("c", True)):
+        assert (f"{name}.safetensors: holds: " in out) == holds
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_input_that_is_lost_ends_nothing(
+    copied: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was opened, and cannot be read when it is to be hashed."""
+    outputs, inputs = files(copied / "out")[:4], files(copied / "in")[:4]
+    real = TensorFile.sha256
+
+    def refused(file: TensorFile, name: str) -> str:
+        if Path(str(file.path)) == inputs[1]:
+            raise OSError(5, "Input/output error", str(inputs[1]))
+        return real(file, name)
+
+    monkeypatch.setattr(TensorFile, "sha256", refused)
+    for output in outputs:  # so that the search for an input goes through all of them
+        output.rename(output.with_name(f"of-{output.name}"))
+    outputs = files(copied / "out")[-4:]
+    report = audit(outputs, inputs, threads=threads)
+    assert [o.holds for o in report.outputs] == [True, False, True, True]
+    assert report.outputs[1].error == f"{inputs[1]}: Input/output error"
+    assert report.unmatched == (inputs[1],)
+
+
+# -------------------------------------------------------------------------------------------- names
+
+
+def test_outputs_under_exchanged_names_are_told(copied: Path, capsys: Captured) -> None:
+    """They hold, since inputs are found by what they are; but somebody may open the wrong one."""
+    out, given = copied / "out", copied / "in"
+    other = out / "other.safetensors"
+    (out / "001.safetensors").rename(other)
+    (out / "002.safetensors").rename(out / "001.safetensors")
+    other.rename(out / "002.safetensors")
+    (out / "003.safetensors").rename(other)
+    report = audit(files(out), files(given))
+    assert report.holds
+    told = {o.path.name: o.warnings for o in report.outputs if o.warnings}
+    words = "it is the output of {}, which has another name"
+    known = ", though {} is among the inputs"
+    assert told == {
+        name: ((words + known * (name != other.name)).format(given / of, name),)
+        for name, of in (
+            ("001.safetensors", "002.safetensors"),
+            ("002.safetensors", "001.safetensors"),
+            ("other.safetensors", "003.safetensors"),
+        )
+    }
+    assert certk("verify", out, "--against", given) == 0
+    said = capsys.readouterr().out
+    assert said.count(": warning: it is the output of ") == 3
+    assert certk("verify", out, "--against", given, "--json") == 0
+    warned = [each["warnings"] for each in json.loads(capsys.readouterr().out)["outputs"]]
+    assert sum(map(len, warned)) == 3
+
+
+def test_of_equal_inputs_that_of_the_name_is_meant(tmp_path: Path) -> None:
+    for name in "ab":
+        write_cache(tmp_path / "in" / f"{name}.safetensors")
+    prune(tmp_path / "in", tmp_path / "out", 0.1, jobs=1)
+    outputs, inputs = (sorted((tmp_path / each).glob("*.safetensors")) for each in ("out", "in"))
+    report = audit(outputs, inputs)
+    assert report.holds
+    assert [o.source for o in report.outputs] == inputs
+    assert [o.warnings for o in report.outputs] == [(), ()]
 
 
 # ------------------------------------------------------------------------------------------ samples

@@ -717,6 +717,25 @@ def test_a_size_is_shown_beside_what_it_costs_at_least(tmp_path: Path) -> None:
         check(row[4], each["worst_at_least"], "down")
 
 
+@pytest.mark.parametrize("granularity", ["head", "layer", "token"])
+def test_what_a_size_costs_at_least_is_proven_by_bounds(tmp_path: Path, granularity: str) -> None:
+    """A file's own word for it is none: the bounds that it holds must be more than the size."""
+    size = 15 if granularity == "token" else 0.5
+    out = make_job(tmp_path, files=1, eps=None, size=size, granularity=granularity)
+    [before] = job_report([str(out)])["outputs"]
+    assert 0 < before["worst_at_least"] < before["worst_tail_mass"]
+    [path] = out.glob("*.safetensors")
+
+    def less(arrays: dict[str, np.ndarray]) -> None:
+        for name in [name for name in arrays if name.endswith("lower_bound")]:
+            arrays[name] = arrays[name] * 0
+
+    budgets = dict.fromkeys((0, 1), (0.99,) * (2 if granularity == "head" else 1))
+    rewrite(path, less, bound_eps=budgets)
+    [after] = job_report([str(out)])["outputs"]
+    assert after["worst_at_least"] == 0
+
+
 @pytest.mark.parametrize("options", [{"granularity": "token"}, {"block_size": 8}, {"max_keep": 9}])
 def test_other_policies_are_reported_as_they_were_told(
     tmp_path: Path, options: dict[str, Any]

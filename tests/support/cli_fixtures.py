@@ -27,6 +27,8 @@ from certk_rs.pruning import prune
 from second_verifier import second_verdict
 
 Tensor = tuple[str, tuple[int, ...], bytes]
+Arrays = dict[str, np.ndarray]
+Body = dict[str, Any]
 
 FORGED = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "I64": "<i8"}
 FORGED |= {"U8": "u1", "U64": "<u8", "C64": "<c8", "BOOL": "?"}
@@ -178,6 +180,47 @@ def forge(
     path.write_bytes(raw_file(written, b"".join(arrays[name].tobytes() for name in order)))
 
 
+def forge_input(
+    source: Path,
+    output: Path,
+    edit: Callable[[dict[str, np.ndarray]], None],
+    metadata: Callable[[dict[str, str]], None] = lambda _: None,
+) -> None:
+    """Change the input of an output, and what the output says of it, so that they fit together."""
+    content = source.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    told = header.pop("__metadata__", {})
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
+        arrays[name] = flat.reshape(entry["shape"])
+    edit(arrays)
+    metadata(told)
+    # BF16 are integers here, and nothing else is.
+    called = {np.dtype(kind): name for name, kind in FORGED.items()} | {np.dtype("<u2"): "BF16"}
+    tensors = {
+        name: (called[array.dtype], array.shape, array.tobytes()) for name, array in arrays.items()
+    }
+    changed = safetensors_bytes(tensors, told)
+    source.write_bytes(changed)
+    head = changed[: 8 + int.from_bytes(changed[:8], "little")]
+
+    def say(body: dict[str, Any]) -> None:
+        body["input_headers"] = [hashlib.sha256(head).hexdigest()]
+        body["inputs"] = {
+            name: {
+                "dtype": dtype,
+                "shape": list(shape),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+            for name, (dtype, shape, data) in tensors.items()
+        }
+
+    forge(output, say=say)
+
+
 class Job:
     """A pruned cache: `source` and `output`, to be damaged and audited."""
 
@@ -188,12 +231,14 @@ class Job:
         write_cache(self.source, **cache)
         prune(self.source, self.output.parent, eps, **{"proof": "full"} | options)
 
-    def check(self, *, against: bool = False, names: str | None = None) -> OutputAudit:
+    def check(
+        self, *, against: bool = False, names: str | None = None, layout: str | None = None
+    ) -> OutputAudit:
         given = [self.source] if against else []
-        [output] = audit([self.output], given, names=names).outputs
+        [output] = audit([self.output], given, names=names, layout=layout).outputs
         if against and names is None:
             # Two verifiers that share no code: whatever a test does to an output, they agree.
-            code, said = second_verdict(self.output, self.source)
+            code, said = second_verdict(self.output, self.source, layout)
             assert code == (0 if output.holds else 1), f"{said}\n{output.findings[:5]}"
         return output
 

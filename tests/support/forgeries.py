@@ -322,7 +322,16 @@ FORGERIES: dict[str, Forgery] = {
     ),
     "bounds for a larger budget": Forgery(
         "layer full sized", "is not proven by the recorded weights", False,
-        say=lambda body: body.update(bound_eps={"0": [0.9], "1": [0.9]}),
+        say=lambda body: body.update(bound_eps={"0": [0.3], "1": [0.3]}),
+    ),
+    "bounds that prove nothing of a size": Forgery(
+        "layer full sized", "bound_eps = 0.99 add up to 0 keys, which its size of 44 allows", True,
+        both(*(replaced(f"layers.{i}.lower_bound", lambda bounds: bounds * 0) for i in (0, 1))),
+        lambda body: body.update(bound_eps={"0": [0.99], "1": [0.99]}),
+    ),
+    "bounds that prove a little too little of a size": Forgery(
+        "token compact sized", "add up to 22 keys, which its size of 22 allows", True,
+        both(*(put(f"layers.{i}.lower_bound", 0, 22) for i in (0, 1))),
     ),
     "a size without budgets of bounds": Forgery(
         "head full sized", "has a size, but no bound_eps", True,
@@ -330,7 +339,7 @@ FORGERIES: dict[str, Forgery] = {
     ),
     "a size and several budgets": Forgery(
         "head full sized", "bound_eps is not one number", True,
-        say=budget("0", 1, 0.1, "bound_eps"),
+        say=budget("0", 1, 0.05, "bound_eps"),
     ),
     "budgets of bounds that are none": Forgery(
         "head full sized", "bound_eps is 1.0", True,
@@ -406,6 +415,22 @@ FORGERIES: dict[str, Forgery] = {
     "a smaller causal offset": Forgery(
         "head none causal", "indices: layer 0, kv head 0: not ascending positions", True,
         say=lambda body: body.update(causal_offset=10),
+    ),
+    "a scale is as large as can be": Forgery(
+        "head none guarded", "guard_radii: kv head 1: a code is farther", False,
+        put("layers.1.guard_scales", -1, lambda bits: bits | 0x4000),
+    ),
+    "a mean is as large as can be": Forgery(
+        "layer compact guarded", "guard_radii: kv head 1: a code is farther", False,
+        put("layers.0.guard_mean", (1, 2), np.finfo(np.float32).max),
+    ),
+    "all squares are as large as can be": Forgery(
+        "head full guarded", "guard_gram: has an entry that no guard has", True,
+        replaced("layers.1.guard_gram", lambda gram: np.full_like(gram, np.finfo(float).max)),
+    ),
+    "a centre is as far as can be": Forgery(
+        "layer full guarded", "guard_ball: kv head 1: a dropped value lies outside of it", False,
+        put("layers.0.guard_ball", (1, 0), -np.finfo(float).max),
     ),
     "a guard's codes are of fewer keys": Forgery(
         "head full guarded", "guard_codes: has 64 bytes, which are not those of the keys", True,

@@ -372,7 +372,9 @@ def all_options() -> dict[str, Made]:
                 "aside": Made(replace(base, holdout=0.4)),
                 "covered": Made(replace(base, coverage=0.8, holdout=0.1, block_size=2)),
                 "out_tol": Made(replace(base, out_tol=0.5, coverage=0.9), dtype="F32"),
-                "sized": Made(replace(base, size=44), bound_eps=0.2, seed=3),
+                "sized": Made(
+                    replace(base, size=22 if granularity == "token" else 44), bound_eps=0.1, seed=3
+                ),
                 "nhd": Made(replace(base, layout="nhd", block_size=3), dtype="BF16"),
                 "tiny": Made(replace(base, holdout=0.2), eps=1e-60, spread=40.0),
                 "guarded": Made(replace(base, guard="codes"), offset=17, dtype="F32"),

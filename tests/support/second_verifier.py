@@ -25,9 +25,10 @@ def _load() -> ModuleType:
 _MODULE = _load()
 
 
-def second_verdict(output: Path, source: Path) -> tuple[int, str]:
+def second_verdict(output: Path, source: Path, layout: str | None = None) -> tuple[int, str]:
     """Its exit code, and what it says."""
+    arguments = [str(output), str(source)] + ([] if layout is None else [layout])
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = _MODULE.main([str(output), str(source)])
+        code = _MODULE.main(arguments)
     return code, said.getvalue()

@@ -26,6 +26,8 @@ def _output_json(output: OutputAudit) -> dict[str, Any]:
         "holds": output.holds,
         "findings": [{"where": item.where, "what": item.what} for item in output.findings],
         "more_findings": output.more_findings,
+        "error": output.error,
+        "warnings": list(output.warnings),
         "sampled": None if output.sampled is None else asdict(output.sampled),
         "eps": output.eps,
         "budgets": _budgets_json(output.budgets),

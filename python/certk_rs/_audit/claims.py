@@ -70,6 +70,12 @@ class Claims:
         """Of how many keys."""
         return self.layer.n * len(self.indices)
 
+    def needed(self, block_size: int) -> int:
+        """How many keys the lower bounds of all groups ask for: of blocks the fewest they hold."""
+        last = (self.visible - 1) % block_size + 1
+        bounds = [bound for bound in self.lower_bound.tolist() if bound > 0]
+        return sum((bound - 1) * block_size + last for bound in bounds)
+
     @property
     def aside(self) -> int:
         """How many rows are held out."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from operator import add
@@ -18,7 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .._log import logger
 from ..cache_format import (
+    HEAD_MAJOR,
     Certificate,
     Form,
     Layer,
@@ -32,8 +35,8 @@ from ..cache_format import (
     read_certificate,
     read_metadata,
 )
-from ..errors import CertkError
-from .claims import Claims, read_claims, tensors_of
+from ..errors import CertkError, one_line
+from .claims import Claims, Note, read_claims, tensors_of
 from .judge import Verdict
 from .recompute import Proof
 from .report import Notes, OutputAudit, Sampled, unknown_without_input
@@ -42,8 +45,10 @@ from .sources import Source, Sources
 from .truth import Head
 from .whole import check_budgets, check_whole
 
+_log = logger("audit")
+
 Progress = Callable[[str, int, int], None]
-Result = Notes | Verdict | CertkError
+Result = Notes | Verdict | Exception
 Piece = Callable[[], Result]
 
 Identity = tuple[Any, ...]
@@ -64,6 +69,7 @@ class OutputJob:
         path: Path,
         sources: Sources,
         expected: Names | None,
+        order: str | None,
         sample: Sample | None,
         pause: Callable[[], None],
     ) -> None:
@@ -71,6 +77,7 @@ class OutputJob:
         self.small = _is_small(path)
         self._sources = sources
         self._expected = expected
+        self._order = order
         self._sample = sample
         self._pause = pause
         self._open = ExitStack()
@@ -82,13 +89,13 @@ class OutputJob:
         self._first, self._hashes, self._later = Notes(), Notes(), Notes()
         self._truths = Notes()
         self._rewritten: str | None = None
-        self._failed: CertkError | None = None
+        self._failed: Exception | None = None
 
     def begin(self) -> OutputJob:
         """Read what is small and make the work; may run on any thread."""
         try:
             self._begin()
-        except CertkError as error:
+        except Exception as error:  # whatever it is, other outputs are judged all the same
             self._fail(error)
         except BaseException:
             self.close()
@@ -107,27 +114,30 @@ class OutputJob:
 
     def take(self, result: Result) -> None:
         """Take in the result of a piece of work; in the order of the work."""
-        if isinstance(result, CertkError):
+        if isinstance(result, Exception):
             self._fail(result)
         elif isinstance(result, Notes):
             self._hashes.take(result)
         else:
-            self._take_verdict(result)
+            try:
+                self._take_verdict(result)
+            except Exception as error:
+                self._fail(error)
 
     def end(self) -> OutputAudit:
         """Whether all of it holds; the files are closed."""
         result = self.result
         if self._failed is None:
-            self._prove()
             try:
+                self._prove()
                 for file, identity in self._opened:
                     file.check_unchanged(identity)
-            except CertkError as error:
+            except Exception as error:
                 self._fail(error)
         self.close()
         if self._failed is not None:
             # What was found before may be of other bytes.
-            result.add("file", str(self._failed).removeprefix(str(result.path)).lstrip(": "))
+            self._tell_failure(self._failed)
             return result
         result.take(self._first)
         result.take(self._hashes)
@@ -137,15 +147,30 @@ class OutputJob:
         result.take(self._truths)
         return result
 
-    def _fail(self, error: CertkError) -> None:
+    def _fail(self, error: Exception) -> None:
         if self._failed is None:
             self._failed = error
             # A file that was changed meanwhile may look like anything else.
             for file, identity in self._opened:
                 try:
                     file.check_unchanged(identity)
-                except CertkError as changed:
+                except (CertkError, OSError) as changed:
                     self._failed = changed
+
+    def _tell_failure(self, error: Exception) -> None:
+        """Why nothing is known: what the file is, what the system refuses, or an error of ours."""
+        result = self.result
+        if isinstance(error, CertkError):
+            result.add("file", str(error).removeprefix(str(result.path)).lstrip(": "))
+        elif isinstance(error, MemoryError):
+            result.error = "not enough memory: give fewer threads (--jobs)"
+        elif isinstance(error, OSError):
+            place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            result.error = f"{place}{error.strerror or one_line(error)}"
+        else:
+            what = f"unexpected {type(error).__name__}: {one_line(error)}"
+            result.add("file", f"judging it ended with an {what}; nothing of it is confirmed")
+            _log.debug("%s: %s", result.path, what, exc_info=error)
 
     def _reading(self, file: _File, identity: Identity | None) -> _File:
         self._open.enter_context(file)
@@ -164,12 +189,9 @@ class OutputJob:
         note = self._later.add
         options = result.options = certificate.options
         result.unchecked = unknown_without_input(options)
+        forms = {name: (facts.dtype, facts.shape) for name, facts in certificate.inputs.items()}
         try:
-            forms = {
-                name: _head_major(name, (facts.dtype, facts.shape), certificate)
-                for name, facts in certificate.inputs.items()
-            }
-            layers = layout("inputs", forms, Names(certificate.names))
+            layers = layout("inputs", forms, Names(certificate.names), options.layout)
         except CertkError as error:
             note("metadata certk", f"cannot be of a prune job: {error}")
             return
@@ -179,6 +201,7 @@ class OutputJob:
             note("metadata certk", "its scales are not one for each layer")
             return
         _check_names(certificate, self._expected, result, self._later)
+        _check_layout(certificate, forms, self._order, note)
         source = self._match(certificate)
         complete = self._read_layers(file, layers, certificate)
         self._tell_what_it_says(complete, certificate)
@@ -229,9 +252,14 @@ class OutputJob:
         if not self._sources:
             return None
         inputs, headers, note = certificate.inputs, certificate.input_headers, self._later.add
-        source = self._sources.find(inputs, headers, self.result.path.name)
+        name = self.result.path.name
+        source = self._sources.find(inputs, headers, name)
         if source is not None:
             self.result.source = source.path
+            if source.name != name:
+                other = f", though {name} is among the inputs" * self._sources.has_name(name)
+                what = f"it is the output of {source.path}, which has another name{other}"
+                self.result.warnings += (what,)
             if source.headers != headers:
                 note(
                     "input header",
@@ -240,6 +268,8 @@ class OutputJob:
                 )
             return source
         best, same = self._sources.nearest(inputs, headers)
+        if (lost := self._sources.lost(inputs)) is not None:
+            raise lost
         if not same:
             note("inputs", "none of the files given with --against is its input")
             return None
@@ -407,7 +437,7 @@ def _is_proven(proof: Proof, claims: Claims, group: int, name: str, notes: Notes
 def _caught(work: Callable[[], Notes | Verdict]) -> Result:
     try:
         return work()
-    except CertkError as error:
+    except Exception as error:
         return error
 
 
@@ -441,16 +471,6 @@ _N = TypeVar("_N", int, float)
 def _both(join: Callable[[_N, _N], _N], left: _N | None, right: _N | None) -> _N | None:
     """What two numbers make, None where one is not known."""
     return None if left is None or right is None else join(left, right)
-
-
-def _head_major(name: str, form: Form, certificate: Certificate) -> Form:
-    """The form of a tensor of the input as if heads came before rows."""
-    dtype, shape = form
-    if certificate.options.layout == "hnd" or len(shape) < 3:
-        return form
-    if Names(certificate.names).match(name) is None:
-        return form
-    return dtype, (*shape[:-3], shape[-2], shape[-3], shape[-1])
 
 
 def _certificate(file: SafetensorsFile, notes: Notes) -> Certificate | None:
@@ -496,6 +516,34 @@ def _check_names(
                 f"{_part(taken)}, by those of the input {_part(meant)}; {remedy}",
             )
             return
+
+
+def _check_layout(
+    certificate: Certificate, forms: Mapping[str, Form], given: str | None, note: Note
+) -> None:
+    """The order of axes is that of the input, by its shapes or by who gives it."""
+    said, names, where = certificate.options.layout, Names(certificate.names), "metadata certk"
+    remedy = f"--layout {given} says so"
+    if given is None:
+        remedy = f"give --layout {said} if it is"
+        try:
+            layout("its input", forms, names, None)
+        except CertkError as doubt:
+            if said == HEAD_MAJOR or _fits(forms, names, HEAD_MAJOR):
+                note(where, str(doubt))
+            return
+        given = HEAD_MAJOR
+    if said != given:
+        note(where, f"its layout {said} is not that of its input, which is {given}; {remedy}")
+
+
+def _fits(forms: Mapping[str, Form], names: Names, order: str) -> bool:
+    """Whether shapes can be read in this order of axes."""
+    try:
+        layout("its input", forms, names, order)
+    except CertkError:
+        return False
+    return True
 
 
 def _part(match: tuple[int, str] | None) -> str:

@@ -19,6 +19,9 @@ that A^T A is within 5e-13 tr(R) of R.
 Roundings here are of float64, some 1e-15 of |A|; 1e-13 is allowed for. Half of the 1e-12 tr(R) is
 for how far B^T B is from R; the other half makes sqrt(q.R q) larger by 2.4e-13 sqrt(tr(R)) |q|,
 which is more than these roundings: an honest guard does not fail by them.
+
+Recorded numbers may be anything, so sums and products here may overflow: what is compared is never
+taken for small because it is NaN: `np.maximum` hands NaN on, which Python's `max` does not.
 """
 
 from __future__ import annotations
@@ -70,12 +73,15 @@ def nonsense(claims: GuardClaims, d: int) -> tuple[str, str] | None:
     """Where a guard cannot be one of any rows, and why; None if it can."""
     coded = claims.scales > 0
     bounds, ball = claims.bounds, claims.ball
-    diagonal = np.cumsum([0, *range(d, 1, -1)])
+    diagonal = claims.gram[:, np.cumsum([0, *range(d, 1, -1)])]
+    with np.errstate(over="ignore"):
+        traces = diagonal.sum(axis=1)
     checks = (
         ("guard_scales", (np.isfinite(claims.scales) & (claims.scales >= 0)).all()),
         ("guard_radii", (claims.radii >= 0).all() and np.isfinite(claims.radii[coded]).all()),
         ("guard_mean", np.isfinite(claims.mean).all()),
-        ("guard_gram", np.isfinite(claims.gram).all() and (claims.gram[:, diagonal] >= 0).all()),
+        ("guard_gram", np.isfinite(claims.gram).all() and (diagonal >= 0).all()),
+        ("guard_gram", np.isfinite(traces).all()),
         ("guard_bounds", (np.isfinite(bounds) & (bounds >= 0)).all()),
         ("guard_ball", np.isfinite(ball).all() and (ball[:, -1] >= 0).all()),
     )
@@ -118,27 +124,28 @@ def untruths(
         wrong["guard_codes"] = "bytes of no key, or of one without a scale, are not 128"
     factor, at = np.zeros((0, d)), 0
     centre, radius = claims.ball[head, :-1], float(claims.ball[head, -1])
-    longest = norm = reach = away = 0.0
+    longest = norm = reach = away = np.float64(0)
     for keys, values in rows:
         part = slice(at, at + len(keys))
         at += len(keys)
         use = coded[part]
-        longest = max(longest, float(np.abs(keys).max(initial=0)))
+        longest = np.maximum(longest, np.abs(keys).max(initial=0))
         moved = _moved(keys[use], claims.mean[head], int(said.block)).astype(np.float64)
         numbers = bytes_of[part][use].astype(np.float64) - BIAS
         left = (moved - scales[part][use][:, None] * numbers).astype(np.float32)
         errors = left.astype(np.float64)
         sizes = _norms(errors)
-        if (sizes > radii[part][use]).any():
+        if not (sizes <= radii[part][use]).all():
             wrong["guard_radii"] = "a code is farther from its key than its radius says"
-        reach = max(reach, float(sizes.max(initial=0)))
-        norm = max(norm, float(_norms(moved).max(initial=0)))
+        reach = np.maximum(reach, sizes.max(initial=0))
+        norm = np.maximum(norm, _norms(moved).max(initial=0))
         factor = np.asarray(np.linalg.qr(np.concatenate([factor, errors]), mode="r"))
-        away = max(away, float(_norms(values - centre).max(initial=0)))
+        away = np.maximum(away, _norms(values - centre).max(initial=0))
     assert at == count
-    if reach > said.reach or norm > said.norm or longest > said.largest:
+    if not (reach <= said.reach and norm <= said.norm and longest <= said.largest):
         wrong["guard_bounds"] = "a code's error, a moved key or an entry is larger than it says"
-    if not _is_bounded(factor, _symmetric(claims.gram[head], d), said):
+    # Where an error of a code is no number, nor is any sum of their squares.
+    if not (reach < math.inf and _is_bounded(factor, _symmetric(claims.gram[head], d), said)):
         wrong["guard_gram"] = "it does not bound what all codes leave out"
     # Users of the ball add as much again for the roundings of distances.
     if not away <= radius * (1 + (d + 8) * 2.0**-53):

@@ -14,8 +14,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: nobody waits for what was under way
-    """Raised by `Workers.pause` in work that nobody waits for any more."""
+class Stopped(BaseException):
+    """Raised by `Workers.pause` in work that nobody waits for any more.
+
+    No `Exception`, as `KeyboardInterrupt` is none: whoever catches all errors of a piece of work
+    does not catch its end.
+    """
 
 
 @dataclass(frozen=True)

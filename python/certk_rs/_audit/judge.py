@@ -59,7 +59,9 @@ class Judge:
         promised = self._promised(which)
         within = rows.lose_at_most(np.full(len(which), self._eps))
         verdict.over += int((promised & ~within).sum())
-        verdict.worst = max(verdict.worst, float(rows.tail_high[promised].max(initial=0.0)))
+        # Of a row that arithmetic says nothing of (NaN) all may be lost.
+        highest = np.where(np.isnan(rows.tail_high), 1.0, rows.tail_high)
+        verdict.worst = max(verdict.worst, float(highest[promised].max(initial=0.0)))
         if claims.upper is not None and claims.lower is not None:
             self._compare(which, rows, claims.lower[tuple(which.T)], claims.upper[tuple(which.T)])
         else:

@@ -112,7 +112,7 @@ def recompute(q: Floats, kept: Keys, dropped: Keys, scale: float, seen: NDArray[
     n, d = len(kept.positions) + len(dropped.positions), q.shape[1]
     # Vectors and scale may be anything: a row whose scores overflow is NaN, which confirms nothing.
     with np.errstate(all="ignore"):
-        longest = max(kept.longest, dropped.longest)
+        longest = float(np.maximum(kept.longest, dropped.longest))
         radius = (d + 8) * _U * (1 + 2.0**-20) * abs(scale) * _norms(q) * longest
         radius = np.where(radius <= _MOST_RADIUS, radius, np.nan)
         spread = 2 * radius + 2 * (_CHUNK + n / _CHUNK + 256) * _U + 2.0**-40
@@ -203,7 +203,8 @@ def ball_radius(pieces: Callable[[], Iterable[Floats]], count: int) -> float:
         least = np.minimum(least, piece.min(axis=0))
         most = np.maximum(most, piece.max(axis=0))
     centre = np.clip(total / max(count, 1), least, most)
-    return max((float(_norms(piece - centre).max()) for piece in pieces()), default=0.0)
+    radii = [float(_norms(piece - centre).max()) for piece in pieces()]
+    return float(np.max(radii, initial=0.0))  # NaN if one of them is
 
 
 class Proof:

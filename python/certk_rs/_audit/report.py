@@ -105,6 +105,8 @@ class OutputAudit(Notes):
     `held_out` rows are of queries that were set aside, of which `violations` lose more than eps (or
     may, to within 2^-20), and `left_out` rows are those that coverage leaves out. `more_findings`
     are counted only. `sampled` says that only some rows were looked at: then nothing is confirmed.
+    `error` says why it could not be judged at all: a file that the system refuses, or too little
+    memory. `warnings` are no findings, but worth a look: a file that has the name of another input.
     """
 
     path: Path = field(default_factory=Path)
@@ -129,11 +131,13 @@ class OutputAudit(Notes):
     left_out: int = 0
     sampled: Sampled | None = None
     unchecked: tuple[str, ...] = WITHOUT_INPUT
+    error: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Whether nothing was found by an audit that looks at everything."""
-        return not self.findings and self.sampled is None
+        return not self.findings and self.sampled is None and self.error is None
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,11 @@ class Audit:
     def found(self) -> bool:
         """Whether anything does not hold."""
         return bool(self.unmatched) or any(output.findings for output in self.outputs)
+
+    @property
+    def not_judged(self) -> tuple[Path, ...]:
+        """Outputs that an error kept from being judged; their `error` says which."""
+        return tuple(output.path for output in self.outputs if output.error is not None)
 
     @property
     def holds(self) -> bool:

@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..cache_format import INDEX_SUFFIX, TensorFacts, open_tensors
+from ..cache_format import INDEX_SUFFIX, Form, TensorFacts, open_tensors
+from ..errors import CertkError
 
 Facts = Mapping[str, TensorFacts]
 _Key = tuple[tuple[str, TensorFacts], ...]
@@ -25,6 +26,11 @@ class Source:
             self.forms = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
         self._turn = threading.Lock()
         self._tensors: dict[str, TensorFacts] | None = None
+
+    @property
+    def name(self) -> str:
+        """The file name of what is made of it: of shards that of the file they stand for."""
+        return self.path.name.removesuffix(INDEX_SUFFIX)
 
     def tensors(self) -> Facts:
         """Every tensor, hashed."""
@@ -52,9 +58,10 @@ class Sources:
         self._by_name: dict[tuple[tuple[str, ...], str], list[Source]] = defaultdict(list)
         for source in sources:
             self._by_headers[source.headers].append(source)
-            name = source.path.name.removesuffix(INDEX_SUFFIX)
-            self._by_name[source.headers, name].append(source)
+            self._by_name[source.headers, source.name].append(source)
+        self._names = {source.name for source in sources}
         self._hashed: set[Source] = set()
+        self._lost: dict[Source, CertkError | OSError] = {}
         self._by_tensors: dict[_Key, list[Source]] = defaultdict(list)
         self._holding: dict[tuple[str, TensorFacts], list[Source]] = defaultdict(list)
         self._matched: set[_Key] = set()
@@ -65,19 +72,20 @@ class Sources:
     def find(self, facts: Facts, headers: tuple[str, ...], name: str) -> Source | None:
         """The input with these tensors, one with these headers if there is such a one.
 
-        Files of that name are looked at before others.
+        Of several files of that name comes before others.
         """
         key = _key(facts)
         likely = self._by_headers.get(headers, [])
-        found = self._among(key, headers)
-        for some in (self._by_name.get((headers, name), []), likely):
+        named = self._by_name.get((headers, name), [])
+        found = None
+        for some in (named, likely):
             if found is None:
                 for source in self._not_hashed(some):
                     if self._hash(source) == key:
                         break
-                found = self._among(key, headers)
+                found = self._among(key, headers, name)
         if found is None and not self._by_tensors.get(key):
-            forms = {each: (fact.dtype, fact.shape) for each, fact in facts.items()}
+            forms = _forms(facts)
             for source in self._not_hashed(self._all):
                 if source.forms == forms and self._hash(source) == key:
                     break
@@ -86,6 +94,17 @@ class Sources:
             if alike:
                 self._matched.add(key)
             return found or (alike[0] if alike else None)
+
+    def has_name(self, name: str) -> bool:
+        """Whether one of the inputs is to have an output of this name."""
+        return name in self._names
+
+    def lost(self, facts: Facts) -> CertkError | OSError | None:
+        """Why an input that might be the one with these tensors could not be hashed, if any."""
+        forms = _forms(facts)
+        with self._turn:
+            errors = [error for source, error in self._lost.items() if source.forms == forms]
+            return errors[0] if errors else None
 
     def nearest(self, facts: Facts, headers: tuple[str, ...]) -> tuple[Source, int]:
         """The input that shares most tensors with these, and how many; all inputs are hashed."""
@@ -104,7 +123,7 @@ class Sources:
 
     def unmatched(self) -> tuple[Path, ...]:
         """Those that no output was made from."""
-        forms = [{n: (f.dtype, f.shape) for n, f in key} for key in self._matched]
+        forms = [_forms(dict(key)) for key in self._matched]
         lone = []
         for source in self._all:
             # What has other names and shapes need not be hashed to be told apart.
@@ -113,19 +132,32 @@ class Sources:
                 lone.append(source.path)
         return tuple(lone)
 
-    def _among(self, key: _Key, headers: tuple[str, ...]) -> Source | None:
+    def _among(self, key: _Key, headers: tuple[str, ...], name: str) -> Source | None:
+        def place(source: Source) -> tuple[bool, int]:
+            return source.name != name, self._places[source]
+
         with self._turn:
             alike = [s for s in self._by_tensors.get(key, ()) if s.headers == headers]
-            return min(alike, key=self._places.__getitem__, default=None)
+            return min(alike, key=place, default=None)
 
     def _not_hashed(self, sources: list[Source]) -> list[Source]:
         with self._turn:
-            if len(self._hashed) == len(self._all):
+            if len(self._hashed) + len(self._lost) == len(self._all):
                 return []
-            return [source for source in sources if source not in self._hashed]
+            done = (self._hashed, self._lost)
+            return [source for source in sources if not any(source in some for some in done)]
 
-    def _hash(self, source: Source) -> _Key:
-        tensors = source.tensors()
+    def _hash(self, source: Source) -> _Key | None:
+        """The hashes of an input; None where it cannot be read any more.
+
+        That ends the search of nobody whose input is another one.
+        """
+        try:
+            tensors = source.tensors()
+        except (CertkError, OSError) as error:
+            with self._turn:
+                self._lost.setdefault(source, error)
+            return None
         key = _key(tensors)
         with self._turn:
             if source not in self._hashed:
@@ -134,6 +166,10 @@ class Sources:
                 for item in tensors.items():
                     self._holding[item].append(source)
         return key
+
+
+def _forms(facts: Facts) -> dict[str, Form]:
+    return {name: (fact.dtype, fact.shape) for name, fact in facts.items()}
 
 
 def _key(facts: Facts) -> _Key:

@@ -13,11 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_format import Certificate, Layer, SafetensorsFile, TensorFile, widen
+from ..cache_format import (
+    Certificate,
+    Layer,
+    SafetensorsFile,
+    TensorFile,
+    not_finite,
+    widen,
+)
 from .claims import Claims, Floats, Integers
 from .guards import GuardClaims, untruths
 from .judge import Judge, Verdict
 from .recompute import Keys, Proof, ball_radius, recompute
+from .report import Finding
 from .sense import forced_positions, inside
 
 _BLOCK = 1 << 20  # scores at a time: 8 MiB, and a few temporaries of that size
@@ -81,13 +89,17 @@ class Head:
             yield start, self._read(role, self.kv_head, slice(start, min(start + _ROWS, end)))
 
     def _check_copies(self, role: str, verdict: Verdict) -> None:
-        """Kept rows are those of the input, bit for bit (as integers: NaN and -0 have no say)."""
+        """Kept rows are those of the input, bit for bit (as integers: NaN and -0 have no say).
+
+        All rows are read for that, and looked at: also one that no query sees is to be a number.
+        """
         claims, name = self.claims, self.claims.stem + role
         kept = claims.indices[claims.group_of(self.kv_head)]
         first = claims.starts[self.kv_head] if claims.by_head else self.kv_head * len(kept)
         width = self._layer.d * (4 if self._layer.dtypes[role] == "F32" else 2)
         told = done = 0
-        for start, rows in self._pieces(role, claims.visible):
+        for start, rows in self._pieces(role, self._layer.n):
+            self._check_finite(role, rows, verdict)
             end = done + int(np.searchsorted(kept[done:], start + len(rows)))
             copies = np.empty((end - done, self._layer.d), rows.dtype)
             copies_bytes = copies.reshape(-1).view(np.uint8)
@@ -100,6 +112,14 @@ class Head:
                 verdict.notes.add(f"{name}[{place}]", what)
                 told += 1
             done = end
+
+    def _check_finite(self, role: str, rows: NDArray[Any], verdict: Verdict) -> None:
+        """No cache with other numbers is pruned, and arithmetic would confirm nothing of one."""
+        if len(not_finite(rows.reshape(-1), self._layer.dtypes[role])):
+            what = f"kv head {self.kv_head}: holds a number that is not finite"
+            finding = Finding(f"input {self._layer.names[role]}", what)
+            if finding not in verdict.notes.findings:
+                verdict.notes.add(finding.where, finding.what)
 
     def _check_radius(self, out_tol: float, verdict: Verdict) -> None:
         """The budget times twice the radius of the values, which bounds the error of outputs."""
@@ -162,7 +182,8 @@ class Head:
             self.pause()
             which = np.concatenate([self._places(head, part) for head, part in batch])
             if len(which):
-                queries = np.concatenate([self._queries(head, part) for head, part in batch])
+                parts = [self._queries(head, part, verdict) for head, part in batch]
+                queries = np.concatenate(parts)
                 seen = self._seen(which[:, 1])
                 scale = self.certificate.scales[self._layer.index]
                 judge.take(which, recompute(queries, *keys, scale, seen), seen)
@@ -176,8 +197,10 @@ class Head:
             numbers = numbers[self.pick(head, part)]
         return np.stack([np.full(len(numbers), head), numbers], axis=1)
 
-    def _queries(self, head: int, part: slice) -> Floats:
-        wide = widen(self._read("query", head, part), self._layer.dtypes["query"])
+    def _queries(self, head: int, part: slice, verdict: Verdict) -> Floats:
+        rows = self._read("query", head, part)
+        self._check_finite("query", rows, verdict)
+        wide = widen(rows, self._layer.dtypes["query"])
         return wide if self.pick is None else wide[self.pick(head, part)]
 
     def _seen(self, queries: Integers) -> Integers:

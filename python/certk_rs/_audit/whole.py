@@ -63,12 +63,12 @@ def check_whole(layers: Sequence[Claims], certificate: Certificate, note: Note) 
         if problem is not None:
             note(place, problem)
     if options.granularity != "token":
-        _check_size(sum(claims.kept for claims in layers), options.size, note)
+        _check_size(layers, certificate, note)
         return list(layers)
     if not layers:
         return []
     first = layers[0]
-    _check_size(first.kept, options.size, note)
+    _check_size([first], certificate, note)
     fine = True
     for claims in layers[1:]:
         for name in ("indices", "lower_bound"):
@@ -96,6 +96,25 @@ def _groups(
     ]
 
 
-def _check_size(kept: int, size: int | None, note: Note) -> None:
-    if size is not None and kept > size:
-        note(_WHERE, f"{kept} keys are kept, its size allows {size}")
+def _check_size(layers: Sequence[Claims], certificate: Certificate, note: Note) -> None:
+    """Keys are no more than the size allows, and bounds more, or nothing is said of less loss.
+
+    Args:
+        layers: Those that make sense; by token one of them, whose set all have.
+        certificate: What is said of all.
+        note: Told what does not hold.
+    """
+    options, budgets = certificate.options, certificate.bound_eps
+    if options.size is None:
+        return
+    kept = sum(claims.kept for claims in layers)
+    if kept > options.size:
+        note(_WHERE, f"{kept} keys are kept, its size allows {options.size}")
+    alike = options.granularity == "token" or len(layers) == len(certificate.scales)
+    if budgets is None or options.hot or options.proof == "none" or not alike:
+        return
+    w = next(iter(budgets.values()))[0]
+    needed = sum(claims.needed(options.block_size) for claims in layers)
+    if w > 0 and needed <= options.size:
+        what = f"its lower bounds for bound_eps = {w!r} add up to {needed} keys, which its size of"
+        note(_WHERE, f"{what} {options.size} allows: they do not prove that less is lost by none")

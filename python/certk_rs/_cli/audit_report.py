@@ -17,8 +17,13 @@ def show_output(output: OutputAudit) -> None:
         say(f"{output.path}: {finding}")
     if output.found > _SHOWN_FINDINGS:
         say(f"{output.path}: ... and {output.found - _SHOWN_FINDINGS} more")
+    for warning in output.warnings:
+        say(f"{output.path}: warning: {warning}")
     if output.findings:
         say(f"{output.path}: DOES NOT HOLD")
+        return
+    if output.error is not None:
+        say(f"{output.path}: could not be judged: {output.error}")
         return
     say(f"{output.path}: {_covered(output)}")
     say(f"{output.path}: {_verdict(output)}{_asked_and_kept(output)}")
@@ -67,7 +72,7 @@ def _covered(output: OutputAudit) -> str:
 def _asked_and_kept(output: OutputAudit) -> str:
     options = vars(output.options) if output.options is not None else {}
     asked = [_budget_text("eps", output.budgets)]
-    if output.bound_eps is not None:
+    if output.bound_eps is not None and options.get("proof") != "none":
         asked.append(_budget_text("lower bounds for", output.bound_eps))
     asked += [f"{name} = {value}" for name, value in options.items()]
     over, worst = output.rows_over_budget, output.worst_tail_mass
@@ -95,12 +100,18 @@ def verdict(report: Audit) -> int:
     """Say on stderr what does not hold; the exit code."""
     if report.holds:
         return 0
-    if not report.found:
-        return fail("sampled, not verified: nothing was found in the rows looked at", SAMPLED)
-    bad = sum(bool(output.findings) for output in report.outputs)
-    where = next((f"{o.path}: {o.findings[0]}" for o in report.outputs if o.findings), None)
-    lone = f"{len(report.unmatched)} inputs without an output" if report.unmatched else ""
-    first = f" (first: {where})" if where else ""
     count = len(report.outputs) + len(report.not_reached)
-    what = f"{bad} of {count} outputs do not hold{first}" if bad else ""
-    return fail("failed: " + "; ".join(filter(None, (what, lone))), 1)
+    bad = [f"{o.path}: {o.findings[0]}" for o in report.outputs if o.findings]
+    lost = [f"{o.path}: {o.error}" for o in report.outputs if o.error is not None]
+    said = []
+    if bad:
+        said.append(f"{len(bad)} of {count} outputs do not hold (first: {bad[0]})")
+    if lost:
+        said.append(f"{len(lost)} of {count} outputs could not be judged (first: {lost[0]})")
+    if report.unmatched:
+        said.append(f"{len(report.unmatched)} inputs without an output")
+    if not said:
+        return fail("sampled, not verified: nothing was found in the rows looked at", SAMPLED)
+    if lost and not bad:
+        return fail(f"error: {'; '.join(said)}", 2, "io")
+    return fail(f"failed: {'; '.join(said)}", 1)

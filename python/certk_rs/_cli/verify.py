@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import CertkError
-from .options import AT_LEAST_ONE, AsJson, Job, Names, Quiet, Recursive
+from .options import AT_LEAST_ONE, AsJson, Job, Layout, Names, Quiet, Recursive
 from .terminal import print_json, progress_bar
 
 
@@ -21,6 +21,7 @@ def verify(
         typer.Option(metavar="CACHE", help="An input, or a directory of them; may be repeated."),
     ] = None,
     names: Names = None,
+    layout: Layout = None,
     recursive: Recursive = False,
     threads: Annotated[
         int | None,
@@ -46,7 +47,8 @@ def verify(
 
     Without inputs: that every byte is what the certificate says. With --against, also that what the
     certificate says is true: everything is recomputed. Exit code 1 if anything does not hold. An
-    output that was pruned with --names needs the same here, if its spelling is not a known one.
+    output that was pruned with --names needs the same here, if its spelling is not a known one,
+    and one that was pruned with --layout, if its shapes fit both orders of axes.
     """
 
     def job() -> int:
@@ -71,6 +73,7 @@ def verify(
                 sample=looked_at,
                 fail_fast=fail_fast,
                 each=None if as_json else show_output,
+                layout=None if layout is None else layout.value,
             )
         if as_json:
             print_json({"command": "verify", **audit_json(report)})

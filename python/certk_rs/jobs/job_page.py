@@ -327,7 +327,7 @@ def _sized(outputs: Sequence[Row]) -> list[Table]:
             count(each["size"]),
             count(each["kept"]),
             up(each["worst_tail_mass"]) + _mark(each, "worst_tail_mass"),
-            down(each["worst_at_least"]),
+            down(each["worst_at_least"]) + _mark(each, "worst_at_least"),
         ]
         for each in outputs
         if each["size"] is not None and not each["hot"]

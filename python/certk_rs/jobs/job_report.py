@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from .._display.plain import plain
+from ..cache_format import Options
 from ..errors import CertkError
 from .file_report import FileReport
 from .holdout import CONFIDENCE
@@ -171,9 +172,7 @@ def _output(
             **vars(options),
             "layers": layers,
             **numbers,
-            "worst_at_least": (
-                _worst_at_least(sets) if options.size is not None and not options.hot else None
-            ),
+            "worst_at_least": _worst_at_least(sets, options, report, borrowed),
             "input_bytes": output.input_bytes,
             "cache_bytes": output.cache_bytes,
             "output_bytes": output.output_bytes,
@@ -189,9 +188,21 @@ def _output(
 _BORROWED = {"violations": "held_out_violations"}
 
 
-def _worst_at_least(sets: Sequence[SetFacts]) -> float | None:
-    bounds = [one.bound_eps for one in sets if one.bound_eps is not None]
-    return min(bounds, default=None)
+def _worst_at_least(
+    sets: Sequence[SetFacts], options: Options, report: FileReport | None, borrowed: set[str]
+) -> float | None:
+    """What no choice of so many keys loses less than; None where no lower bounds prove it."""
+    if options.size is None or options.hot:
+        return None
+    if options.proof == "none":  # without bounds in the file: what the job has told
+        if report is not None and report.worst_at_least is not None:
+            borrowed.add("worst_at_least")
+        return None if report is None else report.worst_at_least
+    told = [one.bound_eps for one in sets if one.bound_eps is not None]
+    # By token every layer says the same one set.
+    each = [one for one in sets if options.granularity != "token" or one.layer == sets[0].layer]
+    needed = sum(one.lower_bound or 0 for one in each)
+    return min(told, default=None) if needed > options.size else 0.0
 
 
 def _recorded(report: FileReport | None) -> dict[tuple[int, int], SetReport]:
