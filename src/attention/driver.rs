@@ -138,7 +138,8 @@ impl AttentionJob<'_> {
                 all.weight_error[row] = answer.weight_error;
                 all.sum_error[row] = answer.sum_error;
                 all.rounding[row] = moved;
-                all.log_mass[row] = answer.log_mass;
+                all.log_mass[row] =
+                    if answer.kept == 0 { self.sink_alone(row) } else { answer.log_mass };
             }
             at += 1;
         })

@@ -53,6 +53,11 @@ impl AttentionJob<'_> {
         (sink > f64::NEG_INFINITY).then_some(sink)
     }
 
+    /// What a row weighs that sees no key: its sink, if it has one.
+    pub(super) fn sink_alone(&self, row: usize) -> LogMass {
+        self.sink(row).map_or(LogMass::NONE, |sink| LogMass::summed(1.0, 0.0, sink, 0.0))
+    }
+
     /// Lets a row's sink join weights that sum to `total`, where a score of `top + offset` weighs 1. Of the scores that the
     /// real softmax has, these may be off by `error` nats, and lack `upper` of the mass.
     pub(super) fn with_sink(

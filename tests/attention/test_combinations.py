@@ -1,0 +1,365 @@
+"""Options of attention together: what is said of each row against long double.
+
+Random calls combine heads that share keys, unlike heads, masks, causal limits, lengths, sinks,
+budgets per row, dtypes, indexes that were appended to, and balls. The cases behind them are those
+in which one number stands for another only if nothing else is asked for: rows of four different
+lengths in a panel, thinned rows of large scores, heads of which one is a hundred times another.
+The reference is as in test_attention.py and shares no code with the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import certk_rs as ck
+
+LD = np.longdouble
+DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+# Of the reference itself: products of a few hundred terms and sums of a few thousand weights.
+CLOSE = LD(1e-13)
+
+
+@dataclass
+class Real:
+    """What real attention is, row by row: axes (..., m), keys behind them."""
+
+    weights: np.ndarray
+    """Shares of the whole softmax, that of the sink included."""
+    out: np.ndarray
+    log_mass: np.ndarray
+    """Of everything that a row sees, and its sink."""
+    seen: np.ndarray
+
+
+def rows_seen(shape: tuple[int, ...], n: int, sight: dict[str, Any]) -> np.ndarray:
+    """Which keys each row sees, (*shape, n)."""
+    m, at = shape[-1], np.arange(n)
+    seen = np.ones((*shape, n), bool)
+    if sight.get("causal"):
+        seen &= at <= np.arange(m)[:, None] + n - m
+    if sight.get("lengths") is not None:
+        seen &= at < np.broadcast_to(sight["lengths"], shape)[..., None]
+    if sight.get("mask") is not None:
+        seen &= sight["mask"]
+    return seen
+
+
+def real_attention(
+    q: Any, k: Any, v: Any, sight: dict[str, Any], scale: float | None = None, sinks: Any = None
+) -> Real:
+    q, k, v = (np.asarray(x).astype(np.float64).astype(LD) for x in (q, k, v))
+    if q.ndim > 2:
+        k, v = (np.repeat(x, q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
+    seen = rows_seen(q.shape[:-1], k.shape[-2], sight)
+    factor = LD(float(q.shape[-1]) ** -0.5 if scale is None else scale)
+    scores = np.where(seen, q @ np.swapaxes(k, -1, -2) * factor, -np.inf)
+    sink = np.full(q.shape[:-1], -np.inf, LD)
+    if sinks is not None:
+        sink = np.broadcast_to(np.asarray(sinks, LD)[..., None], q.shape[:-1])
+    top = np.maximum(scores.max(axis=-1, initial=-np.inf), sink)
+    top = np.where(np.isfinite(top), top, 0)
+    weights = np.exp(scores - top[..., None])
+    total = weights.sum(axis=-1) + np.exp(sink - top)
+    with np.errstate(divide="ignore"):
+        log_mass = np.log(total) + top
+    weights = weights / np.where(total == 0, 1, total)[..., None]
+    return Real(weights, weights @ v, log_mass, seen)
+
+
+def check(found: ck.AttentionResult, real: Real, eps: Any) -> None:
+    """Everything that is said of a row; which keys were kept is not, but how many."""
+    out = np.asarray(found.out).astype(np.float64).astype(LD)
+    away = np.sqrt(np.square(out - real.out).sum(axis=-1))
+    size = np.sqrt(np.square(real.out).sum(axis=-1))
+    assert (away <= found.error_bound.astype(LD) + CLOSE * size).all()
+    assert (found.tail_mass_upper <= eps).all()
+    count = real.seen.sum(axis=-1)
+    assert ((found.k >= 0) & (found.k <= count)).all()
+    # No k keys weigh more than the k that weigh most.
+    best = np.cumsum(-np.sort(-real.weights, axis=-1), axis=-1)
+    best = np.concatenate([np.zeros((*count.shape, 1), LD), best], axis=-1)
+    best, whole = (np.take_along_axis(best, x[..., None], -1)[..., 0] for x in (found.k, count))
+    assert (whole - best <= found.tail_mass_upper.astype(LD) + CLOSE).all()
+    # What was kept weighs all but the tail, and no more than the best with the sink.
+    sink = np.where(count > 0, 1 - whole, 1)
+    with np.errstate(divide="ignore"):
+        most = real.log_mass + np.log(best + sink)
+        least = real.log_mass + np.log1p(-found.tail_mass_upper.astype(LD))
+    close = CLOSE * (1 + np.abs(np.where(np.isfinite(most), most, 0)))
+    empty = ~np.isfinite(real.log_mass)
+    assert (empty | (found.log_mass_lower.astype(LD) <= most + close)).all()
+    assert (empty | (found.log_mass_upper.astype(LD) >= least - close)).all()
+    assert (found.log_mass_upper[empty] == -np.inf).all()
+
+
+def revealed(q: Any, k: Any, eps: Any, **options: Any) -> tuple[ck.AttentionResult, np.ndarray]:
+    """An answer with values that tell which keys were kept: of each key an axis of its own."""
+    options.pop("ball", None)
+    n = k.shape[-2]
+    v = np.broadcast_to(np.eye(n, dtype=np.float32), (*k.shape[:-2], n, n))
+    wide = q.astype(np.float64) if q.dtype.itemsize < 4 else q
+    found = ck.attention(wide, k, v, eps, **options)
+    return found, np.asarray(found.out) > 0
+
+
+def check_kept(found: ck.AttentionResult, kept: np.ndarray, real: Real, eps: Any) -> None:
+    """What is said of a row whose kept keys are known."""
+    assert not (kept & ~real.seen).any()
+    assert (kept.sum(axis=-1) <= found.k).all()
+    tail = np.where(kept, 0, real.weights).sum(axis=-1)
+    # Weights of which float32 knows nothing do not show.
+    assert (tail <= found.tail_mass_upper.astype(LD) * (1 + CLOSE) + LD(1e-30)).all()
+    assert (found.tail_mass_upper <= eps).all()
+    some = np.isfinite(real.log_mass)
+    mass = np.log1p(-np.where(some, tail, 0)) + np.where(some, real.log_mass, 0)
+    close = CLOSE * (1 + np.abs(mass))
+    assert (~some | (found.log_mass_lower.astype(LD) <= mass + close)).all()
+    assert (~some | (mass - close <= found.log_mass_upper.astype(LD))).all()
+    away = np.sqrt(np.square(found.out.astype(LD) - real.weights).sum(axis=-1))
+    assert (away <= found.error_bound.astype(LD) + CLOSE).all()
+
+
+# ------------------------------------------------------------------------------ random calls
+
+
+def made_keys(rng: np.random.Generator, kv: tuple[int, ...], n: int, d: int) -> np.ndarray:
+    """Keys of unlike heads: plain, in clusters, far from zero, some without a code."""
+    keys = rng.standard_normal((*kv, n, d))
+    for at, head in enumerate(np.ndindex(*kv)):
+        kind = int(rng.integers(5))
+        if kind == 1:
+            keys[head] = np.repeat(3 * keys[head][: -(-n // 16)], 16, axis=0)[:n]
+            keys[head] += 0.05 * rng.standard_normal((n, d))
+        elif kind == 2:
+            keys[head] += 4 * rng.standard_normal(d)
+        elif kind == 3:
+            keys[head][rng.integers(n, size=1 + n // 200)] *= 30
+        keys[head] *= [1.0, 0.3, 2.0][at % 3]
+    return keys
+
+
+def one_call(rng: np.random.Generator, name: str, n: int) -> None:
+    dtype = DTYPES[name]
+    d, d_v = int(rng.choice([3, 16, 40, 64])), int(rng.choice([1, 16, 20]))
+    kv_heads, group = int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 3]))
+    m = int(rng.choice([1, 2, 4, 5, 9, 17, 40]))
+    heads = kv_heads * group
+    batch = [(), (2,)][int(rng.integers(2))] if n < 1000 else ()
+    rows = (*batch, heads, m)
+    keys = made_keys(rng, (*batch, kv_heads), n, d)
+    # Some rows look at few keys, others at all.
+    sharp = rng.choice([0.3, 2.0, 8.0], (*rows, 1))
+    queries = sharp * rng.standard_normal((*rows, d))
+    values = rng.standard_normal((*batch, kv_heads, n, d_v))
+    values *= rng.choice([0.01, 1.0, 50.0], (*batch, kv_heads, 1, 1))
+    values += rng.choice([0.0, 30.0], (*batch, kv_heads, 1, 1))
+    q, k, v = queries.astype(dtype), keys.astype(dtype), values.astype(dtype)
+    sight: dict[str, Any] = {"causal": bool(rng.random() < 0.5)}
+    if rng.random() < 0.5:
+        sight["lengths"] = rng.integers(0, n + 1, rows)
+    if rng.random() < 0.4:
+        # Of every row, of every head, or one for all.
+        shape = [(*rows, n), (*rows[:-1], 1, n), (n,)][int(rng.integers(3))]
+        sight["mask"] = rng.random(shape) < rng.choice([0.3, 0.9])
+    eps: Any = float(rng.choice([0.0, 0.02, 0.3]))
+    if rng.random() < 0.6:
+        eps = rng.choice([0.0, 0.01, 0.1, 0.6], rows)
+    scale = float(rng.choice([-0.2, 0.5])) if rng.random() < 0.3 else None
+    options: dict[str, Any] = {**sight, "scale": scale}
+    sinks = None
+    if rng.random() < 0.4:
+        sinks = rng.choice([-np.inf, -700.0, 0.0, 3.0, 15.0], rows[:-1]) + rng.random(rows[:-1])
+        options["sinks"] = sinks
+    real = real_attention(q, k, v, sight, scale, sinks)
+    half = int(rng.integers(n + 1))
+    if rng.random() < 0.5:
+        ball = ck.ValueBall(v[..., :half, :])
+        ball.append(v[..., half:, :])
+        options["ball"] = ball
+    indexes: list[Any] = [None]
+    if name != "float64":
+        index = ck.KeyIndex.build(k[..., :half, :])
+        index.append(k[..., half:, :])
+        indexes.append(index)
+    for index in indexes:
+        for slow in (False, True):
+            found = ck.attention(q, k, v, eps, index=index, even_if_slower=slow, **options)
+            check(found, real, eps)
+            if n < 1000:
+                kept = revealed(q, k, eps, index=index, even_if_slower=slow, **options)
+                check_kept(*kept, real, eps)
+        if np.isfinite(values).all() and rng.random() < 0.3:
+            spread = np.abs(v.astype(np.float64)).max() * d_v**0.5
+            within = spread * rng.choice([0.02, 0.2, 2.0], rows) + 1e-9
+            found = ck.attention(q, k, v, out_tol=within, index=index, **options)
+            assert (found.error_bound <= within).all()
+            check(found, real, 1.0)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("seed", range(14))
+def test_random_calls(name: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, list(DTYPES).index(name)])
+    one_call(rng, name, int(rng.choice([1, 40, 130, 600])))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_calls_over_many_keys(seed: int) -> None:
+    rng = np.random.default_rng([77, seed])
+    one_call(rng, ["float32", "bfloat16", "float16"][seed], 2500)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(1000))
+def test_many_random_calls(seed: int) -> None:
+    rng = np.random.default_rng([78, seed])
+    name = list(DTYPES)[int(rng.integers(4))]
+    one_call(rng, name, int(rng.choice([1, 17, 40, 130, 600, 1500, 2500])))
+
+
+# --------------------------------------------------------------------- large scores, in float32
+
+
+def steep(
+    rng: np.random.Generator, m: int, n: int, d: int, size: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and keys in float32 of which six share all mass, at scores of about `size`.
+
+    All others are hundreds of nats below, so what is kept weighs what all of them do.
+    """
+    base = rng.standard_normal(d)
+    base /= np.linalg.norm(base)
+    keys = rng.standard_normal((n, d)) / 20
+    keys -= np.outer(keys @ base, base)
+    heavy = rng.choice(n, 6, replace=False)
+    keys[heavy] = base + rng.standard_normal((6, d)) / (5 * size)
+    queries = rng.standard_normal((m, d)) / 5
+    queries += np.outer(1 - queries @ base, base)
+    return (size * queries).astype(np.float32), keys.astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [370.0, 700.0, 1200.0])
+@pytest.mark.parametrize(("m", "indexed"), [(32, True), (32, False), (64, False), (4, True)])
+def test_what_rows_of_large_scores_weigh(size: float, m: int, indexed: bool) -> None:
+    """Thinned rows, and rows that keep everything: the rounding of scores in float32 is in it."""
+    rng, n, d, eps = np.random.default_rng([int(size), m]), 3000, 64, 0.05
+    q, k = steep(rng, m, n, d, size)
+    v = rng.standard_normal((n, 4)).astype(np.float32)
+    real = real_attention(q, k, v, {}, 1.0)
+    # Whoever loses one of the six loses more than the budget.
+    ranked = np.sort(real.weights, axis=-1)
+    assert (ranked[:, -6] > eps).all()
+    assert (ranked[:, :-6].sum(axis=-1) < 1e-80).all()
+    index = ck.KeyIndex.build(k) if indexed else None
+    for budget in (eps, 0.0):
+        found = ck.attention(q, k, v, budget, index=index, scale=1.0)
+        check(found, real, budget)
+        assert (found.log_mass_lower.astype(LD) <= real.log_mass).all()
+        assert (real.log_mass <= found.log_mass_upper.astype(LD)).all()
+        if indexed and budget:
+            assert np.median(found.k) < n / 10
+        else:
+            assert (found.k == n).all()
+
+
+@pytest.mark.parametrize("m", [2, 4, 8, 13])
+def test_what_a_few_rows_weigh_that_keep_everything(m: int) -> None:
+    """An index says that little can be dropped; then scores are in float32, and so is their sum."""
+    rng, n, d = np.random.default_rng(m), 900, 64
+    base = rng.standard_normal(d)
+    for size in (1.0, 30.0, 100.0):
+        # Scores of that size, which differ by little.
+        k = (base + rng.standard_normal((n, d)) / 50).astype(np.float32)
+        q = (base / (base @ base) * size + rng.standard_normal((m, d)) / 50).astype(np.float32)
+        v = rng.standard_normal((n, 6)).astype(np.float32)
+        real = real_attention(q, k, v, {}, 1.0)
+        found = ck.attention(q, k, v, 0.02, index=ck.KeyIndex.build(k), scale=1.0)
+        assert (found.k == n).all()
+        check(found, real, 0.02)
+        assert (found.log_mass_lower.astype(LD) <= real.log_mass).all()
+        assert (real.log_mass <= found.log_mass_upper.astype(LD)).all()
+
+
+# ------------------------------------------------------------------------ rows of unlike lengths
+
+
+@pytest.mark.parametrize("rows", list(permutations((600, 900, 1500, 2100))))
+def test_a_panel_of_four_rows_that_see_different_numbers_of_keys(rows: tuple[int, ...]) -> None:
+    """Each row's heavy keys are the last that it sees, some beside the first ones."""
+    rng, n, d = np.random.default_rng(rows), 2100, 32
+    k = rng.standard_normal((n, d))
+    q = np.empty((len(rows), d))
+    for row, end in enumerate(rows):
+        q[row] = 3 * rng.standard_normal(d)
+        k[end - 9 : end - 1] += 2.5 * q[row] / np.linalg.norm(q[row])
+        k[end % 7] += 2.5 * q[row] / np.linalg.norm(q[row])
+    q, k = q.astype(np.float32), k.astype(np.float32)
+    index = ck.KeyIndex.build(k)
+    # As one head's rows, as four heads that share keys, and four at a time of eight.
+    for shape in ((4,), (4, 1), (2, 2), (8,)):
+        some = np.concatenate([q, q[::-1]])[: np.prod(shape)].reshape(*shape, d)
+        lengths = np.concatenate([rows, rows[::-1]])[: np.prod(shape)].reshape(shape)
+        keys, own = (k, index) if len(shape) == 1 else (k[None], None)
+        own = ck.KeyIndex.build(keys) if own is None else own
+        v = np.zeros((*keys.shape[:-1], 1), np.float32)
+        real = real_attention(some, keys, v, {"lengths": lengths})
+        found, kept = revealed(some, keys, 0.03, index=own, lengths=lengths)
+        check_kept(found, kept, real, 0.03)
+        assert (found.rung == 1).all()
+
+
+@pytest.mark.parametrize("m", [16, 20, 33])
+@pytest.mark.parametrize("sight", ["causal", "lengths", "both"])
+def test_many_thinned_rows_that_see_different_numbers_of_keys(m: int, sight: str) -> None:
+    rng, n, d = np.random.default_rng(m), 1100, 32
+    k = rng.standard_normal((2, n, d))
+    k[:, rng.integers(n, size=7)] *= 12
+    q = 4 * rng.standard_normal((4, m, d))
+    lengths = rng.integers(520, n + 1, (4, m))
+    for head, row in np.ndindex(4, m):
+        # What weighs most is the last that it sees.
+        k[head // 2, lengths[head, row] - 1] += q[head, row] / 4
+    q, k = q.astype(np.float32), k.astype(np.float32)
+    how: dict[str, Any] = {}
+    if sight != "lengths":
+        how["causal"] = True
+    if sight != "causal":
+        how["lengths"] = lengths
+    real = real_attention(q, k, np.zeros((2, n, 1)), how)
+    eps = rng.choice([0.02, 0.1, 0.3], (4, m))
+    index = ck.KeyIndex.build(k[:, : n // 2])
+    index.append(k[:, n // 2 :])
+    found, kept = revealed(q, k, eps, index=index, even_if_slower=True, **how)
+    check_kept(found, kept, real, eps)
+    assert (found.rung == 1).mean() > 0.9
+
+
+@pytest.mark.parametrize("m", [1, 3, 20])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_row_that_sees_no_key_weighs_what_its_sink_weighs(m: int, indexed: bool) -> None:
+    rng = np.random.default_rng(m)
+    q, k, v = (rng.standard_normal((2, n, 8), dtype=np.float32) for n in (m, 30, 30))
+    index = ck.KeyIndex.build(k) if indexed else None
+    for blind in ({"lengths": 0}, {"mask": np.zeros(30, bool)}):
+        for sinks in ([0.7, -np.inf], [-700.0, 1e6]):
+            found = ck.attention(q, k, v, 0.1, sinks=sinks, index=index, **blind)
+            assert not found.out.any()
+            assert not found.error_bound.any()
+            at = np.broadcast_to(np.array(sinks)[:, None], (2, m))
+            assert (found.log_mass_lower <= at).all()
+            assert (at <= found.log_mass_upper).all()
+            near = np.where(np.isfinite(at), np.abs(at), 0) * 1e-12
+            assert (found.log_mass_upper - np.where(np.isfinite(at), at, -np.inf) <= near)[
+                np.isfinite(at)
+            ].all()
