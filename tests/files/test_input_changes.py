@@ -1,0 +1,61 @@
+"""Inputs that change while an output is made of them: no output is made of two of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from certk_rs.cache_format import OutputFile
+from certk_rs.pruning import prune
+from cli_fixtures import write_cache
+
+
+def over_in_place(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def another_file(path: Path, data: bytes) -> None:
+    (path.parent / "new").write_bytes(data)
+    os.replace(path.parent / "new", path)
+
+
+@pytest.mark.parametrize("change", [over_in_place, another_file])
+@pytest.mark.parametrize("options", [{}, {"guard": "codes"}, {"granularity": "token"}])
+def test_rows_are_copied_of_what_the_sets_were_chosen_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, options: dict[str, Any]
+) -> None:
+    """The input becomes another one at each moment of the copying, before and after each tensor."""
+    source, other = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+    write_cache(source, seed=1)
+    write_cache(other, seed=2)
+    one, two = source.read_bytes(), other.read_bytes()
+    assert len(one) == len(two)
+    own, moments, at = OutputFile.write, 0, -1
+
+    def write(self: OutputFile, name: str, array: Any) -> None:
+        nonlocal moments
+        own(self, name, array)
+        if moments == at:
+            change(source, two)
+        moments += 1
+
+    monkeypatch.setattr(OutputFile, "write", write)
+    whole = prune(source, tmp_path / "whole", 0.1, holdout=0.0, **options)
+    assert not whole.failures
+    expected, count = (tmp_path / "whole" / source.name).read_bytes(), moments
+    assert count > 8
+    for at in range(count):  # noqa: B007 - what `write` reads
+        change(source, one)
+        moments, out = 0, tmp_path / f"out{at}"
+        result = prune(source, out, 0.1, holdout=0.0, **options)
+        if change is another_file and not result.failures:
+            # What had been opened is still there, and was copied to its end.
+            assert (out / source.name).read_bytes() == expected
+            continue
+        [failure] = result.failures
+        assert "was changed while it was being used" in failure.message
+        assert not result.outputs
+        assert not [path for path in out.rglob("*") if "safetensors" in path.name]
