@@ -164,6 +164,9 @@ def one_call(rng: np.random.Generator, name: str, n: int) -> None:
     values = rng.standard_normal((*batch, kv_heads, n, d_v))
     values *= rng.choice([0.01, 1.0, 50.0], (*batch, kv_heads, 1, 1))
     values += rng.choice([0.0, 30.0], (*batch, kv_heads, 1, 1))
+    half = int(rng.integers(n + 1))
+    # What is appended to a ball may lie elsewhere, and of one head alone.
+    values[..., half:, :] *= rng.choice([1.0, 9.0], (*batch, kv_heads, 1, 1))
     q, k, v = queries.astype(dtype), keys.astype(dtype), values.astype(dtype)
     sight: dict[str, Any] = {"causal": bool(rng.random() < 0.5)}
     if rng.random() < 0.5:
@@ -182,7 +185,6 @@ def one_call(rng: np.random.Generator, name: str, n: int) -> None:
         sinks = rng.choice([-np.inf, -700.0, 0.0, 3.0, 15.0], rows[:-1]) + rng.random(rows[:-1])
         options["sinks"] = sinks
     real = real_attention(q, k, v, sight, scale, sinks)
-    half = int(rng.integers(n + 1))
     if rng.random() < 0.5:
         ball = ck.ValueBall(v[..., :half, :])
         ball.append(v[..., half:, :])
@@ -257,6 +259,9 @@ def test_what_rows_of_large_scores_weigh(size: float, m: int, indexed: bool) -> 
     rng, n, d, eps = np.random.default_rng([int(size), m]), 3000, 32, 0.05
     q, k = steep(rng, m, n, d, size)
     v = rng.standard_normal((n, 4)).astype(np.float32)
+    # The heavy ones' values are as far from each other as values are, so that their weights matter.
+    heavy = np.argsort(k.astype(np.float64) @ q[0])[-6:]
+    v[heavy] = np.where(np.arange(6) % 2, 10, -10)[:, None]
     real = real_attention(q, k, v, {}, 1.0)
     # Whoever loses one of the six loses more than the budget.
     ranked = np.sort(real.weights, axis=-1)
@@ -364,3 +369,36 @@ def test_a_row_that_sees_no_key_weighs_what_its_sink_weighs(m: int, indexed: boo
             assert (found.log_mass_upper - np.where(np.isfinite(at), at, -np.inf) <= near)[
                 np.isfinite(at)
             ].all()
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_each_row_has_its_own_budget_on_the_output(indexed: bool) -> None:
+    """Rows that float32 cannot answer well enough, beside rows for which anything will do."""
+    rng, n, d, m = np.random.default_rng(4), 700, 32, 20
+    q = (12 * rng.standard_normal((2, m, d))).astype(np.float32)
+    k, v = rng.standard_normal((2, 1, n, d)).astype(np.float32)
+    real = real_attention(q, k, v, {})
+    close = np.float64(np.abs(v).max()) * 2e-5
+    within = np.where(np.arange(m) % 4 == 0, 1e3, close) * np.ones((2, 1))
+    index = ck.KeyIndex.build(k) if indexed else None
+    plain = ck.attention(q, k, v, 0.0, index=index)
+    assert (plain.error_bound > within).any(), "every row is within its budget at once"
+    found = ck.attention(q, k, v, out_tol=within, index=index)
+    assert (found.error_bound <= within).all()
+    check(found, real, 1.0)
+
+
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_masked_rows_of_large_scores(m: int) -> None:
+    """Scores of 1e9 in float64, known to within 1e-6; nothing else moves the output."""
+    rng, n, d = np.random.default_rng(m), 12, 20
+    base = rng.standard_normal(d) + 5
+    k = base * 3e4 / d + 1e-6 * rng.standard_normal((n, d))
+    q = 3e4 * (rng.standard_normal((m, d)) + 7)
+    v = np.where(np.arange(n) % 2, 1.0, -1.0)[:, None]
+    mask = rng.random((m, n)) < 0.7
+    # Both values are seen.
+    mask[:, :2] = True
+    found = ck.attention(q, k, v, 0.0, scale=1.0, mask=mask)
+    check(found, real_attention(q, k, v, {"mask": mask}, 1.0), 0.0)
+    assert (found.error_bound > 1e-9).all()

@@ -86,6 +86,20 @@ impl Kept {
         }
     }
 
+    /// Queries along one key of each head, of several that matter.
+    fn towards(&self, random: &mut Random) -> Vec<f32> {
+        let key = |head: &Vec<f32>, at: usize| head[at * DIM..][..DIM].to_vec();
+        let one = |head: &Vec<f32>, random: &mut Random| key(head, random.below(self.len()));
+        self.heads.iter().flat_map(|head| one(head, random)).map(|entry| entry / 3.0).collect()
+    }
+
+    /// Over everything that it can be searched over.
+    fn judge_everywhere(&self, random: &mut Random) {
+        for over in [Over::Cells, Over::Both, Over::Codes, Over::Cells] {
+            self.judge(&self.towards(random), over);
+        }
+    }
+
     /// How wide the intervals are that its codes alone give.
     fn widths(index: &KeyIndex<'_>, queries: &[f32]) -> Vec<f64> {
         let rows = [2, queries.len() / 2 / DIM, DIM];
@@ -164,6 +178,60 @@ fn whatever_happens_to_an_index() {
         }
         for (copy, same) in copies {
             assert!(copy == same);
+        }
+    }
+}
+
+/// Keys of which some neighbours lie together, so that cells are tight: before and after each step the index is searched over codes,
+/// cells and both, towards keys that each of the steps has moved.
+#[test]
+fn cells_are_of_the_keys_that_there_are() {
+    let mut random = Random::new(84);
+    for round in 0..6 {
+        let clusters = |random: &mut Random, count: usize| -> Vec<Vec<f32>> {
+            (0..2)
+                .map(|_| {
+                    let runs: Vec<Vec<f64>> =
+                        (0..count.div_ceil(16)).map(|_| random.normals(DIM, 4.0)).collect();
+                    let key = |key: usize, random: &mut Random| -> Vec<f32> {
+                        let noise = random.normals(DIM, 0.05);
+                        narrow(runs[key / 16].iter().zip(noise).map(|(a, b)| a + b).collect())
+                    };
+                    (0..count).flat_map(|at| key(at, random)).collect()
+                })
+                .collect()
+        };
+        let first = clusters(&mut random, 70);
+        let shape = [2, 70, DIM];
+        let index =
+            KeyIndex::build(&vectors(&first.concat(), &shape), &IndexOptions::new().threads(1))
+                .unwrap();
+        let mut kept = Kept { index, heads: [first[0].clone(), first[1].clone()] };
+        for step in 0..6 {
+            let other = kept.index.snapshot();
+            let before = kept.all();
+            kept.judge_everywhere(&mut random);
+            let n = kept.len() as u32;
+            match (step + round) % 6 {
+                // Those behind move up, by less than a cell and by more; in both heads, or in each by other keys.
+                0 => kept.evict(&[(3..8).collect()]),
+                1 => kept.evict(&[(0..20).collect(), (n - 20..n).collect()]),
+                2 => kept.append(&clusters(&mut random, 37), 1),
+                3 => {
+                    // As many go as come, so that nothing tells by its length.
+                    kept.truncate(kept.len() - 24);
+                    kept.append(&clusters(&mut random, 24), 1);
+                }
+                4 => kept.evict(&[vec![0, 17, 18, n - 1], vec![5, 6, 40, 41]]),
+                _ => {
+                    kept.truncate(kept.len() - 9);
+                }
+            }
+            kept.judge_everywhere(&mut random);
+            // A copy from before has what there was, with cells of its own.
+            let there = [before[..before.len() / 2].to_vec(), before[before.len() / 2..].to_vec()];
+            let there = Kept { index: other, heads: there };
+            there.judge(&there.towards(&mut random), Over::Cells);
         }
     }
 }
