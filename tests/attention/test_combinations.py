@@ -223,11 +223,11 @@ def test_random_calls_over_many_keys(seed: int) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seed", range(1000))
-def test_many_random_calls(seed: int) -> None:
-    rng = np.random.default_rng([78, seed])
-    name = list(DTYPES)[int(rng.integers(4))]
-    one_call(rng, name, int(rng.choice([1, 17, 40, 130, 600, 1500, 2500])))
+def test_many_random_calls() -> None:
+    for seed in range(1500):
+        rng = np.random.default_rng([78, seed])
+        name = list(DTYPES)[int(rng.integers(4))]
+        one_call(rng, name, int(rng.choice([1, 17, 40, 130, 600, 1500, 2500])))
 
 
 # --------------------------------------------------------------------- large scores, in float32
@@ -365,10 +365,10 @@ def test_a_row_that_sees_no_key_weighs_what_its_sink_weighs(m: int, indexed: boo
             at = np.broadcast_to(np.array(sinks)[:, None], (2, m))
             assert (found.log_mass_lower <= at).all()
             assert (at <= found.log_mass_upper).all()
-            near = np.where(np.isfinite(at), np.abs(at), 0) * 1e-12
-            assert (found.log_mass_upper - np.where(np.isfinite(at), at, -np.inf) <= near)[
-                np.isfinite(at)
-            ].all()
+            some = np.isfinite(at)
+            assert (found.log_mass_upper[~some] == -np.inf).all()
+            width = found.log_mass_upper[some] - found.log_mass_lower[some]
+            assert (width <= 1e-12 * np.abs(at[some])).all()
 
 
 @pytest.mark.parametrize("indexed", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ def over_in_place(path: Path, data: bytes) -> None:
 
 def another_file(path: Path, data: bytes) -> None:
     (path.parent / "new").write_bytes(data)
-    os.replace(path.parent / "new", path)
+    (path.parent / "new").replace(path)
 
 
 @pytest.mark.parametrize("change", [over_in_place, another_file])
@@ -47,7 +46,7 @@ def test_rows_are_copied_of_what_the_sets_were_chosen_for(
     assert not whole.failures
     expected, count = (tmp_path / "whole" / source.name).read_bytes(), moments
     assert count > 8
-    for at in range(count):  # noqa: B007 - what `write` reads
+    for at in range(count):
         change(source, one)
         moments, out = 0, tmp_path / f"out{at}"
         result = prune(source, out, 0.1, holdout=0.0, **options)

@@ -1,8 +1,8 @@
 """Guards of unlike kv heads, several query heads each: nothing of one head is said of another.
 
-Keys, values, sets and budgets of the heads differ by orders of magnitude, so that what is taken from
-the wrong head is wrong by as much. The truth is computed in float64, whose rounding is far below
-what tells the heads apart.
+Keys, values, sets and budgets of the heads differ by orders of magnitude, so that what is taken
+from the wrong head is wrong by as much. The truth is computed in float64, whose rounding is far
+below what tells the heads apart.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def unlike(seed: int, kv: int, group: int) -> Heads:
     values = rng.standard_normal((kv, N, D_V)) * 30.0 ** order[:, None, None]
     values += rng.choice([-20.0, 0.0, 300.0], (kv, 1, 1))
     kept = [np.sort(rng.choice(N, int(rng.integers(5, N - 5)), replace=False)) for _ in range(kv)]
-    queries = 2 * rng.standard_normal((kv * group, M, D)) * 4.0 ** order.repeat(group)[:, None, None]
+    queries = (
+        2 * rng.standard_normal((kv * group, M, D)) * 4.0 ** order.repeat(group)[:, None, None]
+    )
     return Heads(*(x.astype(np.float32) for x in (keys, values)), kept, queries.astype(np.float32))
 
 
@@ -70,7 +72,10 @@ def test_what_is_said_of_a_head_is_true_of_it(back: bool) -> None:
         # Of some heads a few dropped keys have come back, and of each another number.
         there = [np.empty(0, np.int64)] * kv
         if back:
-            there = [np.sort(rng.choice(gone, g + 1, replace=False)) for g, gone in enumerate(guard.positions)]
+            there = [
+                np.sort(rng.choice(gone, g + 1, replace=False))
+                for g, gone in enumerate(guard.positions)
+            ]
         eps = (10.0 ** -rng.uniform(0.3, 6, (kv, 1))).repeat(case.group, 0).repeat(M, 1)
         beside, share, real = np.empty((heads, M)), np.empty((heads, M)), []
         for head in range(heads):

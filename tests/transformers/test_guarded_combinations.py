@@ -28,7 +28,7 @@ one_thread = zoo.one_thread
 
 
 def prepared(sharp: float = 6) -> tuple[Any, Any, Any, list[Any]]:
-    """A model with heads of unlike keys and values, tokens, the cache of the first N, its queries."""
+    """A model with unlike heads, tokens, the cache of the first N, its queries."""
     model, ids = zoo.build("llama"), zoo.tokens(1, N + MORE)
     with torch.no_grad():
         for layer in model.model.layers:
