@@ -5,10 +5,9 @@
 
 pub use crate::bounds::{kl_from_tail_masses, of_divergences, required_gaps};
 pub use crate::index::{Saved, Trust, products};
-#[cfg(feature = "ndarray")]
-pub use crate::kernels::extent;
 pub use crate::kernels::{DefaultFloats, MappedPiece, MappedPieces};
 pub use crate::memory::{check_memory, copied, list, product};
-pub use crate::rows::contiguous;
 pub use crate::scale::nearest_rsqrt;
 pub use crate::threads::{beside_openmp, count_forks, default_floats};
+#[cfg(feature = "ndarray")]
+pub use crate::{kernels::with_bits, rows::whole_bytes};

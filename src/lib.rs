@@ -91,6 +91,6 @@ pub use log_mass::LogMass;
 /// The crate whose views are read.
 #[cfg(feature = "ndarray")]
 pub use ndarray;
-pub use rows::{Data, Keep, Kind, Mask, Scores, Values, Vectors};
+pub use rows::{Data, Keep, Kind, Mask, MaskEntry, Number, Scores, Values, Vectors};
 pub use select::{MaxKeep, Options, Selection, certify, force_simd_level, select, simd_level};
 pub use workspace::Workspace;

@@ -17,9 +17,8 @@ struct Rows {
 
 impl Rows {
     fn of(vectors: &Vectors<'_>, head: usize) -> Self {
-        let (start, stride) = vectors.matrix(head);
-        let (base, size) = for_dtype!(vectors.data, data => place(data));
-        Rows { at: base + start * size, step: stride * size, len: vectors.dim() * size }
+        let (at, step, len) = for_dtype!(vectors.data, stored => stored.matrix(head).place());
+        Rows { at, step, len }
     }
 
     /// Keys and values of a position in one row, if they lie beside each other.
@@ -53,11 +52,6 @@ impl Rows {
         }
         ask_for_pages(first, &wanted);
     }
-}
-
-/// The address of stored numbers, and the bytes of one.
-fn place<E>(data: &[E]) -> (usize, usize) {
-    (data.as_ptr() as usize, size_of::<E>())
 }
 
 impl AttentionJob<'_> {

@@ -155,21 +155,18 @@ impl AttentionJob<'_> {
         rows: &mut [PendingRow],
         threads: usize,
     ) -> Result<Reused<Answer>, Error> {
-        for_dtype!(self.values.data, data => self.averages(head, data, rows, threads))
+        for_dtype!(self.values.data, stored => self.averages(head, stored.matrix(head), rows, threads))
     }
 
     /// Averages values by the weights of exact scores.
     fn averages<E: Element>(
         &self,
         head: usize,
-        data: &[E],
+        values: Keys<'_, E>,
         rows: &mut [PendingRow],
         threads: usize,
     ) -> Result<Reused<Answer>, Error> {
-        let (start, stride) = self.values.matrix(head);
-        let dim = self.values.dim();
-        let values = Keys::new(data.get(start..).unwrap_or(&[]), stride, dim);
-        let width = dim.next_multiple_of(LANES);
+        let width = values.dim().next_multiple_of(LANES);
         let mut sums: Reused<Reused<f64>> = Reused::with_hint(rows.len());
         let mut totals: Reused<f64> = Reused::with_hint(rows.len());
         let mut masses: Reused<LogMass> = Reused::with_hint(rows.len());

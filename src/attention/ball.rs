@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::Error;
-use crate::kernels::{Keys, LANES, Simd};
+use crate::kernels::{LANES, Simd};
 use crate::memory::{check_memory, list};
 use crate::rows::{Vectors, for_dtype};
 use crate::threads;
@@ -92,10 +92,9 @@ impl Ball {
 
     /// No vector at these places is farther from the centre.
     fn reach(&self, simd: Simd, vectors: &Vectors<'_>, head: usize, places: &Range<usize>) -> f64 {
-        let (start, stride) = vectors.matrix(head);
-        let (dim, from) = (vectors.dim(), start + places.start * stride);
-        let square = for_dtype!(vectors.data, data => {
-            let rows = Keys::new(data.get(from..).unwrap_or(&[]), stride, dim);
+        let dim = vectors.dim();
+        let square = for_dtype!(vectors.data, stored => {
+            let rows = stored.matrix(head).behind(places.start);
             simd.farthest(rows, places.len(), &self.centre)
         });
         // A difference, its square and sixteen lanes of sums; squares may underflow.

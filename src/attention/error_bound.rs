@@ -22,7 +22,7 @@ use crate::index::RowVisibility;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, list};
 use crate::reused::Reused;
-use crate::rows::{Data, Vectors};
+use crate::rows::{Stored, Vectors};
 use crate::threads;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -31,8 +31,8 @@ use std::ops::Range;
 const DEPTH: f64 = 17.0;
 
 /// What sums of weighted values may be off by, relative to their lengths, but for what f64 adds.
-pub(super) fn sum_error(values: &Data<'_>) -> f64 {
-    DEPTH * if let Data::F64(_) = values { f64::EPSILON } else { f64::from(f32::EPSILON) / 2.0 }
+pub(super) fn sum_error(values: &Stored<'_>) -> f64 {
+    DEPTH * if let Stored::F64(_) = values { f64::EPSILON } else { f64::from(f32::EPSILON) / 2.0 }
 }
 
 /// Balls around what rows see, each around what the rows of a head see together, or a row's own.
@@ -103,7 +103,7 @@ impl<'a> Balls<'a> {
 fn summing(ball: &Ball, values: &Vectors<'_>, sum_error: f64) -> f64 {
     let (n, dim) = (values.len() as f64, values.dim() as f64);
     // Products that underflow, and weights that do; the largest weight is 1.
-    let lost = if let Data::F64(_) = values.data { 1e-300 } else { 2f64.powi(-124) };
+    let lost = if let Stored::F64(_) = values.data { 1e-300 } else { 2f64.powi(-124) };
     // In f64: the rest of the sum, the sum of the weights, the division.
     let relative = sum_error * (1.0 + 1e-4) + (n / 8.0 + 192.0) * f64::EPSILON;
     let longest = ball.longest();

@@ -134,7 +134,7 @@ impl AttentionJob<'_> {
         {
             return self.average(head, &mut rows, threads);
         }
-        for_dtype!(self.keys.data, data => self.dense(head, data, &mut rows, threads))?;
+        for_dtype!(self.keys.data, stored => self.dense(head, stored.matrix(head), &mut rows, threads))?;
         self.average(head, &mut rows, threads)
     }
 
@@ -142,12 +142,10 @@ impl AttentionJob<'_> {
     fn dense<E: Element>(
         &self,
         head: usize,
-        data: &[E],
+        keys: Keys<'_, E>,
         rows: &mut [PendingRow],
         threads: usize,
     ) -> Result<(), Error> {
-        let (start, stride) = self.keys.matrix(head);
-        let keys = Keys::new(data.get(start..).unwrap_or(&[]), stride, self.keys.dim());
         let open: Reused<usize> = (0..rows.len()).filter(|&at| rows[at].open).collect();
         let mut largest = 0.0f64;
         for &at in &open {

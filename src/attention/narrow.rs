@@ -9,7 +9,6 @@ use crate::error::Error;
 use crate::index::{Coded, Rung, for_coded_dtype, matrix};
 use crate::kernels::{Keys, LANES};
 use crate::reused::Reused;
-use crate::rows::Data;
 use crate::threads;
 
 /// Errors of scores, in nats, that are no matter: a share of what a row may lose, or one that panels have, too.

@@ -7,7 +7,6 @@ use super::narrow::append_narrow;
 use super::thinned::FLAT;
 use crate::error::{Error, ErrorClass};
 use crate::index::{IndexOptions, KeyIndex, for_coded_dtype, matrix};
-use crate::rows::Data;
 
 /// Fewer keys are scored faster than they are coded.
 const KEYS: usize = 2048;

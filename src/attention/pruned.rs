@@ -12,7 +12,6 @@ use crate::index::{
 };
 use crate::kernels::{Keys, LANES, Picked, Simd};
 use crate::reused::Reused;
-use crate::rows::Data;
 
 /// Of each of a few rows, ascending positions.
 pub(super) type Lists<'a> = [&'a [u32]; MANY];

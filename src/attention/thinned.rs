@@ -17,7 +17,6 @@ use crate::kernels::{Above, Exp, Keys, LANES, Picked};
 use crate::memory::room;
 use crate::recycled::held;
 use crate::reused::{Reused, filled_again};
-use crate::rows::Data;
 use crate::scratch::with_scratch;
 use crate::workspace::Scratch;
 use half::{bf16, f16};

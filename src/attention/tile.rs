@@ -11,7 +11,7 @@ use crate::kernels::{
     BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
 use crate::reused::Reused;
-use crate::rows::Data;
+use crate::rows::Stored;
 
 /// One rounding of f32.
 pub(super) const U: f64 = 1.0 / 16_777_216.0;
@@ -25,7 +25,7 @@ const SUMS: f64 = 2.0 * (PANEL_KEYS as f64 + 2.0) * U;
 impl AttentionJob<'_> {
     /// Whether rows of this call can be answered together at all.
     pub(super) fn fit_together(&self) -> bool {
-        let wide = |data: &Data<'_>| matches!(data, Data::F64(_));
+        let wide = |data: &Stored<'_>| matches!(data, Stored::F64(_));
         !wide(&self.keys.data) && !wide(&self.values.data)
     }
 
@@ -103,7 +103,7 @@ impl AttentionJob<'_> {
         let own = length(query);
         // What a sum of products can be at most, whichever of its terms are added (Cauchy, Schwarz).
         let most = own * norm * (1.0 + 1e-12);
-        let exact = !matches!(self.queries.data, Data::F64(_))
+        let exact = !matches!(self.queries.data, Stored::F64(_))
             || query.iter().all(|&entry| f64::from(entry as f32) == entry);
         let scale_fits = scale == 0.0 || (1.0 / SAFE..SAFE).contains(&scale);
         if !(exact && scale_fits && most < SAFE && most * scale < SAFE) {

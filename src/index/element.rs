@@ -2,14 +2,14 @@
 
 use half::{bf16, f16};
 
-use crate::kernels::{Element, Keys};
-use crate::rows::{Data, Vectors};
+use crate::kernels::{Element, Keys, Strided};
+use crate::rows::{Stored, Vectors};
 
 /// Keys that an index can be built of.
 pub(crate) trait Coded: Element<Scalar = f32> + bytemuck::NoUninit {
     const NAME: &'static str;
 
-    fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]>;
+    fn of<'s, 'a>(stored: &'s Stored<'a>) -> Option<&'s Strided<'a, Self>>;
 }
 
 macro_rules! coded {
@@ -17,9 +17,9 @@ macro_rules! coded {
         impl Coded for $type {
             const NAME: &'static str = $name;
 
-            fn of<'a>(data: &Data<'a>) -> Option<&'a [Self]> {
-                match data {
-                    Data::$variant(data) => Some(data),
+            fn of<'s, 'a>(stored: &'s Stored<'a>) -> Option<&'s Strided<'a, Self>> {
+                match stored {
+                    Stored::$variant(rows) => Some(rows),
                     _ => None,
                 }
             }
@@ -33,19 +33,19 @@ coded!(f32 => F32, "float32"; f16 => F16, "float16"; bf16 => Bf16, "bfloat16");
 macro_rules! for_coded_dtype {
     ($vectors:expr, $type:ident => $work:expr) => {
         match $vectors.data {
-            Data::F32(_) => {
+            $crate::rows::Stored::F32(_) => {
                 type $type = f32;
                 $work
             }
-            Data::F16(_) => {
+            $crate::rows::Stored::F16(_) => {
                 type $type = f16;
                 $work
             }
-            Data::Bf16(_) => {
+            $crate::rows::Stored::Bf16(_) => {
                 type $type = bf16;
                 $work
             }
-            Data::F64(_) => Err($vectors.misfit(
+            $crate::rows::Stored::F64(_) => Err($vectors.misfit(
                 "keys in float64 cannot be indexed: convert them to float32, or attend without an index".into(),
             )),
         }
@@ -56,7 +56,5 @@ pub(crate) use for_coded_dtype;
 
 /// One matrix of keys.
 pub(crate) fn matrix<'a, E: Coded>(keys: &Vectors<'a>, head: usize) -> Keys<'a, E> {
-    let (start, stride) = keys.matrix(head);
-    let data = E::of(&keys.data).map_or(&[][..], |data| data.get(start..).unwrap_or(&[]));
-    Keys::new(data, stride, keys.dim())
+    E::of(&keys.data).map_or_else(|| Keys::new(&[], 0, keys.dim()), |rows| rows.matrix(head))
 }

@@ -9,7 +9,7 @@ use crate::kernels::{LANES, Picked, Simd};
 use crate::memory::{check_memory, check_memory_in_each, filled};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
 use crate::random::{GOLDEN, stirred};
-use crate::rows::{Data, Keep, PerRow, Scores, Vectors};
+use crate::rows::{Keep, PerRow, Scores, Vectors};
 use crate::scale::nearest_rsqrt;
 use crate::threads;
 use half::{bf16, f16};

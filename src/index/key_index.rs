@@ -16,7 +16,7 @@ use crate::error::{Error, Place};
 use crate::kernels::{Keys, LANES, STEP, Simd};
 use crate::memory::product;
 use crate::memory::{check_memory, check_memory_square, list};
-use crate::rows::{Data, Vectors};
+use crate::rows::Vectors;
 use crate::threads;
 
 /// Keys as one byte an entry, with what is needed to bound what the bytes leave out.

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
 use crate::memory::{check_memory, filled, list, product};
-use crate::rows::{Data, Vectors};
+use crate::rows::Vectors;
 use crate::threads;
 use half::{bf16, f16};
 

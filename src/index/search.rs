@@ -19,7 +19,7 @@ use crate::kernels::{LANES, Simd};
 use crate::memory::{self, check_memory, check_memory_in_each, room};
 use crate::recycled::{self, Recycled, held};
 use crate::reused::Reused;
-use crate::rows::{Data, PerRow, Vectors};
+use crate::rows::{PerRow, Vectors};
 use crate::scale::nearest_rsqrt;
 use crate::scratch::Lent;
 use crate::select::{Decision, Selection};

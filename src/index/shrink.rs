@@ -7,7 +7,7 @@ use super::key_index::{KeyIndex, worth_sharing};
 use crate::error::{Error, Place};
 use crate::kernels::Simd;
 use crate::memory::list;
-use crate::rows::{Data, Vectors};
+use crate::rows::Vectors;
 use crate::threads;
 use half::{bf16, f16};
 

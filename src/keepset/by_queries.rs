@@ -11,7 +11,7 @@ use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::Simd;
 use crate::memory::{check_memory, filled, product};
-use crate::rows::{Data, PerRow};
+use crate::rows::{PerRow, Stored};
 use crate::select::{MaxKeep, Options};
 use crate::threads;
 use std::sync::OnceLock;
@@ -126,7 +126,7 @@ fn judge(blocks: &[Block<'_>], rows: &QueryOptions<'_>, options: &Options) -> Re
                 "keys must have as many entries, and their heads divide those of the queries";
             return Err(block.queries.misfit(problem.into()));
         }
-        if matches!(block.queries.data, Data::F64(_)) {
+        if matches!(block.queries.data, Stored::F64(_)) {
             return Err(block
                 .queries
                 .misfit("queries in float64 are not taken: convert them".into()));

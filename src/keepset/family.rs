@@ -11,7 +11,6 @@ use crate::error::Error;
 use crate::index::{for_coded_dtype, matrix};
 use crate::kernels::{BESIDE, Simd};
 use crate::memory::{filled, product};
-use crate::rows::Data;
 use crate::threads;
 use half::{bf16, f16};
 use std::ops::Range;

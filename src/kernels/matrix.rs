@@ -1,7 +1,11 @@
 //! Rows of vectors in memory, and the product of two matrices in registers.
 //!
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups; of the
-//! room behind a raw pointer it says what it asks for.
+//! room behind a raw pointer it says what it asks for. All rows of a [`Keys`] or a [`Lent`] are borrowed for its lifetime; what
+//! lies between them is not.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
 
 use super::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
 use super::simd::{Pass, Simd};
@@ -12,15 +16,31 @@ pub(super) const AHEAD: usize = 16;
 /// Rows of keys in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Keys<'a, E> {
-    data: &'a [E],
+    start: NonNull<E>,
+    count: usize,
     stride: usize,
     dim: usize,
+    rows: PhantomData<&'a [E]>,
 }
+
+// SAFETY: it is read only, like the references that it stands for.
+unsafe impl<E: Sync> Send for Keys<'_, E> {}
+// SAFETY: likewise.
+unsafe impl<E: Sync> Sync for Keys<'_, E> {}
 
 impl<'a, E: Element> Keys<'a, E> {
     /// `data` starts with the first row and ends with the last.
     pub(crate) fn new(data: &'a [E], stride: usize, dim: usize) -> Self {
-        Keys { data, stride, dim }
+        let count = match data.len().checked_sub(dim) {
+            None => 0,
+            Some(rest) => rest.checked_div(stride).map_or(usize::MAX, |whole| whole + 1),
+        };
+        Keys { start: NonNull::from(data).cast(), count, stride, dim, rows: PhantomData }
+    }
+
+    /// Asks for that many rows from a place on, borrowed for the lifetime.
+    pub(super) unsafe fn at(start: NonNull<E>, count: usize, stride: usize, dim: usize) -> Self {
+        Keys { start, count, stride, dim, rows: PhantomData }
     }
 
     pub(crate) fn dim(&self) -> usize {
@@ -29,7 +49,9 @@ impl<'a, E: Element> Keys<'a, E> {
 
     #[inline(always)]
     pub(crate) fn row(&self, at: usize) -> &'a [E] {
-        &self.data[at * self.stride..][..self.dim]
+        assert!(at < self.count, "a row that is not there");
+        // SAFETY: that of the file: the row is there.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at * self.stride), self.dim) }
     }
 
     /// Whether rows are whole groups.
@@ -40,7 +62,14 @@ impl<'a, E: Element> Keys<'a, E> {
 
     /// The rows from one on.
     pub(crate) fn behind(self, at: usize) -> Self {
-        Keys { data: self.data.get(at * self.stride..).unwrap_or(&[]), ..self }
+        match self.count.checked_sub(at) {
+            None | Some(0) => Keys { count: 0, ..self },
+            Some(count) => {
+                // SAFETY: that of the file: the row is there.
+                let start = unsafe { self.start.add(at * self.stride) };
+                Keys { start, count, ..self }
+            }
+        }
     }
 
     /// Asks for all lines of a row, wherever in a line it begins.
@@ -60,9 +89,16 @@ impl<'a, E: Element> Keys<'a, E> {
     where
         E: Element<Scalar = f32>,
     {
-        let from = from * self.stride;
-        let data = &self.data[from..from + (count - 1) * self.stride + self.dim];
-        Some(Lent { data: E::scalars(data)?, stride: self.stride })
+        assert!(count > 0 && from < self.count && count <= self.count - from);
+        E::scalars(self.row(from))?;
+        // SAFETY: that of the file: the row is there. A slice of it would not reach the next.
+        let start = unsafe { self.start.as_ptr().add(from * self.stride) }.cast();
+        Some(Lent { start, count, width: self.dim, stride: self.stride, rows: PhantomData })
+    }
+
+    /// Where the first row is, how far rows are apart and how long they are, in bytes.
+    pub(crate) fn place(&self) -> (usize, usize, usize) {
+        (self.start.as_ptr() as usize, self.stride * size_of::<E>(), self.dim * size_of::<E>())
     }
 
     /// The sixteen entries from a dimension on, with zeros behind the last.
@@ -102,11 +138,27 @@ impl Picked<'_> {
     }
 }
 
-/// Consecutive rows of f32.
+/// Consecutive rows of f32, so wide.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lent<'a> {
-    pub(crate) data: &'a [f32],
-    pub(crate) stride: usize,
+    start: *const f32,
+    count: usize,
+    width: usize,
+    stride: usize,
+    rows: PhantomData<&'a [f32]>,
+}
+
+impl Lent<'_> {
+    /// Whether there are that many rows that wide.
+    pub(super) fn holds(&self, count: usize, width: usize) -> bool {
+        count <= self.count && width <= self.width
+    }
+
+    /// Where the first row is, and how far they are apart.
+    #[inline(always)]
+    pub(super) fn place(&self) -> (*const f32, usize) {
+        (self.start, self.stride)
+    }
 }
 
 struct Widen<'a, E> {
@@ -145,7 +197,7 @@ impl Simd {
         }
         scratch.resize(count * width, 0.0);
         self.run(Widen { keys, from, width, to: &mut scratch[..] });
-        Lent { data: scratch, stride: width }
+        Lent { start: scratch.as_ptr(), count, width, stride: width, rows: PhantomData }
     }
 }
 

@@ -26,6 +26,7 @@ mod matrix;
 mod mixture;
 mod row;
 mod simd;
+mod strided;
 mod system;
 #[cfg(test)]
 mod tests;
@@ -50,8 +51,9 @@ pub(crate) use row::{
     values_around,
 };
 pub(crate) use simd::Simd;
+pub(crate) use strided::Strided;
 #[cfg(feature = "ndarray")]
-pub use system::extent;
+pub use strided::with_bits;
 pub use system::{DefaultFloats, MappedPiece, MappedPieces};
 pub(crate) use system::{
     Gate, Piece, address_space_left, append_all, ask_for_huge_pages, ask_for_pages, forks, lend,

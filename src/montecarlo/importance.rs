@@ -19,7 +19,7 @@ use super::population::{Fetch, Population};
 use crate::ambient::{self, asked, pieces};
 use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
-use crate::kernels::{Element, Exp, LANES, Scalar, Simd};
+use crate::kernels::{Element, Exp, LANES, Scalar, Simd, Strided};
 use crate::memory::{check_memory, filled, list, room};
 use crate::random::Random;
 use crate::rows::{Keep, Scores, for_dtype};
@@ -55,8 +55,6 @@ struct BlockMass {
 struct Bounds<'a> {
     all: &'a Scores<'a>,
     row: usize,
-    /// Where the row starts among what is stored.
-    start: usize,
     /// Not 0 for what is not in the tail.
     outside: Vec<u8>,
     simd: Simd,
@@ -76,13 +74,13 @@ impl Bounds<'_> {
     /// A block's bounds in whole groups, masked where they are not in the tail: where they are stored, or in the room given.
     fn load<'a, E: Element>(
         &self,
-        stored: &'a [E],
+        stored: &Strided<'a, E>,
         block: usize,
         room: &'a mut [E; BLOCK],
     ) -> &'a [E] {
         let start = block * BLOCK;
         let outside = &self.outside[start..self.outside.len().min(start + BLOCK)];
-        let stored = &stored[self.start + start..][..outside.len()];
+        let stored = &self.all.row(stored, self.row)[start..][..outside.len()];
         if outside.len() == BLOCK && outside.iter().fold(0, |any, byte| any | byte) == 0 {
             return stored;
         }
@@ -92,7 +90,7 @@ impl Bounds<'_> {
         &room[..]
     }
 
-    fn weigh<E: Element>(&self, stored: &[E], block: usize) -> BlockMass {
+    fn weigh<E: Element>(&self, stored: &Strided<'_, E>, block: usize) -> BlockMass {
         let mut room = [E::MASKED; BLOCK];
         let bounds = self.load(stored, block, &mut room);
         let seen = self.simd.scan(bounds, None).0;
@@ -106,7 +104,7 @@ impl Bounds<'_> {
     /// How many tickets each position of a block owns, given the block's largest bound and F.
     fn owned<E: Element>(
         &self,
-        stored: &[E],
+        stored: &Strided<'_, E>,
         block: usize,
         (largest, factor): (f64, f64),
         to: &mut [u64; BLOCK],
@@ -187,8 +185,7 @@ impl<'a> Importance<'a> {
         if let Some(scores) = scores {
             scores.mark_hidden(row, &mut outside);
         }
-        let bounds =
-            Bounds { all: bounds, row, start: span.start, outside, simd: Simd::current()? };
+        let bounds = Bounds { all: bounds, row, outside, simd: Simd::current()? };
         let blocks: Vec<BlockMass> = for_dtype!(bounds.all.data, stored => {
             threads::map(threads, 0..bounds.blocks(), TASK, |b| bounds.weigh(stored, b))?
         });

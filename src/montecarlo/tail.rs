@@ -9,7 +9,7 @@ use crate::builders::builders;
 use crate::error::{Error, Place};
 use crate::memory::{check_memory, check_memory_in_each, list, room};
 use crate::random::Random;
-use crate::rows::{Keep, Kind, Mask, PerRow, Scores};
+use crate::rows::{Keep, Kind, PerRow, Scores, StoredMask};
 use crate::threads;
 
 /// What is asked of an estimate.
@@ -361,7 +361,7 @@ fn check_bounds(scores: &Scores<'_>, bounds: &Scores<'_>) -> Result<(), Error> {
     if scores.kind == Kind::Probs {
         return conflict("Kind::Probs", "pass logits, whose bounds are in natural-log units");
     }
-    if matches!(scores.mask, Some(Mask::Additive(_))) {
+    if matches!(scores.mask, Some(StoredMask::Additive(_))) {
         return conflict("an additive mask", "add the biases to scores and bounds");
     }
     check_plain(bounds)?;

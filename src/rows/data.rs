@@ -1,6 +1,12 @@
 //! Borrowed buffers of numbers in the four types they may be stored in.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
+
+use super::strides::{check_strides, misfit};
+use crate::error::Error;
+use crate::kernels::Strided;
 
 /// A borrowed buffer of stored numbers. `f16` and `bf16` widen exactly.
 ///
@@ -8,9 +14,7 @@ use half::{bf16, f16};
 /// use certk_rs::{Data, half::f16};
 /// let stored = [f16::from_f32(0.5), f16::from_f32(-2.0)];
 /// let data = Data::from(&stored);
-/// let mut wide = Vec::new();
-/// data.widen(1, 1, &mut wide);
-/// assert_eq!((data.len(), wide), (2, vec![-2.0]));
+/// assert_eq!((data.len(), data.get(1), data.get(2)), (2, Some(-2.0), None));
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub enum Data<'a> {
@@ -24,21 +28,47 @@ pub enum Data<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// Runs generic code for what a buffer stores.
+/// Borrowed rows of stored numbers.
+#[derive(Debug, Clone)]
+pub enum Stored<'a> {
+    F32(Strided<'a, f32>),
+    F64(Strided<'a, f64>),
+    F16(Strided<'a, f16>),
+    Bf16(Strided<'a, bf16>),
+}
+
+/// Runs generic code for what rows store.
 macro_rules! for_dtype {
-    ($data:expr, $slice:ident => $work:expr) => {
-        match $data {
-            $crate::rows::Data::F32($slice) => $work,
-            $crate::rows::Data::F64($slice) => $work,
-            $crate::rows::Data::F16($slice) => $work,
-            $crate::rows::Data::Bf16($slice) => $work,
+    ($rows:expr, $of:ident => $work:expr) => {
+        match &$rows {
+            $crate::rows::Stored::F32($of) => $work,
+            $crate::rows::Stored::F64($of) => $work,
+            $crate::rows::Stored::F16($of) => $work,
+            $crate::rows::Stored::Bf16($of) => $work,
         }
     };
 }
 pub(crate) use for_dtype;
 
+/// What makes [`Number`] a list of four.
+mod listed {
+    pub trait Rows: Sized {
+        fn stored(rows: crate::kernels::Strided<'_, Self>) -> super::Stored<'_>;
+    }
+}
+pub(super) use listed::Rows;
+
+/// A number that may be stored: f32, f64, f16 or bf16.
+pub trait Number: Rows {}
+
 macro_rules! data_from {
     ($($type:ty => $variant:ident),*) => {$(
+        impl Rows for $type {
+            fn stored(rows: Strided<'_, Self>) -> Stored<'_> {
+                Stored::$variant(rows)
+            }
+        }
+        impl Number for $type {}
         impl<'a> From<&'a [$type]> for Data<'a> {
             fn from(data: &'a [$type]) -> Self {
                 Data::$variant(data)
@@ -74,35 +104,69 @@ impl Data<'_> {
         self.len() == 0
     }
 
-    /// The number at `i`, exactly.
-    #[inline]
-    pub(crate) fn get(&self, i: usize) -> f64 {
+    /// The number at `i`, exactly; `None` behind the last.
+    pub fn get(&self, i: usize) -> Option<f64> {
         match self {
-            Data::F32(d) => f64::from(d[i]),
-            Data::F64(d) => d[i],
-            Data::F16(d) => f64::from(d[i]),
-            Data::Bf16(d) => f64::from(d[i]),
+            Data::F32(d) => d.get(i).map(|&v| f64::from(v)),
+            Data::F64(d) => d.get(i).copied(),
+            Data::F16(d) => d.get(i).map(|&v| f64::from(v)),
+            Data::Bf16(d) => d.get(i).map(|&v| f64::from(v)),
+        }
+    }
+}
+
+impl<'a> Data<'a> {
+    /// Rows of `n` numbers along batch axes with these strides, in elements.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they are not all in the buffer.
+    pub(super) fn rows(
+        self,
+        argument: &'static str,
+        batch: &[usize],
+        n: usize,
+        strides: &[usize],
+    ) -> Result<Stored<'a>, Error> {
+        check_strides(argument, self.len(), batch, n, strides)?;
+        let rows = match self {
+            Data::F32(d) => Strided::within(d, batch, strides, n).map(Stored::F32),
+            Data::F64(d) => Strided::within(d, batch, strides, n).map(Stored::F64),
+            Data::F16(d) => Strided::within(d, batch, strides, n).map(Stored::F16),
+            Data::Bf16(d) => Strided::within(d, batch, strides, n).map(Stored::Bf16),
+        };
+        rows.ok_or_else(|| misfit(argument, self.len(), batch, n, strides))
+    }
+}
+
+impl Stored<'_> {
+    /// An entry of a row, exactly.
+    #[inline]
+    pub(crate) fn get(&self, row: usize, j: usize) -> f64 {
+        match self {
+            Stored::F32(rows) => f64::from(rows.row(row)[j]),
+            Stored::F64(rows) => rows.row(row)[j],
+            Stored::F16(rows) => f64::from(rows.row(row)[j]),
+            Stored::Bf16(rows) => f64::from(rows.row(row)[j]),
         }
     }
 
-    /// Appends a stretch of numbers, exactly.
-    pub fn widen(&self, start: usize, len: usize, to: &mut Vec<f64>) {
-        let stretch = start..start + len;
+    /// Appends a stretch of a row, exactly.
+    pub(crate) fn widen(&self, row: usize, stretch: Range<usize>, to: &mut Vec<f64>) {
         match self {
-            Data::F32(d) => to.extend(d[stretch].iter().map(|&v| f64::from(v))),
-            Data::F64(d) => to.extend_from_slice(&d[stretch]),
-            Data::F16(d) => to.extend(d[stretch].iter().map(|&v| f64::from(v))),
-            Data::Bf16(d) => to.extend(d[stretch].iter().map(|&v| f64::from(v))),
+            Stored::F32(rows) => to.extend(rows.row(row)[stretch].iter().map(|&v| f64::from(v))),
+            Stored::F64(rows) => to.extend_from_slice(&rows.row(row)[stretch]),
+            Stored::F16(rows) => to.extend(rows.row(row)[stretch].iter().map(|&v| f64::from(v))),
+            Stored::Bf16(rows) => to.extend(rows.row(row)[stretch].iter().map(|&v| f64::from(v))),
         }
     }
 
     /// Additive mask entries at or below this mean "masked" (half the most negative finite value of the dtype).
     pub(crate) fn masked_below(&self) -> f64 {
         match self {
-            Data::F32(_) => f64::from(f32::MIN) / 2.0,
-            Data::F64(_) => f64::MIN / 2.0,
-            Data::F16(_) => f64::from(f16::MIN) / 2.0,
-            Data::Bf16(_) => f64::from(bf16::MIN) / 2.0,
+            Stored::F32(_) => f64::from(f32::MIN) / 2.0,
+            Stored::F64(_) => f64::MIN / 2.0,
+            Stored::F16(_) => f64::from(f16::MIN) / 2.0,
+            Stored::Bf16(_) => f64::from(bf16::MIN) / 2.0,
         }
     }
 }

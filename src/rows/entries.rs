@@ -1,6 +1,6 @@
 //! Single entries of a row, for what reads only a few of them.
 
-use super::{Data, Kind, Mask, Scores};
+use super::{Kind, Scores, Stored, StoredMask};
 use crate::error::Error;
 
 impl Scores<'_> {
@@ -9,12 +9,14 @@ impl Scores<'_> {
     /// # Errors
     /// [`Error::ScoreNan`], [`Error::ScoreInfinite`].
     pub(crate) fn entry(&self, row: usize, j: usize) -> Result<f64, Error> {
-        debug_assert!(self.kind != Kind::Probs && !matches!(self.mask, Some(Mask::Additive(_))));
-        let span = self.span(row);
-        if j >= span.prefix || self.masked(&span, j) {
+        debug_assert!(
+            self.kind != Kind::Probs && !matches!(self.mask, Some(StoredMask::Additive(_)))
+        );
+        if j >= self.span(row).prefix || self.masked(row, j) {
             return Ok(f64::NEG_INFINITY);
         }
-        let stored = self.data.get(span.start + j);
+        let (at, start) = self.stored_at(row);
+        let stored = self.data.get(at, start + j);
         let place = || self.place(row, Some(j));
         if stored.is_nan() {
             return Err(Error::ScoreNan { place: place() });
@@ -35,20 +37,20 @@ impl Scores<'_> {
         bytes[span.prefix..].fill(1);
         if self.mask.is_some() {
             for (j, byte) in bytes[..span.prefix].iter_mut().enumerate() {
-                *byte |= u8::from(self.masked(&span, j));
+                *byte |= u8::from(self.masked(row, j));
             }
         }
     }
 
     /// Writes a stretch of what is stored, widened exactly.
     pub(crate) fn stretch64(&self, row: usize, start: usize, to: &mut [f64]) {
-        let start = self.span(row).start + start;
-        let stretch = start..start + to.len();
-        match self.data {
-            Data::F32(d) => widen(&d[stretch], to),
-            Data::F64(d) => to.copy_from_slice(&d[stretch]),
-            Data::F16(d) => widen(&d[stretch], to),
-            Data::Bf16(d) => widen(&d[stretch], to),
+        let (at, from) = self.stored_at(row);
+        let stretch = from + start..from + start + to.len();
+        match &self.data {
+            Stored::F32(rows) => widen(&rows.row(at)[stretch], to),
+            Stored::F64(rows) => to.copy_from_slice(&rows.row(at)[stretch]),
+            Stored::F16(rows) => widen(&rows.row(at)[stretch], to),
+            Stored::Bf16(rows) => widen(&rows.row(at)[stretch], to),
         }
     }
 }

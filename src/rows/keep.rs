@@ -54,7 +54,7 @@ impl Keep<'_> {
     pub(crate) fn check(&self, scores: &Scores<'_>) -> Result<(), Error> {
         match *self {
             Keep::Mask { kept, .. } if scores.is_ragged() => {
-                let expected = scores.data.len();
+                let expected = scores.ragged_start(scores.rows()).unwrap_or(0);
                 if kept.len() == expected {
                     return Ok(());
                 }
@@ -100,8 +100,8 @@ impl Keep<'_> {
         if span.n == 0 {
             return None;
         }
-        if scores.is_ragged() {
-            return Some(&kept[span.start..span.start + span.n]);
+        if let Some(start) = scores.ragged_start(row) {
+            return Some(&kept[start..start + span.n]);
         }
         let place = scores.place(row, None).0;
         let start: usize = place.iter().zip(strides).map(|(i, stride)| i * stride).sum();

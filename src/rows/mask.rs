@@ -1,6 +1,9 @@
 //! Masks over scores: which entries may be kept, or a number to add.
 
-use super::data::Data;
+use super::data::{Data, Stored};
+use super::strides::{check_strides, misfit};
+use crate::error::Error;
+use crate::kernels::Strided;
 
 /// A mask over the scores: which entries may be kept, or a bias to add.
 ///
@@ -40,11 +43,62 @@ macro_rules! mask_from {
 }
 mask_from!(f32, f64, half::f16, half::bf16);
 
-impl Mask<'_> {
-    pub(super) fn len(&self) -> usize {
+/// Rows of a mask.
+#[derive(Debug, Clone)]
+pub enum StoredMask<'a> {
+    Allowed(Strided<'a, u8>),
+    Additive(Stored<'a>),
+}
+
+impl<'a> Mask<'a> {
+    /// Rows of it, as those of [`Data::rows`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub(super) fn rows(
+        self,
+        batch: &[usize],
+        n: usize,
+        strides: &[usize],
+    ) -> Result<StoredMask<'a>, Error> {
         match self {
-            Mask::Allowed(bytes) => bytes.len(),
-            Mask::Additive(data) => data.len(),
+            Mask::Additive(data) => Ok(StoredMask::Additive(data.rows("mask", batch, n, strides)?)),
+            Mask::Allowed(bytes) => {
+                check_strides("mask", bytes.len(), batch, n, strides)?;
+                let rows = Strided::within(bytes, batch, strides, n);
+                let misfit = || misfit("mask", bytes.len(), batch, n, strides);
+                Ok(StoredMask::Allowed(rows.ok_or_else(misfit)?))
+            }
         }
     }
 }
+
+/// What makes [`MaskEntry`] a list.
+mod listed {
+    pub trait MaskRows: Sized {
+        fn stored(rows: crate::kernels::Strided<'_, Self>) -> super::StoredMask<'_>;
+    }
+}
+pub(super) use listed::MaskRows;
+
+/// What a mask may be made of: truth values, bytes of which zero masks an entry, or numbers to add.
+pub trait MaskEntry: MaskRows {}
+
+macro_rules! mask_entries {
+    ($($type:ty, $rows:ident => $stored:expr);*) => {$(
+        impl MaskRows for $type {
+            fn stored($rows: Strided<'_, Self>) -> StoredMask<'_> {
+                $stored
+            }
+        }
+        impl MaskEntry for $type {}
+    )*};
+}
+mask_entries!(
+    bool, rows => StoredMask::Allowed(rows.cast());
+    u8, rows => StoredMask::Allowed(rows);
+    f32, rows => StoredMask::Additive(Stored::F32(rows));
+    f64, rows => StoredMask::Additive(Stored::F64(rows));
+    half::f16, rows => StoredMask::Additive(Stored::F16(rows));
+    half::bf16, rows => StoredMask::Additive(Stored::Bf16(rows))
+);

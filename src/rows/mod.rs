@@ -17,16 +17,19 @@ mod vectors;
 mod views;
 mod wide;
 
-pub use data::Data;
+pub use data::{Data, Number};
 pub use keep::Keep;
-pub use mask::Mask;
+pub use mask::{Mask, MaskEntry};
 pub use scores::{Kind, Scores};
 pub use values::Values;
 pub use vectors::Vectors;
+#[cfg(feature = "ndarray")]
+pub use views::whole_bytes;
 
-pub(crate) use data::for_dtype;
+pub(crate) use data::{Stored, for_dtype};
+pub(crate) use mask::StoredMask;
 pub(crate) use per_row::PerRow;
-pub(crate) use scores::Span;
-pub use strides::contiguous;
+
+pub(crate) use strides::contiguous;
 pub(crate) use strides::{check_strides, offset};
 pub(crate) use wide::{WeightKind, WideScores, drop_masked};

@@ -1,10 +1,11 @@
 //! Rows of scores: what a caller says of them is judged here, and nowhere else.
 
-use super::data::Data;
-use super::mask::Mask;
+use super::data::{Data, Stored};
+use super::mask::{Mask, StoredMask};
 use super::per_row::PerRow;
-use super::strides::{check_strides, contiguous};
+use super::strides::contiguous;
 use crate::error::{Error, Place};
+use crate::kernels::Strided;
 use crate::memory::product;
 
 /// What the stored numbers of a row mean.
@@ -28,14 +29,11 @@ pub enum Kind {
     Probs,
 }
 
-/// Where a row lies: the start of its numbers, its full length, and the length of the prefix beyond which lengths and causality
-/// hide everything.
+/// How long a row is: in full, and up to where lengths and causality hide everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
-    pub(crate) start: usize,
     pub(crate) n: usize,
     pub(crate) prefix: usize,
-    pub(crate) mask_start: usize,
 }
 
 /// Borrowed rows of scores with everything that says how to read them.
@@ -52,15 +50,14 @@ pub(crate) struct Span {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Scores<'a> {
-    pub(crate) data: Data<'a>,
+    /// A row of all scores if they are ragged.
+    pub(crate) data: Stored<'a>,
     pub(super) batch: Vec<usize>,
     pub(super) n: usize,
-    strides: Vec<usize>,
     indptr: Option<&'a [i64]>,
     pub(crate) kind: Kind,
     pub(crate) scale: f64,
-    pub(crate) mask: Option<Mask<'a>>,
-    mask_strides: Vec<usize>,
+    pub(crate) mask: Option<StoredMask<'a>>,
     lengths: Option<PerRow<'a, i64>>,
     causal_offset: Option<i64>,
     radius: Option<PerRow<'a, f64>>,
@@ -114,10 +111,19 @@ impl<'a> Scores<'a> {
         shape: &[usize],
         strides: &[usize],
     ) -> Result<Self, Error> {
-        let data = data.into();
-        let n = *shape.last().ok_or_else(|| no_axis("scores"))?;
-        let batch = &shape[..shape.len() - 1];
-        check_strides("scores", data.len(), batch, n, strides)?;
+        Self::over(shape, |batch, n| data.into().rows("scores", batch, n, strides))
+    }
+
+    /// Rows of a shape, made of its batch axes and their length.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there is no axis, that of the rows, [`Error::RowTooLong`].
+    pub(super) fn over(
+        shape: &[usize],
+        rows: impl FnOnce(&[usize], usize) -> Result<Stored<'a>, Error>,
+    ) -> Result<Self, Error> {
+        let (&n, batch) = shape.split_last().ok_or_else(|| no_axis("scores"))?;
+        let data = rows(batch, n)?;
         if n > LONGEST_ROW {
             return Err(Error::RowTooLong { n });
         }
@@ -125,13 +131,10 @@ impl<'a> Scores<'a> {
             data,
             batch: batch.to_vec(),
             n,
-            // Nothing is ever read of an empty array, not even its start.
-            strides: if n == 0 { vec![0; batch.len()] } else { strides.to_vec() },
             indptr: None,
             kind: Kind::Logits,
             scale: 1.0,
             mask: None,
-            mask_strides: Vec::new(),
             lengths: None,
             causal_offset: None,
             radius: None,
@@ -176,7 +179,9 @@ impl<'a> Scores<'a> {
         if longest > LONGEST_ROW {
             return Err(Error::RowTooLong { n: longest });
         }
-        let mut scores = Self::strided(data, &[indptr.len() - 1, 0], &[0])?;
+        let all = data.len();
+        let mut scores =
+            Self::over(&[indptr.len() - 1, 0], |_, _| data.rows("scores", &[], all, &[]))?;
         scores.indptr = Some(indptr);
         Ok(scores)
     }
@@ -198,7 +203,7 @@ impl<'a> Scores<'a> {
             if self.scale != 1.0 {
                 return Err(Error::ScaleWithProbs { value: self.scale });
             }
-            if matches!(self.mask, Some(Mask::Additive(_))) {
+            if matches!(self.mask, Some(StoredMask::Additive(_))) {
                 return Err(Error::MaskWithProbs);
             }
             if self.radius.is_some() {
@@ -243,8 +248,21 @@ impl<'a> Scores<'a> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::MaskWithProbs`], [`Error::Conflict`] with ragged rows.
-    pub fn mask(mut self, mask: impl Into<Mask<'a>>, strides: &[usize]) -> Result<Self, Error> {
+    pub fn mask(self, mask: impl Into<Mask<'a>>, strides: &[usize]) -> Result<Self, Error> {
         let mask = mask.into();
+        let additive = matches!(mask, Mask::Additive(_));
+        self.masked_by(additive, |batch, n| mask.rows(batch, n, strides))
+    }
+
+    /// The same with rows of a mask, made for batch axes and a length.
+    ///
+    /// # Errors
+    /// As [`Scores::mask`].
+    pub(super) fn masked_by(
+        mut self,
+        additive: bool,
+        rows: impl FnOnce(&[usize], usize) -> Result<StoredMask<'a>, Error>,
+    ) -> Result<Self, Error> {
         if self.indptr.is_some() {
             return Err(Error::Conflict {
                 first: "mask",
@@ -252,12 +270,10 @@ impl<'a> Scores<'a> {
                 remedy: "store -inf at masked entries of ragged rows",
             });
         }
-        if self.kind == Kind::Probs && matches!(mask, Mask::Additive(_)) {
+        if self.kind == Kind::Probs && additive {
             return Err(Error::MaskWithProbs);
         }
-        check_strides("mask", mask.len(), &self.batch, self.n, strides)?;
-        self.mask = Some(mask);
-        self.mask_strides = if self.n == 0 { vec![0; strides.len()] } else { strides.to_vec() };
+        self.mask = Some(rows(&self.batch, self.n)?);
         Ok(self)
     }
 
@@ -422,44 +438,57 @@ impl<'a> Scores<'a> {
         place
     }
 
-    /// Where a row lies, and its prefix.
+    /// How long a row is, and its prefix.
     pub(crate) fn span(&self, row: usize) -> Span {
         if let Some(indptr) = self.indptr {
-            let start = indptr[row].unsigned_abs() as usize;
-            let n = indptr[row + 1].unsigned_abs() as usize - start;
-            return Span { start, n, prefix: n, mask_start: 0 };
-        }
-        let (mut start, mut mask_start, mut rest) = (0, 0, row);
-        let mut query = 0;
-        for axis in (0..self.batch.len()).rev() {
-            let len = self.batch[axis];
-            let i = rest % len;
-            rest /= len;
-            start += i * self.strides[axis];
-            if self.mask.is_some() {
-                mask_start += i * self.mask_strides[axis];
-            }
-            if axis + 1 == self.batch.len() {
-                query = i;
-            }
+            let n = (indptr[row + 1] - indptr[row]).unsigned_abs() as usize;
+            return Span { n, prefix: n };
         }
         let mut prefix = self.n;
         if let Some(lengths) = self.lengths {
             prefix = prefix.min(lengths.of(row).unsigned_abs() as usize);
         }
         if let Some(offset) = self.causal_offset {
+            let query = row % self.batch[self.batch.len() - 1];
             let seen = (query as i64).saturating_add(offset).saturating_add(1).max(0);
             // Beyond what is counted here is beyond the row, too.
             prefix = prefix.min(usize::try_from(seen).unwrap_or(usize::MAX));
         }
-        Span { start, n: self.n, prefix, mask_start }
+        Span { n: self.n, prefix }
+    }
+
+    /// Where a ragged row begins among all scores.
+    pub(super) fn ragged_start(&self, row: usize) -> Option<usize> {
+        self.indptr.map(|indptr| indptr[row].unsigned_abs() as usize)
+    }
+
+    /// A row among those stored, and where in it that of the scores begins.
+    #[inline]
+    pub(super) fn stored_at(&self, row: usize) -> (usize, usize) {
+        self.ragged_start(row).map_or((row, 0), |start| (0, start))
+    }
+
+    /// What is stored of a row.
+    #[inline]
+    pub(crate) fn row<'b, E>(&self, stored: &Strided<'b, E>, row: usize) -> &'b [E] {
+        if self.indptr.is_none() {
+            return stored.row(row);
+        }
+        let (all, start) = self.stored_at(row);
+        &stored.row(all)[start..][..self.span(row).n]
+    }
+
+    /// The same, up to its prefix.
+    #[inline]
+    pub(crate) fn visible<'b, E>(&self, stored: &Strided<'b, E>, row: usize) -> &'b [E] {
+        &self.row(stored, row)[..self.span(row).prefix]
     }
 
     /// Whether entry `j` of a row is hidden by the mask (not by its own value).
-    pub(super) fn masked(&self, span: &Span, j: usize) -> bool {
-        match self.mask {
-            Some(Mask::Allowed(bytes)) => bytes[span.mask_start + j] == 0,
-            Some(Mask::Additive(data)) => data.get(span.mask_start + j) <= data.masked_below(),
+    pub(super) fn masked(&self, row: usize, j: usize) -> bool {
+        match &self.mask {
+            Some(StoredMask::Allowed(bytes)) => bytes.row(row)[j] == 0,
+            Some(StoredMask::Additive(data)) => data.get(row, j) <= data.masked_below(),
             None => false,
         }
     }
@@ -469,12 +498,12 @@ impl<'a> Scores<'a> {
     /// # Errors
     /// The variant that names what is wrong with the entry.
     pub(crate) fn judge(&self, row: usize) -> Result<(), Error> {
-        let span = self.span(row);
-        for j in 0..span.prefix {
-            if self.masked(&span, j) {
+        let (at, start) = self.stored_at(row);
+        for j in 0..self.span(row).prefix {
+            if self.masked(row, j) {
                 continue;
             }
-            let value = self.data.get(span.start + j);
+            let value = self.data.get(at, start + j);
             let place = || self.place(row, Some(j));
             if self.kind == Kind::Probs {
                 if !(0.0..f64::INFINITY).contains(&value) {
@@ -482,8 +511,8 @@ impl<'a> Scores<'a> {
                 }
                 continue;
             }
-            if let Some(Mask::Additive(mask)) = self.mask {
-                let value = mask.get(span.mask_start + j);
+            if let Some(StoredMask::Additive(mask)) = &self.mask {
+                let value = mask.get(row, j);
                 if value.is_nan() || value == f64::INFINITY {
                     return Err(Error::MaskValue { place: place(), value });
                 }
@@ -513,7 +542,7 @@ mod tests {
         let data: Vec<f32> = (0..24).map(|i| i as f32).collect();
         let scores = Scores::strided(&data, &[2, 3, 2], &[12, 4]).unwrap();
         assert_eq!(scores.rows(), 6);
-        assert_eq!(scores.span(4).start, 16);
+        assert_eq!(scores.data.get(4, 0), 16.0);
         assert_eq!(scores.place(4, Some(1)), Place(vec![1, 1, 1]));
         assert!(Scores::strided(&data, &[2, 3, 5], &[12, 4]).is_err());
         assert!(Scores::new(&data, &[5, 5]).is_err());

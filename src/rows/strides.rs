@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::memory::product;
 
 /// C-contiguous strides, in elements, of the batch axes; too large ones stay too large for any buffer.
-pub fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
+pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {
     let mut strides = vec![0; batch.len()];
     let mut step = n;
     for (stride, &len) in strides.iter_mut().zip(batch).rev() {
@@ -56,11 +56,22 @@ pub(crate) fn check_strides(
     if fits {
         return Ok(());
     }
+    Err(misfit(argument, len, batch, n, strides))
+}
+
+/// That rows do not fit a buffer of a length.
+pub(super) fn misfit(
+    argument: &'static str,
+    len: usize,
+    batch: &[usize],
+    n: usize,
+    strides: &[usize],
+) -> Error {
     let mut shape = batch.to_vec();
     shape.push(n);
     let problem = format!(
         "with strides {strides:?} (elements, batch axes) it does not fit a buffer of {len}; \
          shape and strides must stay inside the buffer"
     );
-    Err(Error::Shape { argument, shape, problem })
+    Error::Shape { argument, shape, problem }
 }

@@ -1,6 +1,6 @@
 //! Borrowed value vectors, and which of them a row of scores averages.
 
-use super::{Data, Scores, check_strides, contiguous};
+use super::{Data, Scores, Stored, contiguous};
 use crate::ambient::{self, PIECE};
 use crate::error::{Error, Place};
 use crate::memory::{check_memory, product, room};
@@ -21,11 +21,10 @@ use crate::memory::{check_memory, product, room};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Values<'a> {
-    data: Data<'a>,
+    data: Stored<'a>,
     batch: Vec<usize>,
     n: usize,
     d: usize,
-    strides: Vec<usize>,
 }
 
 impl<'a> Values<'a> {
@@ -38,7 +37,19 @@ impl<'a> Values<'a> {
         shape: &[usize],
         strides: &[usize],
     ) -> Result<Self, Error> {
-        let data = data.into();
+        let axes = &shape[..shape.len().saturating_sub(1)];
+        let rows = |d| data.into().rows("values", axes, d, strides);
+        Self::over(shape, rows)
+    }
+
+    /// Values of a shape, made of rows of so many numbers.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer than two axes, and that of the rows.
+    pub(super) fn over(
+        shape: &[usize],
+        rows: impl FnOnce(usize) -> Result<Stored<'a>, Error>,
+    ) -> Result<Self, Error> {
         let &[ref batch @ .., n, d] = shape else {
             let problem = "an axis of keys and an axis of components are needed: (..., n, d_v)";
             return Err(Error::Shape {
@@ -47,8 +58,7 @@ impl<'a> Values<'a> {
                 problem: problem.into(),
             });
         };
-        check_strides("values", data.len(), &shape[..shape.len() - 1], d, strides)?;
-        Ok(Values { data, batch: batch.to_vec(), n, d, strides: strides.to_vec() })
+        Ok(Values { data: rows(d)?, batch: batch.to_vec(), n, d })
     }
 
     /// Values in a C-contiguous array of shape `(..., n, d_v)`.
@@ -139,8 +149,6 @@ impl<'a> Values<'a> {
             *i = rest % len;
             rest /= len;
         }
-        let start: usize = place.iter().zip(&self.strides).map(|(i, stride)| i * stride).sum();
-        let step = self.strides[self.batch.len()];
         to.clear();
         room("values", to, product("values", &[self.n, self.d])?)?;
         for (j, &seen) in seen.iter().enumerate() {
@@ -152,7 +160,7 @@ impl<'a> Values<'a> {
                 to.resize(from + self.d, 0.0);
                 continue;
             }
-            self.data.widen(start + j * step, self.d, to);
+            self.data.widen(head * self.n + j, 0..self.d, to);
             if let Some(i) = to[from..].iter().position(|value| !value.is_finite()) {
                 place.extend([j, i]);
                 return Err(Error::Value { value: to[from + i], place: Place(place) });

@@ -1,6 +1,6 @@
 //! Borrowed vectors: queries and keys.
 
-use super::{Data, check_strides, contiguous, offset};
+use super::{Data, Stored, contiguous};
 use crate::error::{Error, Place};
 use crate::memory::product;
 
@@ -15,10 +15,9 @@ use crate::memory::product;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Vectors<'a> {
-    pub(crate) data: Data<'a>,
+    pub(crate) data: Stored<'a>,
     argument: &'static str,
     shape: Vec<usize>,
-    strides: Vec<usize>,
 }
 
 impl<'a> Vectors<'a> {
@@ -33,7 +32,19 @@ impl<'a> Vectors<'a> {
         shape: &[usize],
         strides: &[usize],
     ) -> Result<Self, Error> {
-        let data = data.into();
+        let axes = &shape[..shape.len().saturating_sub(1)];
+        Self::over(argument, shape, |d| data.into().rows(argument, axes, d, strides))
+    }
+
+    /// Vectors of a shape, made of rows of so many numbers.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer than two axes or vectors have no entries, and that of the rows.
+    pub(super) fn over(
+        argument: &'static str,
+        shape: &[usize],
+        rows: impl FnOnce(usize) -> Result<Stored<'a>, Error>,
+    ) -> Result<Self, Error> {
         let wrong = |problem: &str| {
             Err(Error::Shape { argument, shape: shape.to_vec(), problem: problem.into() })
         };
@@ -45,10 +56,10 @@ impl<'a> Vectors<'a> {
         if d == 0 {
             return wrong("vectors need at least one entry");
         }
-        check_strides(argument, data.len(), &shape[..shape.len() - 1], d, strides)?;
+        let data = rows(d)?;
         // Work and results are counted in entries.
         product(argument, shape)?;
-        Ok(Vectors { data, argument, shape: shape.to_vec(), strides: strides.to_vec() })
+        Ok(Vectors { data, argument, shape: shape.to_vec() })
     }
 
     /// Vectors in a C-contiguous array of shape `(..., n, d)`.
@@ -93,17 +104,10 @@ impl<'a> Vectors<'a> {
         self.batch().iter().product()
     }
 
-    /// Where a matrix starts, and how far its rows are apart.
-    pub(crate) fn matrix(&self, head: usize) -> (usize, usize) {
-        let axes = self.strides.len() - 1;
-        (offset(self.batch(), &self.strides[..axes], head), self.strides[axes])
-    }
-
     /// A vector in f64, exactly.
     pub(crate) fn widen(&self, head: usize, row: usize, to: &mut Vec<f64>) {
-        let (start, stride) = self.matrix(head);
         to.clear();
-        self.data.widen(start + row * stride, self.dim(), to);
+        self.data.widen(head * self.len() + row, 0..self.dim(), to);
     }
 
     /// The same, of a vector that must be finite.

@@ -3,23 +3,22 @@
 // A view is a reference, and handed over as one.
 #![allow(clippy::needless_pass_by_value)]
 
-use ndarray::{ArrayView, Dimension};
+use std::cell::OnceCell;
 
-use super::{Data, Mask, Scores, Values, Vectors, contiguous};
+use ndarray::{ArrayView, ArrayViewD, Axis, Dimension};
+
+use super::mask::MaskEntry;
+use super::{Number, Scores, StoredMask, Values, Vectors, contiguous};
 use crate::error::Error;
-use crate::kernels::extent;
+use crate::kernels::Strided;
+use crate::memory::list;
 
-/// The memory that a view spans, and the strides of its axes but the last.
-fn stretch<'a, T, D: Dimension>(
+/// The rows of a view along its last axis.
+fn rows<'a, T, D: Dimension>(
     argument: &'static str,
     view: &ArrayView<'a, T, D>,
-) -> Result<(&'a [T], Vec<usize>), Error> {
-    let view = view.clone().into_dyn();
-    if let (Some(data), Some((&n, batch))) = (view.to_slice(), view.shape().split_last()) {
-        // Axes of length one, and all axes of an empty array, may carry any stride; the shape says what it should be.
-        return Ok((data, contiguous(batch, n)));
-    }
-    extent(&view).ok_or_else(|| Error::Shape {
+) -> Result<Strided<'a, T>, Error> {
+    Strided::of(view).ok_or_else(|| Error::Shape {
         argument,
         shape: view.shape().to_vec(),
         problem: format!(
@@ -27,6 +26,39 @@ fn stretch<'a, T, D: Dimension>(
             view.strides()
         ),
     })
+}
+
+/// Bytes of a view and no others, and the strides of its axes but the last: where rows lie side by side, or are repeated, those of the
+/// view, else a copy of each row.
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub fn whole_bytes<'a>(
+    argument: &'static str,
+    view: ArrayViewD<'a, u8>,
+    copied: &'a OnceCell<Vec<u8>>,
+) -> Result<(&'a [u8], Vec<usize>), Error> {
+    let mut each = view;
+    let last = each.ndim().saturating_sub(1);
+    let repeated: Vec<bool> = each.strides()[..last].iter().map(|&stride| stride == 0).collect();
+    for (axis, _) in repeated.iter().enumerate().filter(|(_, repeated)| **repeated) {
+        let few = each.len_of(Axis(axis)).min(1);
+        each.slice_axis_inplace(Axis(axis), (..few).into());
+    }
+    let axes = &each.shape()[..last];
+    let row = each.shape().last().copied().unwrap_or(1);
+    let mut strides = contiguous(axes, row);
+    let repeats = strides.iter_mut().zip(&repeated).filter(|(_, repeated)| **repeated);
+    repeats.for_each(|(stride, _)| *stride = 0);
+    if let Some(bytes) = each.to_slice() {
+        return Ok((bytes, strides));
+    }
+    if copied.get().is_none() {
+        let mut bytes = list(argument, each.len())?;
+        bytes.extend(each.iter());
+        let _ = copied.set(bytes);
+    }
+    Ok((copied.get().map_or(&[][..], Vec::as_slice), strides))
 }
 
 impl<'a> Scores<'a> {
@@ -47,10 +79,9 @@ impl<'a> Scores<'a> {
     /// [`Error::Shape`], [`Error::RowTooLong`].
     pub fn of<T, D: Dimension>(view: ArrayView<'a, T, D>) -> Result<Self, Error>
     where
-        Data<'a>: From<&'a [T]>,
+        T: Number,
     {
-        let (data, strides) = stretch("scores", &view)?;
-        Self::strided(data, view.shape(), &strides)
+        Self::over(view.shape(), |_, _| Ok(T::stored(rows("scores", &view)?)))
     }
 
     /// Rows under a mask of the same shape, or one that was broadcast to it: truth values, of which false masks an entry, or
@@ -72,10 +103,22 @@ impl<'a> Scores<'a> {
     /// As [`Scores::mask`].
     pub fn mask_of<T, D: Dimension>(self, view: ArrayView<'a, T, D>) -> Result<Self, Error>
     where
-        Mask<'a>: From<&'a [T]>,
+        T: MaskEntry,
     {
-        let (mask, strides) = stretch("mask", &view)?;
-        self.mask(Mask::from(mask), &strides)
+        let mask = T::stored(rows("mask", &view)?);
+        let additive = matches!(mask, StoredMask::Additive(_));
+        self.masked_by(additive, |batch, n| {
+            if view.shape().split_last() == Some((&n, batch)) {
+                return Ok(mask);
+            }
+            Err(Error::Shape {
+                argument: "mask",
+                shape: view.shape().to_vec(),
+                problem: format!(
+                    "it has one entry for each of the scores, {batch:?} rows of {n}: broadcast it"
+                ),
+            })
+        })
     }
 }
 
@@ -99,10 +142,9 @@ impl<'a> Vectors<'a> {
         view: ArrayView<'a, T, D>,
     ) -> Result<Self, Error>
     where
-        Data<'a>: From<&'a [T]>,
+        T: Number,
     {
-        let (data, strides) = stretch(argument, &view)?;
-        Self::strided(argument, data, view.shape(), &strides)
+        Self::over(argument, view.shape(), |_| Ok(T::stored(rows(argument, &view)?)))
     }
 }
 
@@ -113,10 +155,9 @@ impl<'a> Values<'a> {
     /// [`Error::Shape`].
     pub fn of<T, D: Dimension>(view: ArrayView<'a, T, D>) -> Result<Self, Error>
     where
-        Data<'a>: From<&'a [T]>,
+        T: Number,
     {
-        let (data, strides) = stretch("values", &view)?;
-        Self::strided(data, view.shape(), &strides)
+        Self::over(view.shape(), |_| Ok(T::stored(rows("values", &view)?)))
     }
 }
 
@@ -125,7 +166,52 @@ mod tests {
     use ndarray::{Array2, Array3, s};
 
     use super::*;
-    use crate::{Options, select};
+    use crate::rows::Keep;
+    use crate::{AttentionOptions, Budget, Options, attention, output_error, select};
+
+    /// What lies between the rows of a view may be borrowed by somebody else, for writing. That nothing is made of the gaps only Miri
+    /// sees: `make test-miri`.
+    #[test]
+    fn the_other_half_of_an_array_may_be_written_to() {
+        let mut numbers = Array2::from_shape_fn((3, 64), |(i, j)| ((i * 7 + j * 3) % 11) as f32);
+        let mut allowed = Array2::from_shape_fn((3, 64), |(i, j)| (i + j) % 5 != 0);
+        let copied = numbers.slice(s![.., ..32]).to_owned();
+        let shown = allowed.slice(s![.., ..32]).to_owned();
+        let answers = |rows: &Scores<'_>, keys: &Vectors<'_>, values: &Values<'_>| {
+            let options = Options::new().threads(1);
+            let attended = AttentionOptions::new().threads(1);
+            let budget = Budget::TailMass(&[0.1]);
+            (
+                select(rows, &[0.1], &options).unwrap(),
+                output_error(
+                    rows,
+                    values,
+                    &Keep::Indices { indptr: &[0, 1, 2, 4], indices: &[1, 2, 3, 5] },
+                    None,
+                )
+                .unwrap(),
+                attention(keys, keys, keys, budget, None, &attended).unwrap(),
+            )
+        };
+        let rows = Scores::of(copied.view()).unwrap().mask_of(shown.view()).unwrap();
+        let copies = copied.t().as_standard_layout().into_owned();
+        let keys = Vectors::of("k", copied.view()).unwrap();
+        let want = answers(&rows, &keys, &Values::of(copies.view()).unwrap());
+
+        let mut turned =
+            Array2::from_shape_fn((32, 6), |(j, i)| if i < 3 { copies[[j, i]] } else { f32::NAN });
+        let (left, mut right) = numbers.view_mut().split_at(Axis(1), 32);
+        let (seen, mut unseen) = allowed.view_mut().split_at(Axis(1), 32);
+        let (values, mut beside) = turned.view_mut().split_at(Axis(1), 3);
+        let rows = Scores::of(left.view()).unwrap().mask_of(seen.view()).unwrap();
+        let keys = Vectors::of("k", left.view()).unwrap();
+        let values = Values::of(values.view()).unwrap();
+        right.fill(7.0);
+        unseen.fill(true);
+        beside.fill(9.0);
+        assert_eq!(answers(&rows, &keys, &values), want);
+        right.fill(8.0);
+    }
 
     #[test]
     fn views_are_read_where_they_lie() {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Data, Kind, Mask, Scores, Span};
+use super::{Kind, Scores, Stored, StoredMask};
 use crate::ambient::{self, PIECE, asked, pieces, pieces_mut};
 use crate::error::Error;
 use crate::memory::room;
@@ -90,11 +90,12 @@ impl Scores<'_> {
         let hidden = if probs { 0.0 } else { f64::NEG_INFINITY };
         scores.clear();
         room("scores", scores, span.n.saturating_add(SPARE))?;
-        for from in (0..span.prefix).step_by(PIECE) {
+        let (at, start) = self.stored_at(row);
+        for from in (start..start + span.prefix).step_by(PIECE) {
             ambient::check()?;
-            self.data.widen(span.start + from, PIECE.min(span.prefix - from), scores);
+            self.data.widen(at, from..(start + span.prefix).min(from + PIECE), scores);
         }
-        let bias = self.hide(&span, hidden, scores)?;
+        let bias = self.hide(row, hidden, scores)?;
         let good = if probs {
             pieces(scores)
                 .all(|piece| piece.iter().all(|score| (0.0..f64::INFINITY).contains(score)))
@@ -146,12 +147,11 @@ impl Scores<'_> {
     pub(crate) fn only_masks(&self, row: usize, admitted: &mut Vec<u8>) -> Result<bool, Error> {
         // Of the sixteen-bit floats the bits tell: no magnitude, or a sign and a large one.
         const MAGNITUDE: u16 = 0x7fff;
-        let Some(Mask::Additive(mask)) = self.mask else { return Ok(false) };
-        let span = self.span(row);
-        let range = span.mask_start..span.mask_start + span.prefix;
+        let Some(StoredMask::Additive(mask)) = &self.mask else { return Ok(false) };
+        let prefix = self.span(row).prefix;
         admitted.clear();
-        room("mask", admitted, span.prefix)?;
-        admitted.resize(span.prefix, 0);
+        room("mask", admitted, prefix)?;
+        admitted.resize(prefix, 0);
         let masked_below = mask.masked_below();
         let bits = |bits: u16, below: u16, infinity: u16| {
             let magnitude = bits & MAGNITUDE;
@@ -159,45 +159,53 @@ impl Scores<'_> {
             (magnitude == 0, bits > MAGNITUDE && large)
         };
         Ok(match mask {
-            Data::F32(mask) => {
+            Stored::F32(mask) => {
                 let below = f32::MIN / 2.0;
-                admit(&mask[range], |bias| (bias == 0.0, bias <= below), admitted)
+                admit(&mask.row(row)[..prefix], |bias| (bias == 0.0, bias <= below), admitted)
             }
-            Data::F64(mask) => {
+            Stored::F64(mask) => {
                 let below = f64::MIN / 2.0;
-                admit(&mask[range], |bias| (bias == 0.0, bias <= below), admitted)
+                admit(&mask.row(row)[..prefix], |bias| (bias == 0.0, bias <= below), admitted)
             }
-            Data::F16(mask) => {
+            Stored::F16(mask) => {
                 let below = f16::from_f64(masked_below).to_bits();
                 let infinity = f16::INFINITY.to_bits();
-                admit(&mask[range], |bias| bits(bias.to_bits(), below, infinity), admitted)
+                admit(
+                    &mask.row(row)[..prefix],
+                    |bias| bits(bias.to_bits(), below, infinity),
+                    admitted,
+                )
             }
-            Data::Bf16(mask) => {
+            Stored::Bf16(mask) => {
                 let below = bf16::from_f64(masked_below).to_bits();
                 let infinity = bf16::INFINITY.to_bits();
-                admit(&mask[range], |bias| bits(bias.to_bits(), below, infinity), admitted)
+                admit(
+                    &mask.row(row)[..prefix],
+                    |bias| bits(bias.to_bits(), below, infinity),
+                    admitted,
+                )
             }
         })
     }
 
     /// Hides what the mask hides; returns the biases of an additive mask that does more than that.
-    fn hide(&self, span: &Span, hidden: f64, scores: &mut [f64]) -> Result<Reused<f64>, Error> {
+    fn hide(&self, row: usize, hidden: f64, scores: &mut [f64]) -> Result<Reused<f64>, Error> {
         let mut bias = Reused::with_hint(scores.len());
-        match self.mask {
+        match &self.mask {
             None => {}
-            Some(Mask::Allowed(bytes)) => {
-                let bytes = bytes.get(span.mask_start..).unwrap_or(&[]);
-                for (scores, bytes) in pieces_mut(scores).zip(bytes.chunks(PIECE)) {
+            Some(StoredMask::Allowed(bytes)) => {
+                for (scores, bytes) in pieces_mut(scores).zip(bytes.row(row).chunks(PIECE)) {
                     for (score, &byte) in scores.iter_mut().zip(bytes) {
                         *score = if byte == 0 { hidden } else { *score };
                     }
                 }
             }
-            Some(Mask::Additive(mask)) => {
-                room("mask", &mut bias, span.prefix)?;
-                for from in (0..span.prefix).step_by(PIECE) {
+            Some(StoredMask::Additive(mask)) => {
+                let prefix = scores.len();
+                room("mask", &mut bias, prefix)?;
+                for from in (0..prefix).step_by(PIECE) {
                     ambient::check()?;
-                    mask.widen(span.mask_start + from, PIECE.min(span.prefix - from), &mut bias);
+                    mask.widen(row, from..prefix.min(from + PIECE), &mut bias);
                 }
                 let masked = mask.masked_below();
                 for (score, bias) in asked(scores.iter_mut().zip(&mut bias)) {
@@ -280,7 +288,7 @@ impl Scores<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Data;
+    use super::super::{Data, Mask};
     use super::*;
 
     fn widened(data: &[f64], bias: &[f64], scale: f64) -> Result<(WideScores, Vec<f64>), Error> {

@@ -9,7 +9,7 @@ use crate::certified_sums::ErrorBound;
 use crate::error::Error;
 use crate::kernels::{LANES, Prefetch, Simd, ask_for_huge_pages};
 use crate::memory::{room, within_limit};
-use crate::rows::{Data, PerRow, Scores};
+use crate::rows::{PerRow, Scores, Stored, for_dtype};
 
 /// One call's arguments.
 #[derive(Clone, Copy)]
@@ -42,15 +42,11 @@ impl SelectJob<'_> {
     pub(super) fn prefetch(&self, row: usize, out: &[u32]) -> Option<Prefetch> {
         const MOST: usize = 1 << 20;
         let row = (row + 1).min(self.scores.rows() - 1);
-        let span = self.scores.span(row);
-        let (start, write) = (span.start, out.as_ptr_range().end);
-        let (prefetch, size) = match self.scores.data {
-            Data::F32(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 4),
-            Data::F64(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 8),
-            Data::F16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
-            Data::Bf16(data) => (Prefetch::new(data.as_ptr().wrapping_add(start), write), 2),
-        };
-        (span.prefix * size <= MOST).then_some(prefetch)
+        let write = out.as_ptr_range().end;
+        for_dtype!(self.scores.data, stored => {
+            let next = self.scores.visible(stored, row);
+            (size_of_val(next) <= MOST).then(|| Prefetch::new(next.as_ptr(), write))
+        })
     }
 
     /// Makes room for the positions of a row, and if that takes new memory for as many rows as are still to come: memory
@@ -102,7 +98,7 @@ impl SelectJob<'_> {
     pub(crate) fn plain_constraints(&self, row: usize, n: usize) -> Constraints {
         let radius = self.scores.row_radius(row);
         let slack = match self.scores.data {
-            Data::F64(_) => ErrorBound::f64(n, radius),
+            Stored::F64(_) => ErrorBound::f64(n, radius),
             _ => ErrorBound::f32(radius),
         };
         Constraints {

@@ -5,10 +5,11 @@ use super::weight_fn::{InvertibleWeightFn, is_near};
 use crate::ambient;
 use crate::certified_sums::{CHUNK, ErrorBound};
 use crate::error::Error;
-use crate::kernels::{Element, Exp, Identity, LANES, Prefetch, Scalar, ScaledExp, Simd, Survey};
-use crate::rows::{Data, Kind, Mask, Scores, WeightKind, WideScores};
+use crate::kernels::{
+    Element, Exp, Identity, LANES, Prefetch, Scalar, ScaledExp, Simd, Strided, Survey,
+};
+use crate::rows::{Kind, Scores, Stored, StoredMask, WeightKind, WideScores, for_dtype};
 use crate::threads;
-use half::{bf16, f16};
 
 /// One row, prepared.
 pub(crate) struct Prepared<'a, E: Element> {
@@ -103,13 +104,13 @@ impl Source<'_> {
         let scores = self.scores;
         Ok(scores.kind != Kind::Probs
             && scores.scale != 0.0
-            && (!matches!(scores.mask, Some(Mask::Additive(_)))
+            && (!matches!(scores.mask, Some(StoredMask::Additive(_)))
                 || scores.only_masks(self.row, &mut workspace.admitted)?))
     }
 
     /// Whether that precision is f32, so that f64 could decide more.
     pub(crate) fn is_single(&self) -> bool {
-        !matches!(self.scores.data, Data::F64(_))
+        !matches!(self.scores.data, Stored::F64(_))
     }
 
     /// Lists the scores that the mask of the row admits, and their positions; false if that is not all the mask does.
@@ -133,11 +134,11 @@ impl Source<'_> {
     /// A byte per visible entry of a plain row that says whether its mask admits it, `None` without a mask. Those of an
     /// additive mask are what [`Source::is_plain`] has left in the workspace.
     fn allowed<'b>(&'b self, admitted: &'b [u8]) -> Option<&'b [u8]> {
-        let span = self.scores.span(self.row);
-        match self.scores.mask {
+        let prefix = self.scores.span(self.row).prefix;
+        match &self.scores.mask {
             None => None,
-            Some(Mask::Allowed(bytes)) => Some(&bytes[span.mask_start..][..span.prefix]),
-            Some(Mask::Additive(_)) => Some(&admitted[..span.prefix]),
+            Some(StoredMask::Allowed(bytes)) => Some(&bytes.row(self.row)[..prefix]),
+            Some(StoredMask::Additive(_)) => Some(&admitted[..prefix]),
         }
     }
 
@@ -147,25 +148,19 @@ impl Source<'_> {
         workspace: &mut Workspace,
         visitor: V,
     ) -> Result<V::Output, Error> {
-        match self.scores.data {
-            Data::F32(data) => self.stored::<f32, V>(data, workspace, visitor),
-            Data::F64(data) => self.stored::<f64, V>(data, workspace, visitor),
-            Data::F16(data) => self.stored::<f16, V>(data, workspace, visitor),
-            Data::Bf16(data) => self.stored::<bf16, V>(data, workspace, visitor),
-        }
+        for_dtype!(self.scores.data, stored => self.stored(stored, workspace, visitor))
     }
 
     fn stored<E: PerDtype, V: Visitor>(
         &self,
-        data: &[E],
+        stored: &Strided<'_, E>,
         workspace: &mut Workspace,
         visitor: V,
     ) -> Result<V::Output, Error>
     where
         E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
     {
-        let span = self.scores.span(self.row);
-        let from = &data[span.start..span.start + span.prefix];
+        let from = self.scores.visible(stored, self.row);
         let negate = self.scores.scale < 0.0;
         let admitted = std::mem::take(&mut workspace.admitted);
         let result = match self.allowed(&admitted) {

@@ -17,10 +17,10 @@ use crate::certificate::Status;
 use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
-    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, Scalar, ScaledBy, Simd, TailTarget,
-    Unscaled, WeightFnOf,
+    BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, Scalar, ScaledBy, Simd, Strided,
+    TailTarget, Unscaled, WeightFnOf,
 };
-use crate::rows::{Data, Kind};
+use crate::rows::{Kind, for_dtype};
 
 /// Rows up to this length are decided here, if nothing is special about them.
 const LONGEST: usize = 4096;
@@ -54,17 +54,12 @@ pub(crate) fn rows(
     workspace: &mut Workspace,
     part: &mut Selection,
 ) -> Result<(), Error> {
-    match job.scores.data {
-        Data::F32(data) => scaled(job, data, rows, workspace, part),
-        Data::F64(data) => scaled(job, data, rows, workspace, part),
-        Data::F16(data) => scaled(job, data, rows, workspace, part),
-        Data::Bf16(data) => scaled(job, data, rows, workspace, part),
-    }
+    for_dtype!(job.scores.data, stored => scaled(job, stored, rows, workspace, part))
 }
 
 fn scaled<E: PerDtype>(
     job: &SelectJob<'_>,
-    data: &[E],
+    stored: &Strided<'_, E>,
     rows: Range<usize>,
     workspace: &mut Workspace,
     part: &mut Selection,
@@ -73,16 +68,16 @@ where
     E::Scalar: Element<Scalar = E::Scalar> + PerDtype,
 {
     if job.scores.scale == 1.0 {
-        batches(job, data, Unscaled, 1.0, rows, workspace, part)
+        batches(job, stored, Unscaled, 1.0, rows, workspace, part)
     } else {
         let scale = job.scores.scale;
-        batches(job, data, ScaledBy(scale), scale, rows, workspace, part)
+        batches(job, stored, ScaledBy(scale), scale, rows, workspace, part)
     }
 }
 
 fn batches<E: PerDtype, M: WeightFnOf<E::Scalar, Weights: InvertibleWeightFn<E::Scalar>>>(
     job: &SelectJob<'_>,
-    data: &[E],
+    stored: &Strided<'_, E>,
     weight_fn: M,
     scale: f64,
     rows: Range<usize>,
@@ -109,20 +104,20 @@ where
             break;
         }
         // As many rows of one budget as fit; another ends the batch and goes its own way.
-        let (mut lengths, mut starts, mut count, mut longest) = ([0; BATCH], [0; BATCH], 0, 0);
+        let mut batch: [&[E]; BATCH] = [&[]; BATCH];
+        let (mut lengths, mut count, mut longest) = ([0; BATCH], 0, 0);
         while count < BATCH && next + count < end {
             let row = next + count;
-            let span = job.scores.span(row);
-            if span.prefix > LONGEST || (count > 0 && !plan.holds(job, row)) {
+            let from = job.scores.visible(stored, row);
+            if from.len() > LONGEST || (count > 0 && !plan.holds(job, row)) {
                 break;
             }
             if count == 0 && !plan.holds(job, row) {
                 plan = Plan::new(job, row, scale);
             }
-            let mut n = span.prefix;
+            let mut n = from.len();
             if masked && n > RANKED {
                 let source = job.source(row, 1, None);
-                let from = &data[span.start..span.start + n];
                 match source.compact(from, workspace, &mut dense[count], &mut listed[count]) {
                     Ok(true) => {}
                     Ok(false) => break,
@@ -141,7 +136,7 @@ where
                 break;
             }
             longest = most;
-            (lengths[count], starts[count]) = (n, span.start);
+            (lengths[count], batch[count]) = (n, from);
             count += 1;
         }
         if result.is_err() {
@@ -165,10 +160,6 @@ where
             let batch = (next, &batch[..count], &positions[..]);
             decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
         } else {
-            let mut batch: [&[E]; BATCH] = [&[]; BATCH];
-            for r in 0..count {
-                batch[r] = &data[starts[r]..starts[r] + lengths[r]];
-            }
             let batch = (next, &batch[..count], &[Positions::From(0); BATCH][..]);
             decide_batch(job, &plan, batch, longest, weight_fn, workspace, part)
         };

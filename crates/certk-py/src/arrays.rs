@@ -1,14 +1,17 @@
 //! NumPy arrays as borrowed rows.
 
+use std::cell::OnceCell;
+
 use half::{bf16, f16};
+use numpy::ndarray::ArrayViewD;
 use numpy::{Element, PyArray1, PyReadonlyArray1, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString, PyTuple};
 
 use super::arguments;
 use super::errors::{CertkError, Raise};
-use certk_rs::bindings::{contiguous as contiguous_strides, default_floats, extent, list};
-use certk_rs::{Data, Keep, Kind, Mask, Scores};
+use certk_rs::bindings::{default_floats, list, whole_bytes, with_bits};
+use certk_rs::{Data, Keep, Kind, Scores, Values, Vectors};
 
 /// A borrowed array of one of the supported dtypes. Half precisions come as their 16 bits.
 pub(super) enum Stored<'py> {
@@ -26,22 +29,48 @@ fn layout<T: Element>(array: &PyReadonlyArrayDyn<'_, T>, argument: &str) -> PyEr
     ))
 }
 
-/// The memory that an array spans, and the strides of its batch axes in elements.
-fn stretch<'a, T: Element>(
+/// A view of an array whose rows are contiguous.
+fn view<'a, T: Element>(
     array: &'a PyReadonlyArrayDyn<'_, T>,
     argument: &str,
-) -> PyResult<(&'a [T], Vec<usize>)> {
-    if array.is_c_contiguous() {
-        // Axes of length one, and all axes of an empty array, may carry any stride; the shape says what it should be.
-        let data = array.as_slice().map_err(|_| layout(array, argument))?;
-        let strides = array.shape().split_last().map(|(&n, batch)| contiguous_strides(batch, n));
-        return Ok((data, strides.unwrap_or_default()));
-    }
+) -> PyResult<ArrayViewD<'a, T>> {
     let item = size_of::<T>().cast_signed();
-    if array.strides().iter().any(|stride| stride % item != 0) {
-        return Err(layout(array, argument));
+    // Axes of length one, and all axes of an empty array, may carry any stride.
+    let matters = |axis: usize| array.shape()[axis] > 1 && !array.is_empty();
+    let strides = array.strides();
+    let last = strides.len().saturating_sub(1);
+    let good = |(axis, &stride): (usize, &isize)| {
+        !matters(axis)
+            || if axis == last { stride == item } else { stride >= 0 && stride % item == 0 }
+    };
+    if strides.iter().enumerate().all(good) {
+        return Ok(array.as_array());
     }
-    extent(&array.as_array()).ok_or_else(|| layout(array, argument))
+    Err(layout(array, argument))
+}
+
+/// Runs work on a view of what is stored.
+macro_rules! with_view {
+    ($stored:expr, $argument:expr, $view:ident => $work:expr) => {
+        match $stored {
+            Stored::F32(array) => {
+                let $view = view(array, $argument)?;
+                $work.raise()
+            }
+            Stored::F64(array) => {
+                let $view = view(array, $argument)?;
+                $work.raise()
+            }
+            Stored::F16(array) => {
+                let $view = with_bits::<f16>(view(array, $argument)?);
+                $work.raise()
+            }
+            Stored::Bf16(array) => {
+                let $view = with_bits::<bf16>(view(array, $argument)?);
+                $work.raise()
+            }
+        }
+    };
 }
 
 /// From `(array, dtype)`: an array travels with the name of what its numbers are.
@@ -88,39 +117,57 @@ impl<'py> Stored<'py> {
         }
     }
 
-    /// The memory that the array spans, and the strides of its batch axes in elements.
-    pub(super) fn data<'a>(&'a self, argument: &str) -> PyResult<(Data<'a>, Vec<usize>)> {
+    /// All of an array that lies in C order.
+    pub(super) fn data<'a>(&'a self, argument: &str) -> PyResult<Data<'a>> {
         Ok(match self {
-            Stored::F32(array) => {
-                let (data, strides) = stretch(array, argument)?;
-                (Data::F32(data), strides)
-            }
-            Stored::F64(array) => {
-                let (data, strides) = stretch(array, argument)?;
-                (Data::F64(data), strides)
-            }
+            Stored::F32(array) => Data::F32(flat(array, argument)?),
+            Stored::F64(array) => Data::F64(flat(array, argument)?),
             Stored::F16(array) => {
-                let (data, strides) = stretch(array, argument)?;
-                (Data::F16(bytemuck::cast_slice::<u16, f16>(data)), strides)
+                Data::F16(bytemuck::cast_slice::<u16, f16>(flat(array, argument)?))
             }
             Stored::Bf16(array) => {
-                let (data, strides) = stretch(array, argument)?;
-                (Data::Bf16(bytemuck::cast_slice::<u16, bf16>(data)), strides)
+                Data::Bf16(bytemuck::cast_slice::<u16, bf16>(flat(array, argument)?))
             }
         })
+    }
+
+    /// Its rows as scores.
+    fn scores(&self) -> PyResult<Scores<'_>> {
+        with_view!(self, "scores", view => Scores::of(view))
+    }
+
+    /// Its rows as vectors.
+    pub(super) fn vectors(&self, argument: &'static str) -> PyResult<Vectors<'_>> {
+        with_view!(self, argument, view => Vectors::of(argument, view))
+    }
+
+    /// Its rows as values.
+    pub(super) fn values(&self) -> PyResult<Values<'_>> {
+        with_view!(self, "values", view => Values::of(view))
+    }
+
+    /// Its rows as numbers that are added to scores.
+    fn mask<'a>(&'a self, scores: Scores<'a>) -> PyResult<Scores<'a>> {
+        with_view!(self, "mask", view => scores.mask_of(view))
     }
 }
 
 /// A boolean array, looked at as bytes: NumPy does not promise that a true byte is 1.
-pub(super) struct Bytes<'py>(PyReadonlyArrayDyn<'py, u8>);
+pub(super) struct Bytes<'py> {
+    array: PyReadonlyArrayDyn<'py, u8>,
+    /// Its rows side by side, where there is something else between them.
+    copied: OnceCell<Vec<u8>>,
+}
 
 impl<'py> Bytes<'py> {
     pub(super) fn new(array: &Bound<'py, PyAny>) -> PyResult<Self> {
-        Ok(Bytes(array.call_method1("view", ("uint8",))?.extract()?))
+        let array = array.call_method1("view", ("uint8",))?.extract()?;
+        Ok(Bytes { array, copied: OnceCell::new() })
     }
 
-    pub(super) fn data(&self, argument: &str) -> PyResult<(&[u8], Vec<usize>)> {
-        stretch(&self.0, argument)
+    /// Its bytes and nothing else, and the strides of its axes but the last: 0 where rows repeat.
+    pub(super) fn data(&self, argument: &'static str) -> PyResult<(&[u8], Vec<usize>)> {
+        whole_bytes(argument, view(&self.array, argument)?, &self.copied).raise()
     }
 }
 
@@ -215,22 +262,18 @@ impl<'py> Rows<'py> {
 
     /// The rows, judged.
     pub(super) fn scores(&self) -> PyResult<Scores<'_>> {
-        let (data, strides) = self.scores.data("scores")?;
         let mut scores = match &self.indptr {
-            Some(indptr) => Scores::ragged(data, contiguous(indptr, "indptr")?).raise()?,
-            None => Scores::strided(data, self.scores.shape(), &strides).raise()?,
+            Some(indptr) => {
+                Scores::ragged(self.scores.data("scores")?, contiguous(indptr, "indptr")?)
+                    .raise()?
+            }
+            None => self.scores.scores()?,
         };
         scores = scores.kind(self.kind).raise()?.scale(self.scale).raise()?;
         scores = match &self.mask {
             None => scores,
-            Some(MaskArray::Allowed(mask)) => {
-                let (bytes, strides) = mask.data("mask")?;
-                scores.mask(Mask::Allowed(bytes), &strides).raise()?
-            }
-            Some(MaskArray::Additive(mask)) => {
-                let (data, strides) = mask.data("mask")?;
-                scores.mask(Mask::Additive(data), &strides).raise()?
-            }
+            Some(MaskArray::Allowed(mask)) => scores.mask_of(view(&mask.array, "mask")?).raise()?,
+            Some(MaskArray::Additive(mask)) => mask.mask(scores)?,
         };
         if let Some(lengths) = &self.lengths {
             scores = scores.lengths(contiguous(lengths, "lengths")?).raise()?;

@@ -208,9 +208,9 @@ impl Owed {
         let (queries, values) = (self.queries.extract(py)?, self.values.extract(py)?);
         let (queries, values) = (vectors(&queries, "q")?, vectors(&values, "v")?);
         let stored: Stored<'_> = self.out.extract(py)?;
-        let (stored, _) = stored.data("out")?;
+        let stored = stored.data("out")?;
         let mut out = list("out", stored.len()).raise()?;
-        stored.widen(0, stored.len(), &mut out);
+        out.extend((0..stored.len()).filter_map(|at| stored.get(at)));
         let found = self.of(out).raise()?;
         self.sight
             .extract::<Sight<'_>>(py)?

@@ -19,8 +19,7 @@ use certk_rs::{
 };
 
 pub(super) fn vectors<'a>(stored: &'a Stored<'_>, argument: &'static str) -> PyResult<Vectors<'a>> {
-    let (data, strides) = stored.data(argument)?;
-    Vectors::strided(argument, data, stored.shape(), &strides).raise()
+    stored.vectors(argument)
 }
 
 /// Why an index or a ball can no longer be used.

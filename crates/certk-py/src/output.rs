@@ -6,13 +6,8 @@ use super::arguments;
 use super::arrays::{Budgets, KeepArray, Rows, Stored};
 use super::errors::{Raise, detached};
 use super::results::{OutputBounds, OutputSelected};
+use certk_rs as core;
 use certk_rs::bindings::default_floats;
-use certk_rs::{self as core, Values};
-
-fn borrowed<'a>(values: &'a Stored<'_>) -> PyResult<Values<'a>> {
-    let (data, strides) = values.data("values")?;
-    Values::strided(data, values.shape(), &strides).raise()
-}
 
 #[pyfunction]
 pub(super) fn output_error<'py>(
@@ -23,7 +18,7 @@ pub(super) fn output_error<'py>(
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<OutputBounds> {
     let _modes = default_floats();
-    let (scores, values) = (rows.scores()?, borrowed(&values)?);
+    let (scores, values) = (rows.scores()?, values.values()?);
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
@@ -40,7 +35,7 @@ pub(super) fn select_output<'py>(
     threads: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<OutputSelected> {
     let _modes = default_floats();
-    let (scores, values) = (rows.scores()?, borrowed(&values)?);
+    let (scores, values) = (rows.scores()?, values.values()?);
     let budgets = out_tol.slice()?;
     let threads = arguments::threads(threads)?;
     let found = detached(py, || core::select_output(&scores, &values, budgets, threads))?;

@@ -100,9 +100,9 @@ impl Attend<'_> {
         at: usize,
         (from, depth): (usize, usize),
     ) {
-        let Lent { data, stride } = self.keys;
+        let (data, stride) = self.keys.place();
         // `attend` has checked that keys, entries and rows are there.
-        let left = data.as_ptr().add(key * stride + from);
+        let left = data.add(key * stride + from);
         let right = self.rows.queries.as_ptr().add(from * ROWS + at);
         let sums = product::<L, f32, R, C>((left, stride, 1), (right, ROWS), depth);
         for (r, sums) in sums.into_iter().enumerate() {
@@ -186,10 +186,10 @@ impl Attend<'_> {
     /// Adds the weighted values of `C` groups of entries for a tile of rows.
     #[inline(always)]
     unsafe fn average<L: Level, const C: usize>(&mut self, row: usize, at: usize) {
-        let Lent { data, stride } = self.values;
+        let (data, stride) = self.values.place();
         // `attend` has checked that values, entries and rows are there.
         let left = self.rows.weights.as_ptr().add(row);
-        let right = data.as_ptr().add(at);
+        let right = data.add(at);
         let sums = product::<L, f32, TILE, C>((left, 1, ROWS), (right, stride), self.count);
         for (r, sums) in sums.into_iter().enumerate() {
             let to = self.rows.sums.as_mut_ptr().add((row + r) * self.rows.width + at);
@@ -238,9 +238,8 @@ impl Simd {
         count: usize,
         mask: BlockMask<'_>,
     ) {
-        let reach = |lent: Lent<'_>, width| (count - 1) * lent.stride + width <= lent.data.len();
         assert!(count > 0 && count <= BLOCK);
-        assert!(reach(keys, rows.dim) && reach(values, rows.width));
+        assert!(keys.holds(count, rows.dim) && values.holds(count, rows.width));
         assert!(
             matches!(mask, BlockMask::First(_))
                 || matches!(mask, BlockMask::Each(each) if each.len() >= count * ROWS)

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// A number that differs from that of the parent in every forked child from the first call on. Process numbers do not
-/// suffice: in a namespace of its own a child may have the number that its parent has in another.
+/// A number that differs from that of the parent in every forked child from the first call on, where the system can tell. Process
+/// numbers do not suffice: in a namespace of its own a child may have the number that its parent has in another.
 pub(crate) fn forks() -> usize {
     #[cfg(unix)]
     {
@@ -13,11 +13,81 @@ pub(crate) fn forks() -> usize {
             FORKS.fetch_add(1, Ordering::Relaxed);
         }
         static ASKED: AtomicUsize = AtomicUsize::new(0);
-        if ASKED.swap(1, Ordering::Relaxed) == 0 {
-            // SAFETY: the handler touches an atomic number and nothing else, and lives as long as the process: neither
-            // this crate nor an extension of Python is ever unloaded. Where it is refused, process numbers must do.
+        // A handler that is no longer there when somebody forks ends the process: where this code may be unloaded, as a plug-in
+        // is, process numbers must do.
+        if ASKED.swap(1, Ordering::Relaxed) == 0 && stays(in_the_child as *const ()) {
+            // SAFETY: the handler touches an atomic number and nothing else, and its code stays as long as the process. Where it
+            // is refused, process numbers must do.
             unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
         }
     }
     FORKS.load(Ordering::Relaxed)
+}
+
+/// Makes sure that code is never unloaded. False if it may be.
+#[cfg(any(target_os = "linux", target_vendor = "apple"))]
+fn stays(code: *const ()) -> bool {
+    // Nothing can be loaded into such a program.
+    if cfg!(target_feature = "crt-static") {
+        return true;
+    }
+    let Some(object) = object_of(code) else { return false };
+    if object_of(of_the_program()).is_some_and(|program| program.dli_fbase == object.dli_fbase) {
+        return true;
+    }
+    if object.dli_fname.is_null() {
+        return false;
+    }
+    // SAFETY: the name is that of an object that is loaded, which holds this very code. It is not loaded anew.
+    let same = unsafe {
+        libc::dlopen(object.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE)
+    };
+    !same.is_null()
+}
+
+#[cfg(all(unix, not(any(target_os = "linux", target_vendor = "apple"))))]
+fn stays(_code: *const ()) -> bool {
+    false
+}
+
+/// The program or library that an address belongs to.
+#[cfg(any(target_os = "linux", target_vendor = "apple"))]
+fn object_of(address: *const ()) -> Option<libc::Dl_info> {
+    let mut object = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: any address may be asked about. What is written is valid where something was found, and so are zeros.
+    unsafe {
+        (libc::dladdr(address.cast(), object.as_mut_ptr()) != 0).then(|| object.assume_init())
+    }
+}
+
+/// An address in the program itself: that of its headers.
+#[cfg(target_os = "linux")]
+fn of_the_program() -> *const () {
+    // SAFETY: it reads what the system has told the process; 0 if nothing.
+    unsafe { libc::getauxval(libc::AT_PHDR) as *const () }
+}
+
+#[cfg(target_vendor = "apple")]
+fn of_the_program() -> *const () {
+    // SAFETY: the first image is the program's.
+    unsafe { libc::_dyld_get_image_header(0).cast() }
+}
+
+#[cfg(all(
+    test,
+    any(target_os = "linux", target_vendor = "apple"),
+    not(target_feature = "crt-static")
+))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_of_the_program_and_of_libraries_stays_and_other_memory_may_not() {
+        assert!(stays(forks as *const ()));
+        // SAFETY: it looks for a name that every process has.
+        let in_a_library = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"getpid".as_ptr()) };
+        assert!(!in_a_library.is_null() && stays(in_a_library.cast_const().cast()));
+        assert!(!stays((&raw const *Box::new(0u64)).cast()));
+        assert!(!stays(std::ptr::null()));
+    }
 }

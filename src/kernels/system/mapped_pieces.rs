@@ -18,6 +18,9 @@ pub struct MappedPiece {
 }
 
 /// A stretch of addresses with pieces of files in it. It stays as it is until it is dropped.
+///
+/// It gives out an address and no memory: whoever makes a slice there sees to it that this lives as long, that nobody writes there
+/// meanwhile, and that the files are not cut short, which ends the process that reads behind their end.
 #[derive(Debug)]
 pub struct MappedPieces {
     start: usize,
@@ -25,11 +28,11 @@ pub struct MappedPieces {
 }
 
 impl MappedPieces {
-    /// The caller makes sure that the files are as long as their pieces say, and stay so: reading behind the end of a file
-    /// ends the process.
+    /// Maps them.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says, and [`io::ErrorKind::InvalidInput`] for a piece that is outside of the stretch or reaches behind the last
+    /// page of its file.
     #[cfg(unix)]
     pub fn new(len: usize, pieces: &[MappedPiece]) -> io::Result<Self> {
         use libc::{MAP_ANON, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE};
@@ -37,6 +40,12 @@ impl MappedPieces {
             |piece: &MappedPiece| piece.at.checked_add(piece.len).is_some_and(|end| end <= len);
         if len == 0 || !pieces.iter().all(fits) {
             return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for piece in pieces {
+            let end = piece.offset.checked_add(piece.len as u64);
+            if end.is_none_or(|end| end > pages_end(piece.descriptor).unwrap_or(0)) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
         }
         // SAFETY: new addresses, of the system's choice.
         let start = unsafe {
@@ -95,15 +104,27 @@ impl MappedPieces {
         self.len
     }
 
-    /// Lets go of the pages: they no longer count as memory of the process, and come again from their files when they are read.
+    /// Lets go of the pages: they no longer count as memory of the process, and come again from their files when they are read. What
+    /// was written to pieces that are not shared is lost.
     pub fn let_go(&self) {
         #[cfg(unix)]
-        // SAFETY: what is in the files is read again from there. What somebody has written to a piece that is not shared is
-        // lost, as documented.
+        // SAFETY: these addresses were mapped by `new`; what is in the files is read again from there.
         unsafe {
             libc::madvise(self.start as *mut libc::c_void, self.len, libc::MADV_DONTNEED);
         }
     }
+}
+
+/// Where the last page of an open file ends.
+#[cfg(unix)]
+fn pages_end(descriptor: i32) -> Option<u64> {
+    let mut about = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: any number may be asked about. What is written is valid where there is such a file, and so are zeros.
+    let about =
+        unsafe { (libc::fstat(descriptor, about.as_mut_ptr()) == 0).then(|| about.assume_init())? };
+    // SAFETY: a query without side effects; -1 if there is no answer.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+    u64::try_from(about.st_size).ok()?.checked_next_multiple_of(page)
 }
 
 #[cfg(unix)]
@@ -161,6 +182,11 @@ mod tests {
         assert_eq!(seen(&[0, 1, 2, 4]), [2, 3, 8, 77]);
         assert!(MappedPieces::new(PAGE, &[piece(0, 2, 0, 0)]).is_err());
         assert!(MappedPieces::new(0, &[]).is_err());
+        // Reading behind the end of a file would end the process.
+        for past in [piece(0, 1, 0, 4), piece(0, 3, 0, 2)] {
+            let error = MappedPieces::new(4 * PAGE, &[past]).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        }
         assert!(
             MappedPieces::new(PAGE, &[MappedPiece { descriptor: -1, ..piece(0, 1, 0, 0) }])
                 .is_err()

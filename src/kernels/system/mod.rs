@@ -3,8 +3,6 @@
 mod address_space;
 mod concat;
 mod float_modes;
-#[cfg(feature = "ndarray")]
-mod foreign;
 mod forks;
 mod gate;
 mod huge_pages;
@@ -15,8 +13,6 @@ mod pages;
 pub(crate) use address_space::left as address_space_left;
 pub(crate) use concat::{Piece, append_all};
 pub use float_modes::DefaultFloats;
-#[cfg(feature = "ndarray")]
-pub use foreign::extent;
 pub(crate) use forks::forks;
 pub(crate) use gate::{Gate, lend};
 pub(crate) use huge_pages::ask_for as ask_for_huge_pages;
