@@ -20,7 +20,7 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 .NOTPARALLEL:
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 test-aarch64-portable install-aarch64 prove install-gappa test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-valgrind lint fmt bench wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
+.PHONY: help demo test test-rust test-python test-older test-service test-aarch64 test-aarch64-portable install-aarch64 prove install-gappa test-msrv install-msrv fuzz fuzz-smoke test-asan test-tsan test-miri test-valgrind lint fmt bench wheels sdist test-wheel test-wheel-aarch64 test-sdist deny clean
 
 help:
 	@echo 'make demo         build, install into .venv, prune the example cache and verify the result'
@@ -42,6 +42,7 @@ help:
 	@echo 'make fuzz         fuzz every target in turn (needs nightly Rust and cargo-fuzz); FUZZ_SECONDS for each, 600 if not given'
 	@echo 'make test-asan    the Rust tests of kernels and of the whole under AddressSanitizer (needs nightly Rust)'
 	@echo 'make test-tsan    snapshots, pools and cancellation under ThreadSanitizer (needs nightly Rust with rust-src)'
+	@echo 'make test-miri    rows of strided views under Miri, which sees aliasing (needs nightly Rust with miri and rust-src)'
 	@echo 'make test-valgrind  a smaller run of inputs at the ends of memory under valgrind'
 	@echo 'make lint         rustfmt, clippy, rustdoc, the list of the public interface, ruff, mypy --strict, stubtest'
 	@echo 'make fmt          format Rust and Python'
@@ -121,7 +122,7 @@ AARCH64_PACKAGES := rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu li
 
 ON_AARCH64 := env RUSTC=$(AARCH64_RUSTC) CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64-static CERTK_EMULATED=1 CERTK_BITS=$(CURDIR)/target/bits.txt \
-	cargo test --profile tested --target $(AARCH64)
+	cargo test --profile tested --target $(AARCH64) --features files,montecarlo
 
 install-aarch64:
 	dpkg --add-architecture arm64
@@ -192,19 +193,24 @@ fuzz:
 # The standard library of nightly is without instrumentation, which finds less in it and nothing less in what is ours.
 test-asan:
 	env RUSTFLAGS=-Zsanitizer=address CERTK_EMULATED=1 cargo +nightly test --release --target-dir target/asan \
-		--target "$$(rustc -vV | sed -n 's/host: //p')" --lib --test hardened
+		--target "$$(rustc -vV | sed -n 's/host: //p')" --features files,montecarlo --lib --test hardened
 
 # Here the standard library must have instrumentation, too: what its locks put in order would look like a race.
 test-tsan:
 	env RUSTFLAGS=-Zsanitizer=thread CERTK_EMULATED=1 cargo +nightly test -Zbuild-std --release --target-dir target/tsan \
-		--target "$$(rustc -vV | sed -n 's/host: //p')" --features portable-fma --test contexts --test hosts
+		--target "$$(rustc -vV | sed -n 's/host: //p')" --features montecarlo,portable-fma --test contexts --test hosts
 	env RUSTFLAGS=-Zsanitizer=thread CERTK_EMULATED=1 cargo +nightly test -Zbuild-std --release --target-dir target/tsan \
-		--target "$$(rustc -vV | sed -n 's/host: //p')" --features portable-fma --test soundness -- snapshots
+		--target "$$(rustc -vV | sed -n 's/host: //p')" --features files,montecarlo,portable-fma --test soundness -- snapshots
+
+# Which slices are made of borrowed memory: what one is made of may be written by nobody else, gaps included.
+test-miri:
+	env CERTK_LEVEL=portable MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-deterministic-floats' \
+		cargo +nightly miri test --target-dir target/miri --features ndarray --lib -- rows::views kernels::strided
 
 test-valgrind:
 	@command -v valgrind > /dev/null || { echo 'valgrind is needed'; exit 1; }
 	@echo '== kernels under valgrind, which knows no AVX-512'
-	binary=$$(cargo test --release --test hardened --no-run 2>&1 | sed -n 's/.*(\(.*hardened-.*\)).*/\1/p') && \
+	binary=$$(cargo test --release --features files,montecarlo --test hardened --no-run 2>&1 | sed -n 's/.*(\(.*hardened-.*\)).*/\1/p') && \
 		env CERTK_EMULATED=1 \
 		valgrind --quiet --error-exitcode=1 "$$binary" --test-threads 1 rows_of_every vectors_of_every
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use certk_rs::{Keep, Options, Scores, Status, certify, select};
+use certk_rs::{CertifyOptions, Keep, Options, Scores, Status, certify, select};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 /// Standard normal numbers by Box and Muller from a Weyl sequence.
@@ -27,7 +27,8 @@ fn benches(criterion: &mut Criterion) {
         assert!(found.status.iter().all(|&status| status == Status::Certified));
         let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
         let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
-        let judged = certify(&scores, &keep, Some(&eps), true, None).expect("a kept set");
+        let judged = certify(&scores, &keep, &CertifyOptions::new().eps(&eps).independent(true))
+            .expect("a kept set");
         assert!(judged.holds.expect("budgets were given").iter().all(|&holds| holds));
 
         let mut group = criterion.benchmark_group("gaussian, sigma 3, eps 0.01");
@@ -37,7 +38,7 @@ fn benches(criterion: &mut Criterion) {
             b.iter(|| select(&scores, &eps, &options));
         });
         group.bench_function(BenchmarkId::new("certify", n), |b| {
-            b.iter(|| certify(&scores, &keep, Some(&eps), false, Some(1)));
+            b.iter(|| certify(&scores, &keep, &CertifyOptions::new().eps(&eps).threads(1)));
         });
         group.finish();
     }

@@ -1,6 +1,6 @@
 //! Which keys of a row matter, and what is lost without the others: `cargo run --release --example select`.
 
-use certk_rs::{Keep, Options, Scores, certify, select};
+use certk_rs::{CertifyOptions, Keep, Options, Scores, certify, select};
 
 fn main() -> Result<(), certk_rs::Error> {
     // Two rows of scores, in natural-log units: their weights are e to these, over their sum.
@@ -20,7 +20,8 @@ fn main() -> Result<(), certk_rs::Error> {
     // Another set, judged by code that shares nothing with the search for the best one.
     let kept = [1_u8, 0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1];
     let keep = Keep::Mask { kept: &kept, strides: &[6] };
-    let certificate = certify(&scores, &keep, Some(&[0.1]), true, None)?;
+    let certificate =
+        certify(&scores, &keep, &CertifyOptions::new().eps(&[0.1]).independent(true))?;
     println!("a set of somebody else's: within a tenth? {:?}", certificate.holds);
     Ok(())
 }

@@ -11,3 +11,13 @@ pub use crate::scale::nearest_rsqrt;
 pub use crate::threads::{beside_openmp, count_forks, default_floats};
 #[cfg(feature = "ndarray")]
 pub use crate::{kernels::with_bits, rows::whole_bytes};
+
+/// That a number of a binding's own argument is outside its range.
+pub fn bad_number(
+    argument: &'static str,
+    place: crate::Place,
+    value: f64,
+    problem: &'static str,
+) -> crate::Error {
+    crate::Error::Number { argument, place, value, problem }
+}

@@ -7,6 +7,7 @@ use crate::certified_sums::{self, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::error::Error;
 use crate::exact_share::leaves_exactly;
 use crate::memory::room;
+use crate::names::names;
 use crate::order;
 use crate::recycled::{self, Recycled, held};
 use crate::reused::{Reused, filled_again};
@@ -25,6 +26,7 @@ use crate::sorting;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Status {
     /// The reported upper bound of the tail mass is within the budget.
     #[default]
@@ -34,6 +36,12 @@ pub enum Status {
     /// The row has no visible key.
     Empty = 2,
 }
+
+names! { Status, "status", "use \"certified\", \"over_budget\" or \"empty\"", {
+    "certified" => Status::Certified,
+    "over_budget" => Status::OverBudget,
+    "empty" => Status::Empty,
+} }
 
 /// What is proven about the kept set of each row.
 #[derive(Debug, Clone, PartialEq, Default)]

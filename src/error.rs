@@ -3,54 +3,12 @@
 //! Every message names the argument, the place (full multi-index of the row or entry) and the remedy,
 //! in one line, because it is shown unchanged by the Python package and the command line.
 
-use std::fmt;
+mod class;
+mod place;
 
-/// A place in an array: the full multi-index, printed as `[1, 0, 17]`; nothing where there is only one.
-///
-/// ```
-/// use certk_rs::Place;
-/// assert_eq!(Place::unravel(&[2, 3], 4), Place(vec![1, 1]));
-/// assert_eq!(Place(vec![1, 1]).to_string(), "[1, 1]");
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place(pub Vec<usize>);
-
-/// A number in a message: very large and very small ones with an exponent, not with hundreds of zeros.
-struct Plain(f64);
-
-impl fmt::Display for Plain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = self.0.abs();
-        if size != 0.0 && size.is_finite() && !(1e-5..1e17).contains(&size) {
-            write!(f, "{:e}", self.0)
-        } else {
-            write!(f, "{}", self.0)
-        }
-    }
-}
-
-impl Place {
-    /// Entry number `flat` of an array in C order.
-    pub fn unravel(shape: &[usize], flat: usize) -> Self {
-        let (mut index, mut rest) = (vec![0; shape.len()], flat);
-        for (i, &len) in index.iter_mut().zip(shape).rev() {
-            *i = rest % len.max(1);
-            rest /= len.max(1);
-        }
-        Place(index)
-    }
-
-    /// The place as a row: `row [1, 0]`, or `the row` where there is only one.
-    pub(crate) fn row(&self) -> String {
-        if self.0.is_empty() { "the row".into() } else { format!("row {self}") }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { fmt::Debug::fmt(&self.0, f) }
-    }
-}
+pub use class::ErrorClass;
+pub use place::Place;
+use place::Plain;
 
 /// Why an input was rejected. Nothing is computed from a rejected input.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -60,6 +18,7 @@ pub enum Error {
     #[error(
         "scores{place} is NaN; mask the entry (-inf, or 0 in Mask::Allowed) or repair the input"
     )]
+    #[non_exhaustive]
     ScoreNan {
         /// Where.
         place: Place,
@@ -68,6 +27,7 @@ pub enum Error {
     #[error(
         "scores{place} is +inf; scores must be finite, or -inf for a masked entry: repair the input"
     )]
+    #[non_exhaustive]
     ScoreInfinite {
         /// Where.
         place: Place,
@@ -78,6 +38,7 @@ pub enum Error {
          (use Kind::Logits for scores)",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     Probability {
         /// Where.
         place: Place,
@@ -88,6 +49,7 @@ pub enum Error {
     #[error(
         "scores{place} sums to more than float64 can hold; divide the row by its largest entry"
     )]
+    #[non_exhaustive]
     ProbabilityTotal {
         /// The row.
         place: Place,
@@ -98,6 +60,7 @@ pub enum Error {
          the input",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     Value {
         /// Where, in the values.
         place: Place,
@@ -109,6 +72,7 @@ pub enum Error {
         "out_tol{place} is {value}; a budget on the output is a finite number >= 0",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     Tolerance {
         /// The row, empty for a single budget.
         place: Place,
@@ -120,6 +84,7 @@ pub enum Error {
         "out_tol{place} is {value:?}, but the output in full is proven to {bound:?} only (rounding); \
          raise out_tol, or pass q, k and v in a wider precision"
     )]
+    #[non_exhaustive]
     Unreachable {
         /// The row.
         place: Place,
@@ -133,6 +98,7 @@ pub enum Error {
         "mask{place} is {value}; an additive mask holds finite biases, or -inf to mask an entry",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     MaskValue {
         /// Where.
         place: Place,
@@ -144,6 +110,7 @@ pub enum Error {
         "scores{place} times scale plus mask reaches {value:e}, beyond 2^60 in size, where even double-double \
          arithmetic cannot tell scores apart; subtract a constant per row from the scores or from the mask"
     )]
+    #[non_exhaustive]
     MaskedScore {
         /// The row or entry.
         place: Place,
@@ -152,12 +119,14 @@ pub enum Error {
     },
     /// Another thread wrote to the scores while they were read.
     #[error("scores{place} changed while they were read; do not write to an array during a call")]
+    #[non_exhaustive]
     Changed {
         /// The row.
         place: Place,
     },
     /// A budget is NaN or outside [0, 1).
     #[error("eps{place} is {value}; a budget must lie in [0, 1)", value = Plain(*.value))]
+    #[non_exhaustive]
     Eps {
         /// The row, empty for a single budget.
         place: Place,
@@ -166,6 +135,7 @@ pub enum Error {
     },
     /// A scale is NaN or infinite.
     #[error("scale is {value}; it must be a finite number", value = Plain(*.value))]
+    #[non_exhaustive]
     Scale {
         /// The offending value.
         value: f64,
@@ -175,6 +145,7 @@ pub enum Error {
         "scale is {value}, but Kind::Probs takes no scale; leave it at 1, or pass logits",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     ScaleWithProbs {
         /// The offending value.
         value: f64,
@@ -189,6 +160,7 @@ pub enum Error {
         "radius{place} is {value}; a score radius must lie in [0, 300]",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     Radius {
         /// The row.
         place: Place,
@@ -200,6 +172,7 @@ pub enum Error {
     RadiusWithProbs,
     /// An array does not have the shape that the scores ask for.
     #[error("{argument} has {got} entries but {expected} are needed ({remedy})")]
+    #[non_exhaustive]
     Length {
         /// The argument's name.
         argument: &'static str,
@@ -212,6 +185,7 @@ pub enum Error {
     },
     /// A shape, or shape and strides, reach outside the buffer, or have no axis.
     #[error("{argument} has shape {shape:?}: {problem}")]
+    #[non_exhaustive]
     Shape {
         /// The argument's name.
         argument: &'static str,
@@ -225,6 +199,7 @@ pub enum Error {
         "what is made of {argument} takes {bytes} bytes at once, more than there is or a limit allows; pass less at a time, or \
          raise the limit"
     )]
+    #[non_exhaustive]
     NoMemory {
         /// The argument's name.
         argument: &'static str,
@@ -233,6 +208,7 @@ pub enum Error {
     },
     /// A valid prefix length is negative or longer than the row.
     #[error("lengths{place} is {value}; it must lie between 0 and n = {n}")]
+    #[non_exhaustive]
     RowLength {
         /// The row.
         place: Place,
@@ -243,6 +219,7 @@ pub enum Error {
     },
     /// `indptr` does not start at 0, decreases, or does not end at the buffer's length.
     #[error("indptr[{position}] is {value}: {problem}")]
+    #[non_exhaustive]
     Indptr {
         /// Which entry.
         position: usize,
@@ -253,6 +230,7 @@ pub enum Error {
     },
     /// Two options that exclude each other.
     #[error("{first} cannot be combined with {second}: {remedy}")]
+    #[non_exhaustive]
     Conflict {
         /// The first option.
         first: &'static str,
@@ -263,6 +241,7 @@ pub enum Error {
     },
     /// An option has a value outside its range.
     #[error("{argument} is {value}: {problem}")]
+    #[non_exhaustive]
     Option {
         /// The argument's name.
         argument: &'static str,
@@ -277,6 +256,7 @@ pub enum Error {
          raise max_keep or force fewer",
         row = .place.row()
     )]
+    #[non_exhaustive]
     ForcedOverMax {
         /// The row.
         place: Place,
@@ -290,6 +270,7 @@ pub enum Error {
         "min_keep is {min_keep}, but max_keep allows {most} keys of {row}; raise max_keep or lower min_keep",
         row = .place.row()
     )]
+    #[non_exhaustive]
     MinOverMax {
         /// The row.
         place: Place,
@@ -304,6 +285,7 @@ pub enum Error {
          raise max_keep or make the blocks smaller",
         row = .place.row()
     )]
+    #[non_exhaustive]
     BlockOverMax {
         /// The row.
         place: Place,
@@ -316,6 +298,7 @@ pub enum Error {
     #[error("keep: index {value} in {row} is out of range; positions run from 0 to n - 1 = {last}",
         row = .place.row(),
         last = *.n as i64 - 1)]
+    #[non_exhaustive]
     KeepRange {
         /// The row.
         place: Place,
@@ -329,6 +312,7 @@ pub enum Error {
         "keep: index {value} stands twice in {row}; list every kept position once",
         row = .place.row()
     )]
+    #[non_exhaustive]
     KeepTwice {
         /// The row.
         place: Place,
@@ -337,6 +321,7 @@ pub enum Error {
     },
     /// A tail mass is NaN or outside [0, 1].
     #[error("tail_mass{place} is {value}; a tail mass lies in [0, 1]", value = Plain(*.value))]
+    #[non_exhaustive]
     TailMass {
         /// Which entry.
         place: Place,
@@ -348,6 +333,7 @@ pub enum Error {
         "kl{place} is {value}; a divergence is a number of nats >= 0, or inf",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     Divergence {
         /// Which entry.
         place: Place,
@@ -356,6 +342,7 @@ pub enum Error {
     },
     /// A number of scores is negative.
     #[error("n{place} is {value}; a row has 0 scores or more")]
+    #[non_exhaustive]
     RowCount {
         /// Which entry.
         place: Place,
@@ -367,6 +354,7 @@ pub enum Error {
         "k is {value} for {row}, which has n = {n} scores that are not masked; pass 0 <= k <= n",
         row = .place.row()
     )]
+    #[non_exhaustive]
     KeptCount {
         /// The row.
         place: Place,
@@ -377,6 +365,7 @@ pub enum Error {
     },
     /// A cut is out of order, outside its row, or at k.
     #[error("cuts[{position}] is {value}: {problem}")]
+    #[non_exhaustive]
     Cut {
         /// Which entry.
         position: usize,
@@ -387,6 +376,7 @@ pub enum Error {
     },
     /// A block's size is negative, or its bounds bound nothing.
     #[error("{argument}{place} is {value}: {problem}", value = Plain(*.value))]
+    #[non_exhaustive]
     Block {
         /// The argument's name.
         argument: &'static str,
@@ -399,6 +389,7 @@ pub enum Error {
     },
     /// A number has a value outside its range.
     #[error("{argument}{place} is {value}: {problem}", value = Plain(*.value))]
+    #[non_exhaustive]
     Number {
         /// The argument's name.
         argument: &'static str,
@@ -411,6 +402,7 @@ pub enum Error {
     },
     /// A row is longer than positions can be counted in 32 bits.
     #[error("scores has rows of {n} entries; at most 4294967295 are supported: split the row")]
+    #[non_exhaustive]
     RowTooLong {
         /// The row's length.
         n: usize,
@@ -419,6 +411,7 @@ pub enum Error {
     #[error(
         "SIMD level {level:?} {problem} (CERTK_LEVEL, force_simd_level); known: portable, avx2, avx512, neon"
     )]
+    #[non_exhaustive]
     Level {
         /// The level asked for.
         level: String,
@@ -431,6 +424,7 @@ pub enum Error {
          draw at most that many, or certify the row",
         row = .place.row()
     )]
+    #[non_exhaustive]
     Draws {
         /// The row.
         place: Place,
@@ -444,6 +438,7 @@ pub enum Error {
         "upper_bounds{place} is {value}; a bound must be finite, or -inf for a key that weighs nothing",
         value = Plain(*.value)
     )]
+    #[non_exhaustive]
     UpperBound {
         /// Where.
         place: Place,
@@ -456,6 +451,7 @@ pub enum Error {
         score = Plain(*.score),
         bound = Plain(*.bound)
     )]
+    #[non_exhaustive]
     UpperBoundBroken {
         /// Where.
         place: Place,
@@ -466,6 +462,7 @@ pub enum Error {
     },
     /// A query or a key has an entry that is NaN or infinite.
     #[error("{argument}{place} is not finite; repair the input")]
+    #[non_exhaustive]
     KeyNotFinite {
         /// The argument's name.
         argument: &'static str,
@@ -477,6 +474,7 @@ pub enum Error {
         "{argument}{place} {problem}: an index proves nothing about other keys; pass those that it was built of, or build \
          it anew"
     )]
+    #[non_exhaustive]
     OtherKeys {
         /// The argument's name.
         argument: &'static str,
@@ -489,6 +487,7 @@ pub enum Error {
     #[error(
         "{problem} of head {head} cannot be those of an index of such keys: it is damaged, or of other keys; build the index again"
     )]
+    #[non_exhaustive]
     Damaged {
         /// Which part.
         problem: &'static str,
@@ -497,8 +496,18 @@ pub enum Error {
     },
     /// Bytes are not those of an index.
     #[error("no index that can be used: {problem}; build the index again and write it")]
+    #[non_exhaustive]
     IndexFile {
         /// What is wrong with them.
+        problem: String,
+    },
+    /// A file could not be read or written.
+    #[error("the file could not be read or written: {problem}")]
+    #[non_exhaustive]
+    File {
+        /// As [`std::io::Error`] has it.
+        kind: std::io::ErrorKind,
+        /// What the reader or the writer says.
         problem: String,
     },
     /// A search needs keys that were not lent to it.
@@ -514,18 +523,6 @@ pub enum Error {
         "the deadline passed before there was an answer; give more time, or ask for less at a time"
     )]
     DeadlineExceeded,
-}
-
-/// What a caller can do about an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorClass {
-    /// The input is wrong, and stays so: repair it.
-    Input,
-    /// There is not enough memory: try later, or with less.
-    Resource,
-    /// The caller ended the call.
-    Cancelled,
 }
 
 impl Error {
@@ -544,6 +541,7 @@ impl Error {
     pub fn class(&self) -> ErrorClass {
         match self {
             Error::NoMemory { .. } => ErrorClass::Resource,
+            Error::File { .. } => ErrorClass::File,
             Error::Interrupted | Error::DeadlineExceeded => ErrorClass::Cancelled,
             Error::ScoreNan { .. }
             | Error::ScoreInfinite { .. }

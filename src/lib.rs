@@ -28,6 +28,10 @@
 //! `RAYON_NUM_THREADS` or else the system lends, less one, started when a call first needs them. Calls at the same time share
 //! them and never wait for one another. On a worker of a rayon pool, the host's or the global one, a call uses no other thread
 //! unless it was told a number; either way it never runs tasks of that pool while it waits, so it may be made under a lock.
+//!
+//! # Features
+//! None is on by default. `files`: indexes as files ([`KeyIndex::write_to`]). `montecarlo`: estimates from draws ([`montecarlo`]).
+//! `ndarray`: its views are read where they lie ([`Scores::of`]). `serde`: results and options are serialised.
 
 // Their blocks are compiled and run with those of the documentation.
 #[cfg(all(doctest, feature = "ndarray"))]
@@ -60,7 +64,9 @@ mod kernels;
 mod log_mass;
 mod memory;
 pub mod model;
+#[cfg(feature = "montecarlo")]
 pub mod montecarlo;
+mod names;
 mod order;
 mod random;
 mod recycled;
@@ -76,7 +82,9 @@ mod workspace;
 
 pub use ambient::CancelToken;
 pub use attention::{Attention, AttentionOptions, Budget, Precision, ValueBall, attention};
-pub use bounds::output::{OutputBound, OutputError, OutputSelection, output_error, select_output};
+pub use bounds::output::{
+    OutputBound, OutputError, OutputOptions, OutputSelection, output_error, select_output,
+};
 pub use certificate::{Certificate, Status};
 pub use context::Context;
 pub use error::{Error, ErrorClass, Place};
@@ -91,6 +99,10 @@ pub use log_mass::LogMass;
 /// The crate whose views are read.
 #[cfg(feature = "ndarray")]
 pub use ndarray;
+/// The crate whose pools a [`Context`] takes.
+pub use rayon;
 pub use rows::{Data, Keep, Kind, Mask, MaskEntry, Number, Scores, Values, Vectors};
-pub use select::{MaxKeep, Options, Selection, certify, force_simd_level, select, simd_level};
+pub use select::{
+    CertifyOptions, MaxKeep, Options, Selection, certify, force_simd_level, select, simd_level,
+};
 pub use workspace::Workspace;

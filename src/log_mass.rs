@@ -7,11 +7,12 @@ use crate::certified_sums::exp;
 ///
 /// ```
 /// use certk_rs::LogMass;
-/// let two = LogMass { lower: 2f64.ln(), upper: 2f64.ln() }; // two keys with scores of 0
+/// let two = LogMass::new(2f64.ln(), 2f64.ln()); // two keys with scores of 0
 /// assert!(LogMass::NONE.upper < two.lower && two.upper < LogMass::UNKNOWN.upper);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct LogMass {
     /// It is not below this; negative infinity where there may be no weight at all.
     #[cfg_attr(feature = "serde", serde(with = "crate::extended"))]
@@ -28,6 +29,17 @@ const ROUNDING: f64 = 1.0 / 1_125_899_906_842_624.0;
 const MOST: f64 = 700.0;
 
 impl LogMass {
+    /// Weights whose logarithm lies between these.
+    ///
+    /// ```
+    /// use certk_rs::LogMass;
+    /// assert_eq!(LogMass::new(-1.0, 2.5).upper, 2.5);
+    /// ```
+    #[must_use]
+    pub const fn new(lower: f64, upper: f64) -> Self {
+        LogMass { lower, upper }
+    }
+
     /// Of no key at all.
     pub const NONE: LogMass = LogMass { lower: f64::NEG_INFINITY, upper: f64::NEG_INFINITY };
     /// Of which nothing is known.

@@ -4,8 +4,11 @@
 //! bytes of the key (the rest is zero), and the row is the stream. What a row draws depends on nothing else, in particular
 //! neither on threads nor on the order in which rows are worked on.
 
-use rand_chacha::ChaCha12Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+#[cfg(feature = "montecarlo")]
+use rand_chacha::{
+    ChaCha12Rng,
+    rand_core::{Rng, SeedableRng},
+};
 
 /// An odd number whose multiples are spread evenly.
 pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -17,10 +20,12 @@ pub(crate) fn stirred(mut bits: u64) -> u64 {
     bits ^ bits >> 31
 }
 
+#[cfg(feature = "montecarlo")]
 /// The random numbers of one row.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(ChaCha12Rng);
 
+#[cfg(feature = "montecarlo")]
 impl Random {
     pub(crate) fn new(seed: u64, row: u64) -> Self {
         let mut key = [0; 32];
@@ -42,7 +47,7 @@ impl Random {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "montecarlo"))]
 mod tests {
     use super::*;
 

@@ -1,8 +1,9 @@
 //! Memory that warm calls ask for: none, on one thread, once what they returned was given back.
 
 use certk_rs::{
-    AttentionOptions, Budget, Context, IndexOptions, Keep, KeyIndex, LogMass, Mask, Options,
-    RecallOptions, Rule, Scores, SearchOptions, Vectors, Workspace, attention, certify, select,
+    AttentionOptions, Budget, CertifyOptions, Context, IndexOptions, Keep, KeyIndex, LogMass, Mask,
+    Options, RecallOptions, Rule, Scores, SearchOptions, Vectors, Workspace, attention, certify,
+    select,
 };
 
 /// Numbers that look Gaussian, the same on every machine.
@@ -55,7 +56,13 @@ fn warm_calls_ask_for_no_memory() {
             let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
             for independent in [false, true] {
                 count(&format!("certify {rows} x {n} {independent}"), &|| {
-                    certify(&scores, &keep, Some(&[0.05]), independent, None).unwrap().recycle();
+                    certify(
+                        &scores,
+                        &keep,
+                        &CertifyOptions::new().eps(&[0.05]).independent(independent),
+                    )
+                    .unwrap()
+                    .recycle();
                 });
             }
         }
@@ -103,7 +110,7 @@ fn warm_calls_ask_for_no_memory() {
                 attention(&queries, &keys, &keys, budget, index, &how).unwrap().recycle();
             });
         }
-        let weights = [LogMass { lower: 1.0, upper: 1.5 }];
+        let weights = [LogMass::new(1.0, 1.5)];
         count("recall", &|| {
             let how = RecallOptions::default();
             index.recall(&queries, &weights, &[0.05], &how).unwrap().recycle();

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use certk_rs::{
-    AttentionOptions, Budget, CancelToken, Context, Error, IndexOptions, Keep, KeyIndex, Options,
-    Rule, Scores, SearchOptions, Values, Vectors, attention, bounds, certify, keep_set, model,
-    montecarlo, output_error, select, select_output,
+    AttentionOptions, Budget, CancelToken, CertifyOptions, Context, Error, IndexOptions, Keep,
+    KeyIndex, Options, OutputOptions, Rule, Scores, SearchOptions, Values, Vectors, attention,
+    bounds, certify, keep_set, model, montecarlo, output_error, select, select_output,
 };
 use cpu_time::ProcessTime;
 
@@ -104,7 +104,8 @@ fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
     let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
     for independent in [false, true] {
         what(&format!("certify, independent {independent}"), &|| {
-            certify(&row, &keep, Some(&[0.01]), independent, None).map(drop)
+            certify(&row, &keep, &CertifyOptions::new().eps(&[0.01]).independent(independent))
+                .map(drop)
         });
     }
     what("keep_set", &|| {
@@ -147,9 +148,11 @@ fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
         let found = select(&some, &[0.01], &options)?;
         let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
         let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
-        output_error(&some, &values, &keep, None).map(drop)
+        output_error(&some, &values, &keep, &OutputOptions::new()).map(drop)
     });
-    what("select_output", &|| select_output(&some, &values, &[0.1], None).map(drop));
+    what("select_output", &|| {
+        select_output(&some, &values, &[0.1], &OutputOptions::new()).map(drop)
+    });
     what("smallest_k", &|| {
         bounds::smallest_k(&row, &[0.01], bounds::GapRule::SingleGap, None).map(drop)
     });
@@ -201,12 +204,14 @@ fn no_call_asks_for_more_memory_than_it_is_allowed() {
         ("select a row", &|| select(&row, &[0.01], &options).map(drop)),
         ("select equal scores", &|| select(&equal, &[0.1], &options).map(drop)),
         ("select rows", &|| select(&rows, &[0.1], &options).map(drop)),
-        ("certify", &|| certify(&row, &keep, Some(&[0.1]), false, None).map(drop)),
+        ("certify", &|| certify(&row, &keep, &CertifyOptions::new().eps(&[0.1])).map(drop)),
         ("keep_set", &|| keep_set(&rows, &[0.05], &options).map(drop)),
         ("build", &|| KeyIndex::build(&vectors, &IndexOptions::default()).map(drop)),
         ("search", &|| index.search(&query, Some(&vectors), &[0.01], &search).map(drop)),
         ("attention", &|| attention(&query, &vectors, &vectors, budget, None, &how).map(drop)),
-        ("select_output", &|| select_output(&row, &values, &[0.1], None).map(drop)),
+        ("select_output", &|| {
+            select_output(&row, &values, &[0.1], &OutputOptions::new()).map(drop)
+        }),
     ];
     for (name, call) in calls {
         // Memory that calls before left is not asked for again: each has none.

@@ -1,7 +1,7 @@
 //! Tail masses from draws: one test per rejected input, and that draws do not depend on threads.
 
 use certk_rs::montecarlo::{Method, TailOptions, tail_mass, tail_mass_of_drawn};
-use certk_rs::{Error, Keep, Kind, Place, Scores, certify};
+use certk_rs::{CertifyOptions, Error, Keep, Kind, Scores, certify};
 
 const FIRST: Keep<'static> = Keep::Indices { indptr: &[0, 1], indices: &[0] };
 
@@ -14,7 +14,7 @@ fn options(draws: usize) -> TailOptions {
 fn more_draws_than_items_are_refused() {
     let scores = Scores::new(&[1.0_f32, 0.5, 0.25][..], &[3]).unwrap();
     let error = tail_mass(&scores, &FIRST, None, &options(3)).unwrap_err();
-    assert_eq!(error, Error::Draws { place: Place(vec![]), draws: 3, items: 2 });
+    assert!(matches!(&error, Error::Draws { place, draws: 3, items: 2, .. } if place.0.is_empty()));
     assert!(error.to_string().starts_with("draws is 3"));
     assert!(tail_mass(&scores, &FIRST, None, &options(2)).is_ok());
 }
@@ -24,10 +24,15 @@ fn bounds_are_judged_where_they_are() {
     let scores = Scores::new(&[1.0_f32, 0.5, 0.25][..], &[3]).unwrap();
     let bounds = Scores::new(&[1.0_f64, 0.5, f64::INFINITY][..], &[3]).unwrap();
     let error = tail_mass(&scores, &FIRST, Some(&bounds), &options(3)).unwrap_err();
-    assert_eq!(error, Error::UpperBound { place: Place(vec![2]), value: f64::INFINITY });
+    assert!(
+        matches!(&error, Error::UpperBound { place, value: f64::INFINITY, .. } if place.0 == [2])
+    );
     let bounds = Scores::new(&[1.0_f64, 0.25, f64::NEG_INFINITY][..], &[3]).unwrap();
     let error = tail_mass(&scores, &FIRST, Some(&bounds), &options(3)).unwrap_err();
-    assert_eq!(error, Error::UpperBoundBroken { place: Place(vec![1]), score: 0.5, bound: 0.25 });
+    assert!(matches!(
+        &error,
+        Error::UpperBoundBroken { place, score: 0.5, bound: 0.25, .. } if place.0 == [1]
+    ));
     let bounds = Scores::new(&[1.0_f64, 0.25][..], &[2]).unwrap();
     let error = tail_mass(&scores, &FIRST, Some(&bounds), &options(3)).unwrap_err();
     assert!(matches!(error, Error::Length { argument: "upper_bounds", got: 2, expected: 3, .. }));
@@ -48,7 +53,7 @@ fn computed_scores_give_what_stored_ones_give() {
         let computed = tail_mass_of_drawn(&bounds, &FIRST, &mut fetch, &options).unwrap();
         assert_eq!(stored, computed);
     }
-    let truth = certify(&scores, &FIRST, None, false, None).unwrap();
+    let truth = certify(&scores, &FIRST, &CertifyOptions::new()).unwrap();
     assert!(stored.lower[0] <= truth.tail_mass_upper[0]);
     assert!(stored.upper[0] >= truth.tail_mass_lower[0]);
 }

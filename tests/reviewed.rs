@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use certk_rs::{Error, Keep, Kind, Options, Scores, certify, interruptible, keep_set, select};
+use certk_rs::{
+    CertifyOptions, Error, Keep, Kind, Options, Scores, certify, interruptible, keep_set, select,
+};
 
 #[test]
 fn weights_whose_sum_nearly_overflows() {
@@ -27,7 +29,7 @@ fn a_subnormal_tail_keeps_its_slack() {
     kept[n - 1] = 0;
     let scores = Scores::new(&row, &[1, n]).unwrap().kind(Kind::Probs).unwrap();
     let keep = Keep::Mask { kept: &kept, strides: &[n] };
-    let judged = certify(&scores, &keep, None, false, Some(1)).unwrap();
+    let judged = certify(&scores, &keep, &CertifyOptions::new().threads(1)).unwrap();
     // Exact rational arithmetic gives 3.0879102865074137e-35.
     assert!(judged.tail_mass_upper[0] > 3.087_910_286_507_414e-35);
     assert!(judged.tail_mass_lower[0] < 3.087_910_286_507_413e-35);

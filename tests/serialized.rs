@@ -1,8 +1,8 @@
 //! Results and options through a format that people read, and back: bit for bit.
 
 use certk_rs::{
-    Certificate, IndexOptions, Keep, KeyIndex, LogMass, MaxKeep, Options, Scores, SearchOptions,
-    SearchResult, Selection, Vectors, certify, select,
+    Certificate, CertifyOptions, IndexOptions, Keep, KeyIndex, LogMass, MaxKeep, Options, Scores,
+    SearchOptions, SearchResult, Selection, Vectors, certify, select,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,7 +23,9 @@ fn results_come_back_as_they_were() {
     let scores = Scores::new(&numbers, &[8, 512]).unwrap();
     let found = select(&scores, &[0.013], &Options::new()).unwrap();
     back::<Selection>(&found);
-    back::<Certificate>(&certify(&scores, &Keep::from(&found), None, true, None).unwrap());
+    back::<Certificate>(
+        &certify(&scores, &Keep::from(&found), &CertifyOptions::new().independent(true)).unwrap(),
+    );
     let keys = Vectors::new("k", &numbers, &[256, 16]).unwrap();
     let index = KeyIndex::build(&keys, &IndexOptions::new()).unwrap();
     let found = index.search(&keys, Some(&keys), &[0.1], &SearchOptions::new()).unwrap();
@@ -39,7 +41,7 @@ fn options_that_are_left_out_have_their_defaults() {
 
 #[test]
 fn numbers_that_are_infinite_have_words() {
-    for mass in [LogMass::NONE, LogMass::UNKNOWN, LogMass { lower: -1.5, upper: 2.0 }] {
+    for mass in [LogMass::NONE, LogMass::UNKNOWN, LogMass::new(-1.5, 2.0)] {
         back(&mass);
     }
     assert!(serde_json::from_str::<LogMass>(r#"{"lower": "low", "upper": 1}"#).is_err());

@@ -1,6 +1,8 @@
 //! The vectors of `tests/vectors/rows.json` (see the README there): answers of exact arithmetic.
 
-use certk_rs::{Data, Keep, Kind, Mask, MaxKeep, Options, Scores, Status, certify, select};
+use certk_rs::{
+    CertifyOptions, Data, Keep, Kind, Mask, MaxKeep, Options, Scores, Status, certify, select,
+};
 use half::{bf16, f16};
 use serde_json::Value;
 
@@ -132,7 +134,12 @@ fn check(vector: &Value) {
         let indices: Vec<i64> = found.indices.iter().map(|&i| i64::from(i)).collect();
         let keep = Keep::Indices { indptr: &found.indptr, indices: &indices };
         for independent in [false, true] {
-            let judged = certify(&scores, &keep, Some(&eps), independent, Some(1)).unwrap();
+            let judged = certify(
+                &scores,
+                &keep,
+                &CertifyOptions::new().eps(&eps).independent(independent).threads(1),
+            )
+            .unwrap();
             let holds = judged.holds.unwrap()[0];
             assert_eq!(holds, status != Status::OverBudget, "{name}, independent {independent}");
         }
@@ -142,7 +149,12 @@ fn check(vector: &Value) {
     let indptr = [0, given.len() as i64];
     let keep = Keep::Indices { indptr: &indptr, indices: &given };
     for independent in [false, true] {
-        let judged = certify(&scores, &keep, Some(&eps), independent, Some(1)).unwrap();
+        let judged = certify(
+            &scores,
+            &keep,
+            &CertifyOptions::new().eps(&eps).independent(independent).threads(1),
+        )
+        .unwrap();
         let (lower, upper) = (judged.tail_mass_lower[0], judged.tail_mass_upper[0]);
         let mass = &expect["given"]["tail_mass"];
         assert!(holds_mass(mass, lower, upper), "{name}, given: [{lower:e}, {upper:e}]");

@@ -1,6 +1,6 @@
 //! Certificates of any sets: both ways contain the truth, and say nothing that is not so.
 
-use certk_rs::{Certificate, Error, Keep, certify};
+use certk_rs::{Certificate, CertifyOptions, Error, Keep, certify};
 
 use super::rows::{Rows, strides};
 use super::select::{budget, refused, same, set_level};
@@ -144,8 +144,11 @@ pub fn run(input: &[u8]) {
     let budgets = eps.map(|eps| [eps]);
     let budgets = budgets.as_ref().map(|eps| &eps[..]);
     let scores = rows.scores();
-    let ask =
-        |independent, threads| certify(&scores, &given.keep(), budgets, independent, Some(threads));
+    let ask = |independent, threads| {
+        let mut options = CertifyOptions::new().independent(independent).threads(threads);
+        options.eps = budgets;
+        certify(&scores, &given.keep(), &options)
+    };
     let (fast, slow) = (ask(false, 1), ask(true, 1));
     assert!(same(&fast, &ask(false, 3)), "threads change the answer");
     let sets: Option<Vec<Vec<bool>>> = if given.is_list() {

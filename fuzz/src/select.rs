@@ -1,6 +1,8 @@
 //! Selections: certificates are true, sets as small as claimed, and what is refused is refused for a reason.
 
-use certk_rs::{Error, Keep, Kind, MaxKeep, Options, Scores, Selection, Status, certify, select};
+use certk_rs::{
+    CertifyOptions, Error, Keep, Kind, MaxKeep, Options, Scores, Selection, Status, certify, select,
+};
 
 use super::rows::Rows;
 use super::tape::Tape;
@@ -51,6 +53,7 @@ impl Asked {
             || match self.max_keep {
                 Some(MaxKeep::Count(most)) => most == 0 || most < self.min_keep,
                 Some(MaxKeep::Fraction(share)) => !(share > 0.0 && share <= 1.0),
+                Some(other) => panic!("{other:?} is not asked for"),
                 None => false,
             }
     }
@@ -61,6 +64,7 @@ impl Asked {
             None => usize::MAX,
             Some(MaxKeep::Count(most)) => most,
             Some(MaxKeep::Fraction(share)) => ((visible as f64 * share) as usize).max(1),
+            Some(other) => panic!("{other:?} is not asked for"),
         }
     }
 
@@ -210,7 +214,7 @@ fn judge(rows: &Rows, row: &Row, found: &Selection, i: usize, eps: f64, asked: A
     match found.status[i] {
         Status::Certified => assert!(upper <= eps),
         Status::OverBudget => assert!(upper > eps && asked.max_keep.is_some()),
-        Status::Empty => panic!("keys are visible"),
+        status => panic!("{status:?}, where keys are visible"),
     }
     if !row.is_known() {
         return;
@@ -319,8 +323,12 @@ fn certified(scores: &Scores<'_>, found: &Selection, budgets: &[f64], asked: Ask
         return;
     }
     for independent in [false, true] {
-        let judged =
-            certify(scores, &Keep::from(found), Some(budgets), independent, Some(1)).unwrap();
+        let judged = certify(
+            scores,
+            &Keep::from(found),
+            &CertifyOptions::new().eps(budgets).independent(independent).threads(1),
+        )
+        .unwrap();
         let holds = judged.holds.unwrap();
         for i in 0..found.k.len() {
             assert_eq!(judged.k[i], found.k[i]);

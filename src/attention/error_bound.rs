@@ -139,7 +139,7 @@ struct RowErrors {
 }
 
 impl Attention {
-    fn row(&self, row: usize) -> RowErrors {
+    fn row_errors(&self, row: usize) -> RowErrors {
         RowErrors {
             k: self.k[row],
             upper: self.tail_mass_upper[row],
@@ -194,7 +194,7 @@ impl Attention {
 
     pub(super) fn bounds(&self, balls: &Balls<'_>, values: &Vectors<'_>) -> Vec<f64> {
         let out = self.out.chunks_exact(values.dim()).enumerate();
-        out.map(|(row, out)| bound(balls.of(row), values, out, &self.row(row))).collect()
+        out.map(|(row, out)| bound(balls.of(row), values, out, &self.row_errors(row))).collect()
     }
 }
 

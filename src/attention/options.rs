@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::ball::{ValueBall, norm, norm_of_square};
 use crate::builders::builders_of_defaults;
+use crate::names::names;
 
 /// How attention is to be computed.
 ///
@@ -76,6 +77,7 @@ builders_of_defaults! { AttentionOptions<'a> {
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub enum Budget<'a> {
     /// Its tail mass is to be at most this, at least 0 and below 1; 0 is plain attention.
     TailMass(&'a [f64]),
@@ -98,6 +100,7 @@ pub enum Budget<'a> {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Precision {
     /// f64, in which it is computed.
     #[default]
@@ -109,6 +112,13 @@ pub enum Precision {
     /// Brain floating point.
     Bf16,
 }
+
+names! { Precision, "precision", "use \"float64\", \"float32\", \"float16\" or \"bfloat16\"", {
+    "float64" => Precision::F64,
+    "float32" => Precision::F32,
+    "float16" => Precision::F16,
+    "bfloat16" => Precision::Bf16,
+} }
 
 impl Precision {
     /// The nearest number of this precision (f16 and bf16 by way of f32).

@@ -46,6 +46,16 @@ impl Attention {
         all
     }
 
+    /// The output of a row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[f64] {
+        let dim = self.out.len() / self.k.len().max(1);
+        assert!(row < self.k.len(), "row {row} of {}", self.k.len());
+        &self.out[row * dim..][..dim]
+    }
+
     /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
     /// with a budget of tail mass then ask for none.
     pub fn recycle(self) {

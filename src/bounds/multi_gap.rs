@@ -11,6 +11,7 @@ use crate::rows::Scores;
 
 /// Where sorted rows are cut, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Cuts<'a> {
     /// After so many of the best keys: strictly increasing, strictly between 0 and n, without k. Those above k cut the tail,
     /// those below it the head; none at all is the single gap.

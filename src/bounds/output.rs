@@ -12,9 +12,11 @@ mod row;
 mod spectrum;
 
 use crate::ambient::asked;
+use crate::builders::builders_of_defaults;
 use crate::error::Error;
 use crate::interrupt;
 use crate::memory::{check_memory, check_memory_in_each, check_memory_square, filled, room};
+use crate::names::names;
 use crate::rows::{Keep, Scores, Values};
 use crate::threads;
 use cloud::{Cloud, Outline};
@@ -40,6 +42,7 @@ const LEAST: usize = 1 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum OutputBound {
     /// The identity `tau |mu_T - mu_S|`, rounded up.
     #[default]
@@ -53,6 +56,14 @@ pub enum OutputBound {
     /// The variance form, sharpened by the kept set's variance.
     Variance = 4,
 }
+
+names! { OutputBound, "bound", "use \"exact\", \"diameter\", \"ball\", \"spectral\" or \"variance\"", {
+    "exact" => OutputBound::Exact,
+    "diameter" => OutputBound::Diameter,
+    "ball" => OutputBound::Ball,
+    "spectral" => OutputBound::Spectral,
+    "variance" => OutputBound::Variance,
+} }
 
 /// Upper bounds on `|Attn - Attn_S|`, one per row, in the units of the values.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -100,17 +111,41 @@ pub struct OutputSelection {
     pub minimal: Vec<bool>,
 }
 
+impl OutputSelection {
+    /// The kept positions of a row, ascending.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[u32] {
+        let at = |row: usize| self.indptr[row].unsigned_abs() as usize;
+        &self.indices[at(row)..at(row + 1)]
+    }
+}
+
+/// How the error of an output is to be bounded.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct OutputOptions {
+    /// How many threads; `None` for all available. Results do not depend on it.
+    pub threads: Option<usize>,
+}
+
+builders_of_defaults! { OutputOptions {
+    /// How many threads; `None` for all available.
+    threads(threads: impl Into<Option<usize>>) = threads.into();
+} }
+
 /// Bounds the Euclidean norm of what each row's output loses when only the kept keys are attended to.
 ///
 /// `values` are matched with the rows as [`Values`] says. A row that drops nothing, or sees nothing, has bounds 0. If nothing is
 /// kept, `Attn_S` is the zero vector.
 ///
 /// ```
-/// use certk_rs::{Keep, Scores, Values, output_error};
+/// use certk_rs::{OutputOptions, Keep, Scores, Values, output_error};
 /// let scores = Scores::new(&[2.0_f64, 0.0, -2.0], &[1, 3])?;
 /// let values = Values::new(&[0.0_f64, 1.0, 0.0], &[3, 1])?;
 /// let keep = Keep::Indices { indptr: &[0, 1], indices: &[0] };
-/// let found = output_error(&scores, &values, &keep, None)?;
+/// let found = output_error(&scores, &values, &keep, &OutputOptions::new())?;
 /// let lost = 1.0 / (2f64.exp() + 1.0 + (-2f64).exp()); // the middle key's weight, whose value is 1
 /// assert!(lost - 1e-15 <= found.exact[0] && found.exact[0] < lost + 1e-9);
 /// assert!(found.best[0] <= found.norm[0]);
@@ -124,8 +159,9 @@ pub fn output_error(
     scores: &Scores<'_>,
     values: &Values<'_>,
     keep: &Keep<'_>,
-    threads: Option<usize>,
+    options: &OutputOptions,
 ) -> Result<OutputError, Error> {
+    let threads = options.threads;
     // Bounds are compared below, and a caller that flushes subnormal numbers to zero would find 0 the best.
     let _modes = threads::default_floats();
     keep.check(scores)?;
@@ -187,12 +223,12 @@ impl OutputError {
 /// many as 2^22 components hold); `minimal` is then false.
 ///
 /// ```
-/// use certk_rs::{Scores, Values, select_output};
+/// use certk_rs::{OutputOptions, Scores, Values, select_output};
 /// let scores = Scores::new(&[2.0_f64, 0.0, -2.0], &[1, 3])?;
 /// let values = Values::new(&[0.0_f64, 1.0, 0.0], &[3, 1])?;
-/// assert_eq!(select_output(&scores, &values, &[0.2], None)?.indices, [0]);
-/// let closer = select_output(&scores, &values, &[0.05], None)?;
-/// assert_eq!(closer.indices, [0, 1]);
+/// assert_eq!(select_output(&scores, &values, &[0.2], &OutputOptions::new())?.indices, [0]);
+/// let closer = select_output(&scores, &values, &[0.05], &OutputOptions::new())?;
+/// assert_eq!(closer.row(0), [0, 1]);
 /// assert!(closer.error_upper[0] <= 0.05);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
@@ -203,8 +239,9 @@ pub fn select_output(
     scores: &Scores<'_>,
     values: &Values<'_>,
     out_tol: &[f64],
-    threads: Option<usize>,
+    options: &OutputOptions,
 ) -> Result<OutputSelection, Error> {
+    let threads = options.threads;
     let _modes = threads::default_floats();
     let out_tol = scores.tolerances(out_tol)?;
     let choose = |cloud: &Cloud, row: usize| {
@@ -305,7 +342,7 @@ mod tests {
         let scores = scores.kind(crate::rows::Kind::Probs).unwrap();
         let values = Values::new(&data[..], &[2, 1]).unwrap();
         let keep = Keep::Mask { kept: &[1, 0], strides: &[] };
-        let found = output_error(&scores, &values, &keep, None).unwrap();
+        let found = output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap();
         for bound in [&found.exact, &found.diameter, &found.spectral, &found.variance] {
             assert!(
                 (1.0..1.0 + 1e-11).contains(&bound[0]) || bound == &found.spectral,
@@ -316,9 +353,12 @@ mod tests {
         assert_eq!(found.farthest_pair, [true]);
         // Everything kept: nothing lost. Nothing kept: the whole output.
         let keep = Keep::Mask { kept: &[1, 1], strides: &[] };
-        assert_eq!(output_error(&scores, &values, &keep, None).unwrap().best, [0.0]);
+        assert_eq!(
+            output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap().best,
+            [0.0]
+        );
         let keep = Keep::Mask { kept: &[0, 0], strides: &[] };
-        let found = output_error(&scores, &values, &keep, None).unwrap();
+        let found = output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap();
         assert!((1.0..1.0 + 1e-11).contains(&found.best[0]));
         assert_eq!(found.variance, [f64::INFINITY]);
     }
@@ -329,12 +369,12 @@ mod tests {
         let (data, out) = ([2.0f64, 1.0, 1.0, 0.0], [0.0f64, 1.0, -1.0, 0.0]);
         let scores = Scores::new(&data[..], &[4]).unwrap();
         let values = Values::new(&out[..], &[4, 1]).unwrap();
-        let found = select_output(&scores, &values, &[1e-9], None).unwrap();
+        let found = select_output(&scores, &values, &[1e-9], &OutputOptions::new()).unwrap();
         assert_eq!((found.indices, found.minimal), (vec![0], vec![true]));
-        let found = select_output(&scores, &values, &[0.0], None).unwrap();
+        let found = select_output(&scores, &values, &[0.0], &OutputOptions::new()).unwrap();
         assert!(found.error_upper[0] <= 0.0);
         assert!(matches!(
-            select_output(&scores, &values, &[f64::NAN], None),
+            select_output(&scores, &values, &[f64::NAN], &OutputOptions::new()),
             Err(Error::Tolerance { .. })
         ));
     }

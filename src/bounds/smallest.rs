@@ -12,6 +12,7 @@ use crate::threads;
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GapRule {
     /// [`single_gap`](super::single_gap).
     SingleGap,

@@ -16,7 +16,7 @@ use super::codes::Codes;
 use super::codes::saved::{Saved, Trust};
 use super::key_index::KeyIndex;
 use crate::ambient;
-use crate::error::{Error, ErrorClass};
+use crate::error::Error;
 use crate::memory::{list, room};
 
 /// Bytes that are read or hashed at a time.
@@ -42,9 +42,9 @@ impl<'a> KeyIndex<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of the writer; what stops the call, with an [`Error`] inside.
-    pub fn write_to(&self, mut writer: impl Write) -> io::Result<()> {
-        self.writing(&mut writer)
+    /// [`Error::File`] for what the writer says, and what stops the call.
+    pub fn write_to(&self, mut writer: impl Write) -> Result<(), Error> {
+        self.writing(&mut writer).map_err(of_io)
     }
 
     fn writing(&self, writer: &mut dyn Write) -> io::Result<()> {
@@ -198,9 +198,9 @@ impl KeyIndex<'static> {
     /// ```
     ///
     /// # Errors
-    /// Those of the reader. What is wrong with the file comes as [`io::ErrorKind::InvalidData`] with an [`Error`] inside.
-    pub fn read_from(mut reader: impl Read) -> io::Result<Self> {
-        Self::reading(&mut reader)
+    /// [`Error::File`] for what the reader says; as [`KeyIndex::from_bytes`], and what stops the call.
+    pub fn read_from(mut reader: impl Read) -> Result<Self, Error> {
+        Self::reading(&mut reader).map_err(of_io)
     }
 
     fn reading(reader: &mut dyn Read) -> io::Result<Self> {
@@ -255,6 +255,14 @@ impl Codes<'_> {
             }
             Kind::Codes => self.parts().try_for_each(|part| take(part.lines)),
         }
+    }
+}
+
+/// What was wrong with the index or stopped the call, or else with the file.
+fn of_io(error: io::Error) -> Error {
+    match error.downcast::<Error>() {
+        Ok(error) => error,
+        Err(error) => Error::File { kind: error.kind(), problem: error.to_string() },
     }
 }
 
@@ -371,11 +379,7 @@ fn exactly(reader: &mut dyn Read, to: &mut [u8]) -> io::Result<()> {
     })
 }
 
+/// Through the closures of readers and writers; `of_io` takes it out again.
 fn as_io(error: Error) -> io::Error {
-    let kind = match error.class() {
-        ErrorClass::Input => io::ErrorKind::InvalidData,
-        ErrorClass::Resource => io::ErrorKind::OutOfMemory,
-        ErrorClass::Cancelled => io::ErrorKind::TimedOut,
-    };
-    io::Error::new(kind, error)
+    io::Error::other(error)
 }

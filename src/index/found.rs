@@ -1,11 +1,13 @@
 //! What a search finds for a row.
 
+use crate::names::names;
 use crate::reused::Reused;
 
 /// Which way a row was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Rung {
     /// By codes alone: no key was scored exactly.
     Codes = 0,
@@ -15,6 +17,12 @@ pub enum Rung {
     #[default]
     Dense = 2,
 }
+
+names! { Rung, "rung", "use \"codes\", \"rescored\" or \"dense\"", {
+    "codes" => Rung::Codes,
+    "rescored" => Rung::Rescored,
+    "dense" => Rung::Dense,
+} }
 
 /// What was found for a row.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -446,7 +446,7 @@ impl<'a> KeyIndex<'a> {
         &self.batch
     }
 
-    /// Bytes that grow with the number of keys.
+    /// Bytes of memory that it takes, about.
     ///
     /// ```
     /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
@@ -457,23 +457,9 @@ impl<'a> KeyIndex<'a> {
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
     pub fn bytes(&self) -> usize {
-        self.heads.iter().map(Codes::bytes).sum()
-    }
-
-    /// Bytes of all of it, about.
-    ///
-    /// ```
-    /// # use certk_rs::{IndexOptions, KeyIndex, Vectors};
-    /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
-    /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
-    /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// assert!(index.held() > index.bytes());
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
-    pub fn held(&self) -> usize {
         let width = self.dim.next_multiple_of(LANES);
-        self.bytes()
-            .saturating_add(self.heads.len().saturating_mul(width).saturating_mul(8 * (width + 4)))
+        let codes: usize = self.heads.iter().map(Codes::bytes).sum();
+        codes.saturating_add(self.heads.len().saturating_mul(width).saturating_mul(8 * (width + 4)))
     }
 }
 

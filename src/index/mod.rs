@@ -6,8 +6,10 @@ mod chunks;
 mod codes;
 mod decode;
 mod element;
+#[cfg(feature = "montecarlo")]
 mod estimate;
 mod exact;
+#[cfg(feature = "files")]
 mod file;
 mod fingerprint;
 mod found;

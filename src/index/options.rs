@@ -1,6 +1,7 @@
 //! What may be asked of an index.
 
 use crate::builders::builders_of_defaults;
+use crate::names::names;
 
 /// How an index is built.
 ///
@@ -110,6 +111,7 @@ builders_of_defaults! { RecallOptions<'a> {
 /// What ends a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Rule {
     /// Sums of weights are within the budget.
     #[default]
@@ -123,6 +125,7 @@ pub enum Rule {
 /// What bounds scores that are not computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Over {
     /// The code of each key, and the Gram certificate over all of them.
     #[default]
@@ -132,3 +135,9 @@ pub enum Over {
     /// The smaller of both bounds, key by key.
     Both,
 }
+
+names! { Over, "over", "use \"codes\", \"cells\" or \"both\"", {
+    "codes" => Over::Codes,
+    "cells" => Over::Cells,
+    "both" => Over::Both,
+} }

@@ -49,6 +49,17 @@ pub struct Recall {
     pub tail_mass_lower: Vec<f64>,
 }
 
+impl Recall {
+    /// The positions of a row's keys that are to be fetched, ascending.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[u32] {
+        let at = |row: usize| self.indptr[row].unsigned_abs() as usize;
+        &self.indices[at(row)..at(row + 1)]
+    }
+}
+
 /// Relative error of sums and products of few terms in f64, generously.
 const SUM_ROUNDING: f64 = 1e-11;
 
@@ -117,7 +128,7 @@ impl KeyIndex<'_> {
     /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
     /// use certk_rs::{LogMass, RecallOptions};
     /// let query = Vectors::new("q", &data[..4], &[1, 4])?;
-    /// let heavy = LogMass { lower: 90.0, upper: 90.0 };
+    /// let heavy = LogMass::new(90.0, 90.0);
     /// let found = index.recall(&query, &[heavy], &[0.01], &RecallOptions::new())?;
     /// assert!(found.indices.is_empty() && found.lost_upper[0] <= 0.01);
     /// let found = index.recall(&query, &[LogMass::NONE], &[0.01], &RecallOptions::new())?;

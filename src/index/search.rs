@@ -40,6 +40,16 @@ pub struct SearchResult {
     pub rung: Vec<Rung>,
 }
 
+impl SearchResult {
+    /// The positions kept of a row, ascending.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[u32] {
+        self.selection.row(row)
+    }
+}
+
 /// Queries that share a scan.
 pub(super) const GROUP: usize = 4;
 /// Bytes of a key that each query of a group may hold: an exact score, and a list of what is kept, which grows by doubling.

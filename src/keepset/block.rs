@@ -10,10 +10,11 @@ use crate::rows::Vectors;
 /// let (queries, keys) = ([1.0_f32; 4 * 2 * 3], [1.0_f32; 2 * 5 * 3]);
 /// let (queries, keys) =
 ///     (Vectors::new("q", &queries, &[4, 2, 3])?, Vectors::new("keys", &keys, &[2, 5, 3])?);
-/// assert_eq!(Block { queries, keys, scale: 0.5 }.keys(), 5);
+/// assert_eq!(Block::new(queries, keys, 0.5).keys(), 5);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Block<'a> {
     /// (heads, m, d), or (m, d).
     pub queries: Vectors<'a>,
@@ -23,7 +24,13 @@ pub struct Block<'a> {
     pub scale: f64,
 }
 
-impl Block<'_> {
+impl<'a> Block<'a> {
+    /// Queries, keys, and what makes a score of their product.
+    #[must_use]
+    pub fn new(queries: Vectors<'a>, keys: Vectors<'a>, scale: f64) -> Self {
+        Block { queries, keys, scale }
+    }
+
     /// The number of keys of each head.
     pub fn keys(&self) -> usize {
         self.keys.len()

@@ -37,7 +37,7 @@ const HELD: usize = 1 << 29;
 /// use certk_rs::{Block, Options, QueryOptions, Vectors, keep_set_of_queries};
 /// let queries = Vectors::new("q", &[1.0_f32, 0.0, 0.0, 1.0], &[2, 2])?;
 /// let keys = Vectors::new("keys", &[6.0_f32, 0.0, 0.0, 6.0, -6.0, -6.0], &[3, 2])?;
-/// let blocks = [Block { queries, keys, scale: 1.0 }];
+/// let blocks = [Block::new(queries, keys, 1.0)];
 /// let set = keep_set_of_queries(&blocks, &[0.01], &QueryOptions::new(), &Options::new())?;
 /// assert_eq!(set.indices, [0, 1]);
 /// assert!(set.tail_mass_upper.iter().all(|&lost| lost <= 0.01));

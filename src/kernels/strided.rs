@@ -171,7 +171,11 @@ impl<'a, T> Strided<'a, T> {
 }
 
 /// A view of sixteen-bit numbers as those whose bits they are.
+///
+/// # Panics
+/// For numbers of another size.
 #[cfg(feature = "ndarray")]
+#[allow(clippy::needless_pass_by_value)] // a view is a reference
 pub fn with_bits<T: bytemuck::AnyBitPattern>(
     view: ndarray::ArrayViewD<'_, u16>,
 ) -> ndarray::ArrayViewD<'_, T> {

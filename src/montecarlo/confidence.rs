@@ -5,11 +5,20 @@ use super::{bernstein, betting, hoeffding};
 use crate::builders::builders;
 use crate::error::Error;
 use crate::memory::check_memory;
+use crate::names::names;
 use crate::threads;
 
-/// Which confidence bound.
+/// Which confidence bound. It has a name:
+///
+/// ```
+/// use certk_rs::montecarlo::Method;
+/// assert_eq!("betting".parse::<Method>()?, Method::default());
+/// assert!("chernoff".parse::<Method>().is_err());
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Method {
     /// Hoeffding (with replacement) or Hoeffding-Serfling (without).
     Hoeffding,
@@ -20,31 +29,11 @@ pub enum Method {
     Betting,
 }
 
-impl Method {
-    /// The method of that name.
-    ///
-    /// ```
-    /// use certk_rs::montecarlo::Method;
-    /// assert_eq!(Method::named("betting")?, Method::default());
-    /// assert!(Method::named("chernoff").is_err());
-    /// # Ok::<(), certk_rs::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Option`] if there is none.
-    pub fn named(name: &str) -> Result<Self, Error> {
-        match name {
-            "hoeffding" => Ok(Method::Hoeffding),
-            "bernstein" => Ok(Method::Bernstein),
-            "betting" => Ok(Method::Betting),
-            _ => Err(Error::Option {
-                argument: "method",
-                value: format!("{name:?}"),
-                problem: "use \"betting\", \"bernstein\" or \"hoeffding\"",
-            }),
-        }
-    }
-}
+names! { Method, "method", "use \"betting\", \"bernstein\" or \"hoeffding\"", {
+    "betting" => Method::Betting,
+    "bernstein" => Method::Bernstein,
+    "hoeffding" => Method::Hoeffding,
+} }
 
 /// What confidence bounds are asked for.
 ///

@@ -17,6 +17,7 @@ use crate::kernels::Strided;
 /// assert_eq!((data.len(), data.get(1), data.get(2)), (2, Some(-2.0), None));
 /// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum Data<'a> {
     /// Single precision.
     F32(&'a [f32]),

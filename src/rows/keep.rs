@@ -11,16 +11,17 @@ use crate::error::Error;
 /// Positions that a row's mask, length or causal limit hides may be listed; they weigh nothing and are not counted.
 ///
 /// ```
-/// use certk_rs::{Keep, Scores, certify};
+/// use certk_rs::{CertifyOptions, Keep, Scores, certify};
 /// let scores = Scores::new(&[1.0_f32, 0.0, 1.0], &[1, 3])?;
 /// let listed = Keep::Indices { indptr: &[0, 2], indices: &[2, 0] };
 /// let masked = Keep::Mask { kept: &[1, 0, 1], strides: &[3] };
-/// let judged = certify(&scores, &listed, None, false, None)?;
+/// let judged = certify(&scores, &listed, &CertifyOptions::new())?;
 /// assert_eq!(judged.k, [2]);
-/// assert_eq!(judged, certify(&scores, &masked, None, false, None)?);
+/// assert_eq!(judged, certify(&scores, &masked, &CertifyOptions::new())?);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum Keep<'a> {
     /// A byte per score, non-zero means kept; same shape as the scores, with the strides of its batch axes in elements.
     /// For ragged rows a flat buffer beside the scores, and no strides.

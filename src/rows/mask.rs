@@ -17,6 +17,7 @@ use crate::kernels::Strided;
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub enum Mask<'a> {
     /// A byte per entry: non-zero means that the entry may be kept, zero that it is masked.
     Allowed(&'a [u8]),

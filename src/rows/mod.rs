@@ -5,10 +5,12 @@
 //! elsewhere reads it through the descriptions made here, so the selector and the checker agree on what a row is.
 
 mod data;
+#[cfg(feature = "montecarlo")]
 mod entries;
 mod keep;
 mod mask;
 mod per_row;
+mod read;
 mod scores;
 mod strides;
 mod values;

@@ -5,8 +5,8 @@ use super::mask::{Mask, StoredMask};
 use super::per_row::PerRow;
 use super::strides::contiguous;
 use crate::error::{Error, Place};
-use crate::kernels::Strided;
 use crate::memory::product;
+use crate::names::names;
 
 /// What the stored numbers of a row mean.
 ///
@@ -19,6 +19,7 @@ use crate::memory::product;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Kind {
     /// Scores in natural-log units; weights are `exp(scale * score + mask)`.
     #[default]
@@ -28,6 +29,12 @@ pub enum Kind {
     /// Weights >= 0, renormalised by their own sum; a zero is a masked entry.
     Probs,
 }
+
+names! { Kind, "kind", "use \"logits\", \"logprobs\" or \"probs\"", {
+    "logits" => Kind::Logits,
+    "logprobs" => Kind::LogProbs,
+    "probs" => Kind::Probs,
+} }
 
 /// How long a row is: in full, and up to where lengths and causality hide everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +198,7 @@ impl<'a> Scores<'a> {
     /// ```
     /// use certk_rs::{Error, Kind, Scores};
     /// let scores = Scores::new(&[0.5_f32, 0.5], &[1, 2])?.scale(2.0)?;
-    /// assert_eq!(scores.kind(Kind::Probs).unwrap_err(), Error::ScaleWithProbs { value: 2.0 });
+    /// assert!(matches!(scores.kind(Kind::Probs), Err(Error::ScaleWithProbs { value: 2.0, .. })));
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
     ///
@@ -392,6 +399,7 @@ impl<'a> Scores<'a> {
     }
 
     /// Whether every stored number is a visible score as it is.
+    #[cfg(feature = "montecarlo")]
     pub(crate) fn is_plain(&self) -> bool {
         let bare = self.mask.is_none() && self.lengths.is_none() && self.causal_offset.is_none();
         bare && self.scale == 1.0 && self.kind != Kind::Probs && self.radius.is_none()
@@ -460,71 +468,6 @@ impl<'a> Scores<'a> {
     /// Where a ragged row begins among all scores.
     pub(super) fn ragged_start(&self, row: usize) -> Option<usize> {
         self.indptr.map(|indptr| indptr[row].unsigned_abs() as usize)
-    }
-
-    /// A row among those stored, and where in it that of the scores begins.
-    #[inline]
-    pub(super) fn stored_at(&self, row: usize) -> (usize, usize) {
-        self.ragged_start(row).map_or((row, 0), |start| (0, start))
-    }
-
-    /// What is stored of a row.
-    #[inline]
-    pub(crate) fn row<'b, E>(&self, stored: &Strided<'b, E>, row: usize) -> &'b [E] {
-        if self.indptr.is_none() {
-            return stored.row(row);
-        }
-        let (all, start) = self.stored_at(row);
-        &stored.row(all)[start..][..self.span(row).n]
-    }
-
-    /// The same, up to its prefix.
-    #[inline]
-    pub(crate) fn visible<'b, E>(&self, stored: &Strided<'b, E>, row: usize) -> &'b [E] {
-        &self.row(stored, row)[..self.span(row).prefix]
-    }
-
-    /// Whether entry `j` of a row is hidden by the mask (not by its own value).
-    pub(super) fn masked(&self, row: usize, j: usize) -> bool {
-        match &self.mask {
-            Some(StoredMask::Allowed(bytes)) => bytes.row(row)[j] == 0,
-            Some(StoredMask::Additive(data)) => data.get(row, j) <= data.masked_below(),
-            None => false,
-        }
-    }
-
-    /// Judges every visible entry of a row: the first bad one is the error.
-    ///
-    /// # Errors
-    /// The variant that names what is wrong with the entry.
-    pub(crate) fn judge(&self, row: usize) -> Result<(), Error> {
-        let (at, start) = self.stored_at(row);
-        for j in 0..self.span(row).prefix {
-            if self.masked(row, j) {
-                continue;
-            }
-            let value = self.data.get(at, start + j);
-            let place = || self.place(row, Some(j));
-            if self.kind == Kind::Probs {
-                if !(0.0..f64::INFINITY).contains(&value) {
-                    return Err(Error::Probability { place: place(), value });
-                }
-                continue;
-            }
-            if let Some(StoredMask::Additive(mask)) = &self.mask {
-                let value = mask.get(row, j);
-                if value.is_nan() || value == f64::INFINITY {
-                    return Err(Error::MaskValue { place: place(), value });
-                }
-            }
-            if value.is_nan() {
-                return Err(Error::ScoreNan { place: place() });
-            }
-            if value == f64::INFINITY {
-                return Err(Error::ScoreInfinite { place: place() });
-            }
-        }
-        Ok(())
     }
 }
 

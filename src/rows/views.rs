@@ -167,7 +167,9 @@ mod tests {
 
     use super::*;
     use crate::rows::Keep;
-    use crate::{AttentionOptions, Budget, Options, attention, output_error, select};
+    use crate::{
+        AttentionOptions, Budget, Options, OutputOptions, attention, output_error, select,
+    };
 
     /// What lies between the rows of a view may be borrowed by somebody else, for writing. That nothing is made of the gaps only Miri
     /// sees: `make test-miri`.
@@ -187,7 +189,7 @@ mod tests {
                     rows,
                     values,
                     &Keep::Indices { indptr: &[0, 1, 2, 4], indices: &[1, 2, 3, 5] },
-                    None,
+                    &OutputOptions::new(),
                 )
                 .unwrap(),
                 attention(keys, keys, keys, budget, None, &attended).unwrap(),

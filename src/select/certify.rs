@@ -5,6 +5,7 @@ use super::constraints::{Constraints, DecideOn};
 use super::prepared::{Prepared, Source, Visitor};
 use super::scratch::{PerDtype, Workspace, grow, padded};
 use super::weight_fn::InvertibleWeightFn;
+use crate::builders::builders_of_defaults;
 use crate::certificate::{self, Certificate, Verdict};
 use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
@@ -15,16 +16,46 @@ use crate::rows::{Keep, PerRow, Scores};
 use crate::scratch::with_scratch;
 use crate::threads;
 
+/// How kept sets are to be judged.
+///
+/// ```
+/// use certk_rs::{CertifyOptions, Keep, Scores, certify};
+/// let scores = Scores::new(&[4.0_f32, 0.0], &[1, 2])?;
+/// let keep = Keep::Indices { indptr: &[0, 1], indices: &[0] };
+/// let options = CertifyOptions::new().eps(&[0.1]).independent(true).threads(1);
+/// assert_eq!(certify(&scores, &keep, &options)?.holds, Some(vec![true]));
+/// assert_eq!(certify(&scores, &keep, &CertifyOptions::new())?.holds, None);
+/// # Ok::<(), certk_rs::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct CertifyOptions<'a> {
+    /// Budgets of tail mass, one for all rows or one per row, to be held against the sets; `None` to hold none.
+    pub eps: Option<&'a [f64]>,
+    /// Judge by a slow check in scalar f64 that shares no kernel with the selector.
+    pub independent: bool,
+    /// How many threads; `None` for all available. Results do not depend on it.
+    pub threads: Option<usize>,
+}
+
+builders_of_defaults! { CertifyOptions<'a> {
+    /// Budgets of tail mass, one for all rows or one per row, to be held against the sets.
+    eps(eps: &'a [f64]) = Some(eps);
+    /// Judges by a slow check in scalar f64 that shares no kernel with the selector.
+    independent(independent: bool) = independent;
+    /// How many threads; `None` for all available.
+    threads(threads: impl Into<Option<usize>>) = threads.into();
+} }
+
 /// Judges kept sets: an interval that contains the real tail mass of each row and, given budgets, whether it holds.
 ///
-/// With `independent` the answer comes from a slow check in scalar f64 that shares no kernel with the selector.
 /// A row whose budget the fast arithmetic cannot decide is decided again in f64.
 ///
 /// ```
-/// use certk_rs::{Keep, Scores, certify};
+/// use certk_rs::{CertifyOptions, Keep, Scores, certify};
 /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
 /// let keep = Keep::Indices { indptr: &[0, 1], indices: &[0] };
-/// let judged = certify(&Scores::new(&row, &[1, 6])?, &keep, Some(&[0.1]), false, None)?;
+/// let judged = certify(&Scores::new(&row, &[1, 6])?, &keep, &CertifyOptions::new().eps(&[0.1]))?;
 /// assert!(0.30 < judged.tail_mass_lower[0] && judged.tail_mass_upper[0] < 0.31);
 /// assert_eq!(judged.holds, Some(vec![false]));
 /// # Ok::<(), certk_rs::Error>(())
@@ -35,10 +66,9 @@ use crate::threads;
 pub fn certify(
     scores: &Scores<'_>,
     keep: &Keep<'_>,
-    eps: Option<&[f64]>,
-    independent: bool,
-    threads: Option<usize>,
+    options: &CertifyOptions<'_>,
 ) -> Result<Certificate, Error> {
+    let &CertifyOptions { eps, independent, threads } = options;
     judge_all(scores, keep, eps, None, (independent, true), threads)
 }
 

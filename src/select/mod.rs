@@ -26,7 +26,7 @@ mod weight_fn;
 mod weights;
 
 pub use batch::select;
-pub use certify::certify;
+pub use certify::{CertifyOptions, certify};
 pub use options::{MaxKeep, Options};
 pub(crate) use scratch::Workspace;
 pub use selection::Selection;

@@ -15,6 +15,7 @@ use crate::rows::Scores;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum MaxKeep {
     /// That many keys.
     Count(usize),

@@ -64,12 +64,12 @@ impl<'a> From<&'a Selection> for Keep<'a> {
     /// What was selected, as a kept set to be certified.
     ///
     /// ```
-    /// use certk_rs::{Keep, Options, Scores, certify, select};
+    /// use certk_rs::{CertifyOptions, Keep, Options, Scores, certify, select};
     ///
     /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
     /// let scores = Scores::new(&row, &[1, 6])?;
     /// let found = select(&scores, &[0.1], &Options::new())?;
-    /// let judged = certify(&scores, &Keep::from(&found), Some(&[0.1]), true, None)?;
+    /// let judged = certify(&scores, &Keep::from(&found), &CertifyOptions::new().eps(&[0.1]).independent(true))?;
     /// assert_eq!(judged.holds, Some(vec![true]));
     /// # Ok::<(), certk_rs::Error>(())
     /// ```

@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use certk_rs::half::{bf16, f16};
 use certk_rs::montecarlo::{TailOptions, tail_mass};
 use certk_rs::{
-    AttentionOptions, Budget, Data, IndexOptions, Keep, KeyIndex, Kind, Mask, Options, Over, Rule,
-    Scores, SearchOptions, ValueBall, Values, Vectors, attention, certify, force_simd_level,
-    keep_set, output_error, select,
+    AttentionOptions, Budget, CertifyOptions, Data, IndexOptions, Keep, KeyIndex, Kind, Mask,
+    Options, OutputOptions, Over, Rule, Scores, SearchOptions, ValueBall, Values, Vectors,
+    attention, certify, force_simd_level, keep_set, output_error, select,
 };
 
 use crate::guarded::{Guarded, Place};
@@ -225,15 +225,19 @@ fn ask(views: &Views<'_>) -> Said {
         said.add(&select(scores, &[0.05], &options));
         let strides = [n];
         let keep = Keep::Mask { kept: views.kept, strides: &strides };
-        said.add(&certify(scores, &keep, Some(&[0.3]), false, Some(1)));
+        said.add(&certify(scores, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     }
     said.add(&select(&plain, &[1e-4], &options.clone().prove_minimal(true).keep_last(3)));
     said.add(&select(&plain, &[0.02], &options.clone().block_size(7)));
     let indptr = [0, views.indices.len() as i64];
     let keep = Keep::Indices { indptr: &indptr, indices: views.indices };
-    said.add(&certify(&plain, &keep, Some(&[0.3]), true, Some(1)));
+    said.add(&certify(
+        &plain,
+        &keep,
+        &CertifyOptions::new().eps(&[0.3]).independent(true).threads(1),
+    ));
     let keep = Keep::Positions { indptr: &indptr, positions: views.positions };
-    said.add(&certify(&plain, &keep, Some(&[0.3]), false, Some(1)));
+    said.add(&certify(&plain, &keep, &CertifyOptions::new().eps(&[0.3]).threads(1)));
     said
 }
 
@@ -290,9 +294,13 @@ fn batches_of_rows() {
                     said.add(&select(&scores, &[0.05], &options));
                     said.add(&keep_set(&scores, &[0.05], &options));
                     said.add(&keep_set(&scores, &[0.05], &options.clone().block_size(8)));
-                    said.add(&certify(&scores, &keep, Some(&[0.3]), false, Some(1)));
+                    said.add(&certify(
+                        &scores,
+                        &keep,
+                        &CertifyOptions::new().eps(&[0.3]).threads(1),
+                    ));
                     let values = Values::new(values, &[n, 5]).unwrap();
-                    said.add(&output_error(&scores, &values, &keep, None));
+                    said.add(&output_error(&scores, &values, &keep, &OutputOptions::new()));
                     let options = TailOptions::new(0.1, 40).seed(3).threads(1);
                     said.add(&tail_mass(&scores, &keep, None, &options));
                     said

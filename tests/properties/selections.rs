@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use certk_rs::{Context, Keep, Mask, Options, Scores, Selection, Status, certify, select};
+use certk_rs::{
+    CertifyOptions, Context, Keep, Mask, Options, Scores, Selection, Status, certify, select,
+};
 use proptest::prelude::*;
 use rayon::ThreadPoolBuilder;
 
@@ -131,7 +133,7 @@ proptest! {
         // In any order.
         let indices: Vec<i64> = found.indices.iter().rev().map(|&key| key.into()).collect();
         for independent in [false, true] {
-            let judged = |keep: Keep<'_>| certify(&scores, &keep, Some(&[eps]), independent, Some(1)).unwrap();
+            let judged = |keep: Keep<'_>| certify(&scores, &keep, &CertifyOptions::new().eps(&[eps]).independent(independent).threads(1)).unwrap();
             let first = judged(Keep::from(&found));
             prop_assert_eq!(&first.k, &found.k);
             prop_assert_eq!(first.holds.as_ref(), Some(&vec![true]));

@@ -4,7 +4,7 @@ use certk_rs::bounds::{
     Blocks, Cuts, GapRule, blockwise, kl_from_tail_mass, multi_gap, required_gap, score_gap,
     single_gap, smallest_k, tail_mass_from_kl,
 };
-use certk_rs::{Keep, Kind, Mask, Scores, Values, output_error, select_output};
+use certk_rs::{Keep, Kind, Mask, OutputOptions, Scores, Values, output_error, select_output};
 
 use crate::exact::{Average, Random, Real, Share, flags, least_tail, ranked, reals, tail, weights};
 use crate::rows::Stored;
@@ -207,7 +207,7 @@ fn output_errors_beside_exact_averages() {
         };
         let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
         let keep = Keep::Mask { kept: &bytes, strides: &[n] };
-        let found = output_error(&scores, &values, &keep, None).unwrap();
+        let found = output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap();
         let names =
             ["exact", "diameter", "ball", "spectral", "variance", "best", "norm", "chi_square"];
         let bounds = [
@@ -226,7 +226,8 @@ fn output_errors_beside_exact_averages() {
         }
         assert!(!near(&kept, found.exact[0] * (1.0 - 1e-6)) || found.exact[0] < 1e-9, "{round}");
         for tolerance in [0.5, 1e-3] {
-            let found = select_output(&scores, &values, &[tolerance], None).unwrap();
+            let found =
+                select_output(&scores, &values, &[tolerance], &OutputOptions::new()).unwrap();
             let kept = flags(n, found.indices.iter().map(|&i| i as usize));
             let lost = tail(&weights, |i| kept[i]);
             assert!(near(&kept, found.error_upper[0]) && found.error_upper[0] <= tolerance);

@@ -3,8 +3,9 @@
 use certk_rs::bounds::{Blocks, blockwise, single_gap};
 use certk_rs::montecarlo::{Method, TailOptions, tail_mass};
 use certk_rs::{
-    AttentionOptions, Budget, IndexOptions, Keep, KeyIndex, Mask, Options, Scores, Values, Vectors,
-    attention, certify, force_simd_level, keep_set, output_error, select,
+    AttentionOptions, Budget, CertifyOptions, IndexOptions, Keep, KeyIndex, Mask, Options,
+    OutputOptions, Scores, Values, Vectors, attention, certify, force_simd_level, keep_set,
+    output_error, select,
 };
 
 use crate::exact::Random;
@@ -72,8 +73,14 @@ fn kept_sets_of_any_bytes() {
             let scores = Scores::new(stored.data(), &[1, n]).unwrap();
             on_every_level(&format!("certify {n}"), |any| {
                 let keep = Keep::Mask { kept: &masks[usize::from(any)], strides: &[n] };
-                let fast = certify(&scores, &keep, Some(&[0.9]), false, Some(1)).unwrap();
-                let slow = certify(&scores, &keep, Some(&[0.9]), true, Some(1)).unwrap();
+                let fast =
+                    certify(&scores, &keep, &CertifyOptions::new().eps(&[0.9]).threads(1)).unwrap();
+                let slow = certify(
+                    &scores,
+                    &keep,
+                    &CertifyOptions::new().eps(&[0.9]).independent(true).threads(1),
+                )
+                .unwrap();
                 assert_eq!((fast.k[0], slow.k[0]), (count, count));
                 assert!(fast.tail_mass_lower[0] > 0.0 && fast.tail_mass_upper[0] < 1.0);
                 let options = TailOptions::new(0.1, 1).method(Method::Hoeffding).seed(3).threads(1);
@@ -88,7 +95,7 @@ fn kept_sets_of_any_bytes() {
     let values = Values::new(&points, &[n, d]).unwrap();
     on_every_level("output_error", |any| {
         let keep = Keep::Mask { kept: &masks[usize::from(any)], strides: &[n] };
-        output_error(&scores, &values, &keep, None).unwrap()
+        output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap()
     });
     let (sizes, upper, lower) = (vec![3; n], vec![1.0; n], vec![0.5; n]);
     on_every_level("blockwise", |any| {

@@ -2,8 +2,8 @@
 
 use certk_rs::bounds::{Cuts, GapRule, multi_gap, score_gap, single_gap, smallest_k};
 use certk_rs::{
-    Keep, Mask, Options, Scores, Status, Values, certify, keep_set, output_error, select,
-    select_output,
+    CertifyOptions, Keep, Mask, Options, OutputOptions, Scores, Status, Values, certify, keep_set,
+    output_error, select, select_output,
 };
 
 use crate::exact::{Average, Random, Real, Share, flags, moved, ranked, reals, tail, weights};
@@ -156,8 +156,12 @@ fn given_sets_are_judged_wherever_the_scores_are() {
                     let indices: Vec<i64> = (0..n as i64).filter(|&i| kept[i as usize]).collect();
                     let keep = Keep::Indices { indptr: &[0, size as i64], indices: &indices };
                     for independent in [false, true] {
-                        let found =
-                            certify(&scores, &keep, Some(&[eps]), independent, None).unwrap();
+                        let found = certify(
+                            &scores,
+                            &keep,
+                            &CertifyOptions::new().eps(&[eps]).independent(independent),
+                        )
+                        .unwrap();
                         let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
                         let at = format!("{n} {radius} {size} {independent}");
                         assert!(most.at_most(upper) && fewest.at_least(lower), "{at}");
@@ -173,7 +177,12 @@ fn given_sets_are_judged_wherever_the_scores_are() {
                             proven[usize::from(independent)] += 1;
                             assert!(holds && !least(&real, size - 1, radius).at_most(eps), "{at}");
                         }
-                        let open = certify(&scores, &keep, None, independent, None).unwrap();
+                        let open = certify(
+                            &scores,
+                            &keep,
+                            &CertifyOptions::new().independent(independent),
+                        )
+                        .unwrap();
                         assert!(most.at_most(open.tail_mass_upper[0]), "{at}");
                     }
                 }
@@ -304,7 +313,8 @@ fn output_errors_hold_wherever_the_scores_are() {
                     let indices: Vec<i64> = (0..size as i64).collect();
                     let kept = flags(n, 0..size);
                     let keep = Keep::Indices { indptr: &[0, size as i64], indices: &indices };
-                    let found = output_error(&scores, &values, &keep, None).unwrap();
+                    let found =
+                        output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap();
                     for bound in [
                         &found.exact,
                         &found.diameter,
@@ -318,7 +328,7 @@ fn output_errors_hold_wherever_the_scores_are() {
                         near(&kept, bound[0]);
                     }
                 }
-                let found = select_output(&scores, &values, &[0.4], None).unwrap();
+                let found = select_output(&scores, &values, &[0.4], &OutputOptions::new()).unwrap();
                 let kept = flags(n, found.indices.iter().map(|&i| i as usize));
                 near(&kept, found.error_upper[0]);
                 let (most, fewest) = extremes(&real, &kept, radius);
@@ -376,7 +386,9 @@ fn flushed_tails_within_a_radius() {
                 let indices = [(count / 2) as i64];
                 let keep = Keep::Indices { indptr: &[0, 1], indices: &indices };
                 for independent in [false, true] {
-                    let found = certify(&scores, &keep, None, independent, None).unwrap();
+                    let found =
+                        certify(&scores, &keep, &CertifyOptions::new().independent(independent))
+                            .unwrap();
                     assert!(most.at_most(found.tail_mass_upper[0]), "{depth} {radius} {count}");
                 }
                 for eps in [1e-3, most.down().max(1e-300)] {
@@ -409,7 +421,9 @@ fn flushed_heads_within_a_radius() {
                 let scores = scores.radius(&radii).unwrap();
                 let keep = Keep::Indices { indptr: &[0, count as i64], indices: &indices };
                 for independent in [false, true] {
-                    let found = certify(&scores, &keep, None, independent, None).unwrap();
+                    let found =
+                        certify(&scores, &keep, &CertifyOptions::new().independent(independent))
+                            .unwrap();
                     let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
                     let at = format!("{depth} {radius} {count} {independent}");
                     assert!(fewest.at_least(lower), "{at}: {lower} > {}", fewest.down());
@@ -445,7 +459,12 @@ fn biased_scores_within_a_radius() {
                 let keep = Keep::Mask { kept: &bytes, strides: &[] };
                 let (most, fewest) = extremes(&real, &kept, radius);
                 for independent in [false, true] {
-                    let found = certify(&scores, &keep, Some(&[0.3]), independent, None).unwrap();
+                    let found = certify(
+                        &scores,
+                        &keep,
+                        &CertifyOptions::new().eps(&[0.3]).independent(independent),
+                    )
+                    .unwrap();
                     let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
                     assert!(most.at_most(upper) && fewest.at_least(lower), "{n} {radius}");
                     assert!(!found.holds.unwrap()[0] || most.at_most(0.3), "{n} {radius}");
@@ -492,7 +511,7 @@ fn output_errors_hold_wherever_each_score_is() {
                 let kept = flags(n, 0..size);
                 let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
                 let keep = Keep::Mask { kept: &bytes, strides: &[] };
-                let found = output_error(&scores, &values, &keep, None).unwrap();
+                let found = output_error(&scores, &values, &keep, &OutputOptions::new()).unwrap();
                 let bounds = [
                     ("exact", found.exact[0]),
                     ("diameter", found.diameter[0]),

@@ -1,7 +1,8 @@
 //! Selected and certified sets of single rows, at budgets next to the very mass that a set loses.
 
 use certk_rs::{
-    Data, Keep, Kind, Mask, MaxKeep, Options, Scores, Selection, Status, certify, select,
+    CertifyOptions, Data, Keep, Kind, Mask, MaxKeep, Options, Scores, Selection, Status, certify,
+    select,
 };
 use half::{bf16, f16};
 
@@ -71,7 +72,12 @@ fn judge_given(scores: &Scores<'_>, weights: &[Real], kept: &[bool], eps: f64) {
     let keep = Keep::Mask { kept: &bytes, strides: &strides };
     let lost = tail(weights, |i| kept[i]);
     for independent in [false, true] {
-        let found = certify(scores, &keep, Some(&[eps]), independent, Some(1)).unwrap();
+        let found = certify(
+            scores,
+            &keep,
+            &CertifyOptions::new().eps(&[eps]).independent(independent).threads(1),
+        )
+        .unwrap();
         let (lower, upper) = (found.tail_mass_lower[0], found.tail_mass_upper[0]);
         assert!(lost.at_most(upper) && lost.at_least(lower), "{independent} {lower} {upper}");
         let (holds, minimal) = (found.holds.unwrap()[0], found.minimal.unwrap()[0]);
@@ -317,7 +323,11 @@ fn sets_that_are_not_the_best_in_rows_of_chunks() {
                     let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
                     let keep = Keep::Mask { kept: &bytes, strides: &[N] };
                     for independent in [false, true] {
-                        let found = certify(&scores, &keep, Some(&[0.07]), independent, None);
+                        let found = certify(
+                            &scores,
+                            &keep,
+                            &CertifyOptions::new().eps(&[0.07]).independent(independent),
+                        );
                         let found = found.unwrap();
                         assert_eq!(found.holds, Some(vec![true]), "{name}");
                         assert_eq!(found.minimal, Some(vec![false]), "{name}");
@@ -329,7 +339,11 @@ fn sets_that_are_not_the_best_in_rows_of_chunks() {
                 let bytes: Vec<u8> = kept.iter().map(|&kept| u8::from(kept)).collect();
                 let keep = Keep::Mask { kept: &bytes, strides: &[N] };
                 for independent in [false, true] {
-                    let found = certify(&scores, &keep, Some(&[0.0565]), independent, None);
+                    let found = certify(
+                        &scores,
+                        &keep,
+                        &CertifyOptions::new().eps(&[0.0565]).independent(independent),
+                    );
                     assert_eq!(found.unwrap().minimal, Some(vec![true]), "{name}");
                 }
             }

@@ -9,8 +9,9 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use certk_rs::{
-    AttentionOptions, Budget, IndexOptions, Keep, KeyIndex, Mask, Options, Precision, Scores,
-    SearchOptions, Values, Vectors, attention, certify, keep_set, output_error, select,
+    AttentionOptions, Budget, CertifyOptions, IndexOptions, Keep, KeyIndex, Mask, Options,
+    OutputOptions, Precision, Scores, SearchOptions, Values, Vectors, attention, certify, keep_set,
+    output_error, select,
 };
 
 use crate::levels::at_each;
@@ -77,8 +78,16 @@ fn of_rows(answers: &mut Answers) {
                             .collect();
                         if n <= 1000 {
                             let keep = Keep::Mask { kept: &kept, strides: &[n] };
-                            let fast = certify(&scores, &keep, Some(&[eps]), false, Some(1));
-                            let slow = certify(&scores, &keep, Some(&[eps]), true, Some(1));
+                            let fast = certify(
+                                &scores,
+                                &keep,
+                                &CertifyOptions::new().eps(&[eps]).threads(1),
+                            );
+                            let slow = certify(
+                                &scores,
+                                &keep,
+                                &CertifyOptions::new().eps(&[eps]).independent(true).threads(1),
+                            );
                             note(answers, &called(&format!("certify {eps}")), &(fast, slow));
                         }
                         note(answers, &called(&format!("select {eps}")), &first);
@@ -150,7 +159,7 @@ fn of_vectors(answers: &mut Answers) {
     let values = Values::new(&points, &[n, width]).unwrap();
     let kept: Vec<u8> = (0..n).map(|i| u8::from(i % 3 == 0)).collect();
     let keep = Keep::Mask { kept: &kept, strides: &[n] };
-    note(answers, "output error", &output_error(&scores, &values, &keep, None));
+    note(answers, "output error", &output_error(&scores, &values, &keep, &OutputOptions::new()));
 }
 
 fn answers() -> Answers {

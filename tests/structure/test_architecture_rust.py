@@ -24,7 +24,7 @@ BINDINGS = ROOT / "crates" / "certk-py" / "src"
 # What everything may use.
 COMMON = {"certified_sums", "rows", "order", "error", "threads", "interrupt", "random", "twofold"}
 COMMON |= {"memory", "scale", "log_mass", "ambient", "workspace", "scratch", "recycled", "extended"}
-COMMON |= {"sorting", "reused", "builders", "exact_share"}
+COMMON |= {"sorting", "reused", "builders", "exact_share", "names"}
 ANYTHING = None
 ARROWS: dict[str, set[str] | None] = {
     # What a caller puts together of them.
@@ -43,7 +43,7 @@ ARROWS: dict[str, set[str] | None] = {
     # The checker shares nothing with the prover but order, shapes, sums and asking: for memory,
     # and whether to go on.
     "certificate": {"certified_sums", "rows", "order", "sorting", "error", "memory", "recycled"}
-    | {"ambient", "reused", "exact_share"},
+    | {"ambient", "reused", "exact_share", "names"},
     # A worker thread is given the floating-point modes that the kernels count on.
     **dict.fromkeys(COMMON, COMMON | {"kernels"}),
     "twofold": set(),

@@ -92,7 +92,6 @@ fn precision(stored: &Stored<'_>) -> Precision {
 /// Numbers that are of a precision already, as an array of it.
 fn stored_as(py: Python<'_>, out: Vec<f64>, precision: Precision) -> PyResult<Bound<'_, PyAny>> {
     Ok(match precision {
-        Precision::F64 => PyArray1::from_vec(py, out).into_any(),
         Precision::F32 => column(py, "out", out.into_iter().map(|v| v as f32))?.into_any(),
         Precision::F16 => {
             let bits = out.into_iter().map(|v| f16::from_f32(v as f32).to_bits());
@@ -102,6 +101,8 @@ fn stored_as(py: Python<'_>, out: Vec<f64>, precision: Precision) -> PyResult<Bo
             let bits = out.into_iter().map(|v| bf16::from_f32(v as f32).to_bits());
             column(py, "out", bits)?.into_any()
         }
+        // In which it is computed.
+        _ => PyArray1::from_vec(py, out).into_any(),
     })
 }
 

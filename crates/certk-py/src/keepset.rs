@@ -57,7 +57,7 @@ pub(super) fn keep_set_of_queries<'py>(
     let stored: Vec<core::Block<'_>> = (blocks.iter())
         .map(|(queries, keys, scale)| {
             let (queries, keys) = (vectors(queries, "queries")?, vectors(keys, "keys")?);
-            Ok(core::Block { queries, keys, scale: *scale })
+            Ok(core::Block::new(queries, keys, *scale))
         })
         .collect::<PyResult<_>>()?;
     let offset = causal_offset

@@ -374,7 +374,7 @@ impl KeyIndex {
         let (lower, upper) = (contiguous(&beside.0, "beside")?, contiguous(&beside.1, "beside")?);
         let budgets = eps.slice()?;
         let beside: Vec<LogMass> =
-            lower.iter().zip(upper).map(|(&lower, &upper)| LogMass { lower, upper }).collect();
+            lower.iter().zip(upper).map(|(&lower, &upper)| LogMass::new(lower, upper)).collect();
         let found = how.with(|options| {
             detached(py, || self.read().recall(&queries, &beside, budgets, &options))
         })?;
@@ -420,7 +420,7 @@ impl KeyIndex {
             )
         };
         // A copy, of which arrays are made.
-        self.look(py, |index| check_memory("an index", index.held(), 2))?.raise()?;
+        self.look(py, |index| check_memory("an index", index.bytes(), 2))?.raise()?;
         let saved: Vec<Saved<'static>> =
             self.look(py, |index| index.save().map(Saved::owned).collect())?;
         Ok(saved.into_iter().map(one).collect())

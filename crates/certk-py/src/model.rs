@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use super::arguments::{count, real, threads as thread_count};
 use super::arrays::{Budgets, Rows, column, contiguous, flat};
 use super::errors::{CertkError, Raise, detached, run};
-use certk_rs::bindings::{self, default_floats};
+use certk_rs::bindings::{self, bad_number, default_floats};
 use certk_rs::model as core;
 use certk_rs::{Error, Place};
 
@@ -35,7 +35,7 @@ fn broadcast<'py>(
 fn at(error: Error, flat: usize, shape: &[usize]) -> Error {
     match error {
         Error::Number { argument, value, problem, .. } => {
-            Error::Number { argument, place: Place::unravel(shape, flat), value, problem }
+            bad_number(argument, Place::unravel(shape, flat), value, problem)
         }
         other => other,
     }
@@ -174,7 +174,7 @@ pub(super) fn window_sizes<'py>(
             .size(n.max(0).unsigned_abs())
             .map_err(|error| match at(error, flat, shape) {
                 Error::Number { argument, place, problem, .. } => {
-                    Error::Number { argument, place, value: n as f64, problem }
+                    bad_number(argument, place, n as f64, problem)
                 }
                 other => other,
             })

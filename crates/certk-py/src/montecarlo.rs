@@ -16,8 +16,8 @@ type Ends<'py> = (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>);
 
 fn method(name: &Bound<'_, PyAny>) -> PyResult<Method> {
     match name.cast::<PyString>() {
-        Ok(name) => Method::named(name.to_str()?).raise(),
-        Err(_) => Method::named(&name.repr()?.to_string()).raise(),
+        Ok(name) => name.to_str()?.parse::<Method>().raise(),
+        Err(_) => name.repr()?.to_string().parse::<Method>().raise(),
     }
 }
 

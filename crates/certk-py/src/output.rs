@@ -19,10 +19,10 @@ pub(super) fn output_error<'py>(
 ) -> PyResult<OutputBounds> {
     let _modes = default_floats();
     let (scores, values) = (rows.scores()?, values.values()?);
-    let threads = arguments::threads(threads)?;
+    let options = core::OutputOptions::new().threads(arguments::threads(threads)?);
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
-    let found = detached(py, || core::output_error(&scores, &values, &keep, threads))?;
+    let found = detached(py, || core::output_error(&scores, &values, &keep, &options))?;
     Ok(OutputBounds::new(found, &scores))
 }
 
@@ -37,7 +37,7 @@ pub(super) fn select_output<'py>(
     let _modes = default_floats();
     let (scores, values) = (rows.scores()?, values.values()?);
     let budgets = out_tol.slice()?;
-    let threads = arguments::threads(threads)?;
-    let found = detached(py, || core::select_output(&scores, &values, budgets, threads))?;
+    let options = core::OutputOptions::new().threads(arguments::threads(threads)?);
+    let found = detached(py, || core::select_output(&scores, &values, budgets, &options))?;
     OutputSelected::new(found, &scores, &out_tol).raise()
 }

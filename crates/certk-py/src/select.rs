@@ -53,8 +53,9 @@ pub(super) fn certify<'py>(
     let threads = arguments::threads(threads)?;
     let mut strides = Vec::new();
     let keep = keep.keep(&mut strides)?;
-    let budgets = eps.as_ref().map(Budgets::slice).transpose()?;
-    let found = run(py, &scores, || core::certify(&scores, &keep, budgets, independent, threads))?;
+    let mut options = core::CertifyOptions::new().independent(independent).threads(threads);
+    options.eps = eps.as_ref().map(Budgets::slice).transpose()?;
+    let found = run(py, &scores, || core::certify(&scores, &keep, &options))?;
     Ok(Certified::new(found, &scores, eps.as_ref()))
 }
 

@@ -121,6 +121,8 @@ impl Numbers {
             Data::F64(numbers) => numbers.iter().position(|number| !number.is_finite()),
             Data::F16(numbers) => numbers.iter().position(|number| !number.is_finite()),
             Data::Bf16(numbers) => numbers.iter().position(|number| !number.is_finite()),
+            // No tensor of another type comes this far.
+            _ => Some(0),
         }
     }
 

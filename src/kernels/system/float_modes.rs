@@ -27,7 +27,7 @@ impl Drop for DefaultFloats {
 }
 
 /// MXCSR.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod register {
     pub(super) type Modes = u32;
 
@@ -48,7 +48,7 @@ mod register {
 }
 
 /// FPCR.
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 mod register {
     pub(super) type Modes = u64;
 
@@ -68,7 +68,8 @@ mod register {
     }
 }
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+// Miri knows no such registers.
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod register {
     pub(super) type Modes = ();
 
@@ -79,7 +80,7 @@ mod register {
     pub(super) fn write(_modes: Modes) {}
 }
 
-#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(all(test, not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tests {
     use std::hint::black_box;
 

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
-use certk_rs::{Keep, Options, Scores, certify, select};
+use certk_rs::{CertifyOptions, Keep, Options, Scores, certify, select};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -55,7 +55,9 @@ async fn json_is_read_and_written_without_moving_a_bound() {
     let want = select(&scores, &[0.05], &Options::new()).unwrap();
     let upper: Vec<f64> = serde_json::from_value(found["tail_mass_upper"].clone()).unwrap();
     assert_eq!(upper, want.tail_mass_upper);
-    let judged = certify(&scores, &Keep::from(&want), Some(&[0.05]), true, None).unwrap();
+    let judged =
+        certify(&scores, &Keep::from(&want), &CertifyOptions::new().eps(&[0.05]).independent(true))
+            .unwrap();
     assert!(judged.holds.unwrap().iter().all(|holds| *holds));
 }
 
