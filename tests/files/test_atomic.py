@@ -691,7 +691,7 @@ READERS = {
     # What is uploaded is collected here first; it has no name, or is removed.
     "tempfile.NamedTemporaryFile(delete=False)",
     "os.fdopen(os.dup(spool.fileno()), 'wb')",
-    "path.open('a+', encoding='utf-8')",  # a lock
+    "os.open(path, _LOCK, 438)",  # a lock
     "archive.open(info)",
     "path.open('rb')",
     "text.read_text(encoding='utf-8')",
@@ -714,7 +714,9 @@ def test_nothing_in_the_package_writes_files_in_another_way() -> None:
         # What is uploaded when it is whole.
         "tempfile.NamedTemporaryFile(delete=False)",
         "os.fdopen(os.dup(spool.fileno()), 'wb')",
-        "figure.savefig(text, format='svg', bbox_inches='tight', metadata={'Date': None})",
+        "figure.savefig(text, format='svg', bbox_inches='tight', metadata={'Date': None}, "
+        "transparent=True)",
+        "formatter.write_text(line)",  # a help text
     }
     for file in package.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

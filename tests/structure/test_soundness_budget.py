@@ -53,7 +53,7 @@ NAMED = {
     "src/attention/few.rs": ["ALL", "VAGUE"],
     "src/attention/many.rs": ["SPARSE_ROWS"],
     "src/attention/narrow.rs": ["FINE", "ALWAYS_FINE"],
-    "src/attention/sink.rs": ["MOST"],
+    "src/attention/sink.rs": ["MOST", "HELD"],
     "src/attention/thinned.rs": ["FLAT", "CAREFUL"],
     "src/attention/tile.rs": ["U", "SAFE"],
     "src/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
