@@ -44,7 +44,7 @@ ROOMS = {
     "src/kernels/row/scan.rs": "rough sums that show the way",
     "src/select/search_row.rs": "where to look for a boundary",
     "src/index/panel.rs": "how long lists are made",
-    "src/error.rs": "how numbers are written",
+    "src/error/place.rs": "how numbers are written",
     "src/kernels/system/float_modes.rs": "a test of the modes",
 }
 # Names of constants: limits of ranges, choices, scales of a number format.
