@@ -23,8 +23,9 @@ def truncated(ctx: Any, gradient: Tensor, *_others: Tensor) -> tuple[Tensor | No
     """Gradients of attention over the kept keys.
 
     The best keys are taken, as many as the forward pass has kept, equal scores by lower index
-    first. Where that made codes of its own it may have kept others of nearly the same weight. With P the weights of a row, dP = dO V^T and
-    dS = P (dP - sum P dP), gradients are dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO.
+    first. Where that made codes of its own it may have kept others of nearly the same weight.
+    With P the weights of a row, dP = dO V^T and dS = P (dP - sum P dP), gradients are
+    dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO.
     """
     q, k, v, kept, lengths, mask = ctx.saved_tensors
     none = (None,) * 7
