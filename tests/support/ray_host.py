@@ -174,7 +174,8 @@ def pruned_while_workers_are_killed(caches: str, out: str, moments: set[int]) ->
         nonlocal calls
         calls += 1
         if calls in moments:
-            until = time.monotonic() + 5
+            # Against a hang alone: workers are at work again and again.
+            until = time.monotonic() + 120
             while not (busy := [p for p in _family() if title(p).startswith("ray::_call")]):
                 assert time.monotonic() < until, "no worker is at work"
             for pid in busy:
