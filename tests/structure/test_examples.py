@@ -133,7 +133,9 @@ def test_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert guarded["noticed"] <= guarded["alarms"] <= 120
             assert recalled["over"] == 0
             over += plain["over"]
-            assert 0 < plain["held"] == plain["read"] < guarded["read"] < guarded["held"] < 1
+            # Of so short a text a guard's matrix is as large as what was dropped.
+            assert 0 < plain["held"] == plain["read"] < guarded["read"] < guarded["held"]
+            assert guarded["read"] < 1
             assert guarded["held"] == recalled["held"]
             assert guarded["read"] <= recalled["read"]
             assert guarded["perplexity"] == plain["perplexity"]
