@@ -133,6 +133,20 @@ def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certifi
     path.write_bytes(header.raw + b"".join(arrays[name].tobytes() for name in header.entries))
 
 
+def _opened(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Read the metadata and the tensors of a safetensors file with none of the library's code."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    told = header.pop("__metadata__", {})
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
+        arrays[name] = flat.reshape(entry["shape"])
+    return told, arrays
+
+
 def forge(
     path: Path,
     edit: Callable[[dict[str, np.ndarray]], None] = lambda _: None,
@@ -143,15 +157,8 @@ def forge(
     `edit` changes the tensors, whose types may change too. Then `say` changes the certificate as
     JSON, shapes and hashes included; a string "@text" stands in it for bare text, such as 1e999.
     """
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    body = json.loads(header.pop("__metadata__")["certk"])
-    arrays = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
-        arrays[name] = flat.reshape(entry["shape"])
+    told, arrays = _opened(path)
+    body = json.loads(told["certk"])
     edit(arrays)
     called = {np.dtype(kind): name for name, kind in FORGED.items()}
     order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
@@ -187,15 +194,7 @@ def forge_input(
     metadata: Callable[[dict[str, str]], None] = lambda _: None,
 ) -> None:
     """Change the input of an output, and what the output says of it, so that they fit together."""
-    content = source.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    told = header.pop("__metadata__", {})
-    arrays = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        flat = np.frombuffer(content[start + begin : start + end], FORGED[entry["dtype"]])
-        arrays[name] = flat.reshape(entry["shape"])
+    told, arrays = _opened(source)
     edit(arrays)
     metadata(told)
     # BF16 are integers here, and nothing else is.
