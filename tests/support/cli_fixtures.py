@@ -133,7 +133,7 @@ def rewrite(path: Path, edit: Callable[[dict[str, np.ndarray]], None], **certifi
     path.write_bytes(header.raw + b"".join(arrays[name].tobytes() for name in header.entries))
 
 
-def _opened(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+def opened(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Read the metadata and the tensors of a safetensors file with none of the library's code."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
@@ -157,7 +157,7 @@ def forge(
     `edit` changes the tensors, whose types may change too. Then `say` changes the certificate as
     JSON, shapes and hashes included; a string "@text" stands in it for bare text, such as 1e999.
     """
-    told, arrays = _opened(path)
+    told, arrays = opened(path)
     body = json.loads(told["certk"])
     edit(arrays)
     called = {np.dtype(kind): name for name, kind in FORGED.items()}
@@ -194,7 +194,7 @@ def forge_input(
     metadata: Callable[[dict[str, str]], None] = lambda _: None,
 ) -> None:
     """Change the input of an output, and what the output says of it, so that they fit together."""
-    told, arrays = _opened(source)
+    told, arrays = opened(source)
     edit(arrays)
     metadata(told)
     # BF16 are integers here, and nothing else is.

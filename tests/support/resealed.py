@@ -7,7 +7,6 @@ weaker, so that it stays true; most make it false or nonsense.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from certk_rs.cache_format import Options
-from cli_fixtures import Arrays, Body, Job, forge, forge_input
+from cli_fixtures import Arrays, Body, Job, forge, forge_input, opened
 from made_outputs import Made
 
 Kind = Callable[["Mutation"], str | None]
@@ -305,7 +304,7 @@ def weaker(mutation: Mutation) -> str | None:
 def other_keys(mutation: Mutation) -> str | None:
     """Another set, with the rows of the input and all that goes with it."""
     rng, body = mutation.rng, mutation.body()
-    given = _tensors(mutation.job.source)
+    _, given = opened(mutation.job.source)
     options = body["options"]
     if options["block_size"] > 1 or options["guard"] != "none":
         return None
@@ -359,20 +358,6 @@ def _some_tensor(rng: random.Random, arrays: Arrays) -> str | None:
     if rng.random() < 0.8:
         names = [name for name in names if name not in rows]
     return rng.choice(names) if names else None
-
-
-def _tensors(path: Path) -> Arrays:
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    found = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}[entry["dtype"]]
-            begin, end = entry["data_offsets"]
-            flat = np.frombuffer(content[start + begin : start + end], kind)
-            found[name] = flat.reshape(entry["shape"])
-    return found
 
 
 def _heads_first(array: np.ndarray, options: Body) -> np.ndarray:
