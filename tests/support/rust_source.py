@@ -12,6 +12,9 @@ NOT_CODE = re.compile(
     r"""//[^\n]*|/\*.*?\*/|b?r(\#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'(?:\\[^']+|[^\\'])'""", re.DOTALL
 )
 _USE = re.compile(r"^\s*(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);", re.M)
+# A block of methods that belong to a type alone, and one that a trait asks for.
+_IMPL = re.compile(r"^impl\b(?P<head>[^{]*)\{\n(?P<body>.*?)^\}", re.M | re.S)
+_METHOD = re.compile(r"^    (?:pub(?:\([^)]*\))? )?(?:const )?(?:unsafe )?fn (\w+)", re.M)
 _PATH = re.compile(r"\b(?:crate|self|super|[a-z_]\w*)(?:::\w+)+")
 
 
@@ -31,6 +34,17 @@ def code_of(text: str) -> str:
                 break
         text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
     return text
+
+
+def without_generics(text: str) -> str:
+    """Return a type without what stands in angle brackets."""
+    depth, kept = 0, []
+    for before, character in zip(" " + text, text, strict=False):
+        depth += character == "<"
+        if not depth:
+            kept.append(character)
+        depth -= character == ">" and before != "-"
+    return "".join(kept)
 
 
 def used(tree: str) -> Iterator[tuple[str, str]]:
@@ -102,6 +116,40 @@ class Crate:
                 if absolute is not None and absolute != (*here, name):
                     return self._home((*absolute, *path[1:]), depth + 1)
         return here
+
+    def _impls(self, module: Module) -> Iterator[tuple[str, bool, str]]:
+        """Yield of each impl block its type, true if it is one of a trait, and its body."""
+        for block in _IMPL.finditer(self.code[module]):
+            head = without_generics(block["head"]).split(" where ")[0]
+            subject = head.split(" for ")[-1]
+            if name := re.match(r"\s*&?(?:'\w+ )?(?:mut )?(?:\w+::)*(\w+)", subject):
+                yield name[1], " for " in head, block["body"]
+
+    def hidden(self) -> dict[Module, set[Module]]:
+        """Of each file the others whose inherent methods it calls: no `use` names those.
+
+        Calls that count are those on `self` in a block of the type, and on arguments of the type.
+        """
+        homes: dict[str, dict[str, set[Module]]] = {}
+        for module in self.files:
+            for name, of_trait, body in self._impls(module):
+                for method in () if of_trait else _METHOD.findall(body):
+                    homes.setdefault(name, {}).setdefault(method, set()).add(module)
+        types = "|".join(homes)
+        argument = re.compile(rf"\b(\w+): &?(?:'\w+ )?(?:mut )?({types})\b")
+        graph: dict[Module, set[Module]] = {}
+        for module, code in self.code.items():
+            calls = {
+                (name, method)
+                for name, _, body in self._impls(module)
+                for method in re.findall(r"\bself\s*\.(\w+)(?:::<[^(]*>)?\(", body)
+            }
+            for variable, name in set(argument.findall(code)):
+                called = re.findall(rf"\b{variable}\s*\.(\w+)(?:::<[^(]*>)?\(", code)
+                calls |= {(name, method) for method in called}
+            found = [homes.get(name, {}).get(method, set()) for name, method in calls]
+            graph[module] = {home for one in found if len(one) == 1 for home in one} - {module}
+        return graph
 
     def dependencies(self) -> dict[Module, set[Module]]:
         """Of each file the others that it needs. What a room only hands on, it does not need."""
