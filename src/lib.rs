@@ -81,7 +81,9 @@ mod twofold;
 mod workspace;
 
 pub use ambient::CancelToken;
-pub use attention::{Attention, AttentionOptions, Budget, Precision, ValueBall, attention};
+pub use attention::{
+    Attention, AttentionOptions, Budget, Outputs, Precision, ValueBall, attention,
+};
 pub use bounds::output::{
     OutputBound, OutputError, OutputOptions, OutputSelection, output_error, select_output,
 };

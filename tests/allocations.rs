@@ -2,8 +2,8 @@
 
 use certk_rs::{
     AttentionOptions, Budget, CertifyOptions, Context, IndexOptions, Keep, KeyIndex, LogMass, Mask,
-    Options, RecallOptions, Rule, Scores, SearchOptions, Vectors, Workspace, attention, certify,
-    select,
+    Options, Precision, RecallOptions, Rule, Scores, SearchOptions, Vectors, Workspace, attention,
+    certify, select,
 };
 
 /// Numbers that look Gaussian, the same on every machine.
@@ -108,6 +108,13 @@ fn warm_calls_ask_for_no_memory() {
                 let budget = Budget::TailMass(&[0.05]);
                 let how = AttentionOptions::default();
                 attention(&queries, &keys, &keys, budget, index, &how).unwrap().recycle();
+            });
+        }
+        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+            count(&format!("attention in {precision:?}"), &|| {
+                let budget = Budget::TailMass(&[0.05]);
+                let how = AttentionOptions::new().precision(precision);
+                attention(&queries, &keys, &keys, budget, None, &how).unwrap().recycle();
             });
         }
         let weights = [LogMass::new(1.0, 1.5)];

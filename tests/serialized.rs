@@ -1,8 +1,9 @@
 //! Results and options through a format that people read, and back: bit for bit.
 
 use certk_rs::{
-    Certificate, CertifyOptions, IndexOptions, Keep, KeyIndex, LogMass, MaxKeep, Options, Scores,
-    SearchOptions, SearchResult, Selection, Vectors, certify, select,
+    Attention, AttentionOptions, Budget, Certificate, CertifyOptions, IndexOptions, Keep, KeyIndex,
+    LogMass, MaxKeep, Options, Precision, Scores, SearchOptions, SearchResult, Selection, Vectors,
+    attention, certify, select,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -30,6 +31,11 @@ fn results_come_back_as_they_were() {
     let index = KeyIndex::build(&keys, &IndexOptions::new()).unwrap();
     let found = index.search(&keys, Some(&keys), &[0.1], &SearchOptions::new()).unwrap();
     back::<SearchResult>(&found);
+    for precision in [Precision::F64, Precision::F32, Precision::F16, Precision::Bf16] {
+        let options = AttentionOptions::new().precision(precision);
+        let budget = Budget::TailMass(&[0.1]);
+        back::<Attention>(&attention(&keys, &keys, &keys, budget, None, &options).unwrap());
+    }
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub fn run(input: &[u8]) {
     let bounds = found.error_bound(&q, &v, &options).unwrap();
     let wide = values.stored.wide();
     for (i, row) in known.iter().enumerate() {
-        let out = &found.out[i * width..][..width];
+        let out = found.row(i);
         assert!(out.iter().all(|entry| entry.is_finite()));
         let shown = row.keys.iter().filter(|key| key.shown).count();
         assert!(found.k[i] >= 0 && found.k[i] <= shown as i64);

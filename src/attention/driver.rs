@@ -36,7 +36,7 @@ const ATTEMPTS: usize = 2;
 /// let found = attention(&q, &k, &v, Budget::TailMass(&[0.01]), None, &options)?;
 /// let (middle, last) = ((-12f64).exp(), (-24f64).exp());
 /// let plain = (10.0 + 20.0 * middle + 30.0 * last) / (1.0 + middle + last);
-/// assert!((found.out[0] - plain).abs() <= found.error_bound(&q, &v, &options)?[0] + 1e-12);
+/// assert!((found.row(0)[0] - plain).abs() <= found.error_bound(&q, &v, &options)?[0] + 1e-12);
 /// assert!(found.tail_mass_upper[0] <= 0.01);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
@@ -72,7 +72,7 @@ pub fn attention(
         _ => None,
     };
     job.index = index.or(own.as_ref());
-    let mut all = Attention::empty(query_rows.rows(), values.dim());
+    let mut all = Attention::empty(query_rows.rows(), values.dim(), options.precision);
     match budget {
         Budget::TailMass(eps) => {
             let eps = query_rows.per_row("eps", eps)?.budgets(query_rows.shape)?;
@@ -130,7 +130,7 @@ impl AttentionJob<'_> {
         };
         threads::in_shared_portions(threads, units.len(), portion, one, |(answers, moved)| {
             for ((&row, answer), &moved) in unit(at, 1).rows.iter().zip(&answers).zip(&moved) {
-                all.out[row * dim..][..dim].copy_from_slice(&answer.out[..dim]);
+                all.out.write(row * dim, &answer.out[..dim]);
                 all.tail_mass_upper[row] = answer.upper;
                 all.k[row] = answer.kept as i64;
                 all.scored[row] = answer.scored as i64;
@@ -352,7 +352,7 @@ mod tests {
                 let query = &queries[row * dim..][..dim];
                 let of = (&values[..seen * width], width);
                 let (want, most) = real(query, (&keys[..seen * dim], dim), of);
-                let got = &found.out[row * width..][..width];
+                let got = found.row(row);
                 let squares = got.iter().zip(&want).map(|(a, b)| (a - b).powi(2));
                 let off = squares.sum::<f64>().sqrt();
                 // What is dropped moves the rest, and every weight may be off; sums of values round, too.
@@ -413,7 +413,7 @@ mod tests {
         let masked = AttentionOptions { mask: Some((&bytes, &[0])), ..AttentionOptions::default() };
         let again = run(&keys, &values, &masked).unwrap();
         assert_eq!(again.k, vec![200; m]);
-        for (a, b) in again.out.iter().zip(&found.out) {
+        for (a, b) in again.out.to_f64().iter().zip(found.out.to_f64()) {
             assert!((a - b).abs() < 1e-5);
         }
         let error = run(&keys, &values, &AttentionOptions::default()).unwrap_err();

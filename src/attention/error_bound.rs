@@ -164,7 +164,7 @@ impl Attention {
     /// let plain = attention(&q, &k, &v, Budget::TailMass(&[0.0]), None, &options)?;
     /// let found = attention(&q, &k, &v, Budget::TailMass(&[0.1]), None, &options)?;
     /// let bound = found.error_bound(&q, &v, &options)?[0];
-    /// assert!((found.out[0] - plain.out[0]).abs() <= bound && bound.is_finite());
+    /// assert!((found.row(0)[0] - plain.row(0)[0]).abs() <= bound && bound.is_finite());
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
     ///
@@ -193,8 +193,14 @@ impl Attention {
     }
 
     pub(super) fn bounds(&self, balls: &Balls<'_>, values: &Vectors<'_>) -> Vec<f64> {
-        let out = self.out.chunks_exact(values.dim()).enumerate();
-        out.map(|(row, out)| bound(balls.of(row), values, out, &self.row_errors(row))).collect()
+        let dim = values.dim();
+        let mut out = Reused::with_hint(dim);
+        let mut bounds = Vec::with_capacity(self.k.len());
+        for row in 0..self.k.len() {
+            self.out.widen(row * dim..(row + 1) * dim, &mut out);
+            bounds.push(bound(balls.of(row), values, &out, &self.row_errors(row)));
+        }
+        bounds
     }
 }
 

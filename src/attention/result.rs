@@ -1,5 +1,7 @@
-//! What attention returns, a row for each query.
+//! Results of attention, a row for each query.
 
+use super::options::Precision;
+use super::outputs::Outputs;
 use crate::index::Rung;
 use crate::log_mass::LogMass;
 use crate::recycled::{self, Recycled, held};
@@ -9,8 +11,8 @@ use crate::recycled::{self, Recycled, held};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Attention {
-    /// Weighted averages of values, one vector after another, rounded to the precision asked for.
-    pub out: Vec<f64>,
+    /// Weighted averages of values, one vector of `d_v` entries after another, in the precision asked for.
+    pub out: Outputs,
     /// The real tail mass of a row is at most this.
     pub tail_mass_upper: Vec<f64>,
     /// Keys that went into each average.
@@ -32,9 +34,9 @@ pub struct Attention {
 }
 
 impl Attention {
-    pub(super) fn empty(rows: usize, dim: usize) -> Self {
+    pub(super) fn empty(rows: usize, dim: usize, precision: Precision) -> Self {
         let mut all: Attention = recycled::empty();
-        all.out.resize(rows * dim, 0.0);
+        all.out.reset(precision, rows * dim);
         all.tail_mass_upper.resize(rows, 0.0);
         all.k.resize(rows, 0);
         all.scored.resize(rows, 0);
@@ -46,18 +48,20 @@ impl Attention {
         all
     }
 
-    /// The output of a row.
+    /// The output of a row, exactly. [`Outputs::as_slice`] has all rows as they are stored.
     ///
     /// # Panics
     /// If there is no such row.
-    pub fn row(&self, row: usize) -> &[f64] {
+    pub fn row(&self, row: usize) -> Vec<f64> {
         let dim = self.out.len() / self.k.len().max(1);
         assert!(row < self.k.len(), "row {row} of {}", self.k.len());
-        &self.out[row * dim..][..dim]
+        let mut out = Vec::with_capacity(dim);
+        self.out.widen(row * dim..(row + 1) * dim, &mut out);
+        out
     }
 
     /// Gives its memory to a later call of this kind on this thread, or under this [`Context`](crate::Context): calls on one thread
-    /// with a budget of tail mass then ask for none.
+    /// with a budget of tail mass and one precision then ask for none.
     pub fn recycle(self) {
         recycled::recycle(self);
     }
@@ -102,7 +106,7 @@ impl Recycled for Attention {
             log_mass,
             within: _,
         } = self;
-        held(out)
+        out.bytes()
             + held(tail_mass_upper)
             + held(k)
             + held(scored)

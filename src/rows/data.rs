@@ -55,6 +55,7 @@ pub(crate) use for_dtype;
 mod listed {
     pub trait Rows: Sized {
         fn stored(rows: crate::kernels::Strided<'_, Self>) -> super::Stored<'_>;
+        fn slice(data: super::Data<'_>) -> Option<&[Self]>;
     }
 }
 pub(super) use listed::Rows;
@@ -67,6 +68,10 @@ macro_rules! data_from {
         impl Rows for $type {
             fn stored(rows: Strided<'_, Self>) -> Stored<'_> {
                 Stored::$variant(rows)
+            }
+
+            fn slice(data: Data<'_>) -> Option<&[Self]> {
+                if let Data::$variant(data) = data { Some(data) } else { None }
             }
         }
         impl Number for $type {}

@@ -1,18 +1,18 @@
 //! `attention`.
 
-use half::{bf16, f16};
+use half::vec::HalfFloatVecExt;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use std::sync::{Arc, Mutex, RwLock};
 
 use super::arguments;
-use super::arrays::{Budgets, Bytes, Stored, column, contiguous};
+use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, Raise, detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
 use certk_rs::bindings::{copied, default_floats, list};
-use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Precision};
+use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Outputs, Precision};
 
 #[pyclass(frozen, module = "certk_rs._native")]
 pub(super) struct ValueBall(RwLock<core::ValueBall>);
@@ -89,21 +89,15 @@ fn precision(stored: &Stored<'_>) -> Precision {
     }
 }
 
-/// Numbers that are of a precision already, as an array of it.
-fn stored_as(py: Python<'_>, out: Vec<f64>, precision: Precision) -> PyResult<Bound<'_, PyAny>> {
-    Ok(match precision {
-        Precision::F32 => column(py, "out", out.into_iter().map(|v| v as f32))?.into_any(),
-        Precision::F16 => {
-            let bits = out.into_iter().map(|v| f16::from_f32(v as f32).to_bits());
-            column(py, "out", bits)?.into_any()
-        }
-        Precision::Bf16 => {
-            let bits = out.into_iter().map(|v| bf16::from_f32(v as f32).to_bits());
-            column(py, "out", bits)?.into_any()
-        }
-        // In which it is computed.
-        _ => PyArray1::from_vec(py, out).into_any(),
-    })
+/// Outputs as an array of their type, half precisions as their bits.
+fn array(py: Python<'_>, out: Outputs) -> Bound<'_, PyAny> {
+    match out {
+        Outputs::F64(out) => PyArray1::from_vec(py, out).into_any(),
+        Outputs::F32(out) => PyArray1::from_vec(py, out).into_any(),
+        Outputs::F16(out) => PyArray1::<u16>::from_vec(py, out.reinterpret_into()).into_any(),
+        Outputs::Bf16(out) => PyArray1::<u16>::from_vec(py, out.reinterpret_into()).into_any(),
+        _ => unreachable!("no other precision is asked for"),
+    }
 }
 
 /// An index that was built here, or its arrays.
@@ -191,7 +185,7 @@ struct Owed {
 
 impl Owed {
     /// What was found, with its output.
-    fn of(&self, out: Vec<f64>) -> Result<Attention, Error> {
+    fn of(&self, out: Outputs) -> Result<Attention, Error> {
         let found = &self.found;
         let mut all = Attention::default();
         all.out = out;
@@ -212,7 +206,7 @@ impl Owed {
         let stored = stored.data("out")?;
         let mut out = list("out", stored.len()).raise()?;
         out.extend((0..stored.len()).filter_map(|at| stored.get(at)));
-        let found = self.of(out).raise()?;
+        let found = self.of(Outputs::F64(out)).raise()?;
         self.sight
             .extract::<Sight<'_>>(py)?
             .with(py, |options| detached(py, || found.error_bound(&queries, &values, &options)))
@@ -289,7 +283,7 @@ pub(super) fn attention<'py>(
         })
     })?;
     let batch = stored[0].shape().split_last().map_or(&[][..], |(_, batch)| batch).to_vec();
-    let out = stored_as(py, std::mem::take(&mut found.out), precision)?.unbind();
+    let out = array(py, std::mem::take(&mut found.out)).unbind();
     let bound = if let Some(bound) = found.within.take() {
         Bounding::Done(bound.into())
     } else {

@@ -88,7 +88,7 @@ impl Wanted {
                 Some(bound) => bound,
                 None => part.error_bound(&queries, &values, &options).map_err(of_head(i))?,
             };
-            all.out.extend(part.out);
+            all.out.extend(part.out.to_f64());
             all.tail_mass_upper.extend(part.tail_mass_upper);
             all.error_bound.extend(bound);
             all.k.extend(part.k);
