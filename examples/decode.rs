@@ -50,7 +50,7 @@ fn main() -> Result<(), certk_rs::Error> {
         found.recycle();
 
         let (key, value) = (numbers(DIM, 1.0, f64::from(step)), numbers(DIM, 1.0, 0.5));
-        index.append(&Vectors::new("keys", &key[..], &[1, DIM])?, None)?;
+        index.append(&Vectors::new("keys", &key[..], &[1, DIM])?)?;
         keys.extend(key);
         values.extend(value);
     }

@@ -70,6 +70,8 @@ pub(crate) struct Ambient {
     pub(crate) tokens: Vec<CancelToken>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) memory_limit: Option<usize>,
+    /// For calls whose own option names no number.
+    pub(crate) threads: Option<usize>,
     pub(crate) workspace: Option<Workspace>,
 }
 
@@ -135,6 +137,11 @@ fn look<R: Default>(what: impl FnOnce(&Ambient) -> R) -> R {
 /// Who works beside this thread.
 pub(crate) fn executor() -> Executor {
     look(|ambient| ambient.executor.clone())
+}
+
+/// The number of threads for calls that name none.
+pub(crate) fn threads() -> Option<usize> {
+    look(|ambient| ambient.threads)
 }
 
 /// The workspace of its context; none where a thread ends.

@@ -53,6 +53,23 @@ impl Context {
         self
     }
 
+    /// Calls use at most so many threads, the one that calls included, where their own option `threads` is `None` or they have
+    /// none; without this, all that are available. A number that is not in 1 to 4096 is an
+    /// [`Error::Option`](crate::Error::Option) of every call that may use several.
+    ///
+    /// ```
+    /// use certk_rs::{Context, Scores, bounds::score_gap};
+    /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
+    /// let scores = Scores::new(&row, &[1, 6])?;
+    /// let gap = Context::new().threads(2).run(|| score_gap(&scores, &[2]))?;
+    /// assert_eq!(gap, score_gap(&scores, &[2])?);
+    /// assert!(Context::new().threads(0).run(|| score_gap(&scores, &[2])).is_err());
+    /// # Ok::<(), certk_rs::Error>(())
+    /// ```
+    pub fn threads(self, threads: usize) -> Self {
+        self.with(|ambient| ambient.threads = Some(threads))
+    }
+
     /// The thread that calls does all the work, whatever `threads` says.
     pub fn serial(self) -> Self {
         self.with(|ambient| ambient.executor = Executor::Serial)

@@ -31,14 +31,15 @@ use crate::kernels::{self, Gate};
 /// More threads than any machine has cores is a mistake, and starting them could exhaust the system.
 const MOST_THREADS: usize = 4096;
 
-/// How many threads a call may use: the argument, else `RAYON_NUM_THREADS`, else what the operating system lets this
+/// Counts the threads that a call may use: the argument, else the number of its context, else `RAYON_NUM_THREADS`, else what the operating system lets this
 /// process use (affinity and CPU quota included), or the number of workers of the pool that the context names; one for work
 /// that is not worth sharing, and, unless the argument or the context says more, on a worker of a rayon pool. Asking the
 /// system takes longer than a short row does.
 ///
 /// # Errors
-/// [`Error::Option`] if the argument is 0 or above 4096.
+/// [`Error::Option`] if the argument or the number of the context is 0 or above 4096.
 pub(crate) fn count(argument: Option<usize>, worth_sharing: bool) -> Result<usize, Error> {
+    let argument = argument.or_else(ambient::threads);
     if let Some(threads) = argument
         && !(1..=MOST_THREADS).contains(&threads)
     {
@@ -75,11 +76,28 @@ pub fn count_forks() {
 /// bring it along) where they use several, if there is one and the context names no other; for bindings that are called between
 /// parallel parts of such a host.
 pub fn beside_openmp<R>(work: impl FnOnce() -> R) -> R {
+    let change = |ambient: &mut Ambient| {
+        if matches!(ambient.executor, Executor::Own) {
+            ambient.executor = Executor::OpenMp;
+        }
+    };
+    under_changed(change, work)
+}
+
+/// Runs `work`, whose calls use at most so many threads where they name no number themselves, in the context that there is;
+/// `None` changes nothing. For bindings that take the number as an argument of each call.
+pub fn with_threads<R>(threads: Option<usize>, work: impl FnOnce() -> R) -> R {
+    match threads {
+        Some(_) => under_changed(|ambient| ambient.threads = threads, work),
+        None => work(),
+    }
+}
+
+/// Runs `work` in a copy of this thread's context with a change.
+fn under_changed<R>(change: impl FnOnce(&mut Ambient), work: impl FnOnce() -> R) -> R {
     let mut ambient =
         ambient::current().map(|ambient| Ambient::clone(&ambient)).unwrap_or_default();
-    if matches!(ambient.executor, Executor::Own) {
-        ambient.executor = Executor::OpenMp;
-    }
+    change(&mut ambient);
     ambient::under(Some(Arc::new(ambient)), work)
 }
 
@@ -513,5 +531,25 @@ mod tests {
         assert!(count(Some(5000), true).is_err());
         assert_eq!(count(Some(7), true).unwrap(), 7);
         assert_eq!(count(None, false).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_context_says_how_many_threads() {
+        with_threads(Some(7), || {
+            assert_eq!(count(None, true).unwrap(), 7);
+            assert_eq!(count(None, false).unwrap(), 1);
+            assert_eq!(count(Some(3), true).unwrap(), 3);
+            with_threads(None, || assert_eq!(count(None, true).unwrap(), 7));
+            with_threads(Some(2), || assert_eq!(count(None, true).unwrap(), 2));
+            beside_openmp(|| assert_eq!(count(None, true).unwrap(), 7));
+            ambient::under(None, || assert_eq!(count(None, true).unwrap(), available()));
+        });
+        assert_eq!(count(None, true).unwrap(), available());
+        for wrong in [0, 4097] {
+            for worth_sharing in [false, true] {
+                let refused = with_threads(Some(wrong), || count(None, worth_sharing)).unwrap_err();
+                assert_eq!(refused, count(Some(wrong), worth_sharing).unwrap_err());
+            }
+        }
     }
 }

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use certk_rs::{
     AttentionOptions, Budget, CancelToken, CertifyOptions, Context, Error, IndexOptions, Keep,
-    KeyIndex, Options, OutputOptions, Rule, Scores, SearchOptions, Values, Vectors, attention,
-    bounds, certify, keep_set, model, montecarlo, output_error, select, select_output,
+    KeyIndex, Options, OutputOptions, Rule, Scores, SearchOptions, ValueBall, Values, Vectors,
+    attention, bindings, bounds, certify, keep_set, model, montecarlo, output_error, select,
+    select_output,
 };
 use cpu_time::ProcessTime;
 
@@ -28,6 +29,9 @@ fn emulated() -> bool {
 
 /// A call that may be made again.
 type Work<'w> = &'w dyn Fn() -> Result<(), Error>;
+
+/// The same, with what it finds in words.
+type Call<'c> = &'c dyn Fn() -> Result<String, Error>;
 
 /// Between the two readings around the raising of a flag, at most.
 const NEAR: Duration = Duration::from_micros(500);
@@ -118,7 +122,7 @@ fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
     let queries = Vectors::new("q", &long[..n >> 4], &[n >> 10, dim]).unwrap();
     what("index", &|| KeyIndex::build(&vectors, &IndexOptions::default()).map(drop));
     let index = KeyIndex::build(&vectors, &IndexOptions::default()).unwrap();
-    what("check", &|| index.check(&vectors, None));
+    what("check", &|| index.check(&vectors));
     for rule in [Rule::Mass, Rule::Gap, Rule::TopK(100)] {
         let mut options = SearchOptions::default();
         options.rule = rule;
@@ -153,9 +157,7 @@ fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
     what("select_output", &|| {
         select_output(&some, &values, &[0.1], &OutputOptions::new()).map(drop)
     });
-    what("smallest_k", &|| {
-        bounds::smallest_k(&row, &[0.01], bounds::GapRule::SingleGap, None).map(drop)
-    });
+    what("smallest_k", &|| bounds::smallest_k(&row, &[0.01], bounds::GapRule::SingleGap).map(drop));
     what("fit", &|| model::fit(&row, None, None).map(drop));
     what("participation", &|| model::participation(&row, None).map(drop));
     let drawing =
@@ -222,4 +224,66 @@ fn no_call_asks_for_more_memory_than_it_is_allowed() {
         let many = Context::new().serial().workspace(&workspace()).memory_limit(1 << 30);
         assert_eq!(many.run(call), Ok(()), "{name}");
     }
+}
+
+/// Calls that have no option of their own take the number of threads from the context: none changes what they find, and a number
+/// that cannot be is an error of each.
+#[test]
+fn a_context_says_how_many_threads_calls_use() {
+    let (n, dim) = (1 << 12, 64);
+    let data = gaussian(2 * n * dim, 1.0);
+    let rows = Scores::new(&data[..1 << 16], &[64, 1 << 10]).unwrap();
+    let keys = Vectors::new("keys", &data[..n * dim], &[n, dim]).unwrap();
+    let more = Vectors::new("keys", &data[n * dim..], &[n, dim]).unwrap();
+    let values = Vectors::new("v", &data[..n * dim], &[8, n / 8, dim]).unwrap();
+    let queries = Vectors::new("q", &data[..64 * dim], &[64, dim]).unwrap();
+    let count = 1 << 16;
+    let (upper, lower) = (&gaussian(count, 1.0)[..], &vec![-9.0; count][..]);
+    let upper: Vec<f64> = upper.iter().map(|&score| f64::from(score)).collect();
+    let (sizes, kept) = (vec![3; count], [1u8, 0].repeat(count / 2));
+    let blocks = bounds::Blocks::new(&[64, count / 64], &sizes, &upper, lower, &kept).unwrap();
+    let index = KeyIndex::build(&keys, &IndexOptions::new()).unwrap();
+    let changed = |change: &dyn Fn(&mut KeyIndex<'static>) -> Result<(), Error>| {
+        let mut index = index.clone();
+        change(&mut index).map(|()| format!("{index:?}"))
+    };
+    let gap = bounds::GapRule::SingleGap;
+    let calls: [(&str, Call<'_>); 12] = [
+        ("select", &|| Ok(format!("{:?}", select(&rows, &[0.1], &Options::new())?))),
+        ("score_gap", &|| Ok(format!("{:?}", bounds::score_gap(&rows, &[9])?))),
+        ("single_gap", &|| Ok(format!("{:?}", bounds::single_gap(&rows, &[9])?))),
+        ("multi_gap", &|| {
+            Ok(format!("{:?}", bounds::multi_gap(&rows, &[9], bounds::Cuts::Best(2))?))
+        }),
+        ("best_cuts", &|| Ok(format!("{:?}", bounds::best_cuts(&rows, &[9], 2)?))),
+        ("smallest_k", &|| Ok(format!("{:?}", bounds::smallest_k(&rows, &[0.1], gap)?))),
+        ("blockwise", &|| Ok(format!("{:?}", bounds::blockwise(&blocks)?))),
+        ("append", &|| changed(&|index| index.append(&more))),
+        ("truncate", &|| changed(&|index| index.truncate(n / 2, &keys))),
+        ("evict", &|| changed(&|index| index.evict(&[&[7, 70, 700]], &keys))),
+        ("check", &|| Ok(format!("{:?}", index.check(&keys)?))),
+        ("ball", &|| Ok(format!("{:?}", ValueBall::new(&values)?))),
+    ];
+    for (name, call) in calls {
+        let found = call().unwrap();
+        for threads in [1, 2, 5] {
+            assert!(Context::new().threads(threads).run(call).as_ref() == Ok(&found), "{name}");
+        }
+        for wrong in [0, 4097] {
+            let refused = Context::new().threads(wrong).run(call).unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("threads is {wrong};")), "{name}: {refused}");
+        }
+    }
+    let products = |threads: usize| {
+        let mut to = vec![0.0; 64 * n];
+        let found = Context::new()
+            .threads(threads)
+            .run(|| bindings::products(&queries, &keys, None, &mut to));
+        found.map(|reach| (reach, to))
+    };
+    assert_eq!(products(1), products(3));
+    assert!(products(0).is_err());
+    // The number that a call names comes first.
+    let named = || select(&rows, &[0.1], &Options::new().threads(2));
+    assert!(Context::new().threads(0).run(named).is_ok());
 }

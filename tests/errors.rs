@@ -232,25 +232,25 @@ fn ranks_and_cuts() {
     let data = [0.0, 1.0, 2.0, 0.0, 1.0, f32::NEG_INFINITY];
     let scores = rows(&data);
     for (k, place, value, n) in [(&[3][..], 1, 3, 2), (&[4], 0, 4, 3), (&[1, -1], 1, -1, 2)] {
-        let error = bounds::score_gap(&scores, k, None).unwrap_err();
+        let error = bounds::score_gap(&scores, k).unwrap_err();
         assert!(
             matches!(&error, Error::KeptCount { place: p, value: v, n: m, .. }
                 if (p, *v, *m) == (&at(&[place]), value, n)),
             "{error}"
         );
-        assert_eq!(bounds::single_gap(&scores, k, None), Err(error.clone()));
-        assert_eq!(bounds::multi_gap(&scores, k, Cuts::Best(2), None), Err(error.clone()));
-        assert_eq!(bounds::best_cuts(&scores, k, 2, None), Err(error));
+        assert_eq!(bounds::single_gap(&scores, k), Err(error.clone()));
+        assert_eq!(bounds::multi_gap(&scores, k, Cuts::Best(2)), Err(error.clone()));
+        assert_eq!(bounds::best_cuts(&scores, k, 2), Err(error));
     }
-    let wrong = bounds::single_gap(&scores, &[1, 1, 1], None);
+    let wrong = bounds::single_gap(&scores, &[1, 1, 1]);
     assert!(matches!(wrong, Err(Error::Length { argument: "k", got: 3, expected: 2, .. })));
     for (cuts, position) in [(&[0][..], 0), (&[i64::MIN], 0), (&[1, 1], 1), (&[1, 2], 1)] {
-        let error = bounds::multi_gap(&scores, &[2, 1], Cuts::At(cuts), None).unwrap_err();
+        let error = bounds::multi_gap(&scores, &[2, 1], Cuts::At(cuts)).unwrap_err();
         assert!(matches!(error, Error::Cut { position: p, .. } if p == position), "{cuts:?}");
         assert!(error.to_string().starts_with(&format!("cuts[{position}] is {}", cuts[position])));
     }
     let rule = bounds::GapRule::MultiGap { cuts: 1 };
-    assert!(matches!(bounds::smallest_k(&scores, &[1.0], rule, None), Err(Error::Eps { .. })));
+    assert!(matches!(bounds::smallest_k(&scores, &[1.0], rule), Err(Error::Eps { .. })));
 }
 
 #[test]
@@ -312,14 +312,14 @@ fn keys_that_an_index_was_not_built_of() {
     let index = {
         let keys = Vectors::new("keys", &data[..], &[2, 5, 4]).unwrap();
         let index = KeyIndex::build(&keys, &IndexOptions::default()).unwrap();
-        index.check(&keys, None).unwrap();
+        index.check(&keys).unwrap();
         index
     };
     let half: Vec<half::f16> = data.iter().map(|&entry| half::f16::from_f32(entry)).collect();
     data[39] = -data[39];
     let changed = Vectors::new("keys", &data[..], &[2, 5, 4]).unwrap();
     assert!(matches!(
-        index.check(&changed, None),
+        index.check(&changed),
         Err(Error::OtherKeys { argument: "keys", place, .. }) if place == at(&[1])
     ));
     let other = Vectors::new("keys", &half[..], &[2, 5, 4]).unwrap();
@@ -414,13 +414,13 @@ fn rows_beyond_memory_are_refused_at_once() {
         ));
     }
     too_much(&keep_set(&scores, &[0.1], &options));
-    too_much(&bounds::score_gap(&scores, none, None));
-    too_much(&bounds::single_gap(&scores, none, None));
-    too_much(&bounds::multi_gap(&scores, none, Cuts::Best(2), None));
-    too_much(&bounds::best_cuts(&scores, none, 2, None));
-    too_much(&bounds::smallest_k(&scores, &[0.1], bounds::GapRule::Threshold, None));
+    too_much(&bounds::score_gap(&scores, none));
+    too_much(&bounds::single_gap(&scores, none));
+    too_much(&bounds::multi_gap(&scores, none, Cuts::Best(2)));
+    too_much(&bounds::best_cuts(&scores, none, 2));
+    too_much(&bounds::smallest_k(&scores, &[0.1], bounds::GapRule::Threshold));
     let blocks = Blocks::new(&[ROWS, 0], &[], &[], &[], &[]).unwrap();
-    too_much(&bounds::blockwise(&blocks, None));
+    too_much(&bounds::blockwise(&blocks));
     too_much(&model::fit(&scores, None, None));
     too_much(&model::effective_entries(&scores, 0.1, None));
     too_much(&model::participation(&scores, None));
@@ -456,8 +456,8 @@ fn heads_and_vectors_beyond_memory_are_refused_at_once() {
     for budget in [eps, tolerance] {
         too_much(&attend(&no(&[0, 4]), &no(&[0, 4]), &no(&[0, heads]), budget));
     }
-    too_much(&ValueBall::new(&many, None));
-    too_much(&ValueBall::new(&no(&[0, heads]), None));
+    too_much(&ValueBall::new(&many));
+    too_much(&ValueBall::new(&no(&[0, heads])));
 }
 
 #[test]

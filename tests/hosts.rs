@@ -115,6 +115,7 @@ fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
         let rows = numbers(4 * n, 8.0);
         let scores = Scores::new(&rows[..], &[4, n]).unwrap();
         for threads in [None, Some(2)] {
+            let context = threads.map_or(Context::new(), |threads| Context::new().threads(threads));
             let lock = Mutex::new(());
             host().install(|| {
                 (0..8).into_par_iter().for_each(|call| {
@@ -124,7 +125,8 @@ fn every_kind_of_call_may_run_under_a_lock_of_the_host() {
                         keep_set(&scores, &[0.1], &options).unwrap();
                     } else {
                         let build = IndexOptions::new().threads(threads);
-                        KeyIndex::build(&keys, &build).unwrap().check(&keys, threads).unwrap();
+                        let index = KeyIndex::build(&keys, &build).unwrap();
+                        context.run(|| index.check(&keys)).unwrap();
                         let options = AttentionOptions::new().threads(threads);
                         let budget = certk_rs::Budget::TailMass(&[0.1]);
                         certk_rs::attention(&queries, &keys, &keys, budget, None, &options)

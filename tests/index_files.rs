@@ -37,7 +37,7 @@ fn python_writes_the_same_bytes() {
         KeyIndex::read_from(FILE).unwrap(),
     ] {
         assert!(read == index && written(&read) == FILE);
-        read.check(&keys(&data), None).unwrap();
+        read.check(&keys(&data)).unwrap();
     }
 }
 
@@ -51,7 +51,7 @@ fn whatever_the_shape_and_wherever_the_bytes_are() {
         let some = Vectors::new("keys", &data[..], &shape).unwrap();
         let mut index = KeyIndex::build(&some, &IndexOptions::new()).unwrap();
         // Of several chunks.
-        index.append(&some, None).unwrap();
+        index.append(&some).unwrap();
         let file = written(&index);
         for offset in 0..9 {
             let mut moved = vec![0; offset];
@@ -64,8 +64,8 @@ fn whatever_the_shape_and_wherever_the_bytes_are() {
         let mut rest = &stream[..];
         let mut read = KeyIndex::read_from(&mut rest).unwrap();
         assert!(read == index && rest == b"more");
-        read.append(&some, None).unwrap();
-        index.append(&some, None).unwrap();
+        read.append(&some).unwrap();
+        index.append(&some).unwrap();
         assert!(read == index);
     }
 }

@@ -23,7 +23,7 @@ pub fn run(input: &[u8]) {
         (0..count).map(|_| tape.one_of(&[0.0, f64::NEG_INFINITY, 3.0, -50.0, 40.0])).collect()
     });
     let (q, k, v) = (case.queries.vectors("q"), case.keys.vectors("keys"), values.vectors("v"));
-    let ball = if tape.rarely(3) { ValueBall::new(&v, Some(1)).ok() } else { None };
+    let ball = if tape.rarely(3) { ValueBall::new(&v).ok() } else { None };
     let mut options = AttentionOptions::new()
         .scale(case.scale)
         .causal(case.sight.causal)

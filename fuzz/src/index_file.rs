@@ -70,10 +70,10 @@ fn judge(file: &[u8], made: Option<(&[u8], &KeyIndex<'_>, &Indexed)>) {
             assert!(list.iter().all(|key| (*key as usize) < trusted.len()));
         }
     }
-    let _ = trusted.check(&keys, Some(1));
-    if trusted.append(&keys, Some(1)).is_ok() {
+    let _ = trusted.check(&keys);
+    if trusted.append(&keys).is_ok() {
         let _ = trusted.search(&queries, None, &[0.05], &options);
     }
-    let _ = trusted.truncate(trusted.len() / 2, &keys, Some(1));
-    let _ = trusted.evict(&[&[0]], &keys, Some(1));
+    let _ = trusted.truncate(trusted.len() / 2, &keys);
+    let _ = trusted.evict(&[&[0]], &keys);
 }

@@ -107,9 +107,9 @@ pub fn run(input: &[u8]) {
     }
     let asked = AttentionOptions::new().even_if_slower(true).threads(1);
     let _ = attention(&queries, &keys, &keys, Budget::TailMass(&[0.1]), Some(&loaded), &asked);
-    let _ = loaded.check(&keys, Some(1));
+    let _ = loaded.check(&keys);
     let snapshot = loaded.snapshot();
-    if loaded.append(&keys, Some(1)).is_ok() {
+    if loaded.append(&keys).is_ok() {
         let _ = loaded.search(&queries, None, &[0.05], &options);
     }
     let _ = snapshot.search(&queries, None, &[0.05], &options);

@@ -1,6 +1,8 @@
 //! Searches over indexes that are built, appended to and shared, against scores computed one by one.
 
-use certk_rs::{Error, IndexOptions, KeyIndex, Over, Rule, SearchOptions, SearchResult, Status};
+use certk_rs::{
+    Context, Error, IndexOptions, KeyIndex, Over, Rule, SearchOptions, SearchResult, Status,
+};
 
 use super::heads::{Matrices, Sight, scored};
 use super::select::{budget, same, set_level};
@@ -69,14 +71,14 @@ impl Indexed {
                 before = Some(index.snapshot());
             }
             let rest = self.keys.part(at..to);
-            index.append(&rest.vectors("keys"), Some(1 + at % 2))?;
+            Context::new().threads(1 + at % 2).run(|| index.append(&rest.vectors("keys")))?;
             at = to;
         }
         if let Some(before) = before {
             let keys = self.keys.part(0..before.len());
-            before.check(&keys.vectors("keys"), Some(1)).unwrap();
+            before.check(&keys.vectors("keys")).unwrap();
         }
-        index.check(&self.keys.vectors("keys"), Some(1)).unwrap();
+        index.check(&self.keys.vectors("keys")).unwrap();
         Ok(index)
     }
 
@@ -92,12 +94,12 @@ impl Indexed {
         let from = gone.first().map_or(self.keys.rows, |first| *first as usize);
         let keys = more.vectors("keys");
         if from == self.keys.rows && tape.rarely(2) {
-            index.truncate(from, &keys, Some(1)).unwrap();
+            index.truncate(from, &keys).unwrap();
         } else {
-            index.evict(&[&gone], &keys, Some(1)).unwrap();
+            index.evict(&[&gone], &keys).unwrap();
         }
-        before.check(&keys, Some(1)).unwrap();
-        index.check(&self.keys.vectors("keys"), Some(1)).unwrap();
+        before.check(&keys).unwrap();
+        index.check(&self.keys.vectors("keys")).unwrap();
         Ok(index)
     }
 }

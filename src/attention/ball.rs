@@ -121,7 +121,7 @@ impl Ball {
 ///
 /// ```
 /// use certk_rs::{ValueBall, Vectors};
-/// let mut ball = ValueBall::new(&Vectors::new("v", &[0.0_f32, 2.0], &[1, 2, 1])?, None)?;
+/// let mut ball = ValueBall::new(&Vectors::new("v", &[0.0_f32, 2.0], &[1, 2, 1])?)?;
 /// assert!(ball.radii()[0] >= 1.0);
 /// ball.append(&Vectors::new("v", &[9.0_f32], &[1, 1, 1])?)?;
 /// assert!(ball.radii()[0] >= 4.5);
@@ -140,14 +140,14 @@ impl ValueBall {
     /// Reads all values `(..., n, d_v)`.
     ///
     /// # Errors
-    /// [`Error::Option`] for threads.
-    pub fn new(values: &Vectors<'_>, threads: Option<usize>) -> Result<Self, Error> {
+    /// [`Error::NoMemory`], [`Error::Option`] for the threads of the context.
+    pub fn new(values: &Vectors<'_>) -> Result<Self, Error> {
         let _modes = threads::default_floats();
         let simd = Simd::current()?;
         let (heads, all) = (values.heads(), 0..values.len());
         check_memory("v", heads, values.dim().saturating_mul(8).saturating_add(size_of::<Ball>()))?;
         let work = heads.saturating_mul(values.len()).saturating_mul(values.dim());
-        let threads = threads::count(threads, work > 1 << 20)?;
+        let threads = threads::count(None, work > 1 << 20)?;
         let mut balls = list("v", heads)?;
         let one = |head| Ok(Ball::around(simd, values, head, std::slice::from_ref(&all)));
         threads::in_portions(threads, heads, (threads, 1), one, |ball| balls.push(ball))?;
@@ -170,7 +170,7 @@ impl ValueBall {
     ///
     /// ```
     /// # use certk_rs::{ValueBall, Vectors};
-    /// # let ball = ValueBall::new(&Vectors::new("v", &[0.0_f32, 2.0], &[1, 2, 1])?, None)?;
+    /// # let ball = ValueBall::new(&Vectors::new("v", &[0.0_f32, 2.0], &[1, 2, 1])?)?;
     /// let parts: Vec<_> = ball.parts().collect();
     /// let heads: Vec<&[f64]> = parts.iter().map(Vec::as_slice).collect();
     /// assert_eq!(ValueBall::of_parts(&ball.shape(), &heads)?, ball);
@@ -260,7 +260,7 @@ mod tests {
     fn holds_what_it_was_built_of() {
         let data: Vec<f32> = (0..60).map(|i| (i as f32 * 0.7).sin() * 1e3).collect();
         let values = Vectors::new("v", &data, &[2, 10, 3]).unwrap();
-        let mut ball = ValueBall::new(&values, Some(1)).unwrap();
+        let mut ball = ValueBall::new(&values).unwrap();
         let more: Vec<f32> = data.iter().map(|v| 2.0 * v + 1.0).collect();
         let more_values = Vectors::new("v", &more, &[2, 10, 3]).unwrap();
         ball.append(&more_values).unwrap();
@@ -282,8 +282,7 @@ mod tests {
     #[test]
     fn holds_what_it_held_before() {
         let far = [3.0f32, -4.0, -3.0, 4.0, 300.0, -400.0];
-        let mut ball =
-            ValueBall::new(&Vectors::new("v", &far[..], &[3, 2]).unwrap(), None).unwrap();
+        let mut ball = ValueBall::new(&Vectors::new("v", &far[..], &[3, 2]).unwrap()).unwrap();
         let before = ball.radii()[0];
         let centre: Vec<f32> = ball.balls[0].centre[..2].iter().map(|&c| c as f32).collect();
         ball.append(&Vectors::new("v", &centre, &[1, 2]).unwrap()).unwrap();
@@ -297,8 +296,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut data = vec![1.0; 40];
             data[33] = bad;
-            let ball =
-                ValueBall::new(&Vectors::new("v", &data, &[4, 5, 2]).unwrap(), None).unwrap();
+            let ball = ValueBall::new(&Vectors::new("v", &data, &[4, 5, 2]).unwrap()).unwrap();
             assert_eq!(
                 ball.radii().iter().map(|r| r.is_finite()).collect::<Vec<_>>(),
                 [true, true, true, false]

@@ -97,17 +97,17 @@ impl<'a> Blocks<'a> {
 /// use certk_rs::bounds::{Blocks, blockwise};
 /// // Ten keys with scores of at least 5 are kept, ten of at most 0 are not.
 /// let blocks = Blocks::new(&[2], &[10, 10], &[6.0, 0.0], &[5.0, -1.0], &[1, 0])?;
-/// let upper = blockwise(&blocks, None)?[0];
+/// let upper = blockwise(&blocks)?[0];
 /// assert!((upper - 1.0 / (1.0 + 5f64.exp())).abs() < 1e-12);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::Option`] for a bad number of threads.
-pub fn blockwise(blocks: &Blocks<'_>, threads: Option<usize>) -> Result<Vec<f64>, Error> {
+/// [`Error::Option`] for the threads of the context.
+pub fn blockwise(blocks: &Blocks<'_>) -> Result<Vec<f64>, Error> {
     let (batch, count) = blocks.shape.split_at(blocks.shape.len() - 1);
     let (rows, count) = (product("sizes", batch)?, count[0]);
-    let threads = threads::count(threads, rows.saturating_mul(count) > 1 << 15)?;
+    let threads = threads::count(None, rows.saturating_mul(count) > 1 << 15)?;
     in_portions(threads, rows, count.max(1), |row| {
         let range = row * count..(row + 1) * count;
         let chosen = |kept| range.clone().filter(move |&i| (blocks.kept[i] != 0) == kept);
@@ -132,7 +132,7 @@ mod tests {
             &[0, 7, 0, 1, 1, 0],
         );
         // The float next to 10/12 lies above it.
-        assert_eq!(blockwise(&blocks.unwrap(), None), Ok(vec![10.0 / 12.0, 0.75]));
+        assert_eq!(blockwise(&blocks.unwrap()), Ok(vec![10.0 / 12.0, 0.75]));
     }
 
     #[test]

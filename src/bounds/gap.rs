@@ -95,20 +95,16 @@ pub fn required_gaps(
 /// ```
 /// use certk_rs::{Scores, bounds::score_gap};
 /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
-/// let gap = score_gap(&Scores::new(&row, &[1, 6])?, &[2], None)?;
+/// let gap = score_gap(&Scores::new(&row, &[1, 6])?, &[2])?;
 /// assert!(2.0 - 1e-9 < gap[0] && gap[0] <= 2.0); // between 3 and 1
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::KeptCount`], [`Error::Length`], whatever is wrong with the scores.
-pub fn score_gap(
-    scores: &Scores<'_>,
-    k: &[i64],
-    threads: Option<usize>,
-) -> Result<Vec<f64>, Error> {
+pub fn score_gap(scores: &Scores<'_>, k: &[i64]) -> Result<Vec<f64>, Error> {
     let k = scores.per_row("k", k)?;
-    map_rows(scores, threads, |mut row| {
+    map_rows(scores, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None if kept == row.keys.len() => f64::INFINITY,
@@ -130,7 +126,7 @@ pub fn score_gap(
 /// ```
 /// use certk_rs::{Scores, bounds::single_gap};
 /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
-/// let upper = single_gap(&Scores::new(&row, &[1, 6])?, &[2], None)?;
+/// let upper = single_gap(&Scores::new(&row, &[1, 6])?, &[2])?;
 /// let bound = 4.0 / (4.0 + 2.0 * 2f64.exp());
 /// assert!(bound <= upper[0] && upper[0] < bound + 1e-9);
 /// # Ok::<(), certk_rs::Error>(())
@@ -138,13 +134,9 @@ pub fn score_gap(
 ///
 /// # Errors
 /// As [`score_gap`].
-pub fn single_gap(
-    scores: &Scores<'_>,
-    k: &[i64],
-    threads: Option<usize>,
-) -> Result<Vec<f64>, Error> {
+pub fn single_gap(scores: &Scores<'_>, k: &[i64]) -> Result<Vec<f64>, Error> {
     let k = scores.per_row("k", k)?;
-    map_rows(scores, threads, |mut row| {
+    map_rows(scores, |mut row| {
         let kept = row.kept(k)?;
         Ok(match boundary(&mut row, kept) {
             None => f64::from(u8::from(kept < row.keys.len())),
@@ -191,14 +183,14 @@ mod tests {
     fn order_and_masks_do_not_matter() {
         let data = [1.0, f64::NEG_INFINITY, 4.0, 0.0, 3.0];
         let scores = Scores::new(&data[..], &[5]).unwrap();
-        assert_eq!(score_gap(&scores, &[2], None), Ok(vec![2.0]));
-        assert_eq!(score_gap(&scores, &[4], None), Ok(vec![f64::INFINITY]));
-        assert_eq!(score_gap(&scores, &[0], None), Ok(vec![f64::NEG_INFINITY]));
-        assert_eq!(single_gap(&scores, &[4], None), Ok(vec![0.0]));
-        assert_eq!(single_gap(&scores, &[0], None), Ok(vec![1.0]));
-        let bound = single_gap(&scores, &[2], None).unwrap()[0];
+        assert_eq!(score_gap(&scores, &[2]), Ok(vec![2.0]));
+        assert_eq!(score_gap(&scores, &[4]), Ok(vec![f64::INFINITY]));
+        assert_eq!(score_gap(&scores, &[0]), Ok(vec![f64::NEG_INFINITY]));
+        assert_eq!(single_gap(&scores, &[4]), Ok(vec![0.0]));
+        assert_eq!(single_gap(&scores, &[0]), Ok(vec![1.0]));
+        let bound = single_gap(&scores, &[2]).unwrap()[0];
         assert!((bound - 1.0 / (1.0 + 2f64.exp())).abs() < 1e-13);
-        let refused = single_gap(&scores, &[5], None);
+        let refused = single_gap(&scores, &[5]);
         assert_eq!(refused, Err(Error::KeptCount { place: Place(vec![]), value: 5, n: 4 }));
     }
 }

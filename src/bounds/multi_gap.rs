@@ -34,24 +34,19 @@ const MOST: usize = 1 << 27;
 /// use certk_rs::{Scores, bounds::{Cuts, multi_gap, single_gap}};
 /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
 /// let scores = Scores::new(&row, &[1, 6])?;
-/// let two = multi_gap(&scores, &[2], Cuts::Best(2), None)?;
-/// let all = multi_gap(&scores, &[2], Cuts::Best(6), None)?;
-/// assert!(all[0] < two[0] && two[0] < single_gap(&scores, &[2], None)?[0]);
+/// let two = multi_gap(&scores, &[2], Cuts::Best(2))?;
+/// let all = multi_gap(&scores, &[2], Cuts::Best(6))?;
+/// assert!(all[0] < two[0] && two[0] < single_gap(&scores, &[2])?[0]);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Cut`], [`Error::KeptCount`], [`Error::Length`], [`Error::Option`] if there are too many cuts to search for,
 /// whatever is wrong with the scores.
-pub fn multi_gap(
-    scores: &Scores<'_>,
-    k: &[i64],
-    cuts: Cuts<'_>,
-    threads: Option<usize>,
-) -> Result<Vec<f64>, Error> {
+pub fn multi_gap(scores: &Scores<'_>, k: &[i64], cuts: Cuts<'_>) -> Result<Vec<f64>, Error> {
     let k = scores.per_row("k", k)?;
     judge(scores, cuts)?;
-    map_rows(scores, threads, |mut row| {
+    map_rows(scores, |mut row| {
         let kept = row.kept(k)?;
         if let Cuts::At(cuts) = cuts {
             fit(cuts, &row, kept)?;
@@ -79,24 +74,19 @@ pub fn multi_gap(
 /// use certk_rs::{Scores, bounds::{Cuts, best_cuts, multi_gap}};
 /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
 /// let scores = Scores::new(&row, &[1, 6])?;
-/// let cuts: Vec<i64> = best_cuts(&scores, &[2], 2, None)?[0].iter().map(|&c| c as i64).collect();
+/// let cuts: Vec<i64> = best_cuts(&scores, &[2], 2)?[0].iter().map(|&c| c as i64).collect();
 /// assert!(!cuts.is_empty() && cuts.len() <= 2);
 /// let (at, best) = (Cuts::At(&cuts), Cuts::Best(2));
-/// assert_eq!(multi_gap(&scores, &[2], at, None)?, multi_gap(&scores, &[2], best, None)?);
+/// assert_eq!(multi_gap(&scores, &[2], at)?, multi_gap(&scores, &[2], best)?);
 /// # Ok::<(), certk_rs::Error>(())
 /// ```
 ///
 /// # Errors
 /// As [`multi_gap`].
-pub fn best_cuts(
-    scores: &Scores<'_>,
-    k: &[i64],
-    most: usize,
-    threads: Option<usize>,
-) -> Result<Vec<Vec<usize>>, Error> {
+pub fn best_cuts(scores: &Scores<'_>, k: &[i64], most: usize) -> Result<Vec<Vec<usize>>, Error> {
     let k = scores.per_row("k", k)?;
     judge(scores, Cuts::Best(most))?;
-    map_rows(scores, threads, |mut row| {
+    map_rows(scores, |mut row| {
         let kept = row.kept(k)?;
         if kept == 0 || kept == row.keys.len() {
             return Ok(Vec::new());
@@ -215,13 +205,13 @@ mod tests {
         let weights: Vec<f64> = [3.0, 2.0, 1.0, 0.5, 0.0, -1.0, -4.0f64].map(f64::exp).to_vec();
         for top in 1..7 {
             let k = top as i64;
-            let none = multi_gap(&scores, &[k], Cuts::At(&[]), None).unwrap();
-            assert_eq!(none, single_gap(&scores, &[k], None).unwrap());
-            assert_eq!(none, multi_gap(&scores, &[k], Cuts::Best(0), None).unwrap());
+            let none = multi_gap(&scores, &[k], Cuts::At(&[])).unwrap();
+            assert_eq!(none, single_gap(&scores, &[k]).unwrap());
+            assert_eq!(none, multi_gap(&scores, &[k], Cuts::Best(0)).unwrap());
             let all: Vec<i64> = (1..7).filter(|cut| *cut != k).collect();
             let exact: f64 = weights[top..].iter().sum::<f64>() / weights.iter().sum::<f64>();
             for cuts in [Cuts::At(&all), Cuts::Best(9)] {
-                let got = multi_gap(&scores, &[k], cuts, None).unwrap()[0];
+                let got = multi_gap(&scores, &[k], cuts).unwrap()[0];
                 assert!(got >= exact * (1.0 - 1e-15) && got <= exact * (1.0 + 1e-12));
             }
         }
@@ -234,7 +224,7 @@ mod tests {
         for (cuts, position) in
             [(&[0, 1][..], 0), (&[1, 1], 1), (&[3, 1], 1), (&[1, 4], 1), (&[1, 2], 1)]
         {
-            match multi_gap(&scores, &[2], Cuts::At(cuts), None) {
+            match multi_gap(&scores, &[2], Cuts::At(cuts)) {
                 Err(Error::Cut { position: p, .. }) => assert_eq!(p, position),
                 other => panic!("{cuts:?}: {other:?}"),
             }

@@ -49,11 +49,10 @@ impl VisibleRow<'_> {
 /// Answers for every row, in order. The same for any number of threads.
 pub(super) fn map_rows<R: Send>(
     scores: &Scores<'_>,
-    threads: Option<usize>,
     work: impl Fn(VisibleRow<'_>) -> Result<R, Error> + Sync + Send,
 ) -> Result<Vec<R>, Error> {
     let (rows, n) = (scores.rows(), scores.longest().max(1));
-    let threads = threads::count(threads, rows.saturating_mul(n) > 2 * TASK)?;
+    let threads = threads::count(None, rows.saturating_mul(n) > 2 * TASK)?;
     check_memory_in_each("scores", threads, (rows, n), size_of::<f64>())?;
     let one = |number: usize| {
         let mut keys = Vec::new();

@@ -42,8 +42,8 @@ fn near(n: usize, most: usize) -> f64 {
 /// use certk_rs::{Options, Scores, bounds::{GapRule, smallest_k}, select};
 /// let row = [4.0_f32, 0.0, 3.0, -2.0, 1.0, -5.0];
 /// let scores = Scores::new(&row, &[1, 6])?;
-/// let [single] = smallest_k(&scores, &[0.1], GapRule::SingleGap, None)?[..] else { panic!() };
-/// let [multi] = smallest_k(&scores, &[0.1], GapRule::MultiGap { cuts: 6 }, None)?[..] else { panic!() };
+/// let [single] = smallest_k(&scores, &[0.1], GapRule::SingleGap)?[..] else { panic!() };
+/// let [multi] = smallest_k(&scores, &[0.1], GapRule::MultiGap { cuts: 6 })?[..] else { panic!() };
 /// let least = select(&scores, &[0.1], &Options::new())?.k[0];
 /// assert!(least <= multi && multi < single && single < 6);
 /// # Ok::<(), certk_rs::Error>(())
@@ -51,18 +51,13 @@ fn near(n: usize, most: usize) -> f64 {
 ///
 /// # Errors
 /// [`Error::Eps`], [`Error::Length`], [`Error::Option`] for too many cuts, whatever is wrong with the scores.
-pub fn smallest_k(
-    scores: &Scores<'_>,
-    eps: &[f64],
-    rule: GapRule,
-    threads: Option<usize>,
-) -> Result<Vec<i64>, Error> {
+pub fn smallest_k(scores: &Scores<'_>, eps: &[f64], rule: GapRule) -> Result<Vec<i64>, Error> {
     let _modes = threads::default_floats();
     let eps = scores.budgets(eps)?;
     if let GapRule::MultiGap { cuts } = rule {
         multi_gap::judge(scores, Cuts::Best(cuts))?;
     }
-    map_rows(scores, threads, |mut row| {
+    map_rows(scores, |mut row| {
         let eps = eps.of(row.number);
         let n = row.keys.len();
         if n <= 1 || eps == 0.0 {
@@ -131,12 +126,11 @@ mod tests {
         let scores = Scores::new(&data, &[60]).unwrap();
         for eps in [0.4, 0.1, 0.01, 1e-6, 0.0] {
             let first = |bound: &dyn Fn(i64) -> f64| (1..=60).find(|&k| bound(k) <= eps).unwrap();
-            let single = smallest_k(&scores, &[eps], GapRule::SingleGap, None).unwrap()[0];
-            assert_eq!(single, first(&|k| single_gap(&scores, &[k], None).unwrap()[0]));
+            let single = smallest_k(&scores, &[eps], GapRule::SingleGap).unwrap()[0];
+            assert_eq!(single, first(&|k| single_gap(&scores, &[k]).unwrap()[0]));
             for cuts in [0, 1, 4, 100] {
-                let multi =
-                    smallest_k(&scores, &[eps], GapRule::MultiGap { cuts }, None).unwrap()[0];
-                let bound = |k| multi_gap(&scores, &[k], Cuts::Best(cuts), None).unwrap()[0];
+                let multi = smallest_k(&scores, &[eps], GapRule::MultiGap { cuts }).unwrap()[0];
+                let bound = |k| multi_gap(&scores, &[k], Cuts::Best(cuts)).unwrap()[0];
                 assert_eq!(multi, first(&bound));
             }
         }
@@ -148,10 +142,10 @@ mod tests {
         let scores = Scores::new(&data[..], &[2, 4]).unwrap();
         let rules = [GapRule::SingleGap, GapRule::MultiGap { cuts: 2 }];
         for rule in rules {
-            let k = smallest_k(&scores, &[0.25, 0.25f64.next_down()], rule, None);
+            let k = smallest_k(&scores, &[0.25, 0.25f64.next_down()], rule);
             assert_eq!(k, Ok(vec![3, 4]));
         }
-        assert_eq!(smallest_k(&scores, &[0.8, 0.25], GapRule::Threshold, None), Ok(vec![1, 4]));
+        assert_eq!(smallest_k(&scores, &[0.8, 0.25], GapRule::Threshold), Ok(vec![1, 4]));
     }
 
     #[test]
@@ -159,7 +153,7 @@ mod tests {
         let data = [f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY];
         let scores = Scores::new(&data[..], &[2, 2]).unwrap();
         for rule in [GapRule::SingleGap, GapRule::MultiGap { cuts: 2 }, GapRule::Threshold] {
-            assert_eq!(smallest_k(&scores, &[0.1], rule, None), Ok(vec![0, 1]));
+            assert_eq!(smallest_k(&scores, &[0.1], rule), Ok(vec![0, 1]));
         }
     }
 }

@@ -36,7 +36,7 @@ impl<'a> KeyIndex<'a> {
     /// let mut file = Vec::new();
     /// index.write_to(&mut file).unwrap();
     /// let read = KeyIndex::from_bytes(&file)?;
-    /// read.check(&keys, None)?;
+    /// read.check(&keys)?;
     /// assert!(read == index && file.len() == index.file_bytes()?);
     /// # Ok::<(), certk_rs::Error>(())
     /// ```

@@ -142,15 +142,15 @@ impl<'a> KeyIndex<'a> {
     /// let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
     /// let mut index =
     ///     KeyIndex::build(&Vectors::new("keys", &data[..40 * 4], &[40, 4])?, &IndexOptions::new())?;
-    /// index.append(&Vectors::new("keys", &data[40 * 4..], &[10, 4])?, None)?;
+    /// index.append(&Vectors::new("keys", &data[40 * 4..], &[10, 4])?)?;
     /// assert_eq!(index.len(), 50);
-    /// index.check(&Vectors::new("keys", &data, &[50, 4])?, None)?;
+    /// index.check(&Vectors::new("keys", &data, &[50, 4])?)?;
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
     ///
     /// # Errors
     /// As [`KeyIndex::build`]; [`Error::Shape`] if the axes differ from those of the index.
-    pub fn append(&mut self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+    pub fn append(&mut self, keys: &Vectors<'_>) -> Result<(), Error> {
         if keys.batch() != self.batch || keys.dim() != self.dim {
             let mut shape: Vec<String> = self.batch.iter().map(ToString::to_string).collect();
             shape.extend(["m".into(), self.dim.to_string()]);
@@ -173,7 +173,7 @@ impl<'a> KeyIndex<'a> {
                 for_coded_dtype!(keys, E => finite(simd, keys, matrix::<E>(keys, head), head))?;
             }
         }
-        self.grow(keys, threads)
+        self.grow(keys, None)
     }
 
     /// Appends keys that fit.
@@ -243,7 +243,7 @@ impl<'a> KeyIndex<'a> {
     ///     KeyIndex::build(&Vectors::new("keys", &data[..40 * 4], &[40, 4])?, &IndexOptions::new())?;
     /// let snapshot = index.snapshot();
     /// let reader = std::thread::spawn(move || snapshot.len());
-    /// index.append(&Vectors::new("keys", &data[40 * 4..], &[10, 4])?, None)?;
+    /// index.append(&Vectors::new("keys", &data[40 * 4..], &[10, 4])?)?;
     /// assert_eq!((reader.join().unwrap(), index.len()), (40, 50));
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
@@ -261,20 +261,19 @@ impl<'a> KeyIndex<'a> {
     /// # let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
     /// # let keys = Vectors::new("keys", &data, &[50, 4])?;
     /// # let index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// index.check(&keys, None)?;
+    /// index.check(&keys)?;
     /// let mut others = data.clone();
     /// others[7] += 1.0;
-    /// let wrong = index.check(&Vectors::new("keys", &others, &[50, 4])?, None);
+    /// let wrong = index.check(&Vectors::new("keys", &others, &[50, 4])?);
     /// assert!(matches!(wrong, Err(certk_rs::Error::OtherKeys { .. })));
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::OtherKeys`] if they are not; [`Error::Shape`], [`Error::Option`].
-    pub fn check(&self, keys: &Vectors<'_>, threads: Option<usize>) -> Result<(), Error> {
+    pub fn check(&self, keys: &Vectors<'_>) -> Result<(), Error> {
         self.fits(keys)?;
-        let threads =
-            threads::count(threads, worth_sharing(keys.len(), self.dim, self.heads.len()))?;
+        let threads = threads::count(None, worth_sharing(keys.len(), self.dim, self.heads.len()))?;
         for (head, codes) in self.heads.iter().enumerate() {
             let prints = for_coded_dtype!(keys, E => {
                 let keys = matrix::<E>(keys, head);
@@ -487,7 +486,7 @@ mod tests {
             *bad.last_mut().unwrap() = f32::NAN;
             let refused = |index: &mut KeyIndex<'_>, data: &[f32], shape: &[usize]| {
                 let keys = Vectors::new("keys", data, shape).unwrap();
-                index.append(&keys, Some(2)).unwrap_err()
+                threads::with_threads(Some(2), || index.append(&keys)).unwrap_err()
             };
             let error = refused(&mut index, &bad, &[heads, more, dim]);
             assert!(matches!(error, Error::KeyNotFinite { .. }), "{error}");
@@ -496,11 +495,11 @@ mod tests {
             assert!(matches!(error, Error::Shape { .. }), "{error}");
             assert_eq!(index, before);
             let keys = Vectors::new("keys", &good[..], &[heads, more, dim]).unwrap();
-            assert!(index.append(&keys, Some(0)).is_err());
+            assert!(threads::with_threads(Some(0), || index.append(&keys)).is_err());
             assert_eq!(index, before);
             let mut fresh = before.clone();
-            fresh.append(&keys, None).unwrap();
-            index.append(&keys, None).unwrap();
+            fresh.append(&keys).unwrap();
+            index.append(&keys).unwrap();
             assert_eq!(index, fresh);
         }
     }
@@ -526,8 +525,8 @@ mod tests {
             let snapshot = lent.snapshot();
             let shape = [heads, more, dim];
             let keys = Vectors::new("keys", &new[..], &shape).unwrap();
-            index.append(&keys, None).unwrap();
-            lent.append(&keys, None).unwrap();
+            index.append(&keys).unwrap();
+            lent.append(&keys).unwrap();
             assert_eq!(lent, index);
             assert_eq!(snapshot, built);
             // Several chunks are written as one.

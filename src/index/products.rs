@@ -32,12 +32,11 @@ const NORM: f64 = 1.0 + 1.0 / 2_147_483_648.0;
 /// and less neither overflow nor underflow). It has the same bits for any number of threads and on every level.
 ///
 /// # Errors
-/// [`Error::Shape`] where shapes do not fit or keys are float64, [`Error::Option`] for threads.
+/// [`Error::Shape`] where shapes do not fit or keys are float64, [`Error::Option`] for the threads of the context.
 pub fn products(
     queries: &Vectors<'_>,
     keys: &Vectors<'_>,
     causal_offset: Option<i64>,
-    threads: Option<usize>,
     to: &mut [f64],
 ) -> Result<Vec<f64>, Error> {
     let (m, n, dim) = (queries.len(), keys.len(), keys.dim());
@@ -55,7 +54,7 @@ pub fn products(
         return Ok(reach);
     }
     let work = rows.saturating_mul(n).saturating_mul(dim);
-    let threads = threads::count(threads, work > WORTH_SHARING)?;
+    let threads = threads::count(None, work > WORTH_SHARING)?;
     let _modes = threads::default_floats();
     let simd = Simd::current()?;
     // The queries of a head, and the places of each block.

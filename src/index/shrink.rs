@@ -24,20 +24,15 @@ impl KeyIndex<'_> {
     /// let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
     /// let keys = Vectors::new("keys", &data[..], &[50, 4])?;
     /// let mut index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// index.truncate(45, &keys, None)?;
-    /// index.check(&Vectors::new("keys", &data[..45 * 4], &[45, 4])?, None)?;
+    /// index.truncate(45, &keys)?;
+    /// index.check(&Vectors::new("keys", &data[..45 * 4], &[45, 4])?)?;
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] if there are fewer keys, or for threads; [`Error::Shape`] and [`Error::OtherKeys`] for keys that are not
+    /// [`Error::Option`] if there are fewer keys, or for the threads of the context; [`Error::Shape`] and [`Error::OtherKeys`] for keys that are not
     /// the index's own by shape or type; [`Error::NoMemory`].
-    pub fn truncate(
-        &mut self,
-        len: usize,
-        keys: &Vectors<'_>,
-        threads: Option<usize>,
-    ) -> Result<(), Error> {
+    pub fn truncate(&mut self, len: usize, keys: &Vectors<'_>) -> Result<(), Error> {
         self.fits(keys)?;
         if len > self.len() {
             return Err(Error::Option {
@@ -50,7 +45,7 @@ impl KeyIndex<'_> {
             return Ok(());
         }
         let _modes = threads::default_floats();
-        let (simd, threads) = (Simd::current()?, self.threads(threads)?);
+        let (simd, threads) = (Simd::current()?, self.threads()?);
         let mut cuts = list(keys.argument(), self.heads.len())?;
         for (head, codes) in self.heads.iter().enumerate() {
             let cut = for_coded_dtype!(keys, E => codes.prepare_cut(simd, matrix::<E>(keys, head), len, threads));
@@ -75,7 +70,7 @@ impl KeyIndex<'_> {
     /// let data: Vec<f32> = (0..50 * 4).map(|i| (i * i % 23) as f32 / 8.0).collect();
     /// let keys = Vectors::new("keys", &data[..], &[50, 4])?;
     /// let mut index = KeyIndex::build(&keys, &IndexOptions::new())?;
-    /// index.evict(&[&[3, 49, 7]], &keys, None)?;
+    /// index.evict(&[&[3, 49, 7]], &keys)?;
     /// assert_eq!(index.len(), 47);
     /// # Ok::<(), certk_rs::Error>(())
     /// ```
@@ -83,12 +78,7 @@ impl KeyIndex<'_> {
     /// # Errors
     /// [`Error::Option`] for a position that no key has or that is listed twice, [`Error::Length`] for lists that are not as many,
     /// or not as long, as there must be; and those of [`KeyIndex::truncate`].
-    pub fn evict(
-        &mut self,
-        positions: &[&[u32]],
-        keys: &Vectors<'_>,
-        threads: Option<usize>,
-    ) -> Result<(), Error> {
+    pub fn evict(&mut self, positions: &[&[u32]], keys: &Vectors<'_>) -> Result<(), Error> {
         self.fits(keys)?;
         let gone = self.listed(positions)?;
         let count = gone.first().map_or(0, Vec::len);
@@ -96,7 +86,7 @@ impl KeyIndex<'_> {
             return Ok(());
         }
         let _modes = threads::default_floats();
-        let (simd, threads) = (Simd::current()?, self.threads(threads)?);
+        let (simd, threads) = (Simd::current()?, self.threads()?);
         let one = |head: usize| {
             let (codes, gone) = (&self.heads[head], &gone[head.min(gone.len() - 1)]);
             for_coded_dtype!(keys, E => codes.without(simd, matrix::<E>(keys, head), gone, 1))
@@ -154,8 +144,8 @@ impl KeyIndex<'_> {
         Ok(all)
     }
 
-    fn threads(&self, threads: Option<usize>) -> Result<usize, Error> {
-        threads::count(threads, worth_sharing(self.len(), self.dim, self.heads.len()))
+    fn threads(&self) -> Result<usize, Error> {
+        threads::count(None, worth_sharing(self.len(), self.dim, self.heads.len()))
     }
 
     /// An error that names the head.

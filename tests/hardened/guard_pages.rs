@@ -333,7 +333,7 @@ fn attend(shape: &Heads, [q, k, v]: [Data<'_>; 3], shown: &[u8]) -> Said {
     let keys = Vectors::new("k", k, &[n, dim]).unwrap();
     let values = Vectors::new("v", v, &[n, width]).unwrap();
     let index = KeyIndex::build(&keys, &IndexOptions::new().threads(1)).ok();
-    let ball = ValueBall::new(&values, Some(1)).unwrap();
+    let ball = ValueBall::new(&values).unwrap();
     let plain = AttentionOptions::new().even_if_slower(true).threads(1);
     let strides = [n];
     let ways = [plain.clone(), plain.clone().ball(&ball).causal(true), plain.mask(shown, &strides)];
@@ -345,7 +345,7 @@ fn attend(shape: &Heads, [q, k, v]: [Data<'_>; 3], shown: &[u8]) -> Said {
         }
     }
     let Some(index) = index else { return said };
-    said.add(&index.check(&keys, Some(1)));
+    said.add(&index.check(&keys));
     let options = SearchOptions::new().threads(1);
     for options in [
         options.mask(shown, &strides),

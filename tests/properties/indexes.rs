@@ -48,7 +48,7 @@ impl Case {
         let queries = Vectors::new("q", &queries[..], &[HEADS, self.m, self.dim]).unwrap();
         let shape = [HEADS, index.len(), self.dim];
         let keys = Vectors::new("keys", keys, &shape).unwrap();
-        index.check(&keys, Some(1)).unwrap();
+        index.check(&keys).unwrap();
         let options = SearchOptions::new().threads(threads);
         index.search(&queries, Some(&keys), &[self.eps], &options).unwrap()
     }
@@ -85,7 +85,7 @@ fn built(case: &Case, keys: &[f32]) -> KeyIndex<'static> {
 fn append(case: &Case, index: &mut KeyIndex<'_>, keys: &[f32]) {
     let n = keys.len() / HEADS / case.dim;
     let keys = Vectors::new("keys", keys, &[HEADS, n, case.dim]).unwrap();
-    index.append(&keys, Some(1)).unwrap();
+    index.append(&keys).unwrap();
 }
 
 proptest! {
@@ -127,13 +127,13 @@ proptest! {
         gone.sort_unstable();
         gone.dedup();
         let all = Vectors::new("keys", &keys[..], &[HEADS, case.n, case.dim]).unwrap();
-        index.evict(&[&gone], &all, Some(1)).unwrap();
+        index.evict(&[&gone], &all).unwrap();
         let stay = case.only(&keys, |at| !gone.contains(&(at as u32)));
         let of_some = case.search(&index, &stay, 1);
         let half = stay.len() / HEADS / case.dim / 2;
         let shape = [HEADS, stay.len() / HEADS / case.dim, case.dim];
         let rest = Vectors::new("keys", &stay[..], &shape).unwrap();
-        index.truncate(half, &rest, Some(1)).unwrap();
+        index.truncate(half, &rest).unwrap();
         case.judge(&of_some, &stay);
         case.judge(&of_all, &keys);
         prop_assert_eq!(index.len(), half);

@@ -47,7 +47,7 @@ impl Case {
         let q = Vectors::new("q", self.queries.data(), &[self.m, self.dim]).unwrap();
         let k = Vectors::new("k", self.keys.data(), &[self.n, self.dim]).unwrap();
         let v = Vectors::new("v", self.values.data(), &[self.n, self.width]).unwrap();
-        let ball = ValueBall::new(&v, None).unwrap();
+        let ball = ValueBall::new(&v).unwrap();
         let index = match self.keys {
             Stored::F64(_) => None,
             _ => Some(KeyIndex::build(&k, &IndexOptions::default()).unwrap()),

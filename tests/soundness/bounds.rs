@@ -29,16 +29,16 @@ fn gaps_of_all_kinds_of_rows() {
                     let count = [k as i64];
                     let lost = least_tail(&weights, k);
                     let (high, low) = (&real[order[k - 1]], &real[order[k]]);
-                    let gap = score_gap(&scores, &count, None).unwrap()[0];
+                    let gap = score_gap(&scores, &count).unwrap()[0];
                     let off = high.minus(low).minus(&Real::from(gap));
                     assert!(off >= Real::zero() && off < Real::from(1e-9), "{n} {k} {scale}");
-                    let single = single_gap(&scores, &count, None).unwrap()[0];
+                    let single = single_gap(&scores, &count).unwrap()[0];
                     let levels = of_levels(n, k, high, low);
                     assert!(levels.at_most(single) && lost.at_most(single));
                     assert!(single <= levels.up() * (1.0 + 1e-12));
                     let at: Vec<i64> = (1..n as i64).filter(|&cut| cut != count[0]).collect();
                     for cuts in [Cuts::At(&at), Cuts::Best(n), Cuts::Best(2)] {
-                        let multi = multi_gap(&scores, &count, cuts, None).unwrap()[0];
+                        let multi = multi_gap(&scores, &count, cuts).unwrap()[0];
                         assert!(lost.at_most(multi) && multi <= single * (1.0 + 1e-12));
                         if cuts == Cuts::At(&at) {
                             assert!(multi <= lost.up() * (1.0 + 1e-12));
@@ -55,7 +55,7 @@ fn gaps_of_all_kinds_of_rows() {
                             GapRule::Threshold,
                         ];
                         for rule in rules {
-                            let k = smallest_k(&scores, &[eps], rule, None).unwrap()[0];
+                            let k = smallest_k(&scores, &[eps], rule).unwrap()[0];
                             assert!(
                                 least_tail(&weights, k as usize).at_most(eps),
                                 "{rule:?} {eps}"
@@ -86,8 +86,8 @@ fn gaps_of_weights_and_biased_scores() {
             for k in 1..n {
                 let lost = least_tail(&weights, k);
                 let count = [k as i64];
-                let single = single_gap(scores, &count, None).unwrap()[0];
-                let multi = multi_gap(scores, &count, Cuts::Best(n), None).unwrap()[0];
+                let single = single_gap(scores, &count).unwrap()[0];
+                let multi = multi_gap(scores, &count, Cuts::Best(n)).unwrap()[0];
                 assert!(lost.at_most(single) && lost.at_most(multi) && multi <= single);
             }
         }
@@ -128,7 +128,7 @@ fn blocks_of_which_only_the_ends_are_known() {
         let upper: Vec<f64> = lower.iter().map(|low| low + random.uniform()).collect();
         let kept: Vec<u8> = (0..count).map(|_| [0, 1, 128, 255][random.below(4)]).collect();
         let blocks = Blocks::new(&[count], &sizes, &upper, &lower, &kept).unwrap();
-        let bound = blockwise(&blocks, None).unwrap()[0];
+        let bound = blockwise(&blocks).unwrap()[0];
         // At worst kept keys are at the lower end and dropped ones at the upper.
         let mut scores = Vec::new();
         let mut stays = Vec::new();

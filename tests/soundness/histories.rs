@@ -1,7 +1,7 @@
 //! Indexes that grow, shrink, are evicted from, copied and stored, in any order: what they say of their keys is true, and about as
 //! tight as what an index says that is built of the same keys at once.
 
-use certk_rs::{IndexOptions, KeyIndex, Over, RecallOptions, SearchOptions, Vectors};
+use certk_rs::{Context, IndexOptions, KeyIndex, Over, RecallOptions, SearchOptions, Vectors};
 
 use crate::exact::{Random, Real, flags, product, reals, tail, weights};
 
@@ -33,13 +33,14 @@ impl Kept {
     fn append(&mut self, new: &[Vec<f32>], threads: usize) {
         let both = new.concat();
         let shape = [2, both.len() / 2 / DIM, DIM];
-        self.index.append(&vectors(&both, &shape), Some(threads)).unwrap();
+        let context = Context::new().threads(threads);
+        context.run(|| self.index.append(&vectors(&both, &shape))).unwrap();
         self.heads.iter_mut().zip(new).for_each(|(head, new)| head.extend(new));
     }
 
     fn truncate(&mut self, len: usize) {
         let (all, shape) = (self.all(), [2, self.len(), DIM]);
-        self.index.truncate(len, &vectors(&all, &shape), None).unwrap();
+        self.index.truncate(len, &vectors(&all, &shape)).unwrap();
         self.heads.iter_mut().for_each(|head| head.truncate(len * DIM));
     }
 
@@ -47,7 +48,7 @@ impl Kept {
     fn evict(&mut self, gone: &[Vec<u32>]) {
         let (all, shape) = (self.all(), [2, self.len(), DIM]);
         let lists: Vec<&[u32]> = gone.iter().map(Vec::as_slice).collect();
-        self.index.evict(&lists, &vectors(&all, &shape), None).unwrap();
+        self.index.evict(&lists, &vectors(&all, &shape)).unwrap();
         for (head, keys) in self.heads.iter_mut().enumerate() {
             let gone = &gone[head.min(gone.len() - 1)];
             let stays = |(i, _): &(usize, &[f32])| !gone.contains(&(*i as u32));
@@ -66,7 +67,7 @@ impl Kept {
         let (shape, rows) = ([2, n, DIM], [2, 1, DIM]);
         let keys = vectors(&all, &shape);
         assert_eq!(self.index.len(), n);
-        self.index.check(&keys, Some(1)).unwrap();
+        self.index.check(&keys).unwrap();
         let queries_of = vectors(queries, &rows);
         let options = SearchOptions::new().over(over).threads(1);
         let found = self.index.search(&queries_of, Some(&keys), &[0.05], &options).unwrap();
@@ -289,23 +290,24 @@ fn what_cannot_be_done_changes_nothing() {
     let mut index = KeyIndex::build(&keys, &IndexOptions::new()).unwrap();
     let before = index.clone();
     let message = |result: Result<(), certk_rs::Error>| result.unwrap_err().to_string();
-    assert!(message(index.truncate(41, &keys, None)).starts_with("len is 41"));
-    assert!(message(index.truncate(5, &keys, Some(0))).starts_with("threads is 0"));
+    assert!(message(index.truncate(41, &keys)).starts_with("len is 41"));
+    let none = Context::new().threads(0);
+    assert!(message(none.run(|| index.truncate(5, &keys))).starts_with("threads is 0"));
     let short = [2, 39, DIM];
     let fewer = vectors(&data[..2 * 39 * DIM], &short);
-    assert!(message(index.truncate(5, &fewer, None)).contains("shape"));
-    assert!(message(index.evict(&[&[40]], &keys, None)).starts_with("positions is 40"));
-    assert!(message(index.evict(&[&[4, 5, 4]], &keys, None)).contains("listed twice"));
-    assert!(message(index.evict(&[&[4], &[5, 6]], &keys, None)).contains("positions has 2"));
-    assert!(message(index.evict(&[&[4], &[5], &[6]], &keys, None)).contains("positions has 3"));
-    assert!(message(index.evict(&[], &keys, None)).contains("positions"));
-    index.evict(&[&[]], &keys, None).unwrap();
-    index.truncate(40, &keys, None).unwrap();
+    assert!(message(index.truncate(5, &fewer)).contains("shape"));
+    assert!(message(index.evict(&[&[40]], &keys)).starts_with("positions is 40"));
+    assert!(message(index.evict(&[&[4, 5, 4]], &keys)).contains("listed twice"));
+    assert!(message(index.evict(&[&[4], &[5, 6]], &keys)).contains("positions has 2"));
+    assert!(message(index.evict(&[&[4], &[5], &[6]], &keys)).contains("positions has 3"));
+    assert!(message(index.evict(&[], &keys)).contains("positions"));
+    index.evict(&[&[]], &keys).unwrap();
+    index.truncate(40, &keys).unwrap();
     assert!(index == before);
     // Other keys are noticed at the latest by a check: they are taken out of a fingerprint that they are not in.
     let other: Vec<f32> = data.iter().map(|entry| entry + 1.0).collect();
-    index.truncate(30, &vectors(&other, &shape), None).unwrap();
+    index.truncate(30, &vectors(&other, &shape)).unwrap();
     let first: Vec<f32> =
         data.chunks(40 * DIM).flat_map(|head| head[..30 * DIM].to_vec()).collect();
-    assert!(index.check(&vectors(&first, &[2, 30, DIM]), None).is_err());
+    assert!(index.check(&vectors(&first, &[2, 30, DIM])).is_err());
 }

@@ -51,7 +51,7 @@ fn masks_of_any_bytes() {
                     let second = select(&scores, &[0.05], &forced).unwrap();
                     let blocks = select(&scores, &[0.05], &Options::new().block_size(16)).unwrap();
                     let set = keep_set(&scores, &[0.05], &Options::new()).unwrap();
-                    let gap = single_gap(&scores, &[3], None).unwrap();
+                    let gap = single_gap(&scores, &[3]).unwrap();
                     // What is hidden is not among what is kept.
                     let all = [&first.indices, &second.indices, &set.indices];
                     let seen = |i: &u32| masks[0][*i as usize] == 1;
@@ -101,7 +101,7 @@ fn kept_sets_of_any_bytes() {
     on_every_level("blockwise", |any| {
         let kept = &masks[usize::from(any)];
         let blocks = Blocks::new(&[n], &sizes, &upper, &lower, kept).unwrap();
-        blockwise(&blocks, None).unwrap()
+        blockwise(&blocks).unwrap()
     });
 }
 

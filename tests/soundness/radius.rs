@@ -208,7 +208,7 @@ fn gaps_count_the_radius_on_both_sides() {
             let radii = [radius];
             let scores = Scores::new(stored.data(), &[1, 6]).unwrap().radius(&radii).unwrap();
             for k in 1..6 {
-                let gap = score_gap(&scores, &[k as i64], None).unwrap()[0];
+                let gap = score_gap(&scores, &[k as i64]).unwrap()[0];
                 let apart = real[order[k - 1]].minus(&real[order[k]]);
                 let least = apart.minus(&Real::from(2.0 * radius));
                 assert!(Real::from(gap) <= least, "{k} {radius}");
@@ -235,17 +235,17 @@ fn bounds_from_a_few_scores_hold_wherever_they_are() {
                 for k in 1..n {
                     let most = worst_of_best(&real, k, radius);
                     let count = [k as i64];
-                    let single = single_gap(&scores, &count, None).unwrap()[0];
+                    let single = single_gap(&scores, &count).unwrap()[0];
                     assert!(most.at_most(single), "{n} {k} {radius}");
                     for cuts in [0, 2, n] {
-                        let multi = multi_gap(&scores, &count, Cuts::Best(cuts), None).unwrap()[0];
+                        let multi = multi_gap(&scores, &count, Cuts::Best(cuts)).unwrap()[0];
                         assert!(most.at_most(multi), "{n} {k} {radius} {cuts}");
                         if cuts == n {
                             assert!(multi <= most.up() * (1.0 + 1e-10), "{n} {k} {radius}");
                         }
                     }
                     let at: Vec<i64> = (1..n as i64).filter(|&cut| cut != count[0]).collect();
-                    let exact = multi_gap(&scores, &count, Cuts::At(&at), None).unwrap()[0];
+                    let exact = multi_gap(&scores, &count, Cuts::At(&at)).unwrap()[0];
                     assert!(most.at_most(exact) && exact <= most.up() * (1.0 + 1e-10));
                 }
                 for eps in [0.25, 0.1, 0.5] {
@@ -254,13 +254,12 @@ fn bounds_from_a_few_scores_hold_wherever_they_are() {
                         GapRule::MultiGap { cuts: 0 },
                         GapRule::MultiGap { cuts: 3 },
                     ] {
-                        let k = smallest_k(&scores, &[eps], rule, None).unwrap()[0] as usize;
+                        let k = smallest_k(&scores, &[eps], rule).unwrap()[0] as usize;
                         let most = worst_of_best(&real, k, radius);
                         assert!(most.at_most(eps), "{n} {radius} {eps} {rule:?} {k}");
                     }
                     // The threshold keeps, of the stored scores, what may be that near the largest; two of them each.
-                    let k =
-                        smallest_k(&scores, &[eps], GapRule::Threshold, None).unwrap()[0] as usize;
+                    let k = smallest_k(&scores, &[eps], GapRule::Threshold).unwrap()[0] as usize;
                     assert!(worst_of_best(&real, k, radius).at_most(eps), "{n} {radius} {eps} {k}");
                 }
             }
@@ -279,7 +278,7 @@ fn the_threshold_counts_the_radius_twice() {
                 row[n / 2] = needed + apart * radius;
                 let radii = [radius];
                 let scores = Scores::new(&row, &[n]).unwrap().radius(&radii).unwrap();
-                let k = smallest_k(&scores, &[eps], GapRule::Threshold, None).unwrap()[0] as usize;
+                let k = smallest_k(&scores, &[eps], GapRule::Threshold).unwrap()[0] as usize;
                 assert_eq!(k, if apart > 2.0 { 1 } else { n }, "{n} {radius} {apart}");
                 assert!(worst_of_best(&reals(&row), k, radius).at_most(eps));
             }

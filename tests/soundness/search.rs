@@ -38,7 +38,7 @@ impl Keys {
         let options = IndexOptions::new().rotate(rotate).threads(1);
         let mut index = KeyIndex::build(&old, &options).unwrap();
         let new = Vectors::new("k", new, &[self.len() - first, self.dim]).unwrap();
-        index.append(&new, Some(1)).unwrap();
+        index.append(&new).unwrap();
         index
     }
 

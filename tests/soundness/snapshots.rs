@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::channel;
 
-use certk_rs::{IndexOptions, KeyIndex, SearchOptions, SearchResult, Vectors};
+use certk_rs::{Context, IndexOptions, KeyIndex, SearchOptions, SearchResult, Vectors};
 
 use crate::exact::{Random, Real, flags, product, reals, tail, weights};
 
@@ -22,7 +22,7 @@ fn ask(index: &KeyIndex<'_>, heads: &[Vec<f32>; 2], queries: &[f32]) -> SearchRe
     let keys: Vec<f32> = heads.iter().flat_map(|head| &head[..n * DIM]).copied().collect();
     let (shape, rows) = ([2, n, DIM], [2, 1, DIM]);
     let keys = vectors(&keys, &shape);
-    index.check(&keys, Some(1)).unwrap();
+    index.check(&keys).unwrap();
     let options = SearchOptions::new().threads(1);
     index.search(&vectors(queries, &rows), Some(&keys), &[0.05], &options).unwrap()
 }
@@ -46,7 +46,7 @@ fn snapshots_stay_what_they_were() {
             let shape = [2, more, DIM];
             let keys = vectors(&both, &shape);
             if let Some(index) = &mut index {
-                index.append(&keys, Some(1 + round % 2)).unwrap();
+                Context::new().threads(1 + round % 2).run(|| index.append(&keys)).unwrap();
             } else {
                 index = Some(KeyIndex::build(&keys, &IndexOptions::new().threads(1)).unwrap());
             }
@@ -65,7 +65,7 @@ fn snapshots_stay_what_they_were() {
                 let shape = [2, both.len() / 2 / DIM, DIM];
                 let keys = vectors(both, &shape);
                 match &mut alone {
-                    Some(index) => index.append(&keys, Some(1)).unwrap(),
+                    Some(index) => index.append(&keys).unwrap(),
                     None => alone = Some(KeyIndex::build(&keys, &IndexOptions::new()).unwrap()),
                 }
             }
@@ -116,7 +116,7 @@ fn readers_keep_what_a_writer_goes_on_from() {
         for at in (5000..n).step_by(20) {
             send.send(index.snapshot()).unwrap();
             let new = part(at, at + 20);
-            index.append(&vectors(&new, &[2, 20, DIM]), Some(1)).unwrap();
+            index.append(&vectors(&new, &[2, 20, DIM])).unwrap();
         }
         drop(send);
         assert_eq!(reader.join().unwrap(), 50);

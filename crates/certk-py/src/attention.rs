@@ -11,7 +11,7 @@ use super::arrays::{Budgets, Bytes, Stored, contiguous};
 use super::errors::{CertkError, Raise, detached, guarded};
 use super::key_index::{HALF_CHANGED, KeyIndex, Tables, ends, vectors};
 use super::results::{Field, PerRow, result};
-use certk_rs::bindings::{copied, default_floats, list};
+use certk_rs::bindings::{copied, default_floats, list, with_threads};
 use certk_rs::{self as core, Attention, AttentionOptions, Budget, Error, Outputs, Precision};
 
 #[pyclass(frozen, module = "certk_rs._native")]
@@ -35,7 +35,7 @@ impl ValueBall {
         let _modes = default_floats();
         let values = vectors(&values, "v")?;
         let threads = arguments::threads(threads)?;
-        let ball = detached(py, || core::ValueBall::new(&values, threads))?;
+        let ball = detached(py, || with_threads(threads, || core::ValueBall::new(&values)))?;
         Ok(ValueBall(RwLock::new(ball)))
     }
 

@@ -7,7 +7,7 @@ use pyo3::types::PyString;
 use super::arguments::{count, threads as thread_count};
 use super::arrays::{Budgets, Rows, Stored, column, contiguous, flat};
 use super::errors::{CertkError, Raise, detached, run};
-use certk_rs::bindings::{self, default_floats};
+use certk_rs::bindings::{self, default_floats, with_threads};
 use certk_rs::bounds::{self as core, Blocks, Cuts, GapRule};
 use certk_rs::{Error, Options, Scores, select};
 
@@ -77,7 +77,7 @@ pub(super) fn required_gap<'py>(
 }
 
 /// A rule that asks a number of kept keys of every row.
-type RuleOfK = fn(&Scores<'_>, &[i64], Option<usize>) -> Result<Vec<f64>, Error>;
+type RuleOfK = fn(&Scores<'_>, &[i64]) -> Result<Vec<f64>, Error>;
 
 fn with_k<'py>(
     py: Python<'py>,
@@ -88,7 +88,7 @@ fn with_k<'py>(
 ) -> Floats<'py> {
     let rows = Rows::plain(scores, None);
     let (scores, k, threads) = (rows.scores()?, contiguous(k, "k")?, thread_count(threads)?);
-    let found = run(py, &scores, || rule(&scores, k, threads))?;
+    let found = run(py, &scores, || with_threads(threads, || rule(&scores, k)))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -131,7 +131,8 @@ pub(super) fn multi_gap<'py>(
         Some(cuts) => Cuts::At(contiguous(cuts, "cuts")?),
         None => Cuts::Best(most),
     };
-    let found = run(py, &scores, || core::multi_gap(&scores, k, cuts, threads))?;
+    let bound = || core::multi_gap(&scores, k, cuts);
+    let found = run(py, &scores, || with_threads(threads, bound))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -147,7 +148,8 @@ pub(super) fn best_cuts<'py>(
     let rows = Rows::plain(scores, None);
     let (scores, k, threads) = (rows.scores()?, contiguous(&k, "k")?, thread_count(threads)?);
     let most = count("n_cuts", n_cuts, 0)?;
-    let found = run(py, &scores, || core::best_cuts(&scores, k, most, threads))?;
+    let best = || core::best_cuts(&scores, k, most);
+    let found = run(py, &scores, || with_threads(threads, best))?;
     let counts = column(py, "scores", found.iter().map(|cuts| cuts.len() as i64))?;
     let mut cuts = bindings::list("scores", found.iter().map(Vec::len).sum()).raise()?;
     cuts.extend(found.into_iter().flatten().map(|cut| cut as i64));
@@ -173,7 +175,7 @@ pub(super) fn blockwise<'py>(
         flat(&kept, "kept")?,
     )
     .raise()?;
-    let found = detached(py, || core::blockwise(&blocks, threads))?;
+    let found = detached(py, || with_threads(threads, || core::blockwise(&blocks)))?;
     Ok(PyArray1::from_vec(py, found))
 }
 
@@ -203,12 +205,10 @@ pub(super) fn smallest_k<'py>(
             )));
         }
     };
-    let found = run(py, &scores, || {
-        if let Some(rule) = rule {
-            return core::smallest_k(&scores, eps, rule, threads);
-        }
-        let options = Options::new().prove_minimal(true).threads(threads);
-        Ok(select(&scores, eps, &options)?.k)
-    })?;
+    let smallest = || match rule {
+        Some(rule) => core::smallest_k(&scores, eps, rule),
+        None => Ok(select(&scores, eps, &Options::new().prove_minimal(true))?.k),
+    };
+    let found = run(py, &scores, || with_threads(threads, smallest))?;
     Ok(PyArray1::from_vec(py, found))
 }

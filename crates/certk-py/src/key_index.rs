@@ -13,7 +13,7 @@ use super::arrays::{Budgets, Bytes, KeepArray, Stored, contiguous};
 use super::errors::{CertkError, Raise, detached, guarded};
 use super::montecarlo;
 use super::results::{Estimated, Field, Flat, PerRow, Searched, result};
-use certk_rs::bindings::{Saved, Trust, check_memory, default_floats, list, product};
+use certk_rs::bindings::{Saved, Trust, check_memory, default_floats, list, product, with_threads};
 use certk_rs::{
     self as core, IndexOptions, LogMass, Over, RecallOptions, Rule, SearchOptions, Vectors,
 };
@@ -289,7 +289,7 @@ impl KeyIndex {
         let _modes = default_floats();
         let keys = vectors(&keys, "keys")?;
         let threads = arguments::threads(threads)?;
-        detached(py, || self.write().append(&keys, threads))
+        detached(py, || with_threads(threads, || self.write().append(&keys)))
     }
 
     fn search<'py>(
@@ -400,7 +400,7 @@ impl KeyIndex {
         let _modes = default_floats();
         let keys = vectors(&keys, "keys")?;
         let threads = arguments::threads(threads)?;
-        detached(py, || self.read().check(&keys, threads))
+        detached(py, || with_threads(threads, || self.read().check(&keys)))
     }
 
     fn parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<Parts<'py>>> {

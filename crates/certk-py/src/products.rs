@@ -7,7 +7,7 @@ use super::arguments;
 use super::arrays::{Stored, not_contiguous};
 use super::errors::detached;
 use super::key_index::vectors;
-use certk_rs::bindings::{self, default_floats};
+use certk_rs::bindings::{self, default_floats, with_threads};
 
 #[pyfunction]
 pub(super) fn products<'py>(
@@ -28,6 +28,7 @@ pub(super) fn products<'py>(
         return Err(not_contiguous("out"));
     }
     let to = out.as_slice_mut().map_err(|_| not_contiguous("out"))?;
-    let reach = detached(py, || bindings::products(&queries, &keys, offset, threads, to))?;
+    let products = || bindings::products(&queries, &keys, offset, to);
+    let reach = detached(py, || with_threads(threads, products))?;
     Ok(PyArray1::from_vec(py, reach))
 }

@@ -98,7 +98,7 @@ impl Head {
             None => None,
             Some(width) => {
                 let values = layout.vectors("values", values.as_bytes(), width)?;
-                Some(ValueBall::new(&values, None)?)
+                Some(ValueBall::new(&values)?)
             }
         };
         Ok(Head { keys, values, index: built, ball })
@@ -134,7 +134,7 @@ impl Version {
         let mut grown = Vec::with_capacity(self.heads.len());
         for (i, head) in self.heads.iter().enumerate() {
             let (mut index, mut ball) = (head.index.snapshot(), head.ball.clone());
-            index.append(&layout.vectors("keys", more.keys(i), layout.dim)?, None)?;
+            index.append(&layout.vectors("keys", more.keys(i), layout.dim)?)?;
             if let (Some(ball), Some(width)) = (&mut ball, layout.values) {
                 ball.append(&layout.vectors("values", more.values(i), width)?)?;
             }
