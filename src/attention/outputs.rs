@@ -45,17 +45,6 @@ impl Default for Outputs {
     }
 }
 
-impl<'a> From<&'a Outputs> for Data<'a> {
-    fn from(outputs: &'a Outputs) -> Self {
-        match outputs {
-            Outputs::F64(all) => all.into(),
-            Outputs::F32(all) => all.into(),
-            Outputs::F16(all) => all.into(),
-            Outputs::Bf16(all) => all.into(),
-        }
-    }
-}
-
 /// Runs generic code for the vector of numbers.
 macro_rules! for_outputs {
     ($outputs:expr, $all:ident => $work:expr) => {
@@ -68,13 +57,19 @@ macro_rules! for_outputs {
     };
 }
 
+impl<'a> From<&'a Outputs> for Data<'a> {
+    fn from(outputs: &'a Outputs) -> Self {
+        for_outputs!(outputs, all => all.into())
+    }
+}
+
 impl Outputs {
     /// The number of entries, of all vectors together.
     pub fn len(&self) -> usize {
         for_outputs!(self, all => all.len())
     }
 
-    /// Whether there are no entries.
+    /// Returns true if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -115,7 +110,7 @@ impl Outputs {
         }
     }
 
-    /// Makes this `count` zeros of a precision, in the memory that it has if that is of this precision.
+    /// Makes this `count` zeros of a precision. Memory that holds numbers of this precision is used again.
     pub(super) fn reset(&mut self, precision: Precision, count: usize) {
         if self.precision() != precision {
             *self = Outputs::empty(precision);
@@ -147,7 +142,7 @@ impl Outputs {
         }
     }
 
-    /// Replaces what is in `to` by the entries at some places.
+    /// Replaces the contents of `to` by the entries at some places.
     pub(super) fn widen(&self, places: Range<usize>, to: &mut Vec<f64>) {
         to.clear();
         match self {
@@ -227,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Results that are given back hold numbers of whichever precision was asked for last.
+    /// A result that is given back may be of another precision than the next call asks for.
     #[test]
     fn memory_of_another_precision_is_no_harm() {
         let fresh = PRECISIONS.map(attended);

@@ -19,15 +19,15 @@ pub struct Attention {
     pub k: Vec<i64>,
     /// Keys that were scored exactly.
     pub scored: Vec<i64>,
-    /// Which way each row was answered.
+    /// The way in which each row was answered.
     pub rung: Vec<Rung>,
     /// A bound of the relative error of the weights of each row's average, but for a factor that they have in common.
     pub weight_error: Vec<f64>,
     /// A bound of what summing weighted values may move each row's average, relative to the mean length of those values.
     pub sum_error: Vec<f64>,
-    /// How far rounding to the precision asked for moved each row.
+    /// The distance by which rounding to the precision asked for moved each row, at most.
     pub rounding: Vec<f64>,
-    /// What the keys that went into each average weigh, and its sink if it has one.
+    /// The mass of the keys that went into each average, and of its sink if it has one, as a logarithm.
     pub log_mass: Vec<LogMass>,
     /// With a budget on the output: the bound of each row's error that was held against it, as [`Attention::error_bound`] has it.
     pub within: Option<Vec<f64>>,
