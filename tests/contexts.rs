@@ -271,7 +271,7 @@ fn a_context_says_how_many_threads_calls_use() {
         }
         for wrong in [0, 4097] {
             let refused = Context::new().threads(wrong).run(call).unwrap_err().to_string();
-            assert!(refused.starts_with(&format!("threads is {wrong};")), "{name}: {refused}");
+            assert!(refused.starts_with(&format!("threads is {wrong}")), "{name}: {refused}");
         }
     }
     let products = |threads: usize| {
