@@ -6,9 +6,9 @@
 pub use crate::bounds::{kl_from_tail_masses, of_divergences, required_gaps};
 pub use crate::index::{Saved, Trust, products};
 pub use crate::kernels::{DefaultFloats, MappedPiece, MappedPieces};
-pub use crate::memory::{check_memory, copied, list, product};
-pub use crate::scale::nearest_rsqrt;
-pub use crate::threads::{beside_openmp, count_forks, default_floats, with_threads};
+pub use crate::numerics::scale::nearest_rsqrt;
+pub use crate::runtime::memory::{check_memory, copied, list, product};
+pub use crate::runtime::threads::{beside_openmp, count_forks, default_floats, with_threads};
 #[cfg(feature = "ndarray")]
 pub use crate::{kernels::with_bits, rows::whole_bytes};
 

@@ -2,17 +2,17 @@
 //!
 //! The check computes in plain scalar f64, sorts, and uses nothing but the order, the rows, and the rigorous sums.
 
-use crate::ambient::{self, asked, pieces};
-use crate::certified_sums::{self, Compensated, ErrorBound, ExactSum, SplitSums};
 use crate::error::Error;
-use crate::exact_share::leaves_exactly;
-use crate::memory::room;
 use crate::names::names;
-use crate::order;
-use crate::recycled::{self, Recycled, held};
-use crate::reused::{Reused, filled_again};
+use crate::numerics::certified_sums::{self, Compensated, ErrorBound, ExactSum, SplitSums};
+use crate::numerics::exact_share::leaves_exactly;
+use crate::numerics::order;
+use crate::numerics::sorting;
 use crate::rows::{Keep, Scores, WeightKind};
-use crate::sorting;
+use crate::runtime::ambient::{self, asked, pieces};
+use crate::runtime::memory::room;
+use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::reused::{Reused, filled_again};
 
 /// What a row's answer amounts to.
 ///

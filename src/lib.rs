@@ -44,43 +44,25 @@ struct PackagePage;
 #[doc = include_str!("../docs/howto/rust.md")]
 struct RustPage;
 
-mod ambient;
 mod attention;
 #[doc(hidden)]
 pub mod bindings;
 pub mod bounds;
 mod builders;
 mod certificate;
-mod certified_sums;
-mod context;
 mod error;
-mod exact_share;
-#[cfg(feature = "serde")]
-mod extended;
 mod index;
-mod interrupt;
 mod keepset;
 mod kernels;
-mod log_mass;
-mod memory;
 pub mod model;
 #[cfg(feature = "montecarlo")]
 pub mod montecarlo;
 mod names;
-mod order;
-mod random;
-mod recycled;
-mod reused;
+mod numerics;
 mod rows;
-mod scale;
-mod scratch;
+mod runtime;
 mod select;
-mod sorting;
-mod threads;
-mod twofold;
-mod workspace;
 
-pub use ambient::CancelToken;
 pub use attention::{
     Attention, AttentionOptions, Budget, Outputs, Precision, ValueBall, attention,
 };
@@ -88,23 +70,24 @@ pub use bounds::output::{
     OutputBound, OutputError, OutputOptions, OutputSelection, output_error, select_output,
 };
 pub use certificate::{Certificate, Status};
-pub use context::Context;
 pub use error::{Error, ErrorClass, Place};
 /// The crate whose half precisions are read: `half::f16`, `half::bf16`.
 pub use half;
 pub use index::{
     IndexOptions, KeyIndex, Over, Recall, RecallOptions, Rule, Rung, SearchOptions, SearchResult,
 };
-pub use interrupt::interruptible;
 pub use keepset::{Block, KeepSet, QueryOptions, keep_set, keep_set_of_queries};
-pub use log_mass::LogMass;
 /// The crate whose views are read.
 #[cfg(feature = "ndarray")]
 pub use ndarray;
+pub use numerics::log_mass::LogMass;
 /// The crate whose pools a [`Context`] takes.
 pub use rayon;
 pub use rows::{Data, Keep, Kind, Mask, MaskEntry, Number, Scores, Values, Vectors};
+pub use runtime::ambient::CancelToken;
+pub use runtime::context::Context;
+pub use runtime::interrupt::interruptible;
+pub use runtime::workspace::Workspace;
 pub use select::{
     CertifyOptions, MaxKeep, Options, Selection, certify, force_simd_level, select, simd_level,
 };
-pub use workspace::Workspace;

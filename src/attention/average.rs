@@ -11,11 +11,11 @@ use super::pruned::Lists;
 use super::stretches::{by_stretches, end_of_stretch};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
-use crate::log_mass::LogMass;
-use crate::memory::filled;
-use crate::reused::{Reused, filled_again};
+use crate::numerics::log_mass::LogMass;
 use crate::rows::for_dtype;
-use crate::threads;
+use crate::runtime::memory::filled;
+use crate::runtime::reused::{Reused, filled_again};
+use crate::runtime::threads;
 
 /// Keys of a list that one thread sums at a time.
 const LISTED: usize = 2048;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
-use crate::memory::{check_memory, list};
 use crate::rows::{Vectors, for_dtype};
-use crate::threads;
+use crate::runtime::memory::{check_memory, list};
+use crate::runtime::threads;
 
 /// Values whose mean is a centre. Any centre makes a ball that holds; this many place it well.
 const SAMPLES: usize = 1024;

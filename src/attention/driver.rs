@@ -10,10 +10,10 @@ use super::result::Attention;
 use crate::error::Error;
 use crate::index::KeyIndex;
 use crate::kernels::PANEL_ROWS;
-use crate::memory::{check_memory, check_memory_in_each};
-use crate::reused::Reused;
 use crate::rows::{PerRow, Vectors};
-use crate::threads;
+use crate::runtime::memory::{check_memory, check_memory_in_each};
+use crate::runtime::reused::Reused;
+use crate::runtime::threads;
 
 /// How often a row is computed at most for a budget on its output, before it is computed in full.
 const ATTEMPTS: usize = 2;
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     use crate::index::IndexOptions;
     use crate::kernels::Simd;
-    use crate::scale::nearest_rsqrt;
+    use crate::numerics::scale::nearest_rsqrt;
 
     /// Numbers that look normal.
     fn normal(count: usize, seed: u64) -> Vec<f32> {

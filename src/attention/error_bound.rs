@@ -20,10 +20,10 @@ use super::result::Attention;
 use crate::error::Error;
 use crate::index::RowVisibility;
 use crate::kernels::Simd;
-use crate::memory::{check_memory, list};
-use crate::reused::Reused;
 use crate::rows::{Stored, Vectors};
-use crate::threads;
+use crate::runtime::memory::{check_memory, list};
+use crate::runtime::reused::Reused;
+use crate::runtime::threads;
 use std::collections::BTreeSet;
 use std::ops::Range;
 

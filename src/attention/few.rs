@@ -7,11 +7,11 @@ use super::pending::{PendingRow, grow};
 use crate::error::Error;
 use crate::index::{Guess, Query, QueryScratch, RowVisibility, Rung};
 use crate::kernels::{Element, Keys, Picked, Simd};
-use crate::memory;
-use crate::reused::Reused;
 use crate::rows::{Scores, for_dtype};
+use crate::runtime::memory;
+use crate::runtime::reused::Reused;
+use crate::runtime::threads;
 use crate::select::Options;
-use crate::threads;
 
 /// Keys whose rows stay in a cache while a group uses them.
 pub(super) const BLOCK: usize = 64;

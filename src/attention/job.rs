@@ -6,10 +6,10 @@ use super::query_rows::QueryRows;
 use crate::error::Error;
 use crate::index::{Codes, KeyIndex, ManyForms, Rung};
 use crate::kernels::Simd;
-use crate::log_mass::LogMass;
-use crate::reused::Reused;
+use crate::numerics::log_mass::LogMass;
+use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{PerRow, Vectors};
-use crate::scale::nearest_rsqrt;
+use crate::runtime::reused::Reused;
 
 /// Rows that share a scan of the codes.
 pub(super) const GROUP: usize = 4;

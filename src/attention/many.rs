@@ -5,7 +5,7 @@ use super::options::AttentionOptions;
 use crate::error::Error;
 use crate::index::{Guess, Moments};
 use crate::kernels::PANEL_ROWS;
-use crate::reused::Reused;
+use crate::runtime::reused::Reused;
 
 /// Rows that are pruned at a time.
 const PRUNED: usize = 8;

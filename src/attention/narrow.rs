@@ -8,8 +8,8 @@ use super::pending::{PendingRow, grow};
 use crate::error::Error;
 use crate::index::{Coded, Rung, for_coded_dtype, matrix};
 use crate::kernels::{Keys, LANES};
-use crate::reused::Reused;
-use crate::threads;
+use crate::runtime::reused::Reused;
+use crate::runtime::threads;
 
 /// Errors of scores, in nats, that are no matter: a share of what a row may lose, or one that panels have, too.
 pub(super) const FINE: f64 = 1.0 / 16.0;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::options::Precision;
-use crate::recycled::held;
 use crate::rows::{Data, Number};
+use crate::runtime::recycled::held;
 
 /// The outputs of attention, one vector after another, stored in the [`Precision`] asked for.
 ///

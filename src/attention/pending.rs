@@ -6,11 +6,11 @@ use crate::index::{
     Coded, Codes, Moments, Prepared, Query, QueryScratch, RowVisibility, Rung, ThresholdSearch,
 };
 use crate::kernels::{Keys, LANES, Simd};
-use crate::memory;
-use crate::recycled::held;
-use crate::reused::Reused;
-use crate::scratch::Lent;
-use crate::workspace::Scratch;
+use crate::runtime::memory;
+use crate::runtime::recycled::held;
+use crate::runtime::reused::Reused;
+use crate::runtime::scratch::Lent;
+use crate::runtime::workspace::Scratch;
 
 /// One row on its way.
 pub(super) struct PendingRow {

@@ -11,7 +11,7 @@ use crate::index::{
     for_coded_dtype, matrix,
 };
 use crate::kernels::{Keys, LANES, Picked, Simd};
-use crate::reused::Reused;
+use crate::runtime::reused::Reused;
 
 /// Of each of a few rows, ascending positions.
 pub(super) type Lists<'a> = [&'a [u32]; MANY];

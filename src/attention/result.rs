@@ -3,8 +3,8 @@
 use super::options::Precision;
 use super::outputs::Outputs;
 use crate::index::Rung;
-use crate::log_mass::LogMass;
-use crate::recycled::{self, Recycled, held};
+use crate::numerics::log_mass::LogMass;
+use crate::runtime::recycled::{self, Recycled, held};
 
 /// Attention's output, a row for each query, and what is proven of it.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -2,7 +2,7 @@
 
 use super::ball::UP;
 use super::job::AttentionJob;
-use crate::log_mass::LogMass;
+use crate::numerics::log_mass::LogMass;
 
 /// The most that a sink is taken to weigh, so that what it leaves to others is not rounded to nothing.
 const MOST: f64 = 1e200;

@@ -1,6 +1,6 @@
 //! Ascending lists of keys, read side by side.
 
-use crate::reused::Reused;
+use crate::runtime::reused::Reused;
 
 /// Keys of a stretch.
 const SPARSE: usize = 1024;

@@ -14,11 +14,11 @@ use crate::index::{
     Rung, TRIES, begin_list, for_coded_dtype, matrix,
 };
 use crate::kernels::{Above, Exp, Keys, LANES, Picked};
-use crate::memory::room;
-use crate::recycled::held;
-use crate::reused::{Reused, filled_again};
-use crate::scratch::with_scratch;
-use crate::workspace::Scratch;
+use crate::runtime::memory::room;
+use crate::runtime::recycled::held;
+use crate::runtime::reused::{Reused, filled_again};
+use crate::runtime::scratch::with_scratch;
+use crate::runtime::workspace::Scratch;
 use half::{bf16, f16};
 
 /// Fewer rows are not worth a look at all codes.

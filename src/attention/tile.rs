@@ -4,14 +4,14 @@ use half::{bf16, f16};
 
 use super::job::{Answer, AttentionJob};
 use super::sink::Sunk;
-use crate::ambient::asked_each;
 use crate::error::Error;
 use crate::index::{RowVisibility, Rung, for_coded_dtype, matrix};
 use crate::kernels::{
     BlockMask, Element, Keys, LANES, PANEL_KEYS, PANEL_ROWS, PANEL_RUN, PanelRows,
 };
-use crate::reused::Reused;
 use crate::rows::Stored;
+use crate::runtime::ambient::asked_each;
+use crate::runtime::reused::Reused;
 
 /// One rounding of f32.
 pub(super) const U: f64 = 1.0 / 16_777_216.0;

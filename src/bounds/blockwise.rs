@@ -4,8 +4,8 @@ use super::levels;
 use super::measure::Measure;
 use super::rows::in_portions;
 use crate::error::{Error, Place};
-use crate::memory::product;
-use crate::threads;
+use crate::runtime::memory::product;
+use crate::runtime::threads;
 
 /// Blocks of keys, in C order over an array of shape (..., blocks), and which of them are kept.
 ///

@@ -5,7 +5,7 @@
 //! (the costs satisfy the quadrangle inequality). The head is the mirror image. The minimum is exact up to the
 //! rounding of f64; whatever comes out are cuts, and any cuts give a sound bound.
 
-use crate::ambient::asked;
+use crate::runtime::ambient::asked;
 
 /// No cut: this piece goes to the end.
 const NONE: u32 = u32::MAX;

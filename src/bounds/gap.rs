@@ -3,13 +3,13 @@
 use super::levels;
 use super::measure::Measure;
 use super::rows::{VisibleRow, map_rows};
-use crate::ambient::pieces;
-use crate::certified_sums;
 use crate::error::{Error, Place};
+use crate::numerics::certified_sums;
+use crate::numerics::double_double::{DoubleDouble, ln_ratio, split, two_sum};
+use crate::numerics::sorting;
 use crate::rows::Scores;
-use crate::sorting;
-use crate::threads;
-use crate::twofold::{Twofold, ln_ratio, split, two_sum};
+use crate::runtime::ambient::pieces;
+use crate::runtime::threads;
 
 /// More than the logarithm of a quotient changes when both products in it are rounded.
 const ROUNDED: f64 = 1.0 / (1u128 << 95) as f64;
@@ -48,18 +48,18 @@ pub fn required_gap(n: u64, k: u64, eps: f64) -> Result<f64, Error> {
     let enough = certified_sums::equal_weights_hold(k, n, eps);
     let (m, e) = split(eps);
     let (high, low) = two_sum(1.0, -eps);
-    let dropped = count(n - k).times(Twofold { high, low });
+    let dropped = count(n - k).times(DoubleDouble { high, low });
     // The two products may differ by no more than their rounding, which is below 2^-100.
     let gap = ln_ratio(dropped, count(k).times(m), -e).plus(ROUNDED).up();
     Ok(if enough { gap.min(0.0) } else { gap.max(f64::MIN_POSITIVE) })
 }
 
 /// A count below 2^64, exactly.
-fn count(value: u64) -> Twofold {
+fn count(value: u64) -> DoubleDouble {
     let high = value as f64;
     // The difference is exact, and so is its conversion.
     let low = (i128::from(value) - high as i128) as f64;
-    Twofold { high, low }
+    DoubleDouble { high, low }
 }
 
 /// [`required_gap`] of every entry of three arrays of one shape.

@@ -4,8 +4,8 @@
 //! end. The results are increasing in the argument too, float by float.
 
 use crate::error::{Error, Place};
-use crate::threads;
-use crate::twofold::{Twofold, ln_ratio, one_minus_exp, two_sum};
+use crate::numerics::double_double::{DoubleDouble, ln_ratio, one_minus_exp, two_sum};
+use crate::runtime::threads;
 
 /// Below this, `-ln(1 - x)` and `1 - e^-x` differ from x by less than a float's step.
 const LINEAR: f64 = 1.0 / (1u128 << 100) as f64;
@@ -37,7 +37,7 @@ pub fn kl_from_tail_mass(tail_mass: f64) -> Result<f64, Error> {
     }
     let (high, low) = two_sum(1.0, -tail_mass);
     // Positive, but the series may leave the sign of a zero open.
-    Ok(ln_ratio(Twofold::from(1.0), Twofold { high, low }, 0).up().max(tail_mass))
+    Ok(ln_ratio(DoubleDouble::from(1.0), DoubleDouble { high, low }, 0).up().max(tail_mass))
 }
 
 /// The tail mass `1 - e^{-kl}` that belongs to a divergence `KL(P_hat || P)` of `kl` nats.

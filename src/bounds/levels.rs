@@ -1,7 +1,7 @@
 //! The tail mass of a row of which only levels are known: so many entries of at most, or at least, this score.
 
 use super::measure::Measure;
-use crate::certified_sums::{self, Compensated, SplitSums};
+use crate::numerics::certified_sums::{self, Compensated, SplitSums};
 
 /// Entries and the level that bounds them: from above in a tail, from below in a head.
 pub(super) type Level = (u64, f64);

@@ -1,8 +1,8 @@
 //! Differences of keys in natural-log units, and what they weigh, each rounded to a chosen side.
 
-use crate::certified_sums;
+use crate::numerics::certified_sums;
+use crate::numerics::double_double::{DoubleDouble, ln_ratio, split, two_sum};
 use crate::rows::{WeightKind, WideScores};
-use crate::twofold::{Twofold, ln_ratio, split, two_sum};
 
 /// How the keys of a row become gaps and weights.
 #[derive(Debug, Clone, Copy)]
@@ -97,9 +97,9 @@ impl Measure {
 }
 
 /// `ln(high / low)` of positive numbers.
-fn ln_gap(high: f64, low: f64) -> Twofold {
+fn ln_gap(high: f64, low: f64) -> DoubleDouble {
     let ((a, above), (b, below)) = (split(high), split(low));
-    ln_ratio(Twofold::from(a), Twofold::from(b), above - below)
+    ln_ratio(DoubleDouble::from(a), DoubleDouble::from(b), above - below)
 }
 
 #[cfg(test)]

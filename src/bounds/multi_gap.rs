@@ -4,10 +4,10 @@ use super::cuts::{best_split, of_heads, of_tails};
 use super::levels;
 use super::measure::Measure;
 use super::rows::{VisibleRow, map_rows};
-use crate::ambient::asked;
 use crate::error::Error;
-use crate::memory::check_memory;
 use crate::rows::Scores;
+use crate::runtime::ambient::asked;
+use crate::runtime::memory::check_memory;
 
 /// Where sorted rows are cut, beside the cut at k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,14 +11,16 @@ mod rounding;
 mod row;
 mod spectrum;
 
-use crate::ambient::asked;
 use crate::builders::builders_of_defaults;
 use crate::error::Error;
-use crate::interrupt;
-use crate::memory::{check_memory, check_memory_in_each, check_memory_square, filled, room};
 use crate::names::names;
 use crate::rows::{Keep, Scores, Values};
-use crate::threads;
+use crate::runtime::ambient::asked;
+use crate::runtime::interrupt;
+use crate::runtime::memory::{
+    check_memory, check_memory_in_each, check_memory_square, filled, room,
+};
+use crate::runtime::threads;
 use cloud::{Cloud, Outline};
 use prefix::Found;
 use row::{Bounds, Parted, Weighed};

@@ -1,13 +1,13 @@
 //! Rows in, one answer per row out: reading, sharing out over threads, and naming places.
 
 use super::measure::Measure;
-use crate::ambient;
 use crate::error::{Error, Place};
-use crate::memory::product;
-use crate::memory::{check_memory, check_memory_in_each, list};
+use crate::numerics::sorting;
 use crate::rows::{PerRow, Scores, drop_masked};
-use crate::sorting;
-use crate::threads;
+use crate::runtime::ambient;
+use crate::runtime::memory::product;
+use crate::runtime::memory::{check_memory, check_memory_in_each, list};
+use crate::runtime::threads;
 
 /// Elements per task, and between two checks for an interrupt.
 const TASK: usize = 1 << 14;

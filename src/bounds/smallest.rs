@@ -5,10 +5,10 @@ use super::gap::{from_gap, required_gap};
 use super::measure::Measure;
 use super::multi_gap::{self, Cuts};
 use super::rows::map_rows;
-use crate::ambient::{asked, pieces};
 use crate::error::Error;
 use crate::rows::Scores;
-use crate::threads;
+use crate::runtime::ambient::{asked, pieces};
+use crate::runtime::threads;
 
 /// Which bound has to certify the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

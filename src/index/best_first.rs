@@ -24,12 +24,12 @@ use super::options::Rule;
 use super::prepared::Prepared;
 use super::query::{Query, RowVisibility};
 use super::queue::{Queue, Unit};
-use crate::ambient::{self, asked, asked_each};
-use crate::certified_sums::{self, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Simd};
-use crate::reused::Reused;
-use crate::sorting;
+use crate::numerics::certified_sums::{self, SplitSums};
+use crate::numerics::sorting;
+use crate::runtime::ambient::{self, asked, asked_each};
+use crate::runtime::reused::Reused;
 
 /// What the open keys weigh, relative to a top.
 #[derive(Clone, Copy)]

@@ -12,7 +12,7 @@ use half::bf16;
 
 use crate::error::Error;
 use crate::kernels::{BIAS, LANES, PANEL, ask_for_huge_pages};
-use crate::memory::{list, room};
+use crate::runtime::memory::{list, room};
 
 /// Keys that are encoded by one task, whole panels; chunks that are full are whole tasks.
 pub(super) const TASK: usize = 16 * PANEL;

@@ -10,8 +10,8 @@ use super::frame::{OwnFrame, sign};
 use super::gram::Gram;
 use crate::error::Error;
 use crate::kernels::{BIAS, Encoded, Keys, LANES, LINE, PANEL, Packed, STEP, Simd};
-use crate::memory::check_memory;
-use crate::threads;
+use crate::runtime::memory::check_memory;
+use crate::runtime::threads;
 use half::bf16;
 
 /// Tasks per thread that are encoded before their sums are added up.

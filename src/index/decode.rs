@@ -6,8 +6,8 @@ use super::codes::Codes;
 use super::moments::Moments;
 use crate::error::Error;
 use crate::kernels::{BIAS, LANES, LINE, PANEL, Packed, STEP, Simd};
-use crate::reused::{Reused, filled_again};
-use crate::scratch::Lent;
+use crate::runtime::reused::{Reused, filled_again};
+use crate::runtime::scratch::Lent;
 
 impl Codes<'_> {
     /// The moments of these codes.

@@ -6,12 +6,12 @@ use super::key_index::KeyIndex;
 use super::query::Query;
 use crate::error::{Error, Place};
 use crate::kernels::{LANES, Picked, Simd};
-use crate::memory::{check_memory, check_memory_in_each, filled};
 use crate::montecarlo::{TailEstimate, TailOptions, tail_mass_of_drawn};
-use crate::random::{GOLDEN, stirred};
+use crate::numerics::random::{GOLDEN, stirred};
+use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{Keep, PerRow, Scores, Vectors};
-use crate::scale::nearest_rsqrt;
-use crate::threads;
+use crate::runtime::memory::{check_memory, check_memory_in_each, filled};
+use crate::runtime::threads;
 use half::{bf16, f16};
 
 impl KeyIndex<'_> {

@@ -15,9 +15,9 @@ use self::header::{About, Entry, Kind, LONGEST, NO_SHA256};
 use super::codes::Codes;
 use super::codes::saved::{Saved, Trust};
 use super::key_index::KeyIndex;
-use crate::ambient;
 use crate::error::Error;
-use crate::memory::{list, room};
+use crate::runtime::ambient;
+use crate::runtime::memory::{list, room};
 
 /// Bytes that are read or hashed at a time.
 const PORTION: usize = 1 << 20;

@@ -5,7 +5,7 @@
 //! against somebody who wants two sets of keys to look alike.
 
 use super::element::Coded;
-use crate::random::{GOLDEN, stirred};
+use crate::numerics::random::{GOLDEN, stirred};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// As `SplitMix64` has it: zero is stirred, too.

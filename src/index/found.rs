@@ -1,7 +1,7 @@
 //! What a search finds for a row.
 
 use crate::names::names;
-use crate::reused::Reused;
+use crate::runtime::reused::Reused;
 
 /// Which way a row was answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::kernels::Frame;
-use crate::reused::Reused;
+use crate::runtime::reused::Reused;
 
 /// How keys are moved before they are rounded, and queries with them.
 #[derive(Debug, Clone, PartialEq)]

@@ -17,7 +17,7 @@ use std::borrow::Cow;
 
 use super::shared::Shared;
 use crate::kernels::Simd;
-use crate::reused::Reused;
+use crate::runtime::reused::Reused;
 
 /// Relative error of sums and products of few terms in f64, generously.
 pub(super) const GRAM_ROUNDING: f64 = 1e-12;

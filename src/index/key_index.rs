@@ -11,13 +11,13 @@ use super::codes::{Codes, Refused};
 use super::element::{Coded, for_coded_dtype, matrix};
 use super::fingerprint::Fingerprint;
 use super::options::IndexOptions;
-use crate::ambient;
 use crate::error::{Error, Place};
 use crate::kernels::{Keys, LANES, STEP, Simd};
-use crate::memory::product;
-use crate::memory::{check_memory, check_memory_square, list};
 use crate::rows::Vectors;
-use crate::threads;
+use crate::runtime::ambient;
+use crate::runtime::memory::product;
+use crate::runtime::memory::{check_memory, check_memory_square, list};
+use crate::runtime::threads;
 
 /// Keys as one byte an entry, with what is needed to bound what the bytes leave out.
 ///

@@ -3,9 +3,9 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use crate::ambient::asked;
-use crate::reused::Reused;
-use crate::sorting;
+use crate::numerics::sorting;
+use crate::runtime::ambient::asked;
+use crate::runtime::reused::Reused;
 
 /// Keys that have been scored.
 #[derive(Default)]

@@ -3,10 +3,10 @@
 use super::gram::{CodeError, FLUSH, Sums};
 use super::threshold_search::{DENSE, NOTHING, SUM_ROUNDING, ThresholdSearch, weight};
 use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState, merged};
-use crate::certified_sums::{SplitSums, exp};
 use crate::error::Error;
 use crate::kernels::{Above, EDGES, Element, Exp, LANES, Picked, Positions, Simd};
-use crate::memory::room;
+use crate::numerics::certified_sums::{SplitSums, exp};
+use crate::runtime::memory::room;
 
 /// How close to the budget a threshold is looked for.
 const CLOSE: f64 = 0.985;

@@ -4,8 +4,8 @@
 use super::gram::{GRAM_ROUNDING, form, norm, up};
 use crate::error::Error;
 use crate::kernels::{PANEL, Packed, Simd};
-use crate::memory::check_memory;
-use crate::reused::{Reused, filled_again};
+use crate::runtime::memory::check_memory;
+use crate::runtime::reused::{Reused, filled_again};
 
 /// The sums of one head's codes.
 pub(crate) struct Moments {

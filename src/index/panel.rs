@@ -10,11 +10,11 @@ use super::prepared::Numbers;
 use super::query::RowVisibility;
 use crate::error::Error;
 use crate::kernels::{Above, EDGES, Exp, LANES, LINE, Passing, SPLIT_KEYS, STEP, Simd};
-use crate::memory::room;
-use crate::recycled::held;
-use crate::scratch::with_scratch;
-use crate::threads;
-use crate::workspace::Scratch;
+use crate::runtime::memory::room;
+use crate::runtime::recycled::held;
+use crate::runtime::scratch::with_scratch;
+use crate::runtime::threads;
+use crate::runtime::workspace::Scratch;
 use half::bf16;
 
 /// Rows of fewer keys are searched alone.

@@ -3,9 +3,9 @@
 use super::frame::OwnFrame;
 use super::gram::{CodeError, Gram, norm};
 use super::moments::Moments;
-use crate::certified_sums::Compensated;
 use crate::kernels::{BIAS, Bytes, Coarse, STEP, Simd, Step};
-use crate::reused::Reused;
+use crate::numerics::certified_sums::Compensated;
+use crate::runtime::reused::Reused;
 
 /// The most that the absolute values of a query's numbers may add up to: times 127 it must be below 2^31.
 const MOST: f64 = 16_700_000.0;

@@ -13,10 +13,10 @@ use super::codes::Codes;
 use super::gram::{CodeError, GRAM_ROUNDING, U};
 use super::moments::Moments;
 use super::prepared::{Numbers, ratio};
-use crate::certified_sums::Compensated;
 use crate::error::Error;
 use crate::kernels::{BIAS, Bytes, Coarse, STEP, Simd};
-use crate::reused::{Reused, filled_again};
+use crate::numerics::certified_sums::Compensated;
+use crate::runtime::reused::{Reused, filled_again};
 
 /// Traces that a power of two brings near 1.
 const SIZES: std::ops::Range<f64> = 1e-200..1e200;

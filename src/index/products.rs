@@ -2,11 +2,11 @@
 
 use super::element::{Coded, for_coded_dtype, matrix};
 use crate::error::Error;
-use crate::interrupt;
 use crate::kernels::{DEPTH, Keys, Queries, SIDE, Simd};
-use crate::memory::{check_memory, filled, list, product};
 use crate::rows::Vectors;
-use crate::threads;
+use crate::runtime::interrupt;
+use crate::runtime::memory::{check_memory, filled, list, product};
+use crate::runtime::threads;
 use half::{bf16, f16};
 
 /// Panels of a task: they stay in a second-level cache.

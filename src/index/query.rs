@@ -2,8 +2,8 @@
 
 use crate::error::Error;
 use crate::kernels::{Element, Keys, LANES, Picked, Simd};
-use crate::reused::Reused;
-use crate::threads;
+use crate::runtime::reused::Reused;
+use crate::runtime::threads;
 
 /// Exact scores that are off by more say nothing.
 pub(super) const BLURRED: f64 = 300.0;

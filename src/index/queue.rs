@@ -1,7 +1,7 @@
 //! What is to be scored next: keys, or cells of them, in decreasing order of what bounds them.
 
-use crate::reused::Reused;
-use crate::sorting;
+use crate::numerics::sorting;
+use crate::runtime::reused::Reused;
 
 /// Keys that share bounds.
 #[derive(Debug, Clone, Copy)]

@@ -18,17 +18,17 @@ use super::search::{GROUP, UnitScratch};
 use super::threshold_search::ThresholdSearch;
 use super::threshold_state::{QueryScratch, Step};
 use super::visible::Visible;
-use crate::certified_sums::SplitSums;
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
-use crate::log_mass::LogMass;
-use crate::memory::{self, check_memory, check_memory_in_each, room};
-use crate::recycled::{self, Recycled, held};
-use crate::reused::Reused;
+use crate::numerics::certified_sums::SplitSums;
+use crate::numerics::log_mass::LogMass;
+use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{PerRow, Vectors};
-use crate::scale::nearest_rsqrt;
-use crate::scratch::Lent;
-use crate::threads;
+use crate::runtime::memory::{self, check_memory, check_memory_in_each, room};
+use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::reused::Reused;
+use crate::runtime::scratch::Lent;
+use crate::runtime::threads;
 
 /// What the keys of an index weigh beside those that are kept elsewhere, a row for each query.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -5,7 +5,7 @@ use super::moments::Moments;
 use super::prepared::Prepared;
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
-use crate::threads;
+use crate::runtime::threads;
 
 impl Codes<'_> {
     /// A query in bytes, with the moments of these codes.

@@ -16,15 +16,15 @@ use super::visible::Visible;
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::{LANES, Simd};
-use crate::memory::{self, check_memory, check_memory_in_each, room};
-use crate::recycled::{self, Recycled, held};
-use crate::reused::Reused;
+use crate::numerics::scale::nearest_rsqrt;
 use crate::rows::{PerRow, Vectors};
-use crate::scale::nearest_rsqrt;
-use crate::scratch::Lent;
+use crate::runtime::memory::{self, check_memory, check_memory_in_each, room};
+use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::reused::Reused;
+use crate::runtime::scratch::Lent;
+use crate::runtime::threads;
+use crate::runtime::workspace::Scratch;
 use crate::select::{Decision, Selection};
-use crate::threads;
-use crate::workspace::Scratch;
 use half::{bf16, f16};
 
 /// The sets found, and how.

@@ -6,9 +6,9 @@ use super::element::{for_coded_dtype, matrix};
 use super::key_index::{KeyIndex, worth_sharing};
 use crate::error::{Error, Place};
 use crate::kernels::Simd;
-use crate::memory::list;
 use crate::rows::Vectors;
-use crate::threads;
+use crate::runtime::memory::list;
+use crate::runtime::threads;
 use half::{bf16, f16};
 
 impl KeyIndex<'_> {

@@ -7,13 +7,13 @@ use super::parts::mass_upper_in_parts;
 use super::prepared::Prepared;
 use super::query::{BLURRED, Query, RowVisibility};
 use super::threshold_state::{Chosen, Cut, QueryScratch, Step, ThresholdState, merged};
-use crate::certified_sums::{self, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, Keys, LANES, Picked, Positions, Simd};
-use crate::log_mass::LogMass;
-use crate::memory;
-use crate::reused::Reused;
+use crate::numerics::certified_sums::{self, SplitSums};
+use crate::numerics::log_mass::LogMass;
 use crate::rows::Scores;
+use crate::runtime::memory;
+use crate::runtime::reused::Reused;
 use crate::select::Options;
 
 /// Rounds of choosing an edge.
@@ -459,7 +459,7 @@ pub(super) fn weight(key: f32, shift: f32) -> f64 {
 mod tests {
     use super::*;
     use crate::index::made::normal;
-    use crate::twofold::Twofold;
+    use crate::numerics::double_double::DoubleDouble;
 
     /// Products of whole numbers that nearly cancel, exact as integers: computed ones are as near as is said.
     #[test]
@@ -497,7 +497,7 @@ mod tests {
                             .sum();
                         // Times an f64, less the offset: a float of 106 bits beside what is judged.
                         let product =
-                            Twofold::sum(exact as f64, (exact - exact as f64 as i128) as f64);
+                            DoubleDouble::sum(exact as f64, (exact - exact as f64 as i128) as f64);
                         let real = product.times(scale).plus(-offset);
                         let off = real.plus(-score).high.abs();
                         assert!(off <= query.error, "{name} {dim} {scale}: {off:e}");

@@ -2,10 +2,10 @@
 
 use super::found::Found;
 use crate::kernels::Above;
-use crate::recycled::held;
-use crate::reused::Reused;
+use crate::runtime::recycled::held;
+use crate::runtime::reused::Reused;
+use crate::runtime::workspace::Scratch;
 use crate::select::Workspace;
-use crate::workspace::Scratch;
 
 /// Scratch for rows, one after another.
 #[derive(Debug, Default)]

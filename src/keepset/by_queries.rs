@@ -10,10 +10,10 @@ use super::source::{Seen, Source};
 use crate::certificate::Status;
 use crate::error::Error;
 use crate::kernels::Simd;
-use crate::memory::{check_memory, filled, product};
 use crate::rows::{PerRow, Stored};
+use crate::runtime::memory::{check_memory, filled, product};
+use crate::runtime::threads;
 use crate::select::{MaxKeep, Options};
-use crate::threads;
 use std::sync::OnceLock;
 
 /// Terms of products up to which one thread is faster than several.

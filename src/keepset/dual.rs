@@ -11,10 +11,10 @@
 //! again.
 
 use super::bound::crossing;
-use crate::ambient::asked_each;
 use crate::error::Error;
 use crate::kernels::{Panel, Simd, padded_stride};
-use crate::threads;
+use crate::runtime::ambient::asked_each;
+use crate::runtime::threads;
 
 /// Rows that a step changes at the most: those furthest from where they should be.
 const MOST_ROWS: usize = 64;

@@ -10,8 +10,8 @@ use super::block::{Block, Rounding};
 use crate::error::Error;
 use crate::index::{for_coded_dtype, matrix};
 use crate::kernels::{BESIDE, Simd};
-use crate::memory::{filled, product};
-use crate::threads;
+use crate::runtime::memory::{filled, product};
+use crate::runtime::threads;
 use half::{bf16, f16};
 use std::ops::Range;
 

@@ -33,10 +33,10 @@ pub use by_queries::keep_set_of_queries;
 
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::memory::check_memory;
 use crate::rows::Scores;
+use crate::runtime::memory::check_memory;
+use crate::runtime::threads;
 use crate::select::{Options, allowed_keys};
-use crate::threads;
 use frame::{Frame, ends};
 use rounds::Found;
 use scored::Scored;

@@ -2,12 +2,12 @@
 
 use super::frame::Frame;
 use super::source::Source;
-use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{MIXED, Panel, SUMMED, Simd, padded_stride};
-use crate::memory::{check_memory, room};
+use crate::numerics::certified_sums::{ErrorBound, SplitSums};
+use crate::runtime::memory::{check_memory, room};
+use crate::runtime::threads;
 use crate::select::RowWeights;
-use crate::threads;
 
 /// Relative error of a stored weight: three roundings to f32.
 const STORED: f64 = 1.0 / 4_194_304.0;

@@ -10,11 +10,11 @@ use super::source::{Limits, Source};
 use super::streamed::{LEAST_BUDGET, Narrow, Picked, Total};
 use crate::certificate::Certificate;
 use crate::error::Error;
-use crate::interrupt;
 use crate::kernels::{BESIDE, Simd, padded_stride};
 use crate::rows::{Keep, PerRow, Scores};
+use crate::runtime::interrupt;
+use crate::runtime::threads;
 use crate::select::{HIDDEN, RowWeights, certify_listed, weigh_row};
-use crate::threads;
 
 /// Rows that are scored together.
 const TOGETHER: usize = 16;

@@ -12,8 +12,8 @@ use super::repair::repair;
 use super::source::Source;
 use crate::certificate::Status;
 use crate::error::Error;
-use crate::interrupt;
-use crate::memory::{filled, list};
+use crate::runtime::interrupt;
+use crate::runtime::memory::{filled, list};
 
 /// Rows that may join in a round: as many as there are, within these limits.
 const JOIN: (usize, usize) = (16, 512);

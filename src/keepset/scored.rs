@@ -3,11 +3,11 @@
 use super::source::{Limits, Seen, Source};
 use crate::certificate::Certificate;
 use crate::error::Error;
-use crate::interrupt;
-use crate::memory::check_memory;
 use crate::rows::{Keep, PerRow, Scores};
+use crate::runtime::interrupt;
+use crate::runtime::memory::check_memory;
+use crate::runtime::threads;
 use crate::select::{self, RowWeights, certify_listed};
-use crate::threads;
 
 /// Scores weighed between two checks for an interrupt.
 const PORTION: usize = 1 << 24;

@@ -9,11 +9,11 @@ use super::bound::{Crossing, crossing};
 use super::dual::{Part, StepRule};
 use super::problem::{Best, Problem, Term};
 use super::walk::walk;
-use crate::ambient::asked_each;
 use crate::error::Error;
-use crate::interrupt;
 use crate::kernels::padded_stride;
-use crate::memory::check_memory;
+use crate::runtime::ambient::asked_each;
+use crate::runtime::interrupt;
+use crate::runtime::memory::check_memory;
 
 /// Weights in the largest sample.
 const SAMPLE: usize = 1 << 20;

@@ -5,8 +5,8 @@
 //! and a product and a sum round once. What is further below the largest than 708 becomes 0, and counts as flushed.
 
 use super::family::{Family, Laid};
-use crate::certified_sums::{ErrorBound, SplitSums, exp};
 use crate::kernels::{BESIDE, Given, LANES, ScaledExp, Simd};
+use crate::numerics::certified_sums::{ErrorBound, SplitSums, exp};
 
 /// Keys of a block: with these, and the products of a few queries, a second-level cache is half full.
 const BLOCK: usize = 512;

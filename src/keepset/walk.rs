@@ -2,11 +2,11 @@
 //! still afford, in several orders that differ by a little noise; and exchanges of single keys, which make room for more.
 
 use super::dual::{Part, SHARED};
-use crate::ambient::asked_each;
 use crate::error::Error;
 use crate::kernels::Scalar;
-use crate::memory::check_memory;
-use crate::threads;
+use crate::runtime::ambient::asked_each;
+use crate::runtime::memory::check_memory;
+use crate::runtime::threads;
 
 /// Walks over the contested keys.
 const TRIALS: u32 = 24;

@@ -7,7 +7,7 @@ use super::{
     Positions, RANKED, Scalar, ScaledBy, ScaledExp, Simd, TailTarget, Unscaled, WeightFn,
     WeightFnOf,
 };
-use crate::certified_sums;
+use crate::numerics::certified_sums;
 
 /// Deterministic scores: a Weyl sequence through a logistic quantile.
 fn scores(n: usize, spread: f64) -> Vec<f64> {

@@ -1,14 +1,14 @@
 //! How many entries of a row carry weight: those of probability at least `eps`, and the participation ratio.
 
-use crate::ambient::{self, asked, pieces, pieces_mut};
-use crate::certified_sums::{self, Compensated, ExactSum};
 use crate::error::Error;
 use crate::kernels::{LANES, ScaledExp, Simd};
-use crate::memory::{check_memory, filled, room};
+use crate::numerics::certified_sums::{self, Compensated, ExactSum};
+use crate::numerics::double_double::DoubleDouble;
+use crate::numerics::sorting;
 use crate::rows::{Scores, WeightKind, WideScores, drop_masked};
-use crate::sorting;
-use crate::threads;
-use crate::twofold::Twofold;
+use crate::runtime::ambient::{self, asked, pieces, pieces_mut};
+use crate::runtime::memory::{check_memory, filled, room};
+use crate::runtime::threads;
 use std::cmp::Ordering;
 
 use super::exponential::{exp, exp_m1, scaled};
@@ -182,10 +182,10 @@ impl Exponentials<'_> {
     /// differences are not lost beside 1.
     fn side(&self, key: f64, eps: f64) -> Side {
         let (mut near, mut faint, mut apart) = (0u32, 0u32, false);
-        let zero = Twofold::from(0.0);
+        let zero = DoubleDouble::from(0.0);
         let (mut sum, mut size) = (zero, zero);
         for &other in asked(self.keys) {
-            let difference = Twofold::sum(other, -key);
+            let difference = DoubleDouble::sum(other, -key);
             let x = scaled(difference, self.scale);
             if !x.high.is_finite() || x.high > 700.0 {
                 return Side::Open;
@@ -206,7 +206,7 @@ impl Exponentials<'_> {
             sum = sum.plus(term);
             size = size.plus(if term.high < 0.0 { term.negated() } else { term });
         }
-        let product = Twofold::product(eps, f64::from(near));
+        let product = DoubleDouble::product(eps, f64::from(near));
         if eps < f64::MIN_POSITIVE / f64::EPSILON {
             return Side::Open;
         }

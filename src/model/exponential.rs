@@ -2,37 +2,37 @@
 
 use std::f64::consts::LOG2_E;
 
-use crate::twofold::{LN2, ONE, Twofold, fast_two_sum};
+use crate::numerics::double_double::{DoubleDouble, LN2, ONE, fast_two_sum};
 
 /// Relative error below 2^-103.
-pub(super) fn scaled(x: Twofold, factor: f64) -> Twofold {
-    let high = Twofold::product(x.high, factor);
+pub(super) fn scaled(x: DoubleDouble, factor: f64) -> DoubleDouble {
+    let high = DoubleDouble::product(x.high, factor);
     let (high, low) = fast_two_sum(high.high, x.low.mul_add(factor, high.low));
-    Twofold { high, low }
+    DoubleDouble { high, low }
 }
 
-fn divided(x: Twofold, divisor: f64) -> Twofold {
+fn divided(x: DoubleDouble, divisor: f64) -> DoubleDouble {
     let first = x.high / divisor;
     let rest = (-first).mul_add(divisor, x.high) + x.low;
     let (high, low) = fast_two_sum(first, rest / divisor);
-    Twofold { high, low }
+    DoubleDouble { high, low }
 }
 
 /// `e^x - 1` for |x| <= 1/2; relative error below 2^-98.
-pub(super) fn exp_m1(x: Twofold) -> Twofold {
+pub(super) fn exp_m1(x: DoubleDouble) -> DoubleDouble {
     // The remainder after 29 terms is below 2^-29 / 30! < 2^-130, relative to x.
-    let term = |sum: Twofold, i: u32| ONE.plus(divided(x.times(sum), f64::from(i)));
+    let term = |sum: DoubleDouble, i: u32| ONE.plus(divided(x.times(sum), f64::from(i)));
     x.times((2..=29).rev().fold(ONE, term))
 }
 
 /// `e^x` for |x| <= 700; relative error below 2^-94.
-pub(super) fn exp(x: Twofold) -> Twofold {
+pub(super) fn exp(x: DoubleDouble) -> DoubleDouble {
     let k = (x.high * LOG2_E).round_ties_even();
     let value = ONE.plus(exp_m1(x.plus(scaled(LN2, -k))));
     // In two steps, because 2^k alone may be subnormal or overflow.
     let half = (k * 0.5).floor();
     let (first, second) = (2f64.powi(half as i32), 2f64.powi((k - half) as i32));
-    Twofold { high: value.high * first * second, low: value.low * first * second }
+    DoubleDouble { high: value.high * first * second, low: value.low * first * second }
 }
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ mod tests {
             let off = product.plus(-1.0);
             assert!((off.high + off.low).abs() < 2f64.powi(-92), "{x}");
         }
-        let small = Twofold::from(0.3);
+        let small = DoubleDouble::from(0.3);
         let off = ONE.plus(exp_m1(small)).plus(scaled(exp(small), -1.0));
         assert!(off.high.abs() < 2f64.powi(-96));
         // e = 2.718281828459045235360287471352662...

@@ -6,10 +6,10 @@
 //! its ends, and their mean weight is that of two Gauss points. What a run hides (the scatter of its members between its own ends)
 //! changes k by far less than one standard error. Draws are keyed by (seed, row), so that threads do not change them.
 
-use crate::certified_sums;
 use crate::error::{Error, Place};
-use crate::random::{GOLDEN, stirred};
-use crate::threads;
+use crate::numerics::certified_sums;
+use crate::numerics::random::{GOLDEN, stirred};
+use crate::runtime::threads;
 
 use super::gaussian::{check_eps, check_sigma};
 use super::normal::quantile;

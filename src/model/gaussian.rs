@@ -5,13 +5,13 @@
 //! (Tzachristas et al., arXiv 2512.07647, the Gaussian score model). It is a law for long rows: [`super::expected_k`] is the
 //! one for rows of finite length.
 
-use crate::ambient::asked;
-use crate::certified_sums::Compensated;
 use crate::error::{Error, Place};
-use crate::memory::{check_memory, check_memory_in_each, list};
+use crate::numerics::certified_sums::Compensated;
+use crate::numerics::sorting;
 use crate::rows::{Scores, WeightKind, WideScores, drop_masked};
-use crate::sorting;
-use crate::threads;
+use crate::runtime::ambient::asked;
+use crate::runtime::memory::{check_memory, check_memory_in_each, list};
+use crate::runtime::threads;
 
 use super::normal::{hazard, log_survival, quantile, survival};
 

@@ -5,10 +5,10 @@
 //! Naturally n^C-Sparse". That a window of `n^C` keys suffices is a claim of the later ones, by a summary of one of them,
 //! about their own model; this module computes with the law and claims nothing.
 
-use crate::certified_sums::Compensated;
 use crate::error::{Error, Place};
-use crate::memory::list;
-use crate::threads;
+use crate::numerics::certified_sums::Compensated;
+use crate::runtime::memory::list;
+use crate::runtime::threads;
 
 use super::student;
 

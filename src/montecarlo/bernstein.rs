@@ -1,7 +1,7 @@
 //! Empirical Bernstein bounds.
 
 use super::sample::{ROUNDED, Sample};
-use crate::certified_sums::Compensated;
+use crate::numerics::certified_sums::Compensated;
 
 /// With replacement Maurer and Pontil (COLT 2009), Theorem 4: `mean + sqrt(2 V ln(2/delta) / m) + 7 ln(2/delta) / (3 (m - 1))`,
 /// V the unbiased sample variance. Without replacement Bardenet and Maillard (2015), Theorem 4.3, one side of it:

@@ -15,7 +15,7 @@
 //! by four times that. The sum of these over the draws is what a capital must have beyond its target.
 
 use super::sample::Sample;
-use crate::certified_sums::Compensated;
+use crate::numerics::certified_sums::Compensated;
 
 /// The share of what may be staked at most.
 const STAKE: f64 = 0.75;

@@ -4,9 +4,9 @@ use super::sample::Sample;
 use super::{bernstein, betting, hoeffding};
 use crate::builders::builders;
 use crate::error::Error;
-use crate::memory::check_memory;
 use crate::names::names;
-use crate::threads;
+use crate::runtime::memory::check_memory;
+use crate::runtime::threads;
 
 /// Which confidence bound. It has a name:
 ///

@@ -16,14 +16,14 @@
 //! scores that exceed their bounds by a rounding.
 
 use super::population::{Fetch, Population};
-use crate::ambient::{self, asked, pieces};
-use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{Element, Exp, LANES, Scalar, Simd, Strided};
-use crate::memory::{check_memory, filled, list, room};
-use crate::random::Random;
+use crate::numerics::certified_sums::{self, Compensated, ErrorBound};
+use crate::numerics::random::Random;
 use crate::rows::{Keep, Scores, for_dtype};
-use crate::threads;
+use crate::runtime::ambient::{self, asked, pieces};
+use crate::runtime::memory::{check_memory, filled, list, room};
+use crate::runtime::threads;
 
 /// Positions that a draw has to look at.
 const BLOCK: usize = 256;

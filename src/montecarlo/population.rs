@@ -1,7 +1,7 @@
 //! What a tail is drawn from.
 
-use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::Error;
+use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 
 /// Computes the scores at some positions of a row, natural-log units, -inf where masked.
 pub type Fetch<'a> = dyn FnMut(&[usize]) -> Result<Vec<f64>, Error> + 'a;

@@ -1,6 +1,6 @@
 //! Values that were drawn, and what bounds their mean whatever was not.
 
-use crate::certified_sums::Compensated;
+use crate::numerics::certified_sums::Compensated;
 
 /// Covers the roundings of the few operations that a closed formula is made of, logarithm and square root included (each is
 /// off by a few 2^-53).

@@ -7,10 +7,10 @@ use super::sample::ROUNDED;
 use super::uniform::Uniform;
 use crate::builders::builders;
 use crate::error::{Error, Place};
-use crate::memory::{check_memory, check_memory_in_each, list, room};
-use crate::random::Random;
+use crate::numerics::random::Random;
 use crate::rows::{Keep, Kind, PerRow, Scores, StoredMask};
-use crate::threads;
+use crate::runtime::memory::{check_memory, check_memory_in_each, list, room};
+use crate::runtime::threads;
 
 /// What is asked of an estimate.
 ///

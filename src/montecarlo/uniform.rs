@@ -1,12 +1,12 @@
 //! Uniform draws from a row's tail, without replacement.
 
 use super::population::Population;
-use crate::ambient::{self, asked};
-use crate::certified_sums::{self, Compensated, ErrorBound};
 use crate::error::Error;
-use crate::memory::{filled, list};
-use crate::random::Random;
+use crate::numerics::certified_sums::{self, Compensated, ErrorBound};
+use crate::numerics::random::Random;
 use crate::rows::{Keep, Scores, WeightKind};
+use crate::runtime::ambient::{self, asked};
+use crate::runtime::memory::{filled, list};
 
 /// A row's tail in the order in which it will be drawn, as far as it has been drawn.
 pub(super) struct Uniform {

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{Scores, check_strides};
-use crate::ambient::{self, asked, pieces_mut};
 use crate::error::Error;
+use crate::runtime::ambient::{self, asked, pieces_mut};
 
 /// Which keys of each row are kept.
 ///

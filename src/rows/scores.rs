@@ -5,8 +5,8 @@ use super::mask::{Mask, StoredMask};
 use super::per_row::PerRow;
 use super::strides::contiguous;
 use crate::error::{Error, Place};
-use crate::memory::product;
 use crate::names::names;
+use crate::runtime::memory::product;
 
 /// What the stored numbers of a row mean.
 ///

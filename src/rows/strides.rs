@@ -1,7 +1,7 @@
 //! Where the rows of an array lie in its buffer.
 
 use crate::error::Error;
-use crate::memory::product;
+use crate::runtime::memory::product;
 
 /// C-contiguous strides, in elements, of the batch axes; too large ones stay too large for any buffer.
 pub(crate) fn contiguous(batch: &[usize], n: usize) -> Vec<usize> {

@@ -1,9 +1,9 @@
 //! Borrowed value vectors, and which of them a row of scores averages.
 
 use super::{Data, Scores, Stored, contiguous};
-use crate::ambient::{self, PIECE};
 use crate::error::{Error, Place};
-use crate::memory::{check_memory, product, room};
+use crate::runtime::ambient::{self, PIECE};
+use crate::runtime::memory::{check_memory, product, room};
 
 /// Borrowed values of shape `(..., n, d_v)`: one vector of `d_v` numbers per key; the last axis is contiguous.
 ///

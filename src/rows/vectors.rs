@@ -2,7 +2,7 @@
 
 use super::{Data, Stored, contiguous};
 use crate::error::{Error, Place};
-use crate::memory::product;
+use crate::runtime::memory::product;
 
 /// Borrowed vectors of shape `(..., n, d)`; the last axis is contiguous, the others may be strided.
 ///

@@ -11,7 +11,7 @@ use super::mask::MaskEntry;
 use super::{Number, Scores, StoredMask, Values, Vectors, contiguous};
 use crate::error::Error;
 use crate::kernels::Strided;
-use crate::memory::list;
+use crate::runtime::memory::list;
 
 /// The rows of a view along its last axis.
 fn rows<'a, T, D: Dimension>(

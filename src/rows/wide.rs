@@ -3,11 +3,11 @@
 use half::{bf16, f16};
 
 use super::{Kind, Scores, Stored, StoredMask};
-use crate::ambient::{self, PIECE, asked, pieces, pieces_mut};
 use crate::error::Error;
-use crate::memory::room;
-use crate::reused::{Reused, filled_again};
-use crate::twofold::{Twofold, two_sum};
+use crate::numerics::double_double::{DoubleDouble, two_sum};
+use crate::runtime::ambient::{self, PIECE, asked, pieces, pieces_mut};
+use crate::runtime::memory::room;
+use crate::runtime::reused::{Reused, filled_again};
 
 /// How a score becomes a weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -274,7 +274,8 @@ impl Scores<'_> {
 
     /// `scale * score + bias` in two parts, and the size of the larger term.
     fn biased(&self, score: f64, bias: f64) -> (Pair, f64) {
-        let Twofold { high: product, low: product_low } = Twofold::product(self.scale, score);
+        let DoubleDouble { high: product, low: product_low } =
+            DoubleDouble::product(self.scale, score);
         let (sum, lost) = two_sum(product, bias);
         let low = lost + product_low;
         let high = sum + low;

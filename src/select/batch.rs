@@ -7,15 +7,15 @@ use super::options::Options;
 use super::scratch::Workspace;
 use super::search_batch;
 use super::selection::Selection;
-use crate::ambient;
-use crate::certified_sums::CHUNK;
 use crate::error::Error;
-use crate::interrupt;
-use crate::memory::{check_memory, check_memory_in_each};
-use crate::recycled;
+use crate::numerics::certified_sums::CHUNK;
 use crate::rows::Scores;
-use crate::scratch::with_scratch;
-use crate::threads;
+use crate::runtime::ambient;
+use crate::runtime::interrupt;
+use crate::runtime::memory::{check_memory, check_memory_in_each};
+use crate::runtime::recycled;
+use crate::runtime::scratch::with_scratch;
+use crate::runtime::threads;
 
 /// Selects, for every row, the smallest set of keys whose dropped softmax mass is proven to be at most `eps`.
 ///

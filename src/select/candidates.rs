@@ -2,12 +2,12 @@
 
 use super::scratch::SearchScratch;
 use super::weight_fn::InvertibleWeightFn;
-use crate::ambient;
-use crate::certified_sums::{CHUNK, SplitSums};
 use crate::error::Error;
 use crate::kernels::{Bracket, Element, PartitionSums, Prefetch, Simd, WeightFn};
-use crate::memory::check_memory;
-use crate::threads;
+use crate::numerics::certified_sums::{CHUNK, SplitSums};
+use crate::runtime::ambient;
+use crate::runtime::memory::check_memory;
+use crate::runtime::threads;
 
 /// The scores that compete for a place, padded with masked entries, and what is kept beside them.
 #[derive(Debug, Clone, Copy)]

@@ -7,14 +7,14 @@ use super::scratch::{PerDtype, Workspace, grow, padded};
 use super::weight_fn::InvertibleWeightFn;
 use crate::builders::builders_of_defaults;
 use crate::certificate::{self, Certificate, Verdict};
-use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
-use crate::interrupt;
 use crate::kernels::{Element, Given, LANES, Scalar, Simd};
-use crate::memory::{check_memory, check_memory_in_each};
+use crate::numerics::certified_sums::{self, CHUNK, SplitSums};
 use crate::rows::{Keep, PerRow, Scores};
-use crate::scratch::with_scratch;
-use crate::threads;
+use crate::runtime::interrupt;
+use crate::runtime::memory::{check_memory, check_memory_in_each};
+use crate::runtime::scratch::with_scratch;
+use crate::runtime::threads;
 
 /// How kept sets are to be judged.
 ///

@@ -1,6 +1,6 @@
 //! What a kept set must satisfy.
 
-use crate::certified_sums::{ErrorBound, SplitSums};
+use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 
 /// Below such a budget it matters how many keys were flushed.
 pub(crate) const TINY_BUDGET: f64 = 1e-28;

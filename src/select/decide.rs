@@ -12,16 +12,16 @@ use super::scratch::{Forced, PerDtype, Workspace};
 use super::search_blocks;
 use super::selection::Decision;
 use super::weight_fn::InvertibleWeightFn;
-use crate::ambient;
-use crate::certified_sums::{self, CHUNK, Compensated, ExactSum, SplitSums};
 use crate::error::Error;
-use crate::exact_share::leaves_exactly;
 use crate::kernels::{Element, LANES, Piece, Positions, Simd, append_all};
-use crate::memory::{check_memory, room};
-use crate::order;
-use crate::reused::{Reused, filled_again};
-use crate::sorting;
-use crate::threads;
+use crate::numerics::certified_sums::{self, CHUNK, Compensated, ExactSum, SplitSums};
+use crate::numerics::exact_share::leaves_exactly;
+use crate::numerics::order;
+use crate::numerics::sorting;
+use crate::runtime::ambient;
+use crate::runtime::memory::{check_memory, room};
+use crate::runtime::reused::{Reused, filled_again};
+use crate::runtime::threads;
 
 impl SelectJob<'_> {
     pub(crate) fn row(

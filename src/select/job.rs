@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::constraints::{Constraints, DecideOn};
 use super::options::Options;
 use super::prepared::Source;
-use crate::certified_sums::ErrorBound;
 use crate::error::Error;
 use crate::kernels::{LANES, Prefetch, Simd, ask_for_huge_pages};
-use crate::memory::{room, within_limit};
+use crate::numerics::certified_sums::ErrorBound;
 use crate::rows::{PerRow, Scores, Stored, for_dtype};
+use crate::runtime::memory::{room, within_limit};
 
 /// One call's arguments.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! What is known of a row on both sides of a bracket.
 
-use crate::certified_sums::SplitSums;
 use crate::kernels::{PartitionSums, Scalar};
+use crate::numerics::certified_sums::SplitSums;
 
 /// What is known outside the bracket, and of it as a whole.
 #[derive(Debug, Clone, Copy)]

@@ -2,14 +2,14 @@
 
 use super::scratch::{PerDtype, Workspace, grow, padded, padded_for};
 use super::weight_fn::{InvertibleWeightFn, is_near};
-use crate::ambient;
-use crate::certified_sums::{CHUNK, ErrorBound};
 use crate::error::Error;
 use crate::kernels::{
     Element, Exp, Identity, LANES, Prefetch, Scalar, ScaledExp, Simd, Strided, Survey,
 };
+use crate::numerics::certified_sums::{CHUNK, ErrorBound};
 use crate::rows::{Kind, Scores, Stored, StoredMask, WeightKind, WideScores, for_dtype};
-use crate::threads;
+use crate::runtime::ambient;
+use crate::runtime::threads;
 
 /// One row, prepared.
 pub(crate) struct Prepared<'a, E: Element> {

@@ -4,9 +4,9 @@ use half::{bf16, f16};
 
 use crate::error::Error;
 use crate::kernels::{BATCH, BatchScratch, Bracket, Element, InDouble, LANES};
-use crate::memory::room;
-use crate::recycled::held;
-use crate::workspace::Scratch;
+use crate::runtime::memory::room;
+use crate::runtime::recycled::held;
+use crate::runtime::workspace::Scratch;
 
 /// Scratch for one thread. A row needs a copy of its scores (in its own dtype, and in f64 where a row is
 /// decided in f64), and scores and weights of the search's bracket, which is usually a small part of it. Where it is all of the

@@ -12,15 +12,15 @@ use super::scratch::{PerDtype, SearchScratch, Workspace};
 use super::search_row;
 use super::selection::{Decision, Selection};
 use super::weight_fn::InvertibleWeightFn;
-use crate::ambient;
 use crate::certificate::Status;
-use crate::certified_sums::{ErrorBound, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
     BATCH, Edge, Element, KeptSums, LANES, Positions, RANKED, Scalar, ScaledBy, Simd, Strided,
     TailTarget, Unscaled, WeightFnOf,
 };
+use crate::numerics::certified_sums::{ErrorBound, SplitSums};
 use crate::rows::{Kind, for_dtype};
+use crate::runtime::ambient;
 
 /// Rows up to this length are decided here, if nothing is special about them.
 const LONGEST: usize = 4096;

@@ -2,15 +2,15 @@
 
 use super::candidates::Candidates;
 use super::constraints::Constraints;
-use crate::ambient::{self, PIECE, asked};
-use crate::certified_sums::{Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
-use crate::exact_share::leaves_exactly;
 use crate::kernels::{Element, LANES, WeightFn};
-use crate::memory::check_memory;
-use crate::reused::{Reused, filled_again};
+use crate::numerics::certified_sums::{Compensated, ErrorBound, SplitSums};
+use crate::numerics::exact_share::leaves_exactly;
+use crate::numerics::sorting;
 use crate::rows::Scores;
-use crate::sorting;
+use crate::runtime::ambient::{self, PIECE, asked};
+use crate::runtime::memory::check_memory;
+use crate::runtime::reused::{Reused, filled_again};
 
 /// The blocks chosen.
 #[derive(Debug)]

@@ -15,13 +15,13 @@ use super::curve::{crossing, interpolate, values_between};
 use super::partition::{Known, Partition};
 use super::scratch::{SearchScratch, padded};
 use super::weight_fn::InvertibleWeightFn;
-use crate::certified_sums::{self, CHUNK, SplitSums};
 use crate::error::Error;
 use crate::kernels::{
     Element, GUESSABLE_SPAN, LANES, PIVOTS, PartitionSums, PivotSums, RANKED, Scalar, WeightFn,
     around, ranks_between, sample, values_around,
 };
-use crate::order::Ordered;
+use crate::numerics::certified_sums::{self, CHUNK, SplitSums};
+use crate::numerics::order::Ordered;
 
 /// Rows up to this length are weighed whole, once.
 const SHORT: usize = 1024;

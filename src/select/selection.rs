@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use super::constraints::Constraints;
 use crate::certificate::Status;
-use crate::certified_sums::SplitSums;
 use crate::error::Error;
 use crate::kernels::{Piece, append_all};
-use crate::memory::room;
-use crate::recycled::{self, Recycled, held};
+use crate::numerics::certified_sums::SplitSums;
 use crate::rows::Keep;
-use crate::threads;
+use crate::runtime::memory::room;
+use crate::runtime::recycled::{self, Recycled, held};
+use crate::runtime::threads;
 
 /// The sets kept, in compressed rows, with a certificate for each.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -3,11 +3,11 @@
 use super::prepared::{Prepared, Source, Visitor};
 use super::scratch::{PerDtype, Workspace};
 use super::weight_fn::InvertibleWeightFn;
-use crate::certified_sums::ErrorBound;
 use crate::error::Error;
 use crate::kernels::{Element, Scalar, Simd};
+use crate::numerics::certified_sums::ErrorBound;
 use crate::rows::Scores;
-use crate::scratch::with_scratch;
+use crate::runtime::scratch::with_scratch;
 
 /// What [`weigh_row`] says about the weights that it wrote.
 #[derive(Debug, Clone, Copy)]

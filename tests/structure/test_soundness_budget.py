@@ -56,7 +56,7 @@ NAMED = {
     "src/attention/sink.rs": ["MOST", "HELD"],
     "src/attention/thinned.rs": ["FLAT", "CAREFUL"],
     "src/attention/tile.rs": ["U", "SAFE"],
-    "src/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
+    "src/numerics/certified_sums.rs": ["U", "V", "LN2_HIGH", "LN2_LOW"],
     "src/index/codes/shrink.rs": ["STALE"],
     "src/index/codes.rs": ["OUTLYING"],
     "src/index/estimate.rs": ["USELESS"],
@@ -76,14 +76,14 @@ NAMED = {
     "src/kernels/index/split.rs": ["ONE", "STEP_OF_EXPONENT"],
     "src/kernels/isa/lanes.rs": ["POLYNOMIAL"],
     "src/kernels/row/candidates.rs": ["GUESSABLE_SPAN"],
-    "src/log_mass.rs": ["MOST"],
+    "src/numerics/log_mass.rs": ["MOST"],
     "src/rows/wide.rs": ["DEPTH", "UNSHIFTED", "COVERED"],
     "src/select/again.rs": ["WIDTH"],
     "src/select/constraints.rs": ["TINY_BUDGET"],
     "src/select/prepared.rs": ["FLAT", "HIGHEST"],
     "src/select/weight_fn.rs": ["FAR", "STEEP"],
     "src/select/weights.rs": ["HIDDEN"],
-    "src/twofold.rs": ["DOUBT", "LN2"],
+    "src/numerics/double_double.rs": ["DOUBT", "LN2"],
 }
 # Pieces of lines: what is aimed at and judged afterwards, and what keeps a divisor from 0.
 INLINE = {
@@ -102,7 +102,7 @@ INLINE = {
     "src/kernels/index/quantize.rs": [".max(f32::MIN_POSITIVE)"],
     "src/kernels/mixture.rs": ["L::F32::splat(f32::MIN_POSITIVE)"],
     "src/rows/wide.rs": ["{ 0.0 } else { *size * f64::EPSILON }"],
-    "src/twofold.rs": ["value < f64::MIN_POSITIVE"],
+    "src/numerics/double_double.rs": ["value < f64::MIN_POSITIVE"],
 }
 TOKEN = re.compile(
     r"\b\d[\d_.]*e-\d+|powi\(-\d+\)|f(?:32|64)::EPSILON|f(?:32|64)::MIN_POSITIVE"

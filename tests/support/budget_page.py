@@ -31,7 +31,7 @@ ELSEWHERE = {
     "PANEL_KEYS": ("src/kernels/attention/tile.rs", "BLOCK"),
     "PANEL_RUN": ("src/kernels/attention/tile.rs", "RUN"),
     "LANES": ("src/kernels/isa/lanes.rs", "LANES"),
-    "CHUNK": ("src/certified_sums.rs", "CHUNK"),
+    "CHUNK": ("src/numerics/certified_sums.rs", "CHUNK"),
     "U": ("src/attention/tile.rs", "U"),
     "GRAM_ROUNDING": ("src/index/gram.rs", "GRAM_ROUNDING"),
 }

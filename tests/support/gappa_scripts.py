@@ -17,7 +17,7 @@ from flint import arb, fmpq
 from budget_page import Budget, code
 
 LANES = "src/kernels/isa/lanes.rs"
-CHECKER = "src/certified_sums.rs"
+CHECKER = "src/numerics/certified_sums.rs"
 # Bits behind the point in which bounds and hypotheses are written.
 FINE = 100
 

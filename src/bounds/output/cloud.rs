@@ -4,7 +4,7 @@
 //! With c the mean (any vector would do; it is exact once it is stored) and e the common exponent, the stored point u of a
 //! value v satisfies `|2^-e (v - c) - u| <= 2^-53 |u|` per component, up to underflow.
 
-use crate::ambient::{asked, pieces, pieces_mut};
+use crate::runtime::ambient::{asked, pieces, pieces_mut};
 
 use super::rounding::{BLOCK, SUM, UP, V};
 use super::spectrum;
@@ -184,7 +184,7 @@ pub(super) struct Outline {
 pub(super) struct WeightedSum {
     block: Vec<f64>,
     in_block: usize,
-    sum: Vec<crate::certified_sums::Compensated>,
+    sum: Vec<crate::numerics::certified_sums::Compensated>,
 }
 
 impl WeightedSum {
@@ -192,7 +192,7 @@ impl WeightedSum {
         WeightedSum {
             block: vec![0.0; d],
             in_block: 0,
-            sum: vec![crate::certified_sums::Compensated::default(); d],
+            sum: vec![crate::numerics::certified_sums::Compensated::default(); d],
         }
     }
 
@@ -216,7 +216,7 @@ impl WeightedSum {
 
     pub(super) fn finish(mut self) -> Vec<f64> {
         self.flush();
-        self.sum.iter().map(crate::certified_sums::Compensated::value).collect()
+        self.sum.iter().map(crate::numerics::certified_sums::Compensated::value).collect()
     }
 }
 

@@ -9,12 +9,12 @@
 use super::cloud::{Cloud, WeightedSum, square};
 use super::rounding::{SUM, UP, V};
 use super::row::{Parted, Weighed};
-use crate::ambient::{self, asked};
-use crate::certified_sums::Compensated;
 use crate::error::Error;
-use crate::memory::filled;
-use crate::order;
-use crate::sorting;
+use crate::numerics::certified_sums::Compensated;
+use crate::numerics::order;
+use crate::numerics::sorting;
+use crate::runtime::ambient::{self, asked};
+use crate::runtime::memory::filled;
 
 /// Prefixes that may be certified in vain, where rounding leaves the running sums undecided: at least so many, and as many
 /// more as cost no more multiplications than this. After that only those are tried that the running sums themselves prove.

@@ -18,10 +18,10 @@
 
 use super::cloud::{Cloud, Outline, WeightedSum, square_distance};
 use super::rounding::{SUM, UP, V};
-use crate::ambient::asked;
-use crate::certified_sums::{self, Compensated, ErrorBound, SplitSums};
 use crate::error::Error;
+use crate::numerics::certified_sums::{self, Compensated, ErrorBound, SplitSums};
 use crate::rows::{Scores, WeightKind, WideScores};
+use crate::runtime::ambient::asked;
 
 /// Kept times dropped keys times components up to which all pairs are looked at.
 const PAIRS: usize = 1 << 20;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::{Chunk, Chunks, Part, Piece, Stored};
-use crate::ambient;
 use crate::error::Error;
 use crate::kernels::{BIAS, LANES, STEP};
-use crate::memory::list;
+use crate::runtime::ambient;
+use crate::runtime::memory::list;
 
 /// Memory for a group, for what is written to where a copy of the index has a part in the last one.
 pub(in crate::index) struct Spare(Chunk);

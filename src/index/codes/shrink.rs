@@ -9,10 +9,10 @@ use super::super::element::Coded;
 use super::super::fingerprint::Fingerprint;
 use super::super::gram::Gram;
 use super::{Codes, Refused};
-use crate::ambient;
 use crate::error::{Error, Place};
 use crate::kernels::{Keys, Simd};
-use crate::memory::list;
+use crate::runtime::ambient;
+use crate::runtime::memory::list;
 
 /// Keys that are read between two questions whether to go on.
 const PORTION: usize = 1 << 12;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::error::Error;
 use crate::kernels::{LANES, LINE, STEP};
-use crate::memory::{list, product};
+use crate::runtime::memory::{list, product};
 
 const VERSION: usize = 2;
 /// No reader of this format takes a longer one.

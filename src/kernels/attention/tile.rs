@@ -11,7 +11,7 @@ use crate::kernels::isa::{LANES, Lanes, Level};
 use crate::kernels::matrix::{Lent, product};
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::exp;
-use crate::reused::Reused;
+use crate::runtime::reused::Reused;
 
 /// Rows that are worked on together.
 pub(crate) const ROWS: usize = 4 * LANES;

@@ -6,8 +6,8 @@
 use super::encode::{BIAS, ROUND};
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, STEP};
 use crate::kernels::simd::{BytePass, Pass, Simd};
-use crate::recycled::held;
-use crate::workspace::Scratch;
+use crate::runtime::recycled::held;
+use crate::runtime::workspace::Scratch;
 
 /// Keys whose outer products are summed in integers.
 pub(crate) const PANEL: usize = 256;

@@ -18,7 +18,7 @@ use super::scan::{Coarse, Number};
 use crate::kernels::isa::{ByteDots, LANES, LINE, Lanes, Level, Single, ask_for};
 use crate::kernels::simd::{BytePass, Simd};
 use crate::kernels::weights::DEPTH;
-use crate::recycled::held;
+use crate::runtime::recycled::held;
 
 /// Keys at a time: so many groups are summed in f32.
 pub(crate) const SPLIT_KEYS: usize = DEPTH * LANES;

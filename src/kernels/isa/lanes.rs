@@ -9,7 +9,7 @@
 
 use half::{bf16, f16};
 
-use crate::order::Ordered;
+use crate::numerics::order::Ordered;
 
 /// Lanes per group, on every instruction set.
 pub(crate) const LANES: usize = 16;

@@ -3,10 +3,10 @@
 //! SAFETY: what is `unsafe` here asks for a CPU with the level's instructions, and for slices of whole groups; of the
 //! room behind a raw pointer it says what it asks for.
 
-use crate::certified_sums::CHUNK;
 use crate::kernels::isa::{Element, LANES, Lanes, LanesOf, Level, Scalar};
 use crate::kernels::simd::{Pass, Simd};
 use crate::kernels::weights::{DEPTH, Sum, WeightFn};
+use crate::numerics::certified_sums::CHUNK;
 
 /// A growing list of scores and their weights, padded so that whole groups can be read and written.
 #[derive(Debug, Default)]

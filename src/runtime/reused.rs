@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use crate::error::Error;
-use crate::memory::fill;
-use crate::recycled::held;
-use crate::scratch::at_once;
-use crate::workspace::Scratch;
+use crate::runtime::memory::fill;
+use crate::runtime::recycled::held;
+use crate::runtime::scratch::at_once;
+use crate::runtime::workspace::Scratch;
 
 /// A vector that leaves its memory to the next one of its type, on this thread or under the same
 /// [`Context`](crate::Context). It must not lie in scratch itself, which may be dropped where no scratch can be had.

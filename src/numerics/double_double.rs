@@ -22,71 +22,71 @@ pub(crate) fn fast_two_sum(a: f64, b: f64) -> (f64, f64) {
 
 /// An unevaluated sum of two floats, the first being that sum rounded.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Twofold {
+pub(crate) struct DoubleDouble {
     pub(crate) high: f64,
     pub(crate) low: f64,
 }
 
-pub(crate) const ONE: Twofold = Twofold { high: 1.0, low: 0.0 };
+pub(crate) const ONE: DoubleDouble = DoubleDouble { high: 1.0, low: 0.0 };
 /// ln 2 to 107 bits.
-pub(crate) const LN2: Twofold =
-    Twofold { high: std::f64::consts::LN_2, low: 2.319_046_813_846_299_6e-17 };
+pub(crate) const LN2: DoubleDouble =
+    DoubleDouble { high: std::f64::consts::LN_2, low: 2.319_046_813_846_299_6e-17 };
 /// More than the relative error of what is computed here.
 const DOUBT: f64 = 1.0 / (1u128 << 85) as f64;
 
 /// The first reciprocals: 1 / i at i, from 1 on.
-static RECIPROCALS: LazyLock<[Twofold; 44]> =
+static RECIPROCALS: LazyLock<[DoubleDouble; 44]> =
     LazyLock::new(|| std::array::from_fn(|i| if i == 0 { ONE } else { ONE.over(i as f64) }));
 
-impl From<f64> for Twofold {
+impl From<f64> for DoubleDouble {
     fn from(high: f64) -> Self {
-        Twofold { high, low: 0.0 }
+        DoubleDouble { high, low: 0.0 }
     }
 }
 
-impl Twofold {
+impl DoubleDouble {
     /// The exact sum of two floats, if it does not overflow.
     pub(crate) fn sum(a: f64, b: f64) -> Self {
         let (high, low) = two_sum(a, b);
-        Twofold { high, low }
+        DoubleDouble { high, low }
     }
 
     /// The exact product of two floats, unless its low part underflows.
     pub(crate) fn product(a: f64, b: f64) -> Self {
         let high = a * b;
-        Twofold { high, low: a.mul_add(b, -high) }
+        DoubleDouble { high, low: a.mul_add(b, -high) }
     }
 
-    pub(crate) fn plus(self, other: impl Into<Twofold>) -> Self {
+    pub(crate) fn plus(self, other: impl Into<DoubleDouble>) -> Self {
         let other = other.into();
         let (high, mut low) = two_sum(self.high, other.high);
         let (tail, lost) = two_sum(self.low, other.low);
         low += tail;
         let (high, low) = fast_two_sum(high, low);
         let (high, low) = fast_two_sum(high, low + lost);
-        Twofold { high, low }
+        DoubleDouble { high, low }
     }
 
     pub(crate) fn negated(self) -> Self {
-        Twofold { high: -self.high, low: -self.low }
+        DoubleDouble { high: -self.high, low: -self.low }
     }
 
-    pub(crate) fn times(self, other: impl Into<Twofold>) -> Self {
+    pub(crate) fn times(self, other: impl Into<DoubleDouble>) -> Self {
         let other = other.into();
-        let exact = Twofold::product(self.high, other.high);
+        let exact = DoubleDouble::product(self.high, other.high);
         let cross = self.high.mul_add(other.low, self.low * other.high);
         let (high, low) = fast_two_sum(exact.high, exact.low + cross);
-        Twofold { high, low }
+        DoubleDouble { high, low }
     }
 
-    pub(crate) fn over(self, other: impl Into<Twofold>) -> Self {
+    pub(crate) fn over(self, other: impl Into<DoubleDouble>) -> Self {
         let other = other.into();
         let first = self.high / other.high;
         let rest = self.plus(other.times(first).negated());
         let second = rest.high / other.high;
         let rest = rest.plus(other.times(second).negated());
         let (high, low) = fast_two_sum(first, second);
-        Twofold { high, low }.plus(rest.high / other.high)
+        DoubleDouble { high, low }.plus(rest.high / other.high)
     }
 
     /// A float that is not below the real number that this is computed for.
@@ -102,9 +102,9 @@ impl Twofold {
 }
 
 /// `2 atanh(f)` for |f| < .18: the terms left out are below 2^-109 of the first.
-fn twice_atanh(f: Twofold) -> Twofold {
+fn twice_atanh(f: DoubleDouble) -> DoubleDouble {
     let square = f.times(f);
-    let mut sum = Twofold::from(0.0);
+    let mut sum = DoubleDouble::from(0.0);
     for j in (0..=21).rev() {
         sum = sum.times(square).plus(RECIPROCALS[2 * j + 1]);
     }
@@ -123,13 +123,13 @@ pub(crate) fn split(value: f64) -> (f64, i32) {
 }
 
 /// `ln(a / b) + exponent ln 2` of positive numbers of ordinary size, accurate also where the result is next to 0.
-pub(crate) fn ln_ratio(a: Twofold, b: Twofold, exponent: i32) -> Twofold {
+pub(crate) fn ln_ratio(a: DoubleDouble, b: DoubleDouble, exponent: i32) -> DoubleDouble {
     let (mantissa, mut shift) = split(a.high / b.high);
     if mantissa > std::f64::consts::SQRT_2 {
         shift += 1;
     }
     let power = 2f64.powi(shift);
-    let b = Twofold { high: b.high * power, low: b.low * power };
+    let b = DoubleDouble { high: b.high * power, low: b.low * power };
     let rest = twice_atanh(a.plus(b.negated()).over(a.plus(b)));
     match exponent + shift {
         0 => rest,
@@ -138,7 +138,7 @@ pub(crate) fn ln_ratio(a: Twofold, b: Twofold, exponent: i32) -> Twofold {
 }
 
 /// `1 - e^{-x}` for 0 < x < 40.
-pub(crate) fn one_minus_exp(x: f64) -> Twofold {
+pub(crate) fn one_minus_exp(x: f64) -> DoubleDouble {
     let halvings = (x * std::f64::consts::LOG2_E).round_ties_even();
     let rest = LN2.times(halvings).plus(-x);
     // (e^rest - 1) / rest, where |rest| < .35; the terms left out are below 2^-125.
@@ -152,14 +152,14 @@ pub(crate) fn one_minus_exp(x: f64) -> Twofold {
     }
     let power = -2f64.powi(-(halvings as i32));
     let exp = grown.plus(ONE);
-    ONE.plus(Twofold { high: exp.high * power, low: exp.low * power })
+    ONE.plus(DoubleDouble { high: exp.high * power, low: exp.low * power })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn near(got: Twofold, high: f64, low: f64) {
+    fn near(got: DoubleDouble, high: f64, low: f64) {
         let miss = (got.high - high) + (got.low - low);
         assert!(miss.abs() <= 2f64.powi(-95) * high.abs(), "{got:?} is not {high} + {low}");
     }
@@ -168,12 +168,12 @@ mod tests {
     fn known_values_to_a_hundred_bits() {
         // mpmath at 60 digits: the float nearest, and what is left.
         near(
-            ln_ratio(Twofold::from(3.0), ONE, 0),
+            ln_ratio(DoubleDouble::from(3.0), ONE, 0),
             1.098_612_288_668_109_8,
             -9.071_297_235_001_53e-17,
         );
         near(
-            ln_ratio(ONE, Twofold::from(10.0), 0),
+            ln_ratio(ONE, DoubleDouble::from(10.0), 0),
             -std::f64::consts::LN_10,
             2.170_756_223_382_249_4e-16,
         );

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rayon::ThreadPool;
 
-use crate::ambient::{self, Ambient, CancelToken, Executor};
-use crate::workspace::Workspace;
+use crate::runtime::ambient::{self, Ambient, CancelToken, Executor};
+use crate::runtime::workspace::Workspace;
 
 /// Who works on calls, what stops them, and what memory they may use: whatever [`Context::run`] runs, every function of this
 /// crate that is called in it on the same thread keeps to it. What is found does not depend on it, bit for bit.

@@ -1,7 +1,7 @@
 //! What some keys weigh together, as the logarithm of the sum of e^score: so parts of one softmax that are computed apart, on
 //! other machines or from other evidence, are put together again.
 
-use crate::certified_sums::exp;
+use crate::numerics::certified_sums::exp;
 
 /// The two ends of an interval that holds the natural logarithm of a sum of e^score, in the scores' own units (nats).
 ///
@@ -15,10 +15,10 @@ use crate::certified_sums::exp;
 #[non_exhaustive]
 pub struct LogMass {
     /// It is not below this; negative infinity where there may be no weight at all.
-    #[cfg_attr(feature = "serde", serde(with = "crate::extended"))]
+    #[cfg_attr(feature = "serde", serde(with = "crate::numerics::extended"))]
     pub lower: f64,
     /// It is not above this.
-    #[cfg_attr(feature = "serde", serde(with = "crate::extended"))]
+    #[cfg_attr(feature = "serde", serde(with = "crate::numerics::extended"))]
     pub upper: f64,
 }
 
@@ -119,14 +119,14 @@ fn ln(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::twofold::Twofold;
+    use crate::numerics::double_double::DoubleDouble;
 
     #[test]
     fn ends_hold_what_they_are_of() {
         for sum in [5e-324, 1e-300, 0.3, 1.0, 2.5, 1e9, 1e300] {
             for at in [-1e6, -0.7, 0.0, 3.0, 1e12] {
                 let LogMass { lower, upper } = LogMass::of(sum, sum, at, 1e-9);
-                let real = Twofold::from(ln(sum)).plus(at).high;
+                let real = DoubleDouble::from(ln(sum)).plus(at).high;
                 assert!(lower < real - 0.9e-9 && real + 0.9e-9 < upper, "{sum} {at}");
                 assert!(upper - lower < 3e-9 + 1e-14 * (real.abs() + at.abs()) * 2.0);
             }

@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
-use crate::ambient;
-use crate::workspace::{MOST_IDLE, Scratch, Shelf, process};
+use crate::runtime::ambient;
+use crate::runtime::workspace::{MOST_IDLE, Scratch, Shelf, process};
 
 /// What a thread may keep for itself, of each kind.
 const SMALL: usize = 1 << 20;
@@ -101,7 +101,7 @@ fn on_this_thread<R>(what: impl FnOnce(&mut Shelf) -> R) -> Option<R> {
 mod tests {
     use super::*;
     use crate::Context;
-    use crate::workspace::Workspace;
+    use crate::runtime::workspace::Workspace;
 
     #[derive(Default)]
     struct Numbers(Vec<u8>);

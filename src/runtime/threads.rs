@@ -23,10 +23,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::ambient::{self, Ambient, Executor};
 use crate::error::Error;
-use crate::interrupt;
 use crate::kernels::{self, Gate};
+use crate::runtime::ambient::{self, Ambient, Executor};
+use crate::runtime::interrupt;
 
 /// More threads than any machine has cores is a mistake, and starting them could exhaust the system.
 const MOST_THREADS: usize = 4096;

@@ -8,10 +8,10 @@ use std::hint::black_box;
 use std::num::NonZero;
 use std::sync::OnceLock;
 
-use crate::ambient;
 use crate::error::Error;
 use crate::kernels::address_space_left;
-use crate::threads;
+use crate::runtime::ambient;
+use crate::runtime::threads;
 
 /// Less than this is not asked for beforehand: what little goes with every call would not fit either.
 const LITTLE: usize = 1 << 16;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use rayon::ThreadPool;
 
 use crate::error::Error;
-use crate::workspace::Workspace;
+use crate::runtime::workspace::Workspace;
 
 /// A flag that ends calls: those that run under a [`Context`](crate::Context) which was given it, on any thread, once it is raised.
 /// A clone is the same flag. It cannot be lowered.

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::ambient::{self, PIECE};
+use crate::runtime::ambient::{self, PIECE};
 
 /// Entries of which some are looked at to part a list.
 const SAMPLE: usize = 31;
@@ -10,7 +10,7 @@ const SAMPLE: usize = 31;
 const DEPTH: usize = 64;
 
 /// Sorts as `sort_unstable_by` does. Once the calls of this thread shall end it ends early, and the order is any
-/// ([`asked`](crate::ambient::asked)).
+/// ([`asked`](crate::runtime::ambient::asked)).
 pub(crate) fn sort<T: Copy>(list: &mut [T], compare: impl Fn(&T, &T) -> Ordering) {
     // Each parting leaves one part for later.
     let mut left = [(0, 0, 0); DEPTH + 1];

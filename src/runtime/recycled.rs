@@ -1,7 +1,7 @@
 //! Results whose memory the next call of a kind uses again.
 
-use crate::scratch::with_scratch;
-use crate::workspace::Scratch;
+use crate::runtime::scratch::with_scratch;
+use crate::runtime::workspace::Scratch;
 
 /// A result that can be emptied without giving its memory back.
 pub(crate) trait Recycled: Default + Send + 'static {

@@ -6,8 +6,8 @@
 
 use std::cell::Cell;
 
-use crate::ambient;
 use crate::error::Error;
+use crate::runtime::ambient;
 
 type Check = Box<dyn Fn() -> Result<(), Error>>;
 

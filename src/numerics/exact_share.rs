@@ -4,11 +4,11 @@
 //! with different rational exponents are linearly independent over the rationals (Lindemann and Weierstrass), so the difference of
 //! the tail and `eps` of all vanishes only level by level.
 
-use crate::certified_sums::is_share;
 use crate::error::Error;
-use crate::memory::room;
-use crate::reused::Reused;
-use crate::sorting;
+use crate::numerics::certified_sums::is_share;
+use crate::numerics::sorting;
+use crate::runtime::memory::room;
+use crate::runtime::reused::Reused;
 
 /// Whether a set leaves a tail mass of exactly `eps`, given each visible score with whether it is kept, and how many of how many are
 /// dropped.
