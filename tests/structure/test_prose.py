@@ -27,9 +27,10 @@ PLAIN_RUST: list[str] = []
 
 
 def prose(text: str) -> Iterator[str]:
-    """Yield the paragraphs and list items of a page, without code, tables, pictures and addresses."""
+    """Yield the paragraphs and list items of a page, without code, tables and pictures."""
     text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "code", text)
     text = re.sub(r"^(?:#.*|\|.*|[=-]{3,}|    .*)$", "", text, flags=re.M)
     text = re.sub(r"^ *(?:[*+-]|\d+\.) ", "\n", text, flags=re.M)
