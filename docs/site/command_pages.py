@@ -35,8 +35,7 @@ def page() -> str:
         "# Commands\n",
         f"{_plain(group.help)}\n",
         "Below is what `--help` says. [The command line](cli.md) has what all commands share: "
-        "[exit codes](cli.md#what-goes-where), [`--json`](cli.md#--json), "
-        "[configuration files](cli.md#configuration-files).\n",
+        "[exit codes](cli.md#output-and-exit-codes) and [`--json`](cli.md#--json).\n",
     ]
     sections = {name: _sections(group.get_command(parent, name), name, parent) for name in names}
     common = max((each["Common options"] for each in sections.values()), key=len)
