@@ -105,4 +105,5 @@ def test_the_lint_itself() -> None:
         ["z"],
     ]
     assert headings("Why\n---\n```sh\n# What\n```\n## B\n") == ["Why", "B"]
-    assert QUESTION.match("What it does") and not QUESTION.match("Whatever")
+    assert QUESTION.match("What it does")
+    assert not QUESTION.match("Whatever")
