@@ -20,9 +20,9 @@ class Shown:
     name: str
     title: str
     members: tuple[str, ...] = ()
-    """What is shown of it, by whole names, where that is not what the module declares public."""
+    """Whole names to show, where they are not the public names of the module."""
     about: str = ""
-    """What it is, where that is not what its docstring says."""
+    """Its description, where that is not its docstring."""
 
 
 # In the order of the site.
@@ -87,7 +87,7 @@ def place(module: Shown) -> str:
 
 
 def public_names(name: str) -> list[str]:
-    """What a module declares public: `__all__`, or else what it defines and does not hide."""
+    """Return the public names of a module: `__all__`, or its definitions without underscore."""
     tree = _tree(name)
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":

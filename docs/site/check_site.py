@@ -55,7 +55,7 @@ def external(site: Path) -> list[str]:
 
 
 def findings(site: Path) -> Iterator[str]:
-    """What is wrong, a line each."""
+    """Yield what is wrong, a line each."""
     pages = _pages(site)
     for name, page in pages.items():
         for address in page.loads:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Collected:
-    """What a command writes into the formatter of its help: sections of names and what they say."""
+    """Collect the sections that a command writes into the formatter of its help."""
 
     def __init__(self) -> None:
         self.sections: dict[str, list[tuple[str, str]]] = {}
@@ -35,8 +35,7 @@ def page() -> str:
         "# Commands\n",
         f"{_plain(group.help)}\n",
         "Below is what `--help` says. [The command line](cli.md) has what all commands share: "
-        "[exit codes](cli.md#what-goes-where), [`--json`](cli.md#--json), "
-        "[configuration files](cli.md#configuration-files).\n",
+        "[exit codes](cli.md#output-and-exit-codes) and [`--json`](cli.md#--json).\n",
     ]
     sections = {name: _sections(group.get_command(parent, name), name, parent) for name in names}
     common = max((each["Common options"] for each in sections.values()), key=len)
@@ -54,7 +53,7 @@ def page() -> str:
 
 
 def _sections(command: Any, name: str, parent: Any) -> dict[str, list[tuple[str, str]]]:
-    """What a command's help says of its arguments and options."""
+    """Return the sections of a command's help on its arguments and options."""
     said = _Collected()
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     command.format_options(context, said)

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site: pages made of other files, links that hold there."""
+"""Hooks of MkDocs that make pages of other files, and links that hold on the site."""
 
 from __future__ import annotations
 

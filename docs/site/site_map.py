@@ -1,4 +1,4 @@
-"""Which file of the repository is which page, and links between files as pages need them."""
+"""Map files of the repository to pages of the site, and links between files to links of pages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def place_of(path: str) -> str:
 
 
 def is_binary(path: Path) -> bool:
-    """Whether a file is to be taken as it is, not read."""
+    """Return whether a file is taken as it is, not read."""
     return path.suffix in {".safetensors", ".png", ".svg", ".npz", ".npy"}
 
 

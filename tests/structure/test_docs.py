@@ -1,7 +1,7 @@
 """What the pages show runs as it is shown, what they point at is there, and figures are right.
 
 Python blocks of a page run in their order, in one namespace and one empty folder, and so do `certk`
-commands; what a page takes for given is in GIVEN. TOML is the certk.toml of the commands below it.
+commands; what a page takes for given is in GIVEN.
 Rust blocks run in `cargo test --doc`.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,6 @@ def _caches() -> dict[str, Any]:
 
 def _readme() -> dict[str, Any]:
     _cache()
-    np.save("scores.npy", np.random.default_rng(0).standard_normal((4, 1000)))
     return {"folder": _saved_model(), "inputs": {"input_ids": _zoo().tokens(1, 12)}}
 
 
@@ -65,18 +63,14 @@ def _transformers() -> dict[str, Any]:
 # What a page takes for given: files in the folder it runs in, and names.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": _readme,
-    "docs/cli.md": _cache,
     "docs/python.md": _cache,
     "docs/report.md": _cache,
     "docs/start.md": _transformers,
     "docs/transformers.md": _transformers,
     "docs/howto/prune-directory.md": _caches,
     "docs/howto/transformers.md": _transformers,
-    "docs/windows.md": _cache,
-    "docs/inputs.md": _cache,
+    "docs/files.md": _cache,
 }
-# What a command is given beside the arguments shown, where it would take minutes.
-LONGER = {"certk reproduce -o experiments/": ["--brief", "gap-rules"]}
 
 
 def _zoo() -> Any:
@@ -113,7 +107,7 @@ def test_the_blocks_of_a_page_run(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
     try:
-        run_page(page, GIVEN.get(page, dict)(), LONGER)
+        run_page(page, GIVEN.get(page, dict)(), {})
     finally:
         if threads is not None:
             sys.modules["torch"].set_num_threads(threads)
@@ -192,20 +186,19 @@ def check_command(words: list[str], page: str) -> None:
         assert not word.startswith("-") or word in options, f"{page}: certk {' '.join(words)}"
 
 
-def test_the_map_names_every_file() -> None:
-    """A name that several files have is there as often as there are such files, or more often."""
+def test_the_map_names_the_folders_that_there_are() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    named = Counter(Path(name).name for name in re.findall(r"[\w/]+\.(?:rs|py)\b", page))
-    folders = ("src", "crates", "python", "docs/site", "packaging")
-    files = {file for folder in folders for file in (ROOT / folder).rglob("*.*")}
-    own = Counter(file.name for file in files if file.suffix in (".rs", ".py"))
-    alike = {"mod.rs", "lib.rs", "tests.rs", "__init__.py", "__main__.py"}
-    # The map says that each of these is an experiment.
-    experiments = (ROOT / "python" / "certk_rs" / "reproduce").glob("*.py")
-    own -= Counter(file.name for file in experiments)
-    missing = {name for name, count in own.items() if name not in alike and named[name] < count}
-    assert not missing
-    assert named.keys() <= {file.name for file in [*files, *(ROOT / "tests").rglob("*.*")]}
+    named = {name.rstrip("/") for name in re.findall(r"`([\w./-]+)/`", page)}
+    assert not [name for name in named if not (ROOT / name).is_dir()]
+    rooms = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src", "crates", "python/certk_rs")
+        for path in (ROOT / folder).iterdir()
+        if path.is_dir() and path.name != "__pycache__" and any(path.rglob("*.*"))
+    }
+    assert rooms <= named
+    files = {file.name for folder in ("src", "python") for file in (ROOT / folder).rglob("*.*")}
+    assert set(re.findall(r"`(\w+\.(?:rs|py))`", page)) <= files
 
 
 def test_the_page_of_a_package_has_no_links_that_lead_nowhere() -> None:
@@ -314,35 +307,6 @@ def test_gaussian_scores_keep_what_the_benchmarks_say() -> None:
         assert abs(100 * kept.k.mean() / 8192 - int(percent)) < 1
 
 
-def test_the_windows_of_the_example_are_as_the_page_says() -> None:
-    from certk_rs.jobs.window_recipe import window_recipes
-
-    [found] = window_recipes([EXAMPLE], 0.01)
-    fixed, power, certified = found.all.losses
-    assert says(
-        "docs/windows.md",
-        r"together\): C = ([\d.]+) \(([\d.]+) to ([\d.]+)\).* One k = (\d+) leaves ([\d.]+) % of "
-        r"the rows .* up to ([\d.]+); ([\d.]+) n\^([\d.]+) leaves ([\d.]+) % .* up to ([\d.]+); "
-        r"certified selection leaves none, and drops ([\d.]+) .* of ([\d.]+) and ([\d.]+)\.",
-    ) == [
-        *(f"{x:.3f}".lstrip("0") for x in (found.all.fit.C, found.all.fit.C_interval[0])),
-        f"{found.all.fit.C_interval[1]:.3f}",
-        f"{fixed.alpha:.0f}", f"{100 * fixed.over:.1f}", f"{fixed.worst_mass:.2f}".lstrip("0"),
-        f"{power.alpha:.3f}".lstrip("0"), f"{found.all.fit.C:.2f}".lstrip("0"),
-        f"{100 * power.over:.1f}", f"{power.worst_mass:.2f}".lstrip("0"),
-        *(f"{x.mean_mass:.4f}".lstrip("0") for x in (certified, fixed, power)),
-    ]  # fmt: skip
-    assert certified.over == 0
-    rules = [layer.adaptive for layer in found.layers]
-    least, most, low, high = says(
-        "docs/windows.md",
-        r"in (\d+) % to (\d+) % of the rows of a layer, .* by ([\d.]+) to ([\d.]+) t",
-    )
-    assert [f"{100 * f(r.holds for r in rules):.0f}" for f in (min, max)] == [least, most]
-    assert f"{min(r.factor for r in rules):.2f}" == low
-    assert f"{max(r.factor for r in rules):.1f}" == high
-
-
 def test_an_index_takes_what_the_page_says() -> None:
     assert says("docs/search.md", r"Memory: (d \+ 4) bytes per key") == ["d + 4"]
     for d, rounded in ((64, 64), (126, 128)):
@@ -361,7 +325,7 @@ def test_the_decoder_of_the_example_is_as_large_as_the_page_says(
 
     recipe = Recipe()
     layers, heads, kv_heads, millions = says(
-        "docs/transformers.md",
+        "docs/experiments.md",
         r"\((\d+) layers, (\d+) query and (\d+) key heads, ([\d.]+) million weights\)",
     )
     assert [recipe.layers, recipe.heads, recipe.kv_heads] == [

@@ -173,7 +173,7 @@ def test_weights_are_what_their_operations_lose() -> None:
         sums = 15 * unit
         side = BUDGET.value(f"{scalar}__side", {"n": arb(1), "chunks": arb(0)})
         assert side >= (1 + least) * (1 + sums) - 1
-    # What docs/certificates.md takes for one side of f32 rows of any length.
+    # One side of f32 rows of any length, in the sums over blocks.
     assert BUDGET.value("f32__side", {"n": arb(2) ** 32}) < 216 * arb(2) ** -24
 
 

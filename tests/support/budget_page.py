@@ -83,9 +83,10 @@ def rows(text: str | None = None) -> list[Row]:
     found = []
     for name, formula, standing, why in tables(text, ["term", "formula", "standing", "why"]):
         found.append(Row(*_code(name), *_code(formula), "", "", "", standing, why))
-    header = ["constant", "must be at least", "in the code", "ratio", "standing", "why"]
-    for name, formula, place, ratio, standing, why in tables(text, header):
+    header = ["constant", "must be at least", "in the code", "ratio", "why"]
+    for name, formula, place, ratio, why in tables(text, header):
         file, fragment = _code(place)
+        standing = "assumed" if why.startswith("assumed: ") else "proved"
         found.append(Row(*_code(name), *_code(formula), file, fragment, ratio, standing, why))
     return found
 

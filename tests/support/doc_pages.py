@@ -10,7 +10,6 @@ import re
 import shlex
 import types
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from repository import ROOT
@@ -73,7 +72,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> None:
-    """Run the Python and shell blocks of a page in the current folder, with TOML as its certk.toml.
+    """Run the Python and shell blocks of a page in the current folder.
 
     A text block is what the block before it prints, but for numbers: its lines are there in that
     order, and "..." stands for others.
@@ -101,10 +100,8 @@ def run_page(page: str, names: dict[str, Any], longer: dict[str, list[str]]) -> 
             printed = out.getvalue()
         elif block.language == "text":
             assert_printed(block.text, printed, where)
-        elif block.language == "toml" and block.text.startswith("[dependencies]"):
-            check_dependencies(block.text, where)
         elif block.language == "toml":
-            Path("certk.toml").write_text(block.text)
+            check_dependencies(block.text, where)
         elif block.language == "json":
             json.loads(block.text)
         else:
