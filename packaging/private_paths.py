@@ -47,7 +47,7 @@ def clean(wheel: Path, root: Path) -> None:
 
 
 def _bill(data: bytes, root: Path) -> bytes:
-    """A bill in which the folder of the sources is the name of the repository."""
+    """Return a bill in which the folder of the sources is the name of the repository."""
     bill = json.loads(data)
     # What differs from build to build.
     bill.pop("serialNumber", None)
@@ -84,7 +84,7 @@ def _record(data: bytes, changed: dict[str, bytes]) -> bytes:
 
 
 def found(archive: Path, root: Path) -> list[str]:
-    """The places in a wheel or an sdist that name a folder of this machine: `file: what`.
+    """Return the places in a wheel or an sdist that name a folder of this machine: `file: what`.
 
     A home of any machine counts, too, except in text, which may speak of one.
     """

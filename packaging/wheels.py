@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def build(target: str, out: Path) -> Path:
-    """The wheel for a target, without paths of this machine."""
+    """Build the wheel for a target, without paths of this machine."""
     own = out / target
     for old in own.glob("*.whl"):
         old.unlink()
@@ -62,7 +62,7 @@ def build(target: str, out: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """What the compiler is told beside the manifest."""
+    """Return the settings of the compiler that are not in the manifest."""
     rustc = os.environ.get("RUSTC", "rustc")
     sysroot = subprocess.run(
         [rustc, "--print", "sysroot"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -89,7 +89,7 @@ def remapped(cargo: str, sysroot: str) -> list[tuple[str, str]]:
 
 
 def commit_time() -> str:
-    """The time that files in the wheel have: that of the commit, or a certain one without git."""
+    """Return the time of files in the wheel: that of the commit, or a fixed one without git."""
     told = subprocess.run(
         ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -17,7 +17,7 @@ _NAME = re.compile(r"(?:(?:ck|certk_rs)\.|(?=\w+\.\w))([\w.]*\w)(?:\(.*\))?", re
 
 
 def known() -> set[str]:
-    """The whole names that have a place on a page."""
+    """Return the whole names that have a place on a page."""
     found = {each for module in MODULES for each in (module.name, *module.members)}
     for module in MODULES:
         if not module.members:
@@ -26,7 +26,7 @@ def known() -> set[str]:
 
 
 def linked(html: str, names: Set[str]) -> str:
-    """A page's HTML with references to these names, which mkdocs-autorefs then makes links."""
+    """Return a page's HTML with links to these names, which mkdocs-autorefs then makes links."""
 
     def link(match: re.Match[str]) -> str:
         name = _NAME.fullmatch(unescape(match["code"] or ""))

@@ -48,7 +48,7 @@ def _pages(site: Path) -> dict[str, _Page]:
 
 
 def external(site: Path) -> list[str]:
-    """The links that leave the site."""
+    """Return the links that leave the site."""
     return sorted(
         {link for page in _pages(site).values() for link in page.links if _elsewhere(link)}
     )

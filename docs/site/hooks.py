@@ -120,7 +120,7 @@ def _add_shown(files: Files, config: MkDocsConfig) -> None:
 
 
 def _section(nav: Any, title: str) -> list[Any]:
-    """The section of the navigation with this title, wherever it is."""
+    """Return the section of the navigation with this title."""
     for item in nav or ():
         if isinstance(item, dict):
             for name, inside in item.items():

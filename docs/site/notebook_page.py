@@ -9,7 +9,7 @@ from typing import Any
 
 
 def page(path: Path) -> tuple[str, dict[str, bytes]]:
-    """The text of the page, and the pictures beside it by their names."""
+    """Return the text of the page, and the pictures beside it by their names."""
     notebook = json.loads(path.read_text())
     parts: list[str] = []
     pictures: dict[str, bytes] = {}

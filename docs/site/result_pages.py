@@ -42,7 +42,7 @@ def results() -> list[Result]:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """The place and the text of each page, the list of all first."""
+    """Return the place and the text of each page, the list of all first."""
     found = results()
     yield "performance/index.md", _index(found)
     for each in found:

@@ -67,7 +67,7 @@ def is_binary(path: Path) -> bool:
 
 
 def targets(text: str, source: str) -> list[str]:
-    """The paths in the repository that a file points at."""
+    """Return the paths in the repository that a file points at."""
     found = list[str]()
 
     def note(part: str) -> str:
@@ -82,7 +82,7 @@ def targets(text: str, source: str) -> list[str]:
 
 
 def rewritten(text: str, source: str, page: str) -> str:
-    """A file's text with links that hold on its page."""
+    """Return a file's text with links that hold on its page."""
 
     def point(part: str) -> str:
         return _LINK.sub(lambda match: match[1] + _target(match[2], source, page), part)
@@ -97,7 +97,7 @@ def _around_links(text: str, change: Callable[[str], str]) -> str:
 
 
 def _path(target: str, source: str) -> str | None:
-    """The path in the repository that a link leads to; None if it leads elsewhere."""
+    """Return the path in the repository that a link leads to; None if it leads elsewhere."""
     if re.match(r"[a-z]+:|#", target):
         return None
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), target.partition("#")[0]))
@@ -112,7 +112,7 @@ def _target(target: str, source: str, page: str) -> str:
 
 
 def without_hidden(text: str) -> str:
-    """The text without the lines of Rust that rustdoc runs and does not show."""
+    """Return the text without the lines of Rust that rustdoc runs and does not show."""
 
     def shown(block: re.Match[str]) -> str:
         return re.sub(r"^# .*\n", "", block[0], flags=re.M)
@@ -121,7 +121,7 @@ def without_hidden(text: str) -> str:
 
 
 def linked(html: str, addresses: Mapping[str, str]) -> str:
-    """A page's HTML where the names of files that are pages (docs/files.md) are links to them.
+    """Return a page's HTML with links from the names of files that are pages (docs/files.md) to them.
 
     Args:
         html: What the page shows; names in code and in links are left as they are.
@@ -141,7 +141,7 @@ def linked(html: str, addresses: Mapping[str, str]) -> str:
 
 
 def spaced(text: str) -> str:
-    """The text with an empty line before each list, which MkDocs needs behind a paragraph."""
+    """Return the text with an empty line before each list, as MkDocs needs it."""
     lines, fenced, before = list[str](), False, ""
     for line in text.splitlines():
         fence = line.lstrip().startswith("```")

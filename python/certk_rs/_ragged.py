@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where rows of these lengths start, and the last one ends: (rows + 1,)."""
+    """Return the starts of rows of these lengths, and the end of the last: (rows + 1,)."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts

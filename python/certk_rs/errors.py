@@ -18,12 +18,12 @@ _EXTRAS = {
 
 
 def pip_install(extra: str) -> str:
-    """The command that installs what an extra needs, whether or not a clone is at hand."""
+    """Return the command that installs an extra, from a clone or without one."""
     return f"pip install {' '.join(repr(package) for package in _EXTRAS[extra])}"
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception of somebody else says, as one line; its class if it says nothing."""
+    """Return the message of a foreign exception as one line, or its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

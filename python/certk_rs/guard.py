@@ -1,4 +1,4 @@
-"""What is remembered of keys and values that were dropped: enough to prove what a later query lost.
+"""Codes and bounds of dropped keys and values, which prove the loss of each later query.
 
 A keep-set is certified for the queries it was chosen for. A `Guard` holds one byte an entry of
 every dropped key, with a bound on what these bytes leave out (docs/search.md), and a ball around
@@ -30,7 +30,7 @@ _ONE = 0x3F80
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What a guard proves of queries (heads, m), and what it would have fetched.
+    """Proven losses of queries (heads, m), and the keys to be fetched.
 
     Of the real-number softmax over the kept and the dropped keys, the dropped ones have a share of
     at most `lost`. Without those in `back` (positions in the text, ascending, for each kv head what
@@ -142,7 +142,7 @@ class Guard:
 
     @property
     def kv_heads(self) -> int:
-        """How many kv heads it guards."""
+        """Return the number of kv heads."""
         return len(self.positions)
 
     @property
@@ -208,7 +208,7 @@ class Guard:
         return Judged(found.lost_upper, found.tail_mass_upper, tuple(back))
 
     def moved(self, out: ArrayLike, lost: ArrayLike) -> NDArray[np.float64]:
-        """How far an output is from what it would be with the dropped keys, at most, (heads, m).
+        """Return a bound of each output's distance from that with the dropped keys, (heads, m).
 
         With o = (1 - t) o_kept + t o_dropped, and o_dropped in the ball around the dropped values,
         that is t (|out - c| + R), if `out` is o_kept; `attention`'s own bound comes on top.
@@ -226,7 +226,7 @@ class Guard:
         return moved
 
     def spare(self, out: ArrayLike, error: ArrayLike) -> NDArray[np.float64]:
-        """The share that dropped keys may have so that an output moves by at most `error`, below 1.
+        """Return the share of dropped keys at which an output moves by at most `error`, below 1.
 
         It holds for `out` and for what becomes of it where some of the dropped keys come back.
 
@@ -269,7 +269,7 @@ def guard_head(
 
 
 def others(kept: NDArray[Any], n: int) -> NDArray[np.int64]:
-    """The positions of n that are not kept."""
+    """Return the positions of n that are not kept."""
     left = np.ones(n, bool)
     if kept.size and (kept.ndim != 1 or kept.dtype.kind not in "iu"):
         raise CertkError(f"kept has shape {kept.shape} and dtype {kept.dtype}: pass positions")

@@ -96,7 +96,7 @@ class KeyIndex:
 
     @property
     def dtype(self) -> str:
-        """What the keys are stored in: "float32", "float16" or "bfloat16"."""
+        """The dtype of the keys: "float32", "float16" or "bfloat16"."""
         return self._index.dtype
 
     @property
@@ -218,7 +218,7 @@ class KeyIndex:
         mask: ArrayLike | None = None,
         threads: int | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What the keys weigh together by their codes alone: no key is read.
+        """Bound the log mass of all keys by their codes alone: no key is read.
 
         Args:
             q: As in `search`.
@@ -282,7 +282,7 @@ class KeyIndex:
     def _weighing(
         self, q: ArrayLike, scale: object, lengths: object, mask: object, threads: object
     ) -> tuple[NDArray[Any], tuple[NDArray[Any], str], tuple[Any, ...]]:
-        """A call's queries, and these and what is said of rows as `_native` takes them."""
+        """Return a call's queries, and these and the row options as `_native` takes them."""
         array, dtype = coerce.as_native_floats("q", q)
         batch = array.shape[:-1]
         seen = None
@@ -418,7 +418,7 @@ class KeyIndex:
         return stacked
 
     def _given(self, keys: ArrayLike | None) -> tuple[NDArray[Any], str] | None:
-        """The keys of a call, or else the kept ones."""
+        """Return the keys of a call, or else those of the index."""
         if keys is None:
             return None if self._kept is None else (self._kept, self.dtype)
         return _as_native_keys(keys)

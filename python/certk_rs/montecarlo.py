@@ -148,7 +148,7 @@ def tail_mass(
 
 @dataclass(frozen=True)
 class Drawing:
-    """How tails are drawn from, in the words of `tail_mass`."""
+    """Options of drawing from tails, named as in `tail_mass`."""
 
     delta: float
     draws: int

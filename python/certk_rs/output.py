@@ -1,4 +1,4 @@
-"""What dropping keys does to the output of attention: proven bounds, and a budget on them."""
+"""Output error of dropped keys: proven bounds, and sets within a budget on them."""
 
 from __future__ import annotations
 

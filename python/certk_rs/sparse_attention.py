@@ -51,7 +51,7 @@ class ValueBall:
         self._native.append(coerce.as_native_floats("v", values))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A ball and its copy, also one by `copy.copy`, grow apart."""
+        """Copy the ball: it and its copy then grow independently."""
         return ball_of_parts, (*self._native.parts(), self._batch)
 
     @property
@@ -169,7 +169,7 @@ def attention(
 
 
 def ball_of_parts(shape: list[int], heads: list[NDArray[np.float64]], batch: _Shape) -> ValueBall:
-    """The ball that was pickled, or saved."""
+    """Restore a pickled or saved ball."""
     ball = object.__new__(ValueBall)
     ball._native, ball._batch = _native.ValueBall.of_parts(shape, heads), batch
     return ball

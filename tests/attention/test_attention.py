@@ -41,7 +41,7 @@ def widened(out: Any) -> np.ndarray:
 
 
 def visible(shape: tuple[int, ...], n: int, causal: bool, lengths: Any, mask: Any) -> np.ndarray:
-    """Which keys each row sees, shape (*shape, n)."""
+    """Return the keys that each row sees, shape (*shape, n)."""
     seen = np.ones((*shape, n), dtype=bool)
     if causal:
         seen &= np.arange(n) <= np.arange(shape[-1])[:, None] + n - shape[-1]
@@ -542,7 +542,7 @@ def test_the_ends_of_the_range(dtype: str) -> None:
 
 
 def test_scores_beyond_all_precision() -> None:
-    """Where float64 cannot tell scores apart all is kept, and the bound says what is known."""
+    """All keys are kept if float64 cannot tell scores apart; the bound still holds."""
     rng = np.random.default_rng(17)
     q, k, v = (rng.standard_normal(s) for s in ((3, 8), (100, 8), (100, 4)))
     result = ck.attention(q * 1e12, k * 1e12, v, 0.1)

@@ -32,7 +32,7 @@ CLOSE = LD(1e-13)
 
 @dataclass
 class Real:
-    """What real attention is, row by row: axes (..., m), keys behind them."""
+    """Exact attention row by row: axes (..., m), keys behind them."""
 
     weights: np.ndarray
     """Shares of the whole softmax, that of the sink included."""
@@ -43,7 +43,7 @@ class Real:
 
 
 def rows_seen(shape: tuple[int, ...], n: int, sight: dict[str, Any]) -> np.ndarray:
-    """Which keys each row sees, (*shape, n)."""
+    """Return the keys that each row sees, (*shape, n)."""
     m, at = shape[-1], np.arange(n)
     seen = np.ones((*shape, n), bool)
     if sight.get("causal"):
@@ -114,7 +114,7 @@ def revealed(q: Any, k: Any, eps: Any, **options: Any) -> tuple[ck.AttentionResu
 
 
 def check_kept(found: ck.AttentionResult, kept: np.ndarray, real: Real, eps: Any) -> None:
-    """What is said of a row whose kept keys are known."""
+    """Check all that is reported of a row whose kept keys are known."""
     assert not (kept & ~real.seen).any()
     assert (kept.sum(axis=-1) <= found.k).all()
     tail = np.where(kept, 0, real.weights).sum(axis=-1)

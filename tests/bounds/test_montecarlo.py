@@ -42,7 +42,7 @@ def bounds(values: Any, population: int | None, delta: float, method: str) -> An
 
 
 def missed(ends: Any, mean: Fraction) -> tuple[int, int]:
-    """How many lower and upper ends are on the wrong side of the exact mean."""
+    """Count the lower and upper ends on the wrong side of the exact mean."""
     low, high = ends
     wrong_low = sum(Fraction(v) > mean for v in np.unique(low) for _ in range((low == v).sum()))
     wrong_high = sum(Fraction(v) < mean for v in np.unique(high) for _ in range((high == v).sum()))

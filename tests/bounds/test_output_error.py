@@ -74,7 +74,7 @@ class Row:
 
 
 def above(bound: float, squared: arb) -> bool:
-    """Whether bound >= the square root, certainly."""
+    """Return True if bound >= the square root for certain."""
     with Precision(4 * BITS):
         return bool(bound == np.inf) or bool(arb(float(bound)) ** 2 >= squared.upper()) or (
             bound == 0.0 and squared.contains(0)
@@ -82,7 +82,7 @@ def above(bound: float, squared: arb) -> bool:
 
 
 def formulas(row: Row) -> dict[str, float]:
-    """What the forms are in float64, and how large the terms are that rounding is relative to."""
+    """Return the forms in float64, and the size of the terms that rounding is relative to."""
     with Precision(BITS):
         weight = np.array([float(w) for w in row.weights()])
     values = np.where((weight > 0)[:, None], row.values.astype(np.float64), 0.0)

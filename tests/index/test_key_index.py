@@ -398,7 +398,7 @@ def test_what_a_quantised_query_leaves_out_is_in_the_bounds() -> None:
 
 
 def decoded(index: ck.KeyIndex) -> tuple[Array, tuple[Array, ...]]:
-    """What the codes of an index of (n, d), not turned, stand for, and its parts."""
+    """Return the vectors that an index of (n, d) stores, not rotated, and its parts."""
     n, d = index.shape
     parts = tuple(np.asarray(part) for part in index._index.parts()[0])
     steps = -(-d // 4)
@@ -511,7 +511,7 @@ def test_a_search_that_is_cut_short_says_what_is_proven() -> None:
 def test_keys_without_codes_are_scored_up_to_the_limit_only(
     rule: Any, k: int | None, over: Any
 ) -> None:
-    """Where the limit leaves a key that nothing bounds, nothing is proven."""
+    """Nothing is proven if the limit leaves a key without a bound."""
     rng = np.random.default_rng(4)
     keys = rng.standard_normal((400, 8)).astype(np.float32)
     keys[::80] *= 300

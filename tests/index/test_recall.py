@@ -1,4 +1,4 @@
-"""What keys weigh by their codes alone, and which of them a row must have back, against Arb.
+"""Masses by codes alone, and the keys that a row must have back, against Arb.
 
 The oracle shares no code with the library: scores are integers times one power of two, and sums of
 their exponentials are Arb balls.
@@ -58,7 +58,7 @@ def mass(scores: Any, top: Fraction) -> arb:
 
 
 def holds(lower: float, real: arb, upper: float) -> bool:
-    """Whether it is not proven that the interval leaves the number out."""
+    """Return False if the interval provably leaves the number out."""
     return not (arb(lower) > real) and not (arb(upper) < real)
 
 

@@ -81,7 +81,7 @@ class Real:
 
 
 def sights(rng: Rng, rows: tuple[int, ...], n: int) -> dict[str, Any]:
-    """What rows see, at random."""
+    """Return random visibilities of rows."""
     options: dict[str, Any] = {"causal": bool(rng.random() < 0.4)}
     if rng.random() < 0.5:
         options["lengths"] = rng.integers(0, n + 1, rows)
@@ -165,7 +165,7 @@ def test_many_indexes_that_grow() -> None:
 @pytest.mark.parametrize("over", ["cells", "both"])
 @pytest.mark.parametrize("rule", ["mass", "gap", "top_k"])
 def test_cells_are_made_anew_after_each_append(over: Any, rule: Any) -> None:
-    """What is appended lies where the queries look; the last cell was short and is filled up."""
+    """Appended keys lie in the direction of the queries, and fill the last short cell."""
     rng, d = np.random.default_rng(9), 16
     heads, rows = (2,), (4, 3)
     keys = clustered(rng, heads, 100, d).astype(np.float32)

@@ -15,7 +15,7 @@ EPS = 0.03
 
 
 def seen_by(shape: tuple[int, ...], n: int, options: dict[str, Any]) -> Array:
-    """Which keys each row sees, worked out again: (..., m, n)."""
+    """Compute anew the keys that each row sees: (..., m, n)."""
     position = np.arange(n)
     m = shape[-1]
     seen = np.ones((*shape, n), bool)

@@ -50,7 +50,7 @@ def exact_scores(queries: Array, keys: Array, scale: float) -> tuple[Array, Frac
 
 
 def inside(scores: Array, unit: Fraction, kept: Array, lower: float, upper: float) -> bool:
-    """Whether the real tail mass lies in `[lower, upper]`."""
+    """Return True if the real tail mass lies in `[lower, upper]`."""
     if kept.all():
         return lower == 0.0 <= upper
     if not kept.any():
@@ -477,7 +477,7 @@ def test_scores_that_overflow_are_not_masks(eps: float) -> None:
 
 @pytest.mark.parametrize("scale", [1e12, 1e16, 1e20, -1e30, 1e300])
 def test_scores_beyond_f64_keep_everything(scale: float) -> None:
-    """Where products in f64 say nothing, all keys are kept; there is no error of a radius."""
+    """All keys are kept if products in f64 decide nothing; no error of a radius is raised."""
     rng = np.random.default_rng(5)
     case = one(rng.normal(size=(30, 8)), rng.normal(size=8) * 1e3, scale, 0.1)
     check(case, search(case))

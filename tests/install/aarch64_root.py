@@ -92,7 +92,7 @@ def debian_python(packages: Path, root: Path) -> Path:
 
 
 def for_aarch64(version: str) -> list[str]:
-    """What tells pip to install for that Python on that machine."""
+    """Return the options of pip for that Python on that machine."""
     tags = ("manylinux2014", "manylinux_2_27", "manylinux_2_28")
     arguments = ["--only-binary=:all:", *(f"--platform={tag}_aarch64" for tag in tags)]
     arguments += [f"--python-version={version}", "--implementation=cp", "--abi=abi3"]

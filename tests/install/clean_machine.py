@@ -1,4 +1,4 @@
-"""What a wheel is tried in: environments outside the repository, and what runs there."""
+"""Environments outside the repository, in which a wheel is tried."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Clean:
         self.run("python", "-m", "pip", "install", "--quiet", *arguments)
 
     def takes(self, wheel: Path) -> bool:
-        """Whether pip would install a wheel here."""
+        """Return True if pip would install a wheel here."""
         command = [str(self.bin / "python"), "-m", "pip", "install", "--quiet", "--dry-run"]
         command += ["--no-deps", "--no-index", str(wheel)]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def run(self, program: str, *arguments: str) -> str:
-        """What a program of the environment prints; anything but exit code 0 ends this process."""
+        """Run a program of the environment and return its output; a failure ends this process."""
         suffix = ".exe" if os.name == "nt" else ""
         return run([str(self.bin / (program + suffix)), *arguments], self.folder)
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
-    """What a command prints, run in a folder; any exit code but 0 ends this process."""
+    """Run a command in a folder and return its output; an exit code but 0 ends this process."""
     held = {
         k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "CERTK"))
     }

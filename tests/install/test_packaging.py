@@ -1,4 +1,4 @@
-"""What is done to archives before they are published, and what the manifests promise of them."""
+"""Archives before they are published, and promises of the manifests."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def packages() -> Iterator[tuple[str, str | None, str | None]]:
 
 
 def permitted(expression: str, names: set[str]) -> bool:
-    """Whether names that are allowed satisfy an expression of SPDX."""
+    """Return True if allowed names satisfy an expression of SPDX."""
     expression = expression.replace("/", " OR ")
     words = re.findall(r"\(|\)|[\w.+-]+(?: WITH [\w.-]+)?", expression)
     logic = {"AND": "and", "OR": "or", "(": "(", ")": ")"}

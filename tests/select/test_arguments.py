@@ -1,4 +1,4 @@
-"""What the arguments beside the scores may be, and how they are refused by name."""
+"""Arguments beside the scores: permitted forms, and refusals by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be handed in: every array that holds real numbers, in place or copied, and nothing else.
+"""Every array of real numbers is read, in place or copied, and nothing else.
 
 Each accepted form must give the bits that a plain C-ordered array of the same values gives.
 """

@@ -223,7 +223,7 @@ def test_values_out_of_range() -> None:
 
 
 def test_min_keep_above_max_keep_in_every_form() -> None:
-    """What cannot be kept to is an error, whichever way the limit is given; the row is named."""
+    """An unsatisfiable limit is an error that names the row, in every form of the limit."""
     torch = pytest.importorskip("torch")
     import certk_rs.torch as ct
 

@@ -19,7 +19,7 @@ LONG = np.broadcast_to(
 
 
 def cancelled(call: Callable[[], object]) -> BaseException | None:
-    """What a call of another thread raises that is cancelled while it is under way."""
+    """Return the exception of a call that another thread cancels while it is under way."""
     token, raised = _native.Cancellation(), list[BaseException]()
     began = threading.Event()
 

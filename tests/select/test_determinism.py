@@ -136,7 +136,7 @@ def test_any_chunking_of_the_rows(seed: int) -> None:
 
 
 def test_any_order_of_calls() -> None:
-    """What was computed before leaves no trace (scratch memory is reused between calls)."""
+    """Earlier calls leave no trace, though scratch memory is reused between calls."""
     some = [make_case(seed, 20, 300, options=seed % 2 == 1) for seed in range(6)]
     first = [results(case, 1) for case in some]
     assert [results(case, 2) for case in reversed(some)][::-1] == first

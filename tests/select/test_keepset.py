@@ -70,7 +70,7 @@ def forced(case: Case, truth: Truth) -> np.ndarray:
 
 
 def proven(case: Case, truth: Truth, ks: Any) -> bool:
-    """Whether the mixture with the reported weights proves the lower bound, rounding aside.
+    """Return True if the mixture with the reported weights proves the lower bound, rounding aside.
 
     A feasible set leaves at most sum_j y_j eps_j of c = sum_j y_j P_j, so it is larger than any
     number of the best keys that leaves more. Needed without weights: the forced keys, every key
@@ -460,7 +460,7 @@ def test_many_rows_against_all_subsets(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_limit_on_the_size_of_many_rows(seed: int) -> None:
-    """Where `max_keep` bites, the worst row counts; where it does not, nothing changes."""
+    """A binding `max_keep` minimises the worst row; another changes nothing."""
     few = replace(small_case(seed), causal_offset=None)
     case = often(few, seed)
     free = solve(case)

@@ -61,7 +61,7 @@ def judge(
     ks: Any, queries: np.ndarray, keys: np.ndarray, eps: np.ndarray, scale: float,
     offset: int | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """What must hold of any answer; the exact weights of all rows are returned."""
+    """Check all that must hold of any answer; return the exact weights of all rows."""
     heads, m, _ = queries.shape
     n = keys.shape[1]
     scores = scores_of(queries, keys)
@@ -179,7 +179,7 @@ def test_the_same_as_from_scores(heads: int, m: int, n: int) -> None:
 
 
 def proves(ks: Any, scores: np.ndarray, eps: float) -> bool:
-    """Whether the reported weights, and nothing else, prove the lower bound."""
+    """Return True if the reported weights alone prove the lower bound."""
     weights = ks.weights.reshape(-1)
     say = np.flatnonzero(weights)
     share = np.exp(scores[say] - scores[say].max(axis=1, keepdims=True))
@@ -190,7 +190,7 @@ def proves(ks: Any, scores: np.ndarray, eps: float) -> bool:
 
 
 def test_an_audit_confirms_every_interval() -> None:
-    """What other arithmetic reports in float64 lies inside, also where f32 decided."""
+    """Masses in float64 by other arithmetic lie inside the intervals, also where f32 decided."""
     rng = np.random.default_rng(3)
     queries, keys = window(rng, 2, 200, 600, 32)
     eps = np.full(400, 0.03)

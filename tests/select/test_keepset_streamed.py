@@ -99,7 +99,7 @@ def native(vectors: Vectors, eps: Any, **more: Any) -> Any:
 
 
 def dictated(vectors: Vectors, first: int, last: int, eps: Any, offset: int | None = None) -> Any:
-    """What all rows lose to a set of the first and the last keys; only the last row is counted."""
+    """Return the losses of all rows to a set of the first and the last keys."""
     counted = np.zeros(len(vectors[0]), dtype=bool)
     counted[-1] = True
     return native(
@@ -109,7 +109,7 @@ def dictated(vectors: Vectors, first: int, last: int, eps: Any, offset: int | No
 
 
 def width(ks: Any) -> np.ndarray:
-    """How wide the intervals are, relative to their upper ends."""
+    """Return the widths of the intervals relative to their upper ends."""
     upper, lower = ks.tail_mass_upper.reshape(-1), ks.tail_mass_lower.reshape(-1)
     return np.asarray((upper - lower) / np.maximum(upper, 1e-300))
 

@@ -223,7 +223,7 @@ def test_additive_masks_that_cancel_the_score() -> None:
 def test_additive_masks_too_large_are_refused_or_right(
     scores: list[float], mask: list[float], scale: float
 ) -> None:
-    """Where the sum's rounding could show: an error or a true certificate, never a lie."""
+    """Sums that round give an error or a true certificate, never a false one."""
     refusal = "mask"
     for options in ({}, {"max_keep": 1}):
         try:

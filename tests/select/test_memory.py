@@ -311,7 +311,7 @@ def _in_a_child(call: Call, limit: int | None) -> str:
 
 @cache
 def outcomes(table: str) -> dict[str, dict[str, str]]:
-    """What became of the calls of a table under each limit, from a process without pytest."""
+    """Return each call's outcome under each limit, from a process without pytest."""
     command = [sys.executable, __file__, table]
     # What is freed goes back at once: it would be room beyond the limit.
     small = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

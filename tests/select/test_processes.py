@@ -178,7 +178,7 @@ def test_a_process_starts_no_more_threads_than_it_was_lent(lent: str, started: s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
 def test_a_warm_call_touches_no_new_page() -> None:
-    """What worker threads allocate for results stays with the process between calls."""
+    """Memory of results that worker threads allocate stays with the process between calls."""
     done = subprocess.run(
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=180, check=False,
         env={**os.environ, "RAYON_NUM_THREADS": "2"},

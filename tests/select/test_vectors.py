@@ -47,7 +47,7 @@ def options(vector: dict[str, Any]) -> dict[str, Any]:
 
 
 def holds(cert: Any, mass: dict[str, Any]) -> bool:
-    """Whether the reported interval holds the true mass."""
+    """Return True if the reported interval holds the true mass."""
     low, high = (float64(end) for end in mass["bits"])
     return bool(cert.tail_mass_lower <= low and cert.tail_mass_upper >= high)
 

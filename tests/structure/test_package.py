@@ -1,4 +1,4 @@
-"""What is published of the crate has no stray file, and who depends on it gets no Python."""
+"""The published crate has no stray file, and brings no Python to its dependents."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_the_command_has_every_option_of_rust() -> None:
 
 
 def test_schemas_of_torch_have_every_argument_of_python() -> None:
-    """What a schema lacks, an operator would take and pass on to nobody."""
+    """Every argument of Python is in the schema: an operator would drop a missing one."""
     pytest.importorskip("torch")
     operators = importlib.import_module("certk_rs.torch")
     # One argument of Python may be two of a schema, and queries, keys and values are positional.

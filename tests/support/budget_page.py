@@ -92,7 +92,7 @@ def rows(text: str | None = None) -> list[Row]:
 
 
 def variables(text: str | None = None) -> dict[str, list[str]]:
-    """What free names of formulas stand for: the values at which they are tried."""
+    """Return the values at which the free names of formulas are tried."""
     text = PAGE.read_text() if text is None else text
     found = tables(text, ["name", "what it is", "tried at"])
     return {_code(name)[0]: _code(values) for name, _, values in found}
@@ -200,13 +200,13 @@ class Budget:
         return evaluate(formula, values)
 
     def constant(self, name: str, at: Values) -> arb:
-        """What the source has for a row, at some values of its variables."""
+        """Return the source's value for a row, at some values of its variables."""
         row = self.rows[name]
         match = place_of(row)
         return rust_value(row.file, match[1], match.start(), at)
 
     def tightest(self, name: str) -> tuple[bool, float]:
-        """Whether a constant is at least its formula wherever tried, and the least ratio."""
+        """Compare a constant with its formula at all values tried; return the least ratio too."""
         enough, least = True, float("inf")
         for at in grid(self.free(name), self.tried):
             needed, given = self.value(name, at), self.constant(name, at)
@@ -224,7 +224,7 @@ def code(file: str) -> str:
 
 
 def place_of(row: Row) -> re.Match[str]:
-    """Where a constant stands in the source: exactly one place, however its line is broken."""
+    """Find a constant's one place in the source, however its line is broken."""
     before, hole, after = row.place.partition("?")
     assert hole, f"{row.name}: no hole in {row.place}"
 

@@ -28,7 +28,7 @@ TINY = np.finfo(LD).smallest_normal * LD(2.0) ** 60
 
 
 class Truth:
-    """What is true of every row of a case, computed once and asked many times."""
+    """The exact facts of every row of a case, computed once."""
 
     def __init__(self, case: Case) -> None:
         """Weights, order and sums of all rows; nothing is decided yet."""

@@ -35,7 +35,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         return int(self.scores.shape[0])
 
     @property

@@ -1,4 +1,4 @@
-"""What must be true of a Selection and of a Certificate, row by row, as lists of faults."""
+"""Checks of a Selection and of a Certificate, row by row, as lists of faults."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def rank_faults(case: Case, truth: Truth, keep: np.ndarray) -> list[tuple[int, s
 
 
 def _swaps_are_close(truth: Truth, keep: np.ndarray, row: int) -> bool:
-    """Whether every kept key is as good as every dropped one up to SWAP of its terms."""
+    """Return True if every kept key is as good as every dropped one up to SWAP of its terms."""
     free = truth.visible[row] & ~truth.forced[row]
     case, key = truth.case, truth.key[row]
     bias = case.bias()

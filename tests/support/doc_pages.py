@@ -41,7 +41,7 @@ def pages() -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """What links may name behind a #: the headings of a page, as forges spell them."""
+    """Return the anchors of a page's headings, as forges spell them."""
     plain = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
     titles = re.findall(r"^(?:#+ (.*)|(.*)\n(?:=+|---+))$", plain, re.M)
     found: set[str] = set()

@@ -24,7 +24,7 @@ FINE = 100
 
 @dataclass(frozen=True)
 class Exponential:
-    """What a kernel's exponential is made of: the numbers that literals are rounded to."""
+    """The constants of a kernel's exponential: the numbers that literals are rounded to."""
 
     ieee: str
     cut: Fraction

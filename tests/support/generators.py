@@ -117,7 +117,7 @@ def huge(rng: Rng, rows: int, n: int) -> np.ndarray:
 
 
 def low_rank(rng: Rng, rows: int, n: int) -> np.ndarray:
-    """What attention looks like: queries times keys of 8 shared directions, plus noise."""
+    """Return scores like attention's: queries and keys of 8 shared directions, plus noise."""
     keys = rng.standard_normal((n, 8)) * np.geomspace(2.0, 0.2, 8)
     return rng.standard_normal((rows, 8)) @ keys.T + rng.standard_normal((rows, n)) * 0.2
 
@@ -132,7 +132,7 @@ FAMILIES: dict[str, Callable[[Rng, int, int], np.ndarray]] = {
 
 
 def store(effective: np.ndarray, dtype: np.dtype, kind: str, scale: float) -> np.ndarray:
-    """What a caller would hold: divided by the scale or exponentiated, clipped, in `dtype`."""
+    """Return the rows of a caller: divided by the scale or exponentiated, clipped, in `dtype`."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore", divide="ignore"):
         if kind == "probs":
             top = np.max(effective, axis=1, keepdims=True, initial=-1e300)

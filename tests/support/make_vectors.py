@@ -162,7 +162,7 @@ def mass(exact: ExactRow, kept: list[int]) -> dict[str, Any]:
 
 
 def answer(case: Case) -> dict[str, Any]:
-    """What exact arithmetic says about the row."""
+    """Return the exact answer for the row."""
     exact = case.exact(0)
     forced = np.flatnonzero(case.forced(case.visible())[0]).tolist()
     eps = Fraction(float(case.eps[0]))

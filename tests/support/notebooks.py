@@ -39,7 +39,7 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def texts(outputs: list[dict[str, Any]]) -> list[str]:
-    """What outputs of a cell say, pictures aside."""
+    """Return the texts of a cell's outputs, pictures aside."""
     return [
         "".join(each["text"] if each["output_type"] == "stream" else each["data"]["text/plain"])
         for each in outputs
@@ -48,7 +48,7 @@ def texts(outputs: list[dict[str, Any]]) -> list[str]:
 
 
 def pictures(outputs: list[dict[str, Any]]) -> int:
-    """How many pictures are among the outputs of a cell."""
+    """Count the pictures among the outputs of a cell."""
     return sum("image/png" in each.get("data", {}) for each in outputs)
 
 

@@ -182,7 +182,7 @@ class ExactRow:
             return tail / (head + tail)
 
     def fits(self, kept: Iterable[int], eps: Exact) -> bool:
-        """Whether the true tail mass of `kept` is at most `eps`; always decided."""
+        """Decide exactly whether the true tail mass of `kept` is at most `eps`."""
         return self._decide(set(kept), Fraction(eps), None)
 
     def _decide(self, keep: set[int], eps: Fraction, sums: tuple[arb, arb] | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the system holds of a file in memory: dropped, and counted page by page."""
+"""Pages of a file in the system's memory: dropped, and counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drop(path: Path) -> None:
 
 
 def held(path: Path) -> np.ndarray:
-    """Whether each page of a file is in memory; asking reads none."""
+    """Return for each page of a file True if it is in memory; no page is read."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [

@@ -1,4 +1,4 @@
-"""Which Rust file names items of which other, re-exports followed; tests are left out."""
+"""Arrows between Rust files: items that each names, re-exports followed; tests are left out."""
 
 from __future__ import annotations
 

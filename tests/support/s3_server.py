@@ -78,7 +78,7 @@ def s3_server() -> Iterator[Server]:
 
 
 def environment(url: str, folder: Path) -> dict[str, str]:
-    """What the packages of S3 read: our server and key, and nothing of this machine's."""
+    """Return the environment of S3 packages: our server and key, and nothing of this machine."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": KEY,

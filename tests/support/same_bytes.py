@@ -1,4 +1,4 @@
-"""Whether results hold the same bytes."""
+"""Comparison of results, byte by byte."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def fields(*results: Any) -> list[bytes]:
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether two Selections hold the same bytes."""
+    """Return True if two Selections hold the same bytes."""
     names = ("k", "indptr", "indices", "tail_mass_upper", "tail_mass_lower", "minimal", "status")
     return all(getattr(one, n).tobytes() == getattr(two, n).tobytes() for n in names)

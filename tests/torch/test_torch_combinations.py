@@ -60,7 +60,7 @@ def test_attention_with_all_options_answers_as_that_of_numpy(seed: int, dtype: A
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_gradient_with_all_options_is_that_over_the_kept_keys(seed: int) -> None:
-    """Which were kept is told by values of their own axes; then dense attention over these."""
+    """Compare with dense attention over the kept keys, which values of their own axes reveal."""
     (q, k, v), options = made(seed, torch.float64, n=40, m=3)
     eps = options.pop("eps")
     eyes = torch.eye(40, dtype=torch.float64).expand(2, 3, 40, 40).contiguous()

@@ -1,1 +1,1 @@
-"""What comes in: arrays of any kind, rows with their options, kept sets."""
+"""Arguments: arrays of any kind, rows with their options, kept sets."""

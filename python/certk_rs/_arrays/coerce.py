@@ -104,7 +104,7 @@ def lay_out(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_mapped(value: object) -> bool:
-    """Whether an array lies in a mapped file: of NumPy, or a tensor that says so."""
+    """Return True if an array or a tensor lies in a mapped file."""
     if getattr(value, "certk_mapped", False):
         return True
     base = value

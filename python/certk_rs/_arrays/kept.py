@@ -90,7 +90,7 @@ def _of_list(
 
 
 def _is_mask(keep: Sequence[Any]) -> bool:
-    """Whether nested lists hold booleans: their first number says so."""
+    """Return True if nested lists hold booleans, judged by their first number."""
     first: Any = keep
     while isinstance(first, list | tuple):
         if not first:

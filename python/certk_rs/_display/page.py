@@ -57,7 +57,7 @@ class Table:
 
 
 def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
-    """A table of rows of named numbers.
+    """Make a table of rows of named numbers.
 
     `heads` are those of the columns, and `cells` the formats (of `str.format`) of what is in them,
     both one behind the other with " | " between.
@@ -69,7 +69,7 @@ def table_of(heads: str, cells: str, rows: Iterable[Mapping[str, Any]], caption:
 
 @dataclass(frozen=True)
 class Fold:
-    """What is shown when its title is clicked on: sentences, plots (SVG) and tables."""
+    """A part that opens at a click on its title: sentences, plots (SVG) and tables."""
 
     title: str
     text: Sequence[str]
@@ -111,12 +111,12 @@ WIDTH = 4.2
 
 
 def panels(*grid: int, **options: Any) -> Any:
-    """A figure and its axes, as `pyplot.subplots` makes them, laid out so that nothing overlaps."""
+    """Make a figure and its axes like `pyplot.subplots`, laid out so that nothing overlaps."""
     return pyplot().subplots(*grid, layout="constrained", **options)
 
 
 def svg(figure: Any) -> str:
-    """A figure as inline SVG; it is closed."""
+    """Return a figure as inline SVG, and close it."""
     text = io.StringIO()
     figure.savefig(
         text, format="svg", bbox_inches="tight", metadata={"Date": None}, transparent=True
@@ -129,7 +129,7 @@ def svg(figure: Any) -> str:
 
 
 def legend_beside(axis: Any, **options: Any) -> None:
-    """A legend to the right of the axes, where it covers no data."""
+    """Draw a legend to the right of the axes, where it covers no data."""
     axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5), **options)
 
 
@@ -145,7 +145,7 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     body = [f"<h1>{_text(title)}</h1>", *([f"<p>{_text(lead)}</p>"] if lead else [])]
     if len(sections) > 2:
         links = (
@@ -185,7 +185,7 @@ def _text(text: str) -> str:
 
 
 def _own_names(drawing: str, prefix: str) -> str:
-    """A drawing whose ids, and references to them, occur in no other one of the page."""
+    """Return a drawing whose ids, and references to them, are unique in the page."""
     # Ids of images say what is in them, so that two alike have one; nothing refers to them.
     drawing = re.sub(r' id="image\w+"', "", drawing)
     return re.sub(r'(\bid="|\bhref="#|\burl\(#)', lambda found: found[0] + prefix, drawing)
