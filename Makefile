@@ -57,8 +57,7 @@ demo: $(VENV)/.installed
 	@echo '== certk demo'
 	$(BIN)/certk demo
 
-# The Rust tests are compiled while the extension, which is one unit for one core, is built, and what the Python tests need is downloaded:
-# two profiles, of which cargo builds both at once.
+# The Rust tests are compiled while what the Python tests need is downloaded.
 test: $(VENV)/.tools
 	@$(MAKE) rust-tests & compiling=$$!; trap "kill $$compiling" INT TERM; \
 	$(MAKE) $(OLDER)/.dev; made=$$?; wait $$compiling && exit $$made
@@ -308,7 +307,7 @@ clean:
 # The package with its run-time dependencies; edits of Python files need no new build.
 $(VENV)/.installed: $(SOURCES) pyproject.toml | $(VENV)/.tools
 	@echo '== building the extension and installing certk-rs into $(VENV)'
-	$(MATURIN) develop --release
+	$(MATURIN) develop --profile tested
 	@touch $@
 
 # The same, with everything that the tests and lints need. What that is pip reads from a list, as nothing is to be built again.

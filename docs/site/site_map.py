@@ -121,7 +121,7 @@ def without_hidden(text: str) -> str:
 
 
 def linked(html: str, addresses: Mapping[str, str]) -> str:
-    """Return a page's HTML with links from the names of files that are pages (docs/files.md) to them.
+    """Return a page's HTML with links from the names of files that are pages (docs/files.md).
 
     Args:
         html: What the page shows; names in code and in links are left as they are.
