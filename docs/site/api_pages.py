@@ -35,7 +35,6 @@ MODULES = (
     Shown("certk_rs.torch", "torch"),
     Shown("certk_rs.transformers", "transformers"),
     Shown("certk_rs.kvpress", "kvpress"),
-    Shown("certk_rs.batches", "batches"),
     Shown("certk_rs.guard", "guard", ("certk_rs.guard.Guard", "certk_rs.guard.Judged")),
     Shown(
         "certk_rs.jobs",

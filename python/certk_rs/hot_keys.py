@@ -22,8 +22,6 @@ from .selection import select
 _SEEN = 0.125
 # How many times smaller the budget is by which keys are told apart.
 _MORE = 8
-# Below the heaviest score, in nats: what weighs so little weighs nothing.
-_NOTHING = 700.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,39 +122,3 @@ def _in_turn(there: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         given[able] += rounds
         count -= rounds * len(able)
     return given
-
-
-def missing(
-    heads: Iterable[Rows], stays: NDArray[np.bool_], eps: float, threads: int | None
-) -> NDArray[np.int64]:
-    """How many keys each query misses, (rows,): the fewest that bring it within eps, in each head.
-
-    A key that several heads miss is counted once.
-
-    Args:
-        heads: The query heads of one kv head, of the same queries.
-        stays: Keys that stay, (n,).
-        eps: What a query may lose, 0 < eps < 1.
-        threads: How many threads; the result does not depend on it.
-    """
-    gone = np.flatnonzero(~stays)
-    fetched: NDArray[np.bool_] | None = None
-    for rows in heads:
-        lengths = np.searchsorted(gone, rows.lengths)
-        beside = np.where(stays & _visible(rows), rows.scores, -np.inf)
-        top = np.where(_visible(rows), rows.scores, -np.inf).max(axis=1)
-        with np.errstate(divide="ignore"):
-            kept = top + np.log(np.exp(beside - top[:, None]).sum(axis=1))
-        # What stays is one key more, which no row is without.
-        kept = np.maximum(kept, top - _NOTHING)
-        scores = np.concatenate([kept[:, None], rows.scores[:, gone]], axis=1)
-        found = select(scores, eps, lengths=lengths + 1, keep_first=1, threads=threads)
-        mask = found.to_mask()[:, 1:]
-        fetched = mask if fetched is None else fetched | mask
-    assert fetched is not None
-    counts: NDArray[np.int64] = fetched.sum(axis=1)
-    return counts
-
-
-def _visible(rows: Rows) -> NDArray[np.bool_]:
-    return np.arange(rows.scores.shape[1]) < rows.lengths[:, None]

@@ -156,7 +156,7 @@ def test_no_table_has_a_column_or_a_row_that_says_nothing(capsys: Captured, tmp_
         ["layer", "k", "mass"], [["0-1", "a", "1"], ["2", "b", "1"], ["all", "b", "1"]],
     )  # fmt: skip
     assert tidy(heads, []) == (["layer"], [])
-    # Alike in all five layers; rows of one length; too few queries to learn hot keys from.
+    # Alike in all five layers; rows of one length.
     tensors = {}
     rng = np.random.default_rng(0)
     query, key = (rng.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (4, 12))
@@ -168,7 +168,6 @@ def test_no_table_has_a_column_or_a_row_that_says_nothing(capsys: Captured, tmp_
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()[3:6]][1:] == ["0-4", "all"]
     assert "By length" not in out
-    assert "Hot keys" not in out
 
 
 def test_vast_scores_do_not_tear_the_table(
@@ -218,14 +217,14 @@ def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 1 + 3 + 2 + 1 + 1
-    assert page.tags.count("tr") == (1 + 6 + 1) + (1 + 24) + (1 + 6) + (1 + 5)
+    assert page.tags.count("svg") == 1 + 3 + 2 + 1
+    assert page.tags.count("tr") == (1 + 6 + 1) + (1 + 24) + (1 + 6)
     # First whether to prune, a plot and a table; the rest is folded.
     first, *folds = text.split('<details class="fold"><summary>')
     assert first.count("<svg") == first.count("<table") == 1
     assert first.index("Pruning pays in few heads") < first.index("<svg") < first.index("<table")
     titles = [fold.partition("<")[0] for fold in folds]
-    assert titles == ["Each head", "Rules and bounds", "Length of a row", "Hot keys"]
+    assert titles == ["Each head", "Rules and bounds", "Length of a row"]
     # Small enough for a small screen, and drawn in the colour of the text, whichever that is.
     assert all(float(width) <= 320 for width in re.findall(r'<svg [^>]*width="([\d.]+)pt"', text))
     assert "prefers-color-scheme: dark" in text

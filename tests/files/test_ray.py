@@ -379,3 +379,10 @@ def test_more_threads_than_any_machine_has_are_refused(host: ray_host.Host) -> N
     assert "the largest machine of the Ray cluster has 2" in host.run(ray_host.refused, threads=3)
     assert host.run(ray_host.refused, threads=2) == ""
     assert "jobs is 0" in host.run(ray_host.refused, jobs=0)
+
+
+def test_the_page_about_clusters_runs(host: ray_host.Host, tmp_path: Path) -> None:
+    # run_page("docs/cluster.md"), where there is a cluster.
+    host.run(ray_host.page_runs, "docs/cluster.md", str(tmp_path))
+    same, pruned = (tmp_path / each / "cache.safetensors" for each in ("local", "pruned"))
+    assert same.read_bytes() == pruned.read_bytes()

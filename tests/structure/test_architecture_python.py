@@ -57,8 +57,6 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "gaussian": COMMON | {"selection"},
     "torch": {"_torch", "key_index", "errors"},
     "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
-    # Rows of a batch are selected as rows are.
-    "batches": COMMON | {"selection"},
     "reproduce": {
         *{"", "cache_format", "_display", "_files", "transformers", "results", "errors", *SUBJECTS},
     },

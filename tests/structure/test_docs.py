@@ -27,7 +27,7 @@ PAGES = pages()
 # a cluster in the process that has one, a service behind `make test-service`.
 ELSEWHERE = {
     "docs/kvpress.md": "tests/transformers/test_kvpress.py",
-    "docs/cluster.md": "tests/files/test_batches_of_hosts.py",
+    "docs/cluster.md": "tests/files/test_ray.py",
     "examples/service/README.md": "tests/support/service_page.py",
 }
 LANGUAGES = {"python", "sh", "rust", "toml", "text", "json"}

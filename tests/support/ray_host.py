@@ -308,49 +308,11 @@ def refuse_twice(mark: str) -> str:
 
 def page_runs(page: str, folder: str) -> None:
     """Run the blocks of a page of the documentation there."""
-    import ray.data
-
     from doc_pages import run_page
 
-    ray.data.DataContext.get_current().enable_progress_bars = False
     shutil.copy(EXAMPLE, Path(folder, "cache.safetensors"))
     os.chdir(folder)
     try:
         run_page(page, {}, {})
     finally:
         os.chdir("/")
-
-
-# ------------------------------------------------------------------------------- Ray Data
-
-
-def data_selected(columns: dict[str, Any], blocks: int, batch_size: int, **options: Any) -> Any:
-    """Rows that `map_batches` gives; or the text of what it raises."""
-    import numpy as np
-    import ray.data
-
-    from certk_rs.batches import select_batch
-
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    rows = len(next(iter(columns.values())))
-    data = ray.data.from_items(
-        [{name: values[i] for name, values in columns.items()} for i in range(rows)],
-        override_num_blocks=blocks,
-    )
-    data = data.filter(_is_wanted) if "wanted" in columns else data
-    try:
-        found = data.map_batches(select_batch, batch_size=batch_size, fn_kwargs=options)
-        taken = found.take_all()
-        types = {} if not taken else dict(zip(*_types(found), strict=True))
-    except Exception as error:  # Ray wraps it in classes of its own
-        return str(error)
-    return [{name: np.asarray(value) for name, value in row.items()} for row in taken], types
-
-
-def _types(data: Any) -> tuple[list[str], list[str]]:
-    schema = data.schema()
-    return list(schema.names), [str(each) for each in schema.types]
-
-
-def _is_wanted(row: dict[str, Any]) -> bool:
-    return bool(row["wanted"])

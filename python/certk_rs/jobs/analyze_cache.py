@@ -19,7 +19,6 @@ from .. import bounds, gaussian, keepset, selection, windows
 from ..cache_format import Cache, Layer
 from ..errors import CertkError
 from .effective_watch import GROWTH, Watch, watch
-from .hot_curve import HotPoint, hot_curve
 from .inputs import Source
 
 # Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
@@ -92,8 +91,6 @@ class CacheAnalysis:
     heads: tuple[HeadAnalysis, ...]
     causal: bool = False
     """Whether every query sees its own prefix."""
-    hot: tuple[HotPoint, ...] = ()
-    """What later queries miss at the main budget where some keys stay; empty with few queries."""
 
     def layers(self) -> dict[int, Means]:
         """Means of each layer, by its number."""
@@ -152,9 +149,8 @@ def analyze_cache(
                 heads.append(_head(layer, head, scores, lengths, eps, main, threads, seen))
                 step(len(heads), every)
         causal = cache.causal_offset is not None
-        hot = hot_curve(cache, lambda layer: _rows(cache, layer), eps[main], threads)
     place = str(source.location)
-    return CacheAnalysis(source.name, place, eps, main, tuple(heads), causal, hot)
+    return CacheAnalysis(source.name, place, eps, main, tuple(heads), causal)
 
 
 def counted(counts: Mapping[str, int], words: Sequence[str]) -> str:
@@ -264,5 +260,4 @@ def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
         "main_eps": found.eps[found.main],
         "layers": [{"layer": i, **vars(means)} for i, means in found.layers().items()],
         "heads": [asdict(head) for head in found.heads],
-        "hot": [asdict(point) for point in found.hot],
     }

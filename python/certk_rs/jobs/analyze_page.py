@@ -173,24 +173,6 @@ def _called(each: Together) -> str:
     return str(each.layer) if each.head is None else f"{each.layer}.{each.head}"
 
 
-def hot_heads() -> list[str]:
-    """What `hot_cells` has in its columns."""
-    return ["stays", "missed", "10 % miss", "miss nothing"]
-
-
-def hot_cells(found: CacheAnalysis) -> list[list[str]]:
-    """A row per share of the keys that stay."""
-    return [
-        [f"{each.stays:.3f}", f"{each.missed:.4f}", f"{each.worst:.4f}", f"{each.never:.3f}"]
-        for each in found.hot
-    ]
-
-
-def shows_hot(found: CacheAnalysis) -> bool:
-    """Whether it matters how many keys stay: where nothing is ever missed there is no curve."""
-    return any(each.worst > 0 for each in found.hot)
-
-
 def lengths_of(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
     """The table by length, a row per layer; without rows where there is one length only."""
     watches = watches_of(found)
@@ -198,16 +180,6 @@ def lengths_of(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
     shown = shown_lengths([one for _, one in watches])
     rows = watch_cells(watches, shown) if len(every) > 1 else []
     return tidy(watch_heads(shown), rows)
-
-
-def said_of_hot(found: CacheAnalysis) -> str:
-    """What the curve of hot keys is about."""
-    return (
-        f"With a guard and recall: the keys that the earlier half of the queries needs most often "
-        f"stay (more in heads that need more), at eps = {found.eps[found.main]:g} the later half "
-        "misses so many of the others, as a share of a kv head's keys: in the mean, and what a "
-        "tenth of the queries exceed."
-    )
 
 
 def watches_of(found: CacheAnalysis) -> list[tuple[int, Watch]]:
@@ -341,9 +313,6 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
         columns, *said_of_them = said_of_lengths(found)
         table_of_them = Table(*lengths, note=columns)
         folds.append(Fold("Length of a row", said_of_them, [_lengths(found)], [table_of_them]))
-    if shows_hot(found):
-        hot = Table(hot_heads(), hot_cells(found))
-        folds.append(Fold("Hot keys", [said_of_hot(found)], [_hot(found)], [hot]))
     return Section(
         found.name,
         [f"{said[0].upper()}{said[1:]}"],
@@ -462,24 +431,4 @@ def _lengths(found: CacheAnalysis) -> str:
     axis.set_yscale("log", base=2)
     if len(found.layers()) <= 16:
         legend_below(figure, ncols=3)
-    return svg(figure)
-
-
-def _hot(found: CacheAnalysis) -> str:
-    """What later queries miss, against the share of the keys that stays."""
-    figure, axis = panels(figsize=(WIDTH, 3.4))
-    stays = [each.stays for each in found.hot]
-    axis.plot(stays, [each.missed for each in found.hot], marker="o", label="mean")
-    axis.plot(
-        stays, [each.worst for each in found.hot], marker="o", linestyle=":", label="10 % miss more"
-    )
-    axis.axhline(
-        found.all().kept[found.main], color="#999", linestyle="--", label="a query's own set"
-    )
-    axis.set(
-        xlabel="share of the keys that stays", ylabel="share missed", xlim=(0, None),
-        ylim=(0, None),
-    )  # fmt: skip
-    axis.set_title(f"keys that later queries miss, eps = {found.eps[found.main]:g}", fontsize=10)
-    legend_below(figure, ncols=2)
     return svg(figure)
