@@ -36,7 +36,7 @@ from transformers.utils.logging import disable_progress_bar
 
 import certk_rs as ck
 from certk_rs import windows
-from certk_rs.jobs.window_recipe import equal_sizes
+from certk_rs._jobs.window_recipe import equal_sizes
 
 EPS = (0.5, 0.1, 0.01)
 NAME = "window"

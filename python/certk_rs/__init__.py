@@ -12,12 +12,13 @@ no other: a name is imported when it is first used, and needs NumPy and the stan
 TYPE_CHECKING = False  # a checker takes it for True; `typing` would be imported for nothing else
 if TYPE_CHECKING:
     from . import bounds, gaussian, montecarlo, windows
+    from ._jobs.analyze import analyze
+    from ._jobs.prune import prune
+    from ._jobs.verify import verify
     from ._native import __version__, simd_level
-    from .analyzing import analyze
     from .errors import CertkError
     from .keepset import keep_set, keep_set_of_queries
     from .key_index import KeyIndex
-    from .pruning import prune
     from .results import (
         AttentionResult,
         Certificate,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     )
     from .selection import certify, select
     from .sparse_attention import ValueBall, attention
-    from .verifying import verify
 
 __all__ = [
     "AttentionResult",
@@ -64,19 +64,19 @@ __all__ = [
 # and should not wait for NumPy to do so.
 _MODULES = ("bounds", "gaussian", "montecarlo", "windows")
 _NAMES = {
+    "_jobs.analyze": ("analyze",),
+    "_jobs.prune": ("prune",),
+    "_jobs.verify": ("verify",),
     "_native": ("__version__", "simd_level"),
-    "analyzing": ("analyze",),
     "errors": ("CertkError",),
     "keepset": ("keep_set", "keep_set_of_queries"),
     "key_index": ("KeyIndex",),
-    "pruning": ("prune",),
     "results": (
         *("AttentionResult", "Certificate", "KeepSet", "RecallResult", "Rung", "SearchResult"),
         *("Selection", "Status"),
     ),
     "selection": ("certify", "select"),
     "sparse_attention": ("ValueBall", "attention"),
-    "verifying": ("verify",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

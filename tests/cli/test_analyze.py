@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from certk_rs import windows
 from certk_rs._display.tables import tidy
-from certk_rs.jobs.analyze_page import verdict
+from certk_rs._jobs.analyze_page import verdict
 from cli_fixtures import certk, write_cache
 from page_reader import Page
 from repository import EXAMPLE

@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs.jobs import analyze as module
-from certk_rs.jobs import analyze_page
-from certk_rs.jobs.aggregate import QUANTILES, Numbers
-from certk_rs.jobs.analyze import Analysis, analyze
-from certk_rs.jobs.analyze_cache import CacheAnalysis
-from certk_rs.jobs.spool import Spool
+from certk_rs._jobs import analyze as module
+from certk_rs._jobs import analyze_page
+from certk_rs._jobs.aggregate import QUANTILES, Numbers
+from certk_rs._jobs.analyze import Analysis, Spool, analyze
+from certk_rs._jobs.analyze_cache import CacheAnalysis
 from cli_fixtures import certk, write_cache
 from page_reader import Page
 

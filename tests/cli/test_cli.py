@@ -351,7 +351,7 @@ def test_an_interrupted_job_ends_soon_and_leaves_no_output(tmp_path: Path, kind:
     job = ["prune", tmp_path / "x.safetensors", "-o", tmp_path / "out", "--eps", "0.001"]
     job += ["--jobs", 2, "--unit", "layer"]
     ended = certk_signalled(
-        job, "certk_rs.jobs.file_job:run_unit", tmp_path / "calls", at=2, kind=getattr(signal, kind)
+        job, "certk_rs._jobs.steps:run_unit", tmp_path / "calls", at=2, kind=getattr(signal, kind)
     )
     assert ended.out == ""
     if kind == "SIGINT":
@@ -407,7 +407,7 @@ def test_an_unexpected_error_is_one_line(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("certk_rs.jobs.prune.make_plan", broken)
+    monkeypatch.setattr("certk_rs._jobs.prune.make_plan", broken)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "unexpected RuntimeError: two lines" in line
 
@@ -418,7 +418,7 @@ def test_too_little_memory_is_one_line(
     def too_much(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("certk_rs.jobs.prune.make_plan", too_much)
+    monkeypatch.setattr("certk_rs._jobs.prune.make_plan", too_much)
     line = refused(capsys, "prune", cache, "-o", tmp_path / "out", "--eps", "0.1")
     assert "not enough memory" in line
 

@@ -11,10 +11,10 @@ import pytest
 
 from certk_rs import gaussian, windows
 from certk_rs._cli.tree import tree
+from certk_rs._jobs.adaptive_k import adaptive_k, best, rule_k
+from certk_rs._jobs.prefixes import SHORTEST, halved
+from certk_rs._jobs.window_recipe import equal_sizes
 from certk_rs.errors import CertkError
-from certk_rs.jobs.adaptive_k import adaptive_k, best, rule_k
-from certk_rs.jobs.prefixes import SHORTEST, halved
-from certk_rs.jobs.window_recipe import equal_sizes
 from cli_fixtures import certk, write_cache
 from repository import EXAMPLE
 from signalled import certk_signalled
@@ -287,7 +287,7 @@ def test_the_default_of_shortest_is_that_of_the_function() -> None:
 
 
 def test_windows_can_be_interrupted(tmp_path: Path) -> None:
-    function = "certk_rs.jobs.window_recipe:scores_of"
+    function = "certk_rs._jobs.window_recipe:scores_of"
     ended = certk_signalled(["windows", EXAMPLE], function, tmp_path / "calls", at=3)
     assert (ended.code, ended.out, ended.err) == (130, "", "certk: interrupted\n")
     assert ended.calls == 3

@@ -137,7 +137,7 @@ def test_an_interrupted_command_says_so(tmp_path: Path, kind: signal.Signals, co
     write_cache(tmp_path / "x.safetensors", layers=2)
     job = ["prune", tmp_path / "x.safetensors", "-o", tmp_path / "out", "--eps", "0.1", "--json"]
     ended = certk_signalled(
-        job, "certk_rs.jobs.file_job:run_unit", tmp_path / "calls", kind=int(kind)
+        job, "certk_rs._jobs.steps:run_unit", tmp_path / "calls", kind=int(kind)
     )
     assert ended.code == code
     assert ended.err.count("\n") == 1

@@ -244,7 +244,7 @@ def test_messages_of_exceptions(
     def broken(*_: object, **__: object) -> None:
         raise OSError(5, HOSTILE, NAME) if error is OSError else error(HOSTILE)
 
-    monkeypatch.setattr("certk_rs.jobs.prune.make_plan", broken)
+    monkeypatch.setattr("certk_rs._jobs.prune.make_plan", broken)
     assert certk("prune", "x", "-o", folder / "o", "--eps", "0.1") == 2
     assert shown(capsys)[1].count("\n") == 1
 

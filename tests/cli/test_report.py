@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from certk_rs._display.plain import plain
-from certk_rs.jobs.job_page import job_page
-from certk_rs.jobs.job_report import job_report
+from certk_rs._jobs.job_page import job_page
+from certk_rs._jobs.report import job_report
 from cli_fixtures import certk, write_cache
 
 Captured = pytest.CaptureFixture[str]

@@ -205,6 +205,6 @@ def test_python_files_of_commands_import_nothing_slow() -> None:
     modules = set(done.stdout.split())
     assert {f"certk_rs._cli.{name}" for name in BRIEF} <= modules
     assert not {name.partition(".")[0] for name in modules} & set(SLOW)
-    assert {name for name in modules if name.startswith("certk_rs.jobs.")} == {
-        "certk_rs.jobs.progress"
+    assert {name for name in modules if name.startswith("certk_rs._jobs.")} == {
+        "certk_rs._jobs.progress"
     }

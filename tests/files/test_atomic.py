@@ -21,8 +21,8 @@ import pytest
 import certk_rs as ck
 from certk_rs._files import atomic
 from certk_rs._files.atomic import NewFile, write_text
+from certk_rs._jobs.inputs import expand
 from certk_rs.errors import CertkError
-from certk_rs.jobs.inputs import expand
 from cli_fixtures import certk, write_cache
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="names of descriptors and systems")

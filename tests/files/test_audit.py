@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
 from certk_rs._audit import recompute
 from certk_rs.audit import WITHOUT_INPUT, audit
 from certk_rs.cache_format import Options, SafetensorsFile
-from certk_rs.pruning import prune
 from cli_fixtures import Job, rewrite, write_cache
 
 Arrays = dict[str, np.ndarray]

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
 from certk_rs.audit import audit
 from certk_rs.cache_format import TensorFile
-from certk_rs.pruning import prune
 from cli_fixtures import Job, certk, forge, forge_input, read_output, rewrite, write_cache
 from signalled import Ended, certk_signalled
 

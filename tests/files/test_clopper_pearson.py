@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import beta
 
 from certk_rs import CertkError
-from certk_rs.jobs.clopper_pearson import clopper_pearson
+from certk_rs._jobs.held_out import clopper_pearson
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])

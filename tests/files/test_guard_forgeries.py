@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from certk_rs import prune
 from certk_rs.audit import audit
-from certk_rs.pruning import prune
 from cli_fixtures import Arrays, forge, forge_input, read_output, safetensors_bytes, tensor
 from forgeries import both, put, replaced
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
 from certk_rs._audit.guards import GuardClaims, nonsense, untruths
 from certk_rs._files.guards import code_bytes, guard_tensors, guarded_heads
+from certk_rs._jobs.results import FileReport
 from certk_rs.audit import audit
 from certk_rs.cache_format import SafetensorsFile
 from certk_rs.guard import Guard, guard_head
-from certk_rs.jobs.file_report import FileReport
-from certk_rs.pruning import prune
 from cli_fixtures import safetensors_bytes, tensor
 from second_verifier import second_verdict
 

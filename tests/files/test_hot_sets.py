@@ -117,7 +117,7 @@ def test_forced_keys_and_queries_of_a_trial(tmp_path: Path) -> None:
         for part in np.split(output[f"layers.{i}.indices"], output[f"layers.{i}.indptr"][1:-1]):
             assert {0, 1, 57, 58, 59} <= set(part.tolist())
         assert report.layers[i].held_out.queries == 20
-        assert report.layers[i].rows == 4 * 40
+        assert report.layers[i].count.rows == 4 * 40
     assert audit([Path(report.target)], [source]).holds
     [failure] = ck.prune(source, tmp_path / "few", **options | {"hot": 12}).failures
     assert "12 keys are too few for what must be kept" in failure.message

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from certk_rs import prune
 from certk_rs.cache_format import OutputFile
-from certk_rs.pruning import prune
 from cli_fixtures import write_cache
 
 

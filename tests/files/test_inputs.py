@@ -14,7 +14,7 @@ import pytest
 from certk_rs import CertkError
 from certk_rs._files.location import locate
 from certk_rs._files.new_file import write_text
-from certk_rs.jobs.inputs import Source, expand
+from certk_rs._jobs.inputs import Source, expand
 
 CACHES = ["a.safetensors", "sub/b.safetensors", "sub/deep/c.safetensors", "z.safetensors"]
 OTHERS = [

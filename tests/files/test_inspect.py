@@ -11,8 +11,8 @@ import pytest
 
 from certk_rs import CertkError
 from certk_rs._files.location import locate
+from certk_rs._jobs.inspect import inspect
 from certk_rs.cache_format import Cache
-from certk_rs.jobs.inspect import inspect
 from cli_fixtures import (
     Job,
     cache_tensors,

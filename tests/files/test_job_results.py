@@ -68,7 +68,7 @@ def test_the_frame_of_a_job_has_a_line_per_set(results: dict[str, Any], folder: 
     assert (frame["worst_tail_mass"] <= frame["eps"]).all()
     one = frame[(frame.output == "b.safetensors") & (frame.layer == 1) & (frame["head"] == 0)]
     said = job.outputs[1].layers[1].sets[0]
-    assert one.iloc[0]["kept"] == said.count.kept
+    assert one.iloc[0]["kept"] == said.kept
     assert one.iloc[0]["held_out_high"] == said.held_out.high
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
+from certk_rs._jobs.budgets import Budgets, read_budgets
+from certk_rs._jobs.held_out import HeldOut, held_out_queries
+from certk_rs._jobs.request import Request
+from certk_rs._jobs.results import FileReport
 from certk_rs.audit import audit
 from certk_rs.cache_format import SafetensorsFile, read_certificate
-from certk_rs.jobs.budgets import Budgets, read_budgets
-from certk_rs.jobs.file_report import FileReport
-from certk_rs.jobs.holdout import HeldOut, held_out_queries
-from certk_rs.jobs.request import Request
-from certk_rs.pruning import prune
 from cli_fixtures import cache_tensors, read_output, safetensors_bytes, tensor, write_cache
 
 SHAPE = {"layers": 2, "kv_heads": 2, "heads": 4, "m": 12, "n": 96, "d": 8}
@@ -85,7 +84,7 @@ def test_a_size_is_kept_and_the_worst_mass_is_nearly_least(
     most = size if isinstance(size, int) else int(size * groups * 96)
     # By token there is one set, which every layer has.
     layers = report.layers[:1] if granularity == "token" else report.layers
-    sizes = [one.count.kept for layer in layers for one in layer.sets]
+    sizes = [one.kept for layer in layers for one in layer.sets]
     assert sum(sizes) <= most
     worst = max(lost.max() for lost in masses(tmp_path, report))
     # 1e-12: what NumPy's sums are off by.
@@ -164,7 +163,7 @@ def test_coverage_leaves_out_so_many_rows_and_keeps_fewer_keys(
         assert (lost[layer].reshape(-1)[promised] <= 0.05).all()
         by_group = np.bincount(left_out // 24, minlength=2)
         assert (by_group <= (1 - coverage) * 24).all()
-        assert report.layers[layer].left_out == len(left_out)
+        assert report.layers[layer].count.rows_left_out == len(left_out)
     assert report.count.kept < everybody.count.kept
 
 
@@ -191,7 +190,7 @@ def test_a_trial_tells_of_queries_that_its_sets_were_made_without(
     lost = masses(tmp_path, without)
     size = 2 if granularity == "head" else 4
     for layer in range(2):
-        assert report.layers[layer].rows == 4 * 40
+        assert report.layers[layer].count.rows == 4 * 40
         for group, one in enumerate(report.layers[layer].sets):
             heads = slice(size * group, size * group + size)
             over = (lost[layer][heads][:, aside] > 0.05).any(axis=0)
@@ -210,7 +209,7 @@ def test_every_listed_query_is_within_the_budget_unless_something_else_is_asked_
     report = pruned(tmp_path, {"m": m}, eps=0.05)
     assert all((each <= 0.05).all() for each in masses(tmp_path, report))
     for layer in report.layers:
-        assert layer.rows == 4 * m
+        assert layer.count.rows == 4 * m
         assert layer.held_out == HeldOut(0, 0)
     assert certificate_of(report).options.holdout == 0
 

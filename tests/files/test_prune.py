@@ -17,13 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
+from certk_rs._jobs.results import FileReport, JobResult, bars, file_json
 from certk_rs.audit import audit
 from certk_rs.cache_format import Cache, Options, SafetensorsFile, read_certificate
-from certk_rs.jobs.bars import bars
-from certk_rs.jobs.file_report import FileReport, file_json
-from certk_rs.jobs.prune import JobResult
-from certk_rs.pruning import prune
 from cli_fixtures import cache_tensors, certk, read_output, safetensors_bytes, tensor, write_cache
 from repository import EXAMPLE
 

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import keep_set_of_queries
-from certk_rs.pruning import prune
-from certk_rs.verifying import verify
+from certk_rs import keep_set_of_queries, prune, verify
 from cli_fixtures import read_output, write_cache
 from second_verifier import second_verdict
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certk_rs import CertkError, _native
-from certk_rs.pruning import prune
+from certk_rs import CertkError, _native, prune
 from cli_fixtures import as_float64, read_output, safetensors_bytes, tensor
 
 U = Fraction(1, 1 << 53)

@@ -21,13 +21,12 @@ import numpy as np
 import pytest
 
 import ray_host
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
 from certk_rs._files.location import locate
+from certk_rs._jobs import steps
+from certk_rs._jobs.units import Unit, run_unit
+from certk_rs._jobs.write import Order, assemble
 from certk_rs.cache_format import Cache
-from certk_rs.jobs import file_job
-from certk_rs.jobs.assemble import Order, assemble
-from certk_rs.jobs.unit import Unit, run_unit
-from certk_rs.pruning import prune
 from cli_fixtures import cache_tensors, safetensors_bytes, tensor, write_cache
 from fresh_process import run_python
 
@@ -162,9 +161,7 @@ def test_an_output_that_is_written_twice_is_the_same_one(
     caches: Path, local: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a worker that was lost after it had written it."""
-    monkeypatch.setattr(
-        file_job, "assemble", lambda *order: (assemble(*order), assemble(*order))[1]
-    )
+    monkeypatch.setattr(steps, "assemble", lambda *order: (assemble(*order), assemble(*order))[1])
     one = prune(caches / "0.safetensors", tmp_path / "twice", 0.1).outputs[0]
     assert outputs(tmp_path / "twice")["0.safetensors"] == local["0.safetensors"]
     assert one.output_bytes == len(local["0.safetensors"])
@@ -177,7 +174,7 @@ def test_an_output_that_is_written_twice_is_the_same_one(
             order.target.path.write_bytes(change(local["0.safetensors"]))
             return assemble(order, chosen)
 
-        monkeypatch.setattr(file_job, "assemble", after_another)
+        monkeypatch.setattr(steps, "assemble", after_another)
         [failure] = prune(caches / "0.safetensors", out, 0.1).failures
         assert "exists already" in failure.message
         assert outputs(out)["0.safetensors"] == change(local["0.safetensors"])
@@ -333,7 +330,7 @@ def test_an_address_that_nobody_answers_at_is_an_error_soon(tmp_path: Path) -> N
     code = """
 import http.server, json, socket, threading
 from certk_rs import CertkError
-from certk_rs.jobs.engines.ray import RayEngine
+from certk_rs._jobs.ray import RayEngine
 free = socket.create_server(("127.0.0.1", 0))
 mute = socket.create_server(("127.0.0.1", 0))
 other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
@@ -363,7 +360,7 @@ print(json.dumps(said))
 @pytest.mark.heavy  # Ray tries for 20 s
 def test_a_token_that_is_not_the_cluster_s_is_said(host: ray_host.Host) -> None:
     code = f"""
-from certk_rs.jobs.engines.ray import RayEngine
+from certk_rs._jobs.ray import RayEngine
 try:
     RayEngine({host.address!r})
 except ValueError as error:

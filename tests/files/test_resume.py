@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 
 import killed_job
-from certk_rs import CertkError
+from certk_rs import CertkError, prune
 from certk_rs._files.safetensors import canonical
+from certk_rs._jobs import driver, steps
+from certk_rs._jobs.report import job_report
 from certk_rs.audit import audit
-from certk_rs.jobs import driver, file_job
-from certk_rs.jobs.job_report import job_report
-from certk_rs.pruning import prune
 from cli_fixtures import cache_tensors, certk, safetensors_bytes, tensor, write_cache
 from fresh_process import run_python
 from signalled import certk_signalled
@@ -245,7 +244,7 @@ def test_ctrl_c_says_how_far_it_came_and_how_to_go_on(tmp_path: Path) -> None:
     job = ["prune", tmp_path / "in", "-o", tmp_path / "out", "--eps", 1e-3, "--unit", "layer"]
     # One at a time: the second unit is that of the second file.
     ended = certk_signalled(
-        [*job, "--jobs", 1], "certk_rs.jobs.file_job:run_unit", tmp_path / "calls", at=2
+        [*job, "--jobs", 1], "certk_rs._jobs.steps:run_unit", tmp_path / "calls", at=2
     )
     assert (ended.code, ended.calls) == (130, 2)
     assert "a.safetensors: kept" in ended.out
@@ -314,7 +313,7 @@ def stopped_before_it_writes(
 
     with monkeypatch.context() as patched:
         patched.setattr(driver, "_WORTH_KEEPING", 0.0)
-        patched.setattr(file_job, "assemble", stop)
+        patched.setattr(steps, "assemble", stop)
         with pytest.raises(KeyboardInterrupt):
             prune(source, out, 0.1, **options)
     assert list((out / ".certk" / "parts").iterdir())
@@ -372,7 +371,7 @@ def test_parts_of_the_same_bytes_are_not_made_again(
     write_cache(source, m=20, n=60, d=8)
     stopped_before_it_writes(monkeypatch, source, tmp_path / "out")
     done: list[object] = []
-    monkeypatch.setattr(file_job, "run_unit", lambda *unit: done.append(unit))
+    monkeypatch.setattr(steps, "run_unit", lambda *unit: done.append(unit))
     assert len(prune(source, tmp_path / "out", 0.1, resume=True).outputs) == 1
     assert done == []
     monkeypatch.undo()
@@ -511,7 +510,7 @@ def test_memory_that_a_file_claims_to_need_is_asked_for_before_it_is_read(
     code = f"""
 import resource, sys
 from certk_rs.cache_format import Cache
-from certk_rs.pruning import prune
+from certk_rs import prune
 resource.setrlimit(resource.RLIMIT_AS, (1 << 35, 1 << 35))
 Cache.check_tensor = lambda *_: sys.exit("it was read")
 [failure] = prune({str(source)!r}, {str(tmp_path / "out")!r}, 0.1, unit={unit!r}).failures

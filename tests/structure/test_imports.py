@@ -113,8 +113,8 @@ print(*sys.modules)
     code = """
 import sys, certk_rs
 from certk_rs import prune, verify, analyze
-assert prune is certk_rs.prune is certk_rs.pruning.prune
-assert verify is certk_rs.verifying.verify and analyze is certk_rs.analyzing.analyze
+assert prune is certk_rs.prune is certk_rs._jobs.prune.prune
+assert verify is certk_rs._jobs.verify.verify and analyze is certk_rs._jobs.analyze.analyze
 assert "prune" in vars(certk_rs)
 try:
     certk_rs.prunes
@@ -147,7 +147,7 @@ def test_checkers_see_the_signatures_of_what_comes_later(tmp_path: Path) -> None
         cwd=tmp_path,
     )
     said = [line for line in done.stdout.splitlines() if "user.py" in line]
-    assert "tuple[certk_rs.jobs.job_result.Failure, ...]" in said[0]
+    assert "tuple[certk_rs._jobs.results.Failure, ...]" in said[0]
     assert '"bool"' in said[1] or "builtins.bool" in said[1]
     assert "CacheAnalysis" in said[2]
     assert 'no attribute "prunes"' in said[3]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from certk_rs import prune
 from certk_rs.audit import OutputAudit, audit
 from certk_rs.cache_format import (
     SafetensorsFile,
@@ -23,7 +24,6 @@ from certk_rs.cache_format import (
     read_certificate,
 )
 from certk_rs.cli import main
-from certk_rs.pruning import prune
 from second_verifier import second_verdict
 
 Tensor = tuple[str, tuple[int, ...], bytes]

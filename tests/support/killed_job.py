@@ -106,9 +106,9 @@ def _fork(order: Order) -> Told:
 
 def _job(order: Order, writing: int) -> int:
     from certk_rs._files.atomic import NewFile
+    from certk_rs._jobs import driver, steps
+    from certk_rs._jobs.folder import JobFolder
     from certk_rs.cli import main
-    from certk_rs.jobs import driver, file_job
-    from certk_rs.jobs.job_folder import JobFolder
 
     def told(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -133,8 +133,8 @@ def _job(order: Order, writing: int) -> int:
 
     # The result of a unit that takes as little as here would not be kept otherwise.
     driver._WORTH_KEEPING = 0.0
-    file_job.run_unit = told("choosing", file_job.run_unit)
-    file_job.assemble = told("assembling", file_job.assemble)
+    steps.run_unit = told("choosing", steps.run_unit)
+    steps.assemble = told("assembling", steps.assemble)
     JobFolder.write_part = told("part-writing", JobFolder.write_part)  # type: ignore[method-assign]
     NewFile.commit = told("renaming", NewFile.commit)  # type: ignore[method-assign]
     with Path(os.devnull).open("w") as nowhere:

@@ -22,11 +22,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from certk_rs import CertkError
-from certk_rs.jobs import file_job
-from certk_rs.jobs.engines import ray as ray_engine
-from certk_rs.jobs.unit import Unit, UnitResult, run_unit
-from certk_rs.pruning import prune
+from certk_rs import CertkError, prune
+from certk_rs._jobs import ray as ray_engine
+from certk_rs._jobs import steps
+from certk_rs._jobs.units import Unit, UnitResult, run_unit
 from cli_fixtures import write_cache
 from repository import EXAMPLE
 
@@ -182,13 +181,13 @@ def pruned_while_workers_are_killed(caches: str, out: str, moments: set[int]) ->
                 os.kill(pid, signal.SIGKILL)
             killed.extend(busy)
 
-    before = file_job.run_unit
+    before = steps.run_unit
     # So that there are workers in the middle of a unit whenever one looks.
-    file_job.run_unit = run_slowly
+    steps.run_unit = run_slowly
     try:
         result = prune(caches, out, 0.1, engine="ray", unit="head", jobs=4, progress=kill)
     finally:
-        file_job.run_unit = before
+        steps.run_unit = before
     assert not result.failures, result.failures
     return {"killed": len(killed), "outputs": len(result.outputs)}
 
@@ -216,25 +215,25 @@ def pruned_without_a_head(folder: str) -> tuple[str, str]:
         return run_unit(unit, threads)
 
     ray_engine.Head = Lost
-    file_job.run_unit, kept = slowly, file_job.run_unit
+    steps.run_unit, kept = slowly, steps.run_unit
     try:
         prune(Path(folder, "in"), Path(folder, "out"), 0.1, engine="ray")
     except CertkError as error:
         return type(error).__name__, str(error)
     finally:
-        ray_engine.Head, file_job.run_unit = before, kept
+        ray_engine.Head, steps.run_unit = before, kept
     return "", ""
 
 
 def pruned_with_a_deadly_file(caches: str, out: str) -> dict[str, Any]:
     """Prune, where every worker dies that looks at 1.safetensors."""
-    before = file_job.run_unit, ray_engine._RETRIES
+    before = steps.run_unit, ray_engine._RETRIES
     # A new worker takes seconds.
-    file_job.run_unit, ray_engine._RETRIES = run_or_die, 1
+    steps.run_unit, ray_engine._RETRIES = run_or_die, 1
     try:
         return pruned(caches, out)
     finally:
-        file_job.run_unit, ray_engine._RETRIES = before
+        steps.run_unit, ray_engine._RETRIES = before
 
 
 def run_or_die(unit: Unit, threads: int | None) -> UnitResult:

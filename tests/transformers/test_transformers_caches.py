@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 zoo = pytest.importorskip("model_zoo")
 
+from certk_rs import prune  # noqa: E402
 from certk_rs import transformers as ct  # noqa: E402
 from certk_rs.cache_format import (  # noqa: E402
     Cache as CacheFile,
@@ -31,7 +32,6 @@ from certk_rs.cache_format import (  # noqa: E402
     read_certificate,
 )
 from certk_rs.cli import main  # noqa: E402
-from certk_rs.pruning import prune  # noqa: E402
 from cli_fixtures import forge, write_cache  # noqa: E402
 from model_caches import prefilled, reference_step, seen_by  # noqa: E402
 

@@ -27,7 +27,7 @@ from .score_scale import analyze_model
 from .terminal import print_json, progress_bar, say
 
 if TYPE_CHECKING:
-    from ..jobs.inputs import Source
+    from .._jobs.inputs import Source
 
 
 def analyze(
@@ -78,9 +78,9 @@ def analyze(
     def job() -> int:
         from .._display.page import pyplot
         from .._files.atomic import write_text
-        from ..jobs.analyze import EPS, analyze_sources
-        from ..jobs.analyze_page import analysis_page
-        from ..jobs.inputs import expand
+        from .._jobs.analyze import EPS, analyze_sources
+        from .._jobs.analyze_page import analysis_page
+        from .._jobs.inputs import expand
         from .analyze_report import Shown, as_object
 
         if model is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .._display.tables import tidy
-from ..jobs.analysis import Analysis
-from ..jobs.analyze import Analyzed
-from ..jobs.analyze_cache import CacheAnalysis
-from ..jobs.analyze_page import (
+from .._jobs.analyze import Analysis, Analyzed
+from .._jobs.analyze_cache import CacheAnalysis
+from .._jobs.analyze_page import (
     ADVISED,
     HEADS,
     NOT_COVERED,
@@ -24,7 +23,7 @@ from ..jobs.analyze_page import (
     together_cells,
     together_heads,
 )
-from ..jobs.prune import Failure
+from .._jobs.results import Failure
 from .terminal import complain, print_table, print_text, say
 
 _ELSEWHERE = "--json, --html"

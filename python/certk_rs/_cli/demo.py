@@ -16,7 +16,7 @@ from .options import AsJson, CacheFile, Eps, Granularity, Job, OneSetPer, Quiet
 from .terminal import print_json, print_table, progress_bar, round_up, say, terminal_width
 
 if TYPE_CHECKING:
-    from ..jobs.layer_report import LayerReport
+    from .._jobs.results import LayerReport
 
 
 def demo(
@@ -35,9 +35,9 @@ def demo(
     """Prune a small real cache, verify it, and show each layer."""
 
     def job() -> int:
+        from .._jobs.prune import prune
+        from .._jobs.results import file_json
         from ..audit import audit, audit_json
-        from ..jobs.file_report import file_json
-        from ..pruning import prune
         from .audit_report import show_audit, verdict
 
         cache = example() if data is None else data
@@ -68,7 +68,7 @@ def demo(
 
 def _show(reports: Sequence[LayerReport], eps: float) -> None:
     """Show a job as a table and as bars."""
-    from ..jobs.bars import bars
+    from .._jobs.results import bars
 
     heads = ("layer", "kept / total", "share", "lower bound", "gap", "worst tail mass")
     rows = [

@@ -12,7 +12,7 @@ from .options import AsJson, Job, Layout, Names, Recursive
 from .terminal import complain, print_json, print_table, say, warn
 
 if TYPE_CHECKING:
-    from ..jobs.inspect import CacheFacts, Inspection, LayerLine, OutputFacts
+    from .._jobs.inspect import CacheFacts, Inspection, LayerLine, OutputFacts
 
 _FILES = typer.Argument(
     metavar="FILE...",
@@ -36,8 +36,8 @@ def inspect_files(
     """
 
     def job() -> int:
-        from ..jobs.inputs import expand
-        from ..jobs.inspect import inspect_all, inspection_json
+        from .._jobs.inputs import expand
+        from .._jobs.inspect import inspect_all, inspection_json
 
         sources = expand(files, recursive, same_names=True)
         order = None if layout is None else layout.value

@@ -53,9 +53,10 @@ from .quantities import PLACE, Place
 from .terminal import complain, print_json, progress_bar, round_up, say, warn
 
 if TYPE_CHECKING:
-    from ..jobs.estimate import Estimate
-    from ..jobs.prune import Failure, FileOutcome, JobResult, Plan
-    from ..jobs.request import Request
+    from .._jobs.estimate import Estimate
+    from .._jobs.prune import Plan
+    from .._jobs.request import Request
+    from .._jobs.results import Failure, FileOutcome, JobResult
 
 # What goes together in the help.
 PANELS = {
@@ -113,10 +114,9 @@ def prune(
     """
 
     def job() -> int:
-        from ..jobs.budgets import read_budgets
-        from ..jobs.prune import Manner, make_plan, run_plan
-        from ..jobs.request import Request
-        from ..pruning import make_engine
+        from .._jobs.budgets import read_budgets
+        from .._jobs.prune import Manner, make_engine, make_plan, run_plan
+        from .._jobs.request import Request
         from .prune_report import show_summary
 
         if eps is None and size is None and size_bytes is None and out_tol is None:
@@ -180,8 +180,7 @@ class _Shown:
 
     def tell(self, outcome: FileOutcome) -> None:
         """Print the line of one input, and its warnings."""
-        from ..jobs.file_report import FileReport, totals
-        from ..jobs.prune import Failure
+        from .._jobs.results import Failure, FileReport, totals
         from .prune_report import said_of
 
         self._ended += 1
@@ -215,7 +214,7 @@ class _Shown:
         """The exit code: 2 if no input was any good, 1 if some were not (or --strict)."""
         if result.failures:
             return 1 if result.outputs or result.skipped or len(result.failures) > 1 else 2
-        over = any(layer.rows_over_budget for report in result.outputs for layer in report.layers)
+        over = any(report.count.rows_over_budget for report in result.outputs)
         return 1 if over and self._strict else 0
 
 
@@ -226,8 +225,8 @@ def _eps(request: Request) -> float | str | None:
 
 
 def _dry_run(plan: Plan, threads: int | None, as_json: bool, quiet: bool) -> int:
-    from ..jobs.estimate import estimate
-    from ..jobs.prune import failure
+    from .._jobs.estimate import estimate
+    from .._jobs.results import failure
 
     found: list[Estimate] = []
     bad = list(plan.failures)

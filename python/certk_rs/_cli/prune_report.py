@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..jobs.file_report import FileReport, totals
-from ..jobs.prune import Failure, FileOutcome, JobResult, Skipped
+from .._jobs.results import Failure, FileOutcome, FileReport, JobResult, Skipped, totals
 from .terminal import round_up, say
 
 

@@ -13,7 +13,7 @@ from .terminal import print_json, print_table, progress_bar, say, warn
 
 if TYPE_CHECKING:
     from .._files.location import Location
-    from ..jobs.job_report import RowSink
+    from .._jobs.report import RowSink
 
 _FILE = "FILE"
 
@@ -52,9 +52,9 @@ def report(
     def job() -> int:
         from .._display.page import pyplot
         from .._files.new_file import new_file
-        from ..jobs.export import table_files
-        from ..jobs.job_page import job_page
-        from ..jobs.job_report import job_report
+        from .._jobs.export import table_files
+        from .._jobs.job_page import job_page
+        from .._jobs.report import job_report
 
         if sets and csv is None and parquet is None:
             raise CertkError("--sets is about tables: give --csv FILE or --parquet FILE with it")
@@ -108,7 +108,7 @@ def _new(path: str | None, force: bool) -> Location | None:
 
 def _check_apart(places: list[Location], outs: list[str]) -> None:
     """Raise `CertkError` if two reports would have one place, or one that of an output."""
-    from ..jobs.job_record import find_outputs
+    from .._jobs.folder import find_outputs
 
     outputs = {
         source.location.key(): source.location
@@ -131,7 +131,7 @@ _BEYOND = (1, 3, 7, 6, 4, 5)
 
 
 def _show(found: dict[str, Any]) -> None:
-    from ..jobs.job_page import count, megabytes, share, up
+    from .._jobs.job_page import count, megabytes, share, up
 
     total = found["totals"]
     for job in found["jobs"]:
@@ -164,7 +164,7 @@ def _show(found: dict[str, Any]) -> None:
 
 def _held_out(total: dict[str, Any], options: list[dict[str, Any]]) -> str:
     """What is known of queries that sets were made without."""
-    from ..jobs.job_page import between, count
+    from .._jobs.job_page import between, count
 
     lost = between(total["held_out_violations_low"], total["held_out_violations_high"])
     text = (
@@ -182,7 +182,7 @@ def _bounds(figures: dict[str, Any]) -> bool:
 
 
 def _cells(layer: dict[str, Any]) -> list[str]:
-    from ..jobs.job_page import budget, count, share, up
+    from .._jobs.job_page import budget, count, share, up
 
     return [
         str(layer["layer"]),

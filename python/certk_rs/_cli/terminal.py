@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._display.numbers import rounded
 from .._display.plain import plain
-from ..jobs.progress import Progress
+from .._jobs.progress import Progress
 from .answer import Answer, Kind
 
 if TYPE_CHECKING:

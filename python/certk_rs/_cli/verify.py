@@ -99,7 +99,7 @@ def _read_sample(text: str | None) -> int | float | None:
 
 def _files(given: list[str], recursive: bool) -> list[Path]:
     """Each once; outputs of several jobs, and inputs, may have the same names."""
-    from ..jobs.inputs import expand
+    from .._jobs.inputs import expand
 
     if not given:
         return []

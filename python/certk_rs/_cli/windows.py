@@ -12,8 +12,8 @@ from .options import AT_LEAST_ONE, NUMBER, AsJson, Caches, Job, Names, Quiet, Th
 from .terminal import print_json, print_table, print_text, progress_bar, say
 
 if TYPE_CHECKING:
-    from ..jobs.adaptive_k import AdaptiveK
-    from ..jobs.window_recipe import CacheRecipe, WindowRecipe
+    from .._jobs.adaptive_k import AdaptiveK
+    from .._jobs.window_recipe import CacheRecipe, WindowRecipe
 
 # Of `jobs.prefixes`, which a question for help does not wait for.
 _SHORTEST = 16
@@ -48,7 +48,7 @@ def windows(
     """
 
     def job() -> int:
-        from ..jobs.window_recipe import recipe_json, window_recipes
+        from .._jobs.window_recipe import recipe_json, window_recipes
 
         with progress_bar(quiet) as progress:
             found = window_recipes(
@@ -64,8 +64,8 @@ def windows(
 
 
 def _show(found: Sequence[CacheRecipe]) -> None:
-    from ..jobs.adaptive_k import SHARE
-    from ..jobs.prefixes import STANDS_FOR, some_of
+    from .._jobs.adaptive_k import SHARE
+    from .._jobs.prefixes import STANDS_FOR, some_of
 
     for cache in found:
         recipes = [*cache.layers, cache.all]

@@ -1,0 +1,1 @@
+"""Jobs on saved caches: prune, verify, analyze, report and inspect."""

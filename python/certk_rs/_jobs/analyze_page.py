@@ -1,0 +1,434 @@
+"""The analysis of caches as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .. import __version__, gaussian
+from .._display.page import (
+    WIDTH,
+    Fold,
+    Section,
+    Table,
+    legend_below,
+    page,
+    panels,
+    plain_ticks,
+    svg,
+)
+from .._display.plots import heat_map
+from .._display.tables import tidy
+from .aggregate import QUANTILES, Aggregate, Together
+from .analyze import Analysis
+from .analyze_cache import PAYS, PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
+from .effective_watch import Watch, shown_lengths, watch_cells, watch_heads
+from .prefixes import STANDS_FOR
+
+HEADS = (
+    "head", "sigma", "k/n", "rule", "1 gap", "8 cuts", "one set", "advice", "at least",
+    "effective", "1/sum P^2",
+)  # fmt: skip
+NOT_COVERED = "Queries that are not in the file are not covered."
+ADVISED = (
+    f"prune: one set of at most {PRUNE:g} of the keys serves all queries of the head; prune a "
+    f"little: of at most {PRUNE_A_LITTLE:g}; per query: no such set, but a query on its own needs "
+    f"at most {PER_QUERY:g}, so select anew for each; leave dense: neither."
+)
+# Files that get a section of their own in a page.
+SECTIONS = 24
+# What a terminal of 80 columns has room for.
+NARROW = 8
+
+
+def cells(found: CacheAnalysis) -> list[list[str]]:
+    """The table of one cache at its main budget, a row per head."""
+    return [
+        [
+            f"{head.layer}.{head.head}",
+            f"{head.sigma:.2f}" if head.sigma < 1000 else f"{head.sigma:.3g}",
+            f"{head.kept[found.main]:.3f}",
+            f"{head.predicted[found.main]:.3f}",
+            f"{head.single_gap:.3f}",
+            f"{head.multi_gap:.3f}",
+            f"{head.shared:.3f}",
+            head.advice,
+            f"{head.shared_lower_bound:.3f}",
+            f"{head.effective_entries:.1f}",
+            f"{head.participation:.1f}",
+        ]
+        for head in found.heads
+    ]
+
+
+def by_layer(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
+    """The one table that everybody is shown: heads and rows, one per layer and one for all."""
+    heads = ["layer", *(f"eps = {budget:g}" for budget in found.eps), "one set", "at least", "pays"]
+    rows = [
+        [
+            name,
+            *(f"{k:.3f}" for k in means.kept),
+            f"{means.shared:.3f}",
+            f"{np.mean([head.shared_lower_bound for head in own]):.3f}",
+            f"{sum(head.advice in PAYS for head in own)} of {len(own)}",
+        ]
+        for name, means, own in [
+            *((str(i), means, found.of_layer(i)) for i, means in found.layers().items()),
+            ("all", found.all(), found.heads),
+        ]
+    ]
+    return tidy(heads, rows if len(rows) > 2 else rows[:1])
+
+
+def said_of_layers(found: CacheAnalysis) -> str:
+    """What that table has in its columns."""
+    eps = f"{found.eps[found.main]:g}"
+    return (
+        "Shares of the visible keys, means over heads. eps = ...: what a query needs on its own; "
+        f"one set: what all queries of a head need together at eps = {eps}, and at least so much "
+        f"by proof; pays: heads in which that is at most {PRUNE_A_LITTLE:g} of the keys."
+    )
+
+
+def said_of_heads(found: CacheAnalysis) -> str:
+    """What the table of heads has in its columns."""
+    return (
+        f"At eps = {found.eps[found.main]:g}. sigma: standard deviation of a row's scores; k/n: "
+        "the share of the keys that a query needs on its own; rule: what the Gaussian rule says "
+        "of it by sigma; 1 gap, 8 cuts: what these bounds prove to be enough; one set: what all "
+        "queries need together, and at least so much by proof; effective: keys that weigh at "
+        "least eps each; 1/sum P^2: how many share the weight."
+    )
+
+
+def verdict(
+    advice: Mapping[str, int], eps: float, kept: float, shared: float, causes: str = ""
+) -> str:
+    """Whether to prune, in a sentence.
+
+    Args:
+        advice: How many heads are given which.
+        eps: The budget.
+        kept: The share of its keys that a query needs on its own, in the mean.
+        shared: The share that one set per head takes, in the mean.
+        causes: Where the shares are from, in brackets or empty.
+    """
+    heads, alone = sum(advice.values()), advice.get("per query", 0)
+    pays = sum(advice.get(word, 0) for word in PAYS)
+    one, own = f"{100 * shared:.0f} % of the keys{causes}", f"{100 * kept:.0f} %"
+    if pays:
+        verb = "pays" if 2 * pays > heads else "pays in few heads"
+        return (
+            f"pruning {verb} at eps = {eps:g}: in {pays} of {heads} heads; one set per head keeps "
+            f"{one}, a query on its own needs {own}."
+        )
+    if alone:
+        return (
+            f"do not prune at eps = {eps:g}, select keys anew for each query: one set per head "
+            f"would keep {one}, a query on its own needs {own} (few in {alone} of {heads} heads)."
+        )
+    return (
+        f"leave it dense at eps = {eps:g}: one set per head would keep {one}, and a query on its "
+        f"own needs {own}."
+    )
+
+
+def verdict_on(found: CacheAnalysis) -> str:
+    """That of one file."""
+    every, counts = found.all(), Counter(head.advice for head in found.heads)
+    return verdict(counts, found.eps[found.main], every.kept[found.main], every.shared)
+
+
+def together_heads(by_head: bool) -> list[str]:
+    """What `together_cells` has in its columns."""
+    quantiles = [f"{100 * q:g} %" for q in QUANTILES]
+    kind = "head" if by_head else "layer"
+    return [kind, "files", "k/n", "one set", *quantiles, "worst", "in", "advice"]
+
+
+def together_cells(found: Aggregate, by_head: bool) -> list[list[str]]:
+    """A row per layer and head, or one per layer and one for all: over all files."""
+    every = [*found.layers, *([] if found.all is None else [found.all])]
+    rows = found.heads if by_head else every
+    return [
+        [
+            _called(each),
+            str(each.files),
+            f"{each.kept[found.main].mean:.3f}",
+            f"{each.shared.mean:.3f}",
+            *(f"{quantile:.3f}" for quantile in each.shared.quantiles),
+            f"{each.shared.worst:.3f}",
+            each.shared.worst_in,
+            each.advised(),
+        ]
+        for each in rows
+    ]
+
+
+def _called(each: Together) -> str:
+    if each.layer is None:
+        return "all"
+    return str(each.layer) if each.head is None else f"{each.layer}.{each.head}"
+
+
+def lengths_of(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
+    """The table by length, a row per layer; without rows where there is one length only."""
+    watches = watches_of(found)
+    every = {each.n for _, one in watches for each in one.lengths}
+    shown = shown_lengths([one for _, one in watches])
+    rows = watch_cells(watches, shown) if len(every) > 1 else []
+    return tidy(watch_heads(shown), rows)
+
+
+def watches_of(found: CacheAnalysis) -> list[tuple[int, Watch]]:
+    """The layer of each head, and what was seen of it by length."""
+    return [(head.layer, head.watch) for head in found.heads]
+
+
+def said_of_lengths(found: CacheAnalysis) -> list[str]:
+    """What the table by length has in its columns, and what follows from it, a paragraph each."""
+    eps, watches = found.eps[found.main], watches_of(found)
+    normal = max(one.smallest_normal for _, one in watches)
+    said = [
+        f"n = ...: keys that weigh at least {eps:g} each, at that length; k, 1/sum P^2: the power "
+        "of n that the keys needed, and those that share the weight, grow by; weight: "
+        "exp(-sigma^2/2)/n, a typical one at the longest n; small: the share of keys below "
+        f"{normal:.2g}, the smallest normal number of the cache's dtype; mass: what these weigh in "
+        "the worst row.",
+        f"With the length of a row: {found.growth()}.",
+    ]
+    names = [f"{head.layer}.{head.head}" for head in found.heads if head.watch.more_precision]
+    if names:
+        said.append(
+            f"More precision is due where weights are stored in this dtype: those too small for "
+            f"it weigh more than {eps:g} in {len(names)} heads ({', '.join(names[:8])}"
+            f"{', ...' if len(names) > 8 else ''})."
+        )
+    return said if found.causal else [*said, STANDS_FOR]
+
+
+def said_of(found: CacheAnalysis) -> str:
+    """One file in a line."""
+    return f"{found.path}: {verdict_on(found)}"
+
+
+def said_of_all(found: Analysis) -> str:
+    """All files in a line."""
+    every = len(found.caches) + len(found.failures)
+    said = f"{len(found.caches)} of {every} files"
+    if (together := found.aggregate().all) is None:
+        return f"{said} could be analyzed."
+    kept, shared = together.kept[found.main], together.shared
+    worst = f" (worst {100 * shared.worst:.0f} %, in {shared.worst_in})"
+    eps = found.eps[found.main]
+    return f"{said}: {verdict(dict(together.advice), eps, kept.mean, shared.mean, worst)}"
+
+
+def said_of_together(found: Analysis) -> str:
+    """What the tables of all files have in their columns."""
+    return (
+        f"At eps = {found.eps[found.main]:g}, shares of the visible keys. k/n: what a query needs "
+        "on its own, in the mean; one set: what all queries of a head need together: the mean, "
+        "quantiles and the worst over files (of a layer: over its heads in all files), and the "
+        "file that this is in; advice: for how many heads."
+    )
+
+
+def analysis_page(found: Analysis) -> str:
+    """The page; needs matplotlib. Of many files those that need most have sections of their own."""
+    shown: Sequence[int] = range(len(found.caches))
+    sections = []
+    if len(shown) > 1 or found.failures:
+        shown = _shown(found)
+        sections.append(_together(found, len(shown)))
+    sections += [_section(found.caches[i], f"cache-{i}") for i in shown]
+    return page("certk analyze", "", sections, f"{NOT_COVERED} certk_rs {__version__}")
+
+
+def _shown(found: Analysis) -> Sequence[int]:
+    """The files that get sections: all, or those of which one set takes most, in their order."""
+    shared = np.array([cache.all().shared for cache in found.caches])
+    if len(shared) <= SECTIONS:
+        return range(len(shared))
+    most: list[int] = np.sort(np.argsort(-shared, kind="stable")[:SECTIONS]).tolist()
+    return most
+
+
+def _together(found: Analysis, sections: int) -> Section:
+    """All files together, those that failed, and a row for each of the others."""
+    every = found.aggregate()
+    text = [
+        said_of_all(found),
+    ]
+    if sections < len(found.caches):
+        text.append(
+            f"The {sections} files of which one set takes most have sections of their own below; "
+            "--json has all."
+        )
+    rows = [
+        [name.path, str(means.heads), f"{means.kept[found.main]:.3f}", f"{means.shared:.3f}", said]
+        for name, means, said in ((each, each.all(), each.advice()) for each in found.caches)
+    ]
+    tables = [
+        Table(
+            *tidy(together_heads(False), together_cells(every, False)),
+            note=said_of_together(found),
+        )
+    ]
+    if found.failures:
+        bad = [[each.source, each.message] for each in found.failures]
+        tables.append(Table(["file", "what is wrong"], bad, "Files that could not be analyzed"))
+    plots = _together_maps(every) if every.heads else []
+    of_heads = Table(*tidy(together_heads(True), together_cells(every, True)))
+    of_files = Table(["file", "heads", "k/n", "one set", "advice"], rows)
+    folds = [
+        Fold("Each head", [], (), [of_heads]),
+        Fold("Each file", [f"Advice, {ADVISED}"], (), [of_files]),
+    ]
+    return Section("All files", text, plots, tables, "all-files", folds)
+
+
+def _together_maps(found: Aggregate) -> list[str]:
+    """What one set takes by layer and head: in the mean over files, and in the worst."""
+    eps = f"eps = {found.eps[found.main]:g}"
+    means = {(each.layer or 0, each.head or 0): each.shared.mean for each in found.heads}
+    worst = {(each.layer or 0, each.head or 0): each.shared.worst for each in found.heads}
+    return [
+        _map(means, f"one set, mean over files, {eps}"),
+        *([_map(worst, f"one set, worst file, {eps}")] if worst != means else []),
+    ]
+
+
+def _section(found: CacheAnalysis, anchor: str) -> Section:
+    main, heads = found.main, found.heads
+    eps = found.eps[main]
+    shared = {(head.layer, head.head): head.shared for head in heads}
+    said = verdict_on(found)
+    table = Table(*by_layer(found), note=said_of_layers(found))
+    folds = [_of_heads(found), _of_rules(found)]
+    lengths = lengths_of(found)
+    if lengths[1]:
+        columns, *said_of_them = said_of_lengths(found)
+        table_of_them = Table(*lengths, note=columns)
+        folds.append(Fold("Length of a row", said_of_them, [_lengths(found)], [table_of_them]))
+    return Section(
+        found.name,
+        [f"{said[0].upper()}{said[1:]}"],
+        [_map(shared, f"keys that one set keeps, eps = {eps:g}")],
+        [table],
+        anchor,
+        folds,
+    )
+
+
+def _of_heads(found: CacheAnalysis) -> Fold:
+    """What each head needs: a map per budget, and all figures."""
+    plots = [
+        _map(
+            {(head.layer, head.head): head.kept[i] for head in found.heads},
+            f"keys that a query needs, eps = {budget:g}",
+        )
+        for i, budget in enumerate(found.eps)
+    ]
+    note = f"{said_of_heads(found)} Advice, {ADVISED}"
+    return Fold("Each head", [], plots, [Table(*tidy(HEADS, cells(found)), note=note)])
+
+
+def _of_rules(found: CacheAnalysis) -> Fold:
+    """How rules and bounds do that know less than all scores."""
+    main = found.main
+    worst = max(found.heads, key=lambda head: abs(head.kept[main] - head.predicted[main]))
+    text = (
+        f"At eps = {found.eps[main]:g} the Gaussian rule, which knows sigma alone, is off by "
+        f"{found.all().rule_error[main]:.3f} in the mean; it is worst for head {worst.layer}."
+        f"{worst.head}, where it says {worst.predicted[main]:.3f} and a query needs "
+        f"{worst.kept[main]:.3f}. The bounds know one gap between scores, or sums between 8 cuts. "
+        "The scale of sigma is that of its square root."
+    )
+    return Fold("Rules and bounds", [text], [_rule(found), _rules(found)])
+
+
+def _map(grid: Mapping[tuple[int, int], float], title: str) -> str:
+    """Shares of keys by layer and head."""
+    layers = len({layer for layer, _ in grid})
+    figure, axis = panels(figsize=(WIDTH, min(9.0, 0.26 * layers + 1.4)))
+    heat_map(axis, grid, title, 1.0)
+    axis.set_xlabel("query head")
+    return svg(figure)
+
+
+def _rule(found: CacheAnalysis) -> str:
+    """k/n against sigma, with the Gaussian rule."""
+    figure, axis = panels(figsize=(WIDTH, 3.4))
+    widest = max(head.sigma for head in found.heads)
+    sigma = np.linspace(0, (1.1 * widest + 0.1) ** 0.5, 200) ** 2
+    for i, budget in enumerate(found.eps):
+        [line] = axis.plot(sigma, gaussian.keep_fraction(sigma, budget), label=f"eps = {budget:g}")
+        axis.scatter(
+            [head.sigma for head in found.heads],
+            [head.kept[i] for head in found.heads],
+            s=12, color=line.get_color(), alpha=0.7,
+        )  # fmt: skip
+    axis.set(
+        xlabel="standard deviation of a row's scores", ylabel="mean k/n", ylim=(0, 1.02),
+    )  # fmt: skip
+    axis.set_title("keys by the rule (lines), and needed (points)", fontsize=10)
+    # A few heads of large sigma would squeeze all others into a corner.
+    axis.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+    axis.set_xlim(0, sigma[-1])
+    marks = [d * 10.0**e for e in range(-1, 4) for d in (1, 2, 5)]
+    shown = [x for x in marks if x <= sigma[-1] and x >= sigma[-1] / 30]
+    plain_ticks(axis.xaxis, [0, *shown])
+    legend_below(figure, ncols=3)
+    return svg(figure)
+
+
+def _rules(found: CacheAnalysis) -> str:
+    """Exact selection, bounds and shared sets, layer by layer."""
+    layers = sorted({head.layer for head in found.heads})
+    series = {
+        "each row on its own": [head.kept[found.main] for head in found.heads],
+        "8 cuts (bound)": [head.multi_gap for head in found.heads],
+        "1 gap (bound)": [head.single_gap for head in found.heads],
+        "one set per head": [head.shared for head in found.heads],
+    }
+    figure, axis = panels(figsize=(WIDTH, 3.4))
+    step = -(-len(layers) // 10)  # labels of two digits need room
+    width = 0.8 / len(series)
+    for i, (name, values) in enumerate(series.items()):
+        means = [
+            float(np.mean([v for v, h in zip(values, found.heads, strict=True) if h.layer == x]))
+            for x in layers
+        ]
+        axis.bar(np.arange(len(layers)) + (i - 1.5) * width, means, width, label=name)
+    axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
+    axis.set(
+        xlabel="layer", ylabel="mean share of the keys", ylim=(0, 1.02),
+    )  # fmt: skip
+    axis.set_title(f"keys that each way keeps, eps = {found.eps[found.main]:g}", fontsize=10)
+    legend_below(figure, ncols=2)
+    return svg(figure)
+
+
+def _lengths(found: CacheAnalysis) -> str:
+    """Keys needed against the length of a row, a line per layer."""
+    figure, axis = panels(figsize=(WIDTH, 3.4))
+    every = [each.n for _, one in watches_of(found) for each in one.lengths]
+    ends = [min(every), max(every)]
+    for layer in found.layers():
+        own = [each for number, one in watches_of(found) if number == layer for each in one.lengths]
+        sizes = sorted({each.n for each in own})
+        needed = [float(np.mean([each.k for each in own if each.n == n])) for n in sizes]
+        axis.plot(sizes, needed, marker="o", markersize=3, label=f"layer {layer}")
+    axis.plot(ends, ends, color="#999", linestyle=":", label="all keys")
+    axis.set(
+        xlabel="keys before the row, n", ylabel="mean k",
+    )  # fmt: skip
+    axis.set_title(f"keys that a row needs, eps = {found.eps[found.main]:g}", fontsize=10)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    if len(found.layers()) <= 16:
+        legend_below(figure, ncols=3)
+    return svg(figure)

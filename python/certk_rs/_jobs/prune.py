@@ -1,0 +1,431 @@
+"""Prune jobs: many caches, one output each, resumable, on an engine of choice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._files.atomic import already_exists
+from .._files.location import Location, locate
+from ..errors import CertkError
+from .budgets import read_budgets
+from .driver import Driver, Ended
+from .engine import Engine, LocalEngine
+from .folder import JobFolder
+from .inputs import check_apart, expand
+from .progress import Progress, peak_memory
+from .ray import RayEngine
+from .request import Request
+from .results import (
+    Failure,
+    FileOutcome,
+    FileReport,
+    JobResult,
+    Skipped,
+    failure,
+    file_json,
+    read_file_report,
+)
+from .steps import Steps, steps
+from .task import FileTask, check_same, manifest, plan_file
+from .write import is_of_bytes, is_of_input, is_whole
+
+ENGINES = ("local", "ray")
+
+
+def prune(
+    caches: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    eps: float | str | Path | Mapping[str | int, float] | None = None,
+    *,
+    size: float | int | None = None,
+    size_bytes: int | None = None,
+    out_tol: float | None = None,
+    hot: float | int | None = None,
+    granularity: str = "head",
+    max_keep: int | float | None = None,
+    keep_first: int = 0,
+    keep_last: int = 0,
+    block_size: int = 1,
+    coverage: float = 1.0,
+    holdout: float = 0.0,
+    proof: str = "auto",
+    guard: str = "none",
+    names: str | None = None,
+    layout: str | None = None,
+    recursive: bool = False,
+    resume: bool = False,
+    existing: str = "refuse",
+    fail_fast: bool = False,
+    engine: str = "local",
+    address: str | None = None,
+    jobs: int | None = None,
+    threads: int | None = None,
+    unit: str = "auto",
+    on_file: Callable[[FileOutcome], None] | None = None,
+    progress: Progress | None = None,
+) -> JobResult:
+    """Make saved KV caches smaller, with a certificate of what was lost in every output.
+
+    Exactly one of `eps`, `size`, `size_bytes` and `out_tol` says how much smaller. The promise
+    covers the queries in the files, but for those that `coverage` leaves out; docs/files.md says
+    what is in an output, docs/prune.md how a job behaves. No output replaces an input.
+
+    Args:
+        caches: Files, directories, glob patterns and URLs of input caches, one or several.
+        out: The directory (or URL) to write to; each output has its input's name.
+        eps: Tail mass that every row (one query of one query head) may lose, 0 or 1e-300 <= eps <
+            1; or by layer: a rule such as "0-3=0.01,*=0.05", a mapping {"0-3": 0.01, "*": 0.05},
+            or a `.json` file that holds one.
+        size: The keys that each file may keep in all, a count or a fraction of the visible ones:
+            distributed over heads and layers so that the worst tail mass is least.
+        size_bytes: The same, as the bytes that each output may have.
+        out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
+            the attention output of a row.
+        hot: With `eps` and a `guard`: how many keys each file keeps in all, a count or a
+            fraction; those stay that its queries need most often, in whatever head. eps is then
+            what later queries may lose, and what is not here is for the guard to name.
+        granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").
+        max_keep: The most keys of a set, a count or a fraction of the visible keys; rows may then
+            lose more than eps, and the output says how much.
+        keep_first: So many visible positions at the start are always kept.
+        keep_last: So many visible positions at the end are always kept.
+        block_size: Whole blocks of so many positions are kept, as paged caches need it.
+        coverage: Share of the rows of each set that must be within the budget, in (0, 1].
+        holdout: Share of the queries, in [0, 1), that is set aside in a trial: sets are made for
+            the others, and `held_out` of their reports says how many of these lose more than the
+            budget. The sets that are written are then made for all queries. It doubles the work.
+        proof: How much of the proof is written: "full", "compact", "none", or "auto": full where
+            that takes at most 2 % of the bytes of keys and values, else compact.
+        guard: What is remembered of the dropped keys and values, so that what any later query loses
+            can be proven (`certk_rs.transformers.from_cache`): "codes", a byte an entry of every
+            dropped key and bounds for each kv head, or "none".
+        names: Pattern of the tensor names, None to find out; see docs/files.md.
+        layout: Order of the axes, "hnd" (heads, n, d) or "nhd"; None: hnd, with doubts an error.
+        recursive: Whether directories within directories are searched.
+        resume: Go on with a job that was interrupted, after a check of what is there.
+        existing: What to do about outputs that exist: "refuse" the job, "skip" or "replace" them.
+        fail_fast: Whether the first bad input ends the job with its exception.
+        engine: "local" (threads of this process) or "ray" (workers of a cluster).
+        address: Of the Ray cluster; None: a local one.
+        jobs: How many units are under way at a time; None: what suits the engine.
+        threads: Threads of all units here together, or of each unit in a cluster.
+        unit: What one unit of work is, a "layer" or a "head" of one; "auto": a head where layers
+            are too few to keep all workers busy.
+        on_file: Called with what became of each input, as soon as it is known.
+        progress: Called with (name of the input, units done, units known of).
+
+    Returns:
+        A `JobResult`: reports of the outputs, and the failures of inputs that could not be pruned.
+
+    Raises:
+        CertkError: Bad arguments, no input, an output that exists or that would have the place of
+            an input, another job in `out`.
+        OSError: The system refuses something that all inputs need.
+    """
+    budgets = None if eps is None else read_budgets(eps)
+    request = Request(
+        eps=budgets,
+        size=size,
+        size_bytes=size_bytes,
+        out_tol=_real(out_tol),
+        hot=hot,
+        granularity=granularity,
+        max_keep=max_keep,
+        keep_first=keep_first,
+        keep_last=keep_last,
+        block_size=block_size,
+        coverage=coverage,
+        holdout=holdout,
+        proof=proof,
+        guard=guard,
+        names=names,
+        layout=layout,
+    )
+    if unit not in ("auto", "layer", "head"):
+        raise CertkError(f"unit is {unit!r}: give auto, layer or head")
+    if existing not in ("refuse", "skip", "replace"):
+        raise CertkError(f"existing is {existing!r}: give refuse, skip or replace")
+    manner = Manner(resume, existing, fail_fast, unit)
+    given = [caches] if isinstance(caches, (str, os.PathLike)) else caches
+    plan = make_plan(given, out, request, manner, recursive)
+    return run_plan(plan, make_engine(engine, address, jobs, threads), manner, on_file, progress)
+
+
+def _real(value: Any) -> Any:
+    """Return a whole number as a float; other values are for the request to refuse."""
+    return float(value) if type(value) is int else value
+
+
+def make_engine(
+    engine: str = "local",
+    address: str | None = None,
+    jobs: int | None = None,
+    threads: int | None = None,
+) -> Engine:
+    """Return the engine of that name; a `CertkError` if there is none, or it cannot be had."""
+    if engine not in ENGINES:
+        raise CertkError(f"engine is {engine!r}: give {' or '.join(ENGINES)}")
+    if engine == "ray":
+        return RayEngine(address, jobs, threads)
+    if address is not None:
+        raise CertkError("address is that of a Ray cluster: give engine ray with it")
+    return LocalEngine(jobs, threads)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """The way that a job is done; no byte of an output depends on it.
+
+    `existing` is for outputs that are there: "refuse" (the job), "skip" or "replace" (them). `unit`
+    is the size of a unit of work, a "layer", a "head", or "auto": a head where layers are too few
+    to keep the engine busy.
+    """
+
+    resume: bool = False
+    existing: str = "refuse"
+    fail_fast: bool = False
+    unit: str = "auto"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, every header of it read: the inputs that can be pruned, and the failures."""
+
+    out: Location
+    request: Request
+    tasks: tuple[FileTask, ...]
+    failures: tuple[Failure, ...]
+
+
+def make_plan(
+    caches: Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    request: Request,
+    manner: Manner | None = None,
+    recursive: bool = False,
+) -> Plan:
+    """Read the headers of all inputs, and see what can be done. Nothing is made.
+
+    Raises:
+        CertkError: There is no input, two inputs have one name, an output would have the place of
+            an input, or OUT cannot be written to.
+    """
+    manner = manner or Manner()
+    place = locate(out)
+    sources = expand(list(caches), recursive=recursive)
+    _check_out(place)
+    check_apart(sources, place)
+    tasks: list[FileTask] = []
+    failures: list[Failure] = []
+    for source in sources:
+        target = place / source.name
+        if manner.existing == "refuse" and not manner.resume and target.exists():
+            raise CertkError(
+                f"{already_exists(target)}; or go on with --resume or --skip-existing, or "
+                "begin anew with --force"
+            )
+        try:
+            tasks.append(plan_file(source, target, request))
+        except (CertkError, OSError) as error:
+            if manner.fail_fast or len(sources) == 1:
+                raise
+            failures.append(failure(source, error))
+    return Plan(place, request, tuple(tasks), tuple(failures))
+
+
+def run_plan(
+    plan: Plan,
+    engine: Engine,
+    manner: Manner | None = None,
+    on_file: Callable[[FileOutcome], None] | None = None,
+    progress: Progress | None = None,
+) -> JobResult:
+    """Do a job; on_file is told of every input as soon as its end is known.
+
+    Outputs that are finished stay whatever happens afterwards, and so does what `resume` needs.
+
+    Raises:
+        CertkError: Another job is under way in OUT, an unfinished one is there, or the one that is
+            to be resumed is another one. With `fail_fast`, whatever the first bad input raises.
+        KeyboardInterrupt: As it comes; the engine is stopped first.
+    """
+    return _Job(plan, engine, manner or Manner(), on_file, progress).run()
+
+
+class _Job:
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        manner: Manner,
+        on_file: Callable[[FileOutcome], None] | None,
+        progress: Progress | None,
+    ) -> None:
+        self._plan, self._engine, self._manner = plan, engine, manner
+        self._on_file = on_file or (lambda _outcome: None)
+        self._progress = progress
+        self._folder = JobFolder(plan.out)
+        self._outcomes: list[FileOutcome] = []
+        self._resumed = 0
+        layers = sum(len(task.layers) for task in plan.tasks)
+        few = layers < 2 * engine.slots
+        self._by_head = self._manner.unit == "head" or (self._manner.unit == "auto" and few)
+        self._of_name = {task.source.name: task for task in plan.tasks}
+
+    def run(self) -> JobResult:
+        begun = time.monotonic()
+        made = list(_missing_directories(self._plan.out))
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._engine.close)
+            # Last of all, and only where the lock was had: what is there may be another job's.
+            stack.callback(_remove_empty, made)
+            stack.enter_context(self._folder.lock())
+            fresh = self._folder.read_manifest() is None
+            stack.callback(lambda: self._clear(fresh))
+            self._begin()
+            for bad in self._plan.failures:
+                self._end(bad)
+            self._work()
+            if not any(isinstance(outcome, Failure) for outcome in self._outcomes):
+                self._folder.remove_all_parts()
+            ended = self._manifest("ended")
+            spent = {"seconds": time.monotonic() - begun, "peak_memory": peak_memory()}
+            self._folder.write_manifest({**ended, **spent})
+        return self._result(time.monotonic() - begun)
+
+    def _manifest(self, state: str) -> dict[str, Any]:
+        refused = [bad.name for bad in self._plan.failures]
+        return manifest(self._plan.request, self._plan.tasks, state, refused)
+
+    def _clear(self, fresh: bool) -> None:
+        """Leave nothing where nothing came of the job."""
+        done = any(isinstance(outcome, (FileReport, Skipped)) for outcome in self._outcomes)
+        if fresh and not done and not self._folder.has_parts():
+            self._folder.discard()
+
+    def _begin(self) -> None:
+        """Look at what was here before, and begin or resume the job."""
+        before = self._folder.read_manifest()
+        if self._manner.resume and before is not None:
+            check_same(before, self._plan.request, self._plan.tasks)
+        elif (
+            before is not None
+            and before.get("state") == "running"
+            and self._manner.existing == "refuse"
+        ):
+            raise CertkError(
+                f"{self._plan.out}: an unfinished job is there: go on with --resume, or begin anew "
+                "with --force"
+            )
+        if not self._manner.resume:
+            self._folder.forget()
+        self._folder.write_manifest(self._manifest("running"))
+        self._engine.begin(self._folder.witness())
+
+    def _work(self) -> None:
+        driver = Driver(self._engine, self._folder, self._manner.resume, self._progress)
+        for ended in driver.run(self._steps()):
+            self._end(self._outcome(ended))
+
+    def _steps(self) -> Iterator[tuple[str, Steps]]:
+        """Return the inputs that there is work for; the others are told of at once."""
+        for task in self._plan.tasks:
+            replace = self._manner.existing == "replace"
+            if self._manner.resume:
+                finished = self._finished(task)
+                if finished is not None:
+                    self._resumed += 1
+                    self._end(finished)
+                    continue
+                replace = replace or is_of_input(task.target, task.header_sha256s)
+            elif self._manner.existing == "skip" and task.target.exists():
+                self._end(Skipped(task.source.name, str(task.target)))
+                continue
+            yield (
+                task.source.name,
+                steps(task, replace, self._by_head, self._engine.threads),
+            )
+
+    def _finished(self, task: FileTask) -> FileReport | None:
+        """Return the report of an earlier run, if its output is still what it was."""
+        state = self._folder.read_state(task.source.name)
+        if state is None or state.get("state") != "done":
+            return None
+        try:
+            report = read_file_report(state["report"])
+        except (KeyError, TypeError):
+            return None
+        if not is_whole(task.target, report.header_sha256):
+            return None
+        same = task.changed is not None and state.get("changed") == list(task.changed)
+        # If not, it may have other bytes now, of the same size, time and header.
+        if not same and not is_of_bytes(task.target, task.source.location):
+            return None
+        return report.placed(str(task.source.location), str(task.target))
+
+    def _outcome(self, ended: Ended) -> FileOutcome:
+        if ended.report is not None:
+            return ended.report
+        error = ended.error
+        assert error is not None
+        if self._manner.fail_fast or not isinstance(error, Exception):
+            raise error
+        return failure(self._of_name[ended.name].source, error)
+
+    def _end(self, outcome: FileOutcome) -> None:
+        self._outcomes.append(outcome)
+        if isinstance(outcome, FileReport):
+            changed = self._of_name[outcome.name].changed
+            state = {"state": "done", "report": file_json(outcome), "changed": changed}
+            self._folder.write_state(outcome.name, state)
+        elif isinstance(outcome, Failure):
+            self._folder.write_state(outcome.name, {"state": "failed", **vars(outcome)})
+        self._on_file(outcome)
+
+    def _result(self, seconds: float) -> JobResult:
+        order = {task.source.name: number for number, task in enumerate(self._plan.tasks)}
+        outcomes = sorted(self._outcomes, key=lambda each: order.get(each.name, -1))
+        return JobResult(
+            self._plan.out,
+            self._plan.request,
+            tuple(each for each in outcomes if isinstance(each, FileReport)),
+            tuple(each for each in outcomes if isinstance(each, Failure)),
+            tuple(each for each in outcomes if isinstance(each, Skipped)),
+            self._resumed,
+            seconds,
+            peak_memory(),
+        )
+
+
+def _check_out(out: Location) -> None:
+    """OUT must be, or be possible to make, a directory that can be written to."""
+    if not out.is_local:
+        return
+    missing = [*_missing_directories(out)]
+    place = missing[-1].parent if missing else out.path
+    if not place.is_dir():
+        raise CertkError(f"{place} is not a directory: OUT ({out}) must be one, or not exist yet")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise CertkError(f"{place} cannot be written to: choose another OUT than {out}")
+
+
+def _missing_directories(out: Location) -> Iterator[Path]:
+    """Return the directories that have to be made for OUT, the innermost first."""
+    if out.is_local:
+        place = out.path
+        # A drive that is not there is its own parent.
+        while not os.path.lexists(place) and place != place.parent:
+            yield place
+            place = place.parent
+
+
+def _remove_empty(directories: list[Path]) -> None:
+    for directory in directories:
+        with contextlib.suppress(OSError):  # not empty
+            directory.rmdir()

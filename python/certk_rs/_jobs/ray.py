@@ -1,0 +1,216 @@
+"""The engine of a Ray cluster: calls are tasks, done again here where a worker is lost.
+
+Ray's own retries have no end where a worker has no memory, so tasks have none: a call that was
+lost, or that the system refused, is handed in anew, a few times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .. import __version__
+from .._files.reader import of_another_machine
+from ..errors import CertkError, one_line, pip_install
+from .engine import Outcome, Witness, check_count, cores, sees
+
+# A call whose worker was lost, or to which the system refused something, is done again so often.
+_RETRIES = 3
+# Seconds: for somebody to answer at an address, between looks for the head, and for a head that
+# does not answer (Ray by itself ends the process after a minute).
+_ANSWER, _LOOK, _LOST = 5.0, 1.0, 20.0
+_GLANCE = 0.2
+# Calls at a time by processor, so that none waits for the next one to arrive.
+_AHEAD = 1.5
+_SHARED = "must be on a file system that all machines share, or behind a URL such as s3://"
+
+# Key, function, arguments, and how often it was done again.
+_Call = tuple[int, Callable[..., Any], tuple[Any, ...], int]
+
+
+class RayEngine:
+    """An `Engine` of the tasks of a Ray cluster.
+
+    A connection that this process has already is used, and left as it is.
+
+    Args:
+        address: "HOST:PORT", "auto" (a cluster of this machine) or "local" (one of this process).
+            None: the environment variable RAY_ADDRESS, or else "local".
+        jobs: Calls at a time; None: one and a half per processor of the cluster.
+        threads: Threads of each call, and processors that it asks for.
+
+    Raises:
+        CertkError: Ray is not installed, or cannot be reached; no machine has so many processors.
+    """
+
+    def __init__(
+        self, address: str | None = None, jobs: int | None = None, threads: int | None = None
+    ) -> None:
+        check_count("jobs", jobs)
+        check_count("threads", threads)
+        self.threads: int | None = threads or 1
+        self._jobs = jobs
+        try:
+            import ray
+        except ImportError:
+            said = f"the engine ray needs Ray, which is not installed: {pip_install('ray')}"
+            raise CertkError(said) from None
+        self._ray: Any = ray
+        self._own = not ray.is_initialized()
+        if self._own:
+            _connect(ray, address, max(cores(), self.threads))
+        self._head = str(ray.get_runtime_context().gcs_address)
+        self._seen = self._looked = time.monotonic()
+        machines = [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
+        self._processors = sum(each.get("CPU", 0) for each in machines)
+        most = max(each.get("CPU", 0) for each in machines)
+        if 0 < most < self.threads:
+            self.close()
+            raise CertkError(
+                f"threads is {threads}, and the largest machine of the Ray cluster has {most:g} "
+                "processors: give fewer threads"
+            )
+        # SPREAD reads with the network of every machine, and tries again elsewhere.
+        options = {"num_cpus": self.threads, "max_retries": 0, "scheduling_strategy": "SPREAD"}
+        self._task = self._ray.remote(**options)(_call)
+        self._under_way: dict[Any, _Call] = {}
+        self._unwanted: set[int] = set()
+        self._witness: Witness | None = None
+
+    @property
+    def slots(self) -> int:
+        """Calls at a time that keep all workers busy; a cluster may grow."""
+        return self._jobs or max(2, int(_AHEAD * self._processors / (self.threads or 1)))
+
+    def begin(self, witness: Witness | None) -> None:
+        """See `Engine`."""
+        self._witness = witness
+
+    def submit(
+        self, key: int, function: Callable[..., Any], *arguments: Any, tries: int = 0
+    ) -> None:
+        """See `Engine`; `tries` counts the times that the call was done before."""
+        reference = self._task.remote(__version__, self._witness, function, arguments)
+        self._under_way[reference] = (key, function, arguments, tries)
+
+    def give_up(self, key: int) -> None:
+        """See `Engine`; the call is not cancelled, but not done again either."""
+        self._unwanted.add(key)
+
+    def next(self) -> Outcome:
+        """See `Engine`."""
+        while True:
+            self._check_head()
+            done, _ = self._ray.wait(list(self._under_way), timeout=_GLANCE)
+            for reference in done:
+                key, function, arguments, tries = call = self._under_way.pop(reference)
+                outcome, passing = self._outcome(call, reference)
+                if not passing or key in self._unwanted or tries >= _RETRIES:
+                    return outcome
+                time.sleep(_GLANCE)  # what goes wrong everywhere at once is often over soon
+                self.submit(key, function, *arguments, tries=tries + 1)
+
+    def close(self) -> None:
+        """See `Engine`; a connection that was made here ends."""
+        if self._own:
+            with contextlib.suppress(Exception):
+                self._ray.shutdown()
+
+    def _check_head(self) -> None:
+        """Raise `CertkError` where the head of the cluster has not answered for some time."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK:
+            return
+        try:
+            _see(self._head)
+            self._seen = now
+            # Only now: whoever asks a head that is gone is kept waiting.
+            self._processors = self._ray.cluster_resources().get("CPU", 0)
+        except OSError as error:
+            if now > self._seen + _LOST:
+                raise CertkError(
+                    f"the head of the Ray cluster at {self._head} is gone ({one_line(error)}): "
+                    "start a cluster again and go on with --resume"
+                ) from None
+        self._looked = time.monotonic()
+
+    def _outcome(self, call: _Call, reference: Any) -> tuple[Outcome, bool]:
+        """Return the outcome of a call, and whether doing it again may change it."""
+        key, _, arguments, tries = call
+        try:
+            value, error = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as failed:
+            # `_call` raises nothing by itself: it was not found there.
+            why = one_line(failed.cause or failed)[-300:]
+            said = f"a worker of Ray cannot do its work ({why}): install certk-rs {__version__}"
+            return Outcome(key, error=CertkError(f"{said} on every machine of the cluster")), False
+        except self._ray.exceptions.RayError as failed:
+            label = getattr(arguments[0], "label", "") if arguments else ""
+            said = f"{label}: {tries + 1} workers died over this ({one_line(failed)[:200]}): give"
+            said += " them more memory, smaller units (--unit head) or fewer at a time (--jobs)"
+            return Outcome(key, error=CertkError(said)), True
+        return Outcome(key, value, error), isinstance(error, OSError)
+
+
+def _connect(ray: Any, address: str | None, processors: int) -> None:
+    """Connect this process to a cluster; a `CertkError` where that fails."""
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    options: dict[str, Any] = {"address": address, "log_to_driver": False}
+    if address == "local":
+        options |= {"num_cpus": processors, "include_dashboard": False}
+        # Nobody was asked whether what is private to this process may be told of.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    handler = signal.getsignal(signal.SIGTERM)  # which Ray takes over
+    try:
+        if address not in ("local", "auto"):
+            _see(address.removeprefix("ray://"))
+        ray.init(logging_level=logging.CRITICAL, **options)
+    except (Exception, SystemExit) as error:
+        raise CertkError(
+            f"address {address!r}: Ray cannot be reached ({one_line(error)[:300]}): give the "
+            "HOST:PORT of a running cluster, of the same versions of Ray and Python (where it asks "
+            "for a token, with that and RAY_AUTH_MODE=token), or none for a local one"
+        ) from None
+    finally:
+        with contextlib.suppress(TypeError, ValueError):  # of C, or not in the main thread
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _see(address: str) -> None:
+    """Raise `OSError` where nobody answers at HOST:PORT, and `ValueError` for other texts."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
+
+
+def _call(
+    version: str, witness: Witness | None, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[Any, BaseException | None]:
+    """Do a call on a worker; return its value, or the exception, not in a wrapper of Ray's."""
+    host = socket.gethostname()
+    try:
+        if version != __version__:
+            raise CertkError(
+                f"{host}, a machine of the Ray cluster, has certk-rs {__version__}, and the job "
+                f"was begun with {version}: install the same on all"
+            )
+        if witness is not None and not sees(witness):
+            place = witness.place  # OUT/.certk/job.json
+            out = place.beside("").path.parent if place.is_local else place
+            raise CertkError(
+                f"{out} on {host}, where a worker of Ray is, is not what it is where the job was "
+                f"begun: OUT {_SHARED}"
+            )
+        with of_another_machine():
+            return function(*arguments), None
+    except FileNotFoundError as error:
+        name = error.filename or one_line(error)
+        where = f"{name} is not to be found on {host}, where a worker of Ray looked for it"
+        return None, CertkError(f"{where}: inputs {_SHARED}")
+    except Exception as error:
+        return None, error

@@ -1,0 +1,379 @@
+"""The records of a prune job: the kept sets of a layer, one kept set in numbers, and sums of them.
+
+A `LayerRecord` has the arrays of one layer. It is made where sets are chosen, travels between
+workers, is written to an output, and is read back from it. A `SetRecord` has the numbers of one
+kept set, just found or read from an output, and `Sums` adds up any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache_format import Layer
+from .held_out import HeldOut
+
+PROMISED, HELD_OUT, LEFT_OUT = 0, 1, 2
+KINDS = ("promised", "held_out", "left_out")
+"""Kinds of rows. A row that is both held out and left out counts as held out."""
+
+# Of a `LayerRecord`: one entry per group, by query head or row, and without order among groups.
+_BY_GROUP = ("sizes", "eps", "lower_bounds", "violations")
+_BY_HEAD = ("upper", "lower", "worst", "over")
+_BY_ROW = ("weight_rows", "weights", "left_out")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRecord:
+    """The kept sets of G groups of one layer, as they are recorded.
+
+    A group is a kv head, or the whole layer. `heads` below are the query heads of these groups.
+    Masses have the dtype of the output and are rounded outward. Rows are numbered head * m + query
+    in the layer. What is not known is None.
+    """
+
+    layer: Layer
+    first_head: int
+    """The first kv head of these."""
+    sizes: NDArray[np.int64]
+    """Keys kept in each group, (G,)."""
+    eps: NDArray[np.float64]
+    """Budget of each group, (G,)."""
+    lower_bounds: NDArray[np.int64] | None
+    """Every set within the budget has at least so many keys (or blocks), (G,)."""
+    violations: NDArray[np.int64] | None
+    """Queries held out that may lose more than the budget, at least and at most, (G, 2)."""
+    upper: NDArray[Any] | None
+    """Upper ends of the tail masses, (heads, m)."""
+    lower: NDArray[Any] | None
+    """Lower ends of the tail masses, (heads, m)."""
+    worst: NDArray[Any] | None
+    """Largest upper end among the promised rows of each query head, (heads,)."""
+    over: NDArray[np.int64] | None
+    """Promised rows over their budget, (heads,); -1 where the output does not tell."""
+    weight_rows: NDArray[np.int64]
+    """Rows with a weight in the proof of the lower bound, ascending, (r,)."""
+    weights: NDArray[np.float32]
+    """Their weights, > 0, (r,)."""
+    left_out: NDArray[np.int64]
+    """Rows that `coverage` leaves out, ascending."""
+    held_out: NDArray[np.int64]
+    """Positions of the queries set aside, ascending."""
+    indices: NDArray[np.int64] | None = None
+    """Positions kept, ascending in each group, one group after the other."""
+
+    @property
+    def groups(self) -> list[NDArray[np.int64]]:
+        """The positions kept in each group."""
+        assert self.indices is not None
+        return np.split(self.indices, np.cumsum(self.sizes)[:-1])
+
+    @property
+    def heads_of_set(self) -> int:
+        """How many query heads share a set."""
+        return self.layer.heads // len(self.sizes)
+
+    def kinds(self) -> NDArray[np.uint8]:
+        """Return the kind of each row of a whole layer, (heads, m), as a number of `KINDS`."""
+        kinds = np.zeros((self.layer.heads, self.layer.m), np.uint8)
+        kinds.reshape(-1)[self.left_out] = LEFT_OUT
+        kinds[:, self.held_out] = HELD_OUT
+        return kinds
+
+    @staticmethod
+    def joined(parts: Sequence[LayerRecord]) -> LayerRecord:
+        """Join the records of neighbouring groups of one layer, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        arrays: dict[str, Any] = {}
+        for name in (*_BY_GROUP, *_BY_HEAD, *_BY_ROW, "indices"):
+            each = [getattr(part, name) for part in parts]
+            arrays[name] = None if each[0] is None else np.concatenate(each)
+        one = parts[0]
+        return LayerRecord(one.layer, one.first_head, held_out=one.held_out, **arrays)
+
+    def to_parts(self, stem: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Put the arrays into `arrays`, under names that begin with `stem`; return the rest."""
+        body = {"kind": "sets", "stem": stem, "layer": vars(self.layer)}
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                arrays[stem + name] = value
+        return body | {"first_head": self.first_head}
+
+    @staticmethod
+    def of_parts(body: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> LayerRecord:
+        """Return the record that `to_parts` took apart."""
+        names = (*_BY_GROUP, *_BY_HEAD, *_BY_ROW, "held_out", "indices")
+        rest: dict[str, Any] = {name: arrays.get(body["stem"] + name) for name in names}
+        return LayerRecord(Layer(**body["layer"]), int(body["first_head"]), **rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Sizes of the sets of a layer at several budgets: keys kept, and proven necessary.
+
+    Both have shape (budgets, G).
+    """
+
+    layer: Layer
+    first_head: int
+    kept: NDArray[np.int64]
+    lower_bounds: NDArray[np.int64]
+
+    @staticmethod
+    def joined(parts: Sequence[Probe]) -> Probe:
+        """Join the probes of neighbouring groups of one layer."""
+        kept = np.concatenate([part.kept for part in parts], axis=1)
+        bounds = np.concatenate([part.lower_bounds for part in parts], axis=1)
+        return Probe(parts[0].layer, parts[0].first_head, kept, bounds)
+
+    def to_parts(self, stem: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Do as `LayerRecord.to_parts`."""
+        arrays[stem + "kept"], arrays[stem + "lower_bounds"] = self.kept, self.lower_bounds
+        body = {"kind": "probe", "stem": stem, "layer": vars(self.layer)}
+        return body | {"first_head": self.first_head}
+
+    @staticmethod
+    def of_parts(body: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Probe:
+        """Return the probe that `to_parts` took apart."""
+        kept, bounds = (arrays[body["stem"] + name] for name in ("kept", "lower_bounds"))
+        return Probe(Layer(**body["layer"]), int(body["first_head"]), kept, bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Demands:
+    """How often the visible keys of each group of a layer are needed: `shares` (G, visible)."""
+
+    layer: Layer
+    first_head: int
+    shares: NDArray[np.float64]
+
+    @staticmethod
+    def joined(parts: Sequence[Demands]) -> Demands:
+        """Join the demands of neighbouring groups of one layer."""
+        shares = np.concatenate([part.shares for part in parts])
+        return Demands(parts[0].layer, parts[0].first_head, shares)
+
+    def to_parts(self, stem: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Do as `LayerRecord.to_parts`."""
+        arrays[stem + "shares"] = self.shares
+        body = {"kind": "demands", "stem": stem, "layer": vars(self.layer)}
+        return body | {"first_head": self.first_head}
+
+    @staticmethod
+    def of_parts(body: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Demands:
+        """Return the demands that `to_parts` took apart."""
+        shares = arrays[body["stem"] + "shares"]
+        return Demands(Layer(**body["layer"]), int(body["first_head"]), shares)
+
+
+Answer: TypeAlias = LayerRecord | Probe | Demands
+"""The answer of a unit for one of its layers."""
+
+
+@dataclass(frozen=True)
+class SetRecord:
+    """One kept set in numbers: `head` is its kv head, or -1 for a whole layer.
+
+    What an output does not tell is None. `worst_tail_mass` is the largest upper end of a promised
+    row, and `rows` counts the promised ones. `bound_eps` is the budget of the lower bound where it
+    is not `eps`. `held_out` is of the queries that the file says were held out, or of another set
+    of this group, which was made without some queries and tried on these.
+    """
+
+    layer: int
+    head: int
+    eps: float
+    bound_eps: float | None
+    kept: int
+    total: int
+    lower_bound: int | None
+    worst_tail_mass: float | None
+    rows: int
+    rows_over_budget: int | None
+    rows_left_out: int
+    worst_left_out: float | None
+    held_out: HeldOut
+
+    @property
+    def gap(self) -> int | None:
+        """How many keys at most could be saved; None where the bound is of another budget."""
+        if self.lower_bound is None or self.bound_eps is not None:
+            return None
+        return self.kept - self.lower_bound
+
+
+def fewest_keys(blocks: int, block_size: int, visible: int) -> int:
+    """Return the fewest keys that so many blocks hold: all are full but the last of all."""
+    return 0 if blocks <= 0 else (blocks - 1) * block_size + (visible - 1) % block_size + 1
+
+
+def set_records(
+    record: LayerRecord,
+    by_head: bool,
+    block_size: int,
+    visible: int,
+    bound_eps: Sequence[float] | None = None,
+    held_out: Sequence[HeldOut] | None = None,
+) -> list[SetRecord]:
+    """Return the sets of a whole layer in numbers.
+
+    Args:
+        record: The layer.
+        by_head: Whether its groups are kv heads.
+        block_size: Of the blocks that lower bounds count.
+        visible: How many keys some query of the layer sees.
+        bound_eps: The budgets of the lower bounds, where they are not those of the sets.
+        held_out: What a trial has found of each group; None: what the record says.
+    """
+    kinds, size = record.kinds(), record.heads_of_set
+    found = []
+    for group, kept in enumerate(record.sizes.tolist()):
+        heads = slice(group * size, (group + 1) * size)
+        kind = kinds[heads]
+        over = None if record.over is None else record.over[heads]
+        bounds = record.lower_bounds
+        left_out = None if record.upper is None else record.upper[heads][kind == LEFT_OUT]
+        found.append(
+            SetRecord(
+                layer=record.layer.index,
+                head=group if by_head else -1,
+                eps=float(record.eps[group]),
+                bound_eps=None if bound_eps is None else bound_eps[group],
+                kept=kept,
+                total=record.layer.n,
+                lower_bound=None
+                if bounds is None
+                else fewest_keys(int(bounds[group]), block_size, visible),
+                worst_tail_mass=None if record.worst is None else float(record.worst[heads].max()),
+                rows=int(np.count_nonzero(kind == PROMISED)),
+                rows_over_budget=None if over is None or (over < 0).any() else int(over.sum()),
+                rows_left_out=int(np.count_nonzero(kind == LEFT_OUT)),
+                worst_left_out=None
+                if left_out is None or not left_out.size
+                else float(left_out.max()),
+                held_out=_held_out(record, group) if held_out is None else held_out[group],
+            )
+        )
+    return found
+
+
+def _held_out(record: LayerRecord, group: int) -> HeldOut:
+    queries = len(record.held_out)
+    if not queries or record.violations is None:
+        return HeldOut(queries, None if queries else 0)
+    least, most = record.violations[group].tolist()
+    return HeldOut(queries, least, most)
+
+
+@dataclass
+class Sums:
+    """Kept sets added up. What one of them does not tell, the sum does not tell: it is None.
+
+    `high` is the upper end of the interval of Clopper and Pearson of the set where it is largest,
+    and `worst_output` the output of the set that loses most.
+    """
+
+    sets: int = 0
+    kept: int = 0
+    total: int = 0
+    least_share: float = 1.0
+    most_share: float = 0.0
+    lower_bound: int | None = 0
+    gap: int | None = 0
+    worst_tail_mass: float | None = 0.0
+    worst_output: str | None = None
+    worst_over_eps: float | None = 0.0
+    eps_low: float = 1.0
+    eps_high: float = 0.0
+    rows: int = 0
+    rows_over_budget: int | None = 0
+    rows_left_out: int = 0
+    worst_left_out: float | None = None
+    held_out_queries: int = 0
+    violations_low: int | None = 0
+    violations_high: int | None = 0
+    high: float | None = None
+
+    @staticmethod
+    def of(sets: Iterable[SetRecord]) -> Sums:
+        """Return the sums of some sets."""
+        sums = Sums()
+        for one in sets:
+            sums.add(one)
+        return sums
+
+    def add(self, one: SetRecord, output: str = "") -> None:
+        """Count one more set, of that output."""
+        share = one.kept / one.total
+        self.sets += 1
+        self.kept += one.kept
+        self.total += one.total
+        self.least_share = min(self.least_share, share)
+        self.most_share = max(self.most_share, share)
+        self.lower_bound = _plus(self.lower_bound, one.lower_bound)
+        self.gap = _plus(self.gap, one.gap)
+        self._take_worst(one.worst_tail_mass, one.eps, output)
+        self.eps_low, self.eps_high = min(self.eps_low, one.eps), max(self.eps_high, one.eps)
+        self.rows += one.rows
+        self.rows_over_budget = _plus(self.rows_over_budget, one.rows_over_budget)
+        self.rows_left_out += one.rows_left_out
+        self.worst_left_out = _larger(self.worst_left_out, one.worst_left_out)
+        held_out = one.held_out
+        if held_out.queries:
+            self.held_out_queries += held_out.queries
+            self.violations_low = _plus(self.violations_low, held_out.violations)
+            self.violations_high = _plus(self.violations_high, held_out.most)
+            if held_out.most is not None:
+                self.high = _larger(self.high, held_out.high)
+
+    def _take_worst(self, worst: float | None, eps: float, output: str) -> None:
+        if worst is None or self.worst_tail_mass is None:
+            self.worst_tail_mass = self.worst_output = self.worst_over_eps = None
+            return
+        over = None if eps == 0 else worst / eps
+        if over is None or self.worst_over_eps is None:
+            self.worst_over_eps = None
+        else:
+            self.worst_over_eps = max(self.worst_over_eps, over)
+        if self.worst_output is None or worst > self.worst_tail_mass:
+            self.worst_tail_mass, self.worst_output = worst, output
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `certk report --json` has them."""
+        held_out = self.held_out_queries > 0
+        return {
+            "sets": self.sets,
+            "kept": self.kept,
+            "total": self.total,
+            "kept_share": self.kept / self.total if self.total else None,
+            "least_kept_share": self.least_share if self.sets else None,
+            "most_kept_share": self.most_share if self.sets else None,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "worst_tail_mass": self.worst_tail_mass if self.sets else None,
+            "worst_output": self.worst_output,
+            "worst_over_eps": self.worst_over_eps if self.sets else None,
+            "eps_low": self.eps_low if self.sets else None,
+            "eps_high": self.eps_high if self.sets else None,
+            "rows": self.rows,
+            "rows_over_budget": self.rows_over_budget,
+            "rows_left_out": self.rows_left_out,
+            "worst_left_out": self.worst_left_out,
+            "held_out_queries": self.held_out_queries,
+            "held_out_violations_low": self.violations_low if held_out else None,
+            "held_out_violations_high": self.violations_high if held_out else None,
+            "held_out_high": self.high if held_out and self.violations_high is not None else None,
+        }
+
+
+def _plus(sum_: int | None, more: int | None) -> int | None:
+    return None if sum_ is None or more is None else sum_ + more
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else max(one, other)

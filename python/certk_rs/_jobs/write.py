@@ -1,0 +1,255 @@
+"""Outputs of a prune job: writing one from the kept sets of its layers, and knowing it again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from .._files.guards import code_bytes, guard_tensors
+from .._files.location import Location
+from .._files.record import index_type
+from .._files.tensor_file import Header
+from ..cache_format import (
+    STORAGE,
+    Budgets,
+    Cache,
+    Certificate,
+    Counts,
+    Form,
+    Options,
+    OutputFile,
+    SafetensorsFile,
+    TensorFacts,
+    open_tensors,
+    output_header,
+    output_tensors,
+    read_certificate,
+)
+from ..errors import CertkError
+from ..guard import guard_head, others
+from .sets import LayerRecord
+from .solve import as_native
+
+
+@dataclass(frozen=True)
+class Order:
+    """An output to be written. Plain values: an engine may do it anywhere.
+
+    `facts` are those of every tensor of the input, `identity` that of the input they were found in.
+    """
+
+    source: Location
+    names: str | None
+    layout: str | None
+    identity: tuple[Any, ...]
+    target: Location
+    replace: bool
+    options: Options
+    eps: Budgets
+    bound_eps: Budgets | None
+    masses: str
+    facts: Mapping[str, TensorFacts]
+
+
+@dataclass(frozen=True)
+class Written:
+    """An output that is on the disk."""
+
+    header_sha256: str
+    output_bytes: int
+    proof_bytes: int
+    guard_bytes: int
+
+
+def assemble(order: Order, chosen: tuple[LayerRecord, ...]) -> Written:
+    """Write one output; on any failure nothing is left of it.
+
+    Memory holds about one kv head of one layer. An output that is there and is, byte for byte, what
+    would be written is left as it is: a worker may have been lost after it had written it.
+
+    Raises:
+        CertkError: The input has changed since the sets were chosen, or the output is there.
+        OSError: The system refuses to read or to write.
+    """
+    with Cache(order.source, order.names, order.layout) as cache:
+        cache.file.check_unchanged(order.identity)
+        tensors: dict[str, Form] = {}
+        proofs: dict[str, NDArray[Any]] = {}
+        for each in chosen:
+            counts = _counts(each, order.options)
+            tensors |= output_tensors(each.layer, order.options, counts, order.masses)
+            proofs |= _tensors(each, order.options)
+        certificate = Certificate(
+            library=__version__,
+            eps=order.eps,
+            bound_eps=order.bound_eps,
+            options=order.options,
+            names=cache.names.pattern,
+            causal_offset=cache.causal_offset,
+            scales=cache.scales,
+            input_headers=tuple(cache.file.header_sha256s()),
+            inputs=order.facts,
+            outputs={},
+        )
+        if not order.replace:
+            there = header_of_output(order.target, certificate)
+            if there is not None:
+                return _written(there, proofs)
+        # By --recursive, outputs are in directories as their inputs are.
+        order.target.beside("").make_directory()
+        with OutputFile(order.target, tensors, certificate, replace=order.replace) as output:
+            for name, array in proofs.items():
+                output.write(name, array)
+            for each in chosen:
+                _copy(cache, each, order.options, output)
+                if order.options.guard != "none":
+                    _guard(cache, each, output)
+            cache.file.check_unchanged(order.identity)
+            output.commit()
+            header = output.header()
+        return _written(header, proofs)
+
+
+def _written(header: Header, proofs: Mapping[str, NDArray[Any]]) -> Written:
+    entries = header.entries
+    size = len(header.raw) + max((entry.stop for entry in entries.values()), default=0)
+    proof = sum(array.nbytes for array in proofs.values())
+    rest = [entry for name, entry in entries.items() if name.rpartition(".")[2].startswith("guard")]
+    guard = sum(entry.stop - entry.start for entry in rest)
+    return Written(hashlib.sha256(header.raw).hexdigest(), size, proof, guard)
+
+
+def _counts(chosen: LayerRecord, options: Options) -> Counts:
+    size, layer = options.block_size, chosen.layer
+    return Counts(
+        kept=chosen.sizes.tolist(),
+        blocks=[len(np.unique(each // size)) for each in chosen.groups] if size > 1 else (),
+        weighted=len(chosen.weight_rows),
+        left_out=len(chosen.left_out),
+        codes=sum(code_bytes(len(gone), layer.d) for gone in _dropped(chosen)),
+    )
+
+
+def _tensors(chosen: LayerRecord, options: Options) -> dict[str, NDArray[Any]]:
+    """Return the tensors of one layer by name, but for the kept rows; docs/files.md has them."""
+    layer, by_head = chosen.layer, options.granularity == "head"
+    tensors: dict[str, Any] = {"indices": chosen.indices}
+    if by_head:
+        tensors["indptr"] = np.cumsum([0, *chosen.sizes], dtype=np.int64)
+    if options.block_size > 1:
+        blocks = [np.unique(each // options.block_size) for each in chosen.groups]
+        tensors["blocks"] = np.concatenate(blocks)
+        if by_head:
+            tensors["block_indptr"] = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
+    for name in tensors.keys() & {"indices", "blocks"}:
+        tensors[name] = tensors[name].astype(index_type(layer))
+    if options.coverage < 1:
+        tensors["left_out"] = chosen.left_out
+    if options.proof != "none":
+        tensors["lower_bound"] = chosen.lower_bounds
+        tensors["lower_bound_rows"] = chosen.weight_rows
+        tensors["lower_bound_weights"] = chosen.weights
+    if options.proof == "full":
+        tensors |= {"tail_mass_upper": chosen.upper, "tail_mass_lower": chosen.lower}
+    elif options.proof == "compact":
+        tensors["worst_tail_mass"] = chosen.worst
+    return {f"layers.{layer.index}.{name}": array for name, array in tensors.items()}
+
+
+def _copy(cache: Cache, chosen: LayerRecord, options: Options, output: OutputFile) -> None:
+    """Write the kept rows of one layer, a kv head at a time."""
+    layer, groups = chosen.layer, chosen.groups
+    for role in ("key", "value"):
+        shape: tuple[int, ...] = (sum(map(len, groups)), layer.d)
+        if options.granularity != "head":
+            shape = (layer.kv_heads, len(groups[0]), layer.d)
+        rows = np.empty(shape, STORAGE[layer.dtypes[role]])
+        start = 0
+        for head, stored in enumerate(cache.by_head(layer, role)):
+            if options.granularity == "head":
+                # Indices are in range; "raise" would have it fill a copy of `out` first.
+                np.take(stored, groups[head], 0, rows[start : start + len(groups[head])], "clip")
+                start += len(groups[head])
+            else:
+                np.take(stored, groups[0], 0, rows[head], "clip")
+        output.write(f"layers.{layer.index}.{role}", rows)
+
+
+def _dropped(chosen: LayerRecord) -> list[NDArray[np.int64]]:
+    """Return the positions of each kv head that are not kept, seen or not."""
+    groups = [others(indices, chosen.layer.n) for indices in chosen.groups]
+    kv_heads = chosen.layer.kv_heads
+    return groups if len(groups) == kv_heads else groups * kv_heads
+
+
+def _guard(cache: Cache, chosen: LayerRecord, output: OutputFile) -> None:
+    """Write the guard of the dropped rows of one layer, a kv head at a time."""
+    layer = chosen.layer
+    keys, values = (cache.by_head(layer, role) for role in ("key", "value"))
+    dtypes = layer.dtypes["key"], layer.dtypes["value"]
+    heads = [
+        guard_head(as_native(key[gone], dtypes[0]), as_native(value[gone], dtypes[1]), 1)
+        for key, value, gone in zip(keys, values, _dropped(chosen), strict=True)
+    ]
+    for name, array in guard_tensors(heads, layer.d).items():
+        output.write(f"layers.{layer.index}.{name}", array)
+
+
+def is_whole(target: Location, header_sha256: str) -> bool:
+    """Return whether the file has that header, and in it the hashes of all that follows."""
+    try:
+        with SafetensorsFile(target) as file:
+            if hashlib.sha256(file.header.raw).hexdigest() != header_sha256:
+                return False
+            certificate, complaint = read_certificate(file.header.metadata.get("certk", ""))
+            return complaint is None and all(
+                file.sha256(name) == facts.sha256 for name, facts in certificate.outputs.items()
+            )
+    except (CertkError, ValueError, OSError):
+        return False
+
+
+def is_of_bytes(target: Location, source: Location) -> bool:
+    """Return whether all tensors of the input are those of the output; reads all of them."""
+    try:
+        with SafetensorsFile(target) as output, open_tensors(source) as file:
+            certificate, complaint = read_certificate(output.header.metadata.get("certk", ""))
+            return complaint is None and all(
+                file.sha256(name) == facts.sha256 for name, facts in certificate.inputs.items()
+            )
+    except (CertkError, KeyError, ValueError, OSError):
+        return False
+
+
+def header_of_output(target: Location, certificate: Certificate) -> Header | None:
+    """Return the header of a whole output with this certificate, but for its `outputs`.
+
+    Equal certificates mean equal bytes: of equal inputs, by their hashes, the same version makes
+    the same. None if there is no such file.
+    """
+    try:
+        with SafetensorsFile(target) as file:
+            said, complaint = read_certificate(file.header.metadata.get("certk", ""))
+            same = replace(said, outputs={}).to_json() == replace(certificate, outputs={}).to_json()
+            if complaint is not None or not same or file.header != output_header(said):
+                return None
+            whole = all(file.sha256(name) == facts.sha256 for name, facts in said.outputs.items())
+            return file.header if whole else None
+    except (CertkError, ValueError, OSError):
+        return None
+
+
+def is_of_input(target: Location, header_sha256s: tuple[str, ...]) -> bool:
+    """Return whether it is an output of an input with these headers, as a killed job leaves it."""
+    try:
+        with SafetensorsFile(target) as file:
+            certificate, _ = read_certificate(file.header.metadata.get("certk", ""))
+            return tuple(certificate.input_headers) == tuple(header_sha256s)
+    except (CertkError, ValueError, OSError):
+        return False
