@@ -37,7 +37,7 @@ MODULES = (
     Shown("certk_rs.kvpress", "kvpress"),
     Shown("certk_rs.guard", "guard", ("certk_rs.guard.Guard", "certk_rs.guard.Judged")),
     Shown(
-        "certk_rs.jobs",
+        "certk_rs._jobs",
         "Results of jobs",
         (
             "certk_rs._jobs.results.JobResult",
@@ -78,7 +78,7 @@ def pages() -> dict[str, str]:
 
 def place(module: Shown) -> str:
     """Where the page of a module is."""
-    return f"api/{module.name.rpartition('.')[2]}.md"
+    return f"api/{module.name.rpartition('.')[2].lstrip('_')}.md"
 
 
 def public_names(name: str) -> list[str]:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from .. import __version__
@@ -22,16 +21,14 @@ from .engine import Outcome, Witness, check_count, cores, sees
 
 # A call whose worker was lost, or to which the system refused something, is done again so often.
 _RETRIES = 3
-# Seconds: for somebody to answer at an address, between looks for the head, and for a head that
-# does not answer (Ray by itself ends the process after a minute).
-_ANSWER, _LOOK, _LOST = 5.0, 1.0, 20.0
+# Seconds for somebody to answer at an address, and between looks for the head.
+_ANSWER, _LOOK = 5.0, 1.0
+# Seconds without a head after which Ray ends the process; a job ends after a third of them.
+_LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _GLANCE = 0.2
 # Calls at a time by processor, so that none waits for the next one to arrive.
 _AHEAD = 1.5
 _SHARED = "must be on a file system that all machines share, or behind a URL such as s3://"
-
-# Key, function, arguments, and how often it was done again.
-_Call = tuple[int, Callable[..., Any], tuple[Any, ...], int]
 
 
 class RayEngine:
@@ -72,14 +69,13 @@ class RayEngine:
         most = max(each.get("CPU", 0) for each in machines)
         if 0 < most < self.threads:
             self.close()
-            raise CertkError(
-                f"threads is {threads}, and the largest machine of the Ray cluster has {most:g} "
-                "processors: give fewer threads"
-            )
+            said = f"the largest machine of the Ray cluster has {most:g} processors"
+            raise CertkError(f"threads is {threads}, and {said}: give fewer threads")
         # SPREAD reads with the network of every machine, and tries again elsewhere.
         options = {"num_cpus": self.threads, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         self._task = self._ray.remote(**options)(_call)
-        self._under_way: dict[Any, _Call] = {}
+        # Key, function, arguments, and how often it was done again, by Ray's reference.
+        self._under_way: dict[Any, tuple[int, Any, tuple[Any, ...], int]] = {}
         self._unwanted: set[int] = set()
         self._witness: Witness | None = None
 
@@ -92,9 +88,7 @@ class RayEngine:
         """See `Engine`."""
         self._witness = witness
 
-    def submit(
-        self, key: int, function: Callable[..., Any], *arguments: Any, tries: int = 0
-    ) -> None:
+    def submit(self, key: int, function: Any, *arguments: Any, tries: int = 0) -> None:
         """See `Engine`; `tries` counts the times that the call was done before."""
         reference = self._task.remote(__version__, self._witness, function, arguments)
         self._under_way[reference] = (key, function, arguments, tries)
@@ -109,8 +103,8 @@ class RayEngine:
             self._check_head()
             done, _ = self._ray.wait(list(self._under_way), timeout=_GLANCE)
             for reference in done:
-                key, function, arguments, tries = call = self._under_way.pop(reference)
-                outcome, passing = self._outcome(call, reference)
+                key, function, arguments, tries = self._under_way.pop(reference)
+                outcome, passing = self._outcome(key, arguments, tries, reference)
                 if not passing or key in self._unwanted or tries >= _RETRIES:
                     return outcome
                 time.sleep(_GLANCE)  # what goes wrong everywhere at once is often over soon
@@ -133,16 +127,14 @@ class RayEngine:
             # Only now: whoever asks a head that is gone is kept waiting.
             self._processors = self._ray.cluster_resources().get("CPU", 0)
         except OSError as error:
-            if now > self._seen + _LOST:
-                raise CertkError(
-                    f"the head of the Ray cluster at {self._head} is gone ({one_line(error)}): "
-                    "start a cluster again and go on with --resume"
-                ) from None
+            if now > self._seen + float(os.environ.get(_LOST, "60")) / 3:
+                said = f"the head of the Ray cluster at {self._head} is gone ({one_line(error)})"
+                remedy = "start a cluster again and go on with --resume"
+                raise CertkError(f"{said}: {remedy}") from None
         self._looked = time.monotonic()
 
-    def _outcome(self, call: _Call, reference: Any) -> tuple[Outcome, bool]:
+    def _outcome(self, key: int, given: Any, tries: int, reference: Any) -> tuple[Outcome, bool]:
         """Return the outcome of a call, and whether doing it again may change it."""
-        key, _, arguments, tries = call
         try:
             value, error = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as failed:
@@ -151,7 +143,7 @@ class RayEngine:
             said = f"a worker of Ray cannot do its work ({why}): install certk-rs {__version__}"
             return Outcome(key, error=CertkError(f"{said} on every machine of the cluster")), False
         except self._ray.exceptions.RayError as failed:
-            label = getattr(arguments[0], "label", "") if arguments else ""
+            label = getattr(given[0], "label", "") if given else ""
             said = f"{label}: {tries + 1} workers died over this ({one_line(failed)[:200]}): give"
             said += " them more memory, smaller units (--unit head) or fewer at a time (--jobs)"
             return Outcome(key, error=CertkError(said)), True
@@ -173,9 +165,9 @@ def _connect(ray: Any, address: str | None, processors: int) -> None:
         ray.init(logging_level=logging.CRITICAL, **options)
     except (Exception, SystemExit) as error:
         raise CertkError(
-            f"address {address!r}: Ray cannot be reached ({one_line(error)[:300]}): give the "
-            "HOST:PORT of a running cluster, of the same versions of Ray and Python (where it asks "
-            "for a token, with that and RAY_AUTH_MODE=token), or none for a local one"
+            f"address {address!r}: Ray cannot be reached ({one_line(error)[:300]}): give HOST:PORT "
+            "of a running cluster with the same Ray and Python (and its token, if it has one, with "
+            "RAY_AUTH_MODE=token), or no address for a local one"
         ) from None
     finally:
         with contextlib.suppress(TypeError, ValueError):  # of C, or not in the main thread
@@ -188,24 +180,18 @@ def _see(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
 
 
-def _call(
-    version: str, witness: Witness | None, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> tuple[Any, BaseException | None]:
+def _call(version: str, witness: Witness | None, function: Any, arguments: Any) -> Any:
     """Do a call on a worker; return its value, or the exception, not in a wrapper of Ray's."""
     host = socket.gethostname()
     try:
         if version != __version__:
-            raise CertkError(
-                f"{host}, a machine of the Ray cluster, has certk-rs {__version__}, and the job "
-                f"was begun with {version}: install the same on all"
-            )
+            has = f"{host}, a machine of the Ray cluster, has certk-rs {__version__}"
+            raise CertkError(f"{has}, and the job was begun with {version}: install the same")
         if witness is not None and not sees(witness):
             place = witness.place  # OUT/.certk/job.json
             out = place.beside("").path.parent if place.is_local else place
-            raise CertkError(
-                f"{out} on {host}, where a worker of Ray is, is not what it is where the job was "
-                f"begun: OUT {_SHARED}"
-            )
+            other = f"{out} on {host}, where a worker is, is not what it is where the job began"
+            raise CertkError(f"{other}: OUT {_SHARED}")
         with of_another_machine():
             return function(*arguments), None
     except FileNotFoundError as error:
