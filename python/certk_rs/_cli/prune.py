@@ -41,6 +41,7 @@ from .prune_options import (
     ProofKind,
     Resume,
     SetPer,
+    Shard,
     Size,
     SizeBytes,
     SkipExisting,
@@ -64,8 +65,8 @@ PANELS = {
     "Sets": ("granularity", "keep_first", "keep_last", "block_size", "holdout"),
     "Inputs": ("names", "layout", "recursive"),
     "Outputs": ("out", "proof", "guard", "skip_existing", "force"),
-    "The job": ("dry_run", "resume", "fail_fast", "strict", "jobs", "threads", "unit", "engine",
-                "address", "as_json"),
+    "The job": ("dry_run", "resume", "fail_fast", "strict", "jobs", "threads", "unit", "shard",
+                "engine", "address", "as_json"),
 }  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def prune(
     address: Address = None,
     jobs: HowManyJobs = None,
     unit: UnitKind = UnitName.auto,
+    shard: Shard = None,
     threads: Threads = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -115,7 +117,7 @@ def prune(
 
     def job() -> int:
         from .._jobs.budgets import read_budgets
-        from .._jobs.prune import Manner, make_engine, make_plan, run_plan
+        from .._jobs.prune import Manner, make_engine, make_plan, read_shard, run_plan
         from .._jobs.request import Request
         from .prune_report import show_summary
 
@@ -142,9 +144,8 @@ def prune(
         if skip_existing and force:
             raise CertkError("--skip-existing and --force exclude each other: leave one out")
         existing = "skip" if skip_existing else "replace" if force else "refuse"
-        manner = Manner(resume, existing, fail_fast, unit.value)
-        if dry_run:
-            manner = Manner(resume, "skip", fail_fast, unit.value)
+        existing = "skip" if dry_run else existing
+        manner = Manner(resume, existing, fail_fast, unit.value, read_shard(shard))
         plan = make_plan(caches, out, request, manner, recursive)
         for task in plan.tasks:
             for warning in task.warnings:

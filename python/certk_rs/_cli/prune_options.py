@@ -141,6 +141,10 @@ Force = Annotated[
     bool, typer.Option("--force", help="Replace outputs that exist, but never an input.")
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="End at the first bad input.")]
+Shard = Annotated[
+    str | None,
+    typer.Option(metavar="I/N", help="Take every N-th input, from the I-th on: one of N jobs."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit code 1 if any row is over eps.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Tell what it would cost and save; write nothing.")

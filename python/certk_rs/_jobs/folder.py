@@ -7,6 +7,7 @@ Everything is below `.certk` in the output directory:
     files/NAME.json       the outcome of one input
     long/HASH.json        the same, where the name is too long for an ending of ours
     parts/KEY.part        the result of one unit of an input that is not finished
+    shards/I-of-N/        all of this for a job that takes only every N-th input
 
 Names of outputs have no part that begins with a dot, so nothing here is taken for one. The record
 is a help, not a proof: it tells times, failures and requests, and what an output with less than a
@@ -41,6 +42,7 @@ from .results import FileReport, read_file_report
 from .units import Unit, UnitResult, pack, unpack
 
 FOLDER = ".certk"
+SHARDS = "shards"
 SCHEMA = 1
 _MOST_BYTES = 1 << 30
 # Bytes of a name to which another ending may be added: 255 are what most systems take.
@@ -65,9 +67,11 @@ _LOCKED_BYTE = 1 << 30
 class JobFolder:
     """The state of a job in `out`. Nothing is made before `begin`."""
 
-    def __init__(self, out: Location) -> None:
-        self.out = out
+    def __init__(self, out: Location, shard: str = "") -> None:
+        self.out, self.shard = out, shard
         self._folder = out / FOLDER
+        if shard:
+            self._folder = self._folder / SHARDS / shard
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -180,6 +184,10 @@ class JobFolder:
         """Remove all of it: nothing came of the job."""
         if self.out.is_local:
             shutil.rmtree(self._folder.path, ignore_errors=True)
+            # Of a shard: what is above it, unless others are there.
+            for above in self._folder.path.relative_to(self.out.path).parents[:-1]:
+                with contextlib.suppress(OSError):
+                    (self.out.path / above).rmdir()
 
     def _part(self, unit: Unit) -> Location | None:
         if not self.out.is_local:
@@ -252,61 +260,73 @@ def _let_go(fd: int) -> None:
 
 @dataclass
 class JobRecord:
-    """The record of one directory; empty where there is none. `notes` say what is wrong with it."""
+    """The records in one directory: of the job there, and of each of its shards.
+
+    `jobs` are the manifests with their folders, none where nothing was recorded. `notes` say what
+    is wrong.
+    """
 
     out: Location
-    manifest: dict[str, Any] | None = None
+    jobs: list[tuple[JobFolder, dict[str, Any]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, out: Location) -> JobRecord:
-        """Read the manifest of a directory, if it can be read."""
+        """Read the manifests of a directory, if they can be read."""
         record = cls(out)
         try:
-            record.manifest = JobFolder(out).read_manifest()
+            shards = out / FOLDER / SHARDS
+            names = [name for name, _ in shards.children()] if shards.is_directory() else []
+            for folder in (JobFolder(out, name) for name in ["", *names]):
+                if (manifest := folder.read_manifest()) is not None:
+                    record.jobs.append((folder, manifest))
         except (CertkError, OSError) as error:
             record.notes.append(f"the record of the job cannot be read: {error}")
         return record
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the inputs of the job."""
-        said = self.manifest or {}
-        inputs, refused = said.get("inputs"), said.get("refused")
-        names = set(inputs) if isinstance(inputs, dict) else set()
-        return sorted(names | set(map(str, refused if isinstance(refused, list) else [])))
+        """Names of all inputs."""
+        return sorted({name for _, manifest in self.jobs for name in inputs_of(manifest)})
 
     def report(self, name: str, header_sha256: str) -> FileReport | None:
         """Return the job's report of an output with that header, if it has one."""
-        state = self._state(name)
-        if state is None or state.get("state") != "done":
-            return None
-        try:
-            report = read_file_report(state["report"])
-        except (AttributeError, KeyError, TypeError, ValueError):
-            self.notes.append(f"{name}: the record of the job is damaged")
-            return None
-        if report.header_sha256 != header_sha256:
-            self.notes.append(f"{name}: the record of the job is about another output")
-            return None
-        return report.placed(report.source, str(self.out / name))
+        wrong = None
+        for state in self._states(name, "done"):
+            try:
+                report = read_file_report(state["report"])
+            except (AttributeError, KeyError, TypeError, ValueError):
+                wrong = f"{name}: the record of the job is damaged"
+                continue
+            if report.header_sha256 == header_sha256:
+                return report.placed(report.source, str(self.out / name))
+            wrong = f"{name}: the record of the job is about another output"
+        self.notes += [] if wrong is None else [wrong]
+        return None
 
     def failure(self, name: str) -> dict[str, str] | None:
-        """Return the failure of an input, if the job has noted one."""
-        state = self._state(name)
-        if state is None or state.get("state") != "failed":
-            return None
+        """Return the failure of an input, if a job has noted one."""
         keys = ("name", "source", "message", "kind")
-        return {key: str(state.get(key, "")) for key in keys}
+        for state in self._states(name, "failed"):
+            return {key: str(state.get(key, "")) for key in keys}
+        return None
 
-    def _state(self, name: str) -> dict[str, Any] | None:
-        if self.manifest is None:
-            return None
-        try:
-            return JobFolder(self.out).read_state(name)
-        except (CertkError, OSError) as error:
-            self.notes.append(f"{name}: {error}")
-            return None
+    def _states(self, name: str, kind: str) -> Iterator[dict[str, Any]]:
+        for folder, _ in self.jobs:
+            try:
+                state = folder.read_state(name)
+            except (CertkError, OSError) as error:
+                self.notes.append(f"{name}: {error}")
+                continue
+            if state is not None and state.get("state") == kind:
+                yield state
+
+
+def inputs_of(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the names of the inputs of one job."""
+    inputs, refused = manifest.get("inputs"), manifest.get("refused")
+    names = set(inputs) if isinstance(inputs, dict) else set()
+    return names | set(map(str, refused if isinstance(refused, list) else []))
 
 
 @dataclass(frozen=True)
@@ -336,7 +356,7 @@ def find_outputs(outs: Sequence[str]) -> list[Found]:
         try:
             sources = expand([text], recursive=True)
         except CertkError:
-            if record.manifest is None:
+            if not record.jobs:
                 raise CertkError(
                     f"{place} holds no .safetensors file, nor the record of a job: give the OUT of "
                     "certk prune, or outputs"

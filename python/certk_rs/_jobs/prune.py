@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from ..errors import CertkError
 from .budgets import read_budgets
 from .driver import Driver, Ended
 from .engine import Engine, LocalEngine
-from .folder import JobFolder
+from .folder import JobFolder, JobRecord
 from .inputs import check_apart, expand
 from .progress import Progress, peak_memory
 from .ray import RayEngine
@@ -67,6 +68,7 @@ def prune(
     jobs: int | None = None,
     threads: int | None = None,
     unit: str = "auto",
+    shard: str | None = None,
     on_file: Callable[[FileOutcome], None] | None = None,
     progress: Progress | None = None,
 ) -> JobResult:
@@ -117,6 +119,9 @@ def prune(
         threads: Threads of all units here together, or of each unit in a cluster.
         unit: What one unit of work is, a "layer" or a "head" of one; "auto": a head where layers
             are too few to keep all workers busy.
+        shard: "I/N" takes every N-th input, beginning with the I-th (1 <= I <= N), as one of N jobs
+            that write into the same `out` at the same time. Together they write the bytes of one
+            job without it. A shard with no input does nothing.
         on_file: Called with what became of each input, as soon as it is known.
         progress: Called with (name of the input, units done, units known of).
 
@@ -151,7 +156,7 @@ def prune(
         raise CertkError(f"unit is {unit!r}: give auto, layer or head")
     if existing not in ("refuse", "skip", "replace"):
         raise CertkError(f"existing is {existing!r}: give refuse, skip or replace")
-    manner = Manner(resume, existing, fail_fast, unit)
+    manner = Manner(resume, existing, fail_fast, unit, read_shard(shard))
     given = [caches] if isinstance(caches, (str, os.PathLike)) else caches
     plan = make_plan(given, out, request, manner, recursive)
     return run_plan(plan, make_engine(engine, address, jobs, threads), manner, on_file, progress)
@@ -184,13 +189,25 @@ class Manner:
 
     `existing` is for outputs that are there: "refuse" (the job), "skip" or "replace" (them). `unit`
     is the size of a unit of work, a "layer", a "head", or "auto": a head where layers are too few
-    to keep the engine busy.
+    to keep the engine busy. `shard` (I, N) takes every N-th input, beginning with the I-th.
     """
 
     resume: bool = False
     existing: str = "refuse"
     fail_fast: bool = False
     unit: str = "auto"
+    shard: tuple[int, int] | None = None
+
+
+def read_shard(text: str | None) -> tuple[int, int] | None:
+    """Return I and N of "I/N"; a `CertkError` for other texts."""
+    if text is None:
+        return None
+    number, _, count = str(text).partition("/")
+    given = number.isdecimal() and count.isdecimal() and len(text) < 20
+    if not given or not 1 <= int(number) <= int(count):
+        raise CertkError(f"shard is {text!r}: give I/N with 1 <= I <= N, such as 1/4")
+    return int(number), int(count)
 
 
 @dataclass(frozen=True)
@@ -201,6 +218,8 @@ class Plan:
     request: Request
     tasks: tuple[FileTask, ...]
     failures: tuple[Failure, ...]
+    all_inputs: str = ""
+    """Of a shard: a hash of the names of the inputs of all shards."""
 
 
 def make_plan(
@@ -221,6 +240,10 @@ def make_plan(
     sources = expand(list(caches), recursive=recursive)
     _check_out(place)
     check_apart(sources, place)
+    all_inputs = ""
+    if manner.shard is not None:
+        all_inputs = hashlib.sha256("\0".join(each.name for each in sources).encode()).hexdigest()
+        sources = sources[manner.shard[0] - 1 :: manner.shard[1]]
     tasks: list[FileTask] = []
     failures: list[Failure] = []
     for source in sources:
@@ -236,7 +259,7 @@ def make_plan(
             if manner.fail_fast or len(sources) == 1:
                 raise
             failures.append(failure(source, error))
-    return Plan(place, request, tuple(tasks), tuple(failures))
+    return Plan(place, request, tuple(tasks), tuple(failures), all_inputs)
 
 
 def run_plan(
@@ -270,7 +293,8 @@ class _Job:
         self._plan, self._engine, self._manner = plan, engine, manner
         self._on_file = on_file or (lambda _outcome: None)
         self._progress = progress
-        self._folder = JobFolder(plan.out)
+        shard = self._manner.shard
+        self._folder = JobFolder(plan.out, "" if shard is None else "{}-of-{}".format(*shard))
         self._outcomes: list[FileOutcome] = []
         self._resumed = 0
         layers = sum(len(task.layers) for task in plan.tasks)
@@ -301,7 +325,8 @@ class _Job:
 
     def _manifest(self, state: str) -> dict[str, Any]:
         refused = [bad.name for bad in self._plan.failures]
-        return manifest(self._plan.request, self._plan.tasks, state, refused)
+        body = manifest(self._plan.request, self._plan.tasks, state, refused)
+        return body | ({"all_inputs": self._plan.all_inputs} if self._manner.shard else {})
 
     def _clear(self, fresh: bool) -> None:
         """Leave nothing where nothing came of the job."""
@@ -323,10 +348,23 @@ class _Job:
                 f"{self._plan.out}: an unfinished job is there: go on with --resume, or begin anew "
                 "with --force"
             )
+        if self._manner.shard is not None and self._manner.existing == "refuse":
+            self._check_shards(self._manner.shard)
         if not self._manner.resume:
             self._folder.forget()
         self._folder.write_manifest(self._manifest("running"))
         self._engine.begin(self._folder.witness())
+
+    def _check_shards(self, shard: tuple[int, int]) -> None:
+        """See that other shards, as many in all, are of the same inputs and request."""
+        now = self._manifest("running")
+        for folder, said in JobRecord.of(self._plan.out).jobs:
+            same = all(said.get(name) == now[name] for name in ("all_inputs", "request"))
+            if folder.shard.endswith(f"-of-{shard[1]}") and not same:
+                raise CertkError(
+                    f"{self._plan.out}: shard {folder.shard} is of other inputs or options: give "
+                    "all shards the same, and an OUT apart from the inputs"
+                )
 
     def _work(self) -> None:
         driver = Driver(self._engine, self._folder, self._manner.resume, self._progress)

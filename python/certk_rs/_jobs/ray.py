@@ -188,9 +188,8 @@ def _call(version: str, witness: Witness | None, function: Any, arguments: Any) 
             has = f"{host}, a machine of the Ray cluster, has certk-rs {__version__}"
             raise CertkError(f"{has}, and the job was begun with {version}: install the same")
         if witness is not None and not sees(witness):
-            place = witness.place  # OUT/.certk/job.json
-            out = place.beside("").path.parent if place.is_local else place
-            other = f"{out} on {host}, where a worker is, is not what it is where the job began"
+            place = witness.place  # below OUT/.certk
+            other = f"{place} on {host}, where a worker is, is not what it is where the job began"
             raise CertkError(f"{other}: OUT {_SHARED}")
         with of_another_machine():
             return function(*arguments), None

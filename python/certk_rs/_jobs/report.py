@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from .._display.plain import plain
+from .._files.location import Location
 from ..cache_format import Options
 from ..errors import CertkError
-from .folder import Found, JobRecord, find_outputs
+from .folder import Found, JobRecord, find_outputs, inputs_of
 from .held_out import CONFIDENCE, HeldOut
 from .outputs import OutputReader, Spread, WorstRows
 from .progress import Progress
@@ -110,7 +111,9 @@ def job_report(
     return {
         "out": [plain(str(out)) for out in outs],
         "library": __version__,
-        "jobs": [_job(found.record) for found in every if found.record.manifest is not None],
+        "jobs": [
+            _job(folder.out, manifest) for found in every for folder, manifest in found.record.jobs
+        ],
         "options": _options(outputs),
         "totals": _totals(outputs, sums.all),
         "confidence": CONFIDENCE,
@@ -247,14 +250,13 @@ def _without_output(
             missing.append(plain(name))
 
 
-def _job(record: JobRecord) -> dict[str, Any]:
-    manifest = record.manifest or {}
+def _job(out: Location, manifest: dict[str, Any]) -> dict[str, Any]:
     request = manifest.get("request")
     return {
-        "out": plain(str(record.out)),
+        "out": plain(str(out)),
         "state": plain(str(manifest.get("state"))),
         "library": plain(str(manifest.get("library"))),
-        "inputs": len(record.inputs),
+        "inputs": len(inputs_of(manifest)),
         "request": _plain_values(request) if isinstance(request, dict) else {},
         "seconds": _number(manifest.get("seconds")),
         "peak_memory": _number(manifest.get("peak_memory")),
