@@ -46,7 +46,7 @@ from ..cache_format import ROW_MAJOR, Cache, Layer
 from ..errors import CertkError
 from ..hot_keys import Edge
 from .held_out import held_out_queries
-from .sets import Answer, Demands, LayerRecord, Probe, fewest_keys
+from .sets import Answer, Demands, LayerRecord, Probe, fewest_keys, joined
 from .solve import Block, Limits, Solution, demanded, leave_out, solve, value_spread
 
 # Budgets that follow from values: what F32 can tell from 1, and from 0 with room to spare.
@@ -137,10 +137,10 @@ def _by_layer(
         member = _member(cache, layer, start, min(start + step, end), ask, stored, buffer)
         parts += _group(cache, [member], ask, threads)
     if ask.probes:
-        return Probe.joined([part for part in parts if isinstance(part, Probe)])
+        return joined([part for part in parts if isinstance(part, Probe)])
     if ask.demands:
-        return Demands.joined([part for part in parts if isinstance(part, Demands)])
-    return LayerRecord.joined([part for part in parts if isinstance(part, LayerRecord)])
+        return joined([part for part in parts if isinstance(part, Demands)])
+    return joined([part for part in parts if isinstance(part, LayerRecord)])
 
 
 def _together(
@@ -201,10 +201,10 @@ def _group(cache: Cache, members: list[_Member], ask: Ask, threads: int | None) 
 
     if ask.probes:
         found = [find(storable_budget(eps, ask.dtype), counted, ask.limits) for eps in ask.probes]
-        kept = np.array([[len(one.indices)] for one in found])
+        kept = np.array([[len(one.indices) for one in found]])
         visible = members[0].layer.visible(cache.causal_offset)
         fewest = [fewest_keys(one.lower_bound, ask.limits.block_size, visible) for one in found]
-        bounds = np.array(fewest)[:, None]
+        bounds = np.array([fewest])
         return [Probe(member.layer, member.first, kept, bounds) for member in members]
     eps = _budget(cache, members, ask)
     limit = storable_budget(eps, ask.dtype)

@@ -7,9 +7,9 @@ kept set, just found or read from an output, and `Sums` adds up any number of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,6 @@ from .held_out import HeldOut
 PROMISED, HELD_OUT, LEFT_OUT = 0, 1, 2
 KINDS = ("promised", "held_out", "left_out")
 """Kinds of rows. A row that is both held out and left out counts as held out."""
-
-# Of a `LayerRecord`: one entry per group, by query head or row, and without order among groups.
-_BY_GROUP = ("sizes", "eps", "lower_bounds", "violations")
-_BY_HEAD = ("upper", "lower", "worst", "over")
-_BY_ROW = ("weight_rows", "weights", "left_out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,95 +79,42 @@ class LayerRecord:
         kinds[:, self.held_out] = HELD_OUT
         return kinds
 
-    @staticmethod
-    def joined(parts: Sequence[LayerRecord]) -> LayerRecord:
-        """Join the records of neighbouring groups of one layer, in their order."""
-        if len(parts) == 1:
-            return parts[0]
-        arrays: dict[str, Any] = {}
-        for name in (*_BY_GROUP, *_BY_HEAD, *_BY_ROW, "indices"):
-            each = [getattr(part, name) for part in parts]
-            arrays[name] = None if each[0] is None else np.concatenate(each)
-        one = parts[0]
-        return LayerRecord(one.layer, one.first_head, held_out=one.held_out, **arrays)
-
-    def to_parts(self, stem: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-        """Put the arrays into `arrays`, under names that begin with `stem`; return the rest."""
-        body = {"kind": "sets", "stem": stem, "layer": vars(self.layer)}
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                arrays[stem + name] = value
-        return body | {"first_head": self.first_head}
-
-    @staticmethod
-    def of_parts(body: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> LayerRecord:
-        """Return the record that `to_parts` took apart."""
-        names = (*_BY_GROUP, *_BY_HEAD, *_BY_ROW, "held_out", "indices")
-        rest: dict[str, Any] = {name: arrays.get(body["stem"] + name) for name in names}
-        return LayerRecord(Layer(**body["layer"]), int(body["first_head"]), **rest)
-
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Sizes of the sets of a layer at several budgets: keys kept, and proven necessary.
-
-    Both have shape (budgets, G).
-    """
+    """Sizes of the sets of G groups of a layer at several budgets, (G, budgets) each."""
 
     layer: Layer
     first_head: int
     kept: NDArray[np.int64]
     lower_bounds: NDArray[np.int64]
-
-    @staticmethod
-    def joined(parts: Sequence[Probe]) -> Probe:
-        """Join the probes of neighbouring groups of one layer."""
-        kept = np.concatenate([part.kept for part in parts], axis=1)
-        bounds = np.concatenate([part.lower_bounds for part in parts], axis=1)
-        return Probe(parts[0].layer, parts[0].first_head, kept, bounds)
-
-    def to_parts(self, stem: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-        """Do as `LayerRecord.to_parts`."""
-        arrays[stem + "kept"], arrays[stem + "lower_bounds"] = self.kept, self.lower_bounds
-        body = {"kind": "probe", "stem": stem, "layer": vars(self.layer)}
-        return body | {"first_head": self.first_head}
-
-    @staticmethod
-    def of_parts(body: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Probe:
-        """Return the probe that `to_parts` took apart."""
-        kept, bounds = (arrays[body["stem"] + name] for name in ("kept", "lower_bounds"))
-        return Probe(Layer(**body["layer"]), int(body["first_head"]), kept, bounds)
+    """Keys that are proven necessary."""
 
 
 @dataclass(frozen=True, eq=False)
 class Demands:
-    """How often the visible keys of each group of a layer are needed: `shares` (G, visible)."""
+    """How often the visible keys of each of G groups of a layer are needed."""
 
     layer: Layer
     first_head: int
     shares: NDArray[np.float64]
-
-    @staticmethod
-    def joined(parts: Sequence[Demands]) -> Demands:
-        """Join the demands of neighbouring groups of one layer."""
-        shares = np.concatenate([part.shares for part in parts])
-        return Demands(parts[0].layer, parts[0].first_head, shares)
-
-    def to_parts(self, stem: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-        """Do as `LayerRecord.to_parts`."""
-        arrays[stem + "shares"] = self.shares
-        body = {"kind": "demands", "stem": stem, "layer": vars(self.layer)}
-        return body | {"first_head": self.first_head}
-
-    @staticmethod
-    def of_parts(body: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Demands:
-        """Return the demands that `to_parts` took apart."""
-        shares = arrays[body["stem"] + "shares"]
-        return Demands(Layer(**body["layer"]), int(body["first_head"]), shares)
+    """By key, (G, visible)."""
 
 
 Answer: TypeAlias = LayerRecord | Probe | Demands
-"""The answer of a unit for one of its layers."""
+"""The answer of a unit for one of its layers. Arrays have groups, heads or rows first."""
+
+_Part = TypeVar("_Part", LayerRecord, Probe, Demands)
+
+
+def joined(parts: Sequence[_Part]) -> _Part:
+    """Join the answers for neighbouring groups of one layer, in their order."""
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name, value in vars(parts[0]).items()
+        if isinstance(value, np.ndarray) and name != "held_out"  # the same in all
+    }
+    return replace(parts[0], **arrays) if len(parts) > 1 else parts[0]
 
 
 @dataclass(frozen=True)

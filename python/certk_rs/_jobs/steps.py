@@ -27,7 +27,7 @@ from ..hot_keys import Edge, hottest
 from .choose import Ask
 from .held_out import HeldOut
 from .results import FileReport, LayerReport
-from .sets import Demands, LayerRecord, Probe, set_records
+from .sets import Demands, LayerRecord, Probe, joined, set_records
 from .solve import Limits
 from .task import FileTask
 from .units import Unit, UnitResult, hash_now, run_unit
@@ -307,8 +307,7 @@ def _layers(results: list[UnitResult]) -> tuple[LayerRecord, ...]:
             if isinstance(each, LayerRecord):
                 parts.setdefault(each.layer.index, []).append(each)
     return tuple(
-        LayerRecord.joined(sorted(parts[layer], key=lambda part: part.first_head))
-        for layer in sorted(parts)
+        joined(sorted(parts[layer], key=lambda part: part.first_head)) for layer in sorted(parts)
     )
 
 
@@ -395,8 +394,8 @@ class SizeSearch:
         """Take what all layers keep at these budgets; `shared`: they have the same set."""
         self._round += 1
         layers = found[:1] if shared else found
-        kept = sum(probe.kept.sum(axis=1) for probe in layers)
-        needed = sum(probe.lower_bounds.sum(axis=1) for probe in layers)
+        kept = sum(probe.kept.sum(axis=0) for probe in layers)
+        needed = sum(probe.lower_bounds.sum(axis=0) for probe in layers)
         for eps, have, need in zip(probes, kept, needed, strict=True):
             if have <= self._size:
                 self.eps = min(self.eps, eps)

@@ -11,7 +11,7 @@ import io
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from .._files.location import Location
-from ..cache_format import Cache, TensorFacts
+from ..cache_format import Cache, Layer, TensorFacts
 from .choose import Ask, choose_layers
 from .sets import Answer, Demands, LayerRecord, Probe
 
@@ -104,10 +104,17 @@ def hash_now(
 def pack(result: UnitResult) -> bytes:
     """Return a result as bytes that tell whether they were damaged."""
     arrays: dict[str, NDArray[Any]] = {}
+    answers = []
+    for i, answer in enumerate(result.answers):
+        kind, layer = type(answer).__name__, vars(answer.layer)
+        answers.append({"kind": kind, "layer": layer, "first_head": answer.first_head})
+        for name, value in vars(answer).items():
+            if isinstance(value, np.ndarray):
+                arrays[f"{i}.{name}"] = value
     said = {
         "facts": {name: vars(facts) for name, facts in result.facts.items()},
         "seconds": result.seconds,
-        "answers": [each.to_parts(f"{i}.", arrays) for i, each in enumerate(result.answers)],
+        "answers": answers,
     }
     arrays["body"] = np.frombuffer(json.dumps(said).encode(), np.uint8)
     stream = io.BytesIO()
@@ -125,7 +132,7 @@ def unpack(data: bytes) -> UnitResult | None:
     try:
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             said = json.loads(arrays["body"].tobytes())
-            answers = tuple(_of_parts(part, arrays) for part in said["answers"])
+            answers = tuple(_answer(i, each, arrays) for i, each in enumerate(said["answers"]))
         facts = {
             name: TensorFacts(**each | {"shape": tuple(each["shape"])})
             for name, each in said["facts"].items()
@@ -135,6 +142,8 @@ def unpack(data: bytes) -> UnitResult | None:
         return None
 
 
-def _of_parts(body: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Answer:
-    kinds: dict[str, type[Answer]] = {"sets": LayerRecord, "probe": Probe, "demands": Demands}
-    return kinds[body["kind"]].of_parts(body, arrays)
+def _answer(i: int, body: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Answer:
+    kinds: dict[str, type[Answer]] = {each.__name__: each for each in (LayerRecord, Probe, Demands)}
+    kind = kinds[body["kind"]]
+    rest: dict[str, Any] = {each.name: arrays.get(f"{i}.{each.name}") for each in fields(kind)[2:]}
+    return kind(Layer(**body["layer"]), int(body["first_head"]), **rest)
