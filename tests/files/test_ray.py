@@ -24,6 +24,7 @@ import ray_host
 from certk_rs import CertkError, prune
 from certk_rs._files.location import locate
 from certk_rs._jobs import steps
+from certk_rs._jobs.inputs import Input
 from certk_rs._jobs.ray import RayEngine
 from certk_rs._jobs.units import Unit, run_unit
 from certk_rs._jobs.write import Order, assemble
@@ -186,19 +187,21 @@ def test_files_are_known_again_on_machines_that_number_them_otherwise(
     place = locate(caches / "0.safetensors")
     with Cache(place) as cache:
         device, inode, size, time_ns = cache.file.identity
-    unit = Unit(place, None, None, (device + 1, inode + 1, size, time_ns), hashes=("layers.0.key",))
+    unit = Unit(
+        Input(place, None, None, (device + 1, inode + 1, size, time_ns)), hashes=("layers.0.key",)
+    )
     with pytest.raises(CertkError, match="was changed"):
         run_unit(unit, 1)
     kind, result = host.run(ray_host.called, run_unit, unit, 1)
     assert (kind, list(result.facts)) == ("value", ["layers.0.key"])
-    touched = replace(unit, identity=(device, inode, size, time_ns + 1))
+    touched = replace(unit, input=replace(unit.input, identity=(device, inode, size, time_ns + 1)))
     assert "was changed" in host.run(ray_host.called, run_unit, touched, 1)[1]
 
 
 def test_a_worker_without_the_file_says_where_it_is_and_what_it_needs(
     host: ray_host.Host, tmp_path: Path
 ) -> None:
-    unit = Unit(locate(tmp_path / "gone.safetensors"), None, None, (), hashes=("x",))
+    unit = Unit(Input(locate(tmp_path / "gone.safetensors"), None, None, ()), hashes=("x",))
     kind, message, _ = host.run(ray_host.called, run_unit, unit, 1)
     assert kind == "CertkError"
     assert f"gone.safetensors is not to be found on {socket.gethostname()}" in message
@@ -335,6 +338,7 @@ def test_an_address_that_nobody_answers_at_is_an_error_soon() -> None:
 @pytest.mark.heavy  # Ray tries for 20 s
 def test_a_token_that_is_not_the_cluster_s_is_said(host: ray_host.Host) -> None:
     code = f"""
+from certk_rs._jobs.inputs import Input
 from certk_rs._jobs.ray import RayEngine
 try:
     RayEngine({host.address!r})

@@ -234,7 +234,7 @@ def pruned_with_a_deadly_file(caches: str, out: str) -> dict[str, Any]:
 
 
 def run_or_die(unit: Unit, threads: int | None) -> UnitResult:
-    if unit.source.name == "1.safetensors":
+    if unit.input.location.name == "1.safetensors":
         os.kill(os.getpid(), signal.SIGKILL)
     return run_unit(unit, threads)
 

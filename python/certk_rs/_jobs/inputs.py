@@ -11,10 +11,11 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .._files.location import Location, directories, locate, split_magic
 from .._files.sharded import INDEX_SUFFIX, is_index, parts_of
+from ..cache_format import Cache
 from ..errors import CertkError
 
 SUFFIX = ".safetensors"
@@ -33,6 +34,23 @@ class Source:
 
     location: Location
     name: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input as it was planned: where it is, how it is read, and its identity then."""
+
+    location: Location
+    names: str | None
+    layout: str | None
+    identity: tuple[Any, ...]
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Cache]:
+        """Open it; a `CertkError` if it has changed since it was planned."""
+        with Cache(self.location, self.names, self.layout) as cache:
+            cache.file.check_unchanged(self.identity)
+            yield cache
 
 
 def expand(

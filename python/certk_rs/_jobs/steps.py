@@ -59,8 +59,7 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
     found = yield from _choose(task, 0.0, by_head, threads)
     if found.kept:
         # They are of the bytes of an earlier day: size, time and header may be the same of others.
-        place = (task.source.location, task.names, task.layout, task.identity)
-        facts = yield [(hash_now, (*place, name)) for name in task.tensors]
+        facts = yield [(hash_now, (task.input, name)) for name in task.tensors]
         now = dict(zip(task.tensors, facts, strict=True))
         if now != found.facts:
             found = yield from _choose(task, 0.0, by_head, threads, _content(now))
@@ -83,10 +82,7 @@ def steps(task: FileTask, replace_target: bool, by_head: bool, threads: int | No
     if bound_eps is not None:
         of_bounds = {layer: (bound_eps,) * len(groups) for layer, groups in of_groups.items()}
     order = Order(
-        source=task.source.location,
-        names=task.names,
-        layout=task.layout,
-        identity=task.identity,
+        input=task.input,
         target=task.target,
         replace=replace_target,
         options=task.options,
@@ -217,8 +213,7 @@ def units(task: FileTask, ask: Ask, by_head: bool) -> list[Unit]:
 
 def _unit(task: FileTask) -> Unit:
     """Return a unit of this input with nothing to do."""
-    place = (task.source.location, task.names, task.layout, task.identity)
-    return Unit(*place, needs=_needs(task))
+    return Unit(task.input, needs=_needs(task))
 
 
 def _needs(task: FileTask) -> int:

@@ -18,7 +18,7 @@ from ..cache_format import (
     proof_bytes,
 )
 from ..errors import CertkError
-from .inputs import Source, changed_at
+from .inputs import Input, Source, changed_at
 from .request import Request
 
 # A certificate of every row is written unless it takes a larger share of the cache's bytes.
@@ -33,9 +33,7 @@ class FileTask:
     target: Location
     request: Request
     layers: tuple[Layer, ...]
-    names: str
-    layout: str
-    identity: tuple[Any, ...]
+    input: Input
     options: Options
     input_bytes: int
     cache_bytes: int
@@ -78,9 +76,9 @@ def plan_file(source: Source, target: Location, request: Request) -> FileTask:
             target=target,
             request=request,
             layers=layers,
-            names=cache.names.pattern,
-            layout=layers[0].layout,
-            identity=cache.file.identity,
+            input=Input(
+                source.location, cache.names.pattern, layers[0].layout, cache.file.identity
+            ),
             options=Options(),
             input_bytes=sum(_bytes(entry) for entry in entries.values()),
             cache_bytes=sum(
@@ -130,7 +128,7 @@ def _options(task: FileTask) -> Options:
         max_keep=request.max_keep,
         keep_first=request.keep_first,
         keep_last=request.keep_last,
-        layout=task.layout,
+        layout=task.layers[0].layout,
         block_size=request.block_size,
         coverage=float(request.coverage),
         out_tol=request.out_tol,
@@ -202,8 +200,9 @@ def manifest(
 
 def _input(task: FileTask) -> dict[str, Any]:
     # Not the numbers of device and inode, which a volume mounted anew may change.
-    local = task.source.location.is_local and len(task.identity) == 4
-    identity = task.identity[2:] if local else task.identity
+    identity = task.input.identity
+    if task.source.location.is_local and len(identity) == 4:
+        identity = identity[2:]
     return {
         "source": str(task.source.location),
         "identity": [part if isinstance(part, int) else str(part) for part in identity],

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
-from .._files.location import Location
-from ..cache_format import Cache, Layer, TensorFacts
+from ..cache_format import Layer, TensorFacts
 from .choose import Ask, choose_layers
+from .inputs import Input
 from .sets import Answer, Demands, LayerRecord, Probe
 
 _PART = b"certk-part-2\n"
@@ -37,10 +37,7 @@ class Unit:
     where it is known; two units that differ in it are not taken for each other.
     """
 
-    source: Location
-    names: str | None
-    layout: str | None
-    identity: tuple[Any, ...]
+    input: Input
     layers: tuple[int, ...] = ()
     heads: tuple[int, int] | None = None
     ask: Ask | None = None
@@ -51,7 +48,8 @@ class Unit:
 
     def key(self) -> str:
         """Return a name for the result, equal for equal work only."""
-        text = repr((__version__, str(self.source), self.names, self.layout, self.identity))
+        given = self.input
+        text = repr((__version__, str(given.location), given.names, given.layout, given.identity))
         text += repr((self.layers, self.heads, self.ask, self.hashes, self.content))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -81,23 +79,19 @@ def run_unit(unit: Unit, threads: int | None) -> UnitResult:
     begun = time.monotonic()
     # Asked for and let go of: a file may claim to be of any size.
     np.empty(unit.needs, np.uint8)
-    with Cache(unit.source, unit.names, unit.layout) as cache:
-        cache.file.check_unchanged(unit.identity)
+    with unit.input.open() as cache:
         facts = {name: cache.check_tensor(name, lambda _: None) for name in unit.hashes}
         answers: tuple[Answer, ...] = ()
         if unit.ask is not None:
             layers = [layer for layer in cache.layers if layer.index in unit.layers]
             answers = choose_layers(cache, layers, unit.heads, unit.ask, threads)
-        cache.file.check_unchanged(unit.identity)
+        cache.file.check_unchanged(unit.input.identity)
     return UnitResult(answers, facts, time.monotonic() - begun)
 
 
-def hash_now(
-    source: Location, names: str | None, layout: str | None, identity: tuple[Any, ...], tensor: str
-) -> TensorFacts:
+def hash_now(given: Input, tensor: str) -> TensorFacts:
     """Return the facts of a tensor as it is now; raises as a unit does."""
-    with Cache(source, names, layout) as cache:
-        cache.file.check_unchanged(identity)
+    with given.open() as cache:
         return cache.check_tensor(tensor, lambda _: None)
 
 

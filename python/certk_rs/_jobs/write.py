@@ -33,6 +33,7 @@ from ..cache_format import (
 )
 from ..errors import CertkError
 from ..guard import guard_head, others
+from .inputs import Input
 from .sets import LayerRecord
 from .solve import as_native
 
@@ -41,13 +42,10 @@ from .solve import as_native
 class Order:
     """An output to be written. Plain values: an engine may do it anywhere.
 
-    `facts` are those of every tensor of the input, `identity` that of the input they were found in.
+    `facts` are those of every tensor of the input.
     """
 
-    source: Location
-    names: str | None
-    layout: str | None
-    identity: tuple[Any, ...]
+    input: Input
     target: Location
     replace: bool
     options: Options
@@ -77,8 +75,7 @@ def assemble(order: Order, chosen: tuple[LayerRecord, ...]) -> Written:
         CertkError: The input has changed since the sets were chosen, or the output is there.
         OSError: The system refuses to read or to write.
     """
-    with Cache(order.source, order.names, order.layout) as cache:
-        cache.file.check_unchanged(order.identity)
+    with order.input.open() as cache:
         tensors: dict[str, Form] = {}
         proofs: dict[str, NDArray[Any]] = {}
         for each in chosen:
@@ -110,7 +107,7 @@ def assemble(order: Order, chosen: tuple[LayerRecord, ...]) -> Written:
                 _copy(cache, each, order.options, output)
                 if order.options.guard != "none":
                     _guard(cache, each, output)
-            cache.file.check_unchanged(order.identity)
+            cache.file.check_unchanged(order.input.identity)
             output.commit()
             header = output.header()
         return _written(header, proofs)
