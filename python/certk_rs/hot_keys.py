@@ -33,7 +33,7 @@ class Rows:
 
 
 class Demand:
-    """How often the keys of a kv head are needed by some queries of the heads that share it."""
+    """The demand for the keys of a kv head by some queries of the heads that share it."""
 
     def __init__(self, n: int, eps: float, threads: int | None) -> None:
         """Begin with no query.
@@ -64,7 +64,7 @@ class Demand:
         self._lengths.append(lengths)
 
     def shares(self) -> NDArray[np.float64]:
-        """The share of the queries that see a key which need it in any head, (n,), in [0, 2].
+        """Return the share of queries that need a key, of those that see it, (n,), in [0, 2].
 
         At least an eighth of all queries count as seeing it. Keys that are needed equally often are
         told apart by how often they would be with a smaller budget, which counts for less than one
@@ -80,7 +80,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Edge:
-    """Which keys of a kv head stay: those above a demand, and the first few of those at it."""
+    """A rule for the keys of a kv head that stay: those above a demand, and the first few at it."""
 
     demand: float
     first: int
@@ -114,7 +114,7 @@ def hottest(demands: Sequence[NDArray[np.float64]], most: int) -> list[Edge]:
 
 
 def _in_turn(there: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """How many each gives, one in turn, of what is there, until there are `count` in all."""
+    """Return how many each gives, one in turn, until there are `count` in all."""
     given = np.zeros_like(there)
     while count:
         able = np.flatnonzero(there > given)[:count]

@@ -1,4 +1,4 @@
-"""What the same head needs in many caches: mean, quantiles, and the file where it needs most."""
+"""Needs of the same head in many caches: mean, quantiles, and the file where they are largest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Spread:
-    """How a number spreads over files (of a layer: over its heads in all files)."""
+    """The spread of a number over files (of a layer: over its heads in all files)."""
 
     mean: float
     quantiles: tuple[float, ...]
@@ -42,10 +42,10 @@ class Together:
     shared: Spread
     """Share that one set for all rows takes, at the main budget."""
     advice: tuple[tuple[str, int], ...]
-    """How many heads are given which advice, those that are given."""
+    """Advice that is given, and to how many heads."""
 
     def advised(self) -> str:
-        """The advice in words."""
+        """Return the advice in words."""
         return counted(dict(self.advice), ADVICE)
 
 
@@ -84,7 +84,7 @@ class Numbers:
         self._advice.append(np.array([ADVICE.index(h.advice) for h in heads], np.int64))
 
     def aggregate(self, eps: tuple[float, ...], main: int) -> Aggregate:
-        """All of them together."""
+        """Return the aggregate of all files."""
         if not self._files:
             return Aggregate(eps, main, 0, (), (), None)
         places = np.concatenate(self._places)
@@ -113,7 +113,7 @@ class _Table:
         self._names, self._places, self._values = names, places, values
 
     def groups(self, axes: int) -> Iterator[Together]:
-        """Those of equal layer and head (axes 2), of equal layer (1), or all (0)."""
+        """Group by layer and head (axes 2), by layer (1), or not at all (0)."""
         keys = self._places[:, :axes]
         order = np.lexsort(keys.T[::-1]) if axes else np.arange(len(keys))
         ordered = keys[order]
@@ -145,7 +145,7 @@ class _Table:
 
 
 def aggregate_json(found: Aggregate) -> dict[str, Any]:
-    """The same as plain numbers, for one JSON object."""
+    """Return the aggregate as a JSON object."""
     return {
         "files": found.files,
         "eps": list(found.eps),

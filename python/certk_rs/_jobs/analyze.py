@@ -285,7 +285,7 @@ class _Meter:
         return tell
 
     def end(self) -> None:
-        """A file is done."""
+        """Count a file as done."""
         self._before += self._now
         self._now = 0
         self._left -= 1

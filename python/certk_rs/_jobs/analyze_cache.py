@@ -1,4 +1,4 @@
-"""What could be pruned from a cache: how many keys its rows need, and which rules would find them.
+"""Analysis of one cache: the keys that its rows need, and the rules that would find them.
 
 Every number is a mean over rows, a row being one query of one query head, and every share is of the
 keys that the query sees. A head with very many scores is judged by some of its queries, evenly
@@ -62,7 +62,7 @@ class HeadAnalysis:
     shared_lower_bound: float
     """One set for all rows at the main budget, and the proven least size of any."""
     advice: str
-    """What is worth it at the main budget, one of `ADVICE`."""
+    """The advice for the main budget, one of `ADVICE`."""
     watch: Watch
     """Effective entries, and keys needed, at the main budget and several lengths."""
 
@@ -90,7 +90,7 @@ class CacheAnalysis:
     main: int
     heads: tuple[HeadAnalysis, ...]
     causal: bool = False
-    """Whether every query sees its own prefix."""
+    """True if every query sees its own prefix."""
 
     def layers(self) -> dict[int, Means]:
         """Means of each layer, by its number."""
@@ -98,7 +98,7 @@ class CacheAnalysis:
         return {i: _means([head for head in self.heads if head.layer == i]) for i in numbers}
 
     def of_layer(self, layer: int) -> tuple[HeadAnalysis, ...]:
-        """The heads of one layer."""
+        """Return the heads of one layer."""
         return tuple(head for head in self.heads if head.layer == layer)
 
     def all(self) -> Means:
@@ -106,7 +106,7 @@ class CacheAnalysis:
         return _means(self.heads)
 
     def advice(self) -> str:
-        """How many heads are given which advice."""
+        """Return the advice, with how many heads it is for."""
         return counted(Counter(head.advice for head in self.heads), ADVICE)
 
     def growth(self) -> str:
@@ -134,7 +134,7 @@ def analyze_cache(
         step: Told (heads done, all heads).
 
     Raises:
-        CertkError: For whatever is wrong with the file.
+        CertkError: The file is not a cache, or cannot be analyzed.
         OSError: The system refuses to read it.
     """
     main = len(eps) // 2
@@ -154,14 +154,14 @@ def analyze_cache(
 
 
 def counted(counts: Mapping[str, int], words: Sequence[str]) -> str:
-    """How many there are of each word, of those that there are: "3 prune, 1 leave dense"."""
+    """Return counts of words, without zeros: "3 prune, 1 leave dense"."""
     return ", ".join(f"{counts[word]} {word}" for word in words if counts.get(word))
 
 
 def _rows(
     cache: Cache, layer: Layer
 ) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.int64]]]:
-    """Each query head with the scores (rows, n) of some of its queries, and what those see."""
+    """Return each query head with scores (rows, n) of some queries, and the keys they see."""
     most = min(layer.m, max(QUERIES, SCORES // layer.n))
     chosen = np.unique(np.linspace(0, layer.m - 1, most).round().astype(np.int64))
     offset = cache.causal_offset
@@ -230,7 +230,7 @@ def _head(
 
 
 def _advice(shared: float, kept: float) -> str:
-    """What is worth it, where one set takes a share of the keys, and a query on its own another.
+    """Return the advice for a head whose one set and whose single queries need these shares.
 
     "prune" or "prune a little": one set for all queries of the head. "per query": no such set is
     small, but a query on its own needs few keys. "leave dense": neither.
@@ -252,7 +252,7 @@ def _means(heads: Sequence[HeadAnalysis]) -> Means:
 
 
 def analysis_json(found: CacheAnalysis) -> dict[str, Any]:
-    """The same as plain numbers, for one JSON object."""
+    """Return the analysis as a JSON object."""
     return {
         "cache": found.path,
         "name": found.name,

@@ -30,7 +30,7 @@ class Budgets:
     rules: tuple[tuple[int, int | None, float], ...] = ()
 
     def of(self, layer: int) -> float:
-        """The budget of one layer; a `CertkError` if there is none."""
+        """Return the budget of one layer; a `CertkError` if there is none."""
         for first, last, eps in self.rules:
             if first <= layer and (last is None or layer <= last):
                 return eps
@@ -54,7 +54,7 @@ class Budgets:
 
 
 def check_eps(eps: float) -> float:
-    """A budget that a prune job can promise; a `CertkError` for any other number."""
+    """Return a budget that a prune job can promise; a `CertkError` for any other number."""
     if not (eps == 0 or SMALLEST_EPS <= eps < 1):
         raise CertkError(f"eps is {eps!r}: give 0 or a number from {SMALLEST_EPS} to below 1")
     return float(eps)

@@ -94,7 +94,7 @@ class Engine(Protocol):
         """Have a call done; it is known by `key`."""
 
     def give_up(self, key: int) -> None:
-        """Take note that nobody waits for a call; its outcome comes, of whatever kind."""
+        """Take note that nobody waits for a call; any outcome will do."""
 
     def next(self) -> Outcome:
         """Wait for the next call to end. There must be one under way."""

@@ -89,7 +89,7 @@ def _heads(unit: Unit, layer: Layer) -> int:
 
 
 def _memory(task: FileTask, layer: Layer) -> int:
-    """Bytes of a unit: its keys and queries, the rows that are solved for, a result for every row.
+    """Return the bytes of a unit: keys and queries, rows that are solved for, results of rows.
 
     A bound of what was measured, rounded up: see docs/prune.md.
     """

@@ -48,7 +48,7 @@ def held_out_queries(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How a kept set did with queries that it was not chosen for.
+    """The trial of a kept set on queries that it was not chosen for.
 
     A query counts as a violation if it may lose more than the budget in any query head that shares
     the set. There are at least `violations` and at most `most` of them; None: not known.

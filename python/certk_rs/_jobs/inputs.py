@@ -1,4 +1,4 @@
-"""Which files are meant: by names, directories, glob patterns, URLs, or a list on standard input.
+"""Inputs of jobs, given as names, directories, glob patterns, URLs, or a list on standard input.
 
 Nothing is read here but directories, and indexes of shards for the names of their parts.
 """
@@ -60,7 +60,7 @@ def expand(
     same_names: bool = False,
     listing: BinaryIO | None = None,
 ) -> list[Source]:
-    """The inputs that are meant, each once, in the order given and then by name.
+    """Return the inputs that are meant, each once, in the order given and then by name.
 
     A directory stands for the `.safetensors` files in it, where an index of shards stands for its
     parts, and nothing hidden. A glob pattern stands for what it matches; a file of that very name
@@ -168,7 +168,7 @@ def _key(location: Location) -> tuple[str | int, ...]:
 
 
 def files_of(source: Source) -> list[Location]:
-    """The file of an input, and where it is an index the parts that it names."""
+    """Return the file of an input, and of an index also the parts that it names."""
     files = [source.location]
     if is_index(source.location):
         # One that cannot be read is told when it is opened.
@@ -208,7 +208,7 @@ def check_apart(sources: Sequence[Source], out: Location) -> None:
 
 
 def _without_parts(found: dict[tuple[str | int, ...], Source]) -> list[Source]:
-    """All sources but those that an index among them stands for."""
+    """Return all sources but those that an index among them stands for."""
     claimed: set[tuple[str | int, ...]] = set()
     for source in found.values():
         if is_index(source.location):

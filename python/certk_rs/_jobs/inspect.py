@@ -1,4 +1,4 @@
-"""What a file holds, by its header alone: tensors, layers, and what prune would make of them.
+"""Contents of a file by its header alone: tensors, layers, and how prune would group them.
 
 Nothing of the tensors is read, so values may still be refused, by prune as by anything else.
 """
@@ -66,7 +66,7 @@ class CacheFacts:
 
 @dataclass(frozen=True)
 class OutputFacts:
-    """What an output of prune says of itself; `certk verify` tells whether it is so.
+    """The certificate of an output in a few numbers; only `certk verify` tells whether it is true.
 
     `kept` of `total` keys over all keep-sets, by the shapes of its tensors; `input_bytes` of
     tensors became `output_bytes`. `eps` is a number where all sets have the same budget, else the
@@ -88,7 +88,7 @@ class OutputFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What one file holds: a cache, an output of prune, or other tensors (`complaint` says why).
+    """The contents of one file: a cache, an output of prune, or other tensors (see `complaint`).
 
     `kind` is "cache", "output", "other", or "unreadable" where there are no tensors to be seen.
     """
@@ -106,7 +106,7 @@ class Inspection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether prune would take it as it is, or it is an output whose text is in order."""
+        """True if prune would take it as it is, or if it is an output whose text is in order."""
         if self.output is not None:
             return self.output.complaint is None
         return self.cache is not None and not self.cache.needs
@@ -161,7 +161,7 @@ def inspect(location: Location, names: str | None = None, layout: str | None = N
 
 
 def inspection_json(found: Inspection) -> dict[str, Any]:
-    """One file as a JSON object."""
+    """Return one file as a JSON object."""
     return {**asdict(found), "is_ready": found.is_ready}
 
 
@@ -172,7 +172,7 @@ def _unreadable(location: Location, why: str) -> Inspection:
 def _cache(
     location: Location, names: str | None, layout: str | None, held: Sequence[str]
 ) -> tuple[CacheFacts | None, str | None]:
-    """The file read as a cache, by options of our own if need be; or why it is none."""
+    """Read the file as a cache, by options of our own if need be; or say why it is none."""
     inferred = infer(held) if names is None else None
     complaint = None
     for order in (layout,) if layout is not None else (None, ROW_MAJOR):

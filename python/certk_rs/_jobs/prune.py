@@ -90,7 +90,7 @@ def prune(
         out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
             the attention output of a row.
         hot: With `eps` and a `guard`: how many keys each file keeps in all, a count or a
-            fraction; those stay that its queries need most often, in whatever head. eps is then
+            fraction; those stay that its queries need most often, in any head. eps is then
             what later queries may lose, and what is not here is for the guard to name.
         granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").
         max_keep: The most keys of a set, a count or a fraction of the visible keys; rows may then
@@ -122,7 +122,7 @@ def prune(
         shard: "I/N" takes every N-th input, beginning with the I-th (1 <= I <= N), as one of N jobs
             that write into the same `out` at the same time. Together they write the bytes of one
             job without it. A shard with no input does nothing.
-        on_file: Called with what became of each input, as soon as it is known.
+        on_file: Called with the report, the failure or the skip of each input, once it is known.
         progress: Called with (name of the input, units done, units known of).
 
     Returns:
@@ -271,11 +271,11 @@ def run_plan(
 ) -> JobResult:
     """Do a job; on_file is told of every input as soon as its end is known.
 
-    Outputs that are finished stay whatever happens afterwards, and so does what `resume` needs.
+    Finished outputs stay in any case, and so does what `resume` needs.
 
     Raises:
         CertkError: Another job is under way in OUT, an unfinished one is there, or the one that is
-            to be resumed is another one. With `fail_fast`, whatever the first bad input raises.
+            to be resumed is another one. With `fail_fast`, also what the first bad input raises.
         KeyboardInterrupt: As it comes; the engine is stopped first.
     """
     return _Job(plan, engine, manner or Manner(), on_file, progress).run()

@@ -138,7 +138,7 @@ def job_report(
 def _output(
     found: Found, source: Any, shown: str, sums: _Sums, sinks: Sequence[RowSink]
 ) -> dict[str, Any]:
-    """One output; nothing is added up before all of it could be read."""
+    """Read one output; nothing is added up before all of it could be read."""
     own, layers = Sums(), 0
     sets: list[SetRecord] = []
     borrowed: set[str] = set()

@@ -69,7 +69,7 @@ class LayerRecord:
 
     @property
     def heads_of_set(self) -> int:
-        """How many query heads share a set."""
+        """The number of query heads that share a set."""
         return self.layer.heads // len(self.sizes)
 
     def kinds(self) -> NDArray[np.uint8]:
@@ -93,7 +93,7 @@ class Probe:
 
 @dataclass(frozen=True, eq=False)
 class Demands:
-    """How often the visible keys of each of G groups of a layer are needed."""
+    """Demands of G groups of a layer for its visible keys."""
 
     layer: Layer
     first_head: int
@@ -143,7 +143,7 @@ class SetRecord:
 
     @property
     def gap(self) -> int | None:
-        """How many keys at most could be saved; None where the bound is of another budget."""
+        """The most keys that could be saved; None where the bound is of another budget."""
         if self.lower_bound is None or self.bound_eps is not None:
             return None
         return self.kept - self.lower_bound

@@ -55,7 +55,7 @@ class FileTask:
 
     @property
     def shared(self) -> bool:
-        """Whether all layers have one and the same set."""
+        """True if all layers have one and the same set."""
         return self.options.granularity == "token"
 
 

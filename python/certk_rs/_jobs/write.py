@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from .. import __version__
 from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
 from .._files.record import index_type
-from .._files.tensor_file import Header
+from .._files.tensor_file import Header, TensorFile
 from ..cache_format import (
     STORAGE,
     Budgets,
@@ -36,6 +37,9 @@ from ..guard import guard_head, others
 from .inputs import Input
 from .sets import LayerRecord
 from .solve import as_native
+
+# Raised where a file is no output, or cannot be read.
+_UNREADABLE = (CertkError, KeyError, ValueError, OSError)
 
 
 @dataclass(frozen=True)
@@ -198,30 +202,41 @@ def _guard(cache: Cache, chosen: LayerRecord, output: OutputFile) -> None:
         output.write(f"layers.{layer.index}.{name}", array)
 
 
+@contextlib.contextmanager
+def _opened(target: Location) -> Iterator[tuple[SafetensorsFile, Certificate]]:
+    """Open an output; an exception of `_UNREADABLE` if it is none."""
+    with SafetensorsFile(target) as file:
+        certificate, complaint = read_certificate(file.header.metadata.get("certk", ""))
+        if complaint is not None:
+            raise CertkError(complaint)
+        yield file, certificate
+
+
+def _holds(file: TensorFile, facts: Mapping[str, TensorFacts]) -> bool:
+    return all(file.sha256(name) == fact.sha256 for name, fact in facts.items())
+
+
 def is_whole(target: Location, header_sha256: str) -> bool:
     """Return whether the file has that header, and in it the hashes of all that follows."""
-    try:
-        with SafetensorsFile(target) as file:
-            if hashlib.sha256(file.header.raw).hexdigest() != header_sha256:
-                return False
-            certificate, complaint = read_certificate(file.header.metadata.get("certk", ""))
-            return complaint is None and all(
-                file.sha256(name) == facts.sha256 for name, facts in certificate.outputs.items()
-            )
-    except (CertkError, ValueError, OSError):
-        return False
+    with contextlib.suppress(*_UNREADABLE), _opened(target) as (file, said):
+        found = hashlib.sha256(file.header.raw).hexdigest()
+        return found == header_sha256 and _holds(file, said.outputs)
+    return False
 
 
 def is_of_bytes(target: Location, source: Location) -> bool:
     """Return whether all tensors of the input are those of the output; reads all of them."""
-    try:
-        with SafetensorsFile(target) as output, open_tensors(source) as file:
-            certificate, complaint = read_certificate(output.header.metadata.get("certk", ""))
-            return complaint is None and all(
-                file.sha256(name) == facts.sha256 for name, facts in certificate.inputs.items()
-            )
-    except (CertkError, KeyError, ValueError, OSError):
-        return False
+    unreadable = contextlib.suppress(*_UNREADABLE)
+    with unreadable, _opened(target) as (_, said), open_tensors(source) as file:
+        return _holds(file, said.inputs)
+    return False
+
+
+def is_of_input(target: Location, header_sha256s: tuple[str, ...]) -> bool:
+    """Return whether it is an output of an input with these headers, as a killed job leaves it."""
+    with contextlib.suppress(*_UNREADABLE), _opened(target) as (_, said):
+        return tuple(said.input_headers) == tuple(header_sha256s)
+    return False
 
 
 def header_of_output(target: Location, certificate: Certificate) -> Header | None:
@@ -230,23 +245,8 @@ def header_of_output(target: Location, certificate: Certificate) -> Header | Non
     Equal certificates mean equal bytes: of equal inputs, by their hashes, the same version makes
     the same. None if there is no such file.
     """
-    try:
-        with SafetensorsFile(target) as file:
-            said, complaint = read_certificate(file.header.metadata.get("certk", ""))
-            same = replace(said, outputs={}).to_json() == replace(certificate, outputs={}).to_json()
-            if complaint is not None or not same or file.header != output_header(said):
-                return None
-            whole = all(file.sha256(name) == facts.sha256 for name, facts in said.outputs.items())
-            return file.header if whole else None
-    except (CertkError, ValueError, OSError):
-        return None
-
-
-def is_of_input(target: Location, header_sha256s: tuple[str, ...]) -> bool:
-    """Return whether it is an output of an input with these headers, as a killed job leaves it."""
-    try:
-        with SafetensorsFile(target) as file:
-            certificate, _ = read_certificate(file.header.metadata.get("certk", ""))
-            return tuple(certificate.input_headers) == tuple(header_sha256s)
-    except (CertkError, ValueError, OSError):
-        return False
+    with contextlib.suppress(*_UNREADABLE), _opened(target) as (file, said):
+        same = replace(said, outputs={}).to_json() == replace(certificate, outputs={}).to_json()
+        if same and file.header == output_header(said) and _holds(file, said.outputs):
+            return file.header
+    return None
