@@ -109,7 +109,7 @@ assert {"prune", "verify", "analyze"} <= set(dir(certk_rs)) & set(certk_rs.__all
 print(*sys.modules)
 """
     own = {name for name in run(code).split() if name.startswith("certk_rs.")}
-    assert not {name for name in own if name.startswith(("certk_rs.jobs", "certk_rs.audit"))}
+    assert not {name for name in own if name.startswith(("certk_rs._jobs", "certk_rs.audit"))}
     code = """
 import sys, certk_rs
 from certk_rs import prune, verify, analyze
