@@ -71,7 +71,7 @@ class PrunedCache(Cache):  # type: ignore[misc]
     attention: the keys have lost their positions, which sliding windows would need.
     """
 
-    def __init__(self, layers: list[_PrunedLayer], certificates: Sequence[PrunedLayer]) -> None:
+    def __init__(self, layers: list[ShortenedLayer], certificates: Sequence[PrunedLayer]) -> None:
         """Take over layers; users call `from_cache` or `prune_cache`."""
         super().__init__(layers=layers)
         for layer in layers:
@@ -145,8 +145,8 @@ class PrunedCache(Cache):  # type: ignore[misc]
             super().activate_past_recording()
 
 
-class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer: keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
+class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
+    """Kept keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
 
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, slots: NDArray[np.int64], n: int, index: int
@@ -243,7 +243,7 @@ def check_positions(layer: Any, position_ids: Any) -> None:
             they count other things than tokens.
     """
     told = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
-    if not isinstance(layer, _PrunedLayer) or not told or not position_ids.numel():
+    if not isinstance(layer, ShortenedLayer) or not told or not position_ids.numel():
         return
     n, end = layer.get_seq_length(), int(position_ids.max()) + 1
     if end < n:
@@ -598,7 +598,7 @@ def _pruned(layers: Sequence[_Rows], certificates: Sequence[PrunedLayer]) -> Pru
         # Keys that are NaN: attention that does not leave the slots out must not go unnoticed.
         # Values that are would do no more, and take certified attention several times as long.
         both = _behind(keys, most, torch.nan), _behind(values, most, 0.0)
-        made.append(_PrunedLayer(*both, slots, about.n, about.layer))
+        made.append(ShortenedLayer(*both, slots, about.n, about.layer))
     return PrunedCache(made, certificates)
 
 
