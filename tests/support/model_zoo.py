@@ -19,15 +19,6 @@ VOCABULARY = 97
 SPREAD = 0.25
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small take longer with several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _decoder(kind: str, **more: Any) -> Any:
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
@@ -205,6 +196,11 @@ def sharpened(model: Any, factor: float = 6.0) -> Any:
         elif any(part in name for part in ("q_proj", "q_norm", "q_layernorm", "self.query")):
             parameter.data *= factor
     return model
+
+
+def peaked(name: str, factor: float = 4.0) -> Any:
+    """A random model most of whose rows need few keys."""
+    return sharpened(build(name), factor)
 
 
 def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:

@@ -9,27 +9,22 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import flint
+import kvpress
 import numpy as np
 import pytest
+import torch
+import transformers as hf
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import certk_rs as ck
+import doc_pages as pages
+import model_caches as caches
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.kvpress import CertkPress
 from fresh_process import run_python
 
-pytest.importorskip("kvpress")
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-flint = pytest.importorskip("flint")
-zoo = pytest.importorskip("model_zoo")
-caches = pytest.importorskip("model_caches")
-pages = pytest.importorskip("doc_pages")
-
-import kvpress  # noqa: E402
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.kvpress import CertkPress  # noqa: E402
-
-one_thread = zoo.one_thread
 N = 60
 NAMES = ["llama", "mistral", "phi3", "qwen2", "qwen3"]
 WAYS = [False, True]

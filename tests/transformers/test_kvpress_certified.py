@@ -6,25 +6,19 @@ import contextlib
 import math
 from typing import Any
 
+import kvpress
 import numpy as np
 import pytest
+import torch
+import transformers as hf
+from kvpress.utils import compute_n_kept
 
 import certk_rs as ck
+import model_caches as caches
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.kvpress import CertifiedPress, CertkPress, CertkScorerPress
 
-pytest.importorskip("kvpress")
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-caches = pytest.importorskip("model_caches")
-
-import kvpress  # noqa: E402
-from kvpress.utils import compute_n_kept  # noqa: E402
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.kvpress import CertifiedPress, CertkPress, CertkScorerPress  # noqa: E402
-
-one_thread = zoo.one_thread
-pytestmark = pytest.mark.usefixtures("one_thread")
 N, WINDOW = 72, 8
 
 

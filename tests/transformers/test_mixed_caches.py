@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers as hf
+from transformers.cache_utils import DynamicLayer
 
 import certk_rs as ck
+import model_zoo as zoo
+from certk_rs import transformers as ct
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from transformers.cache_utils import DynamicLayer  # noqa: E402
-
-from certk_rs import transformers as ct  # noqa: E402
-
-one_thread = zoo.one_thread
 modern = pytest.mark.skipif(not zoo.MODERN, reason="before 5 they have caches of their own")
 WINDOWED = ["gemma3n", "gemma3-window"]
 HYBRID = [name for name in zoo.MIXED if name not in WINDOWED]

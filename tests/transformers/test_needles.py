@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from repository import ROOT
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("kvpress")
 
 
 @pytest.fixture

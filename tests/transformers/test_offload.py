@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import certk_rs as ck
-
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs._files import scratch  # noqa: E402
-from certk_rs.transformers.paired_rows import PAGE, Form, PairedRows  # noqa: E402
-from fresh_process import run_python  # noqa: E402
-from page_cache import drop, held  # noqa: E402
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs._files import scratch
+from certk_rs.transformers.paired_rows import PAGE, Form, PairedRows
+from fresh_process import run_python
+from page_cache import drop, held
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
-one_thread = zoo.one_thread
 
 
 def said(calls: list[dict[str, Any]], recorder: Any) -> list[Any]:

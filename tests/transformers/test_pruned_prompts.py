@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers as hf
 
 import certk_rs as ck
-
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from model_caches import prefilled, seen_by  # noqa: E402
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from model_caches import prefilled, seen_by
 
 N = 48
-one_thread = zoo.one_thread
 FULL = ["llama", "qwen3", "gpt2"]
 GREEDY: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
 modern = pytest.mark.skipif(not zoo.MODERN, reason="what transformers 5 feeds a filled cache")

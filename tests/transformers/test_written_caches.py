@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import certk_rs as ck
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.cache_format import SafetensorsFile
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.cache_format import SafetensorsFile  # noqa: E402
-
-one_thread = zoo.one_thread
 N = 3000
 mapped = pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
 MODES: dict[str, Callable[[], Any]] = {"inference": torch.inference_mode, "no_grad": torch.no_grad}
