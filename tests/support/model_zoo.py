@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +15,8 @@ hf = pytest.importorskip("transformers")
 
 # Before 5 encoders do not ask for their attention; one test says so, and the others are skipped.
 MODERN = int(hf.__version__.partition(".")[0]) >= 5
+# From 5.24 on caches are passed as `cache`.
+NEWEST = tuple(map(int, hf.__version__.split(".")[:2])) >= (5, 24)
 VOCABULARY = 97
 # So large that attention is peaked and keys can be dropped.
 SPREAD = 0.25
@@ -288,3 +291,24 @@ def dense(call: dict[str, Any]) -> tuple[Any, Any]:
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1).nan_to_num(0.0)[..., :n]
     return weights, (weights @ v).transpose(1, 2)
+
+
+def hold(calls: list[dict[str, Any]], recorder: Any, eps: float, slack: float = 0.0) -> float:
+    """Assert that every recorded row is as float64 has it; return the mean of k/n."""
+    assert len(calls) == len(recorder.calls) > 0
+    fractions = []
+    for call, told in zip(calls, recorder.calls, strict=True):
+        weights, out = dense(call)
+        k, some = told.k, told.n > 0
+        assert (told.n >= (weights > 0).sum(-1).numpy()).all()
+        # No k keys lose less than all but the k heaviest.
+        heaviest = weights.sort(-1, descending=True).values.cumsum(-1).numpy()
+        heaviest = np.concatenate([np.zeros((*k.shape, 1)), heaviest], axis=-1)
+        lost = weights.sum(-1).numpy() - np.take_along_axis(heaviest, k[..., None], -1)[..., 0]
+        assert (told.tail_mass_upper >= np.where(some, lost, 0) - 1e-12).all()
+        assert (told.tail_mass_upper <= eps).all()
+        off = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
+        assert told.error_bound is not None
+        assert (off <= told.error_bound + slack * float(call["value"].abs().max())).all()
+        fractions.append((k[some] / told.n[some]).mean())
+    return float(np.mean(fractions))

@@ -122,6 +122,7 @@ def test_what_later_queries_lose_is_proven(name: str, dtype: Any) -> None:
     assert not all(layer.holds for layer in recorder.layers)
 
 
+@pytest.mark.older
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("promote", [False, True])
 def test_recall_keeps_every_query_within_its_budget(name: str, promote: bool) -> None:

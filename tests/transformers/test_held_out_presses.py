@@ -9,6 +9,8 @@ import torch
 
 from repository import ROOT
 
+pytestmark = pytest.mark.older
+
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any, Any]:

@@ -19,6 +19,8 @@ import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs.kvpress import CertifiedPress, CertkPress, CertkScorerPress
 
+pytestmark = pytest.mark.older
+
 N, WINDOW = 72, 8
 
 

@@ -31,10 +31,11 @@ def same(one: Any, other: Any) -> bool:
 # ----------------------------------------------------------------------------- prune_prompt
 
 
+@pytest.mark.older
 @pytest.mark.parametrize("options", [{}, {"compact": True, "keep_last": 8}, {"guard": "codes"}])
 @pytest.mark.parametrize("name", FULL)
 def test_a_prompt_is_pruned_as_its_cache_would_be(name: str, options: dict[str, Any]) -> None:
-    model, ids = zoo.sharpened(zoo.build(name), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked(name), zoo.tokens(1, N)
     calls = seen_by(model, ids)
     # Of the forward pass that captures, as rounding differs from that which fills a cache.
     cache = hf.DynamicCache()
@@ -59,7 +60,7 @@ def test_a_prompt_is_pruned_as_its_cache_would_be(name: str, options: dict[str, 
 
 
 def test_inputs_of_a_tokenizer_and_long_windows() -> None:
-    model, ids = zoo.sharpened(zoo.build("llama"), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     found = ct.prune_prompt(model, given, 0.2)
     assert same(found, ct.prune_prompt(model, ids, 0.2, 1000))
@@ -105,7 +106,7 @@ def test_states_cannot_be_pruned(name: str) -> None:
 
 
 def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
-    model, ids = zoo.sharpened(zoo.build("llama"), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     whole = prefilled(model, ids)
     full = sum(layer.keys.nbytes + layer.values.nbytes for layer in whole.layers)
     assert full == 3 * 2 * N * 2 * 8 * 4
@@ -135,7 +136,7 @@ def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
 
 
 def ragged(name: str, **options: Any) -> tuple[Any, Any, Any]:
-    model, ids = zoo.sharpened(zoo.build(name), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked(name), zoo.tokens(1, N)
     return model, ids, ct.prune_prompt(model, ids, 0.3, 16, **options)
 
 
@@ -202,6 +203,7 @@ def test_assisted_generation_would_fill_it_twice(name: str, by: str, compact: bo
         model.generate(more, past_key_values=pruned, **GREEDY, **how)
 
 
+@pytest.mark.older
 @pytest.mark.parametrize("name", FULL)
 def test_what_is_right_goes_on(name: str) -> None:
     """In chunks, new ids alone under a mask of the whole text, and much text at once."""
@@ -237,7 +239,7 @@ def test_a_source_in_memory_that_was_written_to_is_refused(
     role: str, dtype: str, how: str, tmp_path: Path
 ) -> None:
     """Rows that come back are those that were dropped, whoever has the cache still."""
-    model = zoo.sharpened(zoo.build("llama"), 4.0).to(getattr(torch, dtype))
+    model = zoo.peaked("llama").to(getattr(torch, dtype))
     ids = zoo.tokens(1, N)
     cache, calls = prefilled(model, ids), seen_by(model, ids)
     queries = [call["query"][:, :, -4:] for call in calls]
@@ -261,7 +263,7 @@ def test_a_source_in_memory_that_was_written_to_is_refused(
 
 def test_a_source_that_grows_is_none_that_was_written_to() -> None:
     """A `CertkCache` writes behind what was pruned."""
-    model, ids = zoo.sharpened(zoo.build("llama"), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     cache = prefilled(model, ids, past_key_values=ct.CertkCache())
     queries = [call["query"][:, :, -4:] for call in seen_by(model, ids)]
     pruned = ct.prune_cache(cache, queries, 0.02, guard="codes", on_breach="recall")

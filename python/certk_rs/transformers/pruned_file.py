@@ -81,7 +81,7 @@ class PrunedFile:
         return array
 
     def rows(self, layer: Layer) -> KeptRows:
-        """What is kept of a layer."""
+        """Read the kept rows of a layer."""
         options = self.certificate.options
         both = [tensor(self._read(layer, role), layer.dtypes[role]) for role in ("key", "value")]
         masses = {"full": "tail_mass_upper", "compact": "worst_tail_mass"}.get(options.proof)
@@ -93,7 +93,7 @@ class PrunedFile:
         return KeptRows(keys, values, upper)
 
     def budgets(self, layer: Layer) -> tuple[float, ...]:
-        """The budget of each kv head of a layer."""
+        """Return the budget of each kv head of a layer."""
         groups = self.certificate.eps.get(layer.index, ())
         if len(groups) not in (1, layer.kv_heads) or not all(0 <= eps < 1 for eps in groups):
             raise CertkError(f"{self._file.path}: layer {layer.index} has no budget for each set")
@@ -105,7 +105,7 @@ class PrunedFile:
         return max(max(self.budgets(layer)) for layer in self.layers)
 
     def guard(self, layer: Layer) -> Guard:
-        """What is remembered of the dropped rows of a layer."""
+        """Read the guard of the dropped rows of a layer."""
         every = self._read(layer, "indices").astype(np.int64)
         groups = [every] * layer.kv_heads
         if self.certificate.options.granularity == "head":
