@@ -62,3 +62,11 @@ def reference_step(model: Any, cache: Any, kept: list[list[np.ndarray]], ids: An
     model = copy.deepcopy(model)
     model.set_attn_implementation("test-masked")
     return logits_of(model, ids, copy.deepcopy(cache))
+
+
+def pressed(press: Any, model: Any, ids: Any) -> Any:
+    """The cache of a prompt under a press of kvpress."""
+    cache = hf.DynamicCache()
+    with torch.inference_mode(), press(model):
+        model(input_ids=ids, past_key_values=cache)
+    return cache

@@ -21,10 +21,20 @@ VOCABULARY = 97
 # So large that attention is peaked and keys can be dropped.
 SPREAD = 0.25
 
+# Sizes as configs of most families name them, and those of encoders with a decoder.
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+PAIRED: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64, "pad_token_id": 0, "init_std": SPREAD,
+}  # fmt: skip
+
 
 def _decoder(kind: str, **more: Any) -> Any:
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
+    sizes = SMALL | {
         "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
         "max_position_embeddings": 512, "initializer_range": SPREAD,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
@@ -55,11 +65,8 @@ def _gpt_oss() -> Any:
 
 
 def _encoder(kind: str) -> Any:
-    config = getattr(hf, kind + "Config")(
-        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
-        num_attention_heads=4, max_position_embeddings=512, initializer_range=SPREAD,
-        pad_token_id=0,
-    )  # fmt: skip
+    more = {"num_hidden_layers": 3, "max_position_embeddings": 512, "initializer_range": SPREAD}
+    config = getattr(hf, kind + "Config")(**(SMALL | more), pad_token_id=0)
     return getattr(hf, kind + "ForMaskedLM")(config)
 
 
@@ -83,8 +90,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "phi3": lambda: _decoder("Phi3"),
     "gemma3": lambda: hf.Gemma3ForCausalLM(
         hf.Gemma3TextConfig(
-            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=6,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=12, sliding_window=6,
+            **(SMALL | {"num_hidden_layers": 6}), num_key_value_heads=2, head_dim=12,
+            sliding_window=6,
         )
     ),
     "gpt_neox": lambda: _decoder("GPTNeoX"),
@@ -95,27 +102,19 @@ OTHERS: dict[str, Callable[[], Any]] = {
         )
     ),
     "albert": lambda: hf.AlbertForMaskedLM(
-        hf.AlbertConfig(
-            vocab_size=VOCABULARY, hidden_size=48, embedding_size=24, intermediate_size=64,
-            num_attention_heads=4, num_hidden_layers=2, initializer_range=SPREAD,
-        )
+        hf.AlbertConfig(**SMALL, embedding_size=24, initializer_range=SPREAD)
     ),
     "distilbert": lambda: hf.DistilBertForMaskedLM(
         hf.DistilBertConfig(vocab_size=VOCABULARY, dim=48, n_layers=2, n_heads=4, hidden_dim=64)
     ),
     "modernbert": lambda: hf.ModernBertForMaskedLM(
         hf.ModernBertConfig(
-            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=4, global_attn_every_n_layers=2, local_attention=6, pad_token_id=0,
+            **SMALL, global_attn_every_n_layers=2, local_attention=6, pad_token_id=0,
             cls_token_id=1, sep_token_id=2,
         )
     ),
     "bart": lambda: hf.BartForConditionalGeneration(
-        hf.BartConfig(
-            vocab_size=VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=2,
-            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
-            decoder_ffn_dim=64, pad_token_id=0, init_std=SPREAD, forced_eos_token_id=None,
-        )
+        hf.BartConfig(**PAIRED, forced_eos_token_id=None)
     ),
     "bloom": lambda: hf.BloomForCausalLM(
         hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=2, n_head=4)
@@ -165,9 +164,8 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _mixed(kind: str, more: dict[str, Any]) -> Any:
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
-        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    sizes = SMALL | {
+        "num_hidden_layers": 4, "num_key_value_heads": 2,
         "max_position_embeddings": 4096, "initializer_range": SPREAD,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
     }  # fmt: skip
@@ -216,6 +214,16 @@ def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
     with contextlib.suppress(ValueError):  # some have no choice
         plain.set_attn_implementation("sdpa")
     return model, plain, copy.deepcopy(plain).double()
+
+
+def letters(**more: Any) -> Any:
+    """A tokenizer of single letters, 97 at most."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    known = {chr(c): i for i, c in enumerate(range(32, 32 + 95))} | {"\n": 95, "<s>": 96}
+    inner = Tokenizer(models.WordLevel(known, unk_token=" "))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(".|\n"), "isolated")
+    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ", **more)
 
 
 def tokens(batch: int, n: int, seed: int = 1) -> Any:

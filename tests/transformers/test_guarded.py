@@ -229,6 +229,9 @@ def test_few_stay_and_the_oldest_go() -> None:
         guarded, full = layer.guarded, cache.layers[layer.guarded.layer].keys[0]
         for head, (there, held) in enumerate(zip(guarded._there, guarded._held, strict=True)):
             assert not len(there) or torch.equal(held[0], full[head, torch.from_numpy(there)])
+            calls = (call for call in pruned.lost if call.layer == guarded.layer)
+            latest = [at for at, call in enumerate(calls, 1) if call.recalled[head]][-1:]
+            assert guarded._since[head].max(initial=0) == max(latest, default=0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import transformers as hf
 import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
-from model_caches import prefilled, seen_by
+from model_caches import logits_of, prefilled, seen_by
 
 N = 48
 FULL = ["llama", "qwen3", "gpt2"]
@@ -124,8 +124,7 @@ def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
     # The whole cache is what dropped keys are fetched from.
     assert before == held + recalling.guard_bytes + full
     ct.use(model, eps=0)
-    with torch.inference_mode():
-        model(input_ids=zoo.tokens(1, 3, seed=5), past_key_values=recalling)
+    logits_of(model, zoo.tokens(1, 3, seed=5), recalling)
     back = sum(map(sum, recalling.promoted))
     assert back > 0
     assert recalling.whole_nbytes == full * (N + 3) // N
@@ -224,8 +223,7 @@ def test_what_is_right_goes_on(name: str) -> None:
     long = torch.cat([ids, zoo.tokens(1, 150, seed=9)], -1)
     model.generate(long, past_key_values=pruned, **GREEDY)
     assert pruned.get_seq_length() == N + 154
-    with torch.inference_mode():
-        model(input_ids=zoo.tokens(1, 7, seed=2), past_key_values=pruned)
+    logits_of(model, zoo.tokens(1, 7, seed=2), pruned)
     assert pruned.get_seq_length() == N + 161
 
 

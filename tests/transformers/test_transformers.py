@@ -124,12 +124,8 @@ def as_sdpa(kind: Any, config: Any, **inputs: Any) -> None:
 @pytest.mark.skipif(not zoo.MODERN, reason="before transformers 5 it does not run in float64")
 def test_a_family_that_knows_eager_only_gets_the_masks_of_eager() -> None:
     """NLLB-MoE: its decoder relies on causal masks that are there, its routers read them."""
-    config = hf.NllbMoeConfig(
-        vocab_size=zoo.VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
-        decoder_ffn_dim=64, num_experts=4, encoder_sparse_step=1, decoder_sparse_step=1,
-        pad_token_id=0, init_std=zoo.SPREAD, decoder_start_token_id=1,
-    )  # fmt: skip
+    more = {"num_experts": 4, "encoder_sparse_step": 1, "decoder_sparse_step": 1}
+    config = hf.NllbMoeConfig(**zoo.PAIRED, **more, decoder_start_token_id=1)
     ids = zoo.tokens(2, 12)
     more = {"attention_mask": zoo.padding(2, 12, "right"), "decoder_input_ids": ids[:, :7]}
     as_sdpa(hf.NllbMoeForConditionalGeneration, config, input_ids=ids, **more)
@@ -137,10 +133,8 @@ def test_a_family_that_knows_eager_only_gets_the_masks_of_eager() -> None:
 
 def test_without_a_mask_a_family_without_sdpa_sees_everything() -> None:
     """Before transformers 5 the vision tower of Chinese CLIP does not say that it is not causal."""
-    config = hf.ChineseCLIPVisionConfig(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        image_size=32, patch_size=8, initializer_range=zoo.SPREAD,
-    )  # fmt: skip
+    picture = {"image_size": 32, "patch_size": 8, "initializer_range": zoo.SPREAD}
+    config = hf.ChineseCLIPVisionConfig(**zoo.SMALL, **picture)
     as_sdpa(hf.ChineseCLIPVisionModel, config, pixel_values=torch.randn(2, 3, 32, 32))
 
 
@@ -286,11 +280,8 @@ def test_a_model_that_does_not_ask_the_registry_is_an_error(
 
 
 def _git() -> Any:
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4}
-    picture = hf.GitVisionConfig(image_size=32, patch_size=8, **sizes)
-    config = hf.GitConfig(vocab_size=zoo.VOCABULARY, **sizes)
-    config.vision_config = picture
+    config = hf.GitConfig(**zoo.SMALL)
+    config.vision_config = hf.GitVisionConfig(**zoo.SMALL, image_size=32, patch_size=8)
     return hf.GitForCausalLM(config)
 
 
@@ -310,11 +301,7 @@ def test_a_model_of_which_a_part_computes_attention_by_itself_is_an_error(build:
 
 
 def test_a_model_loaded_under_the_name_is_judged_too(tmp_path: Any) -> None:
-    config = hf.BigBirdPegasusConfig(
-        vocab_size=zoo.VOCABULARY, d_model=48, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
-        decoder_ffn_dim=64, attention_type="original_full",
-    )  # fmt: skip
+    config = hf.BigBirdPegasusConfig(**zoo.PAIRED, attention_type="original_full")
     hf.BigBirdPegasusForConditionalGeneration(config).save_pretrained(tmp_path)
     ct.register()
     load = hf.AutoModelForSeq2SeqLM.from_pretrained
@@ -343,8 +330,8 @@ def _all_but_the_encoder(model: Any, name: str) -> None:
 @pytest.mark.skipif(not hasattr(hf, "Gemma4TextConfig"), reason="too old for Gemma 4")
 def test_layers_that_run_on_the_last_queries_only_stay_causal() -> None:
     config = hf.Gemma4TextConfig(
-        vocab_size=zoo.VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=12, global_head_dim=12,
+        **(zoo.SMALL | {"num_hidden_layers": 4}),
+        num_key_value_heads=2, head_dim=12, global_head_dim=12,
         num_kv_shared_layers=2, layer_types=["sliding_attention", "full_attention"] * 2,
         sliding_window=64, hidden_size_per_layer_input=8, vocab_size_per_layer_input=97,
         initializer_range=zoo.SPREAD,
@@ -523,10 +510,7 @@ def refused_at_once_and_late(model: Any, at_once: str, late: str, tmp_path: Any)
 
 
 def test_softcap_is_refused(tmp_path: Any) -> None:
-    sizes = {
-        "vocab_size": zoo.VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
-    }  # fmt: skip
+    sizes = zoo.SMALL | {"num_key_value_heads": 2, "head_dim": 12}
     model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**sizes)).eval()
     at_once = "Gemma2Attention, a part of Gemma2ForCausalLM, soft-caps"
     refused_at_once_and_late(model, at_once, "Gemma2Attention asks for softcap", tmp_path)

@@ -31,7 +31,7 @@ from certk_rs.cache_format import (
 from certk_rs.cli import main
 from certk_rs.pruning import prune
 from cli_fixtures import forge, write_cache
-from model_caches import prefilled, reference_step, seen_by
+from model_caches import logits_of, prefilled, reference_step, seen_by
 
 N = 48
 FULL = ["llama", "qwen2", "qwen3", "gpt2"]
@@ -83,6 +83,7 @@ def test_only_the_last_queries_are_captured_if_so_asked(tmp_path: Path) -> None:
         ("llama", 2, None, "a batch of 2"),
         ("llama", 1, "left", "sees less than"),
         ("mistral-window", 1, None, "sees less than"),
+        ("bart", 1, None, "layer 0 attends twice"),
     ],
 )
 def test_what_a_file_cannot_say_is_refused_and_leaves_nothing(
@@ -150,12 +151,7 @@ def test_a_scale_that_a_file_cannot_hold_is_refused(scale: Any, tmp_path: Path) 
 
 def saved(folder: Path, name: str = "llama") -> Path:
     """A model directory with a tokenizer of single letters."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
-    letters = {chr(c): i for i, c in enumerate(range(32, 32 + 95))}
-    inner = Tokenizer(models.WordLevel(letters, unk_token=" "))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ").save_pretrained(folder)
+    zoo.letters().save_pretrained(folder)
     zoo.build(name).save_pretrained(folder)
     return folder
 
@@ -426,8 +422,7 @@ def test_an_indexed_cache_decodes_like_a_plain_one(name: str) -> None:
     for chunk in (slice(0, 290), *(slice(i, i + 1) for i in range(290, 294))):
         logits = []
         for model, cache in zip((ours, theirs, truth), caches, strict=True):
-            with torch.inference_mode():
-                logits.append(model(input_ids=ids[:, chunk], past_key_values=cache).logits)
+            logits.append(logits_of(model, ids[:, chunk], cache))
         zoo.as_close_as(*logits)
     assert caches[0].index_bytes > 0
     for layer, other in zip(caches[0].layers, caches[1].layers, strict=True):

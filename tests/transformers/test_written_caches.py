@@ -16,6 +16,7 @@ import certk_rs as ck
 import model_zoo as zoo
 from certk_rs import transformers as ct
 from certk_rs.cache_format import SafetensorsFile
+from model_caches import logits_of
 
 N = 3000
 mapped = pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
@@ -286,8 +287,7 @@ def test_keys_of_other_sizes_do_not_go_behind(offload: bool, tmp_path: Path) -> 
 def test_beams_of_a_loaded_cache_say_what_to_call(tmp_path: Path) -> None:
     model = ct.use(zoo.build("llama"), eps=0)
     ids, cache = zoo.tokens(1, 300), ct.CertkCache()
-    with torch.inference_mode():
-        model(input_ids=ids[:, :-1], past_key_values=cache)
+    logits_of(model, ids[:, :-1], cache)
     cache.save(tmp_path / "session")
     options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 3}
     loaded = ct.CertkCache.load(tmp_path / "session")
