@@ -471,16 +471,6 @@ def test_an_index_follows_beams_copies_and_crops() -> None:
         ct.CertkCache(0)
 
 
-def test_an_indexed_cache_filled_in_inference_mode_goes_on_outside_of_it() -> None:
-    ours, theirs, _ = zoo.twins("llama")
-    ct.use(ours, eps=0)
-    ids, cache = zoo.tokens(1, 301), ct.CertkCache(reserve=512)
-    prefilled(ours, ids[:, :300], past_key_values=cache)
-    options = {"max_new_tokens": 5, "do_sample": False}
-    own = ours.generate(ids, past_key_values=cache, **options)
-    assert torch.equal(own, theirs.generate(ids, **options))
-
-
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 def test_pruning_in_memory_is_pruning_on_disk(name: str, tmp_path: Path) -> None:
     model, ids = zoo.peaked(name), zoo.tokens(1, N)
