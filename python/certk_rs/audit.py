@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ._audit.as_json import audit_json
 from ._audit.files import OutputJob, Progress, Result, Sample
 from ._audit.in_order import Work, Workers
 from ._audit.report import (
@@ -21,6 +20,7 @@ from ._audit.report import (
     Finding,
     OutputAudit,
     Sampled,
+    audit_json,
     recomputed,
 )
 from ._audit.sources import Source, Sources

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from certk_rs._files.location import locate
+from certk_rs._files.masses import lower_ends, upper_ends
 from certk_rs.cache_format import (
     Certificate,
+    Counts,
     Form,
     Layer,
-    LayerRecord,
     Options,
     OutputFile,
     SafetensorsFile,
     TensorFacts,
-    counts_of,
     mass_dtype,
-    most_held_out,
-    most_left_out,
     output_tensors,
-    record_tensors,
 )
-from cli_fixtures import Job, as_float64, safetensors_bytes, tensor
+from cli_fixtures import Arrays, Job, as_float64, safetensors_bytes, tensor
 
 ROLES = ("key", "value", "query")
 
@@ -43,6 +43,52 @@ class Group:
     heads: list[tuple[int, int]]
     kept: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     bound: int = 0
+
+
+@dataclass
+class Record:
+    """One layer of an output: sets and bounds by group, masses and weights of rows (heads, m)."""
+
+    layer: Layer
+    indices: list[np.ndarray]
+    upper: np.ndarray
+    lower: np.ndarray
+    bounds: np.ndarray
+    weights: np.ndarray
+    held_out: np.ndarray
+    left_out: np.ndarray
+
+    def tensors(self, options: Options, eps: Sequence[float], masses: str) -> Arrays:
+        """The tensors of the layer by name, all but its keys and values."""
+        by_head, size = options.granularity == "head", options.block_size
+        blocks = [np.unique(kept // size) for kept in self.indices]
+        upper, rows = upper_ends(self.upper, masses), np.flatnonzero(self.weights)
+        promised = np.ones(self.upper.shape, bool)
+        promised[:, self.held_out] = False
+        promised.reshape(-1)[self.left_out] = False
+        of_head = np.repeat(np.asarray(eps, float), len(upper) // len(eps))
+        over = upper[:, self.held_out] > of_head[:, None]
+        held, compact = options.holdout > 0, options.proof == "compact"
+        found = {
+            "indices": (True, np.concatenate(self.indices).astype(np.int32)),
+            "indptr": (by_head, np.cumsum([0, *map(len, self.indices)])),
+            "blocks": (size > 1, np.concatenate(blocks).astype(np.int32)),
+            "block_indptr": (size > 1 and by_head, np.cumsum([0, *map(len, blocks)])),
+            "held_out": (held, self.held_out),
+            "left_out": (options.coverage < 1, self.left_out),
+            "lower_bound": (options.proof != "none", self.bounds),
+            "lower_bound_rows": (options.proof != "none", rows),
+            "lower_bound_weights": (options.proof != "none", self.weights.reshape(-1)[rows]),
+            "tail_mass_upper": (options.proof == "full", upper),
+            "tail_mass_lower": (options.proof == "full", lower_ends(self.lower, masses)),
+            "worst_tail_mass": (compact, np.where(promised, upper, 0).max(axis=1)),
+            "violations": (compact and held, over.sum(axis=1, dtype=np.int64)),
+        }
+        return {
+            f"layers.{self.layer.index}.{name}": array
+            for name, (there, array) in found.items()
+            if there
+        }
 
 
 @dataclass(frozen=True)
@@ -98,8 +144,8 @@ class _Writer:
         if made.offset is not None:
             self.visible = min(max(self.m + made.offset, 0), self.n)
         self.probs = [self._softmax(i) for i in range(made.layers)]
-        self.held = np.arange(most_held_out(self.options.holdout, self.m)) * 2 % self.m
-        self.held = np.unique(self.held) if self.options.holdout else np.empty(0, np.int64)
+        most = min(math.ceil(Fraction(repr(self.options.holdout)) * self.m), self.m - 1)
+        self.held = np.unique(np.arange(most) * 2 % self.m)
         self.left: list[set[int]] = [set() for _ in range(made.layers)]
         self.groups = self._groups()
 
@@ -149,11 +195,25 @@ class _Writer:
             headers = tuple(file.header_sha256s())
         records = [self._record(i) for i in range(self.made.layers)]
         forms: dict[str, Form] = {}
-        for record in records:
-            counts = counts_of(record, self.options)
+        tensors: Arrays = {}
+        for record, groups in zip(records, by_layer, strict=True):
+            said = record.tensors(self.options, groups, masses)
+            for role in ("key", "value"):
+                said[f"layers.{record.layer.index}.{role}"] = self._rows(record, role)
             if self.options.guard != "none":
-                counts = replace(counts, codes=len(self._guard(record)["guard_codes"]))
+                for name, array in self._guard(record).items():
+                    said[f"layers.{record.layer.index}.{name}"] = array
+            sizes = {name.rpartition(".")[2]: array.size for name, array in said.items()}
+            counts = Counts(
+                kept=list(map(len, record.indices)),
+                blocks=[sizes.get("blocks", 0)],
+                weighted=sizes.get("lower_bound_rows", 0),
+                held_out=len(record.held_out),
+                left_out=len(record.left_out),
+                codes=sizes.get("guard_codes", 0),
+            )
             forms |= output_tensors(record.layer, self.options, counts, masses)
+            tensors |= said
         w = self.made.bound_eps
         certificate = Certificate(
             library="made",
@@ -172,19 +232,12 @@ class _Writer:
             },
             outputs={},
         )
-        with OutputFile(job.output, forms, certificate) as output:
-            for record in records:
-                groups = by_layer[record.layer.index]
-                for name, array in record_tensors(record, self.options, groups, masses).items():
-                    output.write(name, array)
-                for role in ("key", "value"):
-                    output.write(f"layers.{record.layer.index}.{role}", self._rows(record, role))
-                if self.options.guard != "none":
-                    for name, array in self._guard(record).items():
-                        output.write(f"layers.{record.layer.index}.{name}", array)
+        with OutputFile(locate(job.output), forms, certificate) as output:
+            for name, array in tensors.items():
+                output.write(name, array)
             output.commit()
 
-    def _guard(self, record: LayerRecord) -> dict[str, np.ndarray]:
+    def _guard(self, record: Record) -> dict[str, np.ndarray]:
         """Codes of the dropped keys that are not turned, with wide bounds, and a ball."""
         i, d, found = record.layer.index, self.d, []
         for head in range(self.kv_heads):
@@ -258,7 +311,8 @@ class _Writer:
             for i, head in group.heads
             for query in np.flatnonzero(self._promised(i, head))
         ]
-        for _, i, row in sorted(rows)[: most_left_out(self.options.coverage, len(rows))]:
+        most = math.floor((1 - Fraction(repr(self.options.coverage))) * len(rows))
+        for _, i, row in sorted(rows)[:most]:
             self.left[i].add(int(row))
 
     def _all(self, group: Group) -> tuple[np.ndarray, np.ndarray]:
@@ -313,7 +367,7 @@ class _Writer:
         gone = int((sums <= limits[promised].sum() * (1 + 1e-5)).sum()) - 1
         group.bound = len(units) - gone
 
-    def _record(self, i: int) -> LayerRecord:
+    def _record(self, i: int) -> Record:
         kinds = dict.fromkeys(ROLES, self.made.dtype)
         names = {role: f"layers.{i}.{role}" for role in ROLES}
         layer = Layer(i, names, kinds, self.kv_heads, self.heads, self.m, self.n, self.d)
@@ -333,10 +387,9 @@ class _Writer:
                     upper[head] = np.minimum(lost * (1 + 1e-9), 1.0)
                     lower[head] = lost * (1 - 1e-9)
                     weights[head] = self._promised(i, head)
-        return LayerRecord(
+        return Record(
             layer,
-            self.visible,
-            tuple(group.kept for group in mine),
+            [group.kept for group in mine],
             upper,
             lower,
             np.array([group.bound for group in mine]),
@@ -345,7 +398,7 @@ class _Writer:
             np.array(sorted(self.left[i]), np.int64),
         )
 
-    def _rows(self, record: LayerRecord, role: str) -> np.ndarray:
+    def _rows(self, record: Record, role: str) -> np.ndarray:
         dtype, _, data = self.tensors[record.layer.names[role]]
         kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}[dtype]
         stored = np.frombuffer(data, kind)

@@ -1,4 +1,4 @@
-"""The inputs to check against, each hashed once, and found by what an output says of its input."""
+"""The inputs to check against: each hashed at most once, and found by the hashes in an output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Key = tuple[tuple[str, TensorFacts], ...]
 
 
 class Source:
-    """A file to check against, or an index of some. Tensors are hashed when first asked for."""
+    """An input, a file or an index of shards; tensors are hashed on first use."""
 
     def __init__(self, path: Path, pause: Callable[[], None]) -> None:
         self.path = path
@@ -23,17 +23,17 @@ class Source:
         with open_tensors(path) as file:
             self.headers = tuple(file.header_sha256s())
             self.identity = file.identity
-            self.forms = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
+            self.forms = file.header.forms
         self._turn = threading.Lock()
         self._tensors: dict[str, TensorFacts] | None = None
 
     @property
     def name(self) -> str:
-        """The file name of what is made of it: of shards that of the file they stand for."""
+        """The file name of its output."""
         return self.path.name.removesuffix(INDEX_SUFFIX)
 
     def tensors(self) -> Facts:
-        """Every tensor, hashed."""
+        """Return every tensor with its hash."""
         with self._turn:
             if self._tensors is None:
                 with open_tensors(self.path) as file:
@@ -48,7 +48,7 @@ class Source:
 
 
 class Sources:
-    """All inputs. Looking for one costs no more the more there are, once they are hashed."""
+    """All inputs, found in constant time once they are hashed."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._all = sources
@@ -70,10 +70,7 @@ class Sources:
         return bool(self._all)
 
     def find(self, facts: Facts, headers: tuple[str, ...], name: str) -> Source | None:
-        """The input with these tensors, one with these headers if there is such a one.
-
-        Of several files of that name comes before others.
-        """
+        """Find the input with these tensors; prefer these headers, then this name."""
         key = _key(facts)
         likely = self._by_headers.get(headers, [])
         named = self._by_name.get((headers, name), [])
@@ -96,18 +93,18 @@ class Sources:
             return found or (alike[0] if alike else None)
 
     def has_name(self, name: str) -> bool:
-        """Whether one of the inputs is to have an output of this name."""
+        """Return True if the output of an input has this name."""
         return name in self._names
 
     def lost(self, facts: Facts) -> CertkError | OSError | None:
-        """Why an input that might be the one with these tensors could not be hashed, if any."""
+        """Return the error of an input that may be the one with these tensors, if any."""
         forms = _forms(facts)
         with self._turn:
             errors = [error for source, error in self._lost.items() if source.forms == forms]
             return errors[0] if errors else None
 
     def nearest(self, facts: Facts, headers: tuple[str, ...]) -> tuple[Source, int]:
-        """The input that shares most tensors with these, and how many; all inputs are hashed."""
+        """Return the input that shares most tensors with these, and how many; hashes all."""
         for source in self._not_hashed(self._all):
             self._hash(source)
         same: Counter[Source] = Counter()
@@ -122,11 +119,11 @@ class Sources:
         return best, same[best]
 
     def unmatched(self) -> tuple[Path, ...]:
-        """Those that no output was made from."""
+        """Return the inputs of no output."""
         forms = [_forms(dict(key)) for key in self._matched]
         lone = []
         for source in self._all:
-            # What has other names and shapes need not be hashed to be told apart.
+            # Other names and shapes tell inputs apart without hashes.
             known = source in self._hashed or source.forms in forms
             if not known or self._hash(source) not in self._matched:
                 lone.append(source.path)
@@ -148,10 +145,7 @@ class Sources:
             return [source for source in sources if not any(source in some for some in done)]
 
     def _hash(self, source: Source) -> _Key | None:
-        """The hashes of an input; None where it cannot be read any more.
-
-        That ends the search of nobody whose input is another one.
-        """
+        """Hash an input; None if it cannot be read any more, which concerns its outputs alone."""
         try:
             tensors = source.tensors()
         except (CertkError, OSError) as error:
