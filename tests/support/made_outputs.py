@@ -110,13 +110,9 @@ class Made:
 
     def write(self, folder: Path) -> Job:
         """Write the cache and the output."""
-        job = Job.__new__(Job)
-        job.source, job.output = folder / "in" / "x.safetensors", folder / "out" / "x.safetensors"
-        for path in (job.source, job.output):
-            path.parent.mkdir(parents=True, exist_ok=True)
         tensors, vectors = self._cache()
         metadata = {} if self.offset is None else {"causal_offset": str(self.offset)}
-        job.source.write_bytes(safetensors_bytes(tensors, metadata))
+        job = Job.of(folder, safetensors_bytes(tensors, metadata))
         _Writer(self, tensors, vectors).write(job)
         return job
 
@@ -437,3 +433,36 @@ def all_options() -> dict[str, Made]:
                 cases["hot"] = Made(hot, eps=0.01, offset=17)
             found |= {f"{granularity} {proof} {name}": made for name, made in cases.items()}
     return found
+
+
+# Small jobs of prune itself.
+PRUNED: dict[str, dict[str, Any]] = {
+    "small": {"cache": {"m": 5}},
+    "threes": {"cache": {"m": 5, "kv_heads": 3, "heads": 6, "metadata": {"causal_offset": "19"}}},
+    "by layer": {"cache": {"m": 5}, "granularity": "layer", "keep_first": 2, "keep_last": 1},
+    "at cap": {"cache": {"m": 5}, "eps": 0.01, "max_keep": 5},
+    "one set": {"cache": {"m": 5, "layers": 1}, "granularity": "layer"},
+    "three heads": {"cache": {"m": 5, "layers": 1, "kv_heads": 3, "heads": 3}},
+    "zeros": {"cache": {"m": 5, "spread": 0.0}, "eps": 0.3},
+    "eights": {"cache": {"m": 8, "metadata": {"scale": "0.5", "note": "any"}}},
+    "forced": {"keep_first": 1},
+}
+
+
+class Honest:
+    """Honest outputs of every kind, each made on first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, tuple[bytes, bytes]] = {}
+
+    def copy(self, kind: str, folder: Path) -> Job:
+        """A fresh copy of an output and its input."""
+        if kind not in self._files:
+            place = self._folder / str(len(self._files))
+            job = Job(place, **PRUNED[kind]) if kind in PRUNED else MADE[kind].write(place)
+            self._files[kind] = job.files
+        return Job.of(folder, *self._files[kind])
+
+
+MADE = all_options()
