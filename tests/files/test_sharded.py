@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from certk_rs import CertkError
-from certk_rs._files.sharded import MAX_INDEX, ShardedFile, parts_of
+from certk_rs._files.sharded import MAX_INDEX, open_tensors, parts_of
 from certk_rs.audit import audit
 from certk_rs.cache_format import Cache
 from certk_rs.pruning import prune
@@ -240,7 +240,7 @@ def test_all_parts_are_closed(tmp_path: Path) -> None:
 
     write(tmp_path)
     before = opened()
-    file = ShardedFile(tmp_path / INDEX)
+    file = open_tensors(tmp_path / INDEX)
     assert opened() == before + 3
     file.close()
     file.close()
@@ -250,7 +250,7 @@ def test_all_parts_are_closed(tmp_path: Path) -> None:
     broken["weight_map"]["new"] = PARTS[0]
     (tmp_path / INDEX).write_text(json.dumps(broken))
     with pytest.raises(CertkError):
-        ShardedFile(tmp_path / INDEX)
+        open_tensors(tmp_path / INDEX)
     assert opened() == before
 
 
