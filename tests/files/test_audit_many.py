@@ -163,7 +163,7 @@ def test_an_interrupt_is_heard_within_a_block(blocks: Job, jobs: int, tmp_path: 
 
 def test_memory_is_that_of_a_head_and_of_a_block(tmp_path: Path) -> None:
     """Neither a whole layer nor all scores of a head."""
-    kv_heads, n, d, m = 8, 4096, 64, 512
+    kv_heads, n, d, m = 8, 2048, 64, 512
     job = Job(
         tmp_path, cache={"layers": 1, "kv_heads": kv_heads, "heads": 8, "m": m, "n": n, "d": d}
     )
