@@ -596,6 +596,10 @@ FORGERIES: dict[str, Forgery] = {
         option("guard", "none")),
     "a guard of another kind": alone("layer full guarded", "cannot have been asked for",
         option("guard", "walls")),
+    "an upper end too small to be recorded": alone("head full plain", "is no interval of masses",
+        put("1.tail_mass_upper", (0, 0), 2.0**-130), put("1.tail_mass_lower", (0, 0), 0.0)),
+    "a worst mass too small to be recorded": alone("head compact plain", "is no mass",
+        put("1.worst_tail_mass", 2, 2.0**-130)),
     # What prune writes, changed one by one.
     "one key to two heads": alone("three heads",
         "^layers.0.indptr: does not rise from 0 to the 1 kept positions$", one_key_to_two_heads,

@@ -38,7 +38,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Options:
-    """How sets are chosen, and what is recorded of them.
+    """The options of a job: the choice of sets, and the level of proof.
 
     Attributes:
         granularity: One set per kv "head", per "layer", or one for all layers ("token").
