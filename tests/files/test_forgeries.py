@@ -575,7 +575,7 @@ def test_scores_beyond_arithmetic_confirm_nothing(small: Job, scale: str, exact:
     header = content[: 8 + int.from_bytes(content[:8], "little")]
 
     def edit(arrays: Arrays) -> None:
-        keep_only([17])(arrays)  # type: ignore[operator]
+        keep_only([17])(arrays)
         for i in range(2):
             name = f"layers.{i}.tail_mass_upper"
             arrays[name] = np.full_like(arrays[name], 23 / 24 + 1e-7 if exact else 0.0)
@@ -600,7 +600,7 @@ def test_rows_that_arithmetic_cannot_tell_may_lose_everything(tmp_path: Path) ->
     assert before.worst_tail_mass < 1
     # One row of forty, whose scores nobody can tell apart.
     far = put("1.query", (0, 2, 3), lambda row: row * np.float32(1e18))
-    forge_input(job.source, job.output, far)  # type: ignore[arg-type]
+    forge_input(job.source, job.output, far)
     after = job.check(against=True)
     assert after.holds
     assert after.worst_tail_mass == 1.0
@@ -713,7 +713,7 @@ def test_raised_lower_bounds_under_a_cap(small: Job, kept: list[int], last: int)
     assert (right < best([np.ones(2)] * 2)).all()
 
     def edit(arrays: Arrays) -> None:
-        keep_only(kept)(arrays)  # type: ignore[operator]
+        keep_only(kept)(arrays)
         for i in range(2):
             arrays[f"layers.{i}.tail_mass_upper"] = (lost[i] * (1 + 2e-7)).astype("<f4")
             arrays[f"layers.{i}.tail_mass_lower"] = (lost[i] * (1 - 2e-7)).astype("<f4")

@@ -25,7 +25,8 @@ class Say:
     change: Callable[[Body], Any]
 
 
-Change = Callable[[Arrays], Any] | Say
+Edit = Callable[[Arrays], Any]
+Change = Edit | Say
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def by_input(made: str, words: str, *changes: Change) -> Forgery:
     return Forgery(made, words, False, changes)
 
 
-def new(name: str, value: Callable[[np.ndarray], Any]) -> Change:
+def new(name: str, value: Callable[[np.ndarray], Any]) -> Edit:
     """Another tensor of the same type; names go without "layers."."""
 
     def edit(arrays: Arrays) -> None:
@@ -70,7 +71,7 @@ def new(name: str, value: Callable[[np.ndarray], Any]) -> Change:
     return edit
 
 
-def put(name: str, place: Any, value: Any) -> Change:
+def put(name: str, place: Any, value: Any) -> Edit:
     """Another entry of a tensor; `value` may be a function of the entry before."""
 
     def edit(arrays: Arrays) -> None:
@@ -79,11 +80,6 @@ def put(name: str, place: Any, value: Any) -> Change:
         arrays[f"layers.{name}"] = changed
 
     return edit
-
-
-def become(name: str, array: Any, kind: str = "<i8") -> Change:
-    """Another tensor of any type."""
-    return lambda arrays: arrays.update({f"layers.{name}": np.array(array, kind)})
 
 
 def option(name: str, value: Any) -> Say:
@@ -125,7 +121,7 @@ def output_said(**values: Any) -> Say:
     return Say(lambda body: body["outputs"]["layers.0.key"].update(values))
 
 
-def keep_another(layer: int) -> Change:
+def keep_another(layer: int) -> Edit:
     """Another position in place of the first kept one of a layer."""
 
     def other(kept: np.ndarray) -> np.ndarray:
@@ -140,7 +136,7 @@ def raise_bounds(arrays: Arrays) -> None:
     arrays["layers.0.lower_bound"] = np.diff(arrays["layers.0.block_indptr"])
 
 
-def drop_kept(place: int, head: int = 0) -> Change:
+def drop_kept(place: int, head: int = 0) -> Edit:
     """Drop a kept key of a head of layer 0 with its rows, as a careful forger would."""
 
     def edit(arrays: Arrays) -> None:
@@ -158,7 +154,7 @@ def drop_kept(place: int, head: int = 0) -> Change:
     return edit
 
 
-def drop_blocks(kept: int, size: int) -> Change:
+def drop_blocks(kept: int, size: int) -> Edit:
     """Drop all but some blocks of the first head of layer 0."""
 
     def edit(arrays: Arrays) -> None:
@@ -206,7 +202,7 @@ def no_proof(arrays: Arrays, layer: int = 0) -> None:
         arrays[f"layers.{layer}.{name}"] = arrays[f"layers.{layer}.{name}"][:0]
 
 
-def keep_only(kept: list[int]) -> Change:
+def keep_only(kept: list[int]) -> Edit:
     """Keep these positions in every head of the cache "small"; claim nothing else."""
 
     def edit(arrays: Arrays) -> None:
@@ -240,7 +236,7 @@ def one_key_to_two_heads(arrays: Arrays) -> None:
     no_proof(arrays)
 
 
-def starts(*ends: int | None) -> Change:
+def starts(*ends: int | None) -> Edit:
     """Other starts of the heads of layer 1; None is the number of kept keys."""
 
     def edit(arrays: Arrays) -> None:
@@ -250,7 +246,7 @@ def starts(*ends: int | None) -> Change:
     return edit
 
 
-def first_twice(*, longer: bool) -> Change:
+def first_twice(*, longer: bool) -> Edit:
     """The first key of kv head 1 twice: its row makes another's place, or room of its own."""
 
     def edit(arrays: Arrays) -> None:
@@ -269,7 +265,7 @@ def first_twice(*, longer: bool) -> Change:
     return edit
 
 
-def wide(kept: list[int]) -> Change:
+def wide(kept: list[int]) -> Edit:
     """Positions of 64 bits in one set of layer 0, with rows of zeros."""
 
     def edit(arrays: Arrays) -> None:
@@ -292,7 +288,7 @@ def claim_keys(n: int) -> Say:
     return Say(say)
 
 
-def scale_masses(layer: int, place: Any, upper: float, lower: float = 1.0) -> Change:
+def scale_masses(layer: int, place: Any, upper: float, lower: float = 1.0) -> Edit:
     """Multiply the ends of a recorded mass; the lower one stays at most the upper one."""
 
     def edit(arrays: Arrays) -> None:
@@ -330,10 +326,10 @@ def all_but_the_cap(arrays: Arrays) -> None:
 def first_row_of_another_head(arrays: Arrays) -> None:
     """The first key of kv head 1 in place of that of kv head 2."""
     ends = arrays["layers.0.indptr"]
-    put("0.key", int(ends[2]), arrays["layers.0.key"][ends[1]])(arrays)  # type: ignore[operator]
+    put("0.key", int(ends[2]), arrays["layers.0.key"][ends[1]])(arrays)
 
 
-def flip_bits(bits: int) -> Change:
+def flip_bits(bits: int) -> Edit:
     """Other bits in one entry of kept values that are all 0."""
 
     def edit(arrays: Arrays) -> None:
@@ -349,7 +345,7 @@ def to_next(array: np.ndarray) -> np.ndarray:
     return np.nextafter(array, array.dtype.type(0))
 
 
-def retyped(name: str, kind: str) -> Change:
+def retyped(name: str, kind: str) -> Edit:
     """The same numbers in another type."""
 
     def edit(arrays: Arrays) -> None:
