@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..cache_format import INDEX_SUFFIX, Form, TensorFacts, open_tensors
 from ..errors import CertkError
 
 Facts = Mapping[str, TensorFacts]
+Headers = tuple[str, ...]
 _Key = tuple[tuple[str, TensorFacts], ...]
 
 
@@ -54,13 +55,14 @@ class Sources:
         self._all = sources
         self._turn = threading.Lock()
         self._places = {source: place for place, source in enumerate(sources)}
-        self._by_headers: dict[tuple[str, ...], list[Source]] = defaultdict(list)
-        self._by_name: dict[tuple[tuple[str, ...], str], list[Source]] = defaultdict(list)
+        self._by_headers: dict[Headers, list[Source]] = defaultdict(list)
+        self._by_name: dict[tuple[Headers, str], list[Source]] = defaultdict(list)
         for source in sources:
             self._by_headers[source.headers].append(source)
             self._by_name[source.headers, source.name].append(source)
         self._names = {source.name for source in sources}
-        self._hashed: set[Source] = set()
+        # Of every source that was hashed its key, or None if it could not be read.
+        self._keys: dict[Source, _Key | None] = {}
         self._lost: dict[Source, CertkError | OSError] = {}
         self._by_tensors: dict[_Key, list[Source]] = defaultdict(list)
         self._holding: dict[tuple[str, TensorFacts], list[Source]] = defaultdict(list)
@@ -69,23 +71,18 @@ class Sources:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def find(self, facts: Facts, headers: tuple[str, ...], name: str) -> Source | None:
+    def find(self, facts: Facts, headers: Headers, name: str) -> Source | None:
         """Find the input with these tensors; prefer these headers, then this name."""
-        key = _key(facts)
-        likely = self._by_headers.get(headers, [])
-        named = self._by_name.get((headers, name), [])
+        key, forms = _key(facts), _forms(facts)
+        likely = (self._by_name.get((headers, name), []), self._by_headers.get(headers, []))
         found = None
-        for some in (named, likely):
-            if found is None:
-                for source in self._not_hashed(some):
-                    if self._hash(source) == key:
-                        break
-                found = self._among(key, headers, name)
+        for some in likely:
+            self._hash_until(key, some)
+            found = self._among(key, headers, name)
+            if found is not None:
+                break
         if found is None and not self._by_tensors.get(key):
-            forms = _forms(facts)
-            for source in self._not_hashed(self._all):
-                if source.forms == forms and self._hash(source) == key:
-                    break
+            self._hash_until(key, (each for each in self._all if each.forms == forms))
         with self._turn:
             alike = self._by_tensors.get(key, [])
             if alike:
@@ -103,10 +100,9 @@ class Sources:
             errors = [error for source, error in self._lost.items() if source.forms == forms]
             return errors[0] if errors else None
 
-    def nearest(self, facts: Facts, headers: tuple[str, ...]) -> tuple[Source, int]:
+    def nearest(self, facts: Facts, headers: Headers) -> tuple[Source, int]:
         """Return the input that shares most tensors with these, and how many; hashes all."""
-        for source in self._not_hashed(self._all):
-            self._hash(source)
+        self._hash_until(None, self._all)
         same: Counter[Source] = Counter()
         for item in facts.items():
             same.update(self._holding.get(item, ()))
@@ -121,15 +117,12 @@ class Sources:
     def unmatched(self) -> tuple[Path, ...]:
         """Return the inputs of no output."""
         forms = [_forms(dict(key)) for key in self._matched]
-        lone = []
-        for source in self._all:
-            # Other names and shapes tell inputs apart without hashes.
-            known = source in self._hashed or source.forms in forms
-            if not known or self._hash(source) not in self._matched:
-                lone.append(source.path)
-        return tuple(lone)
+        # Other names and shapes tell inputs apart without hashes.
+        self._hash_until(None, (each for each in self._all if each.forms in forms))
+        keys = [(source, self._keys.get(source)) for source in self._all]
+        return tuple(source.path for source, key in keys if key not in self._matched)
 
-    def _among(self, key: _Key, headers: tuple[str, ...], name: str) -> Source | None:
+    def _among(self, key: _Key, headers: Headers, name: str) -> Source | None:
         def place(source: Source) -> tuple[bool, int]:
             return source.name != name, self._places[source]
 
@@ -137,12 +130,12 @@ class Sources:
             alike = [s for s in self._by_tensors.get(key, ()) if s.headers == headers]
             return min(alike, key=place, default=None)
 
-    def _not_hashed(self, sources: list[Source]) -> list[Source]:
-        with self._turn:
-            if len(self._hashed) + len(self._lost) == len(self._all):
-                return []
-            done = (self._hashed, self._lost)
-            return [source for source in sources if not any(source in some for some in done)]
+    def _hash_until(self, key: _Key | None, sources: Iterable[Source]) -> None:
+        """Hash inputs that are not hashed yet, up to the one with these tensors."""
+        if len(self._keys) < len(self._all):
+            for source in sources:
+                if source not in self._keys and self._hash(source) == key is not None:
+                    break
 
     def _hash(self, source: Source) -> _Key | None:
         """Hash an input; None if it cannot be read any more, which concerns its outputs alone."""
@@ -150,12 +143,13 @@ class Sources:
             tensors = source.tensors()
         except (CertkError, OSError) as error:
             with self._turn:
+                self._keys.setdefault(source, None)
                 self._lost.setdefault(source, error)
             return None
         key = _key(tensors)
         with self._turn:
-            if source not in self._hashed:
-                self._hashed.add(source)
+            if source not in self._keys:
+                self._keys[source] = key
                 self._by_tensors[key].append(source)
                 for item in tensors.items():
                     self._holding[item].append(source)
