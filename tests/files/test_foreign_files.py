@@ -86,7 +86,7 @@ def test_every_changed_byte_of_a_header_of_an_index_is_found(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_forged_shapes_whose_hash_is_right(tmp_path: Path, shape: list[int]) -> None:
-    """What a forger writes who knows how: refused, or an index of what it says."""
+    """Indexes forged with a right hash are refused, or are indexes of that shape."""
     path = tmp_path / "index"
     content, _ = index_file(path)
     body, data = body_of(content)

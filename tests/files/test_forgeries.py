@@ -773,7 +773,7 @@ def test_weights_that_are_all_the_same(job: Job, value: float) -> None:
 @pytest.mark.parametrize("which", ["output", "source"])
 @pytest.mark.parametrize("when", ["checking", "recomputing"])
 def test_a_file_that_changes_meanwhile(job: Job, which: str, when: str) -> None:
-    """What was hashed is what was judged."""
+    """The bytes that were judged are those that were hashed."""
     path = getattr(job, which)
 
     def tell(label: str, done: int, _total: int) -> None:

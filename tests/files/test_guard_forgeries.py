@@ -66,7 +66,7 @@ def in_guards(layer: int, head: int, *names: str) -> set[str]:
 
 
 def of_head(arrays: Arrays, layer: int, head: int, what: str) -> slice:
-    """Where the scales (or the codes, 16 bytes a key, in whole groups of 16) of a kv head are."""
+    """Return the place of the scales, or of the codes (whole groups of 16 keys), of a kv head."""
     counts = N - np.diff(arrays[f"layers.{layer}.indptr"])
     sizes = counts if what == "scales" else -(-counts // 16) * 16 * D
     ends = np.cumsum([0, *sizes])
@@ -101,7 +101,7 @@ def at_code(byte: Callable[[int], int], change: Callable[[np.ndarray], np.ndarra
 
 
 def byte_of(key: int, entry: int) -> int:
-    """Where the byte of an entry is among the codes of a head."""
+    """Return the place of an entry's byte among the codes of a head."""
     return key // 16 * 16 * D + entry // 4 * 64 + key % 16 * 4 + entry % 4
 
 
@@ -256,7 +256,7 @@ def test_codes_of_another_number_of_keys_are_found_without_the_input(
 
 
 def errors_of(arrays: Arrays, keys: np.ndarray, head: int) -> np.ndarray:
-    """What the codes of the dropped keys of layer 0 leave out, by docs/files.md."""
+    """Return the errors of the codes of the dropped keys of layer 0, by docs/files.md."""
     kept = arrays["layers.0.indices"][slice(*arrays["layers.0.indptr"][head : head + 2])]
     moved = np.delete(keys, kept, axis=0) - arrays["layers.0.guard_mean"][head]
     bits = arrays["layers.0.guard_scales"][of_head(arrays, 0, head, "scales")]

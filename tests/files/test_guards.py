@@ -27,7 +27,7 @@ def widened(bits: np.ndarray) -> np.ndarray:
 
 
 def judged(tensors: Tensors, keys: np.ndarray, values: np.ndarray) -> Any:
-    """What an audit says of the guard of one kv head."""
+    """Return the findings of an audit about the guard of one kv head."""
     count, d = keys.shape
     said = {name.removeprefix("guard_"): array for name, array in tensors.items()}
     claims = GuardClaims(
@@ -77,7 +77,7 @@ def test_what_prune_writes_is_always_confirmed() -> None:
 
 
 def errors_of(tensors: Tensors, keys: np.ndarray) -> np.ndarray:
-    """What codes that are not turned leave out, from their bytes."""
+    """Return the errors of codes that are not rotated, from their bytes."""
     count, d = keys.shape
     lines = tensors["guard_codes"].reshape(-1, -(-d // 4), 16, 4).swapaxes(1, 2)
     numbers = lines.reshape(-1, -(-d // 4) * 4)[:count, :d].astype(np.float64) - 128

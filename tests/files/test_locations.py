@@ -1,4 +1,4 @@
-"""Where files are: what is a path and what a URL, and files behind either, read and written."""
+"""Locations: paths and URLs, and files behind either, read and written."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _text(content: bytes, rng: random.Random) -> bytes:
 
 
 def _entries(content: bytes, rng: random.Random) -> bytes:
-    """What the header says of tensors, as JSON."""
+    """Change the entries of the header, as JSON."""
     text, data = split(content)
     body = json.loads(text)
     names = [name for name in body if name != "__metadata__"]
@@ -176,7 +176,7 @@ def _entries(content: bytes, rng: random.Random) -> bytes:
 
 
 def _metadata(content: bytes, rng: random.Random) -> bytes:
-    """What the header says beside tensors."""
+    """Change the metadata of the header."""
     text, data = split(content)
     body = json.loads(text)
     said = body.setdefault("__metadata__", {})

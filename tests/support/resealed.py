@@ -136,7 +136,7 @@ class Mutation:
         forge(self.job.output, say=change)
 
     def body(self) -> Body:
-        """What the certificate says."""
+        """Read the certificate."""
         found: Body = {}
         forge(self.job.output, say=found.update)
         return found
