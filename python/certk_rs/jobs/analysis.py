@@ -11,7 +11,7 @@ from typing import Any
 from .._display.plain import plain
 from .._display.plots import heat_map
 from .._display.shown import Shown
-from .._files.json_file import write_json
+from .._files.new_file import write_json
 from .aggregate import Aggregate, Numbers, aggregate_json
 from .analyze_cache import CacheAnalysis, HeadAnalysis, analysis_json
 from .prune import Failure

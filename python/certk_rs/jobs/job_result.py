@@ -12,8 +12,8 @@ from .._display.numbers import percent, rounded
 from .._display.plain import plain
 from .._display.plots import heat_map
 from .._display.shown import Shown
-from .._files.json_file import write_json
 from .._files.location import Location
+from .._files.new_file import write_json
 from .file_report import FileReport, file_json
 from .layer_report import SetReport
 from .request import Request

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._files.certificate import Options
-from .._files.record import index_type
+from .._files.output import index_type
 from ..cache_format import Layer
 from .chosen import Chosen
 

@@ -346,7 +346,7 @@ def from_cache(
     with SafetensorsFile(path) as file:
         text = file.header.metadata.get("certk")
         if text is not None:
-            pruned = PrunedFile(file, text)
+            pruned = PrunedFile(file)
             made = _read_pruned(pruned, path, compact)
             if pruned.certificate.options.guard == "none":
                 if asked:
