@@ -29,7 +29,7 @@ help:
 	@echo 'make test-heavy   what make test leaves out: sweeps over millions of rows and whatever takes minutes, Rust and Python'
 	@echo 'make test-rust    the Rust tests only'
 	@echo 'make test-python  the Python tests only'
-	@echo 'make test-older   the tests that concern transformers, under transformers 4.57, and those of kvpress'
+	@echo 'make test-older   the tests of kvpress, and a part of those of models, under transformers 4.57'
 	@echo 'make test-service half a minute of mixed load on the service, with restarts and crashes; SOAK_MINUTES for more'
 	@echo 'make test-aarch64 the Rust tests for aarch64 with NEON, under emulation (needs packages, and names those that are missing)'
 	@echo 'make test-aarch64-portable  the same with portable code'
@@ -81,11 +81,13 @@ test-fast: $(VENV)/.fast
 	@echo '== Python tests of the core'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(FAST)
 
-test-heavy: $(VENV)/.dev
+test-heavy: $(VENV)/.dev $(OLDER)/.dev
 	@echo '== Rust tests that are ignored otherwise'
 	$(RUST_TESTS) --lib --tests -- --ignored
 	@echo '== Python tests that are marked heavy'
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m heavy
+	@echo '== all Python tests of models under an older transformers'
+	$(OLDER)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not older or heavy' tests/transformers
 	@if command -v qemu-aarch64-static > /dev/null; then $(MAKE) test-aarch64-portable; \
 		else echo '== NOT TESTED: portable code on aarch64. On Debian, as root: make install-aarch64'; fi
 
@@ -110,9 +112,10 @@ test-service: $(VENV)/.installed
 	$(BIN)/python examples/service/soak.py --program target/tested/certk-service --minutes $(SOAK_MINUTES)
 	$(BIN)/python tests/support/service_page.py --program target/tested/certk-service
 
+# kvpress, and what differs between versions of transformers. make test-heavy runs all tests of models there.
 test-older: $(OLDER)/.dev
-	@echo '== Python tests with an older transformers, and with kvpress'
-	$(OLDER)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not heavy and not one_version' tests/transformers
+	@echo '== Python tests with kvpress, and a part of those of models, under an older transformers'
+	$(OLDER)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'older and not heavy' tests/transformers
 
 # Debian's compiler has the standard library of other machines as a package. Without -L the emulator finds that of libc6:arm64.
 AARCH64 := aarch64-unknown-linux-gnu

@@ -1,13 +1,13 @@
-"""A second verifier of what `certk prune` writes, from docs/files.md alone: NumPy and nothing else.
+"""A second verifier of outputs of `certk prune`, made from docs/files.md; it needs only NumPy.
 
     python verify_one_file.py OUT.safetensors INPUT.safetensors [hnd|nhd]
 
-The last argument is how the input is stored, needed where its shapes do not tell. Exit code 0:
-everything holds; 1: something does not, and one line says the first such thing; 2: a file is
-missing or the input cannot be read. It is small rather than fast or frugal: both files are in
-memory as a whole. Inputs are single files.
+The last argument is the order of axes of the input, needed where its shapes do not tell. Exit code
+0: everything holds; 1: something does not, and one line names the first such thing; 2: a file is
+missing or the input cannot be read. It is small rather than fast: both files are in memory as a
+whole. Inputs are single files.
 
-Its own error bounds. With u = 2^-53, R = |scale| |q| max|k| and s = scale q.k in float64, s is off
+Error bounds: with u = 2^-53, R = |scale| |q| max|k| and s = scale q.k in float64, s is off
 by at most r = (d + 8) u R, d <= 2^20. T and K, the sums of exp(s - largest) over dropped and kept
 keys, add no more than (n + 64) u each in any order, exp and log within 16 units in the last place
 included. So x = ln(T / K) is within e = 4 (r + (n + 64) u) + 2^-44 of the real ln(tail / kept), and
@@ -50,24 +50,24 @@ class Wrong(Exception):  # noqa: N818
 
 
 def need(condition: object, what: str) -> None:
-    """Say what is wrong unless a condition holds."""
+    """Raise `Wrong` unless a condition holds."""
     if not condition:
         raise Wrong(what)
 
 
 def unique(pairs: list) -> dict:
-    """A JSON object without a key twice."""
+    """Make a JSON object; refuse a key that stands twice."""
     need(len({key for key, _ in pairs}) == len(pairs), "a key stands twice in JSON")
     return dict(pairs)
 
 
 def no_constant(text: str) -> None:
-    """NaN and infinities are not JSON."""
+    """Refuse NaN and infinities."""
     raise Wrong(f"{text} is not JSON")
 
 
 def parse(text: str) -> dict:
-    """A JSON object, read strictly."""
+    """Parse a JSON object strictly."""
     body = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     need(isinstance(body, dict), "no JSON object")
     return body
@@ -100,19 +100,19 @@ class File:
         need(end == len(self.data), "the data are shorter or longer than the header says")
 
     def facts(self) -> dict:
-        """What a certificate says of every tensor."""
+        """Return the facts that a certificate states of every tensor."""
         return {name: {"dtype": e["dtype"], "shape": e["shape"],
                        "sha256": hashlib.sha256(self.data[slice(*e["data_offsets"])]).hexdigest()}
                 for name, e in self.entries.items()}  # fmt: skip
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor as stored (BF16 as its bits)."""
+        """Return a tensor as stored (BF16 as its bits)."""
         entry = self.entries[name]
         raw = np.frombuffer(self.data[slice(*entry["data_offsets"])], np.uint8)
         return raw.view(STORED[entry["dtype"]]).reshape(entry["shape"])
 
     def wide(self, name: str) -> np.ndarray:
-        """A tensor as float64."""
+        """Return a tensor as float64."""
         raw = self.read(name)
         if self.entries[name]["dtype"] == "BF16":
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
@@ -120,17 +120,17 @@ class File:
 
 
 def is_text(value: object) -> bool:
-    """Whether this is a string."""
+    """Return True for a string."""
     return isinstance(value, str)
 
 
 def dump(body: object) -> str:
-    """Canonical JSON."""
+    """Write canonical JSON."""
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def read_certificate(out: File) -> dict:
-    """The certificate, if its text and the header are the only ones with what it says."""
+    """Return the certificate; refuse a text or a header that is not canonical."""
     need(set(out.metadata) == {"certk"}, "the metadata are not one entry certk")
     body = parse(out.metadata["certk"])
     is_2 = type(body.get("format")) is int and body["format"] == 2
@@ -155,7 +155,7 @@ def read_certificate(out: File) -> dict:
 
 
 def check_options(o: dict) -> None:
-    """Options that can have been asked for."""
+    """Refuse options that nobody can have asked for."""
     counts = (o["keep_first"], o["keep_last"], o["block_size"])
     cap, tol = o["max_keep"], o["out_tol"]
     need(o["granularity"] in ("head", "layer", "token"), "granularity")
@@ -175,7 +175,7 @@ def check_options(o: dict) -> None:
 
 
 def matcher(pattern: str) -> Callable:
-    """(layer, role) of a tensor name by a pattern with one {i} and one {a|b|c}."""
+    """Return layer and role of a tensor name by a pattern with one {i} and one {a|b|c}."""
     pieces = re.split(r"(\{[^{}]*\})", pattern)
     words = [piece[1:-1].split("|") for piece in pieces[1::2] if piece != "{i}"]
     need(len(pieces) == 5 and pieces.count("{i}") == 1, "names are no pattern")
@@ -195,7 +195,7 @@ def matcher(pattern: str) -> Callable:
 
 
 class Layer:
-    """One layer of the input and what the output says of it."""
+    """One layer of the input, and the statements of the output about it."""
 
     def __init__(self, i: int, names: dict, given: File, out: File, o: dict) -> None:
         self.i, self.names, self.given, self.out, self.o = i, names, given, out, o
@@ -216,18 +216,18 @@ class Layer:
         self.groups = self.kv_heads if o["granularity"] == "head" else 1
 
     def given_rows(self, role: str, wide: bool) -> np.ndarray:
-        """A tensor of the input, (heads, rows, d)."""
+        """Return a tensor of the input, (heads, rows, d)."""
         name = self.names[role]
         array = self.given.wide(name) if wide else self.given.read(name)
         array = array.reshape(array.shape[-3:])
         return array if self.o["layout"] == "hnd" else array.swapaxes(0, 1)
 
     def said(self, name: str) -> np.ndarray:
-        """A tensor of the output."""
+        """Return a tensor of the output."""
         return self.out.read(f"layers.{self.i}.{name}")
 
     def names_and_forms(self, masses: str) -> dict:
-        """All tensors that the output must have of this layer, with dtype and shape."""
+        """Return dtype and shape of every tensor that the output must have of this layer."""
         self.masses = masses
         o, by_head, rows = self.o, self.groups > 1 or self.o["granularity"] == "head", {}
 
@@ -271,7 +271,7 @@ class Layer:
         return {f"layers.{self.i}.{name}": form for name, form in rows.items()}
 
     def sets(self, name: str, starts: str) -> list[np.ndarray]:
-        """Positions or blocks of every group."""
+        """Return positions or blocks of every group."""
         every = self.said(name).astype(np.int64)
         if self.o["granularity"] != "head":
             return [every]
@@ -280,7 +280,7 @@ class Layer:
         return [every[a:b] for a, b in pairwise(ends)]
 
     def read(self, visible: int) -> None:
-        """What the output says of rows: which are promised, their masses, their weights."""
+        """Read promises, masses and weights of rows."""
         o, m = self.o, self.m
         self.visible = visible
         self.held = self.said("held_out") if o["holdout"] > 0 else np.empty(0, np.int64)
@@ -305,7 +305,7 @@ class Layer:
         self.blocks = self.sets("blocks", "block_indptr") if o["block_size"] > 1 else self.kept
 
     def log_odds(self, head: int, kept: np.ndarray, scale: float, seen: np.ndarray) -> tuple:
-        """Of every query of a head x, e, and the softmax over visible keys, lowered."""
+        """Return x, e and the lowered softmax over visible keys of every query of a head."""
         q = self.given_rows("query", wide=True)[head]
         k = self.given_rows("key", wide=True)[head * self.kv_heads // self.heads][: self.visible]
         far = np.sqrt((k * k).sum(axis=1).max(initial=0)) * np.sqrt((q * q).sum(axis=1))
@@ -332,20 +332,20 @@ class Layer:
 
 
 def ascending(numbers: np.ndarray, end: int, what: str) -> None:
-    """Numbers that rise from 0 to below `end`."""
+    """Refuse numbers that do not rise from 0 to below `end`."""
     values = numbers.tolist()
     fine = all(a < b for a, b in pairwise(values))
     need(fine and (not values or (values[0] >= 0 and values[-1] < end)), f"{what}: not ascending")
 
 
 def logit(b: np.ndarray, side: int) -> np.ndarray:
-    """ln(b / (1 - b)), moved down (side -1) or up (side 1)."""
+    """Return ln(b / (1 - b)), moved down (side -1) or up (side 1)."""
     x = np.log(b) - np.log1p(-b)
     return np.where(np.isfinite(x), x + side * 2.0**-48 * (np.abs(x) + 1), x)
 
 
 def fits(layers: list[list[list]], layout: str) -> bool:
-    """Whether shapes of keys, values and queries can be read in this order of axes."""
+    """Return True if shapes of keys, values and queries fit this order of axes."""
     heads, rows = (0, 1) if layout == "hnd" else (1, 0)
     return all(
         k == v and k[2] == q[2] and q[heads] % k[heads] == 0 and k[rows] < 2**32
@@ -354,7 +354,7 @@ def fits(layers: list[list[list]], layout: str) -> bool:
 
 
 def layout_of(layers: list[list[list]]) -> str:
-    """The order of axes in the input, by the shapes of all layers."""
+    """Find the order of axes in the input by the shapes of all layers."""
     if not fits(layers, "hnd"):
         return "nhd"
     for k, _, q in layers:
@@ -365,7 +365,7 @@ def layout_of(layers: list[list[list]]) -> str:
 
 
 def find_layers(body: dict, given: File, out: File, layout: str | None) -> list[Layer]:
-    """The layers of the input, whose names must be those that are known, as the output says."""
+    """Find the layers of the input; their names must be known, and those of the output."""
     names, matchers = sorted(given.entries), [matcher(pattern) for pattern in KNOWN]
     known = [m for m in matchers if any((m(n) or (0, ""))[1] == "key" for n in names)]
     need(len(known) <= 1, "two spellings of names in the input")
@@ -391,7 +391,7 @@ def find_layers(body: dict, given: File, out: File, layout: str | None) -> list[
 
 
 def metadata_of(given: File, layers: list[Layer]) -> tuple[dict, int | None]:
-    """The scales and the causal offset that the input says."""
+    """Return the scales and the causal offset of the input."""
     decimal.getcontext().prec = 60
     text, offset = given.metadata.get("scale"), given.metadata.get("causal_offset")
     decimals = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -409,7 +409,7 @@ def metadata_of(given: File, layers: list[Layer]) -> tuple[dict, int | None]:
 
 
 def check_group(body: dict, group: int, layers: list[Layer], eps: float, bound_eps: float) -> None:
-    """One set, of some heads of one layer or, by token, of all heads of all layers."""
+    """Check one set, of some heads of one layer or, by token, of all heads of all layers."""
     o, visible, first = body["options"], layers[0].visible, layers[0]
     kept, size = first.kept[group], o["block_size"]
     ascending(kept, visible, "indices")
@@ -458,7 +458,7 @@ def check_group(body: dict, group: int, layers: list[Layer], eps: float, bound_e
 
 
 def check_head(layer: Layer, head: int, x, e, eps: float, excused: bool) -> np.ndarray:
-    """The rows of one head against what is said of them; what they lose at most (m,)."""
+    """Check the rows of one head; return the most that they lose (m,)."""
     o, where, mine = layer.o, f"layer {layer.i}, head {head}", layer.promised[head]
     within = x + e <= logit(np.array(eps), -1)
     if o["proof"] == "none":
@@ -487,13 +487,13 @@ def check_head(layer: Layer, head: int, x, e, eps: float, excused: bool) -> np.n
 
 
 def recorded(layer: Layer, *masses: np.ndarray) -> None:
-    """Masses are 0, or not below the least that is recorded."""
+    """Refuse masses that are not 0 and below the least that is recorded."""
     least = 2.0**-126 if layer.masses == "F32" else 2.0**-1000
     need(all(((each == 0) | (each >= least)).all() for each in masses), "a mass is too small")
 
 
 def check_radius(layer: Layer, group: int, eps: float) -> None:
-    """Any ball around the values will do: eps times its diameter is within out_tol."""
+    """Check that eps times the diameter of a ball around the values is within out_tol."""
     per = layer.kv_heads // layer.groups
     for values in layer.given_rows("value", wide=True)[group * per : (group + 1) * per]:
         values = values[: layer.visible]
@@ -504,7 +504,7 @@ def check_radius(layer: Layer, group: int, eps: float) -> None:
 
 
 def check_guard(layer: Layer) -> None:
-    """What is remembered of dropped rows bounds them; see docs/files.md."""
+    """Check that the guard bounds the dropped rows; see docs/files.md."""
     i, n, d, out = f"layers.{layer.i}.guard_", layer.n, layer.d, layer.out
     codes, scales, radii = out.read(i + "codes"), out.wide(i + "scales"), out.wide(i + "radii")
     keys, values = layer.given_rows("key", wide=True), layer.given_rows("value", wide=True)
@@ -552,7 +552,7 @@ def check_guard(layer: Layer) -> None:
 
 
 def turned(y: np.ndarray, block: int) -> np.ndarray:
-    """Rows with signs changed and blocks turned by Hadamard's matrix, in float32."""
+    """Change signs and rotate blocks of rows by Hadamard's matrix, in float32."""
     for j in range(y.shape[1]):
         x = (j + 1) * 0x9E3779B97F4A7C15 % 2**64
         if (x ^ x >> 29) * 0xBF58476D1CE4E5B9 % 2**64 >= 2**63:
@@ -567,7 +567,7 @@ def turned(y: np.ndarray, block: int) -> np.ndarray:
 
 
 def is_bounded(e: np.ndarray, matrix: np.ndarray, bounds: np.ndarray) -> bool:
-    """Whether |e q| <= sqrt(q R q) + sqrt(f) |q| for all q: by a U with |e - U root(R)| small."""
+    """Prove |e q| <= sqrt(q R q) + sqrt(f) |q| for all q: by a U with |e - U root(R)| small."""
     trace = np.trace(matrix)
     need(np.isfinite(trace), "a guard's matrix is too large")
     if np.linalg.norm(e.T @ e - matrix) <= 5e-13 * trace:
@@ -584,7 +584,7 @@ def is_bounded(e: np.ndarray, matrix: np.ndarray, bounds: np.ndarray) -> bool:
 
 
 def check(out: File, given: File, layout: str | None) -> int:
-    """Raise `Wrong` for the first thing that does not hold; the number of rows."""
+    """Raise `Wrong` for the first thing that does not hold; return the number of rows."""
     body = read_certificate(out)
     o = body["options"]
     check_options(o)
@@ -660,7 +660,7 @@ def check(out: File, given: File, layout: str | None) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Verify one output; the exit code."""
+    """Verify one output; return the exit code."""
     if len(arguments) not in (2, 3) or arguments[2:] not in ([], ["hnd"], ["nhd"]):
         print(__doc__.split("\n\n")[1].strip(), file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
-"""Re-checks finished outputs from their files alone, sharing no code with the selector.
+"""The audit of finished outputs, which shares no code with the selector.
 
-Files are read with `cache_format`; the arithmetic is NumPy's float64, done in its own way and with
-its own error bounds. Without the inputs it can tell whether an output is, byte for byte, what its
-certificate says; with them also whether what the certificate says is true.
+Files are read with `cache_format`. The arithmetic is NumPy's float64, with its own error bounds.
+Without the inputs, the audit tells whether an output is, byte for byte, what its certificate says.
+With them, it also tells whether the certificate is true.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ._audit.as_json import audit_json
 from ._audit.files import OutputJob, Progress, Result, Sample
 from ._audit.in_order import Work, Workers
 from ._audit.report import (
@@ -21,6 +20,7 @@ from ._audit.report import (
     Finding,
     OutputAudit,
     Sampled,
+    audit_json,
     recomputed,
 )
 from ._audit.sources import Source, Sources
@@ -59,10 +59,9 @@ def audit(
     The answer does not depend on the number of threads.
 
     Args:
-        outputs: Files; one that is not exactly what a prune job wrote is a finding, no exception,
-            and so is one whose judgement ends with an unexpected error. Where the system refuses a
-            file that is needed for it, `error` of the output says so. Either way the others are
-            judged.
+        outputs: Files. One that is not exactly what a prune job wrote is a finding, no exception;
+            so is one whose judgement ends with an unexpected error. If the system refuses a file,
+            `error` of the output says so. The others are judged in any case.
         against: Inputs, matched to outputs by the recorded hashes.
         progress: Told (what is being done, done, total).
         names: The pattern of the inputs' tensor names, None for the one that is found in them. An
@@ -107,7 +106,7 @@ def audit(
 
 
 def _results(jobs: list[OutputJob], workers: Workers, tell: Progress) -> Iterator[OutputAudit]:
-    """The answers for all outputs, in their order; the work of the next begins meanwhile."""
+    """Yield the answers in the order of the outputs; the work of the next begins meanwhile."""
     under_way: list[tuple[OutputJob, str, int, int]] = []
 
     def work() -> Iterator[Work[Result]]:
@@ -134,7 +133,7 @@ def _results(jobs: list[OutputJob], workers: Workers, tell: Progress) -> Iterato
 
 
 def _nothing() -> CertkError:
-    """What ends the work of an output, and is taken by nobody."""
+    """Mark the end of the work of an output; the result is not used."""
     return CertkError("")
 
 

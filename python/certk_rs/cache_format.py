@@ -1,4 +1,4 @@
-"""Cache files: the one place that knows the names, shapes and metadata of inputs and outputs.
+"""Cache files: names, shapes and metadata of inputs and outputs.
 
 **Input.** A safetensors file, or an index JSON beside several, with, for every layer i,
 `layers.{i}.key` and `layers.{i}.value` of shape (1, kv_heads, n, d) or (kv_heads, n, d) and
@@ -26,55 +26,41 @@ shortest floats).
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._files.certificate import (
-    GRANULARITIES,
-    GUARDS,
-    PROOFS,
-    Certificate,
-    Options,
-    TensorFacts,
-    read_certificate,
-)
+from ._files.certificate import Certificate, Options, TensorFacts, read_certificate
 from ._files.layers import Layer, layout, nearest_rsqrt, read_metadata
-from ._files.location import Location, locate
-from ._files.masses import Budgets, mass_dtype, storable_budget, storable_weights
-from ._files.names import DEFAULT_NAMES, KNOWN_NAMES, Names, detect
+from ._files.location import Place
+from ._files.masses import Budgets, mass_dtype
+from ._files.names import KNOWN_NAMES, Names, detect
 from ._files.output import (
     Counts,
     OutputFile,
     counts_in,
-    counts_of,
     guard_bytes,
     output_header,
     output_tensors,
     proof_bytes,
 )
-from ._files.record import LayerRecord, most_held_out, most_left_out, record_tensors
+from ._files.output_reader import rises
 from ._files.remarks import remarks
 from ._files.safetensors import ITEMSIZE, Form, SafetensorsFile, quote
-from ._files.sharded import INDEX_SUFFIX, ShardedFile, open_tensors
+from ._files.sharded import INDEX_SUFFIX, open_tensors
 from ._files.tensor_file import HEAD_MAJOR, LAYOUTS, NAMES, ROW_MAJOR, STORAGE, TensorFile
 from ._files.values import FiniteCheck, not_finite, widen
 from .errors import CertkError
 
 __all__ = [
-    "DEFAULT_NAMES",
-    "GRANULARITIES",
-    "GUARDS",
     "HEAD_MAJOR",
     "INDEX_SUFFIX",
     "ITEMSIZE",
     "KNOWN_NAMES",
     "LAYOUTS",
     "NAMES",
-    "PROOFS",
     "ROW_MAJOR",
     "STORAGE",
     "Budgets",
@@ -83,24 +69,17 @@ __all__ = [
     "Counts",
     "Form",
     "Layer",
-    "LayerRecord",
-    "Location",
     "Names",
     "Options",
     "OutputFile",
     "SafetensorsFile",
-    "ShardedFile",
     "TensorFacts",
     "TensorFile",
     "counts_in",
-    "counts_of",
     "detect",
     "guard_bytes",
     "layout",
-    "locate",
     "mass_dtype",
-    "most_held_out",
-    "most_left_out",
     "nearest_rsqrt",
     "not_finite",
     "open_tensors",
@@ -109,9 +88,7 @@ __all__ = [
     "proof_bytes",
     "read_certificate",
     "read_metadata",
-    "record_tensors",
-    "storable_budget",
-    "storable_weights",
+    "rises",
     "widen",
 ]
 
@@ -122,7 +99,7 @@ _PART = 1 << 20
 
 
 class Cache:
-    """An input, opened; names, shapes and metadata have been checked, the values not yet.
+    """An open input; names, shapes and metadata are checked, values are not.
 
     Args:
         path: A safetensors file or the index JSON of a sharded one, a path or a URL.
@@ -132,18 +109,17 @@ class Cache:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Location,
+        path: Place,
         pattern: str | None = None,
         layout: str | None = None,
     ) -> None:
-        self.path = locate(path)
-        self.file = open_tensors(self.path)
+        self.file = open_tensors(path)
+        self.path = self.file.path
         where = str(path)
         try:
             entries = self.file.header.entries
             self.names = Names(pattern) if pattern is not None else detect(where, entries)
-            tensors = {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
-            self.layers = layers_of(where, tensors, self.names, layout)
+            self.layers = layers_of(where, self.file.header.forms, self.names, layout)
             self.scales, self.causal_offset = read_metadata(
                 where, self.file.header.metadata, self.layers
             )
@@ -160,7 +136,7 @@ class Cache:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know of this input though it can be pruned; a line each."""
+        """Remarks on an input that can be pruned all the same, a line each."""
         said = remarks(self.layers, self.causal_offset, self.others, self.names.pattern)
         return [f"{self.path}: {remark}" for remark in said]
 
@@ -173,20 +149,19 @@ class Cache:
         rows: slice = slice(None),
         buffer: NDArray[np.uint8] | None = None,
     ) -> NDArray[Any]:
-        """Some rows of some heads as stored, (heads, m, d) or (kv_heads, n, d) if all.
+        """Read some rows of some heads as stored: (heads, m, d), or (kv_heads, n, d).
 
-        In this order whatever the layout. `buffer`: bytes to fill, of which the result is a view;
-        None: fresh memory.
+        The order of axes does not depend on the layout. `buffer` is as in `TensorFile.read_heads`.
         """
         return self.file.read_heads(
             layer.names[role], heads, rows, layout=layer.layout, buffer=buffer
         )
 
     def by_head(self, layer: Layer, role: str) -> Iterator[NDArray[Any]]:
-        """Each head in turn as stored, (m, d) or (n, d), in memory that the next head takes over.
+        """Yield each head as stored, (m, d) or (n, d); the next head may reuse its memory.
 
-        Where heads are stored one after the other, memory holds one of them. Where they are not,
-        all are read at once, since each alone would take reading all.
+        From layout "hnd", memory holds one head. From "nhd", all are read at once, since reading
+        one head alone would mean reading all.
         """
         if layer.layout == ROW_MAJOR:
             yield from self.read(layer, role)
@@ -196,14 +171,14 @@ class Cache:
             yield self.read(layer, role, slice(head, head + 1), buffer=buffer)[0]
 
     def room(self, layer: Layer, role: str, heads: int = 1) -> NDArray[np.uint8]:
-        """Memory for so many heads, as a `buffer` of `read`."""
+        """Allocate a `buffer` for so many heads."""
         rows = layer.m if role == "query" else layer.n
         return np.empty(heads * rows * layer.d * ITEMSIZE[layer.dtypes[role]], np.uint8)
 
     def heads(self, layer: Layer) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
-        """Each query head in turn, with its queries (m, d) and its keys (n, d), widened exactly.
+        """Yield each query head with its queries (m, d) and its keys (n, d) as float64, exactly.
 
-        Query heads that share a kv head are given the same array of keys.
+        Query heads that share a kv head get the same array of keys.
         """
         query, key = self.read(layer, "query"), self.read(layer, "key")
         group = layer.heads // layer.kv_heads
@@ -213,19 +188,19 @@ class Cache:
                 yield head, widen(query[head], layer.dtypes["query"]), keys
 
     def check_values(self, progress: Callable[[int], None]) -> dict[str, TensorFacts]:
-        """Read everything once: the hash of every tensor; NaN and infinities are a `CertkError`.
+        """Hash every tensor; NaN and infinities in a tensor of the cache are a `CertkError`.
 
-        `progress` is told the number of bytes after every piece.
+        `progress` is called with the number of bytes of every piece.
         """
         return {name: self.check_tensor(name, progress) for name in self.file.header.entries}
 
     def check_tensor(self, name: str, progress: Callable[[int], None]) -> TensorFacts:
-        """Read one tensor once: its hash; NaN and infinities in a cache's are a `CertkError`."""
+        """Hash one tensor, as `check_values` does."""
         entry = self.file.header.entries[name]
         digest, position = hashlib.sha256(), 0
         ours = FiniteCheck(entry.dtype) if self.names.match(name) is not None else None
         for chunk in self.file.chunks(name):
-            # A part at a time, so that both find it in the cache of a core.
+            # In parts that stay in the cache of a core for both.
             for start in range(0, len(chunk), _PART):
                 part = chunk[start : start + _PART]
                 digest.update(part.data)
@@ -240,7 +215,7 @@ class Cache:
     ) -> CertkError:
         entry = self.file.header.entries[name]
         stored = part.view(STORAGE[entry.dtype])
-        with np.errstate(invalid="ignore"):  # the NaN may be a signalling one
+        with np.errstate(invalid="ignore"):  # a signalling NaN
             value = widen(stored[bad : bad + 1], entry.dtype)[0]
         index = np.unravel_index(bad + position // stored.itemsize, entry.shape)
         place = ", ".join(str(int(axis)) for axis in index)

@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Selection(NamedTuple):
-    """What `select` found; fields as those of `certk_rs.Selection`, `...` the batch shape."""
+    """The result of `select`, with the fields of `certk_rs.Selection`; `...` is the batch shape."""
 
     indptr: Tensor
     """(rows + 1,) int64: row r keeps indices[indptr[r]:indptr[r + 1]]."""
@@ -68,7 +68,7 @@ class Selection(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """What `certify` proved; fields as those of `certk_rs.Certificate`, `...` the batch shape."""
+    """The result of `certify`, as a `certk_rs.Certificate`; `...` is the batch shape."""
 
     k: Tensor
     """(...) int64, how many each row keeps."""
@@ -83,7 +83,7 @@ class Certificate(NamedTuple):
 
 
 class KeepSet(NamedTuple):
-    """What `keep_set` found; fields as those of `certk_rs.KeepSet`, `...` the batch shape."""
+    """The result of `keep_set`, with the fields of `certk_rs.KeepSet`; `...` is the batch shape."""
 
     indices: Tensor
     """(k,) int64, ascending."""
@@ -98,7 +98,7 @@ class KeepSet(NamedTuple):
 
 
 class AttentionResult(NamedTuple):
-    """What `attention` computed; `...` is the shape of q without its last axis."""
+    """The result of `attention`; `...` is the shape of q without its last axis."""
 
     out: Tensor
     """(..., d_v) in the dtype of q."""
@@ -169,7 +169,7 @@ def _need_no_tangents(**tensors: Tensor) -> None:
 
 
 def _budget(eps: object) -> tuple[float, Tensor | None]:
-    """A budget for all rows, or the tensor of budgets per row, as the operators take them."""
+    """Split a budget into a number for all rows, and the tensor of budgets per row."""
     if isinstance(eps, Tensor):
         return 0.0, eps
     if isinstance(eps, bool) or not isinstance(eps, int | float):
@@ -180,7 +180,7 @@ def _budget(eps: object) -> tuple[float, Tensor | None]:
 
 
 def _most(max_keep: int | float | None) -> tuple[int | None, float | None]:
-    """A count, or a fraction, as the operators take them."""
+    """Split `max_keep` into a count and a fraction."""
     if isinstance(max_keep, bool):
         raise CertkError(f"max_keep is {max_keep}; pass an integer, or a fraction as a float")
     return (None, max_keep) if isinstance(max_keep, float) else (max_keep, None)

@@ -20,6 +20,7 @@ from certk_rs import CertkError, prune
 from certk_rs.audit import audit
 from certk_rs.cache_format import TensorFile
 from cli_fixtures import Job, certk, forge, forge_input, read_output, rewrite, write_cache
+from forgeries import put, scale_masses
 from signalled import Ended, certk_signalled
 
 Captured = pytest.CaptureFixture[str]
@@ -162,7 +163,7 @@ def test_an_interrupt_is_heard_within_a_block(blocks: Job, jobs: int, tmp_path: 
 
 def test_memory_is_that_of_a_head_and_of_a_block(tmp_path: Path) -> None:
     """Neither a whole layer nor all scores of a head."""
-    kv_heads, n, d, m = 8, 4096, 64, 512
+    kv_heads, n, d, m = 8, 2048, 64, 512
     job = Job(
         tmp_path, cache={"layers": 1, "kv_heads": kv_heads, "heads": 8, "m": m, "n": n, "d": d}
     )
@@ -269,23 +270,12 @@ def test_one_forged_guard_does_not_end_the_run(
     prune(tmp_path / "in", tmp_path / "out", 0.1, proof="full", guard="codes", jobs=1)
     source, output = (tmp_path / each / "b.safetensors" for each in ("in", "out"))
     if damage == "a code's scale":
-
-        def flip(arrays: dict[str, np.ndarray]) -> None:
-            scales = arrays["layers.0.guard_scales"].copy()
-            scales[3] ^= 0x4000
-            arrays["layers.0.guard_scales"] = scales
-
-        forge(output, flip)
+        forge(output, put("0.guard_scales", 3, lambda bits: bits ^ 0x4000))
     else:
         kept = read_output(output)["layers.0.indices"]
         gone = next(j for j in range(24) if j not in kept)
-
-        def spoil(arrays: dict[str, np.ndarray]) -> None:
-            name = f"layers.0.{damage.split()[-1]}"
-            arrays[name] = arrays[name].copy()
-            arrays[name][0, :, gone, 5] = np.nan
-
-        forge_input(source, output, spoil)
+        place = (0, slice(None), gone, 5)
+        forge_input(source, output, put(f"0.{damage.split()[-1]}", place, np.nan))
     command = ["verify", tmp_path / "out", "--against", tmp_path / "in"]
     assert certk(*command) == 1
     out, err = capsys.readouterr()
@@ -390,16 +380,9 @@ def test_a_sample_finds_as_often_as_it_looks(job: Job) -> None:
     """One row of eight is forged; whether it is drawn depends on nothing but the certificate."""
     good, found = job.output.read_bytes(), 0
     for number in range(40):
-
-        def lower(arrays: dict[str, np.ndarray]) -> None:
-            for end in ("upper", "lower"):
-                name = f"layers.0.tail_mass_{end}"
-                changed = arrays[name].copy()
-                changed.reshape(-1)[::4] *= np.float32(0.5)
-                arrays[name] = changed
-
         job.output.write_bytes(good)
-        rewrite(job.output, lower, library=str(number))
+        fourth = (slice(None), slice(None, None, 4))  # of 20 queries each
+        rewrite(job.output, scale_masses(0, fourth, 0.5, 0.5), library=str(number))
         drawn = [audit([job.output], [job.source], sample=4) for _ in range(2)]
         assert drawn[0] == drawn[1]
         found += drawn[0].found

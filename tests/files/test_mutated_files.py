@@ -18,7 +18,7 @@ from mutated_files import damage
 
 # Of each kind so many; in batches, so that a crash says where. `make test` has the first of each.
 COUNTS = {"cache": 4000, "output": 3000, "index": 3000}
-BATCH = 1000
+BATCH = 500
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,55 @@ def test_products_that_nearly_cancel(d: int, scale: float) -> None:
     assert off > 2.0**-32  # without the radius the masses would be outside
 
 
+def test_recomputed_masses_enclose_the_exact_ones() -> None:
+    """Against balls of 200 bits, over scores from flat to far beyond the range of exp."""
+    flint.ctx.prec = 200
+    rng = np.random.default_rng(7)
+    for spread in (0.0, 0.1, 1.0, 5.0, 40.0):
+        q, k = (spread * rng.standard_normal(shape) for shape in ((4, 3), (9, 3)))
+        q, k = (a.astype(np.float32).astype(np.float64) for a in (q, k))
+        kept, scale = rng.random(9) < 0.5, -0.7
+        kept[0] = True
+        seen = np.array([9, 5, 1, 0])
+        rows = rows_of(q, k, scale, kept, seen)
+        for j in range(4):
+            dots = [
+                sum((flint.arb(a) * b for a, b in zip(q[j].tolist(), ki, strict=True)))
+                for ki in k[: seen[j]].tolist()
+            ]
+            exact = [(flint.arb(scale) * dot).exp() for dot in dots]
+            total = sum(exact, flint.arb(0))
+            if seen[j] == 0:
+                assert rows.tail_low[j] == rows.tail_high[j] == 0
+                continue
+            for inside, low, high in (
+                (~kept, rows.tail_low[j], rows.tail_high[j]),
+                (kept, rows.kept_low[j], rows.kept_high[j]),
+            ):
+                parts = [e for e, use in zip(exact, inside, strict=False) if use]
+                if len(parts) in (0, len(exact)):
+                    assert low == high == bool(parts)
+                    continue
+                mass = sum(parts, flint.arb(0)) / total
+                assert flint.arb(float(low)) <= mass
+                assert high == 1 or mass <= flint.arb(float(high))
+                if low > 0 and spread < 5:
+                    assert high <= low * (1 + 1e-9)
+
+
+def test_masses_near_one_are_told_apart() -> None:
+    """1 - 1e-14 and 1 - 2e-14: their float64 are 90 steps apart, the kept masses a factor 2."""
+    gap = math.log(1e14)
+    q, k = np.array([[1.0]]), np.array([[0.0], [gap]])
+    rows = rows_of(q, k, 1.0, np.array([True, False]), np.array([2]))
+    assert rows.lose_at_most(np.array([1 - 0.99e-14]))
+    assert not rows.lose_at_most(np.array([1 - 1.02e-14]))
+    assert rows.lose_at_least(np.array([1 - 1.02e-14]))
+    assert rows.refute(np.array([0.0]), np.array([1 - 1.02e-14]))
+    assert rows.refute(np.array([1 - 0.98e-14]), np.array([1.0]))
+    assert not rows.refute(np.array([0.0]), np.array([1.0]))
+
+
 def weights_by_side(weights: list[flint.arb], kept: np.ndarray) -> list[flint.arb]:
     order = [*np.flatnonzero(kept), *np.flatnonzero(~kept)]
     return [weights[i] for i in order]

@@ -35,8 +35,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     },
     # Pruning scores keys where they are, as jobs do.
     "transformers": {"", "cache_format", "_files", *COMMON, *SUBJECTS},
-    "kvpress": {"_kvpress", "errors"},
-    "_kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
+    "kvpress": {"transformers", "_native", "_arrays", "keepset", "hot_keys", "guard", "errors"},
     # A job scores keys where they are stored; there is no function for users that does.
     "_jobs": {"", "audit", "cache_format", "_display", "_files", *COMMON, *SUBJECTS},
     **dict.fromkeys(SUBJECTS, COMMON),
@@ -81,7 +80,7 @@ THIRD_PARTY = {
     "_torch": {"torch"},
     # Who imports this room has asked for them.
     "transformers": {"torch", "transformers"},
-    "_kvpress": {"torch", "transformers", "kvpress"},
+    "kvpress": {"torch", "transformers", "kvpress"},
 }
 # Imported inside functions only, and only in these rooms.
 LAZY = {
@@ -204,7 +203,7 @@ def test_the_auditor_reaches_nothing_that_selects() -> None:
 def test_rooms_that_need_optional_packages_are_imported_lazily() -> None:
     for file in python_files():
         package = ["certk_rs", *file.relative_to(PYTHON).parts[:-1]]
-        if room_of(file) not in ("transformers", "kvpress", "_kvpress"):
+        if room_of(file) not in ("transformers", "kvpress"):
             names = {
                 name for name, at_import in python_imports(file.read_text(), package) if at_import
             }

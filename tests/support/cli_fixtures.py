@@ -224,11 +224,34 @@ class Job:
     """A pruned cache: `source` and `output`, to be damaged and audited."""
 
     def __init__(self, folder: Path, *, eps: float = 0.1, **options: Any) -> None:
-        cache = options.pop("cache", {})
+        self._lay_out(folder)
+        write_cache(self.source, **options.pop("cache", {}))
+        prune(self.source, self.output.parent, eps, **{"proof": "full"} | options)
+
+    def _lay_out(self, folder: Path) -> None:
         self.source = folder / "in" / "x.safetensors"
         self.output = folder / "out" / "x.safetensors"
-        write_cache(self.source, **cache)
-        prune(self.source, self.output.parent, eps, **{"proof": "full"} | options)
+
+    @classmethod
+    def of(cls, folder: Path, source: bytes, output: bytes | None = None) -> Job:
+        """A job whose files are there."""
+        job = cls.__new__(cls)
+        job._lay_out(folder)
+        for path, content in ((job.source, source), (job.output, output)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is not None:
+                path.write_bytes(content)
+        return job
+
+    @property
+    def files(self) -> tuple[bytes, bytes]:
+        """The contents of both files."""
+        return self.source.read_bytes(), self.output.read_bytes()
+
+    def prune(self, *arguments: object) -> None:
+        """Prune the source on the command line."""
+        command = ["prune", self.source, "-o", self.output.parent, "--eps", "0.1"]
+        assert certk(*command, *arguments) == 0
 
     def check(
         self, *, against: bool = False, names: str | None = None, layout: str | None = None

@@ -1,7 +1,7 @@
-"""Consistent forgeries of every field of an output, hashes and all.
+"""Consistent forgeries of every field of an output, hashes and all, with the findings they need.
 
-Each begins with an honest output of `made_outputs`; `words` are what the audit says of it with the
-input, and `alone` tells whether it says so without.
+`alone` is found without the input. `by_input` is found with the input, and without it the output
+holds. Each begins with an honest output of `made_outputs`: a name of `MADE` or of `PRUNED`.
 """
 
 from __future__ import annotations
@@ -12,75 +12,123 @@ from typing import Any
 
 import numpy as np
 
-Arrays = dict[str, np.ndarray]
-Body = dict[str, Any]
+from cli_fixtures import Arrays, Body, as_float64, cache_tensors
+
+EDGE = 1 << 63
+BOTH = (0, 1)
+
+
+@dataclass(frozen=True)
+class Say:
+    """A change of the certificate."""
+
+    change: Callable[[Body], Any]
+
+
+Edit = Callable[[Arrays], Any]
+Change = Edit | Say
 
 
 @dataclass(frozen=True)
 class Forgery:
-    """How an output of `all_options()[made]` is changed."""
+    """An honest output by its name, and its changes; certificates change last."""
 
     made: str
     words: str
     alone: bool
-    edit: Callable[[Arrays], None] = lambda _: None
-    say: Callable[[Body], None] = lambda _: None
+    changes: tuple[Change, ...]
+
+    def edit(self, arrays: Arrays) -> None:
+        """Change the tensors."""
+        for change in self.changes:
+            if not isinstance(change, Say):
+                change(arrays)
+
+    def say(self, body: Body) -> None:
+        """Change the certificate."""
+        for change in self.changes:
+            if isinstance(change, Say):
+                change.change(body)
 
 
-def put(name: str, place: Any, value: Any) -> Callable[[Arrays], None]:
-    """Another entry of a tensor; `value` may be a function of the one before."""
+def alone(made: str, words: str, *changes: Change) -> Forgery:
+    """A forgery that is found without the input."""
+    return Forgery(made, words, True, changes)
+
+
+def by_input(made: str, words: str, *changes: Change) -> Forgery:
+    """A forgery that only the input refutes."""
+    return Forgery(made, words, False, changes)
+
+
+def new(name: str, value: Callable[[np.ndarray], Any]) -> Edit:
+    """Another tensor of the same type; names go without "layers."."""
 
     def edit(arrays: Arrays) -> None:
-        changed = arrays[name].copy()
+        before = arrays[f"layers.{name}"]
+        arrays[f"layers.{name}"] = np.array(value(before), before.dtype)
+
+    return edit
+
+
+def put(name: str, place: Any, value: Any) -> Edit:
+    """Another entry of a tensor; `value` may be a function of the entry before."""
+
+    def edit(arrays: Arrays) -> None:
+        changed = arrays[f"layers.{name}"].copy()
         changed[place] = value(changed[place]) if callable(value) else value
-        arrays[name] = changed
+        arrays[f"layers.{name}"] = changed
 
     return edit
 
 
-def replaced(name: str, new: Callable[[np.ndarray], Any]) -> Callable[[Arrays], None]:
-    """Another tensor of the same type."""
-
-    def edit(arrays: Arrays) -> None:
-        arrays[name] = np.array(new(arrays[name]), arrays[name].dtype)
-
-    return edit
-
-
-def option(name: str, value: Any) -> Callable[[Body], None]:
+def option(name: str, value: Any) -> Say:
     """Another option."""
-    return lambda body: body["options"].update({name: value})
+    return Say(lambda body: body["options"].update({name: value}))
 
 
-def budget(layer: str, group: int, value: Any, field: str = "eps") -> Callable[[Body], None]:
+def options(**values: Any) -> Say:
+    """Other options."""
+    return Say(lambda body: body["options"].update(values))
+
+
+def field(**values: Any) -> Say:
+    """Other fields of the certificate."""
+    return Say(lambda body: body.update(values))
+
+
+def budget(layer: str, group: int, value: Any, field: str = "eps") -> Say:
     """Another budget of one group."""
 
     def say(body: Body) -> None:
         before = body[field][layer][group]
         body[field][layer][group] = value(before) if callable(value) else value
 
-    return say
+    return Say(say)
 
 
-def both(*edits: Callable[[Arrays], None]) -> Callable[[Arrays], None]:
-    """One change after the other."""
+def eps(value: Any) -> Say:
+    """One budget for all groups."""
 
-    def edit(arrays: Arrays) -> None:
-        for each in edits:
-            each(arrays)
+    def say(body: Body) -> None:
+        body["eps"] = {index: [value] * len(groups) for index, groups in body["eps"].items()}
 
-    return edit
+    return Say(say)
 
 
-def keep_another(layer: int) -> Callable[[Arrays], None]:
+def output_said(**values: Any) -> Say:
+    """Other facts about the kept keys of layer 0."""
+    return Say(lambda body: body["outputs"]["layers.0.key"].update(values))
+
+
+def keep_another(layer: int) -> Edit:
     """Another position in place of the first kept one of a layer."""
 
-    def edit(arrays: Arrays) -> None:
-        kept = arrays[f"layers.{layer}.indices"]
+    def other(kept: np.ndarray) -> np.ndarray:
         free = np.setdiff1d(np.arange(30), kept)
-        arrays[f"layers.{layer}.indices"] = np.sort([free[0], *kept[1:]]).astype(kept.dtype)
+        return np.sort([free[0], *kept[1:]])
 
-    return edit
+    return new(f"{layer}.indices", other)
 
 
 def raise_bounds(arrays: Arrays) -> None:
@@ -88,18 +136,25 @@ def raise_bounds(arrays: Arrays) -> None:
     arrays["layers.0.lower_bound"] = np.diff(arrays["layers.0.block_indptr"])
 
 
-def drop_kept(place: int) -> Callable[[Arrays], None]:
-    """Drop a kept key of the first head of layer 0 with its rows, as a careful forger would."""
+def drop_kept(place: int, head: int = 0) -> Edit:
+    """Drop a kept key of a head of layer 0 with its rows, as a careful forger would."""
 
     def edit(arrays: Arrays) -> None:
+        ends = arrays["layers.0.indptr"]
         for name in ("indices", "key", "value"):
-            arrays[f"layers.0.{name}"] = np.delete(arrays[f"layers.0.{name}"], place, axis=0)
-        arrays["layers.0.indptr"] = arrays["layers.0.indptr"] - [0, 1, 1]
+            rows = arrays[f"layers.0.{name}"]
+            arrays[f"layers.0.{name}"] = np.delete(rows, ends[head] + place, axis=0)
+        ends = ends - (np.arange(len(ends)) > head)
+        arrays["layers.0.indptr"] = ends
+        if "layers.0.lower_bound" in arrays:
+            bounds = arrays["layers.0.lower_bound"].copy()
+            bounds[head] = min(bounds[head], ends[head + 1] - ends[head])
+            arrays["layers.0.lower_bound"] = bounds
 
     return edit
 
 
-def drop_blocks(kept: int, size: int) -> Callable[[Arrays], None]:
+def drop_blocks(kept: int, size: int) -> Edit:
     """Drop all but some blocks of the first head of layer 0."""
 
     def edit(arrays: Arrays) -> None:
@@ -119,419 +174,611 @@ def drop_blocks(kept: int, size: int) -> Callable[[Arrays], None]:
     return edit
 
 
+def drop_head(arrays: Arrays) -> None:
+    """Drop all keys of kv head 1 of layer 0, with its bound."""
+    start, stop = arrays["layers.0.indptr"][1:3]
+    for name in ("indices", "key", "value"):
+        rows = arrays[f"layers.0.{name}"]
+        arrays[f"layers.0.{name}"] = np.delete(rows, slice(start, stop), axis=0)
+    arrays["layers.0.indptr"] = np.array([0, start, start, len(arrays["layers.0.indices"])])
+    arrays["layers.0.lower_bound"] = arrays["layers.0.lower_bound"] * np.array([1, 0, 1])
+
+
+def drop_all(arrays: Arrays) -> None:
+    """Drop all keys, and say so."""
+    for i in BOTH:
+        for name in ("indices", "key", "value"):
+            arrays[f"layers.{i}.{name}"] = arrays[f"layers.{i}.{name}"][:0]
+        for name in ("lower_bound", "lower_bound_weights", "indptr"):
+            arrays[f"layers.{i}.{name}"] = np.zeros_like(arrays[f"layers.{i}.{name}"])
+        for end in ("upper", "lower"):
+            name = f"layers.{i}.tail_mass_{end}"
+            arrays[name] = np.ones_like(arrays[name])
+
+
+def no_proof(arrays: Arrays, layer: int = 0) -> None:
+    """No rows with weights."""
+    for name in ("lower_bound_rows", "lower_bound_weights"):
+        arrays[f"layers.{layer}.{name}"] = arrays[f"layers.{layer}.{name}"][:0]
+
+
+def keep_only(kept: list[int]) -> Edit:
+    """Keep these positions in every head of the cache "small"; claim nothing else."""
+
+    def edit(arrays: Arrays) -> None:
+        cache = {name: as_float64(stored) for name, stored in cache_tensors(m=5).items()}
+        for i in BOTH:
+            arrays[f"layers.{i}.indices"] = np.array(kept * 2, np.int32)
+            arrays[f"layers.{i}.indptr"] = np.array([0, len(kept), 2 * len(kept)])
+            for role in ("key", "value"):
+                rows = cache[f"layers.{i}.{role}"].reshape(2, -1, 4)[:, kept].astype("<f2")
+                arrays[f"layers.{i}.{role}"] = rows.reshape(-1, 4)
+            for name, value in (("tail_mass_upper", 1.0), ("tail_mass_lower", 0.0)):
+                name = f"layers.{i}.{name}"
+                arrays[name] = np.full_like(arrays[name], value)
+            arrays[f"layers.{i}.lower_bound"] = np.zeros(2, np.int64)
+            no_proof(arrays, i)
+
+    return edit
+
+
+def one_key_to_two_heads(arrays: Arrays) -> None:
+    """Cut as slices are, [0, 2^63 - 1, -2, 1] is one key, none, and the one again."""
+    cache = cache_tensors(m=5, layers=1, kv_heads=3, heads=3)
+    arrays["layers.0.indices"] = np.array([17], np.int32)
+    arrays["layers.0.indptr"] = np.array([0, EDGE - 1, -2, 1])
+    for role in ("key", "value"):
+        rows = as_float64(cache[f"layers.0.{role}"])[0, :1, 17]
+        arrays[f"layers.0.{role}"] = rows.astype("<f2")
+    arrays["layers.0.tail_mass_upper"] = np.ones((3, 5), "<f4")
+    arrays["layers.0.tail_mass_lower"] = np.zeros((3, 5), "<f4")
+    arrays["layers.0.lower_bound"] = np.zeros(3, np.int64)
+    no_proof(arrays)
+
+
+def starts(*ends: int | None) -> Edit:
+    """Other starts of the heads of layer 1; None is the number of kept keys."""
+
+    def edit(arrays: Arrays) -> None:
+        total = len(arrays["layers.1.indices"])
+        arrays["layers.1.indptr"] = np.array([total if end is None else end for end in ends])
+
+    return edit
+
+
+def first_twice(*, longer: bool) -> Edit:
+    """The first key of kv head 1 twice: its row makes another's place, or room of its own."""
+
+    def edit(arrays: Arrays) -> None:
+        place = int(arrays["layers.0.indptr"][1])
+        for name in ("indices", "key", "value"):
+            rows = arrays[f"layers.0.{name}"]
+            if longer:
+                rows = np.insert(rows, place, rows[place], axis=0)
+            else:
+                rows = rows.copy()
+                rows[place + 1] = rows[place]
+            arrays[f"layers.0.{name}"] = rows
+        if longer:
+            arrays["layers.0.indptr"] = arrays["layers.0.indptr"] + np.array([0, 0, 1, 1])
+
+    return edit
+
+
+def wide(kept: list[int]) -> Edit:
+    """Positions of 64 bits in one set of layer 0, with rows of zeros."""
+
+    def edit(arrays: Arrays) -> None:
+        arrays["layers.0.indices"] = np.array(kept, np.int64)
+        for role in ("key", "value"):
+            arrays[f"layers.0.{role}"] = np.zeros((2, len(kept), 4), "<f2")
+        arrays["layers.0.lower_bound"] = np.zeros(1, np.int64)
+
+    return edit
+
+
+def claim_keys(n: int) -> Say:
+    """Say that the input had n keys."""
+
+    def say(body: Body) -> None:
+        for name, facts in body["inputs"].items():
+            if not name.endswith("query"):
+                facts["shape"] = [1, 2, n, 4]
+
+    return Say(say)
+
+
+def scale_masses(layer: int, place: Any, upper: float, lower: float = 1.0) -> Edit:
+    """Multiply the ends of a recorded mass; the lower one stays at most the upper one."""
+
+    def edit(arrays: Arrays) -> None:
+        names = [f"layers.{layer}.tail_mass_{end}" for end in ("upper", "lower")]
+        for name, factor in zip(names, (upper, lower), strict=True):
+            arrays[name] = arrays[name].copy()
+            arrays[name][place] *= np.float32(factor)
+        arrays[names[1]] = np.minimum(*(arrays[name] for name in names))
+
+    return edit
+
+
+def another_index(arrays: Arrays) -> None:
+    """Keep another key of the first head than was kept, under the old rows."""
+    kept = arrays["layers.0.indices"].copy()
+    first = kept[: arrays["layers.0.indptr"][1]]
+    first[0] = min(set(range(24)) - set(first.tolist()))
+    first.sort()
+    arrays["layers.0.indices"] = kept
+
+
+def raise_all_bounds(arrays: Arrays) -> None:
+    """As many keys as are kept."""
+    for i in BOTH:
+        arrays[f"layers.{i}.lower_bound"] = np.diff(arrays[f"layers.{i}.indptr"])
+
+
+def all_but_the_cap(arrays: Arrays) -> None:
+    """Rows over their budget lose nearly everything: so may other sets."""
+    for i in BOTH:
+        name = f"layers.{i}.tail_mass_upper"
+        arrays[name] = np.where(arrays[name] > 0.01, np.float32(0.999), arrays[name])
+
+
+def first_row_of_another_head(arrays: Arrays) -> None:
+    """The first key of kv head 1 in place of that of kv head 2."""
+    ends = arrays["layers.0.indptr"]
+    put("0.key", int(ends[2]), arrays["layers.0.key"][ends[1]])(arrays)
+
+
+def flip_bits(bits: int) -> Edit:
+    """Other bits in one entry of kept values that are all 0."""
+
+    def edit(arrays: Arrays) -> None:
+        changed = arrays["layers.0.value"].view("<u2").copy()
+        changed[2, 1] ^= bits
+        arrays["layers.0.value"] = changed.view("<f2")
+
+    return edit
+
+
 def to_next(array: np.ndarray) -> np.ndarray:
-    """The next smaller numbers."""
+    """Return the next smaller numbers."""
     return np.nextafter(array, array.dtype.type(0))
 
 
+def retyped(name: str, kind: str) -> Edit:
+    """The same numbers in another type."""
+
+    def edit(arrays: Arrays) -> None:
+        arrays[f"layers.{name}"] = arrays[f"layers.{name}"].astype(kind)
+
+    return edit
+
+
 FORGERIES: dict[str, Forgery] = {
-    "a block is not listed": Forgery(
-        "head full blocks", "not the blocks of 4 that hold", True,
-        both(
-            replaced("layers.0.blocks", lambda ids: ids[1:]),
-            replaced("layers.0.block_indptr", lambda ends: ends - [0, 1, 1]),
-        ),
-    ),
-    "another block is listed": Forgery(
-        "layer compact blocks", "not the blocks of 4 that hold", True,
-        put("layers.0.blocks", 0, lambda x: x + 1),
-    ),
-    "part of a block": Forgery("head none blocks", "is kept in part", True, drop_kept(2)),
-    "blocks of another size": Forgery(
-        "head none blocks", "not the blocks of 2", True, say=option("block_size", 2)
-    ),
-    "block_indptr falls": Forgery(
-        "head full blocks", "block_indptr: does not rise", True,
-        put("layers.1.block_indptr", 1, 99),
-    ),
-    "blocks dropped, none": Forgery(
-        "head none nhd", r"tail mass in \[0.0, 0.1\] is refuted", False, drop_blocks(1, 3)
-    ),
-    "blocks dropped, compact": Forgery(
-        "head compact nhd", r"worst_tail_mass.* is refuted", False, drop_blocks(1, 3)
-    ),
-    "block bound raised": Forgery(
-        "head compact nhd", "is not proven by the recorded weights", False, raise_bounds
-    ),
-    "block bound beyond what is kept": Forgery(
-        "head compact blocks", r"is not from 0 to the \d blocks kept", True,
-        put("layers.0.lower_bound", 0, 24),
-    ),
-    "a further block would fit": Forgery(
-        "head full capped blocks", "over eps with 12 kept, though max_keep allows 16", True,
-        say=option("max_keep", 16),
-    ),
-    "a cap that is no more, none": Forgery(
-        "head none capped", "is refuted", False, say=option("max_keep", None)
-    ),
-    "a cap that is no more, compact": Forgery(
-        "layer compact capped", "without a max_keep to excuse it", True,
-        say=option("max_keep", None),
-    ),
-    "hot keys that are none": Forgery(
-        "head none hot", "is refuted", False,
-        say=lambda body: body["options"].update(hot=False, size=None),
-    ),
-    "hot keys that are none, compact": Forgery(
-        "layer compact hot", "without a max_keep to excuse it", True,
-        say=lambda body: body["options"].update(hot=False, size=None),
-    ),
-    "more hot keys than said": Forgery(
-        "head full hot", "28 keys are kept, its size allows 27", True, say=option("size", 27)
-    ),
-    "hot keys lose less": Forgery(
-        "head full hot", "tail_mass_upper.* is refuted", False,
-        both(
-            put("layers.0.tail_mass_upper", (0, 0), lambda mass: mass * np.float32(0.9)),
-            put("layers.0.tail_mass_lower", (0, 0), 0.0),
-        ),
-    ),
-    "hot keys without a guard": Forgery(
-        "head full hot", "options .* cannot have been asked for", True, say=option("guard", "none")
-    ),
-    "hot keys of any number": Forgery(
-        "head full hot", "options .* cannot have been asked for", True, say=option("size", None)
-    ),
-    "hot keys and a cap": Forgery(
-        "head full hot", "options .* cannot have been asked for", True, say=option("max_keep", 7)
-    ),
-    "hot is a number": Forgery(
-        "head full hot", "options .* cannot have been asked for", True, say=option("hot", 1)
-    ),
-    "a bound of hot keys raised": Forgery(
-        "head compact hot", "is not proven by the recorded weights", False,
-        put("layers.0.lower_bound", 0, 7),
-    ),
-    "more held out": Forgery(
-        "head none aside", "4 of 6 queries, holdout allows 3", True,
-        replaced("layers.1.held_out", lambda held: [*held, 5]),
-    ),
-    "held out twice": Forgery(
-        "head none aside", "held_out: not ascending queries", True,
-        replaced("layers.1.held_out", lambda held: [held[0], held[0]]),
-    ),
-    "held out of no query": Forgery(
-        "head none aside", "held_out: not ascending queries from 0 to 5", True,
-        put("layers.1.held_out", -1, 6),
-    ),
-    "less held out than violates, full": Forgery(
-        "head full aside", "without a max_keep to excuse it", True,
-        replaced("layers.1.held_out", lambda held: held[:0]),
-    ),
-    "less held out than violates, none": Forgery(
-        "head none aside", "is refuted", False,
-        replaced("layers.1.held_out", lambda held: held[:0]),
-    ),
-    "a smaller holdout": Forgery(
-        "token none aside", "3 of 6 queries, holdout allows 1", True, say=option("holdout", 0.1)
-    ),
-    "mass of a held out row": Forgery(
-        "head full aside", r"layers.1.tail_mass_upper\[0, 0\]: .* is refuted", False,
-        both(*(
-            put(f"layers.1.tail_mass_{end}", (0, 0), lambda x: x * 0.99)
-            for end in ("upper", "lower")
-        )),
-    ),
-    "fewer violations": Forgery(
-        "head compact aside", "held-out queries that lose more than eps", False,
-        replaced("layers.1.violations", lambda counts: counts * 0),
-    ),
-    "more violations": Forgery(
-        "head compact aside", "held-out queries that lose more than eps", False,
-        replaced("layers.1.violations", lambda counts: counts * 0 + 3),
-    ),
-    "violations of none": Forgery(
-        "head compact aside", "is not from 0 to the 3 queries held out", True,
-        put("layers.1.violations", 0, -1),
-    ),
-    "more violations than queries": Forgery(
-        "head compact aside", "is not from 0 to the 3 queries held out", True,
-        put("layers.1.violations", 0, 4),
-    ),
-    "worst mass lowered": Forgery(
-        "head compact plain", r"layers.1.worst_tail_mass\[2\]: .* is refuted", False,
-        put("layers.1.worst_tail_mass", 2, lambda x: x * np.float32(0.999)),
-    ),
-    "worst mass raised": Forgery(
-        "head compact plain", "is over eps = 0.1 without a max_keep", True,
-        put("layers.1.worst_tail_mass", 2, 0.11),
-    ),
-    "worst mass is none": Forgery(
-        "head compact capped", "worst_tail_mass.*: nan is no mass", True,
-        put("layers.1.worst_tail_mass", 2, np.nan),
-    ),
-    "more left out": Forgery(
-        "head none covered", "rows, coverage allows", True,
-        replaced("layers.0.left_out", lambda left: sorted({*left.tolist(), 1, 2, 3, 4, 5})),
-    ),
-    "left out and held out": Forgery(
-        "head none covered", "is of a query that is held out", True,
-        put("layers.0.left_out", 0, 0),
-    ),
-    "left out of no row": Forgery(
-        "head none covered", "left_out: not ascending rows from 0 to 23", True,
-        put("layers.0.left_out", -1, 24),
-    ),
-    "others left out, none": Forgery(
-        "layer none covered", "is refuted", False,
-        replaced("layers.0.left_out", lambda left: left[:0]),
-    ),
-    "a larger coverage": Forgery(
-        "token compact covered", "rows, coverage allows", True, say=option("coverage", 0.9)
-    ),
-    "a weight without a promise": Forgery(
-        "head compact aside", "nothing is promised for row 6", True,
-        both(
-            replaced("layers.0.lower_bound_rows", lambda rows: [*rows[:3], 6, *rows[3:]]),
-            replaced("layers.0.lower_bound_weights", lambda weights: [*weights, 1]),
-        ),
-    ),
-    "weights of no rows": Forgery(
-        "layer full plain", "lower_bound_rows: not ascending rows from 0 to 23", True,
-        put("layers.0.lower_bound_rows", -1, 24),
-    ),
-    "rows of weights fall": Forgery(
-        "layer full plain", "lower_bound_rows: not ascending", True,
-        replaced("layers.0.lower_bound_rows", lambda rows: rows[::-1]),
-    ),
-    "another number of weights": Forgery(
-        "token full plain", "lower_bound_weights: is F32", True,
-        replaced("layers.0.lower_bound_weights", lambda weights: weights[1:]),
-    ),
-    "a budget of one group, full": Forgery(
-        "head full plain", "is over eps = 0.01 without", True, say=budget("1", 1, 0.01)
-    ),
-    "a budget of one group, none": Forgery(
-        "head none plain", r"layer 1, head [23], .* in \[0.0, 0.01\] is refuted", False,
-        say=budget("1", 1, 0.01),
-    ),
-    "a larger budget of one group": Forgery(
-        "head compact plain", r"lower_bound\[1\]: layer 1, kv head 1: .* not proven", False,
-        say=budget("1", 1, 0.5),
-    ),
-    "a budget for no group": Forgery(
-        "head full plain", "eps is not one budget for each group", True,
-        say=lambda body: body["eps"]["1"].append(0.1),
-    ),
-    "a budget for no layer": Forgery(
-        "head full plain", "eps is not one budget for each group", True,
-        say=lambda body: body["eps"].update({"2": [0.1, 0.1]}),
-    ),
-    "a budget of one layer by token": Forgery(
-        "token none plain", "eps is not the same in all layers", True, say=budget("1", 0, 0.2)
-    ),
-    "bounds for a larger budget": Forgery(
-        "layer full sized", "is not proven by the recorded weights", False,
-        say=lambda body: body.update(bound_eps={"0": [0.3], "1": [0.3]}),
-    ),
-    "bounds that prove nothing of a size": Forgery(
-        "layer full sized", "bound_eps = 0.99 add up to 0 keys, which its size of 44 allows", True,
-        both(*(replaced(f"layers.{i}.lower_bound", lambda bounds: bounds * 0) for i in (0, 1))),
-        lambda body: body.update(bound_eps={"0": [0.99], "1": [0.99]}),
-    ),
-    "bounds that prove a little too little of a size": Forgery(
-        "token compact sized", "add up to 22 keys, which its size of 22 allows", True,
-        both(*(put(f"layers.{i}.lower_bound", 0, 22) for i in (0, 1))),
-    ),
-    "a size without budgets of bounds": Forgery(
-        "head full sized", "has a size, but no bound_eps", True,
-        say=lambda body: body.update(bound_eps=None),
-    ),
-    "a size and several budgets": Forgery(
-        "head full sized", "bound_eps is not one number", True,
-        say=budget("0", 1, 0.05, "bound_eps"),
-    ),
-    "budgets of bounds that are none": Forgery(
-        "head full sized", "bound_eps is 1.0", True,
-        say=lambda body: body.update(bound_eps={"0": [1.0, 1.0], "1": [1.0, 1.0]}),
-    ),
-    "a smaller size": Forgery(
-        "head none sized", "44 keys are kept, its size allows 43", True, say=option("size", 43)
-    ),
-    "a smaller size by token": Forgery(
-        "token full sized", "keys are kept, its size allows 20", True, say=option("size", 20)
-    ),
-    "a smaller out_tol": Forgery(
-        "head none out_tol", "is not proven to keep outputs within out_tol = 0.4", False,
-        say=option("out_tol", 0.4),
-    ),
-    "a larger budget under out_tol": Forgery(
-        "layer none out_tol", "is not proven to keep outputs within out_tol = 0.5", False,
-        say=budget("1", 0, lambda eps: eps * 1.0001),
-    ),
-    "another layout": Forgery("head full nhd", "metadata certk: |must be", True,
-                              say=option("layout", "hnd")),
-    "another layout where all fits": Forgery(
-        "head none plain", "metadata certk: |must be", True, say=option("layout", "nhd")
-    ),
-    "rows of another key, nhd": Forgery(
-        "head none nhd", r"layers.1.value\[3\]: is not position \d+ of kv head 0", False,
-        put("layers.1.value", (3, 0), lambda x: x + 1),
-    ),
-    "another level of proof": Forgery(
-        "head full plain", "worst_tail_mass: is missing", True, say=option("proof", "compact")
-    ),
-    "no proof, with tensors of one": Forgery(
-        "head full plain", "tail_mass_upper: no output has such a tensor", True,
-        say=option("proof", "none"),
-    ),
-    "wider masses": Forgery(
-        "head full plain", r"is F64 \[4, 6\], must be F32", True,
-        lambda arrays: arrays.update(
-            {"layers.0.tail_mass_upper": arrays["layers.0.tail_mass_upper"].astype("<f8")}
-        ),
-    ),
-    "another set in one layer": Forgery(
-        "token none plain", "indices: is not that of layer 0", True,
-        keep_another(1),
-    ),
-    "another bound in one layer": Forgery(
-        "token full plain", "lower_bound: is not that of layer 0", True,
-        put("layers.1.lower_bound", 0, 1),
-    ),
-    "a bound for all layers": Forgery(
-        "token full plain", "lower_bound.*: all layers: 28 is not proven", False,
-        both(*(put(f"layers.{i}.lower_bound", 0, 28) for i in (0, 1))),
-    ),
-    "sets of layers as one": Forgery(
-        "layer none plain", "is not that of layer 0, with which it shares", True,
-        say=option("granularity", "token"),
-    ),
-    "a further part of the input": Forgery(
-        "head none plain", "input header: the header of", False,
-        say=lambda body: body["input_headers"].append("0" * 64),
-    ),
-    "no part of the input": Forgery(
-        "head none plain", "input_headers is not a list", True,
-        say=lambda body: body.update(input_headers=[]),
-    ),
-    "the format before": Forgery(
-        "head none plain", "it is of format 1, which nothing from 0.2.0 on reads", True,
-        say=lambda body: body.update(format=1),
-    ),
-    "a key dropped, none": Forgery(
-        "head none capped", "is kept|is refuted|over eps|tail mass", False, drop_kept(0),
-    ),
-    "a smaller causal offset": Forgery(
-        "head none causal", "indices: layer 0, kv head 0: not ascending positions", True,
-        say=lambda body: body.update(causal_offset=10),
-    ),
-    "a scale is as large as can be": Forgery(
-        "head none guarded", "guard_radii: kv head 1: a code is farther", False,
-        put("layers.1.guard_scales", -1, lambda bits: bits | 0x4000),
-    ),
-    "a mean is as large as can be": Forgery(
-        "layer compact guarded", "guard_radii: kv head 1: a code is farther", False,
-        put("layers.0.guard_mean", (1, 2), np.finfo(np.float32).max),
-    ),
-    "all squares are as large as can be": Forgery(
-        "head full guarded", "guard_gram: has an entry that no guard has", True,
-        replaced("layers.1.guard_gram", lambda gram: np.full_like(gram, np.finfo(float).max)),
-    ),
-    "a centre is as far as can be": Forgery(
-        "layer full guarded", "guard_ball: kv head 1: a dropped value lies outside of it", False,
-        put("layers.0.guard_ball", (1, 0), -np.finfo(float).max),
-    ),
-    "a guard's codes are of fewer keys": Forgery(
-        "head full guarded", "guard_codes: has 64 bytes, which are not those of the keys", True,
-        replaced("layers.0.guard_codes", lambda codes: codes[:-64]),
-    ),
-    "a code is another": Forgery(
-        "head full guarded", "guard_radii: kv head 0: a code is farther from its key", False,
-        put("layers.0.guard_codes", 9, lambda byte: byte ^ 64),
-    ),
-    "a byte where no key is": Forgery(
-        "layer none guarded", "guard_codes: kv head 1: bytes of no key", False,
-        put("layers.1.guard_codes", -1, 3),
-    ),
-    "a radius is smaller": Forgery(
-        "token compact guarded", "guard_radii: kv head 0: a code is farther", False,
-        put("layers.1.guard_radii", 2, lambda bits: bits - 2),
-    ),
-    "a scale is another": Forgery(
-        "head none guarded", "guard_radii: kv head 1: a code is farther", False,
-        put("layers.1.guard_scales", -1, lambda bits: bits + 1),
-    ),
-    "a scale is negative": Forgery(
-        "head none guarded", "guard_scales: has an entry that no guard has", True,
-        put("layers.1.guard_scales", -1, lambda bits: bits | 0x8000),
-    ),
-    "a scale is infinite": Forgery(
-        "head none guarded", "guard_scales: has an entry that no guard has", True,
-        put("layers.1.guard_scales", -1, 0x7F80),
-    ),
-    "a code is left out, and its bytes stay": Forgery(
-        "head none guarded", "guard_codes: kv head 1: bytes of no key, or of one without", False,
-        put("layers.1.guard_scales", -1, 0),
-    ),
-    "a mean is another": Forgery(
-        "layer compact guarded", "guard_radii: kv head 1: a code is farther", False,
-        put("layers.0.guard_mean", (1, 2), lambda x: x + 0.01),
-    ),
-    "a mean is no number": Forgery(
-        "layer compact guarded", "guard_mean: has an entry that no guard has", True,
-        put("layers.0.guard_mean", (1, 2), np.nan),
-    ),
-    "errors of codes are less": Forgery(
-        "head full guarded", "guard_gram: kv head 1: it does not bound what all codes leave", False,
-        replaced("layers.1.guard_gram", lambda gram: gram * [[1.0], [0.99]]),
-    ),
-    "errors of codes are less in one direction": Forgery(
-        "head full guarded", "guard_gram: kv head 0: it does not bound", False,
-        put("layers.1.guard_gram", (0, 0), lambda x: 0.95 * x),
-    ),
-    "a matrix that is not of squares": Forgery(
-        "head full guarded", "guard_gram: kv head 0: it does not bound", False,
-        put("layers.1.guard_gram", (0, 1), lambda x: x + 1),
-    ),
-    "a square is negative": Forgery(
-        "head full guarded", "guard_gram: has an entry that no guard has", True,
-        put("layers.1.guard_gram", (0, 4), -1e-9),
-    ),
-    "the largest error is less": Forgery(
-        "token full guarded", "guard_bounds: kv head 1: a code's error, a moved key or", False,
-        put("layers.1.guard_bounds", (1, 1), lambda x: 0.99 * x),
-    ),
-    "the longest key is less": Forgery(
-        "token full guarded", "guard_bounds: kv head 1: a code's error, a moved key or", False,
-        put("layers.1.guard_bounds", (1, 2), lambda x: 0.99 * x),
-    ),
-    "the largest entry is less": Forgery(
-        "token full guarded", "guard_bounds: kv head 1: a code's error, a moved key or", False,
-        put("layers.1.guard_bounds", (1, 4), to_next),
-    ),
-    "keys are turned": Forgery(
-        "head full guarded", "guard_radii: kv head 0: a code is farther", False,
-        put("layers.1.guard_bounds", (0, 5), 4.0),
-    ),
-    "keys are turned by what they cannot be": Forgery(
-        "head full guarded", "keys of 4 entries are turned by 1 or by 4", True,
-        put("layers.1.guard_bounds", (0, 5), 2.0),
-    ),
-    "half an addition": Forgery(
-        "head full guarded", "a count of additions is none", True,
-        put("layers.1.guard_bounds", (0, 3), 1.5),
-    ),
-    "a bound is infinite": Forgery(
-        "head full guarded", "guard_bounds: has an entry that no guard has", True,
-        put("layers.1.guard_bounds", (0, 0), np.inf),
-    ),
-    "a ball is smaller": Forgery(
-        "layer full guarded", "guard_ball: kv head 0: a dropped value lies outside of it", False,
-        put("layers.0.guard_ball", (0, -1), lambda x: x * (1 - 1e-8)),
-    ),
-    "a ball is elsewhere": Forgery(
-        "layer full guarded", "guard_ball: kv head 1: a dropped value lies outside of it", False,
-        put("layers.0.guard_ball", (1, 0), lambda x: x + 0.1),
-    ),
-    "a radius of a ball is negative": Forgery(
-        "layer full guarded", "guard_ball: has an entry that no guard has", True,
-        put("layers.0.guard_ball", (0, -1), -1.0),
-    ),
-    "the guard is not spoken of": Forgery(
-        "layer full guarded", "no output has such a tensor", True, say=option("guard", "none")
-    ),
-    "a guard of another kind": Forgery(
-        "layer full guarded", "cannot have been asked for", True, say=option("guard", "walls")
-    ),
+    "a block is not listed": alone("head full blocks", "not the blocks of 4 that hold",
+        new("0.blocks", lambda ids: ids[1:]), new("0.block_indptr", lambda ends: ends - [0, 1, 1])),
+    "another block is listed": alone("layer compact blocks", "not the blocks of 4 that hold",
+        put("0.blocks", 0, lambda x: x + 1)),
+    "part of a block": alone("head none blocks", "is kept in part", drop_kept(2)),
+    "blocks of another size": alone("head none blocks", "not the blocks of 2",
+        option("block_size", 2)),
+    "block_indptr falls": alone("head full blocks", "block_indptr: does not rise",
+        put("1.block_indptr", 1, 99)),
+    "blocks dropped, none": by_input("head none nhd", r"tail mass in \[0.0, 0.1\] is refuted",
+        drop_blocks(1, 3)),
+    "blocks dropped, compact": by_input("head compact nhd", r"worst_tail_mass.* is refuted",
+        drop_blocks(1, 3)),
+    "block bound raised": by_input("head compact nhd", "is not proven by the recorded weights",
+        raise_bounds),
+    "block bound beyond what is kept": alone("head compact blocks",
+        r"is not from 0 to the \d blocks kept", put("0.lower_bound", 0, 24)),
+    "a further block would fit": alone("head full capped blocks",
+        "over eps with 12 kept, though max_keep allows 16", option("max_keep", 16)),
+    "a cap that is no more, none": by_input("head none capped", "is refuted",
+        option("max_keep", None)),
+    "a cap that is no more, compact": alone("layer compact capped",
+        "without a max_keep to excuse it", option("max_keep", None)),
+    "hot keys that are none": by_input("head none hot", "is refuted",
+        Say(lambda body: body["options"].update(hot=False, size=None))),
+    "hot keys that are none, compact": alone("layer compact hot", "without a max_keep to excuse it",
+        Say(lambda body: body["options"].update(hot=False, size=None))),
+    "more hot keys than said": alone("head full hot", "28 keys are kept, its size allows 27",
+        option("size", 27)),
+    "hot keys lose less": by_input("head full hot", "tail_mass_upper.* is refuted",
+        put("0.tail_mass_upper", (0, 0), lambda mass: mass * np.float32(0.9)),
+        put("0.tail_mass_lower", (0, 0), 0.0)),
+    "hot keys without a guard": alone("head full hot", "options .* cannot have been asked for",
+        option("guard", "none")),
+    "hot keys of any number": alone("head full hot", "options .* cannot have been asked for",
+        option("size", None)),
+    "hot keys and a cap": alone("head full hot", "options .* cannot have been asked for",
+        option("max_keep", 7)),
+    "hot is a number": alone("head full hot", "options .* cannot have been asked for",
+        option("hot", 1)),
+    "a bound of hot keys raised": by_input("head compact hot",
+        "is not proven by the recorded weights", put("0.lower_bound", 0, 7)),
+    "more held out": alone("head none aside", "4 of 6 queries, holdout allows 3",
+        new("1.held_out", lambda held: [*held, 5])),
+    "held out twice": alone("head none aside", "held_out: not ascending queries",
+        new("1.held_out", lambda held: [held[0], held[0]])),
+    "held out of no query": alone("head none aside", "held_out: not ascending queries from 0 to 5",
+        put("1.held_out", -1, 6)),
+    "less held out than violates, full": alone("head full aside", "without a max_keep to excuse it",
+        new("1.held_out", lambda held: held[:0])),
+    "less held out than violates, none": by_input("head none aside", "is refuted",
+        new("1.held_out", lambda held: held[:0])),
+    "a smaller holdout": alone("token none aside", "3 of 6 queries, holdout allows 1",
+        option("holdout", 0.1)),
+    "mass of a held out row": by_input("head full aside",
+        r"layers.1.tail_mass_upper\[0, 0\]: .* is refuted",
+        *(put(f"1.tail_mass_{end}", (0, 0), lambda x: x * 0.99) for end in ("upper", "lower"))),
+    "fewer violations": by_input("head compact aside", "held-out queries that lose more than eps",
+        new("1.violations", lambda counts: counts * 0)),
+    "more violations": by_input("head compact aside", "held-out queries that lose more than eps",
+        new("1.violations", lambda counts: counts * 0 + 3)),
+    "violations of none": alone("head compact aside", "is not from 0 to the 3 queries held out",
+        put("1.violations", 0, -1)),
+    "more violations than queries": alone("head compact aside",
+        "is not from 0 to the 3 queries held out", put("1.violations", 0, 4)),
+    "worst mass lowered": by_input("head compact plain",
+        r"layers.1.worst_tail_mass\[2\]: .* is refuted",
+        put("1.worst_tail_mass", 2, lambda x: x * np.float32(0.999))),
+    "worst mass raised": alone("head compact plain", "is over eps = 0.1 without a max_keep",
+        put("1.worst_tail_mass", 2, 0.11)),
+    "worst mass is none": alone("head compact capped", "worst_tail_mass.*: nan is no mass",
+        put("1.worst_tail_mass", 2, np.nan)),
+    "more left out": alone("head none covered", "rows, coverage allows",
+        new("0.left_out", lambda left: sorted({*left.tolist(), 1, 2, 3, 4, 5}))),
+    "left out and held out": alone("head none covered", "is of a query that is held out",
+        put("0.left_out", 0, 0)),
+    "left out of no row": alone("head none covered", "left_out: not ascending rows from 0 to 23",
+        put("0.left_out", -1, 24)),
+    "others left out, none": by_input("layer none covered", "is refuted",
+        new("0.left_out", lambda left: left[:0])),
+    "a larger coverage": alone("token compact covered", "rows, coverage allows",
+        option("coverage", 0.9)),
+    "a weight without a promise": alone("head compact aside", "nothing is promised for row 6",
+        new("0.lower_bound_rows", lambda rows: [*rows[:3], 6, *rows[3:]]),
+        new("0.lower_bound_weights", lambda weights: [*weights, 1])),
+    "weights of no rows": alone("layer full plain",
+        "lower_bound_rows: not ascending rows from 0 to 23", put("0.lower_bound_rows", -1, 24)),
+    "rows of weights fall": alone("layer full plain", "lower_bound_rows: not ascending",
+        new("0.lower_bound_rows", lambda rows: rows[::-1])),
+    "another number of weights": alone("token full plain", "lower_bound_weights: is F32",
+        new("0.lower_bound_weights", lambda weights: weights[1:])),
+    "a budget of one group, full": alone("head full plain", "is over eps = 0.01 without",
+        budget("1", 1, 0.01)),
+    "a budget of one group, none": by_input("head none plain",
+        r"layer 1, head [23], .* in \[0.0, 0.01\] is refuted", budget("1", 1, 0.01)),
+    "a larger budget of one group": by_input("head compact plain",
+        r"lower_bound\[1\]: layer 1, kv head 1: .* not proven", budget("1", 1, 0.5)),
+    "a budget for no group": alone("head full plain", "eps is not one budget for each group",
+        Say(lambda body: body["eps"]["1"].append(0.1))),
+    "a budget for no layer": alone("head full plain", "eps is not one budget for each group",
+        Say(lambda body: body["eps"].update({"2": [0.1, 0.1]}))),
+    "a budget of one layer by token": alone("token none plain", "eps is not the same in all layers",
+        budget("1", 0, 0.2)),
+    "bounds for a larger budget": by_input("layer full sized",
+        "is not proven by the recorded weights",
+        Say(lambda body: body.update(bound_eps={"0": [0.3], "1": [0.3]}))),
+    "bounds that prove nothing of a size": alone("layer full sized",
+        "bound_eps = 0.99 add up to 0 keys, which its size of 44 allows",
+        *(new(f"{i}.lower_bound", lambda bounds: bounds * 0) for i in (0, 1)),
+        Say(lambda body: body.update(bound_eps={"0": [0.99], "1": [0.99]}))),
+    "bounds that prove a little too little of a size": alone("token compact sized",
+        "add up to 22 keys, which its size of 22 allows",
+        *(put(f"{i}.lower_bound", 0, 22) for i in (0, 1))),
+    "a size without budgets of bounds": alone("head full sized", "has a size, but no bound_eps",
+        Say(lambda body: body.update(bound_eps=None))),
+    "a size and several budgets": alone("head full sized", "bound_eps is not one number",
+        budget("0", 1, 0.05, "bound_eps")),
+    "budgets of bounds that are none": alone("head full sized", "bound_eps is 1.0",
+        Say(lambda body: body.update(bound_eps={"0": [1.0, 1.0], "1": [1.0, 1.0]}))),
+    "a smaller size": alone("head none sized", "44 keys are kept, its size allows 43",
+        option("size", 43)),
+    "a smaller size by token": alone("token full sized", "keys are kept, its size allows 20",
+        option("size", 20)),
+    "a smaller out_tol": by_input("head none out_tol",
+        "is not proven to keep outputs within out_tol = 0.4", option("out_tol", 0.4)),
+    "a larger budget under out_tol": by_input("layer none out_tol",
+        "is not proven to keep outputs within out_tol = 0.5",
+        budget("1", 0, lambda eps: eps * 1.0001)),
+    "another layout": alone("head full nhd", "metadata certk: |must be", option("layout", "hnd")),
+    "another layout where all fits": alone("head none plain", "metadata certk: |must be",
+        option("layout", "nhd")),
+    "rows of another key, nhd": by_input("head none nhd",
+        r"layers.1.value\[3\]: is not position \d+ of kv head 0",
+        put("1.value", (3, 0), lambda x: x + 1)),
+    "another level of proof": alone("head full plain", "worst_tail_mass: is missing",
+        option("proof", "compact")),
+    "no proof, with tensors of one": alone("head full plain",
+        "tail_mass_upper: no output has such a tensor", option("proof", "none")),
+    "wider masses": alone("head full plain", r"is F64 \[4, 6\], must be F32",
+        retyped("0.tail_mass_upper", "<f8")),
+    "another set in one layer": alone("token none plain", "indices: is not that of layer 0",
+        keep_another(1)),
+    "another bound in one layer": alone("token full plain", "lower_bound: is not that of layer 0",
+        put("1.lower_bound", 0, 1)),
+    "a bound for all layers": by_input("token full plain",
+        "lower_bound.*: all layers: 28 is not proven",
+        *(put(f"{i}.lower_bound", 0, 28) for i in (0, 1))),
+    "sets of layers as one": alone("layer none plain",
+        "is not that of layer 0, with which it shares", option("granularity", "token")),
+    "a further part of the input": by_input("head none plain", "input header: the header of",
+        Say(lambda body: body["input_headers"].append("0" * 64))),
+    "no part of the input": alone("head none plain", "input_headers is not a list",
+        Say(lambda body: body.update(input_headers=[]))),
+    "the format before": alone("head none plain",
+        "it is of format 1, which nothing from 0.2.0 on reads",
+        Say(lambda body: body.update(format=1))),
+    "a key dropped, none": by_input("head none capped", "is kept|is refuted|over eps|tail mass",
+        drop_kept(0)),
+    "a smaller causal offset": alone("head none causal",
+        "indices: layer 0, kv head 0: not ascending positions",
+        Say(lambda body: body.update(causal_offset=10))),
+    "a scale is as large as can be": by_input("head none guarded",
+        "guard_radii: kv head 1: a code is farther",
+        put("1.guard_scales", -1, lambda bits: bits | 0x4000)),
+    "a mean is as large as can be": by_input("layer compact guarded",
+        "guard_radii: kv head 1: a code is farther",
+        put("0.guard_mean", (1, 2), np.finfo(np.float32).max)),
+    "all squares are as large as can be": alone("head full guarded",
+        "guard_gram: has an entry that no guard has",
+        new("1.guard_gram", lambda gram: np.full_like(gram, np.finfo(float).max))),
+    "a centre is as far as can be": by_input("layer full guarded",
+        "guard_ball: kv head 1: a dropped value lies outside of it",
+        put("0.guard_ball", (1, 0), -np.finfo(float).max)),
+    "a guard's codes are of fewer keys": alone("head full guarded",
+        "guard_codes: has 64 bytes, which are not those of the keys",
+        new("0.guard_codes", lambda codes: codes[:-64])),
+    "a code is another": by_input("head full guarded",
+        "guard_radii: kv head 0: a code is farther from its key",
+        put("0.guard_codes", 9, lambda byte: byte ^ 64)),
+    "a byte where no key is": by_input("layer none guarded",
+        "guard_codes: kv head 1: bytes of no key", put("1.guard_codes", -1, 3)),
+    "a radius is smaller": by_input("token compact guarded",
+        "guard_radii: kv head 0: a code is farther",
+        put("1.guard_radii", 2, lambda bits: bits - 2)),
+    "a scale is another": by_input("head none guarded", "guard_radii: kv head 1: a code is farther",
+        put("1.guard_scales", -1, lambda bits: bits + 1)),
+    "a scale is negative": alone("head none guarded",
+        "guard_scales: has an entry that no guard has",
+        put("1.guard_scales", -1, lambda bits: bits | 0x8000)),
+    "a scale is infinite": alone("head none guarded",
+        "guard_scales: has an entry that no guard has", put("1.guard_scales", -1, 0x7F80)),
+    "a code is left out, and its bytes stay": by_input("head none guarded",
+        "guard_codes: kv head 1: bytes of no key, or of one without", put("1.guard_scales", -1, 0)),
+    "a mean is another": by_input("layer compact guarded",
+        "guard_radii: kv head 1: a code is farther",
+        put("0.guard_mean", (1, 2), lambda x: x + 0.01)),
+    "a mean is no number": alone("layer compact guarded",
+        "guard_mean: has an entry that no guard has", put("0.guard_mean", (1, 2), np.nan)),
+    "errors of codes are less": by_input("head full guarded",
+        "guard_gram: kv head 1: it does not bound what all codes leave",
+        new("1.guard_gram", lambda gram: gram * [[1.0], [0.99]])),
+    "errors of codes are less in one direction": by_input("head full guarded",
+        "guard_gram: kv head 0: it does not bound",
+        put("1.guard_gram", (0, 0), lambda x: 0.95 * x)),
+    "a matrix that is not of squares": by_input("head full guarded",
+        "guard_gram: kv head 0: it does not bound", put("1.guard_gram", (0, 1), lambda x: x + 1)),
+    "a square is negative": alone("head full guarded", "guard_gram: has an entry that no guard has",
+        put("1.guard_gram", (0, 4), -1e-9)),
+    "the largest error is less": by_input("token full guarded",
+        "guard_bounds: kv head 1: a code's error, a moved key or",
+        put("1.guard_bounds", (1, 1), lambda x: 0.99 * x)),
+    "the longest key is less": by_input("token full guarded",
+        "guard_bounds: kv head 1: a code's error, a moved key or",
+        put("1.guard_bounds", (1, 2), lambda x: 0.99 * x)),
+    "the largest entry is less": by_input("token full guarded",
+        "guard_bounds: kv head 1: a code's error, a moved key or",
+        put("1.guard_bounds", (1, 4), to_next)),
+    "keys are turned": by_input("head full guarded", "guard_radii: kv head 0: a code is farther",
+        put("1.guard_bounds", (0, 5), 4.0)),
+    "keys are turned by what they cannot be": alone("head full guarded",
+        "keys of 4 entries are turned by 1 or by 4", put("1.guard_bounds", (0, 5), 2.0)),
+    "half an addition": alone("head full guarded", "a count of additions is none",
+        put("1.guard_bounds", (0, 3), 1.5)),
+    "a bound is infinite": alone("head full guarded",
+        "guard_bounds: has an entry that no guard has", put("1.guard_bounds", (0, 0), np.inf)),
+    "a ball is smaller": by_input("layer full guarded",
+        "guard_ball: kv head 0: a dropped value lies outside of it",
+        put("0.guard_ball", (0, -1), lambda x: x * (1 - 1e-8))),
+    "a ball is elsewhere": by_input("layer full guarded",
+        "guard_ball: kv head 1: a dropped value lies outside of it",
+        put("0.guard_ball", (1, 0), lambda x: x + 0.1)),
+    "a radius of a ball is negative": alone("layer full guarded",
+        "guard_ball: has an entry that no guard has", put("0.guard_ball", (0, -1), -1.0)),
+    "the guard is not spoken of": alone("layer full guarded", "no output has such a tensor",
+        option("guard", "none")),
+    "a guard of another kind": alone("layer full guarded", "cannot have been asked for",
+        option("guard", "walls")),
+    "an upper end too small to be recorded": alone("head full plain", "is no interval of masses",
+        put("1.tail_mass_upper", (0, 0), 2.0**-130), put("1.tail_mass_lower", (0, 0), 0.0)),
+    "a worst mass too small to be recorded": alone("head compact plain", "is no mass",
+        put("1.worst_tail_mass", 2, 2.0**-130)),
+    # What prune writes, changed one by one.
+    "one key to two heads": alone("three heads",
+        "^layers.0.indptr: does not rise from 0 to the 1 kept positions$", one_key_to_two_heads,
+        option("max_keep", 1)),
+    "keys of a head to its neighbour": alone("threes",
+        "^layers.0.indices: layer 0, kv head 2: not ascending",
+        new("0.indptr", lambda ends: ends[[0, 1, 1, 3]])),
+    "a head without keys": by_input("threes",
+        r"layer 0, head 2, query 0: tail mass in .* is refuted: it is in \[1.0, 1.0\]", drop_head),
+    "all heads without keys": alone("at cap",
+        "kv head 0: over eps with 0 kept, though max_keep allows 5", drop_all),
+    "an index twice": alone("threes", "^layers.0.indices: layer 0, kv head 1: not ascending pos",
+        first_twice(longer=False)),
+    "a key twice": alone("threes", "^layers.0.indices: layer 0, kv head 1: not ascending pos",
+        first_twice(longer=True)),
+    "an output less": alone("threes", "^layers.0.key: the file has it, the",
+        Say(lambda body: body["outputs"].pop("layers.0.key"))),
+    "an output more": alone("threes", "^x: the certificate lists it, the file has no such tensor",
+        Say(lambda body: body["outputs"].update(x=body["outputs"]["layers.0.key"]))),
+    "an output of another shape": alone("threes",
+        r"^layers.0.key: is F16 .*, the certificate says F16 \[\d+, 4, 1\]",
+        Say(lambda body: body["outputs"]["layers.0.key"]["shape"].append(1))),
+    "an output of another type": alone("threes",
+        r"^layers.0.key: is F16 .*, the certificate says BF16 \[\d+, 4\]",
+        output_said(dtype="BF16")),
+    "an output of other bytes": alone("threes", "^layers.0.key: its bytes were changed",
+        output_said(sha256="0" * 64)),
+    "an output of sizes that nobody can print": alone("threes",
+        "is not a dtype, a shape and a SHA-256", output_said(shape=["@9" + "0" * 4000] * 2)),
+    "a library that is no text": alone("threes", "^metadata certk: its text is not in the canon",
+        field(library="@ 1")),
+    "a bound that the budget alone would prove": by_input("at cap",
+        "is not proven by the recorded weights", all_but_the_cap),
+    "rows of one head given to another": by_input("threes",
+        r"^layers.0.key\[\d+\]: is not position \d+ of kv head 2 of the input$",
+        first_row_of_another_head),
+    "a key dropped": by_input("eights",
+        r"layer 0, head [23], query \d: tail mass in .* is refuted", drop_kept(0, head=1)),
+    "upper end halved": by_input("eights",
+        "layer 1, head 2, query 1: tail mass in .* is refuted: it is in",
+        scale_masses(1, (2, 1), 0.5)),
+    "upper end a little less": by_input("eights",
+        "layer 1, head 2, query 1: tail mass in .* is refuted: it is in",
+        scale_masses(1, (2, 1), 0.999)),
+    "both ends raised": by_input("eights", "layer 0, head 2, query 1: tail mass in .* is refuted",
+        scale_masses(0, (2, 1), 1.002, 1.001)),
+    "another row": by_input("eights",
+        r"layers.1.value\[3\]: is not position \d+ of kv head 0 of the input",
+        put("1.value", (3, 0), lambda x: x + 1)),
+    "another index": by_input("eights", r"layers.0.key\[\d+\]: is not position \d+ of kv head 0",
+        another_index),
+    "bounds raised": by_input("eights", r"lower_bound\[\d\]: layer \d, kv head \d: \d+ is not pro",
+        raise_all_bounds),
+    "no proof": by_input("eights", r"layers.1.lower_bound\[0\].* is not proven by the recorded we",
+        lambda arrays: no_proof(arrays, 1)),
+    "indices exchanged": alone("eights", "layers.0.indices: layer 0, kv head 0: not ascending",
+        new("0.indices", lambda kept: [kept[1], kept[0], *kept[2:]])),
+    "a negative index": alone("eights", "layers.0.indices: layer 0, kv head 0: not ascend",
+        put("0.indices", 0, -1)),
+    "an index beyond the last": alone("eights", "layers.1.indices: layer 1, kv head 1: not ascen",
+        put("1.indices", -1, 24)),
+    "a start beyond the last": alone("eights", "layers.0.indptr: does not rise",
+        put("0.indptr", 1, 1000)),
+    "a first start of 1": alone("eights", "layers.0.indptr: does not rise", put("0.indptr", 0, 1)),
+    "an upper end over budget": alone("eights", r"upper\[1, 2\]: 0.2\d* is over eps",
+        put("0.tail_mass_upper", (1, 2), 0.2)),
+    "an upper end that is none": alone("eights", r"upper\[1, 2\]: .* no interval",
+        put("0.tail_mass_upper", (1, 2), np.nan)),
+    "a negative lower end": alone("eights", r"upper\[1, 2\]: .* no interval",
+        put("0.tail_mass_lower", (1, 2), -0.5)),
+    "a lower end above the upper one": alone("eights", r"upper\[1, 2\]: .* no interval",
+        put("0.tail_mass_lower", (1, 2), 0.5)),
+    "a negative bound": alone("eights", "layers.0.lower_bound: layer 0, kv head 1: -1",
+        put("0.lower_bound", 1, -1)),
+    "a bound beyond all keys": alone("eights", "layers.0.lower_bound: layer 0, kv head 1: 25",
+        put("0.lower_bound", 1, 25)),
+    "no bound": alone("eights", "layers.1.lower_bound: is missing",
+        lambda arrays: arrays.pop("layers.1.lower_bound")),
+    "keys of another length": alone("eights",
+        r"layers.0.key: is F16 \[\d+, 3\], must be F16 \[\d+, 4\]",
+        new("0.key", lambda rows: rows[:, :3])),
+    "a tiny budget": alone("eights", "is over eps = 1e-09", eps(1e-9)),
+    "a cap of one key": alone("eights", "kept, max_keep allows 1", option("max_keep", 1)),
+    "another granularity": alone("eights", "its eps is not one budget for each group",
+        option("granularity", "layer")),
+    "names of nothing": alone("eights", "cannot be of a prune job",
+        option("names", "l.{i}.{key|value|query}")),
+    "no inputs": alone("eights", "cannot be of a prune job", field(inputs={})),
+    "a later causal offset": by_input("eights", "scale or causal_offset is not that of",
+        field(causal_offset=30)),
+    "a larger budget": by_input("eights", "is not proven by the recorded weights", eps(0.5)),
+    "another header of the input": by_input("eights", "input header: the header of",
+        field(input_headers=["0" * 64])),
+    "another forced key": alone("forced", "must be kept and is not", drop_kept(0, head=1),
+        option("keep_first", 2)),
+}  # fmt: skip
+
+# Forgeries of what prune writes, over lists of values.
+FALLS = r"^layers.1.indptr: does not rise from 0 to the \d+ kept positions$"
+NO_SET = "^layers.0.indices: layer 0: not ascending positions"
+NO_BUDGET = "^metadata certk: (cannot be read: |its eps is nan)"
+NO_NUMBER = ("@NaN", "@1e999", "@-1e999", "nan", "inf", None, [], "@1e400", "@1" + "0" * 400)
+# Of a set of positions 0, 1, 4, 9 and 23 in every head.
+BROKEN_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "position 2 must be kept and is not": [
+        *({"keep_first": 3}, {"keep_first": 1 << 70}, {"keep_last": 24}, {"keep_last": 1 << 70}),
+    ],
+    "position 22 must be kept and is not": [{"keep_last": 2}],
+    "5 kept, max_keep allows 4": [{"max_keep": 4}, {"max_keep": 4.9 / 24}],
+    "5 kept, max_keep allows 1": [{"max_keep": 1e-9}],
+    "cannot be read: options": [
+        *({"max_keep": 0}, {"max_keep": 1.5}, {"max_keep": 0.0}, {"max_keep": True}),
+        *({"keep_first": -1}, {"keep_last": 1.0}, {"granularity": "rows"}),
+    ],
+    "cannot be read: a field is missing or of the wrong kind": [{"min_keep": 1}],
+}
+FORGERIES |= {
+    f"starts {ends}": alone("threes", FALLS, starts(*ends))
+    for ends in (
+        *((0, EDGE - 1, -2, None), (0, -EDGE, EDGE - 1, None), (0, -1, 0, None), (0, 5, 4, None)),
+        *((0, None, None, EDGE - 1), (0, 0, 0, -1), (-1, 0, 0, None), (1, 1, 1, None)),
+        (-EDGE, 0, 0, None),
+    )
+} | {
+    f"one key under max_keep {most}": alone(
+        "small", r"kv head 1: over eps with 1 kept, though max_keep allows \d+$", keep_only([17]),
+        option("max_keep", most),
+    )
+    for most in (2, 24, 0.1, 1.0, 1 << 70)
+} | {
+    f"one row over budget {row}": alone(
+        "small", rf"^layers.1.indices: .* kv head {row[0] // 2}: over eps with \d+",
+        put("1.tail_mass_upper", row, 0.11), option("max_keep", 23),
+    )
+    for row in ((0, 0), (3, 4))
+} | {
+    f"a mass of {mass}": alone(
+        "at cap", r"^layers.1.tail_mass_upper\[2, 3\]: .* is no interval of masses$",
+        put("1.tail_mass_upper", (2, 3), mass),
+    )
+    for mass in (1 + 2.0**-23, 1.5, np.inf)
+} | {
+    f"wide positions {kept}": alone("one set", NO_SET, wide(kept), claim_keys((1 << 32) - 1))
+    for kept in ([0, EDGE - 1, -EDGE, -1, 5], [0, 1, 1 << 32], [-EDGE, 5], [EDGE - 1], [-1])
+} | {
+    f"{what} of {value}"[:60]: alone("threes", NO_BUDGET, say(value))
+    for value in NO_NUMBER
+    for what, say in (("eps", lambda value: field(eps=value)), ("budgets", eps))
+} | {
+    f"budgets {value}": alone("threes", "^metadata certk: its eps is ", eps(value))
+    for value in (1.0, 1.5, -1e-300, -1.0, 1e308)
+} | {
+    f"options {given}": alone(
+        "small", words, keep_only([0, 1, 4, 9, 23]), option("max_keep", 5), options(**given)
+    )
+    for words, every in BROKEN_OPTIONS.items()
+    for given in every
+} | {
+    f"scale {scale}": by_input(
+        "threes", "scale or causal_offset is not that of",
+        Say(lambda body, scale=scale: body["scales"].update({"1": scale})),
+    )
+    for scale in (0.5 + 2**-53, -0.5, 0.0, 1e308, 5e-324)
+} | {
+    f"scales {scales}": alone(
+        "threes", "its scales are not one for each layer", field(scales=scales)
+    )
+    for scales in ({}, {"0": 0.5}, {"0": 0.5, "1": 0.5, "2": 0.5}, {"0": 0.5, "7": 0.5})
+} | {
+    f"a weight of {value}": alone(
+        "threes", r"^layers.1.lower_bound_weights\[3\]: is not a finite weight > 0$",
+        put("1.lower_bound_weights", 3, value),
+    )
+    for value in (np.nan, np.inf, -np.inf, -(2.0**-149), -1.0, 0.0)
+} | {
+    f"the last {role}": by_input(
+        "by layer", rf"^layers.1.{role}\[1, \d+\]: is not position 23 of kv head 1 of the input$",
+        put(f"1.{role}", (1, -1, -1), lambda x: x + 1),
+    )
+    for role in ("key", "value")
+} | {
+    f"bits {bits} of zero": by_input(
+        "zeros", r"^layers.0.value\[2\]: is not position", flip_bits(bits)
+    )
+    for bits in (0x8000, 0x0001)
 }  # fmt: skip

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from certk_rs._files.location import locate
+from certk_rs._files.masses import lower_ends, upper_ends
 from certk_rs.cache_format import (
     Certificate,
+    Counts,
     Form,
     Layer,
-    LayerRecord,
     Options,
     OutputFile,
     SafetensorsFile,
     TensorFacts,
-    counts_of,
     mass_dtype,
-    most_held_out,
-    most_left_out,
     output_tensors,
-    record_tensors,
 )
-from cli_fixtures import Job, as_float64, safetensors_bytes, tensor
+from cli_fixtures import Arrays, Job, as_float64, safetensors_bytes, tensor
 
 ROLES = ("key", "value", "query")
 
@@ -43,6 +43,52 @@ class Group:
     heads: list[tuple[int, int]]
     kept: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     bound: int = 0
+
+
+@dataclass
+class Record:
+    """One layer of an output: sets and bounds by group, masses and weights of rows (heads, m)."""
+
+    layer: Layer
+    indices: list[np.ndarray]
+    upper: np.ndarray
+    lower: np.ndarray
+    bounds: np.ndarray
+    weights: np.ndarray
+    held_out: np.ndarray
+    left_out: np.ndarray
+
+    def tensors(self, options: Options, eps: Sequence[float], masses: str) -> Arrays:
+        """The tensors of the layer by name, all but its keys and values."""
+        by_head, size = options.granularity == "head", options.block_size
+        blocks = [np.unique(kept // size) for kept in self.indices]
+        upper, rows = upper_ends(self.upper, masses), np.flatnonzero(self.weights)
+        promised = np.ones(self.upper.shape, bool)
+        promised[:, self.held_out] = False
+        promised.reshape(-1)[self.left_out] = False
+        of_head = np.repeat(np.asarray(eps, float), len(upper) // len(eps))
+        over = upper[:, self.held_out] > of_head[:, None]
+        held, compact = options.holdout > 0, options.proof == "compact"
+        found = {
+            "indices": (True, np.concatenate(self.indices).astype(np.int32)),
+            "indptr": (by_head, np.cumsum([0, *map(len, self.indices)])),
+            "blocks": (size > 1, np.concatenate(blocks).astype(np.int32)),
+            "block_indptr": (size > 1 and by_head, np.cumsum([0, *map(len, blocks)])),
+            "held_out": (held, self.held_out),
+            "left_out": (options.coverage < 1, self.left_out),
+            "lower_bound": (options.proof != "none", self.bounds),
+            "lower_bound_rows": (options.proof != "none", rows),
+            "lower_bound_weights": (options.proof != "none", self.weights.reshape(-1)[rows]),
+            "tail_mass_upper": (options.proof == "full", upper),
+            "tail_mass_lower": (options.proof == "full", lower_ends(self.lower, masses)),
+            "worst_tail_mass": (compact, np.where(promised, upper, 0).max(axis=1)),
+            "violations": (compact and held, over.sum(axis=1, dtype=np.int64)),
+        }
+        return {
+            f"layers.{self.layer.index}.{name}": array
+            for name, (there, array) in found.items()
+            if there
+        }
 
 
 @dataclass(frozen=True)
@@ -64,13 +110,9 @@ class Made:
 
     def write(self, folder: Path) -> Job:
         """Write the cache and the output."""
-        job = Job.__new__(Job)
-        job.source, job.output = folder / "in" / "x.safetensors", folder / "out" / "x.safetensors"
-        for path in (job.source, job.output):
-            path.parent.mkdir(parents=True, exist_ok=True)
         tensors, vectors = self._cache()
         metadata = {} if self.offset is None else {"causal_offset": str(self.offset)}
-        job.source.write_bytes(safetensors_bytes(tensors, metadata))
+        job = Job.of(folder, safetensors_bytes(tensors, metadata))
         _Writer(self, tensors, vectors).write(job)
         return job
 
@@ -98,8 +140,8 @@ class _Writer:
         if made.offset is not None:
             self.visible = min(max(self.m + made.offset, 0), self.n)
         self.probs = [self._softmax(i) for i in range(made.layers)]
-        self.held = np.arange(most_held_out(self.options.holdout, self.m)) * 2 % self.m
-        self.held = np.unique(self.held) if self.options.holdout else np.empty(0, np.int64)
+        most = min(math.ceil(Fraction(repr(self.options.holdout)) * self.m), self.m - 1)
+        self.held = np.unique(np.arange(most) * 2 % self.m)
         self.left: list[set[int]] = [set() for _ in range(made.layers)]
         self.groups = self._groups()
 
@@ -149,11 +191,25 @@ class _Writer:
             headers = tuple(file.header_sha256s())
         records = [self._record(i) for i in range(self.made.layers)]
         forms: dict[str, Form] = {}
-        for record in records:
-            counts = counts_of(record, self.options)
+        tensors: Arrays = {}
+        for record, groups in zip(records, by_layer, strict=True):
+            said = record.tensors(self.options, groups, masses)
+            for role in ("key", "value"):
+                said[f"layers.{record.layer.index}.{role}"] = self._rows(record, role)
             if self.options.guard != "none":
-                counts = replace(counts, codes=len(self._guard(record)["guard_codes"]))
+                for name, array in self._guard(record).items():
+                    said[f"layers.{record.layer.index}.{name}"] = array
+            sizes = {name.rpartition(".")[2]: array.size for name, array in said.items()}
+            counts = Counts(
+                kept=list(map(len, record.indices)),
+                blocks=[sizes.get("blocks", 0)],
+                weighted=sizes.get("lower_bound_rows", 0),
+                held_out=len(record.held_out),
+                left_out=len(record.left_out),
+                codes=sizes.get("guard_codes", 0),
+            )
             forms |= output_tensors(record.layer, self.options, counts, masses)
+            tensors |= said
         w = self.made.bound_eps
         certificate = Certificate(
             library="made",
@@ -172,19 +228,12 @@ class _Writer:
             },
             outputs={},
         )
-        with OutputFile(job.output, forms, certificate) as output:
-            for record in records:
-                groups = by_layer[record.layer.index]
-                for name, array in record_tensors(record, self.options, groups, masses).items():
-                    output.write(name, array)
-                for role in ("key", "value"):
-                    output.write(f"layers.{record.layer.index}.{role}", self._rows(record, role))
-                if self.options.guard != "none":
-                    for name, array in self._guard(record).items():
-                        output.write(f"layers.{record.layer.index}.{name}", array)
+        with OutputFile(locate(job.output), forms, certificate) as output:
+            for name, array in tensors.items():
+                output.write(name, array)
             output.commit()
 
-    def _guard(self, record: LayerRecord) -> dict[str, np.ndarray]:
+    def _guard(self, record: Record) -> dict[str, np.ndarray]:
         """Codes of the dropped keys that are not turned, with wide bounds, and a ball."""
         i, d, found = record.layer.index, self.d, []
         for head in range(self.kv_heads):
@@ -258,7 +307,8 @@ class _Writer:
             for i, head in group.heads
             for query in np.flatnonzero(self._promised(i, head))
         ]
-        for _, i, row in sorted(rows)[: most_left_out(self.options.coverage, len(rows))]:
+        most = math.floor((1 - Fraction(repr(self.options.coverage))) * len(rows))
+        for _, i, row in sorted(rows)[:most]:
             self.left[i].add(int(row))
 
     def _all(self, group: Group) -> tuple[np.ndarray, np.ndarray]:
@@ -313,7 +363,7 @@ class _Writer:
         gone = int((sums <= limits[promised].sum() * (1 + 1e-5)).sum()) - 1
         group.bound = len(units) - gone
 
-    def _record(self, i: int) -> LayerRecord:
+    def _record(self, i: int) -> Record:
         kinds = dict.fromkeys(ROLES, self.made.dtype)
         names = {role: f"layers.{i}.{role}" for role in ROLES}
         layer = Layer(i, names, kinds, self.kv_heads, self.heads, self.m, self.n, self.d)
@@ -333,10 +383,9 @@ class _Writer:
                     upper[head] = np.minimum(lost * (1 + 1e-9), 1.0)
                     lower[head] = lost * (1 - 1e-9)
                     weights[head] = self._promised(i, head)
-        return LayerRecord(
+        return Record(
             layer,
-            self.visible,
-            tuple(group.kept for group in mine),
+            [group.kept for group in mine],
             upper,
             lower,
             np.array([group.bound for group in mine]),
@@ -345,7 +394,7 @@ class _Writer:
             np.array(sorted(self.left[i]), np.int64),
         )
 
-    def _rows(self, record: LayerRecord, role: str) -> np.ndarray:
+    def _rows(self, record: Record, role: str) -> np.ndarray:
         dtype, _, data = self.tensors[record.layer.names[role]]
         kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}[dtype]
         stored = np.frombuffer(data, kind)
@@ -384,3 +433,36 @@ def all_options() -> dict[str, Made]:
                 cases["hot"] = Made(hot, eps=0.01, offset=17)
             found |= {f"{granularity} {proof} {name}": made for name, made in cases.items()}
     return found
+
+
+# Small jobs of prune itself.
+PRUNED: dict[str, dict[str, Any]] = {
+    "small": {"cache": {"m": 5}},
+    "threes": {"cache": {"m": 5, "kv_heads": 3, "heads": 6, "metadata": {"causal_offset": "19"}}},
+    "by layer": {"cache": {"m": 5}, "granularity": "layer", "keep_first": 2, "keep_last": 1},
+    "at cap": {"cache": {"m": 5}, "eps": 0.01, "max_keep": 5},
+    "one set": {"cache": {"m": 5, "layers": 1}, "granularity": "layer"},
+    "three heads": {"cache": {"m": 5, "layers": 1, "kv_heads": 3, "heads": 3}},
+    "zeros": {"cache": {"m": 5, "spread": 0.0}, "eps": 0.3},
+    "eights": {"cache": {"m": 8, "metadata": {"scale": "0.5", "note": "any"}}},
+    "forced": {"keep_first": 1},
+}
+
+
+class Honest:
+    """Honest outputs of every kind, each made on first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, tuple[bytes, bytes]] = {}
+
+    def copy(self, kind: str, folder: Path) -> Job:
+        """A fresh copy of an output and its input."""
+        if kind not in self._files:
+            place = self._folder / str(len(self._files))
+            job = Job(place, **PRUNED[kind]) if kind in PRUNED else MADE[kind].write(place)
+            self._files[kind] = job.files
+        return Job.of(folder, *self._files[kind])
+
+
+MADE = all_options()

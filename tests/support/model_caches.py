@@ -31,6 +31,11 @@ def seen_by(model: Any, ids: Any) -> list[dict[str, Any]]:
     return calls
 
 
+def logits_of(model: Any, ids: Any, cache: Any = None, **more: Any) -> Any:
+    with torch.inference_mode():
+        return model(input_ids=ids, past_key_values=cache, **more).logits
+
+
 def prefilled(model: Any, ids: Any, **more: Any) -> Any:
     with torch.inference_mode():
         return model(input_ids=ids, use_cache=True, **more).past_key_values
@@ -56,5 +61,12 @@ def reference_step(model: Any, cache: Any, kept: list[list[np.ndarray]], ids: An
     hf.AttentionMaskInterface.register("test-masked", hf.masking_utils.sdpa_mask)
     model = copy.deepcopy(model)
     model.set_attn_implementation("test-masked")
-    with torch.inference_mode():
-        return model(input_ids=ids, past_key_values=copy.deepcopy(cache)).logits
+    return logits_of(model, ids, copy.deepcopy(cache))
+
+
+def pressed(press: Any, model: Any, ids: Any) -> Any:
+    """The cache of a prompt under a press of kvpress."""
+    cache = hf.DynamicCache()
+    with torch.inference_mode(), press(model):
+        model(input_ids=ids, past_key_values=cache)
+    return cache

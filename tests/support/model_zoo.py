@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,23 +15,26 @@ hf = pytest.importorskip("transformers")
 
 # Before 5 encoders do not ask for their attention; one test says so, and the others are skipped.
 MODERN = int(hf.__version__.partition(".")[0]) >= 5
+# From 5.24 on caches are passed as `cache`.
+NEWEST = tuple(map(int, hf.__version__.split(".")[:2])) >= (5, 24)
 VOCABULARY = 97
 # So large that attention is peaked and keys can be dropped.
 SPREAD = 0.25
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small take longer with several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# Sizes as configs of most families name them, and those of encoders with a decoder.
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+PAIRED: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64, "pad_token_id": 0, "init_std": SPREAD,
+}  # fmt: skip
 
 
 def _decoder(kind: str, **more: Any) -> Any:
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
+    sizes = SMALL | {
         "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
         "max_position_embeddings": 512, "initializer_range": SPREAD,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
@@ -61,11 +65,8 @@ def _gpt_oss() -> Any:
 
 
 def _encoder(kind: str) -> Any:
-    config = getattr(hf, kind + "Config")(
-        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
-        num_attention_heads=4, max_position_embeddings=512, initializer_range=SPREAD,
-        pad_token_id=0,
-    )  # fmt: skip
+    more = {"num_hidden_layers": 3, "max_position_embeddings": 512, "initializer_range": SPREAD}
+    config = getattr(hf, kind + "Config")(**(SMALL | more), pad_token_id=0)
     return getattr(hf, kind + "ForMaskedLM")(config)
 
 
@@ -89,8 +90,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "phi3": lambda: _decoder("Phi3"),
     "gemma3": lambda: hf.Gemma3ForCausalLM(
         hf.Gemma3TextConfig(
-            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=6,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=12, sliding_window=6,
+            **(SMALL | {"num_hidden_layers": 6}), num_key_value_heads=2, head_dim=12,
+            sliding_window=6,
         )
     ),
     "gpt_neox": lambda: _decoder("GPTNeoX"),
@@ -101,27 +102,19 @@ OTHERS: dict[str, Callable[[], Any]] = {
         )
     ),
     "albert": lambda: hf.AlbertForMaskedLM(
-        hf.AlbertConfig(
-            vocab_size=VOCABULARY, hidden_size=48, embedding_size=24, intermediate_size=64,
-            num_attention_heads=4, num_hidden_layers=2, initializer_range=SPREAD,
-        )
+        hf.AlbertConfig(**SMALL, embedding_size=24, initializer_range=SPREAD)
     ),
     "distilbert": lambda: hf.DistilBertForMaskedLM(
         hf.DistilBertConfig(vocab_size=VOCABULARY, dim=48, n_layers=2, n_heads=4, hidden_dim=64)
     ),
     "modernbert": lambda: hf.ModernBertForMaskedLM(
         hf.ModernBertConfig(
-            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=4, global_attn_every_n_layers=2, local_attention=6, pad_token_id=0,
+            **SMALL, global_attn_every_n_layers=2, local_attention=6, pad_token_id=0,
             cls_token_id=1, sep_token_id=2,
         )
     ),
     "bart": lambda: hf.BartForConditionalGeneration(
-        hf.BartConfig(
-            vocab_size=VOCABULARY, d_model=48, encoder_layers=2, decoder_layers=2,
-            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
-            decoder_ffn_dim=64, pad_token_id=0, init_std=SPREAD, forced_eos_token_id=None,
-        )
+        hf.BartConfig(**PAIRED, forced_eos_token_id=None)
     ),
     "bloom": lambda: hf.BloomForCausalLM(
         hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=2, n_head=4)
@@ -171,9 +164,8 @@ MIXED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _mixed(kind: str, more: dict[str, Any]) -> Any:
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
-        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    sizes = SMALL | {
+        "num_hidden_layers": 4, "num_key_value_heads": 2,
         "max_position_embeddings": 4096, "initializer_range": SPREAD,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
     }  # fmt: skip
@@ -207,6 +199,11 @@ def sharpened(model: Any, factor: float = 6.0) -> Any:
     return model
 
 
+def peaked(name: str, factor: float = 4.0) -> Any:
+    """A random model most of whose rows need few keys."""
+    return sharpened(build(name), factor)
+
+
 def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
     """The same model three times: to be switched over, under sdpa, and under sdpa in float64.
 
@@ -217,6 +214,16 @@ def twins(name: str, seed: int = 0) -> tuple[Any, Any, Any]:
     with contextlib.suppress(ValueError):  # some have no choice
         plain.set_attn_implementation("sdpa")
     return model, plain, copy.deepcopy(plain).double()
+
+
+def letters(**more: Any) -> Any:
+    """A tokenizer of single letters, 97 at most."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    known = {chr(c): i for i, c in enumerate(range(32, 32 + 95))} | {"\n": 95, "<s>": 96}
+    inner = Tokenizer(models.WordLevel(known, unk_token=" "))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(".|\n"), "isolated")
+    return hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=" ", **more)
 
 
 def tokens(batch: int, n: int, seed: int = 1) -> Any:
@@ -292,3 +299,24 @@ def dense(call: dict[str, Any]) -> tuple[Any, Any]:
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1).nan_to_num(0.0)[..., :n]
     return weights, (weights @ v).transpose(1, 2)
+
+
+def hold(calls: list[dict[str, Any]], recorder: Any, eps: float, slack: float = 0.0) -> float:
+    """Assert that every recorded row is as float64 has it; return the mean of k/n."""
+    assert len(calls) == len(recorder.calls) > 0
+    fractions = []
+    for call, told in zip(calls, recorder.calls, strict=True):
+        weights, out = dense(call)
+        k, some = told.k, told.n > 0
+        assert (told.n >= (weights > 0).sum(-1).numpy()).all()
+        # No k keys lose less than all but the k heaviest.
+        heaviest = weights.sort(-1, descending=True).values.cumsum(-1).numpy()
+        heaviest = np.concatenate([np.zeros((*k.shape, 1)), heaviest], axis=-1)
+        lost = weights.sum(-1).numpy() - np.take_along_axis(heaviest, k[..., None], -1)[..., 0]
+        assert (told.tail_mass_upper >= np.where(some, lost, 0) - 1e-12).all()
+        assert (told.tail_mass_upper <= eps).all()
+        off = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
+        assert told.error_bound is not None
+        assert (off <= told.error_bound + slack * float(call["value"].abs().max())).all()
+        fractions.append((k[some] / told.n[some]).mean())
+    return float(np.mean(fractions))

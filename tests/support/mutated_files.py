@@ -14,7 +14,7 @@ from typing import Any
 
 Files = dict[str, bytes]
 
-LONG = 10**4200
+LONG = 10**4200  # Python reads and writes numbers of up to 4300 digits
 NUMBERS: list[Any] = [
     *(-1, 0, 1, 2, 3, 4, 7, 8, 16, 24, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, 2**70, LONG),
     *(1.0, 2.5, 1e308, -0.0, True, False, None, "16", "", [], {}, [[]], {"a": 1}),
@@ -35,19 +35,8 @@ NAMES = [
     *("layers.0.indices", "layers.0.indptr", "layers.0.tail_mass_upper", "layers.1.lower_bound"),
 ]
 TEXTS: list[Any] = [
-    *(
-        "",
-        "nan",
-        "inf",
-        "1e999",
-        "-1",
-        "0",
-        "9" * 5000,
-        "1/sqrt(0)",
-        "1/sqrt(64)",
-        "0.5",
-        "x" * 10**5,
-    ),
+    *("", "nan", "inf", "1e999", "-1", "0", "9" * 5000, "1/sqrt(0)", "1/sqrt(64)", "0.5"),
+    "x" * 10**5,
     *("-9223372036854775808", "999999999999999999", "\x00", "\u202e", 3, None, [], {}, True, 1e308),
 ]
 LENGTHS = [0, 1, 7, 8, 2**16, 2**24, 2**24 + 1, 2**25, 10**8, 2**31, 2**32, 2**40, 2**63 - 1]
@@ -151,7 +140,7 @@ def _text(content: bytes, rng: random.Random) -> bytes:
 
 
 def _entries(content: bytes, rng: random.Random) -> bytes:
-    """What the header says of tensors, as JSON."""
+    """Change the entries of the header, as JSON."""
     text, data = split(content)
     body = json.loads(text)
     names = [name for name in body if name != "__metadata__"]
@@ -187,7 +176,7 @@ def _entries(content: bytes, rng: random.Random) -> bytes:
 
 
 def _metadata(content: bytes, rng: random.Random) -> bytes:
-    """What the header says beside tensors."""
+    """Change the metadata of the header."""
     text, data = split(content)
     body = json.loads(text)
     said = body.setdefault("__metadata__", {})

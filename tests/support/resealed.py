@@ -114,12 +114,8 @@ def sound(folder: Path) -> dict[str, tuple[bytes, bytes]]:
         if cache.pop("turned", False):
             # (rows, heads, d): what are heads here are rows to whoever reads it.
             cache |= {"kv_heads": cache["n"], "n": 2, "heads": cache["m"], "m": 4}
-        job = Job(folder / name, cache=cache, **options)
-        found[name] = job.source.read_bytes(), job.output.read_bytes()
-    for name, made in MADE.items():
-        job = made.write(folder / name)
-        found[name] = job.source.read_bytes(), job.output.read_bytes()
-    return found
+        found[name] = Job(folder / name, cache=cache, **options).files
+    return found | {name: made.write(folder / name).files for name, made in MADE.items()}
 
 
 @dataclass
@@ -140,7 +136,7 @@ class Mutation:
         forge(self.job.output, say=change)
 
     def body(self) -> Body:
-        """What the certificate says."""
+        """Read the certificate."""
         found: Body = {}
         forge(self.job.output, say=found.update)
         return found
@@ -149,11 +145,7 @@ class Mutation:
 def mutated(files: tuple[bytes, bytes], folder: Path, seed: int) -> tuple[Job, str]:
     """An output, changed once or a few times; with what was done, None where nothing could be."""
     rng = random.Random(seed)
-    job = Job.__new__(Job)
-    job.source, job.output = folder / "in" / "x.safetensors", folder / "out" / "x.safetensors"
-    for path, content in zip((job.source, job.output), files, strict=True):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
+    job = Job.of(folder, *files)
     done: list[str] = []
     wanted = rng.choice([1, 1, 1, 1, 2, 3])
     mutation = Mutation(job, rng)

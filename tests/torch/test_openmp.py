@@ -62,20 +62,28 @@ def test_operators_start_no_threads_of_their_own() -> None:
         if own := any(name.startswith("certk-") for name in names()):
             break
     assert own or len(os.sched_getaffinity(0)) == 1
+    # And none asks for more than torch has.
+    with ck._native.OpenMpTeam():
+        found = ck.select(scores.numpy(), 0.01, threads=500)
+    assert np.array_equal(found.indices, want.indices)
+    assert len(names()) < 50
     """)
 
 
 @linux
 def test_children_of_a_fork_and_other_threads_get_the_same_bits() -> None:
+    """Before the first operator has run, and behind it."""
     run("""
-    check()
-    if (child := os.fork()) == 0:
-        torch.set_num_threads(2)  # more than a careful child has
-        ck.select(scores.numpy(), 0.01, threads=2)
-        with ck._native.OpenMpTeam():
-            found = ck.select(scores.numpy(), 0.01, threads=2)
-        os._exit(0 if np.array_equal(found.indices, want.indices) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    for more in (None, 2):
+        if (child := os.fork()) == 0:
+            if more:
+                torch.set_num_threads(more)  # more than a careful child has
+                ck.select(scores.numpy(), 0.01, threads=2)
+            with ck._native.OpenMpTeam():
+                found = ck.select(scores.numpy(), 0.01, threads=2)
+            os._exit(0 if np.array_equal(found.indices, want.indices) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        check()
     errors = []
     def work():
         try:
@@ -86,29 +94,6 @@ def test_children_of_a_fork_and_other_threads_get_the_same_bits() -> None:
     threads = [threading.Thread(target=work) for _ in range(4)]
     [each.start() for each in threads], [each.join() for each in threads]
     assert not errors
-    """)
-
-
-@linux
-@pytest.mark.parametrize("before", ["", "check()"])
-def test_a_fork_after_torch_has_begun(before: str) -> None:
-    run(f"""
-    {before}
-    if (child := os.fork()) == 0:
-        with ck._native.OpenMpTeam():
-            found = ck.select(scores.numpy(), 0.01, threads=2)
-        os._exit(0 if np.array_equal(found.indices, want.indices) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    """)
-
-
-@linux
-def test_a_call_asks_for_no_more_threads_than_torch_has() -> None:
-    run("""
-    with ck._native.OpenMpTeam():
-        found = ck.select(scores.numpy(), 0.01, threads=500)
-    assert np.array_equal(found.indices, want.indices)
-    assert len(names()) < 50
     """)
 
 

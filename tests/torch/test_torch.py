@@ -77,19 +77,26 @@ def test_every_operator_is_checked() -> None:
     }
 
 
+def opcheck(operator: Any, arguments: tuple[Any, ...], layout: str) -> None:
+    """Check an operator; tracing takes seconds, so it is checked in two layouts only."""
+    checks: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}
+    if layout in ("plain", "requires a gradient") and arguments[0].dtype is torch.float32:
+        checks = {}
+    torch.library.opcheck(operator, arguments, **checks)
+
+
 @pytest.mark.parametrize(("dtype", "layout"), CHECKED, ids=str)
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_opcheck_of_selections(name: str, dtype: torch.dtype, layout: str) -> None:
-    operator = getattr(OPS, name).default
-    torch.library.opcheck(operator, (rows(dtype)[layout], 0.05))
+    opcheck(getattr(OPS, name).default, (rows(dtype)[layout], 0.05), layout)
 
 
 @pytest.mark.parametrize(("dtype", "layout"), CHECKED, ids=str)
 def test_opcheck_of_certify(dtype: torch.dtype, layout: str) -> None:
     scores = rows(dtype)[layout]
     kept = ct.select(scores, 0.05)
-    torch.library.opcheck(OPS.certify.default, (scores, scores.detach() > 0, None, 0.05))
-    torch.library.opcheck(OPS.certify.default, (scores, kept.indices, kept.indptr, None))
+    opcheck(OPS.certify.default, (scores, scores.detach() > 0, None, 0.05), layout)
+    opcheck(OPS.certify.default, (scores, kept.indices, kept.indptr, None), layout)
 
 
 def layouts_of_attention(dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -108,18 +115,18 @@ def layouts_of_attention(dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor, 
 
 
 ATTENDED = tuple(layouts_of_attention(torch.float32))
-CHECKED_ATTENTION = [(torch.bfloat16, x) for x in ATTENDED] + [(d, "plain") for d in DTYPES[:3]]
+CHECKED_ATTENTION = [(torch.float32, x) for x in ATTENDED] + [(d, "plain") for d in DTYPES[1:]]
 
 
 @pytest.mark.parametrize(("dtype", "layout"), CHECKED_ATTENTION, ids=str)
 def test_opcheck_of_attention(dtype: torch.dtype, layout: str) -> None:
     q, k, v = layouts_of_attention(dtype)[layout]
-    torch.library.opcheck(OPS.attention.default, (q, k, v, 0.05, None, False))
+    opcheck(OPS.attention.default, (q, k, v, 0.05, None, False), layout)
     if layout != "requires a gradient":
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(5)
         budgets = torch.full(q.shape[:-1], 0.1, dtype=torch.float64)
         more = (0.3, True, budgets, torch.tensor(39), mask, 1)
-        torch.library.opcheck(OPS.attention.default, (q, k, v, 0.0, *more))
+        opcheck(OPS.attention.default, (q, k, v, 0.0, *more), layout)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +135,7 @@ def test_opcheck_of_attention(dtype: torch.dtype, layout: str) -> None:
 def test_opcheck_of_attention_with_an_index(dtype: torch.dtype, layout: str) -> None:
     q, k, v = layouts_of_attention(dtype)[layout]
     index = ct.index_tensors(ck.KeyIndex.build(k))
-    torch.library.opcheck(OPS.attention_indexed.default, (q, k, v, *index, 0.05, None, True))
+    opcheck(OPS.attention_indexed.default, (q, k, v, *index, 0.05, None, True), layout)
 
 
 def everything(scores: Tensor, q: Tensor, k: Tensor, v: Tensor, index: Any, eps: Any) -> list[Any]:
@@ -143,11 +150,13 @@ def everything(scores: Tensor, q: Tensor, k: Tensor, v: Tensor, index: Any, eps:
     return [x.clone() if x.dtype is torch.bool else x + 1 for x in made if x is not None]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.heavy)]
+)
 def test_compiled_functions_give_the_same_bits(backend: str) -> None:
     compiled = torch.compile(everything, fullgraph=True, backend=backend)
     q, _, _ = attended(torch.float32)
-    for n in (40, 57, 64):
+    for n in (40, 57):
         _, k, v = attended(torch.float32, n)
         index = ct.index_tensors(ck.KeyIndex.build(k))
         scores = 3 * normal(5, n)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from repository import ROOT
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("kvpress")
+pytestmark = pytest.mark.older
 
 
 @pytest.fixture

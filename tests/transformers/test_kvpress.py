@@ -9,27 +9,25 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import flint
+import kvpress
 import numpy as np
 import pytest
+import torch
+import transformers as hf
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import certk_rs as ck
+import doc_pages as pages
+import model_caches as caches
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.kvpress import CertkPress
 from fresh_process import run_python
+from model_caches import pressed
 
-pytest.importorskip("kvpress")
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-flint = pytest.importorskip("flint")
-zoo = pytest.importorskip("model_zoo")
-caches = pytest.importorskip("model_caches")
-pages = pytest.importorskip("doc_pages")
+pytestmark = pytest.mark.older
 
-import kvpress  # noqa: E402
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.kvpress import CertkPress  # noqa: E402
-
-one_thread = zoo.one_thread
 N = 60
 NAMES = ["llama", "mistral", "phi3", "qwen2", "qwen3"]
 WAYS = [False, True]
@@ -43,18 +41,6 @@ def bits_200() -> Iterator[None]:
     before, flint.ctx.prec = flint.ctx.prec, 200
     yield
     flint.ctx.prec = before
-
-
-def peaked(name: str, factor: float = 4.0) -> Any:
-    return zoo.sharpened(zoo.build(name), factor)
-
-
-def pressed(press: Any, model: Any, ids: Any) -> Any:
-    """The cache of a prompt under a press."""
-    cache = hf.DynamicCache()
-    with torch.inference_mode(), press(model):
-        model(input_ids=ids, past_key_values=cache)
-    return cache
 
 
 def kept_in(cache: Any, dense: list[dict[str, Any]]) -> Kept:
@@ -107,7 +93,7 @@ def lost(query: Any, keys: Any, scale: float, kept: np.ndarray, m: int) -> list[
 @pytest.mark.usefixtures("bits_200")
 def test_certificates_are_true(name: str, dtype: str, compact: bool) -> None:
     """Of the queries that attention gets, by Arb, in every head of two sequences."""
-    model, ids, m, eps = peaked(name).to(getattr(torch, dtype)), zoo.tokens(2, N), 6, 0.15
+    model, ids, m, eps = zoo.peaked(name).to(getattr(torch, dtype)), zoo.tokens(2, N), 6, 0.15
     press = CertkPress(eps, window=m, compact=compact)
     dense = caches.seen_by(model, ids)
     cache = pressed(press, model, ids)
@@ -139,7 +125,7 @@ def test_certificates_are_true(name: str, dtype: str, compact: bool) -> None:
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_decoding_is_that_over_the_kept_keys(name: str, steps: int) -> None:
-    model, ids, more = peaked(name), zoo.tokens(1, N), zoo.tokens(1, steps, seed=5)
+    model, ids, more = zoo.peaked(name), zoo.tokens(1, N), zoo.tokens(1, steps, seed=5)
     dense, full = caches.seen_by(model, ids), caches.prefilled(model, ids)
     where = torch.arange(N, N + steps)[None]
     for compact in WAYS:
@@ -168,7 +154,7 @@ def whole(kept: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generate_goes_on_with_what_is_kept(beams: int) -> None:
-    model, ids = peaked("llama"), zoo.tokens(2, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(2, N)
     press = CertkPress(0.3, window=8)
     options = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams}
     with press(model):
@@ -191,7 +177,7 @@ def kept_in_all(press: Any, model: Any, ids: Any) -> Kept:
 
 
 def test_eps_zero_keeps_all_and_changes_no_bit() -> None:
-    model, ids, more = peaked("qwen2"), zoo.tokens(1, N), zoo.tokens(1, 1, seed=5)
+    model, ids, more = zoo.peaked("qwen2"), zoo.tokens(1, N), zoo.tokens(1, 1, seed=5)
     plain = caches.prefilled(model, ids)
     for compact in WAYS:
         press = CertkPress(0.0, compact=compact)
@@ -207,7 +193,7 @@ def test_eps_zero_keeps_all_and_changes_no_bit() -> None:
 
 
 def test_first_last_and_window_are_what_they_say() -> None:
-    model, ids = peaked("llama"), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     dense = caches.seen_by(model, ids)
     cache = pressed(CertkPress(0.4, window=1, keep_first=3, keep_last=5), model, ids)
     for layer in kept_in(cache, dense):
@@ -224,7 +210,7 @@ def test_first_last_and_window_are_what_they_say() -> None:
 
 
 def test_records_are_those_of_the_last_prompt() -> None:
-    model, press = peaked("llama"), CertkPress(0.1, window=4)
+    model, press = zoo.peaked("llama"), CertkPress(0.1, window=4)
     assert math.isnan(press.compression_ratio)
     with torch.inference_mode(), press(model):
         assert math.isnan(press.compression_ratio)
@@ -242,7 +228,7 @@ def test_records_are_those_of_the_last_prompt() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    model, ids = peaked("llama"), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     before = caches.prefilled(model, ids).layers[-1].keys
     pressed(CertkPress(0.2), model, ids)
     function = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -255,6 +241,11 @@ def test_nothing_is_left_behind() -> None:
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is function
     assert not any(layer.self_attn._forward_hooks for layer in model.model.layers)
     assert torch.equal(caches.prefilled(model, ids).layers[-1].keys, before)
+    # What is registered later is not hidden by what was put back.
+    pressed(CertkPress(0.2), ct.use(model, eps=0), ids)
+    with zoo.spied() as calls:
+        caches.prefilled(model, ids)
+    assert len(calls) == 3
 
 
 # ------------------------------------------------------------------------------- the pipeline
@@ -262,15 +253,8 @@ def test_nothing_is_left_behind() -> None:
 
 @pytest.fixture(scope="module")
 def pipeline() -> Any:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
-    letters = {chr(c): i for i, c in enumerate(range(32, 32 + 95))} | {"\n": 95, "<s>": 96}
-    inner = Tokenizer(models.WordLevel(letters, unk_token=" "))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(".|\n"), "isolated")
-    tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=inner, unk_token=" ", bos_token="<s>", model_max_length=512
-    )
-    return hf.pipeline("kv-press-text-generation", model=peaked("llama"), tokenizer=tokenizer)
+    tokenizer = zoo.letters(bos_token="<s>", model_max_length=512)
+    return hf.pipeline("kv-press-text-generation", model=zoo.peaked("llama"), tokenizer=tokenizer)
 
 
 CONTEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I thought I would sail."
@@ -360,7 +344,7 @@ def test_padding_is_refused(side: str) -> None:
 
 
 def test_a_mask_that_hides_nothing_is_none() -> None:
-    model, ids = peaked("llama"), zoo.tokens(2, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(2, N)
     causal = torch.ones(N, N, dtype=torch.bool).tril().expand(2, 1, N, N)
     for mask in (torch.ones(2, N), causal, torch.zeros(2, 1, N, N).masked_fill(~causal, -1e38 * 3)):
         press, plain = CertkPress(0.1), CertkPress(0.1)
@@ -380,10 +364,8 @@ def test_unsupported_models_are_refused() -> None:
     eager.set_attn_implementation("eager")
     refused("'eager' passes", eager)
     gemma2 = hf.Gemma2Config(
-        vocab_size=zoo.VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-        layer_types=["full_attention"] * 2,
-    )  # fmt: skip
+        **zoo.SMALL, num_key_value_heads=2, head_dim=12, layer_types=["full_attention"] * 2
+    )
     refused("asks for softcap", hf.Gemma2ForCausalLM(gemma2).eval())
     training = zoo.build("llama")
     training.config.attention_dropout = 0.5
@@ -423,9 +405,8 @@ def test_other_presses_around_it_are_refused() -> None:
 
 
 def test_gemma_3_is_masked_where_it_attends_to_all() -> None:
-    text = {
-        "vocab_size": zoo.VOCABULARY, "hidden_size": 48, "intermediate_size": 64,
-        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+    text = zoo.SMALL | {
+        "num_hidden_layers": 6, "num_key_value_heads": 2, "head_dim": 12,
         "sliding_window": 16, "initializer_range": zoo.SPREAD, "pad_token_id": 0,
     }  # fmt: skip
     vision = {
@@ -448,7 +429,7 @@ def test_gemma_3_is_masked_where_it_attends_to_all() -> None:
 
 
 def test_a_masked_cache_is_not_attended_to_without_its_mask() -> None:
-    model, ids, more = peaked("llama"), zoo.tokens(1, N), zoo.tokens(1, 1)
+    model, ids, more = zoo.peaked("llama"), zoo.tokens(1, N), zoo.tokens(1, 1)
     cache = pressed(CertkPress(0.2), model, ids)
     model.set_attn_implementation("eager")
     with pytest.raises(ck.CertkError, match="has been changed since the prompt"):
@@ -464,7 +445,7 @@ def test_a_masked_cache_is_not_attended_to_without_its_mask() -> None:
 
 
 def test_a_masked_cache_is_cropped_selected_and_repeated() -> None:
-    model, ids, more = peaked("llama"), zoo.tokens(2, N), zoo.tokens(2, 3, seed=7)
+    model, ids, more = zoo.peaked("llama"), zoo.tokens(2, N), zoo.tokens(2, 3, seed=7)
     first = pressed(CertkPress(0.2, window=8), model, ids)
 
     def step(cache: Any, rows: Any) -> Any:
@@ -494,7 +475,7 @@ def test_a_masked_cache_is_cropped_selected_and_repeated() -> None:
 
 
 def test_dropped_keys_are_hidden_whatever_the_mask() -> None:
-    model, ids = peaked("llama"), zoo.tokens(2, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(2, N)
     cache, m = pressed(CertkPress(0.2, window=8), model, ids), 3
     layer, total = cache.layers[0], N + m
     heads, groups = 6, layer.keys.shape[1]
@@ -599,7 +580,7 @@ def test_every_press_that_kvpress_exports_is_in_a_list() -> None:
 @pytest.fixture
 def twins(pipeline: Any, tmp_path: Any) -> tuple[Any, Any]:
     """A model under sdpa, and under certified attention; some presses load its tokenizer."""
-    model = peaked("llama")
+    model = zoo.peaked("llama")
     pipeline.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     pipeline.tokenizer.save_pretrained(tmp_path)
     model.config.name_or_path = str(tmp_path)
@@ -692,19 +673,16 @@ def test_presses_that_cannot_run_say_so(twins: tuple[Any, Any]) -> None:
             decoded(OTHERS[name](), ours, [3])
 
 
-@pytest.mark.parametrize("first", ["certk", "kvpress"])
-def test_either_may_be_imported_first(first: str) -> None:
-    """kvpress wraps the attention functions that it finds, and ours is taken out again."""
-    code = f"""
+def test_kvpress_may_be_imported_later() -> None:
+    """It wraps the attention functions that it finds, and ours is taken out again."""
+    code = """
 import sys
 import torch, transformers, model_zoo as zoo
 torch.set_num_threads(1)
-if {first!r} == "kvpress":
-    import kvpress
 from certk_rs import transformers as ct
-model = zoo.sharpened(zoo.build("llama"), 4.0)
-ours = ct.use(zoo.sharpened(zoo.build("llama"), 4.0), eps=0)
-assert ("kvpress" in sys.modules) == ({first!r} == "kvpress")
+model = zoo.peaked("llama")
+ours = ct.use(zoo.peaked("llama"), eps=0)
+assert "kvpress" not in sys.modules
 import kvpress
 ids, more = zoo.tokens(1, 60), zoo.tokens(1, 4, seed=5)
 def go(model, press, m):

@@ -6,37 +6,23 @@ import contextlib
 import math
 from typing import Any
 
+import kvpress
 import numpy as np
 import pytest
+import torch
+import transformers as hf
+from kvpress.utils import compute_n_kept
 
 import certk_rs as ck
+import model_caches as caches
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.kvpress import CertifiedPress, CertkPress, CertkScorerPress
+from model_caches import pressed
 
-pytest.importorskip("kvpress")
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-caches = pytest.importorskip("model_caches")
+pytestmark = pytest.mark.older
 
-import kvpress  # noqa: E402
-from kvpress.utils import compute_n_kept  # noqa: E402
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.kvpress import CertifiedPress, CertkPress, CertkScorerPress  # noqa: E402
-
-one_thread = zoo.one_thread
-pytestmark = pytest.mark.usefixtures("one_thread")
 N, WINDOW = 72, 8
-
-
-def peaked(name: str = "llama", factor: float = 4.0) -> Any:
-    return zoo.sharpened(zoo.build(name), factor)
-
-
-def pressed(press: Any, model: Any, ids: Any) -> Any:
-    cache = hf.DynamicCache()
-    with torch.inference_mode(), press(model):
-        model(input_ids=ids, past_key_values=cache)
-    return cache
 
 
 def weights(call: dict[str, Any], b: int) -> np.ndarray:
@@ -111,7 +97,7 @@ PRESSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", list(PRESSES))
 def test_what_any_press_loses_is_proven(name: str) -> None:
-    model, ids = peaked(), zoo.tokens(2, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(2, N)
     dense = caches.seen_by(model, ids)
     press = CertifiedPress(PRESSES[name](), window=WINDOW)
     cache = pressed(press, model, ids)
@@ -155,7 +141,7 @@ CHANGING: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", list(CHANGING))
 def test_presses_that_change_keys_are_refused(name: str) -> None:
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     press = CertifiedPress(CHANGING[name](), window=WINDOW)
     pressed(CertifiedPress(kvpress.KnormPress(0.5)), model, ids)
     with pytest.raises(ck.CertkError, match=f"layer 0: {name} does not only choose"):
@@ -170,7 +156,7 @@ def test_masks_of_keys_that_are_not_there_are_refused() -> None:
     late = kvpress.DMSPress(kvpress.KnormPress(), 0.0, sliding_window_size=8)
     press = CertifiedPress(kvpress.ComposedPress([kvpress.KnormPress(0.5), late]), window=WINDOW)
     with pytest.raises(ck.CertkError, match="layer 0: masked_key_indices does not go with the 36"):
-        pressed(press, peaked(), zoo.tokens(1, N))
+        pressed(press, zoo.peaked("llama"), zoo.tokens(1, N))
 
 
 def _decoding() -> Any:
@@ -233,7 +219,7 @@ class Late(kvpress.KnormPress):  # type: ignore[misc]
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_what_is_dropped_later_is_no_longer_certified(noted: bool) -> None:
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     inside = Late(0.5)
     inside.noted = noted
     press, cache = CertifiedPress(inside, window=WINDOW), hf.DynamicCache()
@@ -249,7 +235,7 @@ def test_what_is_dropped_later_is_no_longer_certified(noted: bool) -> None:
 
 
 def test_there_is_no_worst_query_without_a_prompt() -> None:
-    model, ids = peaked(), zoo.tokens(2, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(2, N)
     press = CertifiedPress(kvpress.KnormPress(0.5), window=WINDOW)
     assert math.isnan(press.worst)
     pressed(press, model, ids)
@@ -264,16 +250,39 @@ def test_there_is_no_worst_query_without_a_prompt() -> None:
     assert math.isnan(press.worst)
 
 
+@pytest.mark.parametrize("name", ["ours", "another"])
+def test_certificates_are_of_the_last_prompt(name: str) -> None:
+    """Of one behind another, and behind one that was not finished."""
+    model, press = zoo.peaked("llama"), CertkPress(eps=0.1, window=WINDOW)
+    if name == "another":
+        press = CertifiedPress(kvpress.KnormPress(0.5), window=WINDOW)
+    failing = model.model.layers[1].self_attn
+
+    def run(n: int) -> None:
+        model(input_ids=zoo.tokens(1, n), past_key_values=hf.DynamicCache())
+
+    with torch.inference_mode(), press(model):
+        for n in (20, 30):
+            run(n)
+            assert [(each.layer, each.n) for each in press.certificates] == [
+                (layer, n) for layer in range(3)
+            ]
+            hook = failing.register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run(n + 5)
+            hook.remove()
+
+
 def test_a_certified_press_is_the_outermost() -> None:
     press = kvpress.ComposedPress([CertifiedPress(kvpress.KnormPress(0.5)), kvpress.KnormPress()])
     with pytest.raises(ck.CertkError, match="goes around all other presses"):
-        pressed(press, peaked(), zoo.tokens(1, N))
+        pressed(press, zoo.peaked("llama"), zoo.tokens(1, N))
 
 
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 def test_what_another_press_writes_over_is_not_certified(first: bool, compact: bool) -> None:
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     ours = CertkPress(eps=0.1, window=WINDOW, compact=compact)
     other = kvpress.ThinKPress(0.5, window_size=8)
     one, two = (other, ours) if first else (ours, other)
@@ -297,7 +306,7 @@ class NoPositions(torch.nn.Module):  # type: ignore[misc]
 
 def test_of_equal_pairs_the_last_are_left() -> None:
     """A query of the window sees those before it only: the first ones would flatter a press."""
-    model, ids = peaked(), zoo.tokens(1, 1).expand(-1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, 1).expand(-1, N)
     model.model.rotary_emb = NoPositions(model.model.rotary_emb)
     press = CertifiedPress(kvpress.StreamingLLMPress(0.5, n_sink=4), window=WINDOW)
     cache = pressed(press, model, ids)
@@ -315,7 +324,7 @@ def test_of_equal_pairs_the_last_are_left() -> None:
 
 def test_equal_pairs_are_told_apart_by_how_many() -> None:
     """Of a token that is repeated without positions, as many are dropped as are."""
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     press = CertifiedPress(kvpress.KnormPress(0.5), window=WINDOW)
     pressed(press, model, torch.zeros_like(ids))
     for certificate in press.certificates:
@@ -325,7 +334,7 @@ def test_equal_pairs_are_told_apart_by_how_many() -> None:
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7])
 def test_a_ratio_may_be_set_as_the_runner_of_kvpress_does(ratio: float, compact: bool) -> None:
-    model, ids = peaked(), zoo.tokens(2, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(2, N)
     press = CertkPress(window=WINDOW, compact=compact)
     press.compression_ratio = ratio
     assert press.compression_ratio == ratio
@@ -347,8 +356,15 @@ def test_a_ratio_may_be_set_as_the_runner_of_kvpress_does(ratio: float, compact:
     assert press.compression_ratio == pytest.approx(0.5, abs=0.1)
 
 
+def test_a_ratio_leaves_what_is_always_kept() -> None:
+    press = CertkPress(window=WINDOW, compact=True, keep_first=20, keep_last=30)
+    press.compression_ratio = 0.7
+    cache = pressed(press, zoo.peaked("llama"), zoo.tokens(1, N))
+    assert cache.layers[0].keys.shape[2] == 50 > compute_n_kept(N, 0.7)
+
+
 def test_a_ratio_loses_least_in_the_worst_query() -> None:
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     ours = CertkPress(window=WINDOW, compact=True)
     ours.compression_ratio = 0.5
     pressed(ours, model, ids)
@@ -384,7 +400,7 @@ def test_bad_scorers(options: dict[str, Any], message: str) -> None:
 
 
 def test_scores_are_how_often_keys_are_needed() -> None:
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     dense = caches.seen_by(model, ids)
     scores: list[Any] = []
 
@@ -410,7 +426,7 @@ def test_scores_are_how_often_keys_are_needed() -> None:
 
 
 def test_decoding_press_may_hold_it() -> None:
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     press = kvpress.DecodingPress(
         CertkScorerPress(window=WINDOW), compression_interval=4, target_size=32
     )
@@ -422,7 +438,7 @@ def test_decoding_press_may_hold_it() -> None:
 
 def test_in_the_pipeline() -> None:
     """What was certified is what the answer was computed with."""
-    model, ids = peaked(), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     press = CertifiedPress(kvpress.AdaKVPress(CertkScorerPress(0.5, window=WINDOW)), window=WINDOW)
     cache = hf.DynamicCache()
     with torch.inference_mode(), press(model):
@@ -436,22 +452,19 @@ def test_in_the_pipeline() -> None:
 
 def decoded(model: Any, cache: Any, ids: Any) -> Any:
     """Logits of the rest of a text, token by token, at its positions."""
-    with torch.inference_mode():
-        steps = [
-            model(
-                input_ids=ids[:, at : at + 1],
-                past_key_values=cache,
-                position_ids=torch.tensor([[at]]),
-                cache_position=torch.tensor([at]),
-            ).logits
-            for at in range(N, ids.shape[1])
-        ]
+    steps = [
+        caches.logits_of(
+            model, ids[:, at : at + 1], cache,
+            position_ids=torch.tensor([[at]]), cache_position=torch.tensor([at]),
+        )
+        for at in range(N, ids.shape[1])
+    ]  # fmt: skip
     return torch.cat(steps, 1)
 
 
 @pytest.mark.parametrize("ratio", [None, 0.6])
 def test_guards_judge_what_comes_after_the_prompt(ratio: float | None) -> None:
-    model, ids = peaked(), zoo.tokens(1, N + 6)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N + 6)
     ct.use(model, eps=0)
     whole = hf.DynamicCache()
     with torch.inference_mode():
@@ -511,8 +524,8 @@ def test_bad_guards(options: dict[str, Any], message: str) -> None:
 def test_guards_need_certified_attention_and_one_sequence() -> None:
     press = CertkPress(eps=0.1, window=WINDOW, compact=True, guard="codes")
     with pytest.raises(ck.CertkError, match="'sdpa' attention does not ask guards"):
-        pressed(press, peaked(), zoo.tokens(1, N))
-    model = peaked()
+        pressed(press, zoo.peaked("llama"), zoo.tokens(1, N))
+    model = zoo.peaked("llama")
     ct.use(model, eps=0)
     with pytest.raises(ck.CertkError, match="one sequence at a time"):
         pressed(press, model, zoo.tokens(2, N))

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers as hf
+from transformers.cache_utils import DynamicLayer
 
 import certk_rs as ck
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from model_caches import logits_of
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from transformers.cache_utils import DynamicLayer  # noqa: E402
-
-from certk_rs import transformers as ct  # noqa: E402
-
-one_thread = zoo.one_thread
 modern = pytest.mark.skipif(not zoo.MODERN, reason="before 5 they have caches of their own")
 WINDOWED = ["gemma3n", "gemma3-window"]
 HYBRID = [name for name in zoo.MIXED if name not in WINDOWED]
@@ -69,22 +66,16 @@ def test_tokens_and_states_are_those_of_a_dynamic_cache(name: str) -> None:
 @pytest.mark.parametrize("name", zoo.MIXED)
 def test_certificates_are_true(name: str) -> None:
     """Against float64, in layers of every kind that attend, behind keys that were made up."""
-    model = zoo.sharpened(zoo.build(name), 30.0)
+    model = zoo.peaked(name, 30.0)
     ct.use(model, eps=0.05)
     cache = ct.CertkCache(config=model.config)
     few = 0
-    with torch.inference_mode():
-        model(input_ids=zoo.tokens(1, 1800), past_key_values=cache)
-        for token in range(2, 6):
-            with zoo.spied() as calls, ct.Recorder() as recorder:
-                model(input_ids=torch.full((1, 1), token), past_key_values=cache)
-            assert len(calls) == len(recorder.calls) > 0
-            for call, told in zip(calls, recorder.calls, strict=True):
-                _, out = zoo.dense(call)
-                off = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
-                assert (off <= told.error_bound).all()
-                assert (told.tail_mass_upper <= 0.05).all()
-                few += int((told.k < 0.5 * told.n).sum())
+    logits_of(model, zoo.tokens(1, 1800), cache)
+    for token in range(2, 6):
+        with zoo.spied() as calls, ct.Recorder() as recorder:
+            logits_of(model, torch.full((1, 1), token), cache)
+        zoo.hold(calls, recorder, 0.05)
+        few += sum(int((told.k < 0.5 * told.n).sum()) for told in recorder.calls)
     assert few > 0, "nothing was dropped"
 
 
@@ -94,10 +85,9 @@ def test_windows_hold_what_they_show() -> None:
     model = ct.use(zoo.build("gemma3-window"), eps=0)
     ids = zoo.tokens(1, 2001)
     with_config, without = ct.CertkCache(config=model.config), ct.CertkCache()
-    with torch.inference_mode():
-        for cache in (with_config, without):
-            for part in (ids, zoo.tokens(1, 1)):
-                logits = model(input_ids=part, past_key_values=cache).logits
+    for cache in (with_config, without):
+        for part in (ids, zoo.tokens(1, 1)):
+            logits = logits_of(model, part, cache)
     held = [layer.keys.shape[2] for layer in with_config.layers]
     assert held == [31] * 5 + [2002]
     assert [layer.keys.shape[2] for layer in without.layers] == [2002] * 6
@@ -120,15 +110,12 @@ def test_without_a_config_it_says_what_is_missing(name: str) -> None:
 def test_copies_go_on_alone(name: str, how: str) -> None:
     model = ct.use(zoo.build(name), eps=0)
     cache = ct.CertkCache(config=model.config)
-    with torch.inference_mode():
-        model(input_ids=zoo.tokens(1, 300), past_key_values=cache)
-        again = copy.deepcopy(cache) if how == "copy" else pickle.loads(pickle.dumps(cache))
-        assert again.index_bytes == cache.index_bytes > 0
-        other = copy.deepcopy(cache)
-        model(input_ids=zoo.tokens(1, 40, seed=3), past_key_values=other)
-        more = zoo.tokens(1, 5, seed=4)
-        found = [model(input_ids=more, past_key_values=each).logits for each in (cache, again)]
-    assert torch.equal(*found)
+    logits_of(model, zoo.tokens(1, 300), cache)
+    again = copy.deepcopy(cache) if how == "copy" else pickle.loads(pickle.dumps(cache))
+    assert again.index_bytes == cache.index_bytes > 0
+    logits_of(model, zoo.tokens(1, 40, seed=3), copy.deepcopy(cache))
+    more = zoo.tokens(1, 5, seed=4)
+    assert torch.equal(*(logits_of(model, more, each) for each in (cache, again)))
 
 
 @modern
@@ -145,7 +132,7 @@ def test_beams_are_those_of_a_dynamic_cache(name: str) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
 @pytest.mark.parametrize("name", ["lfm2", "falcon-h1", "gemma3-window"])
 def test_what_is_in_files_is_as_in_memory(name: str, tmp_path: Path) -> None:
-    model = ct.use(zoo.sharpened(zoo.build(name), 6.0), eps=0.05)
+    model = ct.use(zoo.peaked(name, 6.0), eps=0.05)
     ids = zoo.tokens(1, 300)
     memory = ct.CertkCache(config=model.config)
     files = ct.CertkCache(config=model.config, offload=tmp_path)
@@ -166,15 +153,13 @@ def test_states_are_reordered_with_keys_in_files(name: str, tmp_path: Path) -> N
     found = []
     for options in ({}, {"offload": tmp_path}):
         cache = ct.CertkCache(config=model.config, **options)
-        with torch.inference_mode():
-            model(input_ids=ids, past_key_values=cache)
-            cache.reorder_cache(torch.tensor([1, 0]))
-            found.append(model(input_ids=step.flip(0), past_key_values=cache).logits.flip(0))
+        logits_of(model, ids, cache)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        found.append(logits_of(model, step.flip(0), cache).flip(0))
     assert torch.equal(*found)
     cache = ct.CertkCache(config=model.config)
-    with torch.inference_mode():
-        model(input_ids=ids, past_key_values=cache)
-        logits = model(input_ids=step, past_key_values=cache).logits
+    logits_of(model, ids, cache)
+    logits = logits_of(model, step, cache)
     assert torch.allclose(found[0], logits, atol=1e-2 * logits.abs().max())
 
 
@@ -209,6 +194,7 @@ def test_sessions_hold_full_attention_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.older
 @pytest.mark.skipif(zoo.MODERN, reason="from 5 on there are caches for them")
 def test_layers_that_an_older_transformers_has_no_cache_for() -> None:
     config = hf.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"])
@@ -216,6 +202,7 @@ def test_layers_that_an_older_transformers_has_no_cache_for() -> None:
         ct.CertkCache(config=config)
 
 
+@pytest.mark.older
 def test_windows_under_any_transformers() -> None:
     """A window in every layer, of a family that all versions have."""
     model = ct.use(zoo.build("mistral-window"), eps=0)
@@ -225,20 +212,3 @@ def test_windows_under_any_transformers() -> None:
     assert torch.equal(found, generated(model, ids, hf.DynamicCache(config=model.config)))
     assert [layer.keys.shape[2] for layer in cache.layers] == [6] * 3
     assert cache.index_bytes == 0
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_a_compiled_model_decodes_by_an_index(mode: Any) -> None:
-    """The cache runs between the graphs, as certified attention does."""
-    torch.compiler.reset()
-    model = ct.use(zoo.build("llama"), eps=0.05)
-    compiled = torch.compile(model, backend="aot_eager")
-    ids, found = zoo.tokens(1, 300), []
-    for each in (compiled, model):
-        cache = ct.CertkCache(config=model.config)
-        with mode():
-            for part in (ids[:, :298], ids[:, 298:299], ids[:, 299:]):
-                logits = each(part, past_key_values=cache).logits
-        found.append((logits, cache.index_bytes))
-    assert torch.allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
-    assert found[0][1] == found[1][1] > 0

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers as hf
 
 import certk_rs as ck
-
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from model_caches import prefilled, seen_by  # noqa: E402
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from model_caches import logits_of, prefilled, seen_by
 
 N = 48
-one_thread = zoo.one_thread
 FULL = ["llama", "qwen3", "gpt2"]
 GREEDY: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
 modern = pytest.mark.skipif(not zoo.MODERN, reason="what transformers 5 feeds a filled cache")
@@ -34,10 +31,11 @@ def same(one: Any, other: Any) -> bool:
 # ----------------------------------------------------------------------------- prune_prompt
 
 
+@pytest.mark.older
 @pytest.mark.parametrize("options", [{}, {"compact": True, "keep_last": 8}, {"guard": "codes"}])
 @pytest.mark.parametrize("name", FULL)
 def test_a_prompt_is_pruned_as_its_cache_would_be(name: str, options: dict[str, Any]) -> None:
-    model, ids = zoo.sharpened(zoo.build(name), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked(name), zoo.tokens(1, N)
     calls = seen_by(model, ids)
     # Of the forward pass that captures, as rounding differs from that which fills a cache.
     cache = hf.DynamicCache()
@@ -62,7 +60,7 @@ def test_a_prompt_is_pruned_as_its_cache_would_be(name: str, options: dict[str, 
 
 
 def test_inputs_of_a_tokenizer_and_long_windows() -> None:
-    model, ids = zoo.sharpened(zoo.build("llama"), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     found = ct.prune_prompt(model, given, 0.2)
     assert same(found, ct.prune_prompt(model, ids, 0.2, 1000))
@@ -108,7 +106,7 @@ def test_states_cannot_be_pruned(name: str) -> None:
 
 
 def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
-    model, ids = zoo.sharpened(zoo.build("llama"), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     whole = prefilled(model, ids)
     full = sum(layer.keys.nbytes + layer.values.nbytes for layer in whole.layers)
     assert full == 3 * 2 * N * 2 * 8 * 4
@@ -126,8 +124,7 @@ def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
     # The whole cache is what dropped keys are fetched from.
     assert before == held + recalling.guard_bytes + full
     ct.use(model, eps=0)
-    with torch.inference_mode():
-        model(input_ids=zoo.tokens(1, 3, seed=5), past_key_values=recalling)
+    logits_of(model, zoo.tokens(1, 3, seed=5), recalling)
     back = sum(map(sum, recalling.promoted))
     assert back > 0
     assert recalling.whole_nbytes == full * (N + 3) // N
@@ -138,7 +135,7 @@ def test_bytes_of_a_pruned_cache_and_of_the_whole() -> None:
 
 
 def ragged(name: str, **options: Any) -> tuple[Any, Any, Any]:
-    model, ids = zoo.sharpened(zoo.build(name), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked(name), zoo.tokens(1, N)
     return model, ids, ct.prune_prompt(model, ids, 0.3, 16, **options)
 
 
@@ -205,6 +202,7 @@ def test_assisted_generation_would_fill_it_twice(name: str, by: str, compact: bo
         model.generate(more, past_key_values=pruned, **GREEDY, **how)
 
 
+@pytest.mark.older
 @pytest.mark.parametrize("name", FULL)
 def test_what_is_right_goes_on(name: str) -> None:
     """In chunks, new ids alone under a mask of the whole text, and much text at once."""
@@ -225,8 +223,7 @@ def test_what_is_right_goes_on(name: str) -> None:
     long = torch.cat([ids, zoo.tokens(1, 150, seed=9)], -1)
     model.generate(long, past_key_values=pruned, **GREEDY)
     assert pruned.get_seq_length() == N + 154
-    with torch.inference_mode():
-        model(input_ids=zoo.tokens(1, 7, seed=2), past_key_values=pruned)
+    logits_of(model, zoo.tokens(1, 7, seed=2), pruned)
     assert pruned.get_seq_length() == N + 161
 
 
@@ -240,7 +237,7 @@ def test_a_source_in_memory_that_was_written_to_is_refused(
     role: str, dtype: str, how: str, tmp_path: Path
 ) -> None:
     """Rows that come back are those that were dropped, whoever has the cache still."""
-    model = zoo.sharpened(zoo.build("llama"), 4.0).to(getattr(torch, dtype))
+    model = zoo.peaked("llama").to(getattr(torch, dtype))
     ids = zoo.tokens(1, N)
     cache, calls = prefilled(model, ids), seen_by(model, ids)
     queries = [call["query"][:, :, -4:] for call in calls]
@@ -264,7 +261,7 @@ def test_a_source_in_memory_that_was_written_to_is_refused(
 
 def test_a_source_that_grows_is_none_that_was_written_to() -> None:
     """A `CertkCache` writes behind what was pruned."""
-    model, ids = zoo.sharpened(zoo.build("llama"), 4.0), zoo.tokens(1, N)
+    model, ids = zoo.peaked("llama"), zoo.tokens(1, N)
     cache = prefilled(model, ids, past_key_values=ct.CertkCache())
     queries = [call["query"][:, :, -4:] for call in seen_by(model, ids)]
     pruned = ct.prune_cache(cache, queries, 0.02, guard="codes", on_breach="recall")

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers as hf
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-
-import model_zoo as zoo  # noqa: E402
-from certk_rs import CertkError  # noqa: E402
-from certk_rs import transformers as ct  # noqa: E402
-from cli_fixtures import certk  # noqa: E402
-from model_zoo import one_thread  # noqa: E402, F401
+import model_zoo as zoo
+from certk_rs import CertkError
+from certk_rs import transformers as ct
+from cli_fixtures import certk
 
 Captured = pytest.CaptureFixture[str]
 N = 40

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from certk_rs import CertkError  # noqa: E402
-from certk_rs.transformers.masks import visibility_of  # noqa: E402
+from certk_rs import CertkError
+from certk_rs.transformers.masks import visibility_of
 
 
 def shown(arguments: dict[str, Any], shape: tuple[int, int, int, int]) -> np.ndarray:

@@ -10,24 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import certk_rs as ck
+import model_zoo as zoo
+from certk_rs import transformers as ct
+from certk_rs.cache_format import SafetensorsFile
+from model_caches import logits_of
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
-zoo = pytest.importorskip("model_zoo")
-
-from certk_rs import transformers as ct  # noqa: E402
-from certk_rs.cache_format import SafetensorsFile  # noqa: E402
-
-one_thread = zoo.one_thread
 N = 3000
 mapped = pytest.mark.skipif(os.name == "nt", reason="files are mapped as POSIX does")
 MODES: dict[str, Callable[[], Any]] = {"inference": torch.inference_mode, "no_grad": torch.no_grad}
 
 
 def model_of() -> Any:
-    return ct.use(zoo.sharpened(zoo.build("llama"), 30.0), eps=0.05)
+    return ct.use(zoo.peaked("llama", 30.0), eps=0.05)
 
 
 def filled(model: Any, mode: str = "inference", **options: Any) -> Any:
@@ -45,10 +42,7 @@ def step(model: Any, cache: Any, mode: str = "inference") -> list[dict[str, Any]
     """A step of decoding, of which every certificate is held against float64."""
     with zoo.spied() as calls, ct.Recorder() as recorder, MODES[mode]():
         model(input_ids=torch.full((1, 1), 7), past_key_values=cache)
-    for call, told in zip(calls, recorder.calls, strict=True):
-        _, out = zoo.dense(call)
-        off = (call["out"].double() - out).norm(dim=-1).transpose(1, 2).numpy()
-        assert (off <= told.error_bound).all(), (off.max(), told.error_bound.max())
+    zoo.hold(calls, recorder, 0.05)
     return calls
 
 
@@ -59,6 +53,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.older
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_written_to_is_indexed_anew(edit: str, mode: str) -> None:
@@ -268,32 +263,6 @@ def test_a_session_that_is_written_over_while_it_is_loaded(
         ct.CertkCache.load(path, **({"offload": tmp_path} if offload else {}))
 
 
-@mapped
-def test_damaged_sessions_are_not_mapped(tmp_path: Path) -> None:
-    """A flipped bit in the rows of any layer, in the last page or behind the keys."""
-    filled(model_of()).save(path := tmp_path / "session")
-    data = path.read_bytes()
-    with SafetensorsFile(path) as file:
-        begin, entries = len(file.header.raw), file.header.entries
-    damaged = tmp_path / "torn"
-    for layer in range(3):
-        entry = entries[f"{layer}.rows"]
-        for at in (entry.start, (entry.start + entry.stop) // 2, entry.stop - 1):
-            torn = bytearray(data)
-            torn[begin + at] ^= 4
-            damaged.write_bytes(torn)
-            says = f"torn.*keys and values of layer {layer} have another SHA-256"
-            with pytest.raises(ck.CertkError, match=says):
-                ct.CertkCache.load(damaged, offload=tmp_path)
-            ct.CertkCache.load(damaged, offload=tmp_path, check=False)
-    for name in ("2.ball", "0.index.codes"):
-        torn = bytearray(data)
-        torn[begin + entries[name].start] ^= 1
-        damaged.write_bytes(torn)
-        with pytest.raises(ck.CertkError, match="does not have the SHA-256 that it states"):
-            ct.CertkCache.load(damaged, offload=tmp_path, check=False)
-
-
 # -------------------------------------------------------------------- other keys, other sizes
 
 
@@ -318,8 +287,7 @@ def test_keys_of_other_sizes_do_not_go_behind(offload: bool, tmp_path: Path) -> 
 def test_beams_of_a_loaded_cache_say_what_to_call(tmp_path: Path) -> None:
     model = ct.use(zoo.build("llama"), eps=0)
     ids, cache = zoo.tokens(1, 300), ct.CertkCache()
-    with torch.inference_mode():
-        model(input_ids=ids[:, :-1], past_key_values=cache)
+    logits_of(model, ids[:, :-1], cache)
     cache.save(tmp_path / "session")
     options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 3}
     loaded = ct.CertkCache.load(tmp_path / "session")

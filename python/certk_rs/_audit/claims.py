@@ -1,7 +1,7 @@
-"""What an output says of one layer, read as it stands: whether its tensors fit together.
+"""The statements of an output about one layer, as they are read.
 
-The sizes of the input are only claimed here: nothing is made in proportion to them, only to what
-the file holds.
+The sizes of the input are only claimed: no memory is taken in proportion to them, only to what the
+file holds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..cache_format import (
     SafetensorsFile,
     counts_in,
     output_tensors,
+    rises,
     widen,
 )
 from .guards import GuardClaims, code_bytes
@@ -33,10 +34,21 @@ Integers = NDArray[np.int64]
 class Claims:
     """One layer of an output, as read.
 
-    `indices` and `blocks` are one array per group (`blocks` empty where block_size is 1); `starts`
-    are the ends of the groups' rows in the file. `visible` keys are the candidates. Masses are
-    widened; what the level of proof leaves out is None, or empty. `heaviest` is the largest weight
-    of all rows that prove a lower bound together, or more. `guard` is None where there is none.
+    Masses are widened. What the level of proof leaves out is None, or empty.
+
+    Attributes:
+        layer: The layer of the input, as claimed.
+        stem: The beginning of the names of its tensors.
+        by_head: Whether each kv head has its own set.
+        visible: The number of candidates.
+        eps: The budget of each group.
+        bound_eps: The budgets of the lower bounds, None for `eps`.
+        indices: The kept positions of each group.
+        starts: The ends of the groups' rows in the file.
+        blocks: The kept blocks of each group; empty where block_size is 1.
+        rows: The rows with a weight in a lower bound.
+        weights: Their weights.
+        heaviest: At least the largest weight of all rows that prove one bound together.
     """
 
     layer: Layer
@@ -62,57 +74,57 @@ class Claims:
 
     @property
     def kept(self) -> int:
-        """How many keys are kept, in all groups together."""
+        """The number of kept keys of all groups."""
         return sum(map(len, self.indices))
 
     @property
     def total(self) -> int:
-        """Of how many keys."""
+        """The number of keys of all groups."""
         return self.layer.n * len(self.indices)
 
     def needed(self, block_size: int) -> int:
-        """How many keys the lower bounds of all groups ask for: of blocks the fewest they hold."""
+        """Return the keys that the lower bounds of all groups ask for, at least."""
         last = (self.visible - 1) % block_size + 1
         bounds = [bound for bound in self.lower_bound.tolist() if bound > 0]
         return sum((bound - 1) * block_size + last for bound in bounds)
 
     @property
     def aside(self) -> int:
-        """How many rows are held out."""
+        """The number of rows that are held out."""
         return self.layer.heads * len(self.held_out)
 
     @property
     def promised(self) -> int:
-        """For how many rows the promise is made."""
+        """The number of rows with a promise."""
         return self.layer.heads * self.layer.m - self.aside - len(self.left_out)
 
     def group_of(self, kv_head: int) -> int:
-        """The group that a kv head belongs to."""
+        """Return the group of a kv head."""
         return kv_head if self.by_head else 0
 
     def name_of(self, group: int) -> str:
-        """What a group is called."""
+        """Return the name of a group for messages."""
         name = f"layer {self.layer.index}"
         return f"{name}, kv head {group}" if self.by_head else name
 
     def heads_of(self, group: int) -> slice:
-        """The query heads of a group."""
+        """Return the query heads of a group."""
         if not self.by_head:
             return slice(0, self.layer.heads)
         size = self.layer.heads // self.layer.kv_heads
         return slice(group * size, (group + 1) * size)
 
     def groups(self) -> Iterator[tuple[int, str, slice]]:
-        """Number, name and query heads of every group."""
+        """Yield number, name and query heads of every group."""
         for group in range(len(self.indices)):
             yield group, self.name_of(group), self.heads_of(group)
 
     def eps_of_rows(self) -> Floats:
-        """The budget of every query head as a column, (heads, 1)."""
+        """Return the budget of every query head as a column, (heads, 1)."""
         return np.repeat(self.eps, self.layer.heads // len(self.eps))[:, None]
 
     def is_promised(self, head: int, part: slice) -> NDArray[np.bool_]:
-        """Whether the promise is made for some queries of one head."""
+        """Return which of some queries of a head have a promise."""
         first, end = head * self.layer.m + part.start, head * self.layer.m + part.stop
         promised = np.ones(part.stop - part.start, bool)
         promised[_between(self.held_out, part.start, part.stop)] = False
@@ -120,7 +132,7 @@ class Claims:
         return promised
 
     def weights_of(self, head: int, part: slice) -> Floats:
-        """The weights of some queries of one head in the lower bounds."""
+        """Return the weights of some queries of a head in the lower bounds."""
         first = head * self.layer.m + part.start
         low, high = np.searchsorted(self.rows, (first, first + part.stop - part.start))
         weights = np.zeros(part.stop - part.start)
@@ -133,28 +145,31 @@ def _between(ascending: Integers, first: int, end: int) -> Integers:
     return ascending[low:high] - first
 
 
+def shown(form: Form) -> str:
+    """Return a dtype and a shape for messages."""
+    dtype, shape = form
+    return f"{dtype} {list(shape)}"
+
+
 def tensors_of(file: SafetensorsFile, layer: Layer, certificate: Certificate) -> dict[str, Form]:
-    """What tensors this layer must have, given how much it holds."""
-    held = {name: (entry.dtype, entry.shape) for name, entry in file.header.entries.items()}
-    return output_tensors(
-        layer, certificate.options, counts_in(held, layer), certificate.mass_dtype
-    )
+    """Return the tensors that this layer must have, given their lengths."""
+    counts = counts_in(file.header.forms, layer)
+    return output_tensors(layer, certificate.options, counts, certificate.mass_dtype)
 
 
 def read_claims(
     file: SafetensorsFile, layer: Layer, visible: int, certificate: Certificate, note: Note
 ) -> Claims | None:
-    """The tensors of one layer but its kept rows; None (noted) if they do not fit together."""
+    """Read the tensors of one layer but its kept rows; None (noted) if they do not fit."""
     stem, by_head = f"layers.{layer.index}.", certificate.options.granularity == "head"
-    entries, fine = file.header.entries, True
-    for name, (dtype, shape) in tensors_of(file, layer, certificate).items():
-        found = entries.get(name)
-        if found is None:
+    entries, forms = file.header.entries, file.header.forms
+    needed = tensors_of(file, layer, certificate)
+    for name, form in needed.items():
+        if name not in forms:
             note(name, "is missing")
-        elif (found.dtype, found.shape) != (dtype, shape):
-            note(name, f"is {found.dtype} {list(found.shape)}, must be {dtype} {list(shape)}")
-        fine = fine and found is not None and (found.dtype, found.shape) == (dtype, shape)
-    if not fine:
+        elif forms[name] != form:
+            note(name, f"is {shown(forms[name])}, must be {shown(form)}")
+    if any(forms.get(name) != form for name, form in needed.items()):
         return None
 
     def integers(name: str) -> Integers:
@@ -168,10 +183,9 @@ def read_claims(
         return widen(raw, "F32") if entries[stem + name].dtype == "F32" else raw
 
     def starts_of(name: str, count: int, what: str) -> list[int] | None:
-        # In Python's integers, whose differences do not wrap.
+        # As Python integers, whose differences do not wrap.
         starts = file.read(stem + name).tolist() if by_head else [0, count]
-        ends = starts[0] == 0 and starts[-1] == count
-        if ends and all(start <= stop for start, stop in pairwise(starts)):
+        if rises(starts, count):
             return starts
         note(stem + name, f"does not rise from 0 to the {count} kept {what}")
         return None
@@ -216,7 +230,7 @@ def read_claims(
 def _read_guard(
     file: SafetensorsFile, layer: Layer, counts: list[int], note: Note
 ) -> GuardClaims | None:
-    """What is remembered of so many dropped keys of each kv head; None (noted) if it is not."""
+    """Read the guard of so many dropped keys of each kv head; None (noted) if it does not fit."""
     stem, d = f"layers.{layer.index}.guard_", layer.d
     starts, code_starts = [0], [0]
     for count in counts:

@@ -1,7 +1,7 @@
-"""The audit of one output: its bytes, what it says of its input, and every layer of it.
+"""The audit of one output: its bytes, its certificate, and every layer.
 
-It is cut into pieces of work that threads may do in any order; `OutputJob.take` is told their
-results in theirs, so that findings do not depend on how many threads there are.
+The audit is cut into pieces of work that threads do in any order. `OutputJob.take` gets their
+results in the order of the work, so findings do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ from ..cache_format import (
     read_metadata,
 )
 from ..errors import CertkError, one_line
-from .claims import Claims, Note, read_claims, tensors_of
+from .checks import (
+    CERTIFICATE,
+    budgets_complaint,
+    check_layer,
+    check_whole,
+    promised,
+    visible_keys,
+)
+from .claims import Claims, Note, read_claims, shown, tensors_of
 from .judge import Verdict
 from .recompute import Proof
 from .report import Notes, OutputAudit, Sampled, unknown_without_input
-from .sense import check_layer, promised, visible_keys
 from .sources import Source, Sources
 from .truth import Head
-from .whole import check_budgets, check_whole
 
 _log = logger("audit")
 
@@ -54,15 +60,15 @@ Piece = Callable[[], Result]
 Identity = tuple[Any, ...]
 _File = TypeVar("_File", bound=TensorFile)
 
-# Rows to look at: a share of all, or a number of them.
 Sample = float | int
+"""Rows to look at: a share of all, or a number of them."""
 
 _CHUNK = 1 << 22
 _SMALL = 1 << 19
 
 
 class OutputJob:
-    """One output under audit. `begin` makes the work, `take` its results, `end` the answer."""
+    """One output under audit: `begin` makes the work, `take` gets its results, `end` the answer."""
 
     def __init__(
         self,
@@ -85,17 +91,16 @@ class OutputJob:
         self._work: dict[str, list[Piece]] = {"checking": [], "recomputing": []}
         self._proofs: dict[tuple[int, int], Proof] = {}
         self._claims: dict[int, Claims] = {}
-        # What is noted before, between and after the two kinds of work.
-        self._first, self._hashes, self._later = Notes(), Notes(), Notes()
-        self._truths = Notes()
+        # Findings in the order in which they are told.
+        self._first, self._hashes, self._later, self._truths = (Notes() for _ in range(4))
         self._rewritten: str | None = None
         self._failed: Exception | None = None
 
     def begin(self) -> OutputJob:
-        """Read what is small and make the work; may run on any thread."""
+        """Read the small parts and make the work; may run on any thread."""
         try:
             self._begin()
-        except Exception as error:  # whatever it is, other outputs are judged all the same
+        except Exception as error:  # of any kind: other outputs are judged all the same
             self._fail(error)
         except BaseException:
             self.close()
@@ -103,17 +108,17 @@ class OutputJob:
         return self
 
     def close(self) -> None:
-        """Close the files, and let go of what was read."""
+        """Close the files and release the memory."""
         self._open.close()
         self._work, self._claims, self._proofs = {}, {}, {}
 
     @property
     def work(self) -> dict[str, list[Piece]]:
-        """Pieces of work by what they are, "checking" and then "recomputing"."""
+        """Pieces of work by their label, "checking" and then "recomputing"."""
         return self._work
 
     def take(self, result: Result) -> None:
-        """Take in the result of a piece of work; in the order of the work."""
+        """Add the result of a piece of work; called in the order of the work."""
         if isinstance(result, Exception):
             self._fail(result)
         elif isinstance(result, Notes):
@@ -125,7 +130,7 @@ class OutputJob:
                 self._fail(error)
 
     def end(self) -> OutputAudit:
-        """Whether all of it holds; the files are closed."""
+        """Close the files and return the answer."""
         result = self.result
         if self._failed is None:
             try:
@@ -136,7 +141,7 @@ class OutputJob:
                 self._fail(error)
         self.close()
         if self._failed is not None:
-            # What was found before may be of other bytes.
+            # Earlier findings may be of other bytes.
             self._tell_failure(self._failed)
             return result
         result.take(self._first)
@@ -150,7 +155,7 @@ class OutputJob:
     def _fail(self, error: Exception) -> None:
         if self._failed is None:
             self._failed = error
-            # A file that was changed meanwhile may look like anything else.
+            # A file that was changed meanwhile may cause any error.
             for file, identity in self._opened:
                 try:
                     file.check_unchanged(identity)
@@ -158,7 +163,7 @@ class OutputJob:
                     self._failed = changed
 
     def _tell_failure(self, error: Exception) -> None:
-        """Why nothing is known: what the file is, what the system refuses, or an error of ours."""
+        """Report why nothing is known: a wrong file, a refusal of the system, or an error here."""
         result = self.result
         if isinstance(error, CertkError):
             result.add("file", str(error).removeprefix(str(result.path)).lstrip(": "))
@@ -172,16 +177,16 @@ class OutputJob:
             result.add("file", f"judging it ended with an {what}; nothing of it is confirmed")
             _log.debug("%s: %s", result.path, what, exc_info=error)
 
-    def _reading(self, file: _File, identity: Identity | None) -> _File:
+    def _reading(self, file: _File, identity: Identity) -> _File:
         self._open.enter_context(file)
-        known = file.identity if identity is None else identity
-        file.check_unchanged(known)
-        self._opened.append((file, known))
+        file.check_unchanged(identity)
+        self._opened.append((file, identity))
         return file
 
     def _begin(self) -> None:
         result = self.result
-        file = self._reading(SafetensorsFile(result.path), None)
+        file = SafetensorsFile(result.path)
+        self._reading(file, file.identity)
         certificate = _certificate(file, self._first)
         if certificate is None:
             return
@@ -189,41 +194,35 @@ class OutputJob:
         note = self._later.add
         options = result.options = certificate.options
         result.unchecked = unknown_without_input(options)
-        forms = {name: (facts.dtype, facts.shape) for name, facts in certificate.inputs.items()}
+        forms = certificate.input_forms
         try:
             layers = layout("inputs", forms, Names(certificate.names), options.layout)
         except CertkError as error:
-            note("metadata certk", f"cannot be of a prune job: {error}")
+            note(CERTIFICATE, f"cannot be of a prune job: {error}")
             return
-        if not check_budgets(certificate, layers, note):
+        if (complaint := budgets_complaint(certificate, layers)) is not None:
+            note(CERTIFICATE, complaint)
             return
-        if set(certificate.scales) != {layer.index for layer in layers}:
-            note("metadata certk", "its scales are not one for each layer")
-            return
-        _check_names(certificate, self._expected, result, self._later)
+        _check_names(certificate, self._expected, result, note)
         _check_layout(certificate, forms, self._order, note)
         source = self._match(certificate)
         complete = self._read_layers(file, layers, certificate)
-        self._tell_what_it_says(complete, certificate)
+        self._tell_statements(complete, certificate)
         if source is not None:
             self._hold_against(source, file, complete, certificate)
 
     def _check_bytes(self, file: SafetensorsFile, certificate: Certificate) -> None:
-        """The file is what the writer makes of this certificate and of tensors with such hashes."""
-        entries, said, note = file.header.entries, certificate.outputs, self._first.add
-        for name in sorted(entries.keys() | said.keys()):
-            if name not in entries:
+        """Check that the writer makes this file of the certificate and tensors with its hashes."""
+        held, said, note = file.header.forms, certificate.output_forms, self._first.add
+        for name in sorted(held.keys() | said.keys()):
+            if name not in held:
                 note(name, "the certificate lists it, the file has no such tensor")
             elif name not in said:
                 note(name, "the file has it, the certificate does not list it")
-            elif (entries[name].dtype, entries[name].shape) != (said[name].dtype, said[name].shape):
-                note(
-                    name,
-                    f"is {entries[name].dtype} {list(entries[name].shape)}, the certificate says "
-                    f"{said[name].dtype} {list(said[name].shape)}",
-                )
+            elif held[name] != said[name]:
+                note(name, f"is {shown(held[name])}, the certificate says {shown(said[name])}")
             else:
-                work = partial(self._check_hash, file, name, said[name].sha256)
+                work = partial(self._check_hash, file, name, certificate.outputs[name].sha256)
                 self._work["checking"].append(partial(_caught, work))
         if self._first.found:
             return
@@ -248,7 +247,7 @@ class OutputJob:
         return notes
 
     def _match(self, certificate: Certificate) -> Source | None:
-        """The input with the recorded hashes; if there is none, what differs in the nearest one."""
+        """Find the input with the recorded hashes; without one, note how the nearest differs."""
         if not self._sources:
             return None
         inputs, headers, note = certificate.inputs, certificate.input_headers, self._later.add
@@ -286,7 +285,7 @@ class OutputJob:
     def _read_layers(
         self, file: SafetensorsFile, layers: Sequence[Layer], certificate: Certificate
     ) -> list[Claims]:
-        """What the output says of its layers, of those that make sense."""
+        """Read the statements of all layers; return those that make sense."""
         note, wanted, complete = self._later.add, set[str](), []
         visible = visible_keys(layers, certificate)
         for layer in layers:
@@ -301,7 +300,7 @@ class OutputJob:
             if check_layer(claims, certificate, note):
                 complete.append(claims)
         if certificate.options.granularity == "token":
-            # Every layer says the one bound.
+            # Every layer states the one bound.
             self.result.lower_bounds = min(self.result.lower_bounds, 1)
         complete = check_whole(complete, certificate, note)
         if certificate.options.granularity == "token" and len(complete) < len(layers):
@@ -310,7 +309,7 @@ class OutputJob:
             note(name, "no output has such a tensor")
         return complete
 
-    def _tell_what_it_says(self, complete: Sequence[Claims], certificate: Certificate) -> None:
+    def _tell_statements(self, complete: Sequence[Claims], certificate: Certificate) -> None:
         result, options = self.result, certificate.options
         result.budgets, result.bound_eps = certificate.eps, certificate.bound_eps
         budgets = {budget for groups in certificate.eps.values() for budget in groups}
@@ -340,8 +339,7 @@ class OutputJob:
         said = read_metadata(str(source.path), metadata, [claims.layer for claims in layers])
         scales = {claims.layer.index: certificate.scales[claims.layer.index] for claims in layers}
         if said != (scales, certificate.causal_offset):
-            what = f"scale or causal_offset is not that of {source.path}"
-            self._later.add("metadata certk", what)
+            self._later.add(CERTIFICATE, f"scale or causal_offset is not that of {source.path}")
             return
         self.result.unchecked = ()
         if layers and certificate.options.proof != "full":
@@ -370,7 +368,7 @@ class OutputJob:
     _recount = False
 
     def _draw(self, layers: Sequence[Claims], certificate: Certificate) -> NDArray[np.int64]:
-        """Which rows of all are looked at: the same for the same output, whatever was before."""
+        """Draw the rows to look at: the same for the same output."""
         count = sum(claims.layer.heads * claims.layer.m for claims in layers)
         sample = self._sample or 0
         wanted = math.ceil(sample * count) if isinstance(sample, float) else sample
@@ -398,7 +396,7 @@ class OutputJob:
                 self._proofs[key] = verdict.proof
 
     def _prove(self) -> None:
-        """The lower bounds of sets that several heads share."""
+        """Prove the lower bounds of sets that several heads share."""
         for (index, _), proof in self._proofs.items():
             claims = next(iter(self._claims.values())) if index < 0 else self._claims[index]
             name = "all layers" if index < 0 else claims.name_of(0)
@@ -407,7 +405,7 @@ class OutputJob:
 
 
 def _is_small(path: Path) -> bool:
-    """Whether an output is checked faster than threads take turns."""
+    """Return True if threads would not pay for an output."""
     try:
         return Path(path).stat().st_size < _SMALL
     except (OSError, TypeError, ValueError):
@@ -415,7 +413,7 @@ def _is_small(path: Path) -> bool:
 
 
 def _checked(head: Head, claims: Claims, kv_head: int) -> Verdict:
-    """What came out for a kv head, its lower bound proved here if it has a set of its own."""
+    """Check a kv head; prove its lower bound if it has a set of its own."""
     verdict = head.check()
     verdict.layer = claims.layer.index
     if verdict.proof is not None and claims.by_head:
@@ -442,7 +440,7 @@ def _caught(work: Callable[[], Notes | Verdict]) -> Result:
 
 
 def _picked(rows: NDArray[np.int64], m: int, head: int, part: slice) -> NDArray[np.bool_]:
-    """Which of some queries of a head are among the ascending rows head * m + query."""
+    """Return which of some queries of a head are among the ascending rows head * m + query."""
     low, high = np.searchsorted(rows, (head * m + part.start, head * m + part.stop))
     mask = np.zeros(part.stop - part.start, bool)
     mask[rows[low:high] - (head * m + part.start)] = True
@@ -450,7 +448,7 @@ def _picked(rows: NDArray[np.int64], m: int, head: int, part: slice) -> NDArray[
 
 
 def _said(claims: Claims) -> tuple[float | None, int | None, int | None]:
-    """What a layer says of its promised rows at worst, of how many over eps, and of violations."""
+    """Return a layer's worst promised mass, its rows over eps, and its violations."""
     if claims.upper is not None:
         every = slice(0, claims.layer.heads)
         mine, beyond = promised(claims, every), claims.upper > claims.eps_of_rows()
@@ -469,7 +467,7 @@ _N = TypeVar("_N", int, float)
 
 
 def _both(join: Callable[[_N, _N], _N], left: _N | None, right: _N | None) -> _N | None:
-    """What two numbers make, None where one is not known."""
+    """Join two numbers; None if one of them is."""
     return None if left is None or right is None else join(left, right)
 
 
@@ -483,35 +481,35 @@ def _certificate(file: SafetensorsFile, notes: Notes) -> Certificate | None:
     try:
         certificate, complaint = read_certificate(metadata["certk"])
     except ValueError as error:
-        notes.add("metadata certk", f"cannot be read: {' '.join(str(error).split())}")
+        notes.add(CERTIFICATE, f"cannot be read: {' '.join(str(error).split())}")
         return None
     if complaint is not None:
-        notes.add("metadata certk", complaint)
+        notes.add(CERTIFICATE, complaint)
     return certificate
 
 
 def _check_names(
-    certificate: Certificate, expected: Names | None, result: OutputAudit, notes: Notes
+    certificate: Certificate, expected: Names | None, result: OutputAudit, note: Note
 ) -> None:
-    """Layers and roles are those of the input's own names, not what the output takes for them."""
+    """Check that layers and roles are those of the input's own names."""
     said, inputs = Names(certificate.names), sorted(certificate.inputs)
     result.names = certificate.names
     result.covered = tuple(name for name in inputs if said.match(name) is not None)
     result.not_covered = tuple(name for name in inputs if said.match(name) is None)
-    where, remedy = "metadata certk", f"give --names {certificate.names!r} if they are"
+    remedy = f"give --names {certificate.names!r} if they are"
     if expected is None:
         try:
             expected = detect("its input", inputs)
         except CertkError as error:
-            notes.add(where, str(error))
+            note(CERTIFICATE, str(error))
             return
     else:
         remedy = f"--names {expected.pattern!r} says so"
     for name in inputs:
         meant, taken = expected.match(name), said.match(name)
         if meant != taken:
-            notes.add(
-                where,
+            note(
+                CERTIFICATE,
                 f"its names {certificate.names!r} are not those of its input: by them {name!r} is "
                 f"{_part(taken)}, by those of the input {_part(meant)}; {remedy}",
             )
@@ -521,29 +519,26 @@ def _check_names(
 def _check_layout(
     certificate: Certificate, forms: Mapping[str, Form], given: str | None, note: Note
 ) -> None:
-    """The order of axes is that of the input, by its shapes or by who gives it."""
-    said, names, where = certificate.options.layout, Names(certificate.names), "metadata certk"
-    remedy = f"--layout {given} says so"
+    """Check that the order of axes is that of the input, as given or by its shapes."""
+    said, remedy = certificate.options.layout, f"--layout {given} says so"
     if given is None:
-        remedy = f"give --layout {said} if it is"
-        try:
-            layout("its input", forms, names, None)
-        except CertkError as doubt:
-            if said == HEAD_MAJOR or _fits(forms, names, HEAD_MAJOR):
-                note(where, str(doubt))
+        given, remedy = HEAD_MAJOR, f"give --layout {said} if it is"
+        names = Names(certificate.names)
+        if (doubt := _doubt(forms, names, None)) is not None:
+            if said == HEAD_MAJOR or _doubt(forms, names, HEAD_MAJOR) is None:
+                note(CERTIFICATE, doubt)
             return
-        given = HEAD_MAJOR
     if said != given:
-        note(where, f"its layout {said} is not that of its input, which is {given}; {remedy}")
+        note(CERTIFICATE, f"its layout {said} is not that of its input, which is {given}; {remedy}")
 
 
-def _fits(forms: Mapping[str, Form], names: Names, order: str) -> bool:
-    """Whether shapes can be read in this order of axes."""
+def _doubt(forms: Mapping[str, Form], names: Names, order: str | None) -> str | None:
+    """Return why shapes cannot be read in this order of axes; None if they can."""
     try:
         layout("its input", forms, names, order)
-    except CertkError:
-        return False
-    return True
+    except CertkError as error:
+        return str(error)
+    return None
 
 
 def _part(match: tuple[int, str] | None) -> str:

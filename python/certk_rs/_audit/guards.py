@@ -43,9 +43,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class GuardClaims:
-    """What an output remembers of the dropped rows of one layer, its codes left in the file.
+    """The guard of one layer, without its codes.
 
-    `starts` are where the scales of each kv head begin, `code_starts` where its codes do; `scales`
+    `starts` and `code_starts` are where the scales and the codes of each kv head begin. `scales`
     and `radii` are widened bfloat16 numbers.
     """
 
@@ -60,17 +60,17 @@ class GuardClaims:
 
 
 def code_bytes(count: int, d: int) -> int:
-    """Bytes of the codes of so many keys."""
+    """Return the bytes of the codes of so many keys."""
     return -(-count // GROUP) * GROUP * -(-d // STEP) * STEP
 
 
 def turning(d: int) -> int:
-    """The largest power of two that d is a multiple of: how many entries are turned together."""
+    """Return the block of a rotation: the largest power of two that divides d."""
     return d & -d
 
 
 def nonsense(claims: GuardClaims, d: int) -> tuple[str, str] | None:
-    """Where a guard cannot be one of any rows, and why; None if it can."""
+    """Return a tensor that no guard of any rows has, and why; None if there is none."""
     coded = claims.scales > 0
     bounds, ball = claims.bounds, claims.ball
     diagonal = claims.gram[:, np.cumsum([0, *range(d, 1, -1)])]
@@ -104,10 +104,10 @@ def untruths(
     codes: NDArray[np.uint8],
     rows: Iterable[tuple[NDArray[np.float32], Floats]],
 ) -> list[tuple[str, str]]:
-    """What is wrong with the guard of one kv head: a tensor, and what it does not bound.
+    """Return the tensors of the guard of one kv head that do not bound its rows, and why.
 
     Args:
-        claims: What is recorded, and makes sense.
+        claims: A guard without `nonsense`.
         head: The kv head.
         codes: Its part of the codes.
         rows: Dropped keys (r, d), widened to float32, and values (r, d), some at a time.
@@ -171,14 +171,14 @@ def _norms(rows: Floats) -> Floats:
 
 
 def _of_lines(codes: NDArray[np.uint8], d: int) -> NDArray[np.uint8]:
-    """Bytes (keys in whole groups, d) of the lines of a kv head."""
+    """Return the lines of a kv head as bytes (keys in whole groups, d)."""
     steps = -(-d // STEP)
     lines = codes.reshape(-1, steps, GROUP, STEP).swapaxes(1, 2)
     return lines.reshape(-1, steps * STEP)[:, :d]
 
 
 def _moved(keys: NDArray[np.float32], mean: NDArray[np.float32], block: int) -> NDArray[np.float32]:
-    """Keys less their mean, signs changed and turned by blocks, each step rounded to float32."""
+    """Center keys and rotate them by blocks, each step rounded to float32."""
     moved = keys - mean
     if block > 1:
         moved, count, half = moved * _signs(keys.shape[1]), len(keys), 1
@@ -192,7 +192,7 @@ def _moved(keys: NDArray[np.float32], mean: NDArray[np.float32], block: int) -> 
 
 
 def _signs(d: int) -> NDArray[np.float32]:
-    """-1 or 1 for each entry, as docs/files.md has them."""
+    """Return -1 or 1 for each entry, as docs/files.md states them."""
     whole = (1 << 64) - 1
     signs = []
     for j in range(d):
@@ -210,7 +210,7 @@ def _symmetric(packed: Floats, d: int) -> Floats:
 
 
 def _is_bounded(factor: Floats, matrix: Floats, said: _Said) -> bool:
-    """Whether all rows whose QR factor this is are bounded, as said above."""
+    """Return True if the rows with this QR factor are bounded, by the proof above."""
     trace = float(np.trace(matrix))
     if float(np.linalg.norm(factor.T @ factor - matrix)) <= _NEAR * trace:
         return True

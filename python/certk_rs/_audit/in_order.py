@@ -1,4 +1,4 @@
-"""Work on several threads, whose results come in the order of the work."""
+"""Work on several threads, with results in the order of the work."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ T = TypeVar("T")
 class Stopped(BaseException):
     """Raised by `Workers.pause` in work that nobody waits for any more.
 
-    No `Exception`, as `KeyboardInterrupt` is none: whoever catches all errors of a piece of work
-    does not catch its end.
+    It is no `Exception`, as `KeyboardInterrupt` is none, so code that catches all errors of a piece
+    of work does not catch it.
     """
 
 
 @dataclass(frozen=True)
 class Work(Generic[T]):
-    """Something to do. What is small is not worth a thread: it would wait for the interpreter."""
+    """A piece of work; a small one does not pay for a thread."""
 
     do: Callable[[], T]
     small: bool = False
 
 
 class Workers:
-    """So many threads; with one, work is done where its result is asked for.
+    """A number of threads; with one, work is done when its result is asked for.
 
-    NumPy and hashing let go of the interpreter, so that threads of one process suffice, and big
-    arrays need not travel. Leaving the block stops what is under way at its next `pause`.
+    NumPy and hashing release the interpreter, so threads of one process suffice and big arrays need
+    not travel. Leaving the block stops work at its next `pause`.
     """
 
     def __init__(self, count: int | None) -> None:
@@ -56,12 +56,12 @@ class Workers:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def pause(self) -> None:
-        """Raise `Stopped` if nobody waits any more; called often by long work."""
+        """Raise `Stopped` if nobody waits any more; long work calls it often."""
         if self._stop.is_set():
             raise Stopped
 
     def in_order(self, work: Iterable[Work[T]], ahead: int) -> Iterator[T]:
-        """The results of `work`, of which at most `ahead` more are under way or done."""
+        """Yield the results of `work`; at most `ahead` more are under way or done."""
         waiting: deque[Future[T]] = deque()
         for each in work:
             if not waiting and (each.small or self._pool is None):
@@ -81,7 +81,7 @@ class Workers:
 
 
 def available() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Recomputed rows held against what an output says of them, at every level of proof."""
+"""Comparison of recomputed rows with the statements of an output, at every level of proof."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache_format import Certificate
+from .checks import is_at_the_cap
 from .claims import Claims, Floats, Integers
 from .recompute import Proof, Rows
 from .report import Notes
-from .sense import is_at_the_cap
 
-# Who counts violations may take rows so little below eps for one.
+# Rows this little below eps may be counted as violations.
 _LENIENT = 1 - 2.0**-20
 
 
 @dataclass
 class Verdict:
-    """What came out for one kv head.
+    """The result for one kv head.
 
-    `rows` were recomputed for what the output says of them, and `confirmed` of them are. `over` of
-    the rows with a promise are not proven to be within their budgets, and `worst` is the largest
-    upper end that was recomputed for one. `proof` is that of the group's lower bound as far as
-    the rows of this head go, None where no bound is recorded or only some rows are looked at;
-    `proved` says that a set of this head alone has its bound proved.
+    Attributes:
+        notes: Findings.
+        rows: Rows that were recomputed because the output states something of them.
+        confirmed: Rows of which that is true.
+        over: Promised rows that are not proven to be within their budgets.
+        worst: The largest recomputed upper end of a promised row.
+        proof: The share of these rows in the proof of the group's lower bound; None without a
+            bound, or in a sample.
+        layer: The number of the layer.
+        proved: Whether the bound of a set of this head alone is proved.
     """
 
     notes: Notes = field(default_factory=Notes)
@@ -39,7 +44,7 @@ class Verdict:
 
 
 class Judge:
-    """Takes the rows of one kv head, some at a time, and adds to a verdict."""
+    """The judge of one kv head; adds its rows, some at a time, to a verdict."""
 
     def __init__(
         self, claims: Claims, kv_head: int, certificate: Certificate, verdict: Verdict
@@ -54,12 +59,12 @@ class Judge:
         self._violations: dict[int, list[int]] = {}
 
     def take(self, which: Integers, rows: Rows, seen: Integers) -> None:
-        """Judge some rows, given by head and query (b, 2), as recomputed, with what they see."""
+        """Judge recomputed rows, given by head and query (b, 2), and the keys that each sees."""
         claims, verdict = self._claims, self._verdict
         promised = self._promised(which)
         within = rows.lose_at_most(np.full(len(which), self._eps))
         verdict.over += int((promised & ~within).sum())
-        # Of a row that arithmetic says nothing of (NaN) all may be lost.
+        # A row of which arithmetic proves nothing (NaN) may lose everything.
         highest = np.where(np.isnan(rows.tail_high), 1.0, rows.tail_high)
         verdict.worst = max(verdict.worst, float(highest[promised].max(initial=0.0)))
         if claims.upper is not None and claims.lower is not None:
@@ -89,9 +94,9 @@ class Judge:
         return weights
 
     def _limits(self, which: Integers) -> Floats:
-        """What the lower bounds let each row lose.
+        """Return the loss that the lower bounds allow each row.
 
-        A row over budget, as max_keep allows, is bound by what the certificate says it loses.
+        A row over budget, as max_keep allows, may lose what the certificate states for it.
         """
         claims = self._claims
         if self._bound_eps is not None:
@@ -105,7 +110,7 @@ class Judge:
         return limits
 
     def _compare(self, which: Integers, rows: Rows, lower: Floats, upper: Floats) -> None:
-        """Hold recorded masses against recomputed ones."""
+        """Compare recorded masses with recomputed ones."""
         confirmed = rows.lose_at_most(upper) & rows.lose_at_least(lower)
         refuted = rows.refute(lower, upper)
         self._verdict.rows += len(which)
@@ -121,7 +126,7 @@ class Judge:
         promised: NDArray[np.bool_],
         within: NDArray[np.bool_],
     ) -> None:
-        """Hold the promised rows against the recorded worst masses, or against their budget."""
+        """Compare the promised rows with the recorded worst masses, or with their budgets."""
         claims, name = self._claims, "indices"
         bound = np.full(len(which), self._eps)
         confirmed = within
@@ -162,7 +167,7 @@ class Judge:
             counts[1] += int(perhaps[here].sum())
 
     def compare_violations(self) -> None:
-        """Hold the counts of held-out queries over budget against those of all rows taken."""
+        """Compare the recorded counts of violations with those of all rows."""
         said = self._claims.violations
         for head, (least, most) in self._violations.items():
             if said is not None and not least <= said[head] <= most:
@@ -174,6 +179,6 @@ class Judge:
 
 
 def _by_head(which: Integers) -> list[tuple[int, Integers]]:
-    """The queries (ascending) of every head among (head, query), heads ascending, too."""
+    """Return every head among (head, query) with its queries, both ascending."""
     cuts = np.flatnonzero(np.diff(which[:, 0])) + 1
     return [(int(part[0, 0]), part[:, 1]) for part in np.split(which, cuts) if len(part)]

@@ -42,7 +42,7 @@ _TILE_PRODUCTS = 1 << 17  # numbers that are multiplied in one product of matric
 
 @dataclass(frozen=True)
 class Side:
-    """What some rows (b) have on the kept or on the dropped keys.
+    """The softmax of some rows (b) on the kept or on the dropped keys.
 
     Terms (b, j) times their factors (b,) are the softmax of these keys.
     """
@@ -67,7 +67,7 @@ class Rows:
     spread: Floats
 
     def mixture(self, weights: Floats) -> Floats:
-        """The softmax of the kept and then the dropped keys, weighted and summed over rows (n,).
+        """Sum the softmax of the kept and then the dropped keys over rows, weighted (n,).
 
         Of each row the lower end is taken: its softmax is not below what enters here.
         """
@@ -80,15 +80,15 @@ class Rows:
     # Near 1 a float64 tells masses apart by no more than 2^-53, but 1 - bound is exact from 1/2 on.
 
     def lose_at_most(self, bound: Floats) -> NDArray[np.bool_]:
-        """Which tail masses are proven to be <= bound (b,)."""
+        """Return which tail masses are proven to be <= bound (b,)."""
         return np.where(bound < 0.5, self.tail_high <= bound, self.kept_low >= 1 - bound)
 
     def lose_at_least(self, bound: Floats) -> NDArray[np.bool_]:
-        """Which tail masses are proven to be >= bound (b,)."""
+        """Return which tail masses are proven to be >= bound (b,)."""
         return np.where(bound < 0.5, self.tail_low >= bound, self.kept_high <= 1 - bound)
 
     def refute(self, lower: Floats, upper: Floats) -> NDArray[np.bool_]:
-        """Which tail masses are proven not to be in [lower, upper] (b,)."""
+        """Return which tail masses are proven not to be in [lower, upper] (b,)."""
         above = np.where(upper < 0.5, self.tail_low > upper, self.kept_high < 1 - upper)
         below = np.where(lower < 0.5, self.tail_high < lower, self.kept_low > 1 - lower)
         return above | below
@@ -191,7 +191,7 @@ def _norms(vectors: Floats) -> Floats:
 
 
 def ball_radius(pieces: Callable[[], Iterable[Floats]], count: int) -> float:
-    """The radius of a ball around `count` vectors, which come in pieces (j, d), twice.
+    """Return the radius of a ball around `count` vectors, which come in pieces (j, d), twice.
 
     Any centre will do, and every distance from it is rounded up: the differences and the norm are
     off by less than (d/2 + 3) u, d <= 2^20, for which 2^-30 is taken. The centre is the mean, moved
@@ -259,7 +259,7 @@ class Proof:
         self._at_least = max(self._at_least, other._at_least)
 
     def holds_for(self, bound: int) -> bool:
-        """Whether no set of fewer than `bound` units does it."""
+        """Return True if no set of fewer than `bound` units is within the limits."""
         if bound <= self._at_least:
             return True
         left = len(self._forced) - (bound - 1)

@@ -1,14 +1,15 @@
-"""What an audit says: findings, and what is known of every output."""
+"""Reports of audits: findings, facts about every output, and their JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ..cache_format import Options
+from ..cache_format import Budgets, Options
 
-# Findings beyond these are only counted, or an output of nonsense would fill the memory with them.
+# Further findings are only counted, so that an output of nonsense does not fill the memory.
 MOST_FINDINGS = 10_000
 
 WITHOUT_INPUT = (
@@ -23,7 +24,7 @@ _OF_NONE = (
 
 
 def unknown_without_input(options: Options) -> tuple[str, ...]:
-    """What nobody can tell of such an output without its input."""
+    """Return the questions that remain open without the input."""
     known: tuple[str, ...] = _OF_NONE if options.proof == "none" else WITHOUT_INPUT
     radius = ("whether budgets and values keep outputs within out_tol",)
     guard = ("whether the guard bounds what was dropped",)
@@ -32,7 +33,7 @@ def unknown_without_input(options: Options) -> tuple[str, ...]:
 
 
 def recomputed(options: Options | None, rows: int, bounds: int) -> str:
-    """In words, what an input confirms at a level of proof."""
+    """Return in words what an input confirms at a level of proof."""
     proof = "full" if options is None else options.proof
     return {
         "full": f"{rows} tail masses and {bounds} lower bounds recomputed",
@@ -45,9 +46,9 @@ def recomputed(options: Options | None, rows: int, bounds: int) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that does not hold, and where: a tensor or a part of the file, with the place.
+    """A statement that does not hold, and its place: a tensor or a part of the file.
 
-    Both may hold foreign text, such as names of tensors, as it stands in the file.
+    Both may contain text of the file, such as names of tensors, unescaped.
     """
 
     where: str
@@ -59,25 +60,25 @@ class Finding:
 
 @dataclass
 class Notes:
-    """Findings, of which those beyond many are only counted."""
+    """Findings; those beyond `MOST_FINDINGS` are only counted."""
 
     findings: list[Finding] = field(default_factory=list)
     more_findings: int = 0
 
     @property
     def found(self) -> int:
-        """How many things do not hold."""
+        """The number of findings."""
         return len(self.findings) + self.more_findings
 
     def add(self, where: str, what: str) -> None:
-        """Note something that does not hold."""
+        """Add a finding."""
         if len(self.findings) < MOST_FINDINGS:
             self.findings.append(Finding(where, what))
         else:
             self.more_findings += 1
 
     def take(self, other: Notes) -> None:
-        """Note all that another has."""
+        """Add all findings of another."""
         for finding in other.findings:
             self.add(finding.where, finding.what)
         self.more_findings += other.more_findings
@@ -85,7 +86,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Which rows were looked at where only some were: so many of all, drawn from a seed."""
+    """A sample of rows: so many of all, drawn from a seed."""
 
     rows: int
     of: int
@@ -94,19 +95,36 @@ class Sampled:
 
 @dataclass
 class OutputAudit(Notes):
-    """What is known of one output. Every row is one query of one query head.
+    """The facts about one output. A row is one query of one query head.
 
-    `eps` (None if it is not the same everywhere), `budgets`, `options` and `names` are what it says
-    was asked for (None if it cannot be read), and `covered` the tensors of its input that these
-    names take for the cache. `kept` of `total` keys, `rows_over_budget` and `worst_tail_mass` (the
-    largest upper end) are of the rows of layers that make sense that a promise is made for; without
-    an input they are what it says, with it and without a finding they are true, and None where the
-    level of proof does not tell. `rows` are those that something is recorded of, or promised for;
-    `held_out` rows are of queries that were set aside, of which `violations` lose more than eps (or
-    may, to within 2^-20), and `left_out` rows are those that coverage leaves out. `more_findings`
-    are counted only. `sampled` says that only some rows were looked at: then nothing is confirmed.
-    `error` says why it could not be judged at all: a file that the system refuses, or too little
-    memory. `warnings` are no findings, but worth a look: a file that has the name of another input.
+    Counts and masses are of layers that make sense. Without the input they are what the output
+    states. With the input, and without a finding, they are true.
+
+    Attributes:
+        path: The output.
+        source: The input that it was made of, if that was given and found.
+        eps: The budget of all groups; None if they differ, or cannot be read.
+        budgets: The budgets of all groups; None if they cannot be read.
+        bound_eps: The budgets that the lower bounds refer to.
+        options: The options of the job.
+        names: The pattern of the input's tensor names.
+        covered: The tensors of the input that these names take for the cache.
+        not_covered: The other tensors of the input.
+        kept: Kept keys.
+        total: All keys.
+        rows_over_budget: Promised rows over their budget; None if the level of proof does not tell.
+        worst_tail_mass: The largest upper end of a promised row; None as above.
+        rows: Rows with a record or a promise.
+        confirmed_rows: Rows of which that was confirmed.
+        lower_bounds: Recorded lower bounds.
+        confirmed_lower_bounds: Those that were proved again.
+        held_out: Rows of queries that were set aside.
+        violations: Held-out rows that lose more than eps, or may, to within 2^-20.
+        left_out: Rows that coverage leaves out.
+        sampled: The sample; nothing is confirmed then. None if all rows were looked at.
+        unchecked: The questions that remain open.
+        error: The reason why it could not be judged: a refusal of the system, or too little memory.
+        warnings: No findings, but worth a look: a file that has the name of another input.
     """
 
     path: Path = field(default_factory=Path)
@@ -136,16 +154,18 @@ class OutputAudit(Notes):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found by an audit that looks at everything."""
+        """True if an audit of everything found nothing."""
         return not self.findings and self.sampled is None and self.error is None
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The whole answer.
+    """The answer of an audit.
 
-    `unmatched` are inputs that belong to none of the outputs, `not_reached` outputs behind the
-    first that does not hold, where the audit was told to stop there.
+    Attributes:
+        outputs: The facts about every output.
+        unmatched: Inputs of none of the outputs.
+        not_reached: Outputs behind the first that does not hold, if the audit stopped there.
     """
 
     outputs: tuple[OutputAudit, ...]
@@ -154,16 +174,62 @@ class Audit:
 
     @property
     def found(self) -> bool:
-        """Whether anything does not hold."""
+        """True if anything does not hold."""
         return bool(self.unmatched) or any(output.findings for output in self.outputs)
 
     @property
     def not_judged(self) -> tuple[Path, ...]:
-        """Outputs that an error kept from being judged; their `error` says which."""
+        """Outputs that could not be judged because of their `error`."""
         return tuple(output.path for output in self.outputs if output.error is not None)
 
     @property
     def holds(self) -> bool:
-        """Whether everything that could be checked was, and holds."""
+        """True if everything was checked and holds."""
         whole = not self.not_reached and not self.unmatched
         return whole and all(output.holds for output in self.outputs)
+
+
+def audit_json(report: Audit) -> dict[str, Any]:
+    """Return an audit as plain values, as `certk verify --json` prints it."""
+    return {
+        "holds": report.holds,
+        "outputs": [_output_json(output) for output in report.outputs],
+        "unmatched_inputs": [str(path) for path in report.unmatched],
+        "not_reached": [str(path) for path in report.not_reached],
+    }
+
+
+def _output_json(output: OutputAudit) -> dict[str, Any]:
+    return {
+        "output": str(output.path),
+        "input": None if output.source is None else str(output.source),
+        "holds": output.holds,
+        "findings": [{"where": item.where, "what": item.what} for item in output.findings],
+        "more_findings": output.more_findings,
+        "error": output.error,
+        "warnings": list(output.warnings),
+        "sampled": None if output.sampled is None else asdict(output.sampled),
+        "eps": output.eps,
+        "budgets": _budgets_json(output.budgets),
+        "bound_eps": _budgets_json(output.bound_eps),
+        "options": None if output.options is None else vars(output.options),
+        "names": output.names,
+        "covered": list(output.covered),
+        "not_covered": list(output.not_covered),
+        "kept": output.kept,
+        "total": output.total,
+        "rows_over_budget": output.rows_over_budget,
+        "worst_tail_mass": output.worst_tail_mass,
+        "held_out_rows": output.held_out,
+        "held_out_over_budget": output.violations,
+        "left_out_rows": output.left_out,
+        "not_checked": list(output.unchecked),
+        "tail_masses": output.rows,
+        "tail_masses_confirmed": output.confirmed_rows,
+        "lower_bounds": output.lower_bounds,
+        "lower_bounds_confirmed": output.confirmed_lower_bounds,
+    }
+
+
+def _budgets_json(budgets: Budgets | None) -> dict[str, list[float]] | None:
+    return None if budgets is None else {str(i): list(groups) for i, groups in budgets.items()}

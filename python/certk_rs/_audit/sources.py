@@ -1,21 +1,22 @@
-"""The inputs to check against, each hashed once, and found by what an output says of its input."""
+"""The inputs to check against: each hashed at most once, and found by the hashes in an output."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..cache_format import INDEX_SUFFIX, Form, TensorFacts, open_tensors
 from ..errors import CertkError
 
 Facts = Mapping[str, TensorFacts]
+Headers = tuple[str, ...]
 _Key = tuple[tuple[str, TensorFacts], ...]
 
 
 class Source:
-    """A file to check against, or an index of some. Tensors are hashed when first asked for."""
+    """An input, a file or an index of shards; tensors are hashed on first use."""
 
     def __init__(self, path: Path, pause: Callable[[], None]) -> None:
         self.path = path
@@ -23,17 +24,17 @@ class Source:
         with open_tensors(path) as file:
             self.headers = tuple(file.header_sha256s())
             self.identity = file.identity
-            self.forms = {e.name: (e.dtype, e.shape) for e in file.header.entries.values()}
+            self.forms = file.header.forms
         self._turn = threading.Lock()
         self._tensors: dict[str, TensorFacts] | None = None
 
     @property
     def name(self) -> str:
-        """The file name of what is made of it: of shards that of the file they stand for."""
+        """The file name of its output."""
         return self.path.name.removesuffix(INDEX_SUFFIX)
 
     def tensors(self) -> Facts:
-        """Every tensor, hashed."""
+        """Return every tensor with its hash."""
         with self._turn:
             if self._tensors is None:
                 with open_tensors(self.path) as file:
@@ -48,19 +49,20 @@ class Source:
 
 
 class Sources:
-    """All inputs. Looking for one costs no more the more there are, once they are hashed."""
+    """All inputs, found in constant time once they are hashed."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._all = sources
         self._turn = threading.Lock()
         self._places = {source: place for place, source in enumerate(sources)}
-        self._by_headers: dict[tuple[str, ...], list[Source]] = defaultdict(list)
-        self._by_name: dict[tuple[tuple[str, ...], str], list[Source]] = defaultdict(list)
+        self._by_headers: dict[Headers, list[Source]] = defaultdict(list)
+        self._by_name: dict[tuple[Headers, str], list[Source]] = defaultdict(list)
         for source in sources:
             self._by_headers[source.headers].append(source)
             self._by_name[source.headers, source.name].append(source)
         self._names = {source.name for source in sources}
-        self._hashed: set[Source] = set()
+        # Of every source that was hashed its key, or None if it could not be read.
+        self._keys: dict[Source, _Key | None] = {}
         self._lost: dict[Source, CertkError | OSError] = {}
         self._by_tensors: dict[_Key, list[Source]] = defaultdict(list)
         self._holding: dict[tuple[str, TensorFacts], list[Source]] = defaultdict(list)
@@ -69,26 +71,18 @@ class Sources:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def find(self, facts: Facts, headers: tuple[str, ...], name: str) -> Source | None:
-        """The input with these tensors, one with these headers if there is such a one.
-
-        Of several files of that name comes before others.
-        """
-        key = _key(facts)
-        likely = self._by_headers.get(headers, [])
-        named = self._by_name.get((headers, name), [])
+    def find(self, facts: Facts, headers: Headers, name: str) -> Source | None:
+        """Find the input with these tensors; prefer these headers, then this name."""
+        key, forms = _key(facts), _forms(facts)
+        likely = (self._by_name.get((headers, name), []), self._by_headers.get(headers, []))
         found = None
-        for some in (named, likely):
-            if found is None:
-                for source in self._not_hashed(some):
-                    if self._hash(source) == key:
-                        break
-                found = self._among(key, headers, name)
+        for some in likely:
+            self._hash_until(key, some)
+            found = self._among(key, headers, name)
+            if found is not None:
+                break
         if found is None and not self._by_tensors.get(key):
-            forms = _forms(facts)
-            for source in self._not_hashed(self._all):
-                if source.forms == forms and self._hash(source) == key:
-                    break
+            self._hash_until(key, (each for each in self._all if each.forms == forms))
         with self._turn:
             alike = self._by_tensors.get(key, [])
             if alike:
@@ -96,20 +90,19 @@ class Sources:
             return found or (alike[0] if alike else None)
 
     def has_name(self, name: str) -> bool:
-        """Whether one of the inputs is to have an output of this name."""
+        """Return True if the output of an input has this name."""
         return name in self._names
 
     def lost(self, facts: Facts) -> CertkError | OSError | None:
-        """Why an input that might be the one with these tensors could not be hashed, if any."""
+        """Return the error of an input that may be the one with these tensors, if any."""
         forms = _forms(facts)
         with self._turn:
             errors = [error for source, error in self._lost.items() if source.forms == forms]
             return errors[0] if errors else None
 
-    def nearest(self, facts: Facts, headers: tuple[str, ...]) -> tuple[Source, int]:
-        """The input that shares most tensors with these, and how many; all inputs are hashed."""
-        for source in self._not_hashed(self._all):
-            self._hash(source)
+    def nearest(self, facts: Facts, headers: Headers) -> tuple[Source, int]:
+        """Return the input that shares most tensors with these, and how many; hashes all."""
+        self._hash_until(None, self._all)
         same: Counter[Source] = Counter()
         for item in facts.items():
             same.update(self._holding.get(item, ()))
@@ -122,17 +115,14 @@ class Sources:
         return best, same[best]
 
     def unmatched(self) -> tuple[Path, ...]:
-        """Those that no output was made from."""
+        """Return the inputs of no output."""
         forms = [_forms(dict(key)) for key in self._matched]
-        lone = []
-        for source in self._all:
-            # What has other names and shapes need not be hashed to be told apart.
-            known = source in self._hashed or source.forms in forms
-            if not known or self._hash(source) not in self._matched:
-                lone.append(source.path)
-        return tuple(lone)
+        # Other names and shapes tell inputs apart without hashes.
+        self._hash_until(None, (each for each in self._all if each.forms in forms))
+        keys = [(source, self._keys.get(source)) for source in self._all]
+        return tuple(source.path for source, key in keys if key not in self._matched)
 
-    def _among(self, key: _Key, headers: tuple[str, ...], name: str) -> Source | None:
+    def _among(self, key: _Key, headers: Headers, name: str) -> Source | None:
         def place(source: Source) -> tuple[bool, int]:
             return source.name != name, self._places[source]
 
@@ -140,28 +130,26 @@ class Sources:
             alike = [s for s in self._by_tensors.get(key, ()) if s.headers == headers]
             return min(alike, key=place, default=None)
 
-    def _not_hashed(self, sources: list[Source]) -> list[Source]:
-        with self._turn:
-            if len(self._hashed) + len(self._lost) == len(self._all):
-                return []
-            done = (self._hashed, self._lost)
-            return [source for source in sources if not any(source in some for some in done)]
+    def _hash_until(self, key: _Key | None, sources: Iterable[Source]) -> None:
+        """Hash inputs that are not hashed yet, up to the one with these tensors."""
+        if len(self._keys) < len(self._all):
+            for source in sources:
+                if source not in self._keys and self._hash(source) == key is not None:
+                    break
 
     def _hash(self, source: Source) -> _Key | None:
-        """The hashes of an input; None where it cannot be read any more.
-
-        That ends the search of nobody whose input is another one.
-        """
+        """Hash an input; None if it cannot be read any more, which concerns its outputs alone."""
         try:
             tensors = source.tensors()
         except (CertkError, OSError) as error:
             with self._turn:
+                self._keys.setdefault(source, None)
                 self._lost.setdefault(source, error)
             return None
         key = _key(tensors)
         with self._turn:
-            if source not in self._hashed:
-                self._hashed.add(source)
+            if source not in self._keys:
+                self._keys[source] = key
                 self._by_tensors[key].append(source)
                 for item in tensors.items():
                     self._holding[item].append(source)

@@ -1,6 +1,6 @@
-"""Whether what an output says of one kv head is true of its input.
+"""Comparison of one kv head of an output with the input.
 
-One kv head of one layer at a time: its copies, its values' radius, and every row of the query
+It covers the copies of the head, the radius of its values, its guard, and every row of the query
 heads that share it. Memory is about that of the head and of one block of scores.
 """
 
@@ -21,33 +21,33 @@ from ..cache_format import (
     not_finite,
     widen,
 )
+from .checks import forced_positions, inside
 from .claims import Claims, Floats, Integers
 from .guards import GuardClaims, untruths
 from .judge import Judge, Verdict
 from .recompute import Keys, Proof, ball_radius, recompute
 from .report import Finding
-from .sense import forced_positions, inside
 
 _BLOCK = 1 << 20  # scores at a time: 8 MiB, and a few temporaries of that size
 _ROWS = 1 << 14  # rows of keys or values at a time
-# How far budgets that were chosen for a bound on outputs may be off.
+# The tolerance for budgets that were chosen for a bound on outputs.
 _LENIENT = 1 + 2.0**-20
 
 Pick = Callable[[int, slice], NDArray[np.bool_]]
-"""Which of some queries of a head are looked at."""
+"""Chooses the queries of a head to look at."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """One kv head of one layer, to be held against the input.
+    """One kv head of one layer, to be compared with the input.
 
-    Args:
+    Attributes:
         given: The input.
         file: The output.
-        claims: What the output says of the layer.
-        kv_head: Which head.
-        certificate: What the output says of all.
-        pick: Where only some rows are looked at: which.
+        claims: The statements about the layer.
+        kv_head: The number of the head.
+        certificate: The certificate of the output.
+        pick: The choice of rows in a sample; None for all.
         pause: Called between blocks; it may raise.
     """
 
@@ -60,7 +60,7 @@ class Head:
     pause: Callable[[], None]
 
     def check(self) -> Verdict:
-        """Hold it against the input."""
+        """Compare the head with the input."""
         verdict = Verdict()
         for role in ("key", "value"):
             self._check_copies(role, verdict)
@@ -76,22 +76,22 @@ class Head:
         return self.claims.layer
 
     def _read(self, role: str, head: int, rows: slice) -> NDArray[Any]:
-        """Some rows of one head of the input as stored, (rows, d)."""
+        """Read some rows of one head of the input as stored, (rows, d)."""
         name, heads = self._layer.names[role], slice(head, head + 1)
         layout = self.certificate.options.layout
         found: NDArray[Any] = self.given.read_heads(name, heads, rows, layout=layout)[0]
         return found
 
     def _pieces(self, role: str, end: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """The first `end` rows of this head, some at a time, each with where it begins."""
+        """Yield the first `end` rows of this head in pieces, each with its first row's number."""
         for start in range(0, end, _ROWS):
             self.pause()
             yield start, self._read(role, self.kv_head, slice(start, min(start + _ROWS, end)))
 
     def _check_copies(self, role: str, verdict: Verdict) -> None:
-        """Kept rows are those of the input, bit for bit (as integers: NaN and -0 have no say).
+        """Check that kept rows are those of the input, bit for bit, and all rows finite.
 
-        All rows are read for that, and looked at: also one that no query sees is to be a number.
+        Rows that no query sees must be finite, too.
         """
         claims, name = self.claims, self.claims.stem + role
         kept = claims.indices[claims.group_of(self.kv_head)]
@@ -114,7 +114,7 @@ class Head:
             done = end
 
     def _check_finite(self, role: str, rows: NDArray[Any], verdict: Verdict) -> None:
-        """No cache with other numbers is pruned, and arithmetic would confirm nothing of one."""
+        """Check that rows are finite: prune refuses others."""
         if len(not_finite(rows.reshape(-1), self._layer.dtypes[role])):
             what = f"kv head {self.kv_head}: holds a number that is not finite"
             finding = Finding(f"input {self._layer.names[role]}", what)
@@ -122,7 +122,7 @@ class Head:
                 verdict.notes.add(finding.where, finding.what)
 
     def _check_radius(self, out_tol: float, verdict: Verdict) -> None:
-        """The budget times twice the radius of the values, which bounds the error of outputs."""
+        """Check budget times twice the radius of the values, which bounds the error of outputs."""
         group, visible = self.claims.group_of(self.kv_head), self.claims.visible
         dtype = self._layer.dtypes["value"]
 
@@ -142,7 +142,7 @@ class Head:
             )
 
     def _check_guard(self, guard: GuardClaims, verdict: Verdict) -> None:
-        """What is remembered of the dropped keys and values bounds them."""
+        """Check that the guard bounds the dropped keys and values."""
         head, dtypes = self.kv_head, self._layer.dtypes
         kept = self.claims.indices[self.claims.group_of(head)]
         first, end = guard.code_starts[head], guard.code_starts[head + 1]
@@ -150,7 +150,7 @@ class Head:
         self.file.read_into(self.claims.stem + "guard_codes", codes.data, first)
 
         def rows() -> Iterator[tuple[NDArray[np.float32], Floats]]:
-            # Those that no query of the file sees are dropped, too, and later queries see them.
+            # Keys that no query of the file sees are dropped, too; later queries see them.
             for start in range(0, self._layer.n, _ROWS):
                 self.pause()
                 part = slice(start, min(start + _ROWS, self._layer.n))
@@ -191,7 +191,7 @@ class Head:
             judge.compare_violations()
 
     def _places(self, head: int, part: slice) -> Integers:
-        """Head and number of those of some queries that are looked at, (b, 2)."""
+        """Return head and number of the queries to look at, (b, 2)."""
         numbers = np.arange(part.start, part.stop)
         if self.pick is not None:
             numbers = numbers[self.pick(head, part)]
@@ -204,11 +204,11 @@ class Head:
         return wide if self.pick is None else wide[self.pick(head, part)]
 
     def _seen(self, queries: Integers) -> Integers:
-        """How many of the visible keys each query sees."""
+        """Return how many of the visible keys each query sees."""
         visible, offset = self.claims.visible, self.certificate.causal_offset
         if offset is None:
             return np.full(len(queries), visible)
-        # An offset may be near the ends of int64 or beyond: no query is seen to move by more.
+        # The offset may be beyond int64; this clip changes no query.
         near = min(max(offset + 1, -self._layer.m), visible)
         return np.clip(queries + near, 0, visible)
 
@@ -223,7 +223,7 @@ class Head:
         return Keys(vectors, positions)
 
     def _batches(self) -> Iterator[list[tuple[int, slice]]]:
-        """Rows of the query heads that share this kv head, so many that memory suffices."""
+        """Yield rows of the query heads that share this kv head, a block of scores at a time."""
         size, m = self._layer.heads // self._layer.kv_heads, self._layer.m
         step = max(1, _BLOCK // max(self.claims.visible, 1))
         batch: list[tuple[int, slice]] = []

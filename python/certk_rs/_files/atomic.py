@@ -122,7 +122,7 @@ class NewFile:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
-        """The file from its beginning, for those who write to a stream."""
+        """Open the file as a stream from its beginning."""
         with names_the_file(self.path), os.fdopen(os.dup(self._fd), "wb") as stream:
             yield stream
 
@@ -193,7 +193,7 @@ class NewFile:
             )
 
     def _is_at(self, path: Path) -> bool:
-        """Whether the file of this writer is what has that name."""
+        """Return True if the file of that name is this writer's."""
         try:
             found = os.lstat(path)
         except FileNotFoundError:
@@ -231,7 +231,7 @@ class NewFile:
 
 
 def already_exists(path: object) -> CertkError:
-    """The refusal to write over something."""
+    """Return the error for a name that is taken."""
     return CertkError(
         f"{path} exists already: nothing is overwritten; choose another output or remove it"
     )
@@ -297,7 +297,7 @@ def _remove_if_stale(path: Path, host: str, own: os.stat_result) -> None:
 
 
 def _stale(locked: bool | None, host: str, age: float) -> bool:
-    """Whether the writer of a partial file is dead.
+    """Return True if the writer of a partial file is dead.
 
     Every writer locks its file, and the system lets go of the lock when the writer ends, however it
     ends, but not while it is paused. Where locks are seen, on the same running system, that decides

@@ -1,8 +1,7 @@
-"""The certificate inside an output: what was asked, of which bytes, and which bytes came out of it.
+"""The certificate in an output: the options of the job, the bytes of its input and of its output.
 
-Canonical JSON: keys sorted, no spaces, ASCII, floats in their shortest form, so that equal
-certificates are equal texts. Its field `sha256` is the SHA-256 of this same text with that field
-empty.
+It is canonical JSON (sorted keys, no spaces, ASCII, shortest floats), so equal certificates are
+equal texts. Its field `sha256` is the SHA-256 of the same text with that field empty.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .masses import Budgets, mass_dtype
-from .safetensors import ITEMSIZE, are_sizes, parse_json
+from .safetensors import ITEMSIZE, Form, are_sizes, parse_json
 from .tensor_file import LAYOUTS
 from .transposed import MAX_N
 
@@ -30,7 +29,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """One tensor: SHA-256 of its raw bytes, beside dtype and shape."""
+    """Dtype and shape of a tensor, and SHA-256 of its raw bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +38,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Options:
-    """How sets are chosen, and what is recorded of them.
+    """The options of a job: the choice of sets, and the level of proof.
 
     Attributes:
         granularity: One set per kv "head", per "layer", or one for all layers ("token").
@@ -75,12 +74,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that an output says of itself beside its tensors.
+    """The statement of an output about itself and its input.
 
-    `eps` has the budgets of all groups, `bound_eps` those that the lower bounds refer to (None:
-    `eps`). `names` is the pattern of the input's tensor names, `scales` the scale of every layer by
-    its number, `input_headers` the SHA-256 of the header of every part of the input, in order of
-    their names, `inputs` and `outputs` hold every tensor of the two files by name.
+    Attributes:
+        library: The version that wrote it.
+        eps: The budgets of all groups.
+        bound_eps: The budgets that the lower bounds refer to; None for `eps`.
+        options: The options of the job.
+        names: The pattern of the input's tensor names.
+        causal_offset: Query i sees the keys <= i + offset; None: all.
+        scales: The scale of every layer, by its number.
+        input_headers: SHA-256 of the header of every part of the input, by name.
+        inputs: Every tensor of the input.
+        outputs: Every tensor of the output.
     """
 
     library: str
@@ -99,8 +105,18 @@ class Certificate:
         """The dtype of all masses of the file."""
         return mass_dtype(self.eps)
 
+    @property
+    def input_forms(self) -> dict[str, Form]:
+        """Dtype and shape of every tensor of the input, by name."""
+        return {name: (facts.dtype, facts.shape) for name, facts in self.inputs.items()}
+
+    @property
+    def output_forms(self) -> dict[str, Form]:
+        """Dtype and shape of every tensor of the output, by name."""
+        return {name: (facts.dtype, facts.shape) for name, facts in self.outputs.items()}
+
     def to_json(self) -> str:
-        """The canonical text."""
+        """Return the canonical text."""
         return self._text(self._sha256())
 
     def _sha256(self) -> str:
@@ -125,9 +141,10 @@ class Certificate:
 
 
 def read_certificate(text: str) -> tuple[Certificate, str | None]:
-    """Parse a certificate; also what is wrong with it as a text (None if nothing is).
+    """Parse a certificate; also return a complaint about its text, or None.
 
-    Raises `ValueError` if it cannot be read at all.
+    Raises:
+        ValueError: It cannot be read.
     """
     try:
         body = parse_json(text)
@@ -213,7 +230,7 @@ def _options(body: dict[str, Any]) -> Options:
 
 
 def _may_be_hot(options: Options) -> bool:
-    """Whether options are those of hot keys: of a size, with a guard, and nothing beside it."""
+    """Return True if options can be those of hot keys: a size, a guard, and no other limit."""
     limited = options.max_keep is not None or options.block_size > 1 or options.coverage < 1
     others = options.granularity == "token" or options.guard == "none"
     return options.size is not None and not limited and not others

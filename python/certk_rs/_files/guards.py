@@ -1,8 +1,8 @@
-"""The tensors of a guard: what is remembered of the dropped keys and values of a layer.
+"""The tensors of a guard: bounds on the dropped keys and values of a layer.
 
-Of every kv head there are codes of the dropped keys with what bounds them, and a ball around the
-dropped values; docs/files.md says what each tensor is. Here they are laid out, one kv head behind
-the other, and taken apart again.
+A guard has, for every kv head, codes of the dropped keys with bounds on their errors, and a ball
+around the dropped values; docs/files.md describes each tensor. This module lays them out, one kv
+head behind the other, and splits them again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from numpy.typing import NDArray
 from .layers import Layer
 from .safetensors import Form
 
-# Codes of so many keys lie together, four entries of each in a line.
+# Codes are stored in groups of 16 keys, four entries of each in a line.
 _GROUP = 16
 _STEP = 4
-# Which numbers of a saved index `bounds` has, in their order. The one between is the largest loss
-# that gets a code: nothing gets one any more.
+# The numbers of a saved index that `bounds` has, in order. The missing one, the largest loss that
+# gets a code, is not used in a guard.
 _BOUNDS = (0, 1, 2, 3, 5, 6)
 
 
 @dataclass(frozen=True, eq=False)
 class GuardedHead:
-    """What is remembered of the `count` dropped keys and values of one kv head.
+    """The guard of the `count` dropped keys and values of one kv head.
 
-    `parts` are those of a saved index of these keys (`_native.KeyIndex.parts`), `ball` the centre
-    and the radius of a ball around the values, (d + 1,).
+    Attributes:
+        count: The number of dropped keys.
+        parts: The parts of a saved index of these keys (`_native.KeyIndex.parts`).
+        ball: The centre and the radius of a ball around the values, (d + 1,).
     """
 
     count: int
@@ -39,7 +41,7 @@ class GuardedHead:
 
 
 def guard_forms(layer: Layer, dropped: int, codes: int) -> dict[str, Form]:
-    """Dtype and shape of each tensor of a layer's guard.
+    """Return dtype and shape of each tensor of a layer's guard.
 
     Args:
         layer: The layer.
@@ -59,12 +61,12 @@ def guard_forms(layer: Layer, dropped: int, codes: int) -> dict[str, Form]:
 
 
 def code_bytes(count: int, d: int) -> int:
-    """Bytes of the codes of `count` keys of d entries."""
+    """Return the bytes of the codes of `count` keys of d entries."""
     return -(-count // _GROUP) * _GROUP * -(-d // _STEP) * _STEP
 
 
 def guard_tensors(heads: Sequence[GuardedHead], d: int) -> dict[str, NDArray[Any]]:
-    """The tensors of `guard_forms`, by name."""
+    """Lay out the tensors of `guard_forms`, by name."""
     upper = np.triu_indices(d)
     every: dict[str, list[NDArray[Any]]] = {}
     for head in heads:
@@ -89,7 +91,7 @@ def guard_tensors(heads: Sequence[GuardedHead], d: int) -> dict[str, NDArray[Any
 def guarded_heads(
     tensors: dict[str, NDArray[Any]], counts: Sequence[int], d: int
 ) -> list[GuardedHead]:
-    """The inverse of `guard_tensors`, of kv heads that have dropped so many keys each.
+    """Split the tensors of `guard_tensors` by kv heads that have dropped so many keys each.
 
     Raises:
         ValueError: The tensors are not laid out for these.

@@ -104,7 +104,7 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 
 def _header(tensors: Mapping[str, Form], shape: Shape, dtype: str, sha256: str) -> Header:
-    """The one header of an index; the SHA-256 is that of the whole file with 64 zeros for it."""
+    """Return the header of an index; `sha256` is that of the file with 64 zeros in its place."""
     about = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -122,7 +122,7 @@ def _damaged(path: object, problem: str) -> CertkError:
 
 
 def _about(file: SafetensorsFile) -> tuple[Shape, str, str]:
-    """What the file says of itself: the shape and dtype of the keys, and its own hash."""
+    """Return the shape and dtype of the keys, and the SHA-256 that the file states."""
     text = file.header.metadata.get("certk", "")
     try:
         about = parse_json(text)

@@ -1,4 +1,4 @@
-"""Files that are no safetensors, called what they are by their first bytes, with what to do."""
+"""Formats of files that are not safetensors, by their first bytes, with remedies."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
 
 
 def what_it_is(beginning: bytes) -> str | None:
-    """What a file that begins so is, with a remedy; None where that cannot be told."""
+    """Return the format of a file with this beginning, and a remedy; None if it is unknown."""
     head = beginning[:_FIRST]
     return next((said for sign, said in _KINDS if re.match(sign, head, re.DOTALL)), None)

@@ -1,4 +1,4 @@
-"""The layers of an input: which tensors are whose, how they fit together, what is said of them."""
+"""The layers of an input: their tensors, their shapes, and the metadata."""
 
 from __future__ import annotations
 
@@ -42,25 +42,29 @@ class Layer:
     layout: str = HEAD_MAJOR
 
     def visible(self, causal_offset: int | None) -> int:
-        """How many keys at least one query sees (always the first so many)."""
+        """Return how many keys, always the first, at least one query sees."""
         return self.n if causal_offset is None else min(max(self.m + causal_offset, 0), self.n)
 
     def blind(self, causal_offset: int | None) -> int:
-        """How many queries see no key (always the first so many)."""
+        """Return how many queries, always the first, see no key."""
         return 0 if causal_offset is None else min(max(-causal_offset, 0), self.m)
 
 
 def layout(
     where: str, tensors: Mapping[str, Form], names: Names, layout: str | None = HEAD_MAJOR
 ) -> tuple[Layer, ...]:
-    """The layers among `tensors` (name -> dtype, shape), by rising number.
+    """Return the layers among `tensors` (name -> dtype, shape), by rising number.
 
-    `layout` says how all of them are stored; None: (heads, rows, d), as long as no shape speaks for
-    the other way.
+    Args:
+        where: The beginning of error messages.
+        tensors: All tensors of a file.
+        names: The pattern of their names.
+        layout: The order of axes of all; None: (heads, rows, d), and shapes that look transposed
+            are an error.
 
-    Raises `CertkError` (beginning with `where`) for a missing tensor, a layer without queries, a
-    dtype or shape that does not fit, query heads that are not a multiple of the kv heads, and with
-    `layout=None` for shapes that look transposed.
+    Raises:
+        CertkError: A tensor is missing, a layer has no queries, a dtype or shape does not fit, or
+            query heads are not a multiple of the kv heads.
     """
     if layout not in (None, *LAYOUTS):
         raise CertkError(f"layout is {layout!r}: give hnd, (heads, rows, d), or nhd")
@@ -84,7 +88,7 @@ def layout(
 def read_metadata(
     where: str, metadata: Mapping[str, str], layers: Sequence[Layer]
 ) -> tuple[dict[int, float], int | None]:
-    """The scale of every layer and the causal offset (None: no causal mask) of an input."""
+    """Return the scale of every layer and the causal offset (None: no mask) of an input."""
     text = metadata.get("scale")
     scales = {layer.index: nearest_rsqrt(layer.d) for layer in layers}
     if text is not None:
@@ -109,7 +113,7 @@ def read_metadata(
 
 
 def nearest_rsqrt(d: int) -> float:
-    """The float64 nearest d^-1/2 (a power or a quotient of floats may miss it by one)."""
+    """Return the float64 nearest d^-1/2; a power or quotient of floats may be its neighbour."""
     guess = 1.0 / math.sqrt(d)
     for x in (math.nextafter(guess, 0.0), guess, math.nextafter(guess, 1.0)):
         # x is nearest if d^-1/2 lies between the midpoints to its neighbours.
@@ -128,7 +132,7 @@ def _nothing_found(where: str, tensors: Sequence[str], pattern: str) -> str:
 
 
 def _names_remedy(tensors: Sequence[str], pattern: str) -> str:
-    """What to give as names: what would match, if anything would."""
+    """Suggest a pattern of names, one that matches if there is one."""
     found = infer(tensors)
     if found is not None and found != pattern:
         return f"its names would be matched by --names {found!r}"
@@ -177,7 +181,7 @@ def _layer(
 
 
 def _is_whole(pattern: str | None, tensors: Mapping[str, Form], index: int) -> bool:
-    """Whether a pattern finds all three tensors of a layer."""
+    """Return True if a pattern finds all three tensors of a layer."""
     matches = map(Names(pattern or DEFAULT_NAMES).match, tensors)
     return {match[1] for match in matches if match and match[0] == index} == set(ROLES)
 

@@ -1,9 +1,8 @@
-"""Where a file is: a local path, or the URL of a file system that fsspec knows.
+"""Locations of files: local paths, and URLs of file systems that fsspec knows.
 
-What a user gives is text. It is a URL if something that holds no slash stands before "://", and a
-local path otherwise, so that "./s3://x" is a local file. Nothing that looks like a URL is ever
-taken for a local folder of that name: neither one that no file system knows, nor "s3:/bucket",
-which is what becomes of a URL that is made a path.
+A text is a URL if something without a slash stands before "://". Every other text is a local path,
+so "./s3://x" is a local file. A text that looks like a URL is never taken for a local folder. This
+includes URLs of unknown protocols, and "s3:/bucket", which `pathlib` makes of a URL.
 """
 
 from __future__ import annotations
@@ -21,27 +20,30 @@ from ..errors import CertkError
 from . import remote
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-# One letter is a drive.
+# A single letter is a drive.
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
-# On Windows file:///C:/x is C:/x, and a URL that is made a path gets their sign.
+# On Windows, file:///C:/x is C:/x, and a path made of a URL has backslashes.
 _DRIVES = os.name == "nt"
 _DRIVE = re.compile(r"/[A-Za-z]:/")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")
 _MAGIC = re.compile(r"[*?[]")
 
-# Within the class, `list` is a method.
-Locations: TypeAlias = "list[Location]"
-Children: TypeAlias = "list[tuple[str, bool]]"
-Matches: TypeAlias = "list[tuple[str, Location, bool]]"
+Children = list[tuple[str, bool]]
+"""Names in a directory, each with a flag for directories."""
+Place: TypeAlias = "str | os.PathLike[str] | Location"
+"""A file as callers give it; `locate` parses it."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """A place for a file or a directory, as `locate` makes it; hashable and picklable.
+    """The place of a file or a directory, made by `locate`; hashable and picklable.
 
-    `text` is what the user gave, `place` the local path or the URL, `protocol` that of the URL in
-    lower case, and empty where the place is local. Methods that look raise `OSError` with its
-    `filename` set, or `CertkError`.
+    Methods that read the file system raise `OSError` with `filename` set, or `CertkError`.
+
+    Attributes:
+        text: The user's spelling, for messages.
+        place: The local path, or the URL.
+        protocol: The URL's protocol in lower case; empty for a local path.
     """
 
     text: str
@@ -52,18 +54,18 @@ class Location:
         return self.text
 
     def __reduce__(self) -> tuple[type[Location], tuple[str, str, str]]:
-        # Who unpickles it may be in another directory.
+        # The reader of the pickle may have another working directory.
         place = self.place if self.protocol else str(Path(self.place).absolute())
         return Location, (self.text, place, self.protocol)
 
     @property
     def is_local(self) -> bool:
-        """Whether this is a path of the local file system."""
+        """True for a path of the local file system."""
         return not self.protocol
 
     @property
     def path(self) -> Path:
-        """The local path."""
+        """The local path; a `CertkError` for a URL."""
         if self.protocol:
             raise CertkError(f"{self.text} is not a local path: give a file of this machine")
         return Path(self.place)
@@ -78,27 +80,22 @@ class Location:
             place = urlsplit(self.place).path
         return place.rstrip("/").rpartition("/")[2]
 
-    @property
-    def suffix(self) -> str:
-        """What `name` ends with from its last dot on."""
-        return Path(self.name).suffix
-
     def __truediv__(self, name: str) -> Location:
-        """What is at a relative path below this, its parts joined by '/'."""
+        """Return the location at a relative path below this one."""
         if not self.protocol:
             return _local(str(Path(self.place, name)))
         place = f"{self.place.rstrip('/')}/{name}"
         return Location(place, place, self.protocol)
 
     def beside(self, name: str) -> Location:
-        """What has this name in the same directory."""
+        """Return the location of this name in the same directory."""
         if not self.protocol:
             return _local(str(Path(self.place).parent / name))
         place = f"{self.place.rstrip('/').rpartition('/')[0]}/{name}"
         return Location(place, place, self.protocol)
 
     def kind(self) -> str | None:
-        """What is there: "directory", or something else; None if nothing is."""
+        """Return "directory", another kind such as "file", or None if nothing is there."""
         if not self.protocol:
             if not self.path.exists():
                 return None
@@ -109,15 +106,15 @@ class Location:
             return None
 
     def exists(self) -> bool:
-        """Whether anything is there."""
+        """Return True if anything is there."""
         return self.kind() is not None
 
     def is_directory(self) -> bool:
-        """Whether a directory is there, or a prefix of objects that stands for one."""
+        """Return True for a directory, or for a prefix of objects."""
         return self.kind() == "directory"
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the length of the file in bytes."""
         if not self.protocol:
             return self.path.stat().st_size
         size = remote.info(self.place).get("size")
@@ -126,41 +123,36 @@ class Location:
         return int(size)
 
     def key(self) -> tuple[str | int, ...]:
-        """What is the same for two locations of one file or directory, links followed."""
+        """Return a key that all locations of one file share, links followed."""
         if not self.protocol:
             status = self.path.stat()
             return (status.st_dev, status.st_ino)
         return (self.protocol, remote.filesystem(self.place)[1])
 
-    def list(self) -> Locations:
-        """What is in this directory, sorted by name."""
-        return [self / name for name, _ in self.children()]
-
     def children(self) -> Children:
-        """The names in this directory, each with whether it is a directory itself, sorted."""
+        """Return the names in this directory, sorted, each with a flag for directories."""
         if self.protocol:
             return remote.children(self.place)
         with os.scandir(self.place) as held:
             return sorted((entry.name, _is_directory(entry)) for entry in held)
 
-    def glob(self, pattern: str) -> Locations:
-        """What a relative pattern matches below this directory, sorted by relative path."""
-        return [found for _, found, _ in self.matches(pattern)]
+    def matches(self, pattern: str) -> list[tuple[str, Location, bool]]:
+        """Return all matches of a relative glob pattern, sorted by path.
 
-    def matches(self, pattern: str) -> Matches:
-        """What a relative pattern matches: path from here, place, and whether it is a directory.
+        `*`, `?` and `[...]` match within a component, `**` any number of directories. Hidden names
+        match only components that begin with a dot, or have no wildcard. Links to directories are
+        followed, each directory once.
 
-        Sorted by path. As in shells: `*`, `?` and `[...]` within a component, `**` for any number
-        of directories; hidden names only where the pattern's component begins with a dot, or has no
-        sign in it. Links to directories are followed, none of them twice.
+        Returns:
+            Of each match the path from here, the location, and a flag for directories.
         """
         parts = tuple(part for part in pattern.split("/") if part)
         return sorted(set(_matches(self, "", parts)), key=lambda found: found[0])
 
     def make_directory(self) -> None:
-        """Make this directory and its parents if they are not there.
+        """Make this directory and its parents.
 
-        Nothing is done where directories are but prefixes, so that no bucket is ever made.
+        Object stores have no directories: nothing is done there, and no bucket is ever made.
         """
         if not self.protocol:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -180,10 +172,13 @@ class Location:
             system.invalidate_cache(path)
 
 
-def locate(place: str | os.PathLike[str] | Location) -> Location:
-    """What a text or path stands for. Nothing is looked at, except whether the protocol is known.
+def locate(place: Place) -> Location:
+    """Parse a path or URL; a `Location` is returned as it is.
 
-    "file:///x" is the local /x. Raises `CertkError` for what looks like a URL and is none.
+    The file system is not read. "file:///x" is the local /x.
+
+    Raises:
+        CertkError: The text is empty, or looks like a URL and is none, or its protocol is unknown.
     """
     if isinstance(place, Location):
         return place
@@ -205,8 +200,8 @@ def locate(place: str | os.PathLike[str] | Location) -> Location:
 
 
 def split_magic(location: Location) -> tuple[Location, str] | None:
-    """The directory before the first sign of a glob pattern, and the pattern; None without one."""
-    if location.protocol in ("http", "https"):  # whose '?' is their own
+    """Split at the first wildcard into directory and pattern; None without a wildcard."""
+    if location.protocol in ("http", "https"):  # '?' begins a query
         return None
     scheme, sign, rest = location.place.rpartition("://")
     parts = rest.replace(os.sep, "/").split("/")
@@ -298,10 +293,12 @@ def _matches(
 
 
 def directories(base: Location) -> Iterator[tuple[str, Location, Children]]:
-    """A directory and all below it, but for hidden ones: the path to each, and its children.
+    """Walk a directory tree without hidden directories, in a fixed order.
 
-    Links are followed, but no directory is met twice, so that loops end. In no certain order, but
-    always in the same.
+    Links are followed, each directory once, so loops end.
+
+    Yields:
+        Of each directory the path from `base`, the location, and its children.
     """
     seen: set[tuple[str | int, ...]] = set()
     left = [("", base)]

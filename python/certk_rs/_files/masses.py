@@ -1,6 +1,6 @@
-"""How tail masses are stored: in F32 where that is fine enough, rounded outward.
+"""Stored tail masses: F32 where that is fine enough, rounded outward.
 
-All of it is done on the bits of floats, whose order is that of integers: a host that takes
+The rounding works on the bits of floats, which have the order of integers. So a host that takes
 subnormal numbers for zero (torch.set_flush_denormal) makes no difference.
 """
 
@@ -22,16 +22,15 @@ _LEAST = {"F32": 2.0**-126, "F64": 2.0**-1000}
 
 
 def mass_dtype(eps: Budgets) -> str:
-    """The dtype of the masses of a file with these budgets: F32, or F64 beside tiny ones."""
+    """Return the dtype of the masses of a file with these budgets: F32, or F64 for tiny ones."""
     budgets = [budget for groups in eps.values() for budget in groups]
     return "F64" if any(0 < budget < _SMALLEST_F32_BUDGET for budget in budgets) else "F32"
 
 
 def storable_budget(eps: float, dtype: str) -> float:
-    """The largest number of that dtype that is <= eps.
+    """Return the largest number of that dtype that is <= eps.
 
-    Who chooses sets by it may record their masses: an upper end that is within it is within `eps`
-    when it has been rounded up.
+    An upper end within it is still within `eps` when it is rounded up for storage.
     """
     if dtype == "F64":
         return eps
@@ -39,7 +38,7 @@ def storable_budget(eps: float, dtype: str) -> float:
 
 
 def upper_ends(masses: NDArray[np.float64], dtype: str) -> NDArray[np.floating]:
-    """Masses rounded up to the dtype, F32 or F64; what is > 0 is at least 2^-126 or 2^-1000."""
+    """Round masses up to F32 or F64; a mass > 0 becomes at least 2^-126 or 2^-1000."""
     least = _LEAST[dtype]
     bits = _bits(masses)
     wide = np.where(bits < _bits_of(least), least, masses)
@@ -52,7 +51,7 @@ def upper_ends(masses: NDArray[np.float64], dtype: str) -> NDArray[np.floating]:
 
 
 def lower_ends(masses: NDArray[np.float64], dtype: str) -> NDArray[np.floating]:
-    """Masses rounded down to the dtype, F32 or F64; what is below 2^-126 or 2^-1000 is 0."""
+    """Round masses down to F32 or F64; a mass below 2^-126 or 2^-1000 becomes 0."""
     wide = np.where(_bits(masses) < _bits_of(_LEAST[dtype]), 0.0, masses)
     if dtype == "F64":
         return wide
@@ -64,7 +63,7 @@ def lower_ends(masses: NDArray[np.float64], dtype: str) -> NDArray[np.floating]:
 def storable_weights(
     weights: NDArray[np.float64], heaviest: float | None = None
 ) -> NDArray[np.float64]:
-    """Weights as F32 has them, times a power of two that brings `heaviest` to [1/2, 1).
+    """Return weights as F32 numbers, times a power of two that brings `heaviest` to [1/2, 1).
 
     Exact for weights that are F32 numbers from 2^-125 of the heaviest on; others are rounded, and
     below that they are 0. None stands for the largest; the rows of all layers that share a set
@@ -75,12 +74,12 @@ def storable_weights(
 
 
 def stored_weights(weights: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Weights in F32; those below 2^-126 are 0."""
+    """Return weights in F32; those below 2^-126 become 0."""
     return np.where(_bits(weights) < _bits_of(_LEAST["F32"]), 0.0, weights).astype(np.float32)
 
 
 def _bits(masses: Iterable[float] | NDArray[np.float64]) -> NDArray[np.int64]:
-    """Rising with the number, for numbers >= 0; below 0 for negative ones."""
+    """Return the bits, which rise with numbers >= 0 and are negative for negative ones."""
     return np.ascontiguousarray(masses, np.float64).view(np.int64)
 
 

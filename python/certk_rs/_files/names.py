@@ -1,4 +1,4 @@
-"""How the tensors of a cache are named: a pattern, or the one known spelling that occurs."""
+"""Names of the tensors of a cache: a pattern, or the one known spelling that occurs."""
 
 from __future__ import annotations
 
@@ -50,15 +50,16 @@ class Names:
         )
 
     def match(self, name: str) -> tuple[int, str] | None:
-        """(layer number, role) of a tensor name, None if it is not part of the cache."""
+        """Return layer number and role of a tensor name; None if it is not part of the cache."""
         found = self._regex.fullmatch(name)
         return (int(found["i"]), self._roles[found["role"]]) if found else None
 
 
 def detect(where: str, tensors: Iterable[str]) -> Names:
-    """The one known spelling that occurs among the tensor names, the default if none does.
+    """Return the known spelling that occurs among the tensor names, or else the default.
 
-    Raises `CertkError` (beginning with `where`) if several do.
+    Raises:
+        CertkError: Several occur; the message begins with `where`.
     """
     held = list(tensors)
     candidates = [

@@ -1,23 +1,22 @@
-"""A file to be written that appears whole under its name or not at all: local, or behind a URL.
+"""New files, local or behind a URL, that appear whole under their name or not at all.
 
-Locally that is `atomic.NewFile`. Elsewhere the bytes go to a temporary file of this machine first
-(in the system's directory for those, see `tempfile`) and are uploaded by `commit`. Object stores
-show an object when its upload is complete; on other file systems it is uploaded under a partial
-name and renamed.
+A local file is an `atomic.NewFile`. The bytes of a remote file go to a local temporary file (see
+`tempfile`), which `commit` uploads. Object stores show an object when its upload is complete. On
+other file systems it is uploaded under a partial name and renamed.
 
-That a name is taken is looked for when writing begins and again at `commit`. Where the store can
-refuse to replace an object (S3 with `If-None-Match`), it is asked to, and of several writers one
-wins; elsewhere two that commit at the same moment are not told apart, and the last one's object
-stays.
+A taken name is refused when writing begins and again at `commit`. A store that can refuse to
+replace an object (S3 with `If-None-Match`) is asked to, so one of several writers wins. Elsewhere,
+of two that commit at the same moment, the last one's object stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Protocol
@@ -25,11 +24,11 @@ from typing import IO, Any, BinaryIO, Protocol
 from ..errors import CertkError
 from . import remote
 from .atomic import NewFile, already_exists
-from .location import Location
+from .location import Location, Place, locate
 
 
 class WritableFile(Protocol):
-    """A file in the making; a context manager, and leaving it without `commit` leaves nothing."""
+    """A file being written; a context manager that leaves nothing without `commit`."""
 
     def __enter__(self) -> WritableFile: ...
 
@@ -45,24 +44,34 @@ class WritableFile(Protocol):
         """Write all of `data` at byte `offset`."""
 
     def stream(self) -> contextlib.AbstractContextManager[BinaryIO]:
-        """The file from its beginning, for those who write to a stream."""
+        """Open the file as a stream from its beginning."""
 
     def commit(self) -> None:
         """Give the file its name."""
 
 
 def new_file(location: Location, *, replace: bool = False) -> WritableFile:
-    """A file to be written; a `CertkError` if its name is taken, unless it is to be replaced."""
+    """Begin a file; a `CertkError` if its name is taken and not to be replaced."""
     if location.is_local:
         return NewFile(location.path, replace=replace)
     return _Upload(location, replace)
 
 
 def write_text(location: Location, text: str, *, replace: bool = False) -> None:
-    """Write a file of text in UTF-8, a new one or also one that takes another's place."""
+    """Write a file of text in UTF-8."""
     with new_file(location, replace=replace) as file:
         file.write_at(0, text.encode())
         file.commit()
+
+
+def write_json(place: Place, body: Mapping[str, Any], *, replace: bool = False) -> None:
+    """Write an object of plain values as indented ASCII.
+
+    Raises:
+        CertkError: The name is taken and not to be replaced.
+        OSError: The system refuses.
+    """
+    write_text(locate(place), json.dumps(body, indent=1, allow_nan=False) + "\n", replace=replace)
 
 
 class _Upload:
@@ -75,12 +84,11 @@ class _Upload:
     def __enter__(self) -> _Upload:
         self._refuse_existing()
         with self._names_the_file():
-            # Without a name where the system can open it by its number: nothing is left of it,
-            # however this process ends.
+            # A nameless file, where it can be opened by its number, is gone when this process ends.
             if os.path.lexists("/proc/self/fd"):
                 self._spool = tempfile.TemporaryFile()
             else:
-                # Windows would not open again what is removed when it is closed.
+                # Windows cannot open a file twice that is removed when it is closed.
                 self._spool = tempfile.NamedTemporaryFile(delete=False)
                 self._named = Path(self._spool.name)
         return self
@@ -107,7 +115,7 @@ class _Upload:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
-        """The file from its beginning, for those who write to a stream."""
+        """Open the file as a stream from its beginning."""
         spool = self._open()
         spool.flush()
         with self._names_the_file(), os.fdopen(os.dup(spool.fileno()), "wb") as stream:

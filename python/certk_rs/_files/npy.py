@@ -1,8 +1,8 @@
-"""Arrays from .npy and .npz files, whose headers are held against the bytes that are there.
+"""Arrays from .npy and .npz files, whose headers are checked against the bytes that are there.
 
-`numpy.load` makes the array that a header asks for and looks for its bytes afterwards. Here a
-header that asks for more than the file holds is an error before anything is made, and so is one
-that asks for any number of rows without an entry. Nothing is unpickled.
+`numpy.load` allocates the array that a header asks for before it reads. Here a header that asks for
+more than the file holds is an error before anything is allocated. So is one that asks for very many
+rows without an entry. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str | None, size: int) -
 
 
 def _array(begin: Callable[[], IO[bytes]], size: int) -> NDArray[Any]:
-    """The array of a stream of `size` bytes, which `begin` opens at its beginning."""
+    """Read the array of a stream of `size` bytes, which `begin` opens at its beginning."""
     stream = begin()
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:

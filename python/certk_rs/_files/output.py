@@ -1,13 +1,11 @@
-"""What `certk prune` writes: the tensors of an output, its header, and the file."""
+"""Outputs of `certk prune`: their tensors, their header, and the file."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,12 +15,11 @@ from numpy.typing import NDArray
 from .certificate import PROOFS, Certificate, Options, TensorFacts
 from .guards import code_bytes, guard_forms
 from .layers import Layer
-from .location import Location, locate
-from .masses import stored_weights
+from .location import Location
 from .new_file import new_file
-from .record import LayerRecord
 from .safetensors import ITEMSIZE, STORAGE, Form, Header, canonical
 
+_INDICES = {np.int32: "I32", np.int64: "I64"}
 _OF_PROOFS = {
     *{"tail_mass_upper", "tail_mass_lower", "worst_tail_mass", "violations"},
     *{"lower_bound", "lower_bound_rows", "lower_bound_weights"},
@@ -31,11 +28,15 @@ _OF_PROOFS = {
 
 @dataclass(frozen=True)
 class Counts:
-    """How much one layer of an output holds, which its shapes follow from.
+    """The sizes of one layer of an output, which determine its shapes.
 
-    `kept` and `blocks` of every group (no blocks where block_size is 1), `weighted` rows with a
-    weight in the lower bounds, `held_out` queries and `left_out` rows, `codes` bytes of a guard's
-    codes.
+    Attributes:
+        kept: Kept positions of every group.
+        blocks: Kept blocks of every group; empty where block_size is 1.
+        weighted: Rows with a weight in the lower bounds.
+        held_out: Queries that are held out.
+        left_out: Rows that coverage leaves out.
+        codes: Bytes of a guard's codes.
     """
 
     kept: Sequence[int]
@@ -46,20 +47,8 @@ class Counts:
     codes: int = 0
 
 
-def counts_of(record: LayerRecord, options: Options) -> Counts:
-    """The counts of a layer as it will be written."""
-    size = options.block_size
-    return Counts(
-        kept=[len(indices) for indices in record.indices],
-        blocks=[len(np.unique(i // size)) for i in record.indices] if size > 1 else (),
-        weighted=int(np.count_nonzero(stored_weights(record.weights))),
-        held_out=len(record.held_out),
-        left_out=len(record.left_out),
-    )
-
-
 def counts_in(tensors: Mapping[str, Form], layer: Layer) -> Counts:
-    """The counts that the tensors of a file claim, for shapes to be held against each other."""
+    """Return the counts that the tensors of a file claim."""
 
     def length(name: str) -> int:
         _, shape = tensors.get(f"layers.{layer.index}.{name}", ("", (0,)))
@@ -76,16 +65,16 @@ def counts_in(tensors: Mapping[str, Form], layer: Layer) -> Counts:
 
 
 def output_tensors(layer: Layer, options: Options, counts: Counts, masses: str) -> dict[str, Form]:
-    """Names, dtypes and shapes of one layer of an output.
+    """Return names, dtypes and shapes of the tensors of one layer of an output.
 
     Args:
         layer: The layer of the input.
-        options: What was asked.
-        counts: How much it holds.
-        masses: What `mass_dtype` says for the whole file.
+        options: The options of the job.
+        counts: The sizes of the layer.
+        masses: The dtype of masses, see `mass_dtype`.
     """
     rows, total = (layer.heads, layer.m), sum(counts.kept)
-    by_head, index = options.granularity == "head", "I32" if layer.n < 1 << 31 else "I64"
+    by_head, index = options.granularity == "head", _INDICES[index_type(layer)]
     pruned = (total, layer.d) if by_head else (layer.kv_heads, total, layer.d)
     starts: Form = ("I64", (layer.kv_heads + 1,))
     tensors: dict[str, Form] = {
@@ -120,10 +109,10 @@ def output_tensors(layer: Layer, options: Options, counts: Counts, masses: str) 
 
 
 def proof_bytes(layers: Iterable[Layer], options: Options, masses: str) -> dict[str, int]:
-    """How many bytes each `proof` takes, by its name: full, compact, none.
+    """Return the bytes of each level of `proof`, by its name.
 
-    Counted are masses, violations and bounds. Not counted is what is the same in "full" and in
-    "compact" and known only afterwards: 12 bytes for every row with a weight in a lower bound.
+    Masses, violations and bounds are counted. The 12 bytes of every row with a weight in a lower
+    bound are not: "full" and "compact" both have them, and their number is known only afterwards.
     """
     found = {}
     for proof in PROOFS:
@@ -140,7 +129,7 @@ def proof_bytes(layers: Iterable[Layer], options: Options, masses: str) -> dict[
 
 
 def guard_bytes(layers: Iterable[Layer], kept: float) -> int:
-    """About how many bytes a guard of codes takes if a share `kept` of all keys is kept."""
+    """Estimate the bytes of a guard of codes if a share `kept` of all keys is kept."""
     found = 0
     for layer in layers:
         dropped = round(layer.n * (1 - kept))
@@ -150,35 +139,38 @@ def guard_bytes(layers: Iterable[Layer], kept: float) -> int:
     return found
 
 
+def index_type(layer: Layer) -> type[np.signedinteger]:
+    """Return the type of positions: 32 bits where they suffice."""
+    return np.int32 if layer.n < 1 << 31 else np.int64
+
+
 def output_header(certificate: Certificate) -> Header:
-    """The one header that goes with a certificate: its outputs, and itself as the only metadata."""
-    tensors = {name: (facts.dtype, facts.shape) for name, facts in certificate.outputs.items()}
-    return canonical(tensors, {"certk": certificate.to_json()})
+    """Return the canonical header: the certificate's outputs, and itself as the only metadata."""
+    return canonical(certificate.output_forms, {"certk": certificate.to_json()})
 
 
 class OutputFile:
-    """One output in the making, written tensor by tensor in any order.
+    """An output being written, tensor by tensor in any order.
 
-    The length of the header is known before the hashes are, so the data can go to its place at once
-    and no more than one tensor need be in memory. A context manager: leaving it without `commit`
-    leaves nothing.
+    The length of the header does not depend on the hashes, so data go to their place at once and
+    memory holds one tensor. A context manager: leaving it without `commit` leaves nothing.
 
     Args:
-        path: Where it will be, a local path or a location.
+        path: Where it will be.
         tensors: All of its tensors, name -> (dtype, shape).
-        certificate: What it will say of itself; its `outputs` are filled in here.
-        replace: Whether it takes the place of a file that is there.
+        certificate: Its certificate; `outputs` are filled in here.
+        replace: Whether to replace an existing file.
     """
 
     def __init__(
         self,
-        path: Path | Location,
+        path: Location,
         tensors: Mapping[str, Form],
         certificate: Certificate,
         *,
         replace: bool = False,
     ) -> None:
-        self._file = new_file(locate(path), replace=replace)
+        self._file = new_file(path, replace=replace)
         self._certificate = certificate
         self._facts = {
             name: TensorFacts(dtype, shape, "0" * 64) for name, (dtype, shape) in tensors.items()
@@ -199,8 +191,8 @@ class OutputFile:
         self._file.__exit__(kind, error, trace)
 
     def header(self) -> Header:
-        """The header that goes with what has been written so far."""
-        return output_header(dataclasses.replace(self._certificate, outputs=self._facts))
+        """Return the header for the tensors written so far."""
+        return output_header(replace(self._certificate, outputs=self._facts))
 
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Write one tensor; `array` in the storage type of its dtype, C order."""
@@ -210,7 +202,7 @@ class OutputFile:
             raise AssertionError(f"{name}: {array.shape} is not the planned {facts.shape}")
         data = array.reshape(-1).view(np.uint8).data
         digest = hashlib.sha256(data).hexdigest()
-        self._facts[name] = dataclasses.replace(facts, sha256=digest)
+        self._facts[name] = replace(facts, sha256=digest)
         entry = self._header.entries[name]
         self._file.write_at(len(self._header.raw) + entry.start, data)
         self._missing.remove(name)

@@ -1,8 +1,8 @@
-"""Bytes of a file at given places, read into memory that the caller has: local, or by byte range.
+"""Readers of byte ranges, local or remote, into memory of the caller.
 
-A reader is one file at one time: `identity` is what tells it from what may take its name later.
-Nothing is mapped, so that a file that shrinks is an error and not a crash, and nothing of a remote
-file is fetched but what is asked for (and its first 64 KiB at once, which usually hold the header).
+A reader is one state of one file: `identity` tells it from a later file of the same name. Nothing
+is mapped: a file that shrinks is an error and not a crash. Of a remote file only the ranges asked
+for are fetched, and its first 64 KiB at once, which usually hold the header.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .atomic import names_the_file
 from .location import Location
 
 Identity = tuple[Any, ...]
-"""What tells one state of a file from another: plain values, equal only if nothing was changed."""
+"""Plain values that are equal only for the same state of the same file."""
 
-# Whether identities come from another machine (see `of_another_machine`).
+# True while identities come from another machine (see `of_another_machine`).
 _ELSEWHERE: ContextVar[bool] = ContextVar("_ELSEWHERE", default=False)
-# What is read between two looks for Ctrl-C.
+# Bytes read between two checks for Ctrl-C.
 _PIECE = 1 << 24
 _RANGE = 1 << 23
 _RANGES = 4  # at once
 _HEAD = 1 << 16
-# What file systems call the state of a file, the most telling first.
+# Names that file systems give the state of a file, the most precise first.
 _TAGS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "generation", "VersionId")
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 
 def identity_of(descriptor: int) -> Identity:
-    """The identity of an open local file as it is now."""
+    """Return the present identity of an open local file."""
     status = os.fstat(descriptor)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -48,10 +48,10 @@ class Reader(Protocol):
     size: int
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill all of `buffer` (bytes) with what stands from byte `offset` on."""
+        """Fill all of `buffer` (bytes) from byte `offset` on."""
 
     def current_identity(self) -> Identity:
-        """The identity of the file as it is now."""
+        """Return the present identity of the file."""
 
     def close(self) -> None:
         """Close it; closing twice is harmless."""
@@ -59,10 +59,10 @@ class Reader(Protocol):
 
 @contextlib.contextmanager
 def of_another_machine() -> Iterator[None]:
-    """Within, a file is judged by identities that were taken on another machine.
+    """Compare identities that were taken on another machine.
 
-    Two machines that share a file system agree about size and time of a local file, but may number
-    device and inode as each likes.
+    Machines that share a file system agree on the size and time of a file, but not on the numbers
+    of device and inode.
     """
     token = _ELSEWHERE.set(True)
     try:
@@ -72,12 +72,12 @@ def of_another_machine() -> Iterator[None]:
 
 
 def same_state(one: Identity, other: Identity) -> bool:
-    """Whether two identities are of the same bytes."""
+    """Return True if two identities are of the same state of a file."""
     return _shared(one) == _shared(other) if _ELSEWHERE.get() else one == other
 
 
 def _shared(identity: Identity) -> Identity:
-    """What all machines agree about: of a local file, or of an index and its parts."""
+    """Return the part of an identity that all machines agree on."""
     if identity and isinstance(identity[0], tuple):
         return tuple(map(_shared, identity))
     return identity[2:] if identity and isinstance(identity[0], int) else identity
@@ -86,14 +86,20 @@ def _shared(identity: Identity) -> Identity:
 def open_reader(location: Location) -> Reader:
     """Open a file to read.
 
-    Raises `CertkError` for what is no file, `OSError` with its `filename` set for what the system
-    or the server refuses.
+    Raises:
+        CertkError: It is not a regular file.
+        OSError: The system or the server refuses; `filename` is set.
     """
     return _LocalReader(location) if location.is_local else _RemoteReader(location)
 
 
 def read_bytes(location: Location, limit: int) -> bytes:
-    """A whole file, of at most `limit` bytes; a `CertkError` if it has more."""
+    """Read a whole file of at most `limit` bytes; a `CertkError` if it has more."""
+    return read_state(location, limit)[0]
+
+
+def read_state(location: Location, limit: int) -> tuple[bytes, Identity]:
+    """Read a whole file as `read_bytes` does; also return its identity."""
     reader = open_reader(location)
     try:
         if reader.size > limit:
@@ -103,17 +109,9 @@ def read_bytes(location: Location, limit: int) -> bytes:
             )
         content = bytearray(reader.size)
         reader.read_into(0, memoryview(content))
-        return bytes(content)
+        return bytes(content), reader.identity
     finally:
         reader.close()
-
-
-def read_text(location: Location, limit: int) -> str:
-    """A whole file of text in UTF-8, of at most `limit` bytes."""
-    try:
-        return read_bytes(location, limit).decode()
-    except UnicodeDecodeError as error:
-        raise CertkError(f"{location} is not text in UTF-8 ({error.reason}): convert it") from None
 
 
 class _LocalReader:
@@ -137,7 +135,7 @@ class _LocalReader:
             while done < len(buffer):
                 count = self._read(buffer[done : done + _PIECE], offset + done)
                 if not count:
-                    raise ends_early(self._location)
+                    raise _ends_early(self._location)
                 done += count
 
     def _read(self, buffer: memoryview, offset: int) -> int:
@@ -169,7 +167,7 @@ class _RemoteReader:
         if found.get("size") is None:
             raise CertkError(f"{location}: its server does not say how long it is: copy it first")
         if found.get("partial") is False:
-            raise no_ranges(location)
+            raise _no_ranges(location)
         self.size = int(found["size"])
         self.identity = self._identity(found)
 
@@ -194,7 +192,7 @@ class _RemoteReader:
             done = len(part := self._head[offset : offset + len(buffer)])
             buffer[:done] = part
         if offset + len(buffer) > self.size:
-            raise ends_early(self._location)
+            raise _ends_early(self._location)
         while done < len(buffer):
             ranges: list[tuple[int, int]] = []
             at, stop = offset + done, offset + len(buffer)
@@ -206,7 +204,7 @@ class _RemoteReader:
                 done += len(data)
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Some byte ranges, fetched at once where the file system can."""
+        """Fetch byte ranges, at once where the file system can."""
         ranges = [(start, stop) for start, stop in ranges if start < stop] or [(0, 0)]
         if ranges == [(0, 0)]:
             return [b""]
@@ -219,16 +217,16 @@ class _RemoteReader:
             else:
                 found = system.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
         for (start, stop), data in zip(ranges, found, strict=True):
-            if isinstance(data, Exception):  # as some versions hand them over
+            if isinstance(data, Exception):  # some versions return errors
                 raise remote.translated(self._location.text, data)
             if len(data) > stop - start:
-                raise no_ranges(self._location)
+                raise _no_ranges(self._location)
             if len(data) < stop - start:
-                raise ends_early(self._location)
+                raise _ends_early(self._location)
         return [bytes(data) for data in found]
 
     def _read_carefully(self, system: Any, path: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Ranges of a server that may not know any, and must not be let send everything."""
+        """Read ranges of a server that may know none, and must not send the whole file."""
         found = []
         with system.open(path, "rb", cache_type="none", size=self.size) as file:
             for start, stop in ranges:
@@ -240,13 +238,11 @@ class _RemoteReader:
         self._head = b""
 
 
-def no_ranges(location: Location) -> CertkError:
-    """The complaint about a server that sends all or nothing."""
+def _no_ranges(location: Location) -> CertkError:
     return CertkError(
         f"{location} cannot be read by byte range, since its server does not do that: copy it first"
     )
 
 
-def ends_early(location: Location) -> CertkError:
-    """The complaint about a file that has become shorter."""
+def _ends_early(location: Location) -> CertkError:
     return CertkError(f"{location} ends early: it was cut off while it was being read")

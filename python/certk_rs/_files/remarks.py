@@ -1,4 +1,4 @@
-"""What a user should know of an input that can be pruned all the same, a line each."""
+"""Warnings about inputs that can be pruned all the same, a line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .safetensors import quote
 def remarks(
     layers: Sequence[Layer], causal_offset: int | None, others: Sequence[str], pattern: str
 ) -> list[str]:
-    """Tensors left out, queries without keys, keys without queries, more kv heads than keys."""
+    """List tensors left out, queries without keys, unseen keys, and more kv heads than keys."""
     found = []
     if others:
         shown = ", ".join(map(quote, others[:3])) + ", ..." * (len(others) > 3)
@@ -26,7 +26,7 @@ def remarks(
 
 
 def in_layers(layers: Sequence[int]) -> str:
-    """Numbers of layers in rising order, in a few words: "layers 0-3, 7"."""
+    """Format rising numbers of layers in a few words: "layers 0-3, 7"."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:

@@ -1,9 +1,9 @@
-"""File systems behind URLs, through fsspec: found by their protocol, and their errors made ours.
+"""The adapter to fsspec: file systems by protocol, and their errors as ours.
 
-fsspec and what it needs for a protocol are optional and imported here only, when a URL is used.
-Credentials, endpoints and time limits come from fsspec's own configuration and environment: nothing
-here reads, takes or stores one. File systems are looked up anew for every use (fsspec keeps them),
-since one that was made before a fork must not be used after it.
+fsspec and the packages of its protocols are optional. They are imported only here, when a URL is
+used. Credentials, endpoints and time limits come from fsspec's own configuration and environment.
+Every use looks its file system up anew (fsspec caches it): one made before a fork must not be used
+after the fork.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import CertkError, one_line, pip_install
 
-# Where an object appears whole when its upload is complete, and directories need not be made.
+# Object stores: an object appears when its upload is complete, and directories are not made.
 OBJECT_STORES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "tos", "hf", "memory"}
 )
@@ -45,7 +45,7 @@ def check_protocol(protocol: str, url: str) -> None:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the URL's path in it."""
+    """Return the file system of a URL, and the URL's path in it."""
     protocol = url.partition("://")[0].lower()
     kind = _class_of(protocol, url)
     import fsspec
@@ -56,7 +56,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def info(url: str) -> dict[str, Any]:
-    """What the file system says of a place now: `name`, `size`, `type`, and tags of its own."""
+    """Return `name`, `size`, `type` and the file system's own tags of a place, uncached."""
     system, path = filesystem(url)
     with remote_errors(url):
         system.invalidate_cache(path)
@@ -65,7 +65,7 @@ def info(url: str) -> dict[str, Any]:
 
 
 def children(url: str) -> list[tuple[str, bool]]:
-    """The names in a directory, each with whether it is a directory itself, sorted."""
+    """Return the names in a directory, sorted, each with a flag for directories."""
     system, path = filesystem(url)
     with remote_errors(url):
         system.invalidate_cache(path)
@@ -88,7 +88,7 @@ def children(url: str) -> list[tuple[str, bool]]:
 
 @contextlib.contextmanager
 def remote_errors(url: str) -> Iterator[None]:
-    """Make an `OSError` that names `url`, or a `CertkError`, of whatever a file system raises."""
+    """Turn every error of a file system into an `OSError` that names `url`, or a `CertkError`."""
     try:
         yield
     except (CertkError, MemoryError):
@@ -98,7 +98,7 @@ def remote_errors(url: str) -> Iterator[None]:
 
 
 def translated(url: str, error: Exception) -> Exception:
-    """An error of a file system as one of ours."""
+    """Return the `OSError` or `CertkError` for an error of a file system."""
     if isinstance(error, ImportError):
         return CertkError(f"{url}: a package is missing ({one_line(error)}): install it")
     if "Credential" in type(error).__name__ or "Token" in type(error).__name__:

@@ -1,13 +1,13 @@
 """The safetensors container: read strictly, written canonically.
 
-Eight bytes little-endian header length, a JSON header, then the tensors' bytes without holes. The
-reader here accepts less than others do: every entry is checked against its dtype, its shape and the
-length of the file before a single tensor is read, duplicate keys and non-finite numbers are errors,
-and raw bytes are handed out, so that BF16 (which NumPy does not know) passes unharmed.
+A file is eight bytes of little-endian header length, a JSON header, and the tensors' bytes without
+holes. This reader is stricter than others. It checks every entry against its dtype, its shape and
+the length of the file before it reads a tensor. Duplicate keys and non-finite numbers are errors.
+Raw bytes are handed out, so BF16, which NumPy does not know, passes unharmed.
 
-The canonical form, of which there is exactly one for given contents: tensors ordered by falling
-item size and then by name (every tensor is aligned to its item), compact JSON with `__metadata__`
-first, padded with spaces to a multiple of eight.
+There is one canonical form for given contents: tensors ordered by falling item size and then by
+name (so every tensor is aligned), compact JSON with `__metadata__` first, padded with spaces to a
+multiple of eight.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import gc
 import hashlib
 import json
 import math
-import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ..errors import CertkError, one_line
 from .kinds import what_it_is
-from .location import Location, locate
+from .location import Location, Place, locate
 from .reader import Identity, Reader, open_reader
-from .tensor_file import STORAGE, Entry, Header, TensorFile
+from .tensor_file import STORAGE, Entry, Form, Header, TensorFile
 
 __all__ = [
     "ITEMSIZE",
@@ -51,17 +50,14 @@ ITEMSIZE = {
     "U64": 8, "I64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 
-# Some hundred thousand tensors. The reference implementation takes six times as much, but JSON may
-# take twenty times its text in memory.
+# Enough for some hundred thousand tensors. The reference implementation allows six times as much,
+# but JSON can take twenty times its text in memory.
 MAX_HEADER = 1 << 24
 _MAX_AXES = 32  # of NumPy 1
 _MAX_BYTES = 2**63 - 1
-# What a header holds may be as long as the header, and is quoted in one line.
+# A value of a header can be as long as the header, and is quoted in one line.
 _QUOTE = reprlib.Repr()
 _QUOTE.maxstring = _QUOTE.maxother = 200
-
-Form = tuple[str, tuple[int, ...]]
-"""Dtype and shape of a tensor."""
 
 
 class SafetensorsFile(TensorFile):
@@ -71,7 +67,7 @@ class SafetensorsFile(TensorFile):
     if the system or the server refuses it.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | Location) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = locate(path)
         self._reader = open_reader(self.path)
         try:
@@ -87,7 +83,7 @@ class SafetensorsFile(TensorFile):
         self._reader.close()
 
     def current_identity(self) -> Identity:
-        """The identity of the file as it is now."""
+        """Return the present identity of the file."""
         return self._reader.current_identity()
 
     def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
@@ -98,12 +94,12 @@ class SafetensorsFile(TensorFile):
         self._reader.read_into(len(self.header.raw) + entry.start + start, buffer)
 
     def header_sha256s(self) -> list[str]:
-        """SHA-256 of all that precedes the data, hexadecimal, as the only one of a list."""
+        """Return SHA-256 of all that precedes the data, hexadecimal, in a list of one."""
         return [hashlib.sha256(self.header.raw).hexdigest()]
 
 
 def canonical(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> Header:
-    """The one header this package writes for tensors given as name -> (dtype, shape)."""
+    """Return the canonical header for tensors given as name -> (dtype, shape)."""
     entries: dict[str, Entry] = {}
     stop = 0
     for name in sorted(tensors, key=lambda name: (-ITEMSIZE[tensors[name][0]], name)):
@@ -120,9 +116,12 @@ def canonical(tensors: Mapping[str, Form], metadata: Mapping[str, str]) -> Heade
 
 
 def written(entries: Iterable[Entry], metadata: Mapping[str, str], room: int = 0) -> bytes:
-    """A header as it precedes the data: its length, its text, and spaces up to whole eights.
+    """Return a header as bytes: its length, its text, and spaces up to a multiple of eight.
 
-    With `room`, a multiple of 8, there are at least so many bytes behind the length.
+    Args:
+        entries: The tensors, in the order of the file.
+        metadata: The metadata.
+        room: The least number of bytes behind the length, a multiple of 8.
     """
     body: dict[str, Any] = {"__metadata__": dict(metadata)}
     for entry in entries:
@@ -134,31 +133,31 @@ def written(entries: Iterable[Entry], metadata: Mapping[str, str], room: int = 0
 
 
 def byte_size(itemsize: int, shape: Iterable[int]) -> int | None:
-    """Bytes of a tensor of sizes >= 0; None where no array may have that shape, empty or not."""
+    """Return the bytes of a tensor of sizes >= 0; None where no array may have that shape."""
     most, empty = itemsize, False
     for axis in shape:
         most *= axis or 1
         empty = empty or axis == 0
-        # Here and not at the end: a product of many long numbers takes for ever.
+        # Within the loop, since a product of many long numbers would take hours.
         if most > _MAX_BYTES:
             return None
     return 0 if empty else most
 
 
 def quote(value: object) -> str:
-    """A value of a header as one short line."""
+    """Return a value of a header as one short line."""
     return _QUOTE.repr(value)
 
 
 def parse_json(text: str) -> Any:
-    """JSON with duplicate keys, NaN and infinities refused (`ValueError`)."""
+    """Parse JSON; duplicate keys, NaN and infinities are a `ValueError`."""
     with _without_collector(len(text) > 1 << 20):
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_not_json)
 
 
 @contextlib.contextmanager
 def _without_collector(wanted: bool) -> Iterator[None]:
-    """Let no garbage be looked for: of millions of values none is, and each look takes longer."""
+    """Pause garbage collection: millions of new values hold none, and each scan takes longer."""
     if not wanted or not gc.isenabled():
         yield
         return
@@ -201,7 +200,7 @@ def _read_header(path: Location, reader: Reader) -> Header:
 
 
 def _kind(reader: Reader, otherwise: str) -> str:
-    """What the file is instead of safetensors, if that can be told."""
+    """Name the format of a file that is not safetensors, if it is known."""
     beginning = bytearray(min(reader.size, 512))
     reader.read_into(0, memoryview(beginning))
     kind = what_it_is(bytes(beginning))
@@ -239,7 +238,7 @@ def _entry(path: Location, name: str, value: Any) -> Entry:
 
 
 def are_sizes(value: Any) -> bool:
-    """Whether this is a list of integers that can be sizes: from 0 to below 2^63, and not many."""
+    """Return True for a short list of integers from 0 to below 2^63."""
     return (
         isinstance(value, list)
         and len(value) <= _MAX_AXES

@@ -1,22 +1,20 @@
-"""Shards: tensors in several safetensors files, and an index JSON beside them that says which.
+"""Shards: tensors in several safetensors files, and an index JSON beside them.
 
-The index is what transformers writes, `NAME.safetensors.index.json`: an object whose `weight_map`
-maps every tensor to the file name of its part, and whose `metadata`, if there is one, may hold what
-the header of a single file would. Names lead nowhere else: every part lies beside the index. Index
-and parts must say the same: a part that lacks a tensor, or holds one that the index puts elsewhere
-or does not know, is an error, since nothing tells which of the two is out of date.
+The index is the file that transformers writes, `NAME.safetensors.index.json`. Its `weight_map` maps
+every tensor to the file name of its part. Its optional `metadata` holds the metadata of the header
+of a single file. Every part lies beside the index. Index and parts must agree on every tensor: if
+they differ, nothing tells which is out of date, so that is an error.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import CertkError, one_line
-from .location import Location, locate
-from .reader import Identity, open_reader
+from .location import Location, Place, locate
+from .reader import Identity, open_reader, read_state
 from .safetensors import SafetensorsFile, parse_json, quote
 from .tensor_file import Header, TensorFile
 
@@ -28,17 +26,17 @@ OURS = ("scale", "causal_offset")
 
 
 class ShardedFile(TensorFile):
-    """All parts of an index, opened, and checked against it, as one file.
+    """All parts of an index, opened and checked against it, as one file.
 
-    `header.raw` is the text of the index; `entries` count their bytes from the header of their own
-    part. Metadata come from the index where its `metadata` are strings (other values, such as
-    `total_size`, are not for us), and from the parts, which must agree in `OURS`.
+    `header.raw` is the text of the index. Offsets of `entries` count from the header of their part.
+    Metadata are the strings in the `metadata` of the index, and those of the parts; all must agree
+    in `OURS`.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | Location) -> None:
-        self.path = locate(path)
-        raw, self._index_identity = _read_index(self.path)
-        weight_map, said = parse_index(self.path, raw)
+    def __init__(self, path: Location) -> None:
+        self.path = path
+        raw, self._index_identity = read_state(path, MAX_INDEX)
+        weight_map, said = _parse_index(self.path, raw)
         self._raw = raw
         self._home: dict[str, SafetensorsFile] = {}
         self._parts: dict[str, SafetensorsFile] = {}
@@ -63,7 +61,7 @@ class ShardedFile(TensorFile):
         self._home[name].read_into(name, buffer, start)
 
     def current_identity(self) -> Identity:
-        """The identities of the index and of all parts as they are now."""
+        """Return the present identities of the index and of all parts."""
         reader = open_reader(self.path)
         try:
             return self._with_index(reader.identity, current=True)
@@ -71,7 +69,7 @@ class ShardedFile(TensorFile):
             reader.close()
 
     def header_sha256s(self) -> list[str]:
-        """Of the index JSON first, then of all that precedes the data in each part, by its name."""
+        """Return SHA-256 of the index JSON, then of the header of each part, by name."""
         parts = [self._parts[name].header_sha256() for name in sorted(self._parts)]
         return [hashlib.sha256(self._raw).hexdigest(), *parts]
 
@@ -115,24 +113,24 @@ class ShardedFile(TensorFile):
 
 
 def is_index(location: Location) -> bool:
-    """Whether a file is to be read as an index of shards, by its name."""
+    """Return True if the file's name is that of an index of shards."""
     return location.name.lower().endswith(".json")
 
 
-def open_tensors(path: str | os.PathLike[str] | Location) -> TensorFile:
-    """A safetensors file, or all parts of an index if the name ends in .json."""
+def open_tensors(path: Place) -> TensorFile:
+    """Open a safetensors file, or all parts of an index if the name ends in .json."""
     location = locate(path)
     return ShardedFile(location) if is_index(location) else SafetensorsFile(location)
 
 
 def parts_of(index: Location) -> set[str]:
-    """The names of the parts that an index claims; raises as `ShardedFile` does."""
-    raw, _ = _read_index(index)
-    return set(parse_index(index, raw)[0].values())
+    """Return the names of the parts that an index lists; raises as `ShardedFile` does."""
+    raw, _ = read_state(index, MAX_INDEX)
+    return set(_parse_index(index, raw)[0].values())
 
 
-def parse_index(where: object, raw: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """The map from tensors to parts, and those of the metadata that are strings."""
+def _parse_index(where: object, raw: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the map from tensors to parts, and the metadata that are strings."""
 
     def wrong(what: str) -> CertkError:
         return CertkError(
@@ -166,7 +164,7 @@ def parse_index(where: object, raw: bytes) -> tuple[dict[str, str], dict[str, st
 
 
 def _is_plain(name: str) -> bool:
-    """Whether this is the name of a file and no way to another directory, on any system."""
+    """Return True for a file name that leads to no other directory, on any system."""
     return (
         name.endswith(".safetensors")
         and not name.startswith(".")
@@ -174,18 +172,3 @@ def _is_plain(name: str) -> bool:
         # A lone surrogate, as JSON can hold it, is in no name of a file.
         and not any("\ud800" <= sign <= "\udfff" for sign in name)
     )
-
-
-def _read_index(path: Location) -> tuple[bytes, Identity]:
-    reader = open_reader(path)
-    try:
-        if reader.size > MAX_INDEX:
-            raise CertkError(
-                f"{path} has {reader.size} bytes, and {MAX_INDEX} are the most that an index of "
-                "shards may have: it is not one"
-            )
-        content = bytearray(reader.size)
-        reader.read_into(0, memoryview(content))
-        return bytes(content), reader.identity
-    finally:
-        reader.close()

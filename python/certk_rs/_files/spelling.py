@@ -1,125 +1,98 @@
-"""The pattern of names that would match what a file holds, inferred from its tensors' names.
+"""Inference of the pattern of names from the tensor names of a file.
 
-Names of one layer differ in its number; put `{i}` there, and names that are alike are one template.
-Three templates that differ in one place, where one has a word for keys, one for values and one for
-queries, are a pattern.
+A template is a name with `{i}` for its layer number. A pattern needs a template with a word for
+keys, and templates that differ from it only by a word for values or for queries.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
-from itertools import product
+from itertools import islice, product
 
 from .names import ROLES, Names
 
-# Enough to tell how names are formed; more would only take time.
+# Enough to find the pattern; more would only take time.
 _MOST_NAMES = 4096
 _MOST_TEMPLATES = 48
 _MOST_LETTERS = 200
-_MOST_WORDS = 10
-_BRACE = re.compile(r"[{}|]")
-_NUMBER = re.compile(r"[0-9]+")
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_STEMS = {"key": ("k", "key", "keys"), "value": ("v", "val", "value", "values"),
-          "query": ("q", "query", "queries")}  # fmt: skip
-_TAILS = ("", "s", "cache", "state", "states", "proj", "tensor", "vec", "layer", "rot", "embed")
+_NUMBER = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
+_TAIL = r"(?:[_-]?(?:cache|state|proj|tensor|vec|layer|rot|embed)s?)*"
+# Whole words only: neither a letter of the same word before them, nor one behind them.
 _WORDS = {
-    role: frozenset(stem + tail for stem in stems for tail in _TAILS)
-    for role, stems in _STEMS.items()
+    role: re.compile(rf"(?:(?<![a-zA-Z])|(?<=[a-z])(?=[A-Z]))(?i:{stem}{_TAIL})(?![a-z])")
+    for role, stem in {
+        "key": "(?:keys?|ks?)",
+        "value": "(?:values?|vals?|vs?)",
+        "query": "(?:query|queries|qs?)",
+    }.items()
 }
+_QUERIES = {"keys": "queries", "key": "query", "k": "q"}
 
 
 def infer(names: Iterable[str]) -> str | None:
-    """The pattern that matches most layers among tensor names; None if they show none.
+    """Return the pattern that matches most layers; None if the names show none.
 
-    A pattern found has keys and values of at least one layer; the queries may be missing.
+    A pattern has keys and values of at least one layer; the queries may be missing.
     """
-    held = [name for _, name in zip(range(_MOST_NAMES), names, strict=False)]
-    held = [name for name in held if len(name) <= _MOST_LETTERS and not _BRACE.search(name)]
+    held = [name for name in islice(names, _MOST_NAMES) if len(name) <= _MOST_LETTERS]
+    held = [name for name in held if not re.search(r"[{}|]", name)]
     templates = _templates(held)
-    found = {
-        pattern
-        for key in templates
-        for pattern in _patterns(key, templates)
-        if _is_pattern(pattern)
-    }
-    scored = [(_score(Names(pattern), held), pattern) for pattern in found]
-    best = max(scored, key=lambda each: (each[0], -len(_choice(each[1])), each[1]), default=None)
-    return best[1] if best is not None and best[0] > (0, 0) else None
+    found = {pattern for key in templates for pattern in _patterns(key, templates)}
+    scored = [(_score(Names(pattern), held), -len(pattern), pattern) for pattern in found]
+    best = max(scored, default=None)
+    return best[2] if best is not None and best[0] > (0, 0) else None
 
 
 def _templates(names: list[str]) -> list[str]:
-    """Names with `{i}` for one of their numbers, the most frequent first."""
-    counts: dict[str, int] = {}
-    for name in names:
-        for number in _NUMBER.finditer(name):
-            if len(number[0]) <= 9:
-                template = f"{name[: number.start()]}{{i}}{name[number.end() :]}"
-                counts[template] = counts.get(template, 0) + 1
-    telling = [template for template in counts if any(_role(w[0]) for w in _words(template))]
-    return sorted(telling, key=lambda template: -counts[template])[:_MOST_TEMPLATES]
+    """Return names with `{i}` for one of their numbers, the most frequent first."""
+    counts = Counter(
+        f"{name[: number.start()]}{{i}}{name[number.end() :]}"
+        for name in names
+        if any(words.search(name) for words in _WORDS.values())
+        for number in _NUMBER.finditer(name)
+    )
+    return [template for template, _ in counts.most_common(_MOST_TEMPLATES)]
 
 
 def _patterns(key: str, templates: list[str]) -> Iterable[str]:
-    """Patterns in which this template is that of the keys."""
-    for before, of_key, behind in _places(key):
-        words: dict[str, set[str]] = {"value": set(), "query": set()}
+    """Yield patterns in which this template is that of the keys."""
+    for match in _WORDS["key"].finditer(key):
+        before, of_key, behind = key[: match.start()], match[0], key[match.end() :]
+        words: dict[str, list[str]] = {"value": [], "query": []}
         for other in templates:
             word = other[len(before) : len(other) - len(behind)]
-            if len(other) > len(before) + len(behind) and other == before + word + behind:
-                for role, found in words.items():
-                    if _is_role(word, role):
-                        found.add(word)
-        for of_value, of_query in product(words["value"], words["query"] or {_analogue(of_key)}):
-            yield f"{before}{{{of_key}|{of_value}|{of_query}}}{behind}"
+            for role, found in words.items():
+                if other == before + word + behind and _WORDS[role].fullmatch(word):
+                    found.append(word)
+        stem = re.sub("(?i)(keys|key|k)", lambda word: _analogue(word[0]), of_key, count=1)
+        for of_value, of_query in product(words["value"], words["query"] or [stem]):
+            three, tail = _without_tail((of_key, of_value, of_query))
+            yield f"{before}{{{'|'.join(three)}}}{tail}{behind}"
 
 
-def _places(key: str) -> Iterable[tuple[str, str, str]]:
-    """The whole words of a template that name keys, with what is before and behind them."""
-    words = list(_words(key))[-_MOST_WORDS:]
-    for first, last in product(words, words):
-        start, end = first.start(), last.end()
-        if start < end and _is_role(key[start:end], "key"):
-            yield key[:start], key[start:end], key[end:]
-
-
-def _words(template: str) -> Iterable[re.Match[str]]:
-    return (word for word in _WORD.finditer(template.replace("{i}", "0 0")))
-
-
-def _role(word: str) -> str | None:
-    return next((role for role in ROLES if word.lower() in _WORDS[role]), None)
-
-
-def _is_role(words: str, role: str) -> bool:
-    """Whether some words, as they stand in a name, name one role and no other."""
-    if "{" in words or "|" in words or "." in words:
-        return False
-    return {found for word in _words(words) if (found := _role(word[0]))} == {role}
+def _without_tail(three: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Split off a tail that three words share, such as "_cache", if whole words remain."""
+    for begin in re.finditer("[_A-Z-]", three[0]):
+        tail = three[0][begin.start() :]
+        stems = tuple(word.removesuffix(tail) for word in three)
+        whole = (_WORDS[role].fullmatch(stem) for role, stem in zip(ROLES, stems, strict=True))
+        if all(word.endswith(tail) for word in three) and all(whole):
+            return stems, tail
+    return three, ""
 
 
 def _analogue(of_key: str) -> str:
-    """The word for queries that goes with one for keys."""
-    for key, query in (("keys", "queries"), ("Keys", "Queries"), ("KEYS", "QUERIES"),
-                       ("key", "query"), ("Key", "Query"), ("KEY", "QUERY"),
-                       ("k", "q"), ("K", "Q")):  # fmt: skip
-        if key in of_key:
-            return of_key.replace(key, query, 1)
-    return "query"
-
-
-def _choice(pattern: str) -> str:
-    """The three words, and what is around them in the braces."""
-    return max(pattern.replace("}", "{").split("{"), key=lambda piece: piece.count("|"))
-
-
-def _is_pattern(pattern: str) -> bool:
-    return pattern.count("{i}") == 1 and pattern.count("{") == 2
+    """Return the word for queries in the case of a word for keys."""
+    word = _QUERIES[of_key.lower()]
+    if of_key.isupper():
+        return word.upper()
+    return word.capitalize() if of_key[0].isupper() else word
 
 
 def _score(names: Names, held: list[str]) -> tuple[int, int]:
-    """How many layers have all three tensors, and how many have keys and values."""
+    """Count the layers with all three tensors, and those with keys and values."""
     roles: dict[int, set[str]] = {}
     for name in held:
         if (match := names.match(name)) is not None:

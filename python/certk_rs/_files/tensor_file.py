@@ -1,8 +1,8 @@
-"""Tensors behind a checked header: what one safetensors file and a set of shards have in common.
+"""Tensors behind a checked header: the common base of a safetensors file and a set of shards.
 
-Tensors are read, not mapped: a file that shrinks meanwhile is then an error and not a crash, and
-memory holds what was asked for only. Where the same memory serves many reads, it is the caller's
-(`buffer`), since fresh memory costs the system about as long as filling it.
+Tensors are read, not mapped: a file that shrinks meanwhile is an error and not a crash, and memory
+holds only what was asked for. Many reads can share the caller's memory (`buffer`), since allocating
+fresh memory takes about as long as filling it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,18 +23,18 @@ from ..errors import CertkError
 from .location import Location
 from .reader import Identity, same_state
 
-# What a tensor is in memory; BF16 stays in its 16 bits.
+# NumPy types of tensors in memory; BF16 stays in its 16 bits.
 STORAGE = {
     **{"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"},
     **{"I32": "<i4", "I64": "<i8", "U8": "<u1"},
 }
-# What the core calls a dtype of keys and values.
+# The core's names for dtypes of keys and values.
 NAMES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 
 HEAD_MAJOR = "hnd"
 ROW_MAJOR = "nhd"
 LAYOUTS = (HEAD_MAJOR, ROW_MAJOR)
-"""How a tensor is stored: (heads, rows, d), or (rows, heads, d)."""
+"""Orders of axes in storage: (heads, rows, d), or (rows, heads, d)."""
 
 _CHUNK = 1 << 24
 _ALL = slice(None)
@@ -52,20 +53,34 @@ class Entry:
     stop: int
 
 
+Form = tuple[str, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
+
+
 @dataclass(frozen=True)
 class Header:
-    """A checked header. `raw` is all that precedes the data, length prefix and padding included."""
+    """A checked header; `raw` is all that precedes the data, length prefix and padding included."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
     raw: bytes
 
+    @cached_property
+    def forms(self) -> dict[str, Form]:
+        """Dtype and shape of every tensor, by name."""
+        return {name: (entry.dtype, entry.shape) for name, entry in self.entries.items()}
+
 
 class TensorFile(ABC):
-    """Open tensors. `path` is what the user gave, `identity` what tells these bytes from others.
+    """Open tensors; several threads may read.
 
     Reads raise `CertkError` where a file was cut off meanwhile, `OSError` (with `filename`) where
-    the system or a server refuses. They may come from several threads.
+    the system or a server refuses.
+
+    Attributes:
+        path: The location, spelled as the user gave it.
+        header: The checked header.
+        identity: The identity of these bytes (see `reader`).
     """
 
     path: Location
@@ -80,17 +95,17 @@ class TensorFile(ABC):
 
     @abstractmethod
     def current_identity(self) -> Identity:
-        """The identity of the files as they are now."""
+        """Return the present identity of the files."""
 
     @abstractmethod
     def header_sha256s(self) -> list[str]:
-        """SHA-256 of all that precedes the data, one of each file, hexadecimal.
+        """Return SHA-256 of all that precedes the data of each file, hexadecimal.
 
-        Of shards: that of the index JSON first, then those of the parts, in order of their names.
+        For shards: first that of the index JSON, then those of the parts, by name.
         """
 
     def header_sha256(self) -> str:
-        """One hash for `header_sha256s`: the only one, or that of all, a line of text each."""
+        """Return one hash for `header_sha256s`: the only one, or that of its lines of text."""
         each = self.header_sha256s()
         return each[0] if len(each) == 1 else hashlib.sha256("\n".join(each).encode()).hexdigest()
 
@@ -118,7 +133,7 @@ class TensorFile(ABC):
             )
 
     def chunks(self, name: str, most: int = _CHUNK) -> Iterator[NDArray[np.uint8]]:
-        """The raw bytes of a tensor, `most` at a time, in memory that the next piece takes over."""
+        """Yield the raw bytes of a tensor, `most` at a time; each piece reuses the memory."""
         entry = self.header.entries[name]
         count = entry.stop - entry.start
         memory = np.empty(min(most, count), np.uint8)
@@ -128,14 +143,14 @@ class TensorFile(ABC):
             yield piece
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The raw bytes of a tensor."""
+        """Read the raw bytes of a tensor."""
         entry = self.header.entries[name]
         data = np.empty(entry.stop - entry.start, np.uint8)
         self.read_into(name, data.data)
         return data
 
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor in its own shape and storage type (uint16 for BF16)."""
+        """Read a tensor in its own shape and storage type (uint16 for BF16)."""
         entry = self.header.entries[name]
         return self.raw(name).view(STORAGE[entry.dtype]).reshape(entry.shape)
 
@@ -148,14 +163,14 @@ class TensorFile(ABC):
         layout: str = HEAD_MAJOR,
         buffer: NDArray[np.uint8] | None = None,
     ) -> NDArray[Any]:
-        """Some rows of some heads, (heads, rows, d) in the storage type, whatever the layout.
+        """Read some rows of some heads as (heads, rows, d), in the storage type.
 
         Args:
             name: A tensor of three axes, or of four of which the first has one entry.
-            heads: Which heads, without a step.
-            rows: Which rows, without a step.
-            layout: How it is stored. From "nhd", all heads of the rows are read, 16 MiB at a time.
-            buffer: Bytes to fill, as many as the result has or more; the result is a view of them.
+            heads: The heads, without a step.
+            rows: The rows, without a step.
+            layout: Its order of axes. From "nhd", all heads of the rows are read, 16 MiB at a time.
+            buffer: Bytes to fill, at least as many as the result has; the result is a view of them.
                 None: fresh memory.
         """
         entry = self.header.entries[name]
@@ -197,7 +212,7 @@ class TensorFile(ABC):
             out[:, done : done + some] = block.swapaxes(0, 1)
 
     def sha256(self, name: str) -> str:
-        """SHA-256 of the raw bytes of a tensor, hexadecimal."""
+        """Return SHA-256 of the raw bytes of a tensor, hexadecimal."""
         digest = hashlib.sha256()
         for chunk in self.chunks(name):
             digest.update(chunk.data)

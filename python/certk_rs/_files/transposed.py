@@ -1,14 +1,14 @@
-"""Shapes of key, value and query: whether they fit together, and whether they look transposed.
+"""Shapes of key, value and query: those that do not fit, and those that look transposed.
 
-A cache of (heads, rows, d) and one of (rows, heads, d) hold the same numbers in another order, and
-often both ways of reading fit. What speaks for (rows, heads, d):
+Caches of (heads, rows, d) and of (rows, heads, d) hold the same numbers, and often both readings
+fit. Signs of (rows, heads, d) are:
 
-* more kv heads than keys. Models have few kv heads, and caches worth pruning many keys;
-* as many query heads as keys, but another number of queries, where the queries would fit
-  transposed: those of a whole prompt, one for each key, whose rows are where heads should be. This
-  may be so of the queries alone.
+* more kv heads than keys: models have few kv heads, and caches worth pruning many keys;
+* as many query heads as keys, but another number of queries, if the queries fit transposed. Those
+  are the queries of a whole prompt, with rows in the place of heads. It may be so of the queries
+  alone.
 
-Both are possible as they stand (a prompt of a few tokens), so they are doubts, which an explicit
+Both can be right as they stand (a prompt of a few tokens), so they are doubts, which an explicit
 layout settles.
 """
 
@@ -24,17 +24,17 @@ AXES = {HEAD_MAJOR: "(heads, rows, d)", ROW_MAJOR: "(rows, heads, d)"}
 
 Shape = tuple[int, ...]
 Complaint = tuple[str, str]
-"""Whose tensor, and what is wrong with it, to be read behind its name, type and shape."""
+"""The role of a tensor, and the rest of a sentence about its name, type and shape."""
 
 
 def head_major(shape: Shape, layout: str) -> Shape:
-    """The last three axes of a stored tensor as (heads, rows, d)."""
+    """Return the last three axes of a stored tensor as (heads, rows, d)."""
     outer, inner, d = shape[-3:]
     return (outer, inner, d) if layout == HEAD_MAJOR else (inner, outer, d)
 
 
 def misfit(shapes: Mapping[str, Shape], layout: str) -> Complaint | None:
-    """What does not fit when the tensors, of three axes, are read so; None if all does."""
+    """Return the first misfit of tensors of three axes in this layout; None if all fit."""
     key, value, query = (head_major(shapes[role], layout) for role in ("key", "value", "query"))
     (kv_heads, n, d), (heads, _, _) = key, query
     if value != key:
@@ -49,7 +49,7 @@ def misfit(shapes: Mapping[str, Shape], layout: str) -> Complaint | None:
 
 
 def transposition(shapes: Mapping[str, Shape]) -> Complaint | None:
-    """What makes tensors that would be read as (heads, rows, d) look transposed; None: nothing."""
+    """Return the sign that tensors read as (heads, rows, d) are transposed; None without one."""
     (kv_heads, n, _), (heads, m, _) = shapes["key"], shapes["query"]
     if kv_heads > n:
         return "key", (
@@ -72,7 +72,7 @@ def transposition(shapes: Mapping[str, Shape]) -> Complaint | None:
 
 
 def with_remedy(complaint: Complaint, shapes: Mapping[str, Shape], layout: str) -> Complaint:
-    """A complaint of `misfit`, with the other layout or a transposed tensor if that would fit."""
+    """Add the other layout, or a transposed tensor, to a complaint of `misfit` if that fits."""
     role, what = complaint
     other = ROW_MAJOR if layout == HEAD_MAJOR else HEAD_MAJOR
     if misfit(shapes, other) is None:

@@ -1,4 +1,4 @@
-"""The numbers of a cache file as they are stored: widened exactly, and seen to be finite."""
+"""Stored numbers of a cache file: exact widening, and checks that they are finite."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _EXPONENT = {"F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00), "BF16": ("<u2"
 
 
 def widen(raw: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    """Stored F32, F16 or BF16 (its 16 bits) as float64, exactly.
+    """Convert stored F32, F16 or BF16 (its 16 bits) to float64, exactly.
 
-    Also where the processor was told to take subnormal numbers for zero (torch.set_flush_denormal):
-    those are made of integers.
+    Subnormal numbers are made of integers, so a processor that takes them for zero
+    (torch.set_flush_denormal) makes no difference.
     """
     if dtype == "F16":
         return raw.astype(np.float64)
@@ -29,7 +29,7 @@ def widen(raw: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 
 class FiniteCheck:
-    """Whether stored numbers are finite, in one pass over them and no fresh memory each time."""
+    """A check for NaN and infinities in one pass, with memory of its own that it reuses."""
 
     _BLOCK = 1 << 19  # bytes, which stay in the cache of a core
 
@@ -40,7 +40,7 @@ class FiniteCheck:
         self._bits = np.empty(self._BLOCK // self._kind.itemsize, self._kind)
 
     def first_bad(self, raw: NDArray[np.uint8]) -> int | None:
-        """The position of the first NaN or infinity among the numbers in these bytes, or None."""
+        """Return the position of the first NaN or infinity in these bytes, or None."""
         stored = raw.view(self._kind)
         for start in range(0, len(stored), len(self._bits)):
             block = stored[start : start + len(self._bits)]
@@ -51,7 +51,7 @@ class FiniteCheck:
 
 
 def not_finite(raw: NDArray[Any], dtype: str) -> NDArray[np.intp]:
-    """The positions of NaN and infinities among stored F32, F16 or BF16 (its 16 bits)."""
+    """Return the positions of NaN and infinities among stored F32, F16 or BF16 (its bits)."""
     unsigned, ones = _EXPONENT[dtype]
     bits = raw.view(unsigned)
     return np.flatnonzero((bits & ones) == ones)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 from .._display.plain import plain
 from .._display.plots import heat_map
 from .._display.shown import Shown
-from .._files.json_file import write_json
+from .._files.new_file import write_json
 from ..cache_format import LAYOUTS, Names
 from ..errors import CertkError
 from .aggregate import Aggregate, Numbers, aggregate_json

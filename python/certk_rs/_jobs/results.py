@@ -12,8 +12,8 @@ from .._display.numbers import percent, rounded
 from .._display.plain import plain
 from .._display.plots import heat_map
 from .._display.shown import Shown
-from .._files.json_file import write_json
 from .._files.location import Location
+from .._files.new_file import write_json
 from ..errors import CertkError, one_line
 from .held_out import HeldOut
 from .inputs import Source

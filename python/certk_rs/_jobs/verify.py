@@ -13,7 +13,7 @@ from .._display.numbers import percent, rounded
 from .._display.plain import plain
 from .._display.plots import shares
 from .._display.shown import Shown
-from .._files.json_file import write_json
+from .._files.new_file import write_json
 from ..audit import Audit, OutputAudit, Progress, audit, audit_json
 from ..errors import CertkError
 from .inputs import expand

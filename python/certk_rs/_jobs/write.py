@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .. import __version__
 from .._files.guards import code_bytes, guard_tensors
 from .._files.location import Location
-from .._files.record import index_type
+from .._files.output import index_type
 from .._files.tensor_file import Header, TensorFile
 from ..cache_format import (
     STORAGE,

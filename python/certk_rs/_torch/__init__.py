@@ -1,1 +1,1 @@
-"""What `certk_rs.torch` stands on: its operators, and the gradient of one of them."""
+"""The operators of `certk_rs.torch`, and the gradient of one of them."""

@@ -32,7 +32,7 @@ Given = dict[str, Any]
 
 
 def _options(given: Given) -> Given:
-    """The arguments of a call in the words of this package.
+    """Return the arguments of a call by the names of this package.
 
     Budgets per row, and a fraction for `max_keep`, have an argument of their own in schemas; and
     without `threads` as many are used as torch uses.
@@ -57,7 +57,7 @@ def _certify(*, keep_indptr: Tensor | None, **options: Any) -> Any:
 
 
 def _side_by_side(keep: Tensor, keep_indptr: Tensor, batch: tuple[int, ...]) -> NDArray[np.int64]:
-    """Rows of indices as one array, padded with -1."""
+    """Return rows of indices as one array, padded with -1."""
     starts = coerce.integers("keep.indptr", keep_indptr)
     flat = coerce.integers("keep.indices", keep)
     counts = np.diff(starts.reshape(-1))
@@ -124,7 +124,7 @@ _LIBRARY: Any = torch.library.Library("certk", "DEF")  # type: ignore[no-untyped
 
 
 def _output(found: Any, name: str, dtype: torch.dtype | None) -> Tensor:
-    """One field of what was found, as a tensor of its own: an operator's outputs are nobody's."""
+    """Copy one field of a result to a tensor of its own: an operator's outputs are nobody's."""
     if dtype is None:
         tensor: Tensor = getattr(found, name)
         return tensor
@@ -137,14 +137,14 @@ def _output(found: Any, name: str, dtype: torch.dtype | None) -> Tensor:
 
 
 def _batch(given: Given) -> tuple[Any, ...]:
-    """The batch shape of scores, or the shape of q without its last axis."""
+    """Return the batch shape of scores, or the shape of q without its last axis."""
     starts = given.get("indptr")
     first: Tensor = next(iter(given.values()))
     return tuple(first.shape[:-1]) if starts is None else (starts.shape[0] - 1,)
 
 
 def _shape(kind: str, given: Given) -> tuple[Any, ...]:
-    """The shape of an output, from the arguments of a call."""
+    """Return the shape of an output, from the arguments of a call."""
     batch = _batch(given)
     if kind == "out":
         return (*batch, given["v"].shape[-1])

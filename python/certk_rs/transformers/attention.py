@@ -161,7 +161,7 @@ def unsupported(kwargs: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def _weights_are_collected() -> bool:
-    """Whether transformers 5 is collecting attention weights of this forward pass."""
+    """Return True if transformers 5 is collecting attention weights of this forward pass."""
     return _COLLECTOR is not None and "attentions" in (_COLLECTOR.get() or {})
 
 

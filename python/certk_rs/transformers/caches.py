@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -45,13 +45,31 @@ _WHOLE_TEXT = (
     "give generate ids of the whole text, at least one token longer than cache.get_seq_length()"
 )
 
+
+class PruneOptions(TypedDict, total=False):
+    """The options of `prune_cache` that `prune_prompt` takes, too."""
+
+    keep_first: int
+    keep_last: int
+    compact: bool
+    guard: Literal["none", "codes"]
+    on_breach: OnBreach
+    promote: bool
+    most_promoted: int | None
+    out_tol: float | None
+    source: Rows | str | os.PathLike[str] | None
+    threads: int | None
+
+
+PRUNE_OPTIONS = frozenset(PruneOptions.__annotations__)
+
 _Rows = tuple[list[torch.Tensor], list[torch.Tensor]]
 """The keys and the values (kept, d) of each kv head of a layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrunedLayer:
-    """What is proven of one pruned layer."""
+    """Proven losses of one pruned layer."""
 
     layer: int
     n: int
@@ -59,9 +77,9 @@ class PrunedLayer:
     kept: tuple[int, ...]
     """Keys that each kv head keeps."""
     tail_mass_upper: NDArray[np.floating] | None
-    """What each query loses at most, (heads, m), or, from a file of `--proof compact`, every query
-    of a head that a promise is made for, (heads,); None from one of `--proof none`. It is less if
-    slots were filled with further keys."""
+    """The most that each query loses, (heads, m). From a file of `--proof compact` it is that of
+    all queries of a head, (heads,), and from one of `--proof none` it is None. Further keys that
+    fill slots can only lower it."""
 
 
 class PrunedCache(Cache):  # type: ignore[misc]
@@ -71,7 +89,7 @@ class PrunedCache(Cache):  # type: ignore[misc]
     attention: the keys have lost their positions, which sliding windows would need.
     """
 
-    def __init__(self, layers: list[_PrunedLayer], certificates: Sequence[PrunedLayer]) -> None:
+    def __init__(self, layers: list[ShortenedLayer], certificates: Sequence[PrunedLayer]) -> None:
         """Take over layers; users call `from_cache` or `prune_cache`."""
         super().__init__(layers=layers)
         for layer in layers:
@@ -81,17 +99,17 @@ class PrunedCache(Cache):  # type: ignore[misc]
         self.unused: int | None = None
         """The layer whose empty slots nobody has left out yet."""
         self.assisted = False
-        """Whether assisted generation has begun with this cache and fed it nothing yet."""
+        """True if assisted generation has begun with this cache and fed it nothing yet."""
         self._losses: Losses | None = None
 
     @property
     def lost(self) -> list[LostCall]:
-        """What each attention call has lost to the dropped keys, of a cache with guards."""
+        """Losses of each attention call to the dropped keys, of a cache with guards."""
         return [] if self._losses is None else list(self._losses.calls)
 
     @property
     def promoted(self) -> tuple[tuple[int, ...], ...]:
-        """How many dropped keys are back for good, of each layer and kv head."""
+        """Counts of dropped keys that are back for good, of each layer and kv head."""
         guards = [layer.guarded for layer in self.layers if layer.guarded is not None]
         return tuple(each.promoted for each in guards)
 
@@ -145,8 +163,8 @@ class PrunedCache(Cache):  # type: ignore[misc]
             super().activate_past_recording()
 
 
-class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer: keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
+class ShortenedLayer(DynamicLayer):  # type: ignore[misc]
+    """Kept keys (1, kv_heads, physical, d) behind empty slots, standing for `n` keys."""
 
     def __init__(
         self, keys: torch.Tensor, values: torch.Tensor, slots: NDArray[np.int64], n: int, index: int
@@ -205,7 +223,7 @@ class _PrunedLayer(DynamicLayer):  # type: ignore[misc]
             self.of.unused = None
 
     def get_seq_length(self, *_: Any) -> int:
-        """The logical length, from which positions go on."""
+        """Return the logical length, from which positions go on."""
         return int(self.keys.shape[-2]) + self._gone
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
@@ -243,7 +261,7 @@ def check_positions(layer: Any, position_ids: Any) -> None:
             they count other things than tokens.
     """
     told = isinstance(position_ids, torch.Tensor) and position_ids.ndim == 2
-    if not isinstance(layer, _PrunedLayer) or not told or not position_ids.numel():
+    if not isinstance(layer, ShortenedLayer) or not told or not position_ids.numel():
         return
     n, end = layer.get_seq_length(), int(position_ids.max()) + 1
     if end < n:
@@ -328,7 +346,7 @@ def from_cache(
     with SafetensorsFile(path) as file:
         text = file.header.metadata.get("certk")
         if text is not None:
-            pruned = PrunedFile(file, text)
+            pruned = PrunedFile(file)
             made = _read_pruned(pruned, path, compact)
             if pruned.certificate.options.guard == "none":
                 if asked:
@@ -463,7 +481,7 @@ def prune_cache(
 
 
 def _input_rows(source: Rows | str | os.PathLike[str] | None, pruned: PrunedFile) -> Rows | None:
-    """What a user calls the source of an output's dropped rows; a file must be its input."""
+    """Open the source of an output's dropped rows; a file must be its input."""
     if not isinstance(source, str | os.PathLike):
         return source
     said = pruned.certificate
@@ -476,7 +494,7 @@ def _rows_of(
     source: Rows | str | os.PathLike[str],
     layers: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
 ) -> Rows:
-    """What a user calls the source of dropped rows; a file is held against the cache."""
+    """Open the source of dropped rows; a file must hold those of the cache."""
     if not isinstance(source, str | os.PathLike):
         return source
     rows = RowsOfFile(source)
@@ -523,7 +541,7 @@ class RowsOfCache:
 
 
 def _row_sums(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """A sum of each row's bits (n, d) by random odd factors, modulo 2^64.
+    """Sum each row's bits (n, d) by random odd factors, modulo 2^64.
 
     One entry that is another makes it another; rows that differ more share one with probability
     2^-60.
@@ -536,7 +554,7 @@ def _row_sums(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 def _full_layers(
     cache: Cache, queries: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Queries, keys and values of every layer, checked against each other."""
+    """Return queries, keys and values of every layer, checked against each other."""
     if isinstance(cache, PrunedCache):
         raise CertkError(
             "cache is a PrunedCache: its keys have lost their places; give the full one"
@@ -581,7 +599,7 @@ def _full_layers(
 
 
 def _scale(scale: Any) -> float | None:
-    """A finite number as a float, whose text a file can hold."""
+    """Return a finite number as a float, whose text a file can hold."""
     if scale is None:
         return None
     if isinstance(scale, bool) or not isinstance(scale, Real) or not math.isfinite(scale):
@@ -590,7 +608,7 @@ def _scale(scale: Any) -> float | None:
 
 
 def _pruned(layers: Sequence[_Rows], certificates: Sequence[PrunedLayer]) -> PrunedCache:
-    """A cache of layers whose kv heads keep different numbers of rows, behind empty slots."""
+    """Make a cache of kv heads that keep different numbers of rows, behind empty slots."""
     most = max(len(rows) for keys, _ in layers for rows in keys)
     made = []
     for (keys, values), about in zip(layers, certificates, strict=True):
@@ -598,12 +616,12 @@ def _pruned(layers: Sequence[_Rows], certificates: Sequence[PrunedLayer]) -> Pru
         # Keys that are NaN: attention that does not leave the slots out must not go unnoticed.
         # Values that are would do no more, and take certified attention several times as long.
         both = _behind(keys, most, torch.nan), _behind(values, most, 0.0)
-        made.append(_PrunedLayer(*both, slots, about.n, about.layer))
+        made.append(ShortenedLayer(*both, slots, about.n, about.layer))
     return PrunedCache(made, certificates)
 
 
 def _behind(heads: list[torch.Tensor], most: int, empty: float) -> torch.Tensor:
-    """Heads of rows (kept, d) as one tensor (1, heads, most, d), with empty slots in front."""
+    """Join heads of rows (kept, d) in one tensor (1, heads, most, d), behind empty slots."""
     full = heads[0].new_full((1, len(heads), most, heads[0].shape[-1]), empty)
     for g, rows in enumerate(heads):
         full[0, g, most - len(rows) :] = rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from ..errors import CertkError
-from .capture_file import WRITING, CacheWriter, Observer
+from .capture_file import WRITING, Attended, CacheWriter, Observation
 from .presses import NAME
 from .switch import switch
 
@@ -51,13 +51,22 @@ def capture(
     _need_model(model)
     most = max(sum(1 for _ in model.modules()), getattr(model.config, "num_hidden_layers", 0))
     with CacheWriter(path, most, queries) as writer:
-        observe(model, inputs, writer)
+
+        def write(seen: Attended) -> None:
+            writer.write(seen.layer, seen.query, seen.key, seen.value, seen.scale, seen.offset)
+
+        layers = observe(model, inputs, write)
         writer.commit()
-        return writer.layers
+        return layers
 
 
-def observe(model: Any, inputs: Mapping[str, Any] | torch.Tensor, observer: Observer) -> None:
-    """Run a model densely, and tell an observer of each attention call; arguments as `capture`."""
+def observe(
+    model: Any, inputs: Mapping[str, Any] | torch.Tensor, hear: Callable[[Attended], None]
+) -> list[int]:
+    """Run a model densely, hand each attention call to `hear`, and return the layers' numbers.
+
+    Arguments and errors are those of `capture`.
+    """
     _need_model(model)
     given: dict[str, Any] = (
         {"input_ids": inputs} if isinstance(inputs, torch.Tensor) else dict(inputs)
@@ -65,12 +74,19 @@ def observe(model: Any, inputs: Mapping[str, Any] | torch.Tensor, observer: Obse
     base = model.base_model
     if "use_cache" in inspect.signature(base.forward).parameters:
         given.setdefault("use_cache", False)
-    token = WRITING.set(observer)
+    observation = Observation(hear)
+    token = WRITING.set(observation)
     try:
         with _switched(model), torch.inference_mode():
             base(**given)
     finally:
         WRITING.reset(token)
+    if not observation.layers:
+        raise CertkError(
+            "no attention call was seen: the model does not take its attention from transformers' "
+            "AttentionInterface"
+        )
+    return sorted(observation.layers)
 
 
 def _need_model(model: Any) -> None:
@@ -109,7 +125,7 @@ def capture_text(
 def load_with_text(
     model: str | os.PathLike[str], text: str, max_tokens: int | None, *, cut: bool = False
 ) -> tuple[Any, dict[str, Any], int]:
-    """The model of a directory, what it is called with for a text, and how many tokens that has.
+    """Load the model of a directory, and return it, its inputs for a text, and their length.
 
     Arguments and errors as in `capture_text`; `cut` has a text cut that is longer than the model's
     positions, which is an error otherwise.
@@ -166,7 +182,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _switched(model: Any) -> Iterator[None]:
-    """The model under certified attention's name, in evaluation mode; then as it was."""
+    """Switch a model to certified attention's name and evaluation mode, and back on leaving."""
     before = {"": model.config._attn_implementation}
     for name in getattr(model.config, "sub_configs", {}):
         if (part := getattr(model.config, name, None)) is not None:

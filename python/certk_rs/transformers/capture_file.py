@@ -8,9 +8,10 @@ tensors of one layer.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,8 +28,27 @@ _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _ENTRY = 192
 
 
-class Observer(Protocol):
-    """Is told of every attention call of a model that runs densely."""
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """One attention call of a model that runs densely over one sequence."""
+
+    layer: int
+    module: nn.Module
+    query: torch.Tensor
+    """(1, heads, m, d), after rotary positions; key and value (1, kv_heads, n, d)."""
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float | None
+    offset: int | None
+    """Query i sees the keys <= i + offset, or all of them if that is None."""
+
+
+class Observation:
+    """The attention calls of one forward pass, numbered by layer and handed on as they come."""
+
+    def __init__(self, hear: Callable[[Attended], None]) -> None:
+        self.layers: set[int] = set()
+        self._hear = hear
 
     def add(
         self,
@@ -39,10 +59,27 @@ class Observer(Protocol):
         rows: Visibility,
         scale: float | None,
     ) -> None:
-        """Hear of one call: (1, heads, m, d), (1, kv_heads, n, d) and what the rows see."""
+        """Hand on one call, as the layer that the module names, or as the next.
+
+        Raises:
+            CertkError: A layer that attends twice, several sequences, or rows that see other keys
+                than all or all earlier ones.
+        """
+        own = getattr(module, "layer_idx", None)
+        layer = own if isinstance(own, int) else len(self.layers)
+        if layer in self.layers:
+            raise CertkError(
+                f"layer {layer} attends twice: one attention per layer and one forward pass are "
+                "read; pass the encoder or the decoder alone"
+            )
+        if query.shape[0] != 1:
+            raise CertkError(f"layer {layer}: a batch of {query.shape[0]}; pass one sequence")
+        self.layers.add(layer)
+        offset = causal_offset_of(layer, rows)
+        self._hear(Attended(layer, module, query, key, value, scale, offset))
 
 
-WRITING: ContextVar[Observer | None] = ContextVar("certk_writing", default=None)
+WRITING: ContextVar[Observation | None] = ContextVar("certk_writing", default=None)
 
 
 class CacheWriter(NewFile):
@@ -63,29 +100,7 @@ class CacheWriter(NewFile):
         self._queries = queries
         self._entries: list[Entry] = []
         self._stop = 0
-        self._calls = 0
-        self._layers: set[int] = set()
         self._about: tuple[str | None, int | None] | None = None
-
-    @property
-    def layers(self) -> list[int]:
-        """The layers written so far, by number."""
-        return sorted(self._layers)
-
-    def add(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rows: Visibility,
-        scale: float | None,
-    ) -> None:
-        """Write one attention call as the layer that the module says it is, or as the next."""
-        own = getattr(module, "layer_idx", None)
-        layer = own if isinstance(own, int) else self._calls
-        self._calls += 1
-        self.write(layer, query, key, value, scale, causal_offset_of(layer, rows))
 
     def write(
         self,
@@ -103,20 +118,10 @@ class CacheWriter(NewFile):
         Raises:
             CertkError: Something that the format cannot say; it names the layer.
         """
-        if layer in self._layers:
-            raise CertkError(
-                f"layer {layer} attends twice: a cache file has one attention per layer; capture "
-                "the encoder or the decoder alone, and one forward pass"
-            )
         if key.shape != value.shape:
             raise CertkError(
                 f"layer {layer}: keys {tuple(key.shape)} and values {tuple(value.shape)} differ in "
                 "shape; a cache file holds those of one shape"
-            )
-        if query.shape[0] != 1:
-            raise CertkError(
-                f"layer {layer}: a batch of {query.shape[0]}; a cache file holds one sequence: "
-                "capture one at a time"
             )
         m, d = query.shape[2:]
         if self._queries is not None and self._queries < m:
@@ -130,17 +135,12 @@ class CacheWriter(NewFile):
                 f"layer {layer} has (scale, causal offset) {(told, offset)}, the layers before "
                 f"{self._about}: a cache file has one for all"
             )
-        self._layers.add(layer)
         for role, tensor in (("key", key), ("value", value), ("query", query)):
             self._put(f"layers.{layer}.{role}", tensor)
 
     def commit(self) -> None:
         """Write the header, and give the file its name."""
-        if self._about is None:
-            raise CertkError(
-                "no attention call was captured: the model does not take its attention from "
-                "transformers' AttentionInterface"
-            )
+        assert self._about is not None
         scale, offset = self._about
         about = {} if scale is None else {"scale": scale}
         if offset is not None:
@@ -169,7 +169,7 @@ class CacheWriter(NewFile):
 
 
 def causal_offset_of(layer: int, rows: Visibility) -> int | None:
-    """The causal offset of what the rows see; None if they see everything."""
+    """Return the causal offset of rows; None if they see all keys."""
     said = rows.arguments()
     if not said:
         return None

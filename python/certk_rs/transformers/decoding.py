@@ -172,7 +172,7 @@ class CertkCache(Cache):  # type: ignore[misc]
 
 
 def _asks_for_states(name: str) -> Any:
-    """A method of `Cache` that only layers beside full attention know."""
+    """Make a method of `Cache` that only layers beside full attention know."""
 
     def method(self: CertkCache, *args: Any, **kwargs: Any) -> Any:
         if self.layer_class_to_replicate is not None:

@@ -1,4 +1,4 @@
-"""What a pruned layer with a guard does about each call: prove what was lost, and fetch it back.
+"""Pruned layers with a guard: losses of each call are proven, and dropped keys fetched back.
 
 A call's own attention is over the kept keys and what was appended. Its guard then bounds the share
 of the dropped keys, which is what the call lost. Where that is more than the cache's budget, the
@@ -37,7 +37,7 @@ _TRIES = 3
 
 
 class Rows(Protocol):
-    """Where dropped keys and values are."""
+    """A source of dropped keys and values."""
 
     def fetch(
         self, layer: int, head: int, positions: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Manner:
-    """What a cache does about losses: of kv heads that have no budget of their own, `eps` is it.
+    """The answer of a cache to losses; `eps` is the budget of kv heads without one of their own.
 
     With `out_tol` a loss is what it does to the output, and budgets of mass play no part.
     """
@@ -74,22 +74,22 @@ class Manner:
 
 @dataclass(frozen=True, eq=False)
 class LostCall:
-    """What one call of one layer, for one sequence, has lost, proven; arrays (heads, m)."""
+    """Proven losses of one call of one layer, for one sequence; arrays (heads, m)."""
 
     layer: int
     lost: NDArray[np.float64]
     """The share of the softmax that the kept keys alone would have lost, at most."""
     left: NDArray[np.float64]
-    """What the call has lost in the end, at most: less where keys were fetched back."""
+    """The most that the call has lost in the end: less where keys were fetched back."""
     moved: NDArray[np.float64]
-    """How far that moves a query's output at most, in the Euclidean norm over d_v; rounding, which
-    `Recorder` has, is not in it."""
+    """The furthest that moves a query's output, in the Euclidean norm over d_v. Rounding is not in
+    it, but in the bounds of a `Recorder`."""
     recalled: NDArray[np.int64]
     """Keys that were fetched for it, (kv_heads,)."""
 
 
 class Losses:
-    """What the calls of a cache have lost, and how it goes about that."""
+    """Losses of the calls of a cache, and its answer to them."""
 
     def __init__(self, manner: Manner, rows: Rows | None) -> None:
         self.manner = manner
@@ -126,7 +126,7 @@ class GuardedLayer:
 
     @property
     def promoted(self) -> tuple[int, ...]:
-        """How many dropped keys of each kv head are back for good."""
+        """Counts of dropped keys of each kv head that are back for good."""
         return tuple(map(len, self._there))
 
     @property
@@ -151,14 +151,14 @@ class GuardedLayer:
         return AttentionResult._of(_Answers(parts), out=torch.stack([part.out for part in parts]))
 
     def promise(self, budget: Budget) -> Budget:
-        """What a call may lose in all, where `budget` is that of the keys that are here."""
+        """Return the budget of a call in all, where `budget` is that of the keys that are here."""
         tol = self.losses.manner.out_tol
         if tol is not None:
             return replace(budget, eps=None, out_tol=float(tol))
         return budget if budget.eps is None else replace(budget, eps=float(self._eps.max()))
 
     def whole(self, rows: Visibility) -> Visibility:
-        """What rows see, dropped keys and all, as far as it is counted."""
+        """Return the counts of keys that rows see, dropped keys and all."""
         size = rows.shape[1] // self.guard.kv_heads
         more = np.repeat([len(each) for each in self.guard.positions], size)[None, :, None]
         counts = rows.counts + more
@@ -215,7 +215,7 @@ class GuardedLayer:
         return self.guard.judge(query, here.ends, most, there=self._there, **how)
 
     def _most(self, here: _Part, eps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The share of the softmax that dropped keys may have, of each query."""
+        """Return the share of the softmax that dropped keys may have, of each query."""
         tol = self.losses.manner.out_tol
         if tol is not None:
             # Sums of bounds round, too.
@@ -232,7 +232,7 @@ class GuardedLayer:
         return most
 
     def _over(self, part: _Part) -> NDArray[np.bool_]:
-        """Which queries' outputs are not proven to be within `out_tol`, if there is one."""
+        """Mark queries whose outputs are not proven to be within `out_tol`, if there is one."""
         tol = self.losses.manner.out_tol
         if tol is None:
             return np.zeros(part.tail.shape, np.bool_)
@@ -271,7 +271,7 @@ class GuardedLayer:
         back: Sequence[NDArray[np.int64]],
         fetched: Sequence[tuple[torch.Tensor, torch.Tensor] | None],
     ) -> tuple[list[NDArray[np.int64]], list[tuple[torch.Tensor, torch.Tensor] | None]]:
-        """What is back for good and what has just been fetched, as one."""
+        """Join rows that are back for good with those just fetched."""
         places: list[NDArray[np.int64]] = []
         tensors: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         for head, positions in enumerate(back):
@@ -345,7 +345,7 @@ class _Part:
 
     @classmethod
     def of(cls, result: AttentionResult, b: int | None) -> _Part:
-        """One sequence of a result, or all of one that has no such axis."""
+        """Take one sequence of a result, or all of one that has no such axis."""
         at: Any = ... if b is None else b
         return cls(
             result.out[at],
@@ -356,7 +356,7 @@ class _Part:
         )
 
     def joined(self, other: _Part) -> _Part:
-        """The softmax over both parts' keys."""
+        """Return the softmax over both parts' keys."""
         with _native.DefaultFloats(), np.errstate(over="ignore", invalid="ignore"):
             # Beside what this part keeps there is what it dropped of its own keys.
             own = self.ends[0], self.ends[1] - np.log1p(-self.tail)
@@ -404,7 +404,7 @@ class _Part:
         return _Part(stored, self.tail, (both_low - slack, both_high + slack), counts, error)
 
     def without(self, lost: NDArray[np.float64], guard: Guard) -> _Part:
-        """The same as an answer over all keys, of which those that are not here weigh so much."""
+        """Return the same as an answer over all keys; absent ones have at most these shares."""
         own = self.error
 
         def error() -> NDArray[np.float64]:
@@ -415,7 +415,7 @@ class _Part:
 
 
 class _Answers:
-    """What an `AttentionResult` takes its fields from, when they are asked for."""
+    """The lazy fields of an `AttentionResult`."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = parts

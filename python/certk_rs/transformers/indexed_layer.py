@@ -248,13 +248,13 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
             self._show((self.keys, self.values))
 
     def _is_current(self) -> bool:
-        """Whether keys and values are those that the index and the ball are of, not written to."""
+        """Return True if the index and the ball are of these keys and values, as they are."""
         same = self.keys is self._shown[0] and self.values is self._shown[1]
         same = same and self._writes == _writes(self._shown)
         return same and (self._rows is None or self._rows.intact)
 
     def _in_files(self) -> bool:
-        """Whether the keys and values are those of the files, or the first of them."""
+        """Return True if the keys and values are those of the files, or the first of them."""
         if self._rows is None or self.keys is None or self.values is None:
             return False
         return self._rows.begin_with(self.keys, self.values)
@@ -307,7 +307,7 @@ class IndexedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def known_of(keys: torch.Tensor, values: torch.Tensor) -> tuple[KeyIndex | None, ValueBall | None]:
-    """The index and the ball that keys and values from a cache carry, where they are still theirs.
+    """Return the index and the ball that keys and values from a cache carry, if still theirs.
 
     None of what was written to since.
     """
@@ -320,7 +320,7 @@ def known_of(keys: torch.Tensor, values: torch.Tensor) -> tuple[KeyIndex | None,
 
 
 def _writes(pair: tuple[Any, Any]) -> tuple[int, int]:
-    """How often keys and values were written to, by torch's count of them and all their views.
+    """Return counts of the writes to keys and values and all their views, as torch counts.
 
     -1 where torch does not count, as of what was made in inference mode.
     """

@@ -26,7 +26,7 @@ _KNOWN = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
 def layers_of(config: Any, reserve: int, threads: int | None, directory: Path | None) -> list[Any]:
-    """The layers of a config, in order; arguments as `IndexedLayer` has them.
+    """Return the layers of a config, in order; arguments are those of `IndexedLayer`.
 
     Raises:
         CertkError: No config, or one whose layers this transformers has no cache for.

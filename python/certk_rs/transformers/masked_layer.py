@@ -70,7 +70,7 @@ class MaskedLayer(DynamicLayer):  # type: ignore[misc]
         return keys, values
 
     def hide(self, query: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """The mask (batch, heads, m, n) that also hides what is dropped; mask as models make it."""
+        """Return a model's mask (batch, heads, m, n), with dropped keys hidden, too."""
         self._watch.unused = None
         batch, kv_heads, total = self.keys.shape[:3]
         heads, m = query.shape[1:3]
@@ -119,7 +119,7 @@ class MaskedLayer(DynamicLayer):  # type: ignore[misc]
 def hidden(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """The mask for a call, with what its keys say is dropped."""
+    """Return the mask of a call that also hides the keys which its cache has dropped."""
     layer = getattr(key, "certk_dropped", None)
     return layer.hide(query, mask) if isinstance(layer, MaskedLayer) else mask
 

@@ -1,4 +1,4 @@
-"""What each query sees, from what a model hands to its attention: as runs of keys where it can be.
+"""The keys that each query sees, read from a model's mask: runs of keys wherever possible.
 
 Models hand over None (everything, or causal), a boolean mask, or an additive one of 0 and very
 negative numbers. Nearly all such masks show each row one run of keys: a prefix (causal, padding on
@@ -22,7 +22,7 @@ Shape = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Visibility:
-    """What the rows (batch, heads, m) see of n keys; leading axes of length 1 stand for all.
+    """The keys, of n, that rows (batch, heads, m) see; leading axes of length 1 stand for all.
 
     Row r sees the keys `starts[r] <= i < ends[r]` (none if these are equal), unless `mask` is
     given, of the same leading axes and (m, n): then it sees those that are True, and `starts` and
@@ -36,12 +36,12 @@ class Visibility:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How many keys each row sees, (batch, heads, m)."""
+        """Counts of the keys that each row sees, (batch, heads, m)."""
         own = self.ends - self.starts if self.mask is None else np.count_nonzero(self.mask, axis=-1)
         return np.broadcast_to(own, self.shape[:3])
 
     def arguments(self) -> dict[str, Any]:
-        """The options of `certk_rs.attention` that say this, the fastest there are."""
+        """Return the options of `certk_rs.attention` that say this, the fastest there are."""
         _, _, m, n = self.shape
         if self.mask is not None:
             return {"mask": np.broadcast_to(self.mask, self.shape)}
@@ -54,14 +54,14 @@ class Visibility:
         return {"mask": np.broadcast_to(self.full_mask(), self.shape)}
 
     def full_mask(self) -> NDArray[np.bool_]:
-        """The same as a mask, of leading axes 1 where all are alike."""
+        """Return the same as a mask, of leading axes 1 where all are alike."""
         if self.mask is not None:
             return self.mask
         keys = np.arange(self.shape[3])
         return (keys >= self.starts[..., None]) & (keys < self.ends[..., None])
 
     def only_from(self, starts: NDArray[np.int64]) -> Visibility:
-        """The same without the keys before `starts` (heads,), the first that a head has at all."""
+        """Return the same without the keys before `starts` (heads,), the first that a head has."""
         first = starts[None, :, None]
         if self.mask is not None:
             keys = np.arange(self.shape[3])
@@ -71,7 +71,7 @@ class Visibility:
         )
 
     def without(self, gone: NDArray[np.bool_]) -> Visibility:
-        """The same without the keys that are True in `gone` (batch, heads, n)."""
+        """Return the same without the keys that are True in `gone` (batch, heads, n)."""
         if not gone.any():
             return self
         return _of_mask(self.full_mask() & ~gone[:, :, None], self.shape)
@@ -126,7 +126,7 @@ def _visible(mask: torch.Tensor) -> NDArray[np.bool_]:
 
 
 def _of_mask(mask: NDArray[np.bool_], shape: Shape) -> Visibility:
-    """A mask as runs if every row is one."""
+    """Read a mask as runs if every row is one."""
     _, _, m, n = shape
     mask = np.broadcast_to(mask, (*mask.shape[:2], m, n))
     counts = np.count_nonzero(mask, axis=-1)

@@ -1,4 +1,4 @@
-"""What classes of transformers do about attention, beyond asking the registry for it or not.
+"""Judgement of classes of transformers by their attention, beyond the registry they ask.
 
 transformers judges a model by the file it is defined in. A class in it that goes its own way would
 not be certified, and would take the masks that are made for certified attention for its own, which
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 @cache
 def computes_by_itself(kind: Any) -> bool:
-    """Whether a class is such an attention; by its source, as transformers judges whole files."""
+    """Judge by its source, as transformers judges whole files, if a class attends by itself."""
     if "Attention" not in kind.__name__:
         return False
     code = _source(kind)
@@ -34,7 +34,7 @@ def computes_by_itself(kind: Any) -> bool:
 
 @cache
 def beside_another(kind: type[Any]) -> bool:
-    """Whether a class is defined in one file with such an attention."""
+    """Return True if a class is defined in one file with such an attention."""
     here = kind.__module__
     if not here.startswith("transformers."):
         return False
@@ -43,7 +43,7 @@ def beside_another(kind: type[Any]) -> bool:
 
 
 def asks_for_more(module: nn.Module) -> str | None:
-    """What an attention module adds to its scores or chooses by itself; None if nothing."""
+    """Name what an attention module adds to its scores or chooses by itself; None if nothing."""
     kind: Any = type(module)
     code, config = _source(kind), getattr(module, "config", None)
     if "ALL_ATTENTION_FUNCTIONS" not in code:
@@ -70,7 +70,7 @@ def asks_for_more(module: nn.Module) -> str | None:
 
 @cache
 def _makes_a_bias(kind: Any) -> bool:
-    """Whether the `forward` of a class always hands numbers to attention that it has computed.
+    """Return True if the `forward` of a class always hands computed numbers to attention.
 
     They are handed over as the mask, or as `position_bias`.
     """
@@ -97,14 +97,14 @@ def _makes_a_bias(kind: Any) -> bool:
 
 
 def _computes(node: ast.AST) -> bool:
-    """Whether an expression makes numbers; sums of masks are masks."""
+    """Return True if an expression makes numbers; sums of masks are masks."""
     if not isinstance(node, ast.BinOp):
         return False
     return isinstance(node.op, ast.MatMult) or "bias" in ast.unparse(node)
 
 
 def has_attention(model: nn.Module) -> bool:
-    """Whether some part may ask the registry; of classes from elsewhere it is not known."""
+    """Return True if some part may ask the registry; of classes from elsewhere it is not known."""
     kinds: set[Any] = {type(module) for module in model.modules()}
     return any(_may_ask(kind) for kind in kinds)
 
@@ -121,13 +121,13 @@ def _may_ask(kind: Any) -> bool:
 
 @cache
 def masks_are_those_of_sdpa(config: type[Any]) -> bool:
-    """Whether all models of a config's family understand boolean masks, and none at all."""
+    """Return True if all models of a config's family understand boolean masks, and none at all."""
     return all(_run_under_sdpa(config))
 
 
 @cache
 def is_causal_by_default(kind: type[Any]) -> bool:
-    """Whether a call without a mask is causal unless the module says otherwise, as under "sdpa".
+    """Return True if a call without a mask is causal by default, as under "sdpa".
 
     Under "eager", all that a family without "sdpa" is written for, such a call sees everything.
     """
@@ -136,7 +136,7 @@ def is_causal_by_default(kind: type[Any]) -> bool:
 
 
 def _run_under_sdpa(kind: type[Any]) -> Iterator[bool]:
-    """Of each model in the package of a config or a module, whether it runs under "sdpa"."""
+    """Yield, for each model in the package of a config or a module, True if "sdpa" runs it."""
     own = [each for each in kind.__mro__ if each.__module__.startswith("transformers.models.")]
     package = own[0].__module__.rpartition(".")[0] if own else None
     for name, file in list(sys.modules.items()):
@@ -153,7 +153,7 @@ def _owner(kind: type[Any]) -> type[Any]:
 
 @cache
 def _source(kind: type[Any]) -> str:
-    """The source of the class whose `forward` it is; empty if one of torch, or not known."""
+    """Return the source of the class whose `forward` it is; empty if torch's, or not known."""
     owner = _owner(kind)
     if owner.__module__.startswith("torch."):
         return ""

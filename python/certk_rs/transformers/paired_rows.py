@@ -44,7 +44,7 @@ STORED = {
 
 @dataclass(frozen=True)
 class Form:
-    """What the rows of a layer are."""
+    """The dtype and the sizes of a layer's rows."""
 
     dtype: torch.dtype
     batch: int
@@ -54,7 +54,7 @@ class Form:
 
     @classmethod
     def of(cls, keys: torch.Tensor, values: torch.Tensor) -> Form:
-        """The form of keys (batch, heads, n, d) and their values.
+        """Return the form of keys (batch, heads, n, d) and their values.
 
         Raises:
             CertkError: They cannot be kept side by side in a file.
@@ -76,7 +76,7 @@ class Form:
 
     @property
     def streams(self) -> int:
-        """How many heads have rows."""
+        """The number of heads that have rows."""
         return self.batch * self.heads
 
 
@@ -149,7 +149,7 @@ class PairedRows:
 
     @property
     def intact(self) -> bool:
-        """Whether nobody has written to the tensors that this or a copy of it shows."""
+        """True if nobody has written to the tensors that this or a copy of it shows."""
         copies = self._copies
         return not (copies.written or any(rows._shown_was_written() for rows in copies.rows))
 
@@ -190,7 +190,7 @@ class PairedRows:
             self._write_out(had * row, need * row)
 
     def shown(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first n keys (batch, heads, n, d) and values, where they are."""
+        """Return the first n keys (batch, heads, n, d) and values, where they are."""
         form = self.form
 
         def view(size: int, at: int) -> torch.Tensor:
@@ -207,7 +207,7 @@ class PairedRows:
         return view(form.key, 0), view(form.value, form.key)
 
     def begin_with(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
-        """Whether these are the first keys and values of this, as when the others were cropped."""
+        """Return True if these are the first keys and values, as when the others were cropped."""
         if self._map is None or keys.ndim != 4 or not keys.numel() or not values.numel():
             return False
         n = keys.shape[2]
@@ -221,14 +221,14 @@ class PairedRows:
         return True
 
     def fork(self, n: int) -> PairedRows:
-        """A copy of the first n rows, which are then shared, and of which each goes on alone."""
+        """Copy the first n rows, which are then shared, and of which each goes on alone."""
         size = n * self.form.row
         self._own_from = max(self._own_from, size)
         shared = _cut(self._pieces, _whole_pages(size))
         return PairedRows(self._directory, self._reserve, self.form, shared, self._copies)
 
     def take(self, n: int, rows: torch.Tensor) -> PairedRows:
-        """The first n positions of those entries of the batch, in files of their own."""
+        """Copy the first n positions of some entries of the batch to files of their own."""
         form = replace(self.form, batch=len(rows))
         taken = PairedRows(self._directory, max(self._reserve, n), form)
         keys, values = self.shown(n)
@@ -306,7 +306,7 @@ class PairedRows:
         ]
 
     def _tensor(self) -> torch.Tensor | None:
-        """All that is mapped, as numbers; what is shown are views, whose writes torch counts."""
+        """View all that is mapped as numbers; what is shown are views, whose writes count."""
         if self._map is None:
             return None
         numbers = np.asarray(self._map).view(STORED[self.form.dtype])
@@ -333,7 +333,7 @@ class PairedRows:
 
 
 def bytes_of(pairs: torch.Tensor) -> NDArray[np.uint8]:
-    """The bytes (heads, ...) of rows (batch, heads, m, d), each head's one after the other."""
+    """Return the bytes (heads, ...) of rows (batch, heads, m, d), head by head."""
     pairs = pairs.contiguous()
     bits = pairs.view(torch.int16) if pairs.dtype is torch.bfloat16 else pairs
     array: NDArray[Any] = bits.numpy()

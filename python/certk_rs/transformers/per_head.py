@@ -94,6 +94,6 @@ def select_per_head(
 
 
 def pad_with_latest(indices: NDArray[np.int64], most: int, n: int) -> NDArray[np.int64]:
-    """The kept positions and the latest others of n, `most` in all, ascending."""
+    """Return the kept positions and the latest others of n, `most` in all, ascending."""
     others = np.setdiff1d(np.arange(n), indices)
     return np.sort(np.concatenate([indices, others[len(others) - (most - len(indices)) :]]))

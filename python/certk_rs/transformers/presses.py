@@ -1,4 +1,4 @@
-"""What presses of kvpress leave on attention modules: keys that some heads are to go without.
+"""Keys that presses of kvpress mask in some heads, by indices on attention modules.
 
 Head-wise presses (AdaKV, DuoAttention, KVzip and others) remove no keys. They note what is dropped
 in `module.masked_key_indices`, three index tensors (sequence, kv head, key), and kvpress wraps all
@@ -21,13 +21,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import CertkError
 
 NAME = "certk"
-"""What certified attention is called as an `attn_implementation`."""
+"""The name of certified attention as an `attn_implementation`."""
 
 
 def dropped_by_a_press(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor
 ) -> NDArray[np.bool_] | None:
-    """True for the keys (batch, kv_heads, n) that a press drops; None if it drops none.
+    """Mark the keys (batch, kv_heads, n) that a press drops; None if it drops none.
 
     A prompt begins anew, as under kvpress's wrapper: what was dropped belongs to another one.
 

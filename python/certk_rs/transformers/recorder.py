@@ -1,4 +1,4 @@
-"""What each layer has proven while a model ran."""
+"""Certificates of each layer while a model runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LayerCertificate:
-    """What is proven of all calls of one layer; rows that see no key are counted in none of it."""
+    """A certificate of all calls of one layer; rows that see no key are not counted."""
 
     layer: int
     name: str
@@ -53,7 +53,7 @@ class LayerCertificate:
     error_bound: float | None
     """The largest bound on the error of a row's output."""
     holds: bool
-    """Whether every row is within its budget."""
+    """True if every row is within its budget."""
 
 
 class Recorder:
@@ -100,7 +100,7 @@ class Recorder:
         return [self._sums[layer].certificate(layer) for layer in sorted(self._sums)]
 
     def table(self) -> str:
-        """The certificates as a table of text."""
+        """Return the certificates as a table of text."""
         heads = (
             "layer",
             "calls",
@@ -131,7 +131,7 @@ class Recorder:
         )
 
     def __str__(self) -> str:
-        """The table, and below it what explains one in which nothing happened."""
+        """Return the table, and a remark below it where nothing ran or nothing was dropped."""
         return "\n".join([self.table(), *self._remarks()])
 
     def _remarks(self) -> list[str]:
@@ -162,7 +162,7 @@ class Recorder:
             )
 
     def _number(self, module: nn.Module) -> int:
-        """The layer's own number if it has one and it is free, else the next."""
+        """Return the layer's own number if it has one that is free, else the next."""
         if module not in self._modules:
             taken = set(self._modules.values())
             own = getattr(module, "layer_idx", None)
@@ -188,7 +188,7 @@ class _Sum:
         self.bound: float | None = None
         self.holds = True
         self.spared = False
-        """Whether a call might have dropped keys but for the time it takes."""
+        """True if a call might have dropped keys but for the time it takes."""
 
     def add(self, call: _Found, with_bounds: bool) -> None:
         some = call.n > 0

@@ -41,7 +41,7 @@ class RowsOfFile:
         self._file.file.check_unchanged(self.identity)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A file is opened by each process, and by each copy."""
+        """Reopen the file in each process, and for each copy."""
         return _opened, (self._path, *self._how, self.identity)
 
     def check(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How widely the scores of a model spread, beside what its weights alone would say of it.
+"""The spread of a model's scores, beside what its weights alone would say of it.
 
 R = B^2 ||W_Q W_K^T||_F, times the scale of the head, is the standard deviation of a score if the
 entries of both inputs were independent, with mean 0 and standard deviation B (arXiv 2404.02690).
@@ -22,8 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from .. import gaussian, windows
 from ..errors import CertkError
 from .capture import load_with_text, observe
-from .capture_file import causal_offset_of
-from .masks import Visibility
+from .capture_file import Attended
 
 # What families call the projections of queries and keys; GPT-2 has one for both and the values.
 _NAMES = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"))
@@ -40,7 +39,7 @@ TEXT = (
     "why it cannot be heavy. The price of water in the towns along the river rose by a third in "
     "four years; in the hills, where most of it falls as snow, it did not change at all."
 )
-"""What a model reads where no text is given."""
+"""The text that a model reads where none is given."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,13 @@ class LayerScale:
     """Share of these squares, in [0, 1], that is in the mean over all tokens: independent entries
     of mean 0 would have about 1/tokens."""
     beside: tuple[str, ...]
-    """What stands between the projections and the scores."""
+    """Steps between the projections and the scores."""
     heads: tuple[HeadScale, ...]
 
 
 @dataclass
 class _Inputs:
-    """What has gone into one projection."""
+    """Sums over the inputs of one projection."""
 
     tokens: int = 0
     squares: float = 0.0
@@ -114,24 +113,20 @@ def score_scales(model: Any, inputs: Mapping[str, Any] | torch.Tensor) -> list[L
         CertkError: What `capture` refuses, and attention whose projections of queries and keys are
             not known; it names the class.
     """
-    meter = _Meter()
+    inside: dict[nn.Module, _Inputs] = {}
+    found: list[LayerScale] = []
     hooks = []
     try:
         for module in model.modules() if isinstance(model, nn.Module) else ():
             for name in _projections(module):
                 part = getattr(module, name)
-                meter.inputs[part] = _Inputs()
-                hooks.append(part.register_forward_pre_hook(meter.inputs[part].see))
-        observe(model, inputs, meter)
+                inside[part] = _Inputs()
+                hooks.append(part.register_forward_pre_hook(inside[part].see))
+        observe(model, inputs, lambda seen: found.append(_measured_layer(seen, inside)))
     finally:
         for hook in hooks:
             hook.remove()
-    if not meter.layers:
-        raise CertkError(
-            "no attention call was seen: the model does not take its attention from transformers' "
-            "AttentionInterface"
-        )
-    return [meter.layers[layer] for layer in sorted(meter.layers)]
+    return sorted(found, key=lambda each: each.layer)
 
 
 def score_scales_of_text(
@@ -154,57 +149,33 @@ def score_scales_of_text(
     return tokens, score_scales(loaded, inputs)
 
 
-class _Meter:
-    """Measures each attention call while the model runs."""
-
-    def __init__(self) -> None:
-        self.inputs: dict[nn.Module, _Inputs] = {}
-        self.layers: dict[int, LayerScale] = {}
-
-    def add(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rows: Visibility,
-        scale: float | None,
-    ) -> None:
-        """Measure one call; `value` does not matter."""
-        del value
-        own = getattr(module, "layer_idx", None)
-        layer = own if isinstance(own, int) else len(self.layers)
-        if layer in self.layers:
-            raise CertkError(
-                f"layer {layer} attends twice: measure the encoder or the decoder alone"
-            )
-        if query.shape[0] != 1:
-            raise CertkError(f"a batch of {query.shape[0]}: give one sequence")
-        heads, d = query.shape[1], query.shape[3]
-        factor = d**-0.5 if scale is None else scale
-        w_q, w_k, parts = _weights(module, heads, key.shape[1], d)
-        seen = [self.inputs[part] for part in parts]
-        b = float(np.prod([one.mean_square() for one in seen])) ** (0.5 / len(seen))
-        sigmas, spreads = _measured(query[0], key[0], factor, causal_offset_of(layer, rows))
-        norms = [
-            float(windows.scale_r(1.0, w_q[head], w_k[head * len(w_k) // heads]))
-            for head in range(heads)
-        ]
-        self.layers[layer] = LayerScale(
-            layer,
-            factor,
-            b,
-            max(one.common() for one in seen),
-            _beside(module, parts),
-            tuple(
-                HeadScale(layer, i, norm, b * b * norm * abs(factor), sigmas[i], spreads[i])
-                for i, norm in enumerate(norms)
-            ),
-        )
+def _measured_layer(seen: Attended, inside: Mapping[nn.Module, _Inputs]) -> LayerScale:
+    """Measure one attention call; its values do not matter."""
+    heads, d = seen.query.shape[1], seen.query.shape[3]
+    factor = d**-0.5 if seen.scale is None else seen.scale
+    w_q, w_k, parts = _weights(seen.module, heads, seen.key.shape[1], d)
+    inputs = [inside[part] for part in parts]
+    b = float(np.prod([one.mean_square() for one in inputs])) ** (0.5 / len(inputs))
+    sigmas, spreads = _measured(seen.query[0], seen.key[0], factor, seen.offset)
+    norms = [
+        float(windows.scale_r(1.0, w_q[head], w_k[head * len(w_k) // heads]))
+        for head in range(heads)
+    ]
+    return LayerScale(
+        seen.layer,
+        factor,
+        b,
+        max(one.common() for one in inputs),
+        _beside(seen.module, parts),
+        tuple(
+            HeadScale(seen.layer, i, norm, b * b * norm * abs(factor), sigmas[i], spreads[i])
+            for i, norm in enumerate(norms)
+        ),
+    )
 
 
 def _projections(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's projections of queries and keys; empty if they are not known."""
+    """Return the names of a module's projections of queries and keys; empty if not known."""
     for names in _NAMES:
         if all(isinstance(getattr(module, name, None), nn.Linear) for name in names):
             return names
@@ -216,7 +187,7 @@ def _projections(module: nn.Module) -> tuple[str, ...]:
 def _weights(
     module: nn.Module, heads: int, kv_heads: int, d: int
 ) -> tuple[np.ndarray, np.ndarray, list[nn.Module]]:
-    """W_Q (heads, inputs, d) and W_K (kv_heads, inputs, d) in float64, and whose they are."""
+    """Return W_Q (heads, inputs, d) and W_K (kv_heads, inputs, d) in float64, and their modules."""
     names = _projections(module)
     parts = [getattr(module, name) for name in names]
     if names == (_FUSED,):
@@ -245,7 +216,7 @@ def _weights(
 def _measured(
     query: torch.Tensor, key: torch.Tensor, scale: float, offset: int | None
 ) -> tuple[list[float], list[float]]:
-    """Of each head the standard deviation of its scores, by row in the mean, and of all."""
+    """Return each head's standard deviation of scores: the mean over rows, and that of all."""
     (heads, m, _), (kv_heads, n, _) = query.shape, key.shape
     chosen = np.unique(np.linspace(0, m - 1, min(m, max(16, _SCORES // n))).astype(np.int64))
     lengths = np.full(len(chosen), n) if offset is None else np.clip(chosen + offset + 1, 0, n)
@@ -264,7 +235,7 @@ def _measured(
 
 
 def _beside(module: nn.Module, parts: list[nn.Module]) -> tuple[str, ...]:
-    """What R leaves out of this module's scores."""
+    """List the parts of this module's scores that R leaves out."""
     kind: Any = type(module)
     found = []
     if any(getattr(part, "bias", None) is not None for part in parts):

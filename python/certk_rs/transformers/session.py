@@ -56,7 +56,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 @dataclass(frozen=True)
 class _Layer:
-    """What the header says of a layer."""
+    """The header's entry of a layer."""
 
     keys: int
     form: Form
@@ -198,7 +198,7 @@ def _header(
     dtypes: Mapping[str, str],
     sha256: str,
 ) -> tuple[bytes, dict[str, Entry]]:
-    """The one header of a session; the SHA-256 is that of all but rows, with 64 zeros for it."""
+    """Make the header of a session; the SHA-256 is that of all but rows, with 64 zeros for it."""
     entries: dict[str, Entry] = {}
     stop = 0
 
@@ -230,7 +230,7 @@ def _rows(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _pieces_of(layer: IndexedLayer, told: _Layer) -> Iterator[memoryview]:
-    """The bytes of the rows, a stretch at a time."""
+    """Yield the bytes of the rows, a stretch at a time."""
     form = told.form
     stretch = max(1, STRETCH // max(1, form.row))
     for batch, head in np.ndindex(form.batch, form.heads):
@@ -246,7 +246,7 @@ def _pieces_of(layer: IndexedLayer, told: _Layer) -> Iterator[memoryview]:
 def _stretches(
     file: SafetensorsFile, entry: Entry, told: _Layer
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Positions, and the keys and values there."""
+    """Yield positions, and the keys and values there."""
     form = told.form
     stretch = max(1, STRETCH // max(1, form.row * form.streams))
     for start in range(0, told.keys, stretch):
@@ -314,7 +314,7 @@ def _damaged(file: SafetensorsFile, problem: str) -> CertkError:
 
 
 def _told(file: SafetensorsFile) -> tuple[list[_Layer | None], str]:
-    """What the header says of the layers, and the SHA-256 that it states."""
+    """Read the header's entries of the layers, and the SHA-256 that it states."""
     try:
         about = parse_json(file.header.metadata.get("certk", ""))
         if not isinstance(about, dict) or about.get("format") != _FORMAT:

@@ -1,4 +1,4 @@
-"""Which budget holds for a call: that of the innermost `budget`, else that of `use`.
+"""The budget of a call: that of the innermost `budget`, else that of `use`.
 
 Budgets of contexts live in a context variable, those of `use` on the model's modules, where copies
 of a model and pickles take them along and `config.json` does not.
@@ -10,11 +10,13 @@ import math
 import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import signature
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationMixin
 
 from ..errors import CertkError
 from .own_attention import beside_another
@@ -24,7 +26,7 @@ _ON_MODULE = "_certk_budget"
 
 @dataclass(frozen=True)
 class Budget:
-    """What a row may lose: a share `eps` of its mass, or `out_tol` of its output."""
+    """The budget of a row: a share `eps` of its mass, or `out_tol` of its output."""
 
     eps: float | None
     out_tol: float | None = None
@@ -96,6 +98,9 @@ def budget_for(module: nn.Module) -> Budget:
 # With fewer keys than this, or other dtypes, a CertkCache makes no index.
 FEWEST_INDEXED = 256
 INDEXED = (torch.float32, torch.float16, torch.bfloat16)
+# The name of generate's argument, which transformers 5.24 has changed.
+_PREPARE: Any = GenerationMixin.prepare_inputs_for_generation
+_CACHE = "cache" if "cache" in signature(_PREPARE).parameters else "past_key_values"
 _advised = False
 
 
@@ -116,7 +121,7 @@ def advise_an_index(module: nn.Module, budget: Budget, key: torch.Tensor) -> Non
     _advised = True
     warnings.warn(
         "certk_rs.transformers.use alone does not speed up decoding, since every step reads all "
-        "keys to see which matter: pass past_key_values=certk_rs.transformers.CertkCache() to "
-        "generate, whose index tells (this is said once)",
+        f"keys to see which matter: pass {_CACHE}=certk_rs.transformers.CertkCache() to generate, "
+        "whose index tells (this is said once)",
         stacklevel=3,
     )

@@ -12,7 +12,7 @@ from .._files.safetensors import STORAGE
 
 
 def tensor(raw: NDArray[Any], dtype: str) -> torch.Tensor:
-    """An array in the storage type of a dtype (uint16 for BF16) as a tensor that shares it."""
+    """View an array in the storage type of a dtype (uint16 for BF16) as a tensor."""
     if dtype == "BF16":
         return torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16)
     assert raw.dtype == np.dtype(STORAGE[dtype])

@@ -84,8 +84,8 @@ def use(
     """Switch a model over to certified attention.
 
     Decoding gets no faster by this alone, since each step reads all keys to see which matter: pass
-    `past_key_values=CertkCache()` to `generate`, which has an index of them. The first step of
-    decoding without one says so in a warning, once in a process.
+    a `CertkCache`, which has an index of them, to `generate` (as `cache`, before transformers 5.24
+    as `past_key_values`). The first step of decoding without one warns, once in a process.
 
     Args:
         model: A `transformers.PreTrainedModel`, on the CPU, or what has one inside: a pipeline of
@@ -172,7 +172,7 @@ def _keeps(part: Any, took: str) -> CertkError:
 
 
 def _model_in(given: Any) -> transformers.PreTrainedModel:
-    """The one model that is given, or is inside of what is given."""
+    """Return the one model that is given, or is inside of what is given."""
     # A pipeline is no module, and has its model under this name.
     root, at = given, "model"
     if not isinstance(given, nn.Module):

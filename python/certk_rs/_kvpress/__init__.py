@@ -1,1 +1,0 @@
-"""The presses of `certk_rs.kvpress`, a file each, and how queries are noted for them."""
