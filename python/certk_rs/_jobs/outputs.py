@@ -18,20 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._files.location import Location
-from ..cache_format import (
-    ITEMSIZE,
-    Certificate,
-    Form,
-    Layer,
-    Names,
-    SafetensorsFile,
-    counts_in,
-    layout,
-    output_tensors,
-    read_certificate,
-)
-from ..errors import CertkError
+from .._files.output_reader import OutputReader
+from ..cache_format import ITEMSIZE, Layer
 from .sets import KINDS, PROMISED, LayerRecord, SetRecord, fewest_keys, set_records
 
 MOST = 12
@@ -43,69 +31,21 @@ EDGES = (*(k / 20 for k in range(21)), 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
 Masses = NDArray[np.floating[Any]]
 
 
-class OutputReader:
-    """An output, opened. A context manager.
+class ReportedOutput(OutputReader):
+    """An open output, read a layer at a time for a report.
 
     Raises `CertkError` if it is none, or contradicts itself; `OSError` if it cannot be read.
     """
 
-    certificate: Certificate
-    layers: tuple[Layer, ...]
-
-    def __init__(self, location: Location) -> None:
-        self.location = location
-        self._file = SafetensorsFile(location)
-        try:
-            self._read_certificate()
-        except ValueError as error:
-            self._file.close()
-            raise self._wrong(str(error).removeprefix(f"{location}: ")) from None
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> OutputReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def _read_certificate(self) -> None:
-        text = self._file.header.metadata.get("certk")
-        if text is None:
-            raise ValueError("it has no certificate: it is not an output of certk prune")
-        self.certificate, complaint = read_certificate(text)
-        if complaint is not None:
-            raise ValueError(f"its certificate: {complaint}")
-        said = self.certificate
-        inputs = {name: (fact.dtype, fact.shape) for name, fact in said.inputs.items()}
-        names = Names(said.names)
-        where = str(self.location)
-        self.layers = layout(where, inputs, names, said.options.layout)
-        found = {name: (e.dtype, e.shape) for name, e in self._file.header.entries.items()}
-        planned: dict[str, Form] = {}
-        for layer in self.layers:
-            counts = counts_in(found, layer)
-            planned |= output_tensors(layer, said.options, counts, said.mass_dtype)
-            groups = layer.kv_heads if said.options.granularity == "head" else 1
-            for budgets in (said.eps, said.bound_eps):
-                if budgets is not None and len(budgets.get(layer.index, ())) != groups:
-                    raise ValueError(f"layer {layer.index} has not one budget for each set")
-        if planned != found:
-            raise ValueError("its tensors are not those that its certificate asks for")
-        if {name: (fact.dtype, fact.shape) for name, fact in said.outputs.items()} != found:
-            raise ValueError("its tensors are not those that its certificate lists")
-        self._names = names
-
     @property
     def header_sha256(self) -> str:
         """SHA-256 of all that precedes the data."""
-        return hashlib.sha256(self._file.header.raw).hexdigest()
+        return hashlib.sha256(self.file.header.raw).hexdigest()
 
     @property
     def output_bytes(self) -> int:
         """All bytes of the output."""
-        return self._file.size
+        return self.file.size
 
     @property
     def proof_bytes(self) -> int:
@@ -118,7 +58,7 @@ class OutputReader:
         return self._bytes(_of_guard)
 
     def _bytes(self, which: Callable[[str], bool]) -> int:
-        entries = self._file.header.entries.values()
+        entries = self.file.header.entries.values()
         rest = [e for e in entries if which(e.name.rpartition(".")[2])]
         return sum(entry.stop - entry.start for entry in rest)
 
@@ -135,7 +75,7 @@ class OutputReader:
     def _input_bytes(self, roles: tuple[str, ...] | None) -> int:
         total = 0
         for name, fact in self.certificate.inputs.items():
-            match = self._names.match(name)
+            match = self.names.match(name)
             if roles is None or (match is not None and match[1] in roles):
                 total += prod(fact.shape) * ITEMSIZE[fact.dtype]
         return total
@@ -153,34 +93,27 @@ class OutputReader:
         for layer in self.layers:
             yield self._layer(layer)
 
-    def sets(self, record: LayerRecord) -> list[SetRecord]:
+    def numbers(self, record: LayerRecord) -> list[SetRecord]:
         """Return the sets of a layer in numbers."""
         said = self.certificate
         return set_records(
             record,
-            said.options.granularity == "head",
+            self.by_head,
             said.options.block_size,
             record.layer.visible(said.causal_offset),
             None if said.bound_eps is None else said.bound_eps[record.layer.index],
         )
 
     def _layer(self, layer: Layer) -> LayerRecord:
-        said, index = self.certificate, layer.index
-        [*shape] = self._file.header.entries[f"layers.{index}.indices"].shape
-        sizes = np.array(shape, np.int64)
-        if said.options.granularity == "head":
-            starts = self._get(layer, "indptr")
-            self._need(starts[0] == 0 and starts[-1] == shape[0], layer, "indptr")
-            self._need((np.diff(starts) >= 0).all() and (starts >= 0).all(), layer, "indptr")
-            sizes = np.diff(starts)
+        sizes: NDArray[np.int64] = np.diff(np.array(self.ends(layer), np.int64))
         self._need((sizes <= layer.n).all(), layer, "indices")
         rows = layer.heads * layer.m
         record = LayerRecord(
             layer=layer,
             first_head=0,
             sizes=sizes,
-            eps=np.array(said.eps[index], np.float64),
-            lower_bounds=self._optional(layer, "lower_bound"),
+            eps=np.array(self.certificate.eps[layer.index], np.float64),
+            lower_bounds=self.optional(layer, "lower_bound"),
             violations=None,
             held_out=self._places(layer, "held_out", layer.m),
             left_out=self._places(layer, "left_out", rows),
@@ -209,7 +142,7 @@ class OutputReader:
     def _counted(self, record: LayerRecord) -> LayerRecord:
         """Return the record with what its masses say of promised and held-out rows."""
         queries, violations = len(record.held_out), None
-        per_head = self._optional(record.layer, "violations")
+        per_head = self.optional(record.layer, "violations")
         if per_head is not None:
             inside = (per_head >= 0) & (per_head <= queries)
             self._need(inside.all(), record.layer, "violations")
@@ -224,28 +157,14 @@ class OutputReader:
             violations = np.stack([each.max(axis=1), np.minimum(each.sum(axis=1), queries)], axis=1)
         return replace(record, over=over, violations=violations)
 
-    def _get(self, layer: Layer, name: str) -> NDArray[Any]:
-        """Return a tensor of a layer; a `CertkError` if it has another hash than is certified."""
-        full = f"layers.{layer.index}.{name}"
-        raw = self._file.raw(full)
-        if hashlib.sha256(raw.data).hexdigest() != self.certificate.outputs[full].sha256:
-            raise self._wrong(f"tensor {full} has not the hash that its certificate says")
-        entry = self._file.header.entries[full]
-        kinds = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8"}
-        return raw.view(kinds[entry.dtype]).reshape(entry.shape)
-
-    def _optional(self, layer: Layer, name: str) -> NDArray[Any] | None:
-        there = f"layers.{layer.index}.{name}" in self._file.header.entries
-        return self._get(layer, name) if there else None
-
     def _masses(self, layer: Layer, name: str) -> Masses | None:
-        masses = self._optional(layer, name)
+        masses = self.optional(layer, name)
         if masses is not None:
             self._need(((masses >= 0) & (masses <= 1)).all(), layer, name)
         return masses
 
     def _places(self, layer: Layer, name: str, end: int) -> NDArray[np.int64]:
-        places = self._optional(layer, name)
+        places = self.optional(layer, name)
         if places is None:
             return np.empty(0, np.int64)
         inside = (places >= 0) & (places < end)
@@ -253,7 +172,7 @@ class OutputReader:
         return places
 
     def _weights(self, layer: Layer) -> NDArray[np.float32]:
-        weights = self._optional(layer, "lower_bound_weights")
+        weights = self.optional(layer, "lower_bound_weights")
         if weights is None:
             return np.empty(0, np.float32)
         self._need((np.isfinite(weights) & (weights > 0)).all(), layer, "lower_bound_weights")
@@ -261,10 +180,7 @@ class OutputReader:
 
     def _need(self, condition: object, layer: Layer, name: str) -> None:
         if not condition:
-            raise self._wrong(f"layers.{layer.index}.{name} is not what a job writes")
-
-    def _wrong(self, what: str) -> CertkError:
-        return CertkError(f"{self.location}: {what}: see what certk verify says of it")
+            raise self.wrong(f"layers.{layer.index}.{name} is not what a job writes")
 
 
 def _counted_rows(record: LayerRecord, upper: Masses) -> LayerRecord:

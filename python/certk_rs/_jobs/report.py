@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from .. import __version__
 from .._display.plain import plain
 from .._files.location import Location
-from ..cache_format import Options
+from ..cache_format import Options, SafetensorsFile
 from ..errors import CertkError
 from .folder import Found, JobRecord, find_outputs, inputs_of
 from .held_out import CONFIDENCE, HeldOut
-from .outputs import OutputReader, Spread, WorstRows
+from .outputs import ReportedOutput, Spread, WorstRows
 from .progress import Progress
 from .results import FileReport
 from .sets import LayerRecord, SetRecord, Sums
@@ -142,7 +142,8 @@ def _output(
     own, layers = Sums(), 0
     sets: list[SetRecord] = []
     borrowed: set[str] = set()
-    with OutputReader(source.location) as output:
+    with SafetensorsFile(source.location) as file:
+        output = ReportedOutput(file)
         output.check()
         said = output.certificate
         report = found.record.report(source.name, output.header_sha256)
@@ -150,7 +151,7 @@ def _output(
         for record in output.read():
             layers += 1
             kinds = record.kinds()
-            of_layer = [_filled(one, recorded, borrowed) for one in output.sets(record)]
+            of_layer = [_filled(one, recorded, borrowed) for one in output.numbers(record)]
             sets += of_layer
             sums.spread.add(record, kinds)
             sums.worst.add(record, kinds, shown)
