@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -105,7 +106,7 @@ class ReportedOutput(OutputReader):
         )
 
     def _layer(self, layer: Layer) -> LayerRecord:
-        sizes: NDArray[np.int64] = np.diff(np.array(self.ends(layer), np.int64))
+        sizes = np.array([end - start for start, end in pairwise(self.ends(layer))], np.int64)
         self._need((sizes <= layer.n).all(), layer, "indices")
         rows = layer.heads * layer.m
         record = LayerRecord(
