@@ -16,13 +16,11 @@ from ..jobs.analyze_page import (
     cells,
     hot_cells,
     hot_heads,
-    lengths_of,
     said_of,
     said_of_all,
     said_of_heads,
     said_of_hot,
     said_of_layers,
-    said_of_lengths,
     said_of_together,
     shows_hot,
     together_cells,
@@ -95,19 +93,13 @@ def _show_layers(cache: CacheAnalysis) -> None:
 
 
 def _show_more(cache: CacheAnalysis) -> None:
-    """Show each head, how lengths go, and hot keys, where there is something to be seen."""
+    """Show each head, and hot keys where there is something to be seen."""
     say("By layer.head:")
     heads, rows = tidy(HEADS, cells(cache))
     going = ("1/sum P^2", "effective", "8 cuts", "1 gap", "rule", "at least")
     drop = [heads.index(name) for name in going if name in heads]
     print_table(heads, rows, must=False, drop=drop, elsewhere=_ELSEWHERE)
     print_text(said_of_heads(cache))
-    heads, rows = lengths_of(cache)
-    if rows:
-        say("By length:")
-        print_table(heads, rows, must=False, elsewhere=_ELSEWHERE)
-        for paragraph in said_of_lengths(cache):
-            print_text(paragraph)
     if shows_hot(cache):
         say("Hot keys:")
         print_table(hot_heads(), hot_cells(cache))
