@@ -20,8 +20,8 @@
 //! Rows may be f32, f64, f16 or bf16, strided, ragged, masked and scaled: see [`Scores`]. [`certify`] judges any given set,
 //! with the same kernels or with an independent checker that shares none of them. [`keep_set`] finds one set for many
 //! rows, with a proven lower bound on the size of any such set. [`bounds`] and [`output_error`] bound what truncation loses from
-//! less than a whole row, [`montecarlo`] from some of its keys, and [`model`] says how many keys Gaussian scores need. Results have
-//! the same bits on every instruction set and for any number of threads.
+//! less than a whole row, [`montecarlo`] from some of its keys. Results have the same bits on every instruction set and for any
+//! number of threads.
 //!
 //! # Threads
 //! A call works on the thread that calls, and on workers of one pool of the crate's own that are free: as many as
@@ -54,7 +54,6 @@ mod error;
 mod index;
 mod keepset;
 mod kernels;
-pub mod model;
 #[cfg(feature = "montecarlo")]
 pub mod montecarlo;
 mod names;

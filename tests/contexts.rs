@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use certk_rs::{
     AttentionOptions, Budget, CancelToken, CertifyOptions, Context, Error, IndexOptions, Keep,
     KeyIndex, Options, OutputOptions, Rule, Scores, SearchOptions, ValueBall, Values, Vectors,
-    attention, bindings, bounds, certify, keep_set, model, montecarlo, output_error, select,
+    attention, bindings, bounds, certify, keep_set, montecarlo, output_error, select,
     select_output,
 };
 use cpu_time::ProcessTime;
@@ -158,8 +158,6 @@ fn long_calls(what: &mut dyn FnMut(&str, Work<'_>)) {
         select_output(&some, &values, &[0.1], &OutputOptions::new()).map(drop)
     });
     what("smallest_k", &|| bounds::smallest_k(&row, &[0.01], bounds::GapRule::SingleGap).map(drop));
-    what("fit", &|| model::fit(&row, None, None).map(drop));
-    what("participation", &|| model::participation(&row, None).map(drop));
     let drawing =
         montecarlo::TailOptions::new(1e-3, few / 16).method(montecarlo::Method::Hoeffding).seed(1);
     what("tail_mass", &|| montecarlo::tail_mass(&row, &keep, None, &drawing).map(drop));

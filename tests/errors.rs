@@ -4,8 +4,8 @@ use certk_rs::bounds::{self, Blocks, Cuts};
 use certk_rs::{
     AttentionOptions, Budget, CertifyOptions, Context, Data, Error, IndexOptions, Keep, KeyIndex,
     Kind, Mask, MaxKeep, Options, OutputOptions, Place, Rule, Scores, SearchOptions, ValueBall,
-    Values, Vectors, attention, certify, force_simd_level, keep_set, model, montecarlo,
-    output_error, select, select_output,
+    Values, Vectors, attention, certify, force_simd_level, keep_set, montecarlo, output_error,
+    select, select_output,
 };
 
 fn rows(data: &[f32]) -> Scores<'_> {
@@ -206,25 +206,6 @@ fn numbers_of_the_theory() {
         Err(Error::KeptCount { place, value: 4, n: 3, .. }) if place == at(&[])
     ));
     assert!(matches!(bounds::required_gap(3, 2, 1.0), Err(Error::Eps { .. })));
-    let named = |error, name, place: &[usize]| matches!(error, Error::Number { argument, place: p, .. } if argument == name && p == at(place));
-    for sigma in [-1.0, f64::NAN, f64::INFINITY] {
-        assert!(named(model::keep_fraction(sigma, 0.1).unwrap_err(), "sigma", &[]));
-        assert!(named(model::expected_k(9, sigma, 0.1, 0, None).unwrap_err(), "sigma", &[]));
-    }
-    assert!(named(model::threshold(1.0, 0.0).unwrap_err(), "eps", &[]));
-    assert!(named(model::tail_mass(1.0, 1.5).unwrap_err(), "fraction", &[]));
-    assert!(named(model::expected_k(0, 1.0, 0.1, 0, None).unwrap_err(), "n", &[]));
-    assert!(named(model::effective_exponent(1, 1.0, 0.1).unwrap_err(), "n", &[]));
-    assert!(named(model::WindowPolicy::new(f64::NAN, 0.5).unwrap_err(), "alpha", &[]));
-    assert!(named(model::WindowPolicy::new(1.0, 1.0).unwrap_err(), "C", &[]));
-    let (n, k) = ([2.0, 4.0, 8.0], [1.0, 0.0, 2.0]);
-    assert!(named(model::fit_window(&n, &k, 0.95).unwrap_err(), "k", &[1]));
-    assert!(matches!(
-        model::fit_window(&n, &k[1..], 0.95),
-        Err(Error::Length { argument: "k", got: 2, expected: 3, .. })
-    ));
-    let scores = Scores::new(&n[..], &[3]).unwrap();
-    assert!(named(model::effective_entries(&scores, 1.0, None).unwrap_err(), "eps", &[]));
 }
 
 #[test]
@@ -421,9 +402,6 @@ fn rows_beyond_memory_are_refused_at_once() {
     too_much(&bounds::smallest_k(&scores, &[0.1], bounds::GapRule::Threshold));
     let blocks = Blocks::new(&[ROWS, 0], &[], &[], &[], &[]).unwrap();
     too_much(&bounds::blockwise(&blocks));
-    too_much(&model::fit(&scores, None, None));
-    too_much(&model::effective_entries(&scores, 0.1, None));
-    too_much(&model::participation(&scores, None));
     let values = Values::new(&[] as &[f32], &[0, 3]).unwrap();
     too_much(&output_error(&scores, &values, &keep, &OutputOptions::new()));
     too_much(&select_output(&scores, &values, &[0.1], &OutputOptions::new()));
@@ -505,5 +483,4 @@ fn many_empty_rows_are_answered() {
     let found = select(&scores, &[0.1], &Options::new()).unwrap();
     assert_eq!((found.k.len(), found.indptr.len()), (300_000, 300_001));
     assert!(found.minimal.iter().all(|minimal| *minimal));
-    assert_eq!(model::participation(&scores, None).unwrap().len(), 300_000);
 }

@@ -37,22 +37,13 @@ __all__ = [
     "blockwise",
     "bretagnolle_huber",
     "certify",
-    "effective_entries",
-    "effective_exponent",
-    "expected_k",
-    "fit_gaussian",
-    "fit_window",
-    "freezing_sigma",
-    "keep_fraction",
     "keep_set",
     "keep_set_of_queries",
     "kl_from_tail_mass",
-    "log_log_slope",
     "mean_bounds",
     "multi_gap",
     "nearest_rsqrt",
     "output_error",
-    "participation",
     "pinsker",
     "products",
     "required_gap",
@@ -66,10 +57,7 @@ __all__ = [
     "tail_mass",
     "tail_mass_from_kl",
     "tail_mass_of_drawn",
-    "tail_mass_of_fraction",
-    "threshold",
-    "window_policy",
-    "window_sizes",
+    "visible_rows",
 ]
 
 __version__: str
@@ -427,52 +415,14 @@ def select_output(
     out_tol: float | NDArray[np.float64],
     threads: object,
 ) -> OutputSelected: ...
-def keep_fraction(
-    sigma: NDArray[np.float64], eps: NDArray[np.float64]
-) -> NDArray[np.float64]: ...  # both contiguous and of one shape; flat
-def threshold(sigma: NDArray[np.float64], eps: NDArray[np.float64]) -> NDArray[np.float64]: ...
-def tail_mass_of_fraction(
-    sigma: NDArray[np.float64], fraction: NDArray[np.float64]
-) -> NDArray[np.float64]: ...
-def fit_gaussian(
-    rows: _Rows,
-    eps: float | NDArray[np.float64] | None,
-    threads: object,
+def visible_rows(
+    rows: _Rows, first: int, threads: object
 ) -> tuple[
-    NDArray[np.int64],  # n (rows,)
-    list[NDArray[np.float64]],  # mean, sigma, ks, skewness, excess kurtosis, predicted (rows,)
+    NDArray[np.float64],  # visible scores of some rows from `first` on, row after row
+    NDArray[np.int64],  # how many each row has (rows,)
+    NDArray[np.float64],  # factor to natural-log units, 0 where scores are weights (rows,)
+    NDArray[np.float64],  # radius, natural-log units (rows,)
 ]: ...
-def expected_k(
-    n: object, sigma: object, eps: object, seed: object, threads: object
-) -> tuple[float, float, int]: ...  # mean k, its standard error, rows simulated
-def freezing_sigma(n: object) -> float: ...
-def effective_exponent(n: object, sigma: object, eps: object) -> float: ...
-def log_log_slope(n: object, sigma: object, eps: object) -> float: ...
-def window_policy(alpha: object, exponent: object) -> tuple[float, float]: ...
-def window_sizes(
-    alpha: float, exponent: float, n: NDArray[np.int64]
-) -> NDArray[np.int64]: ...  # n contiguous; flat
-def fit_window(
-    n: NDArray[np.float64], k: NDArray[np.float64], level: object
-) -> tuple[
-    tuple[float, float],  # alpha, exponent
-    tuple[float, float],  # interval of alpha
-    tuple[float, float],  # interval of the exponent
-    float,  # residual
-]: ...
-def effective_entries(
-    rows: _Rows,
-    eps: object,
-    threads: object,
-) -> tuple[
-    NDArray[np.int64],  # proven to be at eps or above (rows,)
-    NDArray[np.int64],  # not proven to be below (rows,)
-    NDArray[np.int64],  # visible (rows,)
-]: ...
-def participation(
-    rows: _Rows,
-    threads: object,
-) -> NDArray[np.float64]: ...
 def tail_mass(
     rows: _Rows,
     keep: _Keep,

@@ -1,31 +1,30 @@
-"""The Gaussian design rule: how many keys a budget needs when scores are normal.
+"""The Gaussian design rule: the number of keys that a budget needs when scores are normal.
 
-Scores that are iid N(mu, sigma^2), kept above mu + c sigma, keep the share Phi_c(c) of the keys
-and drop the mass Phi(c - sigma); a budget eps asks for c = sigma + Phi^-1(eps) (Tzachristas et al.,
-arXiv 2512.07647, the Gaussian score model). This is a model: it plans, and certifies nothing. What
-a real row needs is what `certk_rs.select` finds.
+Keep the iid N(mu, sigma^2) scores above mu + c sigma. This keeps the share Phi_c(c) of the keys and
+drops the mass Phi(c - sigma), so a budget eps asks for c = sigma + Phi^-1(eps) (Tzachristas et al.,
+arXiv 2512.07647, the Gaussian score model). The model plans and certifies nothing;
+`certk_rs.select` finds the keys that a real row needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _native
+from . import _planning
 from ._arrays import coerce
 from ._arrays.rows import as_native_rows, batch_shape, budgets
 from .results import _Frozen
 from .selection import select
 
-Rule = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
-
 _PRUNE = 2.0
 _PRUNE_A_LITTLE = 1.25
 
 
+@_planning.default_arithmetic
 def keep_fraction(sigma: ArrayLike, eps: ArrayLike) -> NDArray[np.float64]:
     """Return the share of keys that a budget needs, Phi_c(sigma + Phi^-1(eps)), for long rows.
 
@@ -40,17 +39,20 @@ def keep_fraction(sigma: ArrayLike, eps: ArrayLike) -> NDArray[np.float64]:
     Raises:
         CertkError: An argument outside its range; the place is that in the broadcast shape.
     """
-    return _reshaped(_native.keep_fraction, "sigma", sigma, "eps", eps)
+    return _planning.read_only(_planning.keep_fraction(*_sigma_and_eps(sigma, eps)))
 
 
+@_planning.default_arithmetic
 def threshold(sigma: ArrayLike, eps: ArrayLike) -> NDArray[np.float64]:
     """Return c = sigma + Phi^-1(eps): keep the scores above their mean + c sigma.
 
     Arguments, shapes and errors as in `keep_fraction`; the unit of c is one sigma.
     """
-    return _reshaped(_native.threshold, "sigma", sigma, "eps", eps)
+    deviation, budget = _sigma_and_eps(sigma, eps)
+    return _planning.read_only(deviation + _planning.quantile(budget))
 
 
+@_planning.default_arithmetic
 def tail_mass(sigma: ArrayLike, fraction: ArrayLike) -> NDArray[np.float64]:
     """Return the mass that is dropped when the best `fraction` of the keys is kept, for long rows.
 
@@ -66,12 +68,16 @@ def tail_mass(sigma: ArrayLike, fraction: ArrayLike) -> NDArray[np.float64]:
     Raises:
         CertkError: An argument outside its range; the place is that in the broadcast shape.
     """
-    return _reshaped(_native.tail_mass_of_fraction, "sigma", sigma, "fraction", fraction)
+    deviation, kept = coerce.together("sigma", sigma, "fraction", fraction)
+    _planning.need_sigma(deviation)
+    inside = (kept >= 0) & (kept <= 1)
+    _planning.need("fraction", kept, inside, "pass a share of the keys in [0, 1]")
+    return _planning.read_only(_planning.keep_fraction(deviation, kept))
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianFit(_Frozen):
-    """Normal laws fitted to rows by mean and standard deviation, and how well they fit.
+    """Normal laws fitted to rows by mean and standard deviation, and the quality of each fit.
 
     All arrays have the batch shape (...). Rows without a visible key have n = 0 and NaN elsewhere.
     """
@@ -100,6 +106,7 @@ class GaussianFit(_Frozen):
     """k/n that `certk_rs.select` finds, if budgets were given."""
 
 
+@_planning.default_arithmetic
 def fit(
     scores: ArrayLike,
     *,
@@ -134,34 +141,40 @@ def fit(
         CertkError: Bad input; the message names the argument and the place.
     """
     rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
-    asked = None if eps is None else np.asarray(budgets(eps, data, starts))
-    n, columns = _native.fit_gaussian(rows, asked, threads)
     batch = batch_shape(data, starts)
-    *moments, predicted = (column.reshape(batch) for column in columns)
-    fitted = GaussianFit(n.reshape(batch), *moments)
-    if asked is None:
-        return fitted
-    found = select(
-        scores,
-        asked,
-        kind=kind,
-        scale=scale,
-        mask=mask,
-        lengths=lengths,
-        indptr=indptr,
-        causal_offset=causal_offset,
-        threads=threads,
-    )
-    actual = np.full(batch, np.nan)
-    np.divide(found.k, fitted.n, out=actual, where=fitted.n > 0)
-    return replace(fitted, eps=asked, predicted=predicted, actual=actual)
+    asked = found = None
+    if eps is not None:
+        asked = np.asarray(budgets(eps, data, starts))
+        found = select(
+            scores,
+            asked,
+            kind=kind,
+            scale=scale,
+            mask=mask,
+            lengths=lengths,
+            indptr=indptr,
+            causal_offset=causal_offset,
+            threads=threads,
+        )
+    n = np.zeros(math.prod(batch), np.int64)
+    laws = {name: np.full(n.shape, np.nan) for name in _planning.MOMENTS}
+    for part in _planning.visible_rows(rows, threads):
+        n[part.at] = part.n
+        for name, law in _planning.moments(part).items():
+            laws[name][part.at] = law
+    n, laws = n.reshape(batch), {name: law.reshape(batch) for name, law in laws.items()}
+    if asked is None or found is None:
+        return GaussianFit(n, **laws)
+    predicted = _planning.keep_fraction(laws["sigma"], np.broadcast_to(asked, batch))
+    actual = np.where(n, found.k / n, np.nan)
+    return GaussianFit(n, **laws, eps=asked, predicted=predicted, actual=actual)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to expect of sparsifying rows of n iid N(mu, sigma^2) scores at the budget eps.
+    """Expected sizes of kept sets for rows of n iid N(mu, sigma^2) scores at the budget eps.
 
-    Expectations under a model, none of them a certificate.
+    These are expectations under a model, none of them a certificate.
     """
 
     n: int
@@ -187,7 +200,7 @@ class Plan:
     freezing_sigma: float
     """sqrt(2 ln n), past which a row freezes onto few entries."""
     frozen: bool
-    """Whether sigma > sqrt(2 ln n): the asymptotic rule then says too little; trust `k`."""
+    """True where sigma > sqrt(2 ln n): the asymptotic rule is then too low; trust `k`."""
 
     @property
     def scored_ratio(self) -> float:
@@ -205,7 +218,7 @@ class Plan:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether to sparsify at all: n/k is at least 1.25."""
+        """True where sparsifying pays: n/k is at least 1.25."""
         return self.speedup >= _PRUNE_A_LITTLE
 
     @property
@@ -217,7 +230,7 @@ class Plan:
 
     @property
     def reason(self) -> str:
-        """Why, in a sentence."""
+        """The reason for the advice, in a sentence."""
         k = f"{self.k:.4g}" if self.k < 1000 else f"{self.k:.0f}"
         kept = f"{k} of {self.n} keys are needed on average"
         if not self.worthwhile:
@@ -230,18 +243,19 @@ class Plan:
         return f"{kept}, if the scores are normal and their sigma is known"
 
 
+@_planning.default_arithmetic
 def plan(n: int, sigma: float, eps: float, *, seed: int = 0, threads: int | None = None) -> Plan:
     """Plan for rows of n iid N(mu, sigma^2) scores: the rule, and the mean of the minimal k.
 
-    The mean is simulated from order statistics (at most some 4 million random numbers, below a
-    second for any n), and the same seed gives the same plan on any machine and number of threads.
+    The mean is simulated from order statistics: a million random numbers, about a second for any n.
+    The same seed and version of NumPy give the same plan.
 
     Args:
         n: Keys of a row, 1 <= n <= 2**53.
         sigma: Standard deviation of the scores, natural-log units, finite and >= 0.
         eps: Budget of dropped mass, 0 < eps < 1.
         seed: Any integer >= 0.
-        threads: Number of threads; None for all available.
+        threads: At least 1, or None; nothing depends on it.
 
     Returns:
         A `Plan` with the standard error of the simulated mean.
@@ -249,32 +263,35 @@ def plan(n: int, sigma: float, eps: float, *, seed: int = 0, threads: int | None
     Raises:
         CertkError: An argument outside its range.
     """
-    k, error, rows = _native.expected_k(n, sigma, eps, seed, threads)
-    n, sigma, eps = int(n), float(sigma), float(eps)
-    fraction = float(keep_fraction(sigma, eps))
-    freezing = _native.freezing_sigma(n)
-    with _native.DefaultFloats():
-        asymptotic_k, frozen = n * fraction, sigma > freezing
+    n = _planning.count("n", n, 1, 2**53)
+    sigma, eps = _planning.number("sigma", sigma), _planning.number("eps", eps)
+    deviation, budget = _sigma_and_eps(sigma, eps)
+    seed = _planning.count("seed", seed, 0)
+    if threads is not None:
+        _planning.count("threads", threads, 1)
+    k, error, rows = _planning.expected_k(n, sigma, eps, seed)
+    fraction = float(_planning.keep_fraction(deviation, budget))
+    freezing = math.sqrt(2 * math.log(n))
     return Plan(
         n=n,
         sigma=sigma,
         eps=eps,
-        threshold=float(threshold(sigma, eps)),
+        threshold=float(deviation + _planning.quantile(budget)),
         asymptotic_fraction=fraction,
-        asymptotic_k=asymptotic_k,
+        asymptotic_k=n * fraction,
         k=k,
         k_standard_error=error,
         rows=rows,
-        seed=int(seed),
+        seed=seed,
         freezing_sigma=freezing,
-        frozen=frozen,
+        frozen=sigma > freezing,
     )
 
 
-def _reshaped(
-    rule: Rule, first_name: str, first: ArrayLike, second_name: str, second: ArrayLike
-) -> NDArray[np.float64]:
-    a, b = coerce.together(first_name, first, second_name, second)
-    values = rule(a, b).reshape(a.shape)
-    values.setflags(write=False)
-    return values
+def _sigma_and_eps(
+    sigma: ArrayLike, eps: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    deviation, budget = coerce.together("sigma", sigma, "eps", eps)
+    _planning.need_sigma(deviation)
+    _planning.need_eps(budget)
+    return deviation, budget

@@ -1,4 +1,4 @@
-"""Windows of n^C keys, and how many entries of a row carry weight.
+"""Windows of n^C keys, and counts of the entries of a row that carry weight.
 
 Source: arXiv 2404.02690. Its first version is Deng, Song, Yang, "Attention is Naturally Sparse with
 Gaussian Distributed Input"; later ones are Deng, Song, Xiong, Yang, "How Sparse Attention
@@ -17,7 +17,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _native
+from . import _planning
 from ._arrays import coerce
 from ._arrays.rows import as_native_rows, batch_shape
 from .errors import CertkError
@@ -33,12 +33,16 @@ class WindowPolicy:
     alpha: float
     C: float
 
+    @_planning.default_arithmetic
     def __post_init__(self) -> None:
         """Judge the numbers."""
-        alpha, exponent = _native.window_policy(self.alpha, self.C)
+        alpha, exponent = _planning.number("alpha", self.alpha), _planning.number("C", self.C)
+        _planning.need("alpha", alpha, 0 < alpha < math.inf, "pass a finite factor > 0")
+        _planning.need_share("C", exponent, "pass an exponent strictly between 0 and 1")
         object.__setattr__(self, "alpha", alpha)
         object.__setattr__(self, "C", exponent)
 
+    @_planning.default_arithmetic
     def size(self, n: ArrayLike) -> NDArray[np.int64]:
         """Return ceil(alpha n^C), at least 1 and at most n.
 
@@ -55,9 +59,13 @@ class WindowPolicy:
             CertkError: An n below 1, or not an integer.
         """
         counts = coerce.integers("n", n)
-        sizes = _native.window_sizes(self.alpha, self.C, counts).reshape(counts.shape)
-        sizes.setflags(write=False)
-        return sizes
+        _planning.need("n", counts, counts >= 1, "pass a number of keys of at least 1")
+        value = self.alpha * counts.astype(np.float64) ** self.C
+        # Half a unit of alpha, of the power, of n and of the product, and of C, counted ln n times.
+        doubt = value * (4 + np.log(counts)) * np.finfo(np.float64).eps
+        whole = np.floor(np.minimum(value, counts))
+        sizes = (whole + (value - whole > doubt)).astype(np.int64)
+        return _planning.read_only(np.where(value >= counts, counts, np.clip(sizes, 1, counts)))
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class WindowFit:
         return WindowPolicy(self.alpha, self.C)
 
 
+@_planning.default_arithmetic
 def fit(n: ArrayLike, k: ArrayLike, *, level: float = 0.95) -> WindowFit:
     """Fit k = alpha n^C to measured pairs.
 
@@ -103,9 +112,36 @@ def fit(n: ArrayLike, k: ArrayLike, *, level: float = 0.95) -> WindowFit:
         CertkError: Lengths that differ, too few pairs, or a number outside its range.
     """
     x, y = (_points(name, value) for name, value in (("n", n), ("k", k)))
-    (alpha, exponent), alpha_interval, interval, residual = _native.fit_window(x, y, level)
+    level, points = _planning.number("level", level), x.size
+    if y.size != points:
+        raise CertkError(f"k has {y.size} entries but {points} are needed; pass one k for each n")
+    _planning.need("n", x, (x >= 1) & (x < math.inf), "pass finite numbers of keys >= 1")
+    _planning.need("k", y, (y > 0) & (y < math.inf), "pass finite numbers of kept keys > 0")
+    _planning.need_share("level", level, "pass a confidence strictly between 0 and 1")
+    distinct = len(np.unique(x))
+    if points < 3 or distinct < 2:
+        raise CertkError(
+            f"n is {points} values, {distinct} of them distinct; a line with intervals needs three "
+            "pairs or more, with at least two different n"
+        )
+    x, y = np.log(x), np.log(y)
+    x_mean, y_mean = x.mean(), y.mean()
+    x, y = x - x_mean, y - y_mean
+    spread = (x * x).sum()
+    exponent = (x * y).sum() / spread
+    variance = ((y - exponent * x) ** 2).sum() / (points - 2)
+    t = _planning.student(level, points - 2)
+    intercept = y_mean - exponent * x_mean
+    off = t * np.sqrt(variance * (1 / points + x_mean**2 / spread))
+    slope_off = t * np.sqrt(variance / spread)
     return WindowFit(
-        alpha, exponent, alpha_interval, interval, float(level), residual, points=x.size
+        alpha=float(np.exp(intercept)),
+        C=float(exponent),
+        alpha_interval=(float(np.exp(intercept - off)), float(np.exp(intercept + off))),
+        C_interval=(float(exponent - slope_off), float(exponent + slope_off)),
+        level=level,
+        residual=float(np.sqrt(variance)),
+        points=points,
     )
 
 
@@ -120,7 +156,7 @@ class EffectiveEntries(_Frozen):
     count_upper: NDArray[np.int64]
     """Entries not proven to be below eps.
 
-    Equal to `count`, unless a row hits the threshold to some 27 digits without being on it, or an
+    Equal to `count`, unless a row hits the threshold to some 40 digits without being on it, or an
     additive mask beyond 2**26 blurs the scores.
     """
     n: NDArray[np.int64]
@@ -140,6 +176,7 @@ class EffectiveEntries(_Frozen):
         return type(self), (self.eps, self.count, self.count_upper, self.n)
 
 
+@_planning.default_arithmetic
 def effective(
     scores: ArrayLike,
     eps: float,
@@ -152,10 +189,10 @@ def effective(
     causal_offset: int | None = None,
     threads: int | None = None,
 ) -> EffectiveEntries:
-    """Count the entries whose probability is at least eps, and say what is left (arXiv 2404.02690).
+    """Count the entries whose probability is at least eps, and the others (arXiv 2404.02690).
 
-    Decided rigorously: in float64 with a margin for all rounding, where that leaves it open with
-    some 105 bits, and exactly where equal scores or stored probabilities hit eps.
+    Decided in float64 with a margin for all rounding, and what that leaves open in 50 to 700
+    decimal digits. Hits of equal scores and of stored probabilities are decided exactly.
 
     Args:
         scores: (..., n); dtypes and all row options as in `certk_rs.select`.
@@ -175,10 +212,14 @@ def effective(
         CertkError: Bad input; the message names the argument and the place.
     """
     rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
-    columns = _native.effective_entries(rows, eps, threads)
+    eps = _planning.number("eps", eps)
+    _planning.need_eps(eps)
     batch = batch_shape(data, starts)
-    count, upper, n = (column.reshape(batch) for column in columns)
-    return EffectiveEntries(float(eps), count, upper, n)
+    count, upper, n = np.zeros((3, math.prod(batch)), np.int64)
+    for part in _planning.visible_rows(rows, threads):
+        n[part.at] = part.n
+        count[part.at], upper[part.at] = _planning.effective_counts(part, eps)
+    return EffectiveEntries(eps, count.reshape(batch), upper.reshape(batch), n.reshape(batch))
 
 
 def effective_entries(
@@ -195,8 +236,8 @@ def effective_entries(
 ) -> NDArray[np.int64]:
     """Count the entries of each row whose probability is at least eps (arXiv 2404.02690).
 
-    The `count` of `effective`, which also tells the share that is not effective: proven entries
-    only, which is all of them but for near-hits to 27 digits. Arguments and errors as there.
+    The `count` of `effective`, which also tells the share that is not effective. Arguments and
+    errors as there.
 
     Returns:
         int64 in the batch shape (...), never above 1 / eps.
@@ -214,6 +255,7 @@ def effective_entries(
     ).count
 
 
+@_planning.default_arithmetic
 def participation(
     scores: ArrayLike,
     *,
@@ -225,20 +267,25 @@ def participation(
     causal_offset: int | None = None,
     threads: int | None = None,
 ) -> NDArray[np.float64]:
-    """Return the participation ratio 1 / sum P_i^2 of each row: how many entries share the weight.
+    """Return the participation ratio 1 / sum P_i^2 of each row, an effective number of entries.
 
     Between 1 (one entry has it all) and the number of visible entries (all equal); attention
     collapses where it stays O(1) as n grows. Arguments and errors as in `effective`.
 
     Returns:
-        float64 of the batch shape, relative error below 4e-12; 0 for a row without visible entries.
+        float64 of the batch shape, relative error below 1e-11; 0 for a row without visible entries.
     """
     rows, data, starts = as_native_rows(scores, mask, lengths, indptr, kind, scale, causal_offset)
-    ratio = _native.participation(rows, threads).reshape(batch_shape(data, starts))
-    ratio.setflags(write=False)
-    return ratio
+    batch = batch_shape(data, starts)
+    ratio = np.zeros(math.prod(batch))
+    for part in _planning.visible_rows(rows, threads):
+        weights = np.exp(part.log_weights)
+        shared = part.sums(weights) ** 2 / part.sums(weights * weights)
+        ratio[part.at] = np.clip(shared, 1.0, part.n)
+    return _planning.read_only(ratio.reshape(batch))
 
 
+@_planning.default_arithmetic
 def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
     """Return R = B^2 ||W_Q W_K^T||_F, the scale of the scores (arXiv 2404.02690).
 
@@ -258,9 +305,7 @@ def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  #
     Raises:
         CertkError: A B or an entry that is not finite, or shapes that do not fit.
     """
-    entries = float(coerce.per_row_floats("B", B, ()))
-    if not 0.0 <= entries < math.inf:
-        raise CertkError(f"B is {entries}; pass a finite standard deviation >= 0")
+    entries = _deviation("B", B)
     q, k = _weights("w_q", w_q), _weights("w_k", w_k)
     if q.shape[-1] != k.shape[-1]:
         raise CertkError(
@@ -275,16 +320,13 @@ def scale_r(B: float, w_q: ArrayLike, w_k: ArrayLike) -> NDArray[np.float64]:  #
             f"{q.shape}"
         ) from None
     squares = np.zeros(lead)
-    with np.errstate(over="ignore"), _native.DefaultFloats():
-        # Powers of two keep squares of large or small weights in range and change no digit.
-        (q, q_size), (k, k_size) = _scaled(q), _scaled(k)
-        # A slice of W_Q at a time: the product of a wide model's weights is not held at once.
-        for start in range(0, q.shape[-2], 512):
-            part = q[..., start : start + 512, :] @ np.swapaxes(k, -1, -2)
-            squares += np.square(part).sum(axis=(-2, -1))
-        r = np.asarray(np.ldexp(entries * np.sqrt(squares) * entries, q_size + k_size))
-    r.setflags(write=False)
-    return r
+    # Powers of two keep squares of large or small weights in range and change no digit.
+    (q, q_size), (k, k_size) = _scaled(q), _scaled(k)
+    # A slice of W_Q at a time: the product of a wide model's weights is not held at once.
+    for start in range(0, q.shape[-2], 512):
+        part = q[..., start : start + 512, :] @ np.swapaxes(k, -1, -2)
+        squares += np.square(part).sum(axis=(-2, -1))
+    return _planning.read_only(np.ldexp(entries * np.sqrt(squares) * entries, q_size + k_size))
 
 
 @dataclass(frozen=True)
@@ -313,8 +355,9 @@ class Sparsity:
     """n Phi_c((ln(n eps) + R^2/2) / R): their mean for long rows, R < sqrt(2 ln n); no promise."""
 
 
+@_planning.default_arithmetic
 def predict(n: int, R: float, delta: float, eps: float) -> Sparsity:  # noqa: N803
-    """Return how sparse a row of n iid N(mu, R^2) scores is, from R, n and delta alone.
+    """Bound the weights of a row of n iid N(mu, R^2) scores, from R, n and delta alone.
 
     The route is that of arXiv 2404.02690 (scores concentrate at the scale R, so weights do), the
     constants are ours. With probability 1 - delta/2 the sum of weights is at least what the mean
@@ -334,11 +377,10 @@ def predict(n: int, R: float, delta: float, eps: float) -> Sparsity:  # noqa: N8
     Raises:
         CertkError: An argument outside its range.
     """
-    delta, level = _share("delta", delta), _share("eps", eps)
-    WindowPolicy(1.0, 0.5).size(n)
-    n, scale = int(n), float(coerce.per_row_floats("R", R, ()))
-    if not 0.0 <= scale < math.inf:
-        raise CertkError(f"R is {scale:g}; pass a finite standard deviation >= 0")
+    delta, level = _planning.number("delta", delta), _planning.number("eps", eps)
+    _planning.need_share("delta", delta, "pass a probability strictly between 0 and 1")
+    _planning.need_share("eps", level, "pass a level strictly between 0 and 1")
+    n, scale = _planning.count("n", n, 1, 2**53), _deviation("R", R)
     if scale == 0.0:
         largest = 1 / n
         if Fraction(largest) < Fraction(1, n):
@@ -355,28 +397,20 @@ def predict(n: int, R: float, delta: float, eps: float) -> Sparsity:  # noqa: N8
     return Sparsity(n, scale, delta, level, largest, 0 if level > largest else most, expected)
 
 
-def _share(name: str, value: float) -> float:
-    share = float(coerce.per_row_floats(name, value, ()))
-    if not 0.0 < share < 1.0:
-        raise CertkError(f"{name} is {share:g}; pass a number above 0 and below 1")
-    return share
-
-
 def _quantile(share: float) -> float:
-    """Where Phi_c is `share`."""
-    return -float(_native.threshold(np.zeros(1), np.array([share]))[0])
+    """Return where Phi_c is `share`."""
+    return -float(_planning.quantile(np.array(share)))
 
 
 def _upper_tail(x: float) -> float:
-    """Phi_c(x)."""
-    share = float(_native.keep_fraction(np.array([abs(x)]), np.array([0.5]))[0])
-    return share if x >= 0 else 1.0 - share
+    """Return Phi_c(x)."""
+    return float(_planning.survival(np.array(x)))
 
 
 def _least_mean_weight(n: int, scale: float, delta: float) -> float:
-    """Logarithm of what the mean of n weights e^(s - mu) is at least, with probability 1 - delta.
+    """Return ln of a lower bound on the mean of n weights e^(s - mu), of probability 1 - delta.
 
-    Weights above a cut count as 0. One cut is taken for given arguments, whatever the row is.
+    Weights above a cut count as 0. The cut depends on the arguments, not on the row.
     """
     least = -_quantile(delta) * scale / math.sqrt(n)
     if scale > 30.0:  # a mean that no row of at most 2^53 keys comes near
@@ -392,12 +426,12 @@ def _least_mean_weight(n: int, scale: float, delta: float) -> float:
 
 
 def _binomial_upper(n: int, p: float, delta: float) -> int:
-    """A number that a binomial (n, p) variate exceeds with probability at most delta (Chernoff)."""
+    """Return a bound that a binomial (n, p) variate exceeds with probability <= delta."""
     if p <= 0.0 or p >= 1.0:
         return 0 if p <= 0.0 else n
 
     def unlikely(count: int) -> bool:
-        """Whether `count` or more is: P(X >= a n) <= e^(-n KL(a || p)) for a > p."""
+        """Apply P(X >= a n) <= e^(-n KL(a || p)), a > p, to `count` or more."""
         a = count / n
         if a <= p:
             return False
@@ -411,6 +445,7 @@ def _binomial_upper(n: int, p: float, delta: float) -> int:
     return min(high - 1, n) if high <= n else n
 
 
+@_planning.default_arithmetic
 def effective_exponent(n: int, sigma: float, eps: float) -> float:
     """Return ln k / ln n = 1 + ln Phi_c(c) / ln n of the Gaussian rule at a fixed sigma.
 
@@ -424,16 +459,35 @@ def effective_exponent(n: int, sigma: float, eps: float) -> float:
     Raises:
         CertkError: An argument outside its range.
     """
-    return _native.effective_exponent(n, sigma, eps)
+    n, c, _ = _long_row(n, sigma, eps)
+    return 1.0 + _planning.log_survival(c) / math.log(n)
 
 
+@_planning.default_arithmetic
 def log_log_slope(n: int, sigma: float, eps: float) -> float:
     """Return d ln k / d ln n of the Gaussian rule where sigma grows as beta sqrt(2 ln n).
 
     It is 1 - [phi(c) / Phi_c(c)] sigma / (2 ln n) with c = sigma + Phi^-1(eps): what a log-log fit
     sees near n. Arguments and errors as in `effective_exponent`.
     """
-    return _native.log_log_slope(n, sigma, eps)
+    n, c, sigma = _long_row(n, sigma, eps)
+    return 1.0 - _planning.hazard(c) * sigma / (2.0 * math.log(n))
+
+
+def _long_row(n: int, sigma: float, eps: float) -> tuple[int, float, float]:
+    """Return n, the threshold of the Gaussian rule, and sigma, all judged."""
+    n = _planning.count("n", n, 2)
+    sigma, eps = _planning.number("sigma", sigma), _planning.number("eps", eps)
+    _planning.need_sigma(sigma)
+    _planning.need_eps(eps)
+    return n, sigma + float(_planning.quantile(np.array(eps))), sigma
+
+
+def _deviation(name: str, value: float) -> float:
+    deviation = _planning.number(name, value)
+    good = 0 <= deviation < math.inf
+    _planning.need(name, deviation, good, "pass a finite standard deviation >= 0")
+    return deviation
 
 
 def _points(name: str, value: ArrayLike) -> NDArray[np.float64]:

@@ -496,8 +496,8 @@ mod tests {
                             .map(|(&k, &q)| i128::from(k) * i128::from(q))
                             .sum();
                         // Times an f64, less the offset: a float of 106 bits beside what is judged.
-                        let product =
-                            DoubleDouble::sum(exact as f64, (exact - exact as f64 as i128) as f64);
+                        let product = DoubleDouble::from(exact as f64)
+                            .plus((exact - exact as f64 as i128) as f64);
                         let real = product.times(scale).plus(-offset);
                         let off = real.plus(-score).high.abs();
                         assert!(off <= query.error, "{name} {dim} {scale}: {off:e}");

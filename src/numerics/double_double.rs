@@ -45,12 +45,6 @@ impl From<f64> for DoubleDouble {
 }
 
 impl DoubleDouble {
-    /// The exact sum of two floats, if it does not overflow.
-    pub(crate) fn sum(a: f64, b: f64) -> Self {
-        let (high, low) = two_sum(a, b);
-        DoubleDouble { high, low }
-    }
-
     /// The exact product of two floats, unless its low part underflows.
     pub(crate) fn product(a: f64, b: f64) -> Self {
         let high = a * b;

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import pickle
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -53,49 +55,58 @@ def test_sizes_at_the_ends() -> None:
     assert policy.size([]).shape == (0,)
 
 
+POLICY = WindowPolicy(1.0, 0.5)
+
+
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("function", "arguments", "words"),
     [
-        (lambda: WindowPolicy(0.0, 0.5), "alpha is 0"),
-        (lambda: WindowPolicy(math.nan, 0.5), "alpha is NaN"),
-        (lambda: WindowPolicy(1.0, 0.0), "C is 0"),
-        (lambda: WindowPolicy(1.0, 1.0), "C is 1"),
-        (lambda: WindowPolicy(1.0, "x"), "C is 'x'"),
-        (lambda: WindowPolicy(1.0, 0.5).size(0), "n is 0"),
-        (lambda: WindowPolicy(1.0, 0.5).size([3, -2]), r"n\[1\] is -2"),
-        (lambda: WindowPolicy(1.0, 0.5).size(2.5), "n has dtype float64"),
-        (lambda: windows.fit([1, 2, 3], [1, 2]), "k has 2 entries but 3"),
-        (lambda: windows.fit([1, 2], [1, 2]), "three pairs"),
-        (lambda: windows.fit([5, 5, 5], [1, 2, 3]), "n is 3 values, 1 of them distinct"),
-        (lambda: windows.fit([1, 0, 3], [1, 2, 3]), r"n\[1\] is 0"),
-        (lambda: windows.fit([1, 2, 3], [1, 2, 0]), r"k\[2\] is 0"),
-        (lambda: windows.fit([1, 2, 3], [1, math.nan, 2]), r"k\[1\] is NaN"),
-        (lambda: windows.fit([1, 2, 3], [1, 2, 3], level=1.0), "level is 1"),
-        (lambda: windows.fit([[1, 2, 3]], [1, 2, 3]), "n has shape"),
-        (lambda: windows.effective([1.0], 0.0), "eps is 0"),
-        (lambda: windows.effective([1.0], 1.0), "eps is 1"),
-        (lambda: windows.effective([1.0], math.nan), "eps is"),
-        (lambda: windows.effective([[1.0, math.inf]], 0.1), r"scores\[0, 1\] is \+inf"),
-        (lambda: windows.participation([math.nan]), r"scores\[0\] is NaN"),
-        (lambda: windows.scale_r(-1.0, np.eye(2), np.eye(2)), "B is -1"),
-        (lambda: windows.scale_r(math.nan, np.eye(2), np.eye(2)), "B is nan"),
-        (lambda: windows.scale_r(1.0, np.eye(2), np.eye(3)), "w_k has shape"),
-        (lambda: windows.scale_r(1.0, np.ones(2), np.eye(2)), "w_q has shape"),
-        (lambda: windows.scale_r(1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is nan"),
-        (lambda: windows.effective_exponent(1, 1.0, 0.1), "n is 1"),
-        (lambda: windows.log_log_slope(10, -1.0, 0.1), "sigma is -1"),
+        (WindowPolicy, (0.0, 0.5), "alpha is 0; pass a finite factor > 0"),
+        (WindowPolicy, (math.nan, 0.5), "alpha is NaN"),
+        (WindowPolicy, (1.0, 0.0), "C is 0"),
+        (WindowPolicy, (1.0, 1.0), "C is 1; pass an exponent strictly between 0 and 1"),
+        (WindowPolicy, (1.0, "x"), "C is 'x'; pass a number"),
+        (POLICY.size, (0,), "n is 0"),
+        (POLICY.size, ([3, -2],), r"n\[1\] is -2; pass a number of keys of at least 1"),
+        (POLICY.size, (2.5,), "n has dtype float64"),
+        (windows.fit, ([1, 2, 3], [1, 2]), "k has 2 entries but 3"),
+        (windows.fit, ([1, 2], [1, 2]), "three pairs"),
+        (windows.fit, ([5, 5, 5], [1, 2, 3]), "n is 3 values, 1 of them distinct"),
+        (windows.fit, ([1, 0, 3], [1, 2, 3]), r"n\[1\] is 0"),
+        (windows.fit, ([1, 2, 3], [1, 2, 0]), r"k\[2\] is 0"),
+        (windows.fit, ([1, 2, 3], [1, math.nan, 2]), r"k\[1\] is NaN"),
+        (windows.fit, ([[1, 2, 3]], [1, 2, 3]), "n has shape"),
+        (partial(windows.fit, level=1.0), ([1, 2, 3], [1, 2, 3]), "level is 1"),
+        (windows.effective, ([1.0], 0.0), "eps is 0"),
+        (windows.effective, ([1.0], 1.0), "eps is 1"),
+        (windows.effective, ([1.0], math.nan), "eps is NaN"),
+        (windows.effective, ([[1.0, math.inf]], 0.1), r"scores\[0, 1\] is \+inf"),
+        (windows.participation, ([math.nan],), r"scores\[0\] is NaN"),
+        (windows.scale_r, (-1.0, np.eye(2), np.eye(2)), "B is -1"),
+        (windows.scale_r, (math.nan, np.eye(2), np.eye(2)), "B is NaN"),
+        (windows.scale_r, (1.0, np.eye(2), np.eye(3)), "w_k has shape"),
+        (windows.scale_r, (1.0, np.ones(2), np.eye(2)), "w_q has shape"),
+        (windows.scale_r, (1.0, [[1.0, math.nan]], [[1.0, 2.0]]), r"w_q\[0, 1\] is nan"),
+        (windows.effective_exponent, (1, 1.0, 0.1), "n is 1"),
+        (windows.log_log_slope, (10, -1.0, 0.1), "sigma is -1"),
+        (windows.predict, (0, 1.0, 0.1, 0.1), "n is 0"),
+        (windows.predict, (5, -1.0, 0.1, 0.1), "R is -1"),
+        (windows.predict, (5, math.inf, 0.1, 0.1), "R is inf"),
+        (windows.predict, (5, 1.0, 0.0, 0.1), "delta is 0"),
+        (windows.predict, (5, 1.0, 0.1, 1.0), "eps is 1"),
+        (windows.predict, (5, 1.0, math.nan, 0.1), "delta is NaN"),
     ],
 )
-def test_bad_arguments(call: Any, words: str) -> None:
+def test_bad_arguments(function: Any, arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ck.CertkError, match=words):
-        call()
+        function(*arguments)
 
 
 # ----------------------------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize("points", [3, 4, 12, 200])
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("points", [3, 4, 5, 12, 201, 5000])
+@pytest.mark.parametrize("level", [1e-9, 0.5, 0.95, 0.999999])
 def test_fits_against_scipy(points: int, level: float) -> None:
     rng = np.random.default_rng(points)
     n = np.exp(rng.uniform(3, 12, points))
@@ -108,20 +119,10 @@ def test_fits_against_scipy(points: int, level: float) -> None:
     want = (line.slope - t * line.stderr, line.slope + t * line.stderr)
     assert fit.C_interval == pytest.approx(want, rel=1e-8)
     error = t * line.intercept_stderr
-    want = (math.exp(line.intercept - error), math.exp(line.intercept + error))
-    assert fit.alpha_interval == pytest.approx(want, rel=1e-8)
+    with np.errstate(over="ignore"):
+        want = np.exp([line.intercept - error, line.intercept + error])
+    assert np.array(fit.alpha_interval) == pytest.approx(want, rel=1e-8)
     assert (fit.points, fit.level) == (points, level)
-
-
-def test_intervals_cover_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(0)
-    n = 2.0 ** np.arange(5, 13)
-    hits = 0
-    for _ in range(2000):
-        k = 3 * n**0.5 * np.exp(0.3 * rng.standard_normal(n.size))
-        low, high = windows.fit(n, k, level=0.8).C_interval
-        hits += low <= 0.5 <= high
-    assert abs(hits / 2000 - 0.8) < 4.5 * math.sqrt(0.8 * 0.2 / 2000)
 
 
 def test_a_perfect_law_and_its_policy() -> None:
@@ -243,6 +244,9 @@ def test_batches_masks_and_empty_rows() -> None:
     again = pickle.loads(pickle.dumps(found))
     assert again.ineffective_fraction.tolist() == found.ineffective_fraction.tolist()
     assert not again.count.flags.writeable
+    counts = windows.effective_entries(x, 0.125, lengths=lengths)
+    assert counts.tolist() == found.count.tolist()
+    assert counts.dtype == np.int64
     mask = np.arange(8) < 5
     # The float64 nearest to 1/5 is a little more than 1/5.
     assert (windows.effective(x, 0.2, mask=mask).count[0, 1:] == 0).all()
@@ -251,13 +255,7 @@ def test_batches_masks_and_empty_rows() -> None:
     assert (windows.effective(bfloat, 0.125).count == windows.effective(x, 0.125).count).all()
     # Large additive masks blur the scores: the answer says so rather than guess.
     blurred = windows.effective([0.0, 0.0], 0.5, mask=[1e9, 1e9 + 1e-9])
-    assert int(blurred.count) <= int(blurred.count_upper)
-
-
-def test_never_more_than_one_over_eps() -> None:
-    x = np.random.default_rng(8).standard_normal((200, 64)) * 2
-    for eps in (0.5, 0.1, 0.03):
-        assert (windows.effective(x, eps).count <= 1 / eps).all()
+    assert (int(blurred.count), int(blurred.count_upper)) == (0, 2)
 
 
 # -------------------------------------------------------------------------------- participation
@@ -268,7 +266,6 @@ def test_participation_against_arb() -> None:
     ctx.prec = 200
     for spread in (0.01, 1.0, 5.0, 50.0, 1e4):
         x = rng.standard_normal(257) * spread
-        w = [arb(float(v)).exp() for v in x - x.max()]
         exact = [arb(float(v)) - arb(float(x.max())) for v in x]
         w = [e.exp() for e in exact]
         want = float(sum(w, arb(0)) ** 2 / sum((v * v for v in w), arb(0)))
@@ -333,7 +330,6 @@ def test_predicted_sparsity_holds_as_often_as_it_says(n: int, scale: float, eps:
 
 def test_predicted_sparsity_against_scipy() -> None:
     """From the three statements, with SciPy's laws; the first of them at one cut."""
-    stats = pytest.importorskip("scipy.stats")
     for n, scale, delta, eps in ((1000, 1.0, 0.01, 0.002), (10**6, 2.0, 0.1, 1e-5)):
         found = windows.predict(n, scale, delta, eps)
         cut, half = 2 * scale, delta / 2
@@ -357,24 +353,12 @@ def test_predicted_sparsity_at_the_ends() -> None:
     assert windows.predict(100, 0.0, 0.1, 0.011).effective_upper == 0
     assert windows.predict(1, 5.0, 0.1, 0.9).largest_weight == 1.0
     assert windows.predict(2**53, 1.0, 1e-9, 1e-3).effective_upper == 0
-    for arguments, words in (
-        ((0, 1.0, 0.1, 0.1), "n is 0"),
-        ((5, -1.0, 0.1, 0.1), "R is -1"),
-        ((5, math.inf, 0.1, 0.1), "R is inf"),
-        ((5, 1.0, 0.0, 0.1), "delta is 0"),
-        ((5, 1.0, 0.1, 1.0), "eps is 1"),
-        ((5, 1.0, math.nan, 0.1), "delta is nan"),
-    ):
-        with pytest.raises(ck.CertkError, match=words):
-            windows.predict(*arguments)
 
 
 def test_exponents() -> None:
     assert windows.effective_exponent(65536, 4.0, 0.01) == pytest.approx(0.724, abs=5e-4)
     assert windows.log_log_slope(65536, 4.0, 0.01) == pytest.approx(0.624, abs=5e-4)
     # Far out, where the share itself underflows, and against differences of the rule.
-    import mpmath
-
     mpmath.mp.dps = 50
     c = mpmath.mpf(60) + mpmath.mpf(float(gaussian.threshold(0.0, 0.01)))
     tail = mpmath.erfc(c / mpmath.sqrt(2)) / 2
@@ -390,14 +374,6 @@ def test_exponents() -> None:
         assert windows.log_log_slope(n, sigma, 0.01) == pytest.approx(
             (k[1] - k[0]) / 2e-3, rel=1e-5
         )
-
-
-def test_effective_entries_are_the_counts() -> None:
-    x = np.random.default_rng(3).standard_normal((2, 3, 50)) * 3
-    share = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
-    found = windows.effective_entries(x, 0.05)
-    assert found.dtype == np.int64
-    assert np.array_equal(found, (share >= 0.05).sum(-1))
 
 
 def test_equal_scores_have_weights_of_exactly_one_nth() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from certk_rs import windows
 from certk_rs._display.tables import tidy
 from certk_rs._jobs.analyze_page import verdict
 from cli_fixtures import certk, write_cache
@@ -217,24 +216,19 @@ def test_the_page_stands_alone(capsys: Captured, tmp_path: Path) -> None:
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 1 + 3 + 2 + 1
-    assert page.tags.count("tr") == (1 + 6 + 1) + (1 + 24) + (1 + 6)
+    assert page.tags.count("svg") == 1 + 3 + 2
+    assert page.tags.count("tr") == (1 + 6 + 1) + (1 + 24)
     # First whether to prune, a plot and a table; the rest is folded.
     first, *folds = text.split('<details class="fold"><summary>')
     assert first.count("<svg") == first.count("<table") == 1
     assert first.index("Pruning pays in few heads") < first.index("<svg") < first.index("<table")
     titles = [fold.partition("<")[0] for fold in folds]
-    assert titles == ["Each head", "Rules and bounds", "Length of a row"]
+    assert titles == ["Each head", "Rules and bounds"]
     # Small enough for a small screen, and drawn in the colour of the text, whichever that is.
     assert all(float(width) <= 320 for width in re.findall(r'<svg [^>]*width="([\d.]+)pt"', text))
     assert "prefers-color-scheme: dark" in text
     assert "stroke: currentColor" in text
     assert not re.search(r": #(000000|222222|ffffff)", text)
-    # What the terminal says of lengths, the page says, too.
-    _, _, by_length = shown.partition("By length: ")
-    assert "Every query sees every key" in text
-    for row in by_length.splitlines()[4:10]:
-        assert "<tr>" + "".join(f"<td>{cell}</td>" for cell in row.split()) + "</tr>" in text
     assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
     assert not re.search(r"<script|@import|url\((?!#)", text)
@@ -257,99 +251,3 @@ def test_refusals(capsys: Captured, tmp_path: Path) -> None:
         assert certk("analyze", *arguments) == 2
         out, err = capsys.readouterr()
         assert (out, words in err) == ("", True), err
-
-
-# ------------------------------------------------------------------------------------ lengths
-
-
-def test_effective_entries_at_every_length_are_those_of_float64(capsys: Captured) -> None:
-    [cache] = analyzed(capsys, EXAMPLE)["caches"]
-    tensors = load_file(EXAMPLE)
-    for head in cache["heads"][::5]:
-        query = tensors[f"layers.{head['layer']}.query"][0, head["head"]].astype(np.float64)
-        key = tensors[f"layers.{head['layer']}.key"][0, head["head"]].astype(np.float64)
-        watched = head["watch"]
-        assert [each["n"] for each in watched["lengths"]] == [16, 32, 64, 128, 256, 512]
-        for each in watched["lengths"]:
-            scores = query @ key[: each["n"]].T / np.sqrt(32)
-            share = np.exp(scores - scores.max(1, keepdims=True))
-            share /= share.sum(1, keepdims=True)
-            assert (each["rows"], each["keys"]) == (32, each["n"])
-            assert each["effective"] == pytest.approx((share >= 0.01).sum(1).mean())
-            assert each["participation"] == pytest.approx((1 / (share**2).sum(1)).mean(), rel=1e-9)
-            assert each["k"] == pytest.approx(np.mean([fewest(row, 0.01) for row in share]))
-        lengths = [each["n"] for each in watched["lengths"]]
-        found = windows.fit(lengths, [each["k"] for each in watched["lengths"]])
-        assert watched["k_exponent"] == pytest.approx(found.C)
-        assert watched["growth"] == ("share of n" if found.C >= 0.9 else "window n^C")
-        # The rows of the longest length, from above.
-        small = share < 2.0**-14
-        assert watched["smallest_normal"] == 2.0**-14
-        assert watched["drowned"] == pytest.approx(small.mean())
-        assert watched["drowned_mass"] == pytest.approx((share * small).sum(1).max())
-        typical = np.exp(-scores.var(1) / 2).mean() / 512
-        assert watched["typical_weight"] == pytest.approx(typical)
-        assert not watched["more_precision"]
-
-
-def one_head(path: Path, scores: np.ndarray, dtype: type, **metadata: str) -> Path:
-    """A cache in which every query has these scores."""
-    key = np.zeros((1, 1, len(scores), 4), dtype)
-    key[0, 0, :, 0] = scores
-    query = np.zeros((1, 1, 3, 4), dtype)
-    query[..., 0] = 2
-    tensors = {"layers.0.query": query, "layers.0.key": key, "layers.0.value": key.copy()}
-    save_file(tensors, path, metadata=metadata)
-    return path
-
-
-def test_what_grows_how_and_what_drowns(capsys: Captured, tmp_path: Path) -> None:
-    n = 4096
-    place = np.arange(n)
-    rare = np.where(np.isin(place, [i * i for i in range(64)]), 12.0, 0.0)
-    spikes = np.where(place < 5, 20.0, 0.0)
-    one = np.where(place == 0, 10.5, 0.0)
-    cases = [
-        (spikes, np.float16, "collapse", False),
-        (np.zeros(n), np.float32, "share of n", False),
-        (rare, np.float32, "window n^C", False),
-        # One key has nine tenths of the mass; most of the others are needed, and weigh 2e-5 each.
-        (one, np.float16, "share of n", True),
-        (one, np.float32, "share of n", False),
-    ]
-    for i, (scores, dtype, growth, drowns) in enumerate(cases):
-        path = one_head(tmp_path / f"{i}.safetensors", scores, dtype)
-        [cache] = analyzed(capsys, path, "--eps", "0.02")["caches"]
-        watched = cache["heads"][0]["watch"]
-        assert (watched["growth"], watched["more_precision"]) == (growth, drowns), (i, watched)
-        assert certk("analyze", path, "--eps", "0.02", "-v") == 0
-        out = capsys.readouterr().out
-        assert f"With the length of a row: 1 {growth}." in out
-        assert ("More precision is due" in out) == drowns
-        assert "stand for a shorter" in out
-
-
-def test_rows_that_grow_with_the_text_are_watched_as_they_are(
-    capsys: Captured, tmp_path: Path
-) -> None:
-    path = tmp_path / "causal.safetensors"
-    write_cache(path, layers=1, m=64, n=64, dtype="F32", metadata={"causal_offset": "0"})
-    [cache] = analyzed(capsys, path, "--eps", "0.05")["caches"]
-    lengths = cache["heads"][0]["watch"]["lengths"]
-    assert [(each["n"], each["rows"], each["keys"]) for each in lengths] == [
-        (16, 8, 12.5), (32, 16, 24.5), (64, 32, 48.5),
-    ]  # fmt: skip
-    assert certk("analyze", path, "-v") == 0
-    assert "stand for a shorter" not in capsys.readouterr().out
-
-
-def test_short_rows_have_no_law(capsys: Captured, tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write_cache(path, layers=1, n=12)
-    [cache] = analyzed(capsys, path)["caches"]
-    for head in cache["heads"]:
-        assert head["watch"]["growth"] == "too few lengths"
-        assert head["watch"]["k_exponent"] is None
-        assert [each["n"] for each in head["watch"]["lengths"]] == [12]
-    assert certk("analyze", path, "-v") == 0
-    assert "By length" not in capsys.readouterr().out

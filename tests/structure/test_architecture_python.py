@@ -49,7 +49,10 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     # What is needed is what would be selected.
     "hot_keys": COMMON | {"selection"},
     # A fit sets the rule beside what selection finds.
-    "gaussian": COMMON | {"selection"},
+    "gaussian": {"_planning", "_arrays", "results", "selection"},
+    "windows": {"_planning", "_arrays", "results", "errors"},
+    # Laws in NumPy; of `_native` they take visible scores and floating-point modes.
+    "_planning": {"_native", "_arrays", "errors"},
     "torch": {"_torch", "key_index", "errors"},
     "_torch": {"_native", "_arrays", "_ragged", "errors", *SUBJECTS},
     "reproduce": {

@@ -32,7 +32,6 @@ ARROWS: dict[str, set[str] | None] = {
     "keepset": COMMON | {"kernels", "index", "select", "certificate"},
     "montecarlo": COMMON | {"kernels"},
     "bounds": COMMON | {"kernels"},
-    "model": COMMON | {"kernels"},
     # Certifying hands a set to the checker where that is asked for; the checker never looks back.
     "select": COMMON | {"kernels", "certificate"},
     "kernels": {"numerics", "runtime", "error"},
@@ -216,7 +215,7 @@ _DOOR = re.compile(
     re.M,
 )
 # What has nothing to do with floats, or copies them.
-_NO_FLOATS = {"len", "radii", "freezing_sigma", "nearest_rsqrt", "simd_level", "set_simd_level"}
+_NO_FLOATS = {"len", "radii", "nearest_rsqrt", "simd_level", "set_simd_level"}
 
 
 def unguarded_doors(text: str) -> set[str]:

@@ -162,7 +162,8 @@ def test_what_a_page_points_at_is_there(page: str) -> None:
             assert not anchor or anchor in anchors(path.read_text()), target
     # No code by indentation alone, which no test would run.
     assert not re.findall(r"^ {4,}(?:certk|python|make|pip|import|from) .*", plain, re.M)
-    for span in re.findall(r"`([^`\n]+)`", plain):
+    # The history names commands and scripts that are gone.
+    for span in re.findall(r"`([^`\n]+)`", plain if page != "CHANGELOG.md" else ""):
         words = [word for word in span.split() if not re.fullmatch(r"[A-Z_]+=\S*", word)]
         if words[:1] == ["python"] and len(words) > 1 and words[1].endswith(".py"):
             known(words[1], words[2:], page)

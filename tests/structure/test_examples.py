@@ -88,30 +88,6 @@ def test_decoder(tmp_path: Path) -> None:
         assert "share of the keys" in (tmp_path / "decoder.svg").read_text()
 
 
-def test_window_perplexity(tmp_path: Path) -> None:
-    told = run("window_perplexity.py", "--quick", "--out", tmp_path)
-    found = json.loads((tmp_path / "windows.json").read_text())
-    dense, certified, power, fixed = found["rows"]
-    assert [row["rule"] for row in found["rows"]] == [
-        "all keys", "certified", "alpha n^C", "fixed k",
-    ]  # fmt: skip
-    assert found["ends"] == [32, 64, 128, 256]
-    assert (dense["share"], dense["lost"]) == (1, 0)
-    assert 0 < certified["share"] < 1
-    assert certified["lost"] <= certified["worst"] <= 0.1 + 1e-6
-    assert certified["proven"] <= 0.1
-    for row in (power, fixed):
-        # As many keys, but for what rounding of the total and equal scores make.
-        assert row["kept"] == pytest.approx(certified["kept"], rel=1e-3)
-        assert row["worst"] > certified["worst"]
-    for row in found["rows"]:
-        assert all(1 < each < 256 for each in row["perplexity"].values())
-        assert row["all"] == pytest.approx(dense["all"], rel=0.01)
-        assert f"{row['all']:.3f}" in told
-    # Short rows fit into a fixed window, and nothing is lost there.
-    assert fixed["perplexity"]["32"] == pytest.approx(dense["perplexity"]["32"], rel=1e-6)
-
-
 def test_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 

@@ -33,7 +33,6 @@ MEASURED = {"f32.log2e", "f64.log2e"}
 # certificate.
 ROOMS = {
     "src/bounds/": "bounds that are derived at the head of their own files",
-    "src/model/": "formulas about Gaussian scores",
     "src/montecarlo/": "estimates with a stated probability, derived in their own files",
     "src/keepset/dual.rs": "the search for multipliers, any of which are sound",
     "src/keepset/rounds.rs": "the search for a set, which is certified afterwards",

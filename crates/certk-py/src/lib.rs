@@ -16,13 +16,13 @@ mod floats;
 mod keepset;
 mod key_index;
 mod mapped;
-mod model;
 mod montecarlo;
 mod openmp;
 mod output;
 mod products;
 mod results;
 mod select;
+mod visible;
 
 use pyo3::prelude::*;
 
@@ -51,12 +51,6 @@ mod _native {
     #[pymodule_export]
     use super::mapped::MappedPieces;
     #[pymodule_export]
-    use super::model::{
-        effective_entries, effective_exponent, expected_k, fit_gaussian, fit_window,
-        freezing_sigma, keep_fraction, log_log_slope, participation, tail_mass_of_fraction,
-        threshold, window_policy, window_sizes,
-    };
-    #[pymodule_export]
     use super::montecarlo::{mean_bounds, tail_mass, tail_mass_of_drawn};
     #[pymodule_export]
     use super::openmp::OpenMpTeam;
@@ -70,6 +64,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::select::{certify, select, set_simd_level, simd_level};
+    #[pymodule_export]
+    use super::visible::visible_rows;
 
     use pyo3::prelude::*;
 

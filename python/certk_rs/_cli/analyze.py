@@ -68,9 +68,10 @@ def analyze(
 ) -> Job:
     """Tell whether pruning caches is worth it, and what heads need.
 
-    A sentence says it, a table has what every layer needs; with -v also what every head does, how
-    it goes with the length of a row. Of several files each is told of as it is done,
-    and then all together. One bad file does not stop the others.
+    A sentence says it, a table has what every layer needs; with -v also what every head does. Of
+    several files each is told of as it is done, and then all together. One bad file does not stop
+    the others.
+
 
     With --model: how widely each head's scores spread, beside R of its weights.
     """

@@ -13,12 +13,10 @@ from .._jobs.analyze_page import (
     NOT_COVERED,
     by_layer,
     cells,
-    lengths_of,
     said_of,
     said_of_all,
     said_of_heads,
     said_of_layers,
-    said_of_lengths,
     said_of_together,
     together_cells,
     together_heads,
@@ -90,16 +88,10 @@ def _show_layers(cache: CacheAnalysis) -> None:
 
 
 def _show_more(cache: CacheAnalysis) -> None:
-    """Show each head, and how lengths go, where there is something to be seen."""
+    """Show each head."""
     say("By layer.head:")
     heads, rows = tidy(HEADS, cells(cache))
     going = ("1/sum P^2", "effective", "8 cuts", "1 gap", "rule", "at least")
     drop = [heads.index(name) for name in going if name in heads]
     print_table(heads, rows, must=False, drop=drop, elsewhere=_ELSEWHERE)
     print_text(said_of_heads(cache))
-    heads, rows = lengths_of(cache)
-    if rows:
-        say("By length:")
-        print_table(heads, rows, must=False, elsewhere=_ELSEWHERE)
-        for paragraph in said_of_lengths(cache):
-            print_text(paragraph)

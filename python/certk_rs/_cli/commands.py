@@ -17,7 +17,6 @@ GROUPS = {
         "prune": "Prune saved KV caches, with certificates.",
         "verify": "Check what prune has written.",
         "report": "Tell what a prune job has done, from its outputs.",
-        "windows": "Fit a window k = alpha n^C to caches, and tell what it loses.",
     },
     "Rows of scores": {
         "select": "Select the fewest keys of every row of scores.",

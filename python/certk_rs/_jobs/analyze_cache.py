@@ -2,7 +2,7 @@
 
 Every number is a mean over rows, a row being one query of one query head, and every share is of the
 keys that the query sees. A head with very many scores is judged by some of its queries, evenly
-spaced. How all this goes with the length of a row is what `effective_watch.py` tells.
+spaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from .. import bounds, gaussian, keepset, selection, windows
 from ..cache_format import Cache, Layer
 from ..errors import CertkError
-from .effective_watch import GROWTH, Watch, watch
 from .inputs import Source
 
 # Scores of a head that are looked at, at least so many queries, and the queries whose gap bounds
@@ -63,8 +62,6 @@ class HeadAnalysis:
     """One set for all rows at the main budget, and the proven least size of any."""
     advice: str
     """The advice for the main budget, one of `ADVICE`."""
-    watch: Watch
-    """Effective entries, and keys needed, at the main budget and several lengths."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,6 @@ class CacheAnalysis:
         """Return the advice, with how many heads it is for."""
         return counted(Counter(head.advice for head in self.heads), ADVICE)
 
-    def growth(self) -> str:
-        """Of how many heads the keys needed grow in which way with the length of a row."""
-        return counted(Counter(head.watch.growth for head in self.heads), GROWTH)
-
 
 def analyze_cache(
     source: Source,
@@ -144,9 +137,8 @@ def analyze_cache(
         cache.check_values(lambda _: None)
         for layer in cache.layers:
             rows = _rows(cache, layer)
-            watches = watch(cache, layer, eps[main], threads)
-            for (head, scores, lengths), seen in zip(rows, watches, strict=True):
-                heads.append(_head(layer, head, scores, lengths, eps, main, threads, seen))
+            for head, scores, lengths in rows:
+                heads.append(_head(layer, head, scores, lengths, eps, main, threads))
                 step(len(heads), every)
         causal = cache.causal_offset is not None
     place = str(source.location)
@@ -188,7 +180,6 @@ def _head(
     eps: tuple[float, ...],
     main: int,
     threads: int | None,
-    watched: Watch,
 ) -> HeadAnalysis:
     seen = np.arange(layer.n) < lengths[:, None]
     sigma = np.std(scores, axis=1, where=seen)
@@ -225,7 +216,6 @@ def _head(
         shared=shared,
         shared_lower_bound=one.lower_bound / int(lengths.max()),
         advice=_advice(shared, kept[main]),
-        watch=watched,
     )
 
 

@@ -24,8 +24,6 @@ from .._display.tables import tidy
 from .aggregate import QUANTILES, Aggregate, Together
 from .analyze import Analysis
 from .analyze_cache import PAYS, PER_QUERY, PRUNE, PRUNE_A_LITTLE, CacheAnalysis
-from .effective_watch import Watch, shown_lengths, watch_cells, watch_heads
-from .prefixes import STANDS_FOR
 
 HEADS = (
     "head", "sigma", "k/n", "rule", "1 gap", "8 cuts", "one set", "advice", "at least",
@@ -173,42 +171,6 @@ def _called(each: Together) -> str:
     return str(each.layer) if each.head is None else f"{each.layer}.{each.head}"
 
 
-def lengths_of(found: CacheAnalysis) -> tuple[list[str], list[list[str]]]:
-    """The table by length, a row per layer; without rows where there is one length only."""
-    watches = watches_of(found)
-    every = {each.n for _, one in watches for each in one.lengths}
-    shown = shown_lengths([one for _, one in watches])
-    rows = watch_cells(watches, shown) if len(every) > 1 else []
-    return tidy(watch_heads(shown), rows)
-
-
-def watches_of(found: CacheAnalysis) -> list[tuple[int, Watch]]:
-    """The layer of each head, and what was seen of it by length."""
-    return [(head.layer, head.watch) for head in found.heads]
-
-
-def said_of_lengths(found: CacheAnalysis) -> list[str]:
-    """What the table by length has in its columns, and what follows from it, a paragraph each."""
-    eps, watches = found.eps[found.main], watches_of(found)
-    normal = max(one.smallest_normal for _, one in watches)
-    said = [
-        f"n = ...: keys that weigh at least {eps:g} each, at that length; k, 1/sum P^2: the power "
-        "of n that the keys needed, and those that share the weight, grow by; weight: "
-        "exp(-sigma^2/2)/n, a typical one at the longest n; small: the share of keys below "
-        f"{normal:.2g}, the smallest normal number of the cache's dtype; mass: what these weigh in "
-        "the worst row.",
-        f"With the length of a row: {found.growth()}.",
-    ]
-    names = [f"{head.layer}.{head.head}" for head in found.heads if head.watch.more_precision]
-    if names:
-        said.append(
-            f"More precision is due where weights are stored in this dtype: those too small for "
-            f"it weigh more than {eps:g} in {len(names)} heads ({', '.join(names[:8])}"
-            f"{', ...' if len(names) > 8 else ''})."
-        )
-    return said if found.causal else [*said, STANDS_FOR]
-
-
 def said_of(found: CacheAnalysis) -> str:
     """One file in a line."""
     return f"{found.path}: {verdict_on(found)}"
@@ -308,11 +270,6 @@ def _section(found: CacheAnalysis, anchor: str) -> Section:
     said = verdict_on(found)
     table = Table(*by_layer(found), note=said_of_layers(found))
     folds = [_of_heads(found), _of_rules(found)]
-    lengths = lengths_of(found)
-    if lengths[1]:
-        columns, *said_of_them = said_of_lengths(found)
-        table_of_them = Table(*lengths, note=columns)
-        folds.append(Fold("Length of a row", said_of_them, [_lengths(found)], [table_of_them]))
     return Section(
         found.name,
         [f"{said[0].upper()}{said[1:]}"],
@@ -409,26 +366,4 @@ def _rules(found: CacheAnalysis) -> str:
     )  # fmt: skip
     axis.set_title(f"keys that each way keeps, eps = {found.eps[found.main]:g}", fontsize=10)
     legend_below(figure, ncols=2)
-    return svg(figure)
-
-
-def _lengths(found: CacheAnalysis) -> str:
-    """Keys needed against the length of a row, a line per layer."""
-    figure, axis = panels(figsize=(WIDTH, 3.4))
-    every = [each.n for _, one in watches_of(found) for each in one.lengths]
-    ends = [min(every), max(every)]
-    for layer in found.layers():
-        own = [each for number, one in watches_of(found) if number == layer for each in one.lengths]
-        sizes = sorted({each.n for each in own})
-        needed = [float(np.mean([each.k for each in own if each.n == n])) for n in sizes]
-        axis.plot(sizes, needed, marker="o", markersize=3, label=f"layer {layer}")
-    axis.plot(ends, ends, color="#999", linestyle=":", label="all keys")
-    axis.set(
-        xlabel="keys before the row, n", ylabel="mean k",
-    )  # fmt: skip
-    axis.set_title(f"keys that a row needs, eps = {found.eps[found.main]:g}", fontsize=10)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-    if len(found.layers()) <= 16:
-        legend_below(figure, ncols=3)
     return svg(figure)

@@ -10,19 +10,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (label, done so far, total); totals are bytes or steps, and may grow."""
 
 
-def counting(progress: Progress | None, total: int) -> Callable[[str, int], None]:
-    """Return what is called with every piece that is done: its label, and its part of the total."""
-    done = 0
-
-    def tell(label: str, count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(label, done, total)
-
-    return tell
-
-
 def peak_memory() -> int:
     """Return the bytes that were resident at most; 0 where the system does not say."""
     try:

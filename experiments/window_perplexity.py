@@ -1,6 +1,6 @@
-"""What windows cost a small decoder: a fixed k, alpha n^C and certified selection at equal compute.
+"""Compare a fixed k, alpha n^C and certified selection in a small decoder at equal compute.
 
-`python examples/window_perplexity.py` takes the model that examples/decoder.py trains (or trains
+`python experiments/window_perplexity.py` takes the model that examples/decoder.py trains (or trains
 it, some minutes) and reads the beginnings of held-out files. In every attention row of every layer
 only some keys are kept, the best ones, and the softmax is taken over these:
 
@@ -19,24 +19,28 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import decoder_training as training
 import numpy as np
 import torch
-from decoder import console, passages, train
 from rich import box
 from rich.table import Table
 from torch.nn.functional import log_softmax
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils.logging import disable_progress_bar
+from window_fit import equal_sizes
 
 import certk_rs as ck
 from certk_rs import windows
-from certk_rs._jobs.window_recipe import equal_sizes
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+
+import decoder_training as training
+from decoder import console, passages, train
 
 EPS = (0.5, 0.1, 0.01)
 NAME = "window"
@@ -108,7 +112,7 @@ class Certified:
 
 
 def losses(model: Any, texts: list[torch.Tensor], rule: Rule) -> tuple[np.ndarray, Windows]:
-    """Of each byte but the first its loss in nats, (n,), mean over texts; and what was kept."""
+    """Return the mean loss in nats of each byte but the first, (n,), and the keys kept."""
     attention = Windows(rule)
     AttentionInterface.register(NAME, attention)
     # The attention above is causal by itself.
@@ -124,7 +128,7 @@ def losses(model: Any, texts: list[torch.Tensor], rule: Rule) -> tuple[np.ndarra
 
 
 def fitted(k: np.ndarray) -> windows.WindowFit:
-    """The law of the mean k (n,) of rows that see 1, 2, ... keys, from means over doubling n."""
+    """Fit the mean k (n,) of rows that see 1, 2, ... keys, from means over doubling n."""
     n, lengths, means = len(k), [], []
     while n >= SHORTEST:
         lengths.append((n // 2 + 1 + n) / 2)
@@ -134,7 +138,7 @@ def fitted(k: np.ndarray) -> windows.WindowFit:
 
 
 def measure(model: Any, texts: list[torch.Tensor], budgets: list[float]) -> dict[str, Any]:
-    """Perplexities by length of the context, at every budget and for every rule."""
+    """Return perplexities by length of the context, at every budget and for every rule."""
     n = texts[0].shape[1] - 1
     ends = [n >> i for i in range(4)][::-1]
 
@@ -167,7 +171,7 @@ def measure(model: Any, texts: list[torch.Tensor], budgets: list[float]) -> dict
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table: a row per budget and rule."""
+    """Print a table with a row per budget and rule."""
     title = f"{found['texts']} held-out texts of {found['n']} bytes: perplexity by context length"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     ends = found["ends"]
