@@ -144,7 +144,7 @@ def test_the_page_has_all_files_together_and_then_each(capsys: Captured, caches:
     page = Page()
     page.feed(text)
     assert page.fetched == []
-    assert page.tags.count("svg") == 2 + 5 * 3
+    assert page.tags.count("svg") == 2 + 5 * 4
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
     assert titles == ["All files", *(f"{i}.safetensors" for i in range(4)), "deep/x.safetensors"]
     assert text.count("2b.safetensors") == 2
