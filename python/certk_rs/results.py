@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from . import _native
 from ._display.numbers import count, masses, percent, rows_of, span, tally, worst
-from ._display.plots import kept_and_lost, lost_in_order
-from ._display.shown import Shown, one_budget, per_row, row_index
+from ._display.shown import Shown, per_row, row_index
 from ._files.selections import read_selection, write_selection
 from ._ragged import padded
 from .errors import CertkError
@@ -224,10 +223,6 @@ class Selection(_Frozen):
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.k.shape)
 
-    def _draw(self, axes: Any) -> Any:
-        eps = one_budget(self.eps)
-        return kept_and_lost(axes, self.k, self.tail_mass_lower, self.tail_mass_upper, eps)
-
     def __repr__(self) -> str:
         kept, total = self.indices.size, self._n_scores
         return (
@@ -332,10 +327,6 @@ class Certificate(_Frozen):
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.k.shape)
 
-    def _draw(self, axes: Any) -> Any:
-        eps = one_budget(self.eps)
-        return kept_and_lost(axes, self.k, self.tail_mass_lower, self.tail_mass_upper, eps)
-
     def __repr__(self) -> str:
         verdict = ""
         if self.eps is not None and self.holds is not None:
@@ -416,10 +407,6 @@ class KeepSet(_Frozen):
 
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.tail_mass_upper.shape)
-
-    def _draw(self, axes: Any) -> Any:
-        eps = one_budget(self.eps)
-        return lost_in_order(axes, self.tail_mass_lower, self.tail_mass_upper, self.weights, eps)
 
     def __repr__(self) -> str:
         n = self.shape[-1]
@@ -513,9 +500,6 @@ class AttentionResult(_Frozen):
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.k.shape)
 
-    def _draw(self, axes: Any) -> Any:
-        return kept_and_lost(axes, self.k, None, self.tail_mass_upper, None)
-
     def __repr__(self) -> str:
         if self.k.size == 0:
             return f"AttentionResult(no rows, batch shape {self.k.shape})"
@@ -587,9 +571,6 @@ class RecallResult(_Frozen):
 
     def _index(self, pandas: Any) -> Any:
         return row_index(pandas, self.tail_mass_upper.shape)
-
-    def _draw(self, axes: Any) -> Any:
-        return kept_and_lost(axes, self.k, None, self.tail_mass_upper, None)
 
     def __repr__(self) -> str:
         if self.tail_mass_upper.size == 0:
