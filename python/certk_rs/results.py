@@ -1,4 +1,4 @@
-"""What the functions return: frozen, picklable, with read-only arrays.
+"""The results of the functions: frozen, picklable, with read-only arrays.
 
 `...` stands for the batch shape, the leading axes of the scores; for one row of shape (n,) it is
 (), and the fields are 0-d arrays. Tail masses are fractions of a row's softmax mass. Constructors
@@ -29,7 +29,7 @@ Indices = NDArray[np.int32] | NDArray[np.int64]
 
 
 class Status(IntEnum):
-    """What became of a row's budget."""
+    """The status of a row and its budget."""
 
     CERTIFIED = 0
     """The reported upper end of the tail mass is within eps."""
@@ -40,7 +40,7 @@ class Status(IntEnum):
 
 
 class Rung(IntEnum):
-    """Which way a row was answered."""
+    """The way in which a row was answered."""
 
     CODES = 0
     """No key was scored exactly: codes decided, or there was nothing to decide."""
@@ -124,7 +124,7 @@ class Selection(_Frozen):
     tail_mass_lower: NDArray[np.float64]
     """Proven lower end of the dropped mass, (...)."""
     minimal: NDArray[np.bool_]
-    """Whether k is proven minimal under all given constraints, (...)."""
+    """True where k is proven minimal under all given constraints, (...)."""
     status: NDArray[np.uint8]
     """A `Status` per row, (...)."""
     score_indptr: NDArray[np.int64] | None = None
@@ -236,7 +236,7 @@ class Selection(_Frozen):
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class SearchResult(Selection):
-    """What a search over an index of keys found: a `Selection`, and how it was reached.
+    """The result of a search over an index of keys: a `Selection`, and how it was reached.
 
     The promise is that of `Selection` for the scores scale * q.k, in real numbers, of exactly the
     stored queries and keys. `shape` is (..., n), n the keys; after rule "top_k" without a budget
@@ -293,9 +293,9 @@ class Certificate(_Frozen):
     eps: NDArray[np.float64] | None = None
     """The budgets asked about, shape () or (...), or None."""
     holds: NDArray[np.bool_] | None = None
-    """Whether tail_mass_upper <= eps, (...); None without eps."""
+    """True where tail_mass_upper <= eps, (...); None without eps."""
     minimal: NDArray[np.bool_] | None = None
-    """Whether no smaller set meets eps, proven, (...); None without eps."""
+    """True where no smaller set meets eps, proven, (...); None without eps."""
 
     def summary(self) -> str:
         """Return a few lines on what is kept and what is proven."""
@@ -374,7 +374,7 @@ class KeepSet(_Frozen):
 
     @property
     def optimality_gap(self) -> int:
-        """How many keys at most could be saved: k - lower_bound."""
+        """The most keys that could be saved: k - lower_bound."""
         return self.k - self.lower_bound
 
     def to_mask(self) -> NDArray[np.bool_]:
@@ -514,7 +514,7 @@ class AttentionResult(_Frozen):
 @_on_demand
 @dataclass(frozen=True, eq=False, repr=False)
 class RecallResult(_Frozen):
-    """What keys that are elsewhere weigh by their codes, and which of them a row must have back.
+    """The weight of keys that are elsewhere by their codes, and those that a row must have back.
 
     The promise, per row: of the real-number softmax over the keys that are kept elsewhere and the
     visible ones of the index, those of the index that are not in `indices` have a share of at least
@@ -539,11 +539,11 @@ class RecallResult(_Frozen):
 
     @property
     def k(self) -> NDArray[np.int64]:
-        """How many keys each row must have back, (...)."""
+        """The number of keys that each row must have back, (...)."""
         return np.diff(self.indptr).reshape(self.tail_mass_upper.shape)
 
     def row(self, *place: int) -> NDArray[np.int64]:
-        """The positions of one row, named by its indices in the batch shape."""
+        """Return the positions of one row, named by its indices in the batch shape."""
         at = int(np.ravel_multi_index(place, self.tail_mass_upper.shape)) if place else 0
         return self.indices[self.indptr[at] : self.indptr[at + 1]]
 
@@ -582,7 +582,7 @@ class RecallResult(_Frozen):
 
 
 def _names(values: NDArray[np.uint8], kinds: type[IntEnum]) -> NDArray[np.object_]:
-    """The names of kinds, in lower case."""
+    """Return the names of kinds, in lower case."""
     names = np.array([kind.name.lower() for kind in kinds], object)
     found: NDArray[np.object_] = names[values]
     return found

@@ -22,7 +22,7 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Verdict(Audit, Shown):
-    """What an audit has found, with the names that all results have."""
+    """The findings of an audit, with the names that all results have."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: what `certk verify --json` prints."""

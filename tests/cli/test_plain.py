@@ -371,8 +371,6 @@ def test_nothing_is_printed_but_through_here() -> None:
         "print(f'certk: {plain(line)}', file=sys.stderr, flush=True)",
         "print(plain(line), file=sys.stderr)",
         "print(text)",  # what Answer made of it, see below
-        "console.print(table)",
-        "_console(max(width, console.width)).print(table)",
         "html.escape(plain(text))",
         "html.escape(text)",  # of a summary, line by line, as `text` is there
     }
@@ -386,8 +384,6 @@ def test_nothing_is_printed_but_through_here() -> None:
                 if prints or writes or called == "html.escape":
                     assert text in fine, f"{file.name}: {text}"
                     found.add(text)
-                if called in ("table.add_row", "table.add_column"):
-                    assert "_cell" in ast.unparse(node.args[0]), f"{file.name}: {text}"
     assert found == fine
 
 

@@ -22,7 +22,7 @@ _LAYERS = "layers | kv heads | heads | queries | keys | d | dtype | scale | rows
 _AXES = {"hnd": "(heads, rows, d)", "nhd": "(rows, heads, d)"}
 
 
-def inspect_files(
+def inspect(
     files: list[str],
     names: str | None = None,
     layout: str | None = None,

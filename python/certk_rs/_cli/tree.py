@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -23,8 +23,6 @@ from .terminal import say, show_help
 Job = Callable[[], int]
 """The work of a command, which returns the exit code."""
 
-# Functions whose names are those of builtins or modules.
-_FUNCTIONS = {"inspect": "inspect_files"}
 _OWN, _COMMON = "Options", "Common options"
 _EXAMPLE = """\
 certk demo
@@ -79,19 +77,10 @@ def _usage(param: Any) -> str:
 class Commands(Mapping[str, Any]):
     """All commands by name; a command is imported when it is looked up."""
 
-    def __init__(self) -> None:
-        self._found: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
         if name not in BRIEF:
             raise KeyError(name)
-        if name not in self._found:
-            module = import_module(f".{name}", __package__)
-            function = getattr(module, _FUNCTIONS.get(name, name))
-            command = _command(name, function, getattr(module, "OPTIONS", {}))
-            command.panels = getattr(module, "PANELS", {})
-            self._found[name] = command
-        return self._found[name]
+        return _command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(BRIEF)
@@ -103,21 +92,27 @@ class Commands(Mapping[str, Any]):
         return name in BRIEF
 
 
-def _command(name: str, function: Callable[..., int], options: dict[str, Any]) -> Any:
-    """Return what Typer makes of a function; when it is called, it returns a `Job`."""
-    own = inspect.signature(function).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in own.values())
-    taken = parameters(function, options)
+@cache
+def _command(name: str) -> Any:
+    """Return a command as Typer has it; when it is called, it returns a `Job`."""
+    module = import_module(f".{name}", __package__)
+    function: Callable[..., int] = getattr(module, name)
+    taken = parameters(function, getattr(module, "OPTIONS", {}))
+    quiet_for_all = "quiet" not in inspect.signature(function).parameters
 
     def command(**given: Any) -> Job:
-        return partial(function, **{n: v for n, v in given.items() if takes_all or n in own})
+        if quiet_for_all:
+            del given["quiet"]
+        return partial(function, **given)
 
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__name__, command.__doc__ = name, function.__doc__
     command.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in taken}
     one = typer.Typer(add_completion=False, **_MANNERS)
     one.command(name, cls=Command)(command)
-    return typer.main.get_command(one)
+    found: Any = typer.main.get_command(one)
+    found.panels = getattr(module, "PANELS", {})
+    return found
 
 
 class Group(TyperGroup):
