@@ -27,7 +27,11 @@ class Answer:
         self._error: dict[str, str] | None = None
 
     def hold(self, body: dict[str, Any]) -> None:
-        """Keep the result, as text: values that JSON cannot have fail here."""
+        """Keep the result, to be printed when the command ends: its end is then part of it.
+
+        Schema and command are added. Numbers that are not finite become null, and what else JSON
+        cannot have fails here.
+        """
         if self._body is not None:
             raise RuntimeError("a second JSON object: --json promises one")
         self._body = _text({"schema": SCHEMA, "command": self._command, **body})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import groupby
 from typing import TYPE_CHECKING
 
+from .._display.tables import tidy
 from .options import Argument
 from .terminal import complain, print_json, print_table, say, warn
 
@@ -82,7 +81,7 @@ def _show_cache(path: str, cache: CacheFacts) -> None:
         f"  prune would choose {sets} sets among {keys} keys, one for each kv head (--granularity "
         f"layer: {len(cache.layers)} sets); the largest layer has {_bytes(largest)}"
     )
-    print_table(_LAYERS.split(" | "), [_cells(*run) for run in _runs(cache.layers)])
+    print_table(*tidy(_LAYERS.split(" | "), [_cells(layer) for layer in cache.layers]))
     for warning in cache.warnings:
         warn(warning)
     if cache.needs:
@@ -104,21 +103,11 @@ def _show_output(path: str, output: OutputFacts) -> None:
     say("  certk verify tells whether all of this is so")
 
 
-def _runs(layers: tuple[LayerLine, ...]) -> list[tuple[LayerLine, int]]:
-    """Join layers that are alike: the first of them and the number of the last."""
-    runs = []
-    for _, alike in groupby(layers, key=lambda layer: replace(layer, layer=0)):
-        first, *others = alike
-        runs.append((first, others[-1].layer if others else first.layer))
-    return runs
-
-
-def _cells(layer: LayerLine, last: int) -> tuple[str, ...]:
-    number = str(layer.layer) if last == layer.layer else f"{layer.layer}-{last}"
+def _cells(layer: LayerLine) -> tuple[str, ...]:
     visible = "" if layer.visible == layer.keys else f" ({layer.visible} seen)"
-    counts = (layer.kv_heads, layer.heads, layer.queries)
+    counts = (layer.layer, layer.kv_heads, layer.heads, layer.queries)
     return (
-        *(number, *map(str, counts), f"{layer.keys}{visible}", str(layer.d)),
+        *(*map(str, counts), f"{layer.keys}{visible}", str(layer.d)),
         *(layer.dtypes, f"{layer.scale:g}", str(layer.rows), str(layer.bytes)),
     )
 

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 def run(args: list[str], signals: Signals) -> int:
     """Run the command line; return the exit code. SystemExit: see `cli.main`."""
-    _stand_in_for_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        # Who closes one (>&-) wants to hear nothing. Python has None for it, and the next file that
+        # is opened would get its number.
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
     begin_answer(signals.promised, signals.command)
     try:
         code = _judged(args, signals)
@@ -37,7 +40,11 @@ def run(args: list[str], signals: Signals) -> int:
             _answer(stop.code, signals)
         raise
     _answer(code, signals)
-    _give_up_stdout_if_broken()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Or the interpreter, which flushes once more at its end, would complain in its own words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
@@ -122,20 +129,3 @@ def _answer(code: int, signals: Signals) -> None:
     with contextlib.suppress(OSError):
         print_answer(code)
         sys.stdout.flush()
-
-
-def _stand_in_for_closed_streams() -> None:
-    # Who closes one (>&-) wants to hear nothing. Python has None for it, and the next file that is
-    # opened would get its number.
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-
-
-def _give_up_stdout_if_broken() -> None:
-    # Or the interpreter, which flushes once more at its end, would complain in its own words.
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

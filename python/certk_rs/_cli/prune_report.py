@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..jobs.estimate import Estimate
 from ..jobs.file_report import FileReport, totals
-from ..jobs.prune import Failure, FileOutcome, JobResult, Plan, Skipped
+from ..jobs.prune import Failure, FileOutcome, JobResult, Plan
 from .terminal import complain, round_up, say, warn
 
 
@@ -24,7 +24,9 @@ class Shown:
         if isinstance(outcome, Failure):
             complain(f"error: {outcome.message}")
             return
+        line = f"{outcome.target}: exists, skipped"
         if isinstance(outcome, FileReport):
+            line = f"{_kept(outcome)}; {_lost(outcome)}; {_bytes(outcome)}"
             for warning in outcome.warnings:
                 if warning not in self._told:
                     warn(warning)
@@ -36,7 +38,7 @@ class Shown:
                     f"--max-keep, the worst loses {round_up(every['worst_tail_mass'])}"
                 )
         if not self._as_json:
-            say(said_of(outcome))
+            say(line)
 
     def how_far(self) -> str:
         """Return how far it came, and how to go on."""
@@ -45,15 +47,6 @@ class Shown:
             f"interrupted: {self._ended} of {every} files are finished; the same command with "
             "--resume goes on"
         )
-
-
-def said_of(outcome: FileOutcome) -> str:
-    """Return the line of one input."""
-    if isinstance(outcome, Failure):
-        return f"{outcome.source}: failed"
-    if isinstance(outcome, Skipped):
-        return f"{outcome.target}: exists, skipped"
-    return "; ".join((_kept(outcome), _lost(outcome), _bytes(outcome)))
 
 
 def _kept(report: FileReport) -> str:

@@ -13,7 +13,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from decimal import ROUND_CEILING
-from typing import Any
 
 from .._display.numbers import rounded
 from .._display.plain import plain
@@ -21,6 +20,7 @@ from ..jobs.progress import Progress
 from .answer import Answer, Kind
 
 _answer = Answer()
+begin_answer, print_json = _answer.begin, _answer.hold
 
 
 def say(line: str) -> None:
@@ -133,19 +133,6 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
             bar.update(task, description=plain(label), completed=done, total=total)
 
         yield tell
-
-
-def print_json(body: dict[str, Any]) -> None:
-    """Print the one object that `--json` promises, with schema and command, when the command ends.
-
-    An error that it ends with is then part of it. A number that is not finite becomes null.
-    """
-    _answer.hold(body)
-
-
-def begin_answer(as_json: bool, command: str | None) -> None:
-    """Forget the last command; `as_json` says whether this one promised an object."""
-    _answer.begin(as_json, command)
 
 
 def print_answer(code: int) -> None:

@@ -137,26 +137,16 @@ def tree() -> Any:
     return group
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        say(f"certk {__version__}")
-        raise typer.Exit
-
-
 def certk(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> Job | None:
+    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version.")] = False,
+) -> int | None:
     """Certified selection of attention keys: what is dropped provably weighs no more than eps."""
+    if version:
+        say(f"certk {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is not None:
         return None
-
-    def job() -> int:
-        # As ruff and uv do: a script that lost its arguments fails, and its pipe gets no help text.
-        show_help(context.get_help())
-        return 2
-
-    return job
+    # As ruff and uv do: a script that lost its arguments fails, and its pipe gets no help text.
+    show_help(context.get_help())
+    return 2
