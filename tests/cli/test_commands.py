@@ -152,6 +152,23 @@ def test_an_output_is_never_overwritten(cache: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "x.safetensors").read_bytes() == before
 
 
+def test_a_dry_run_writes_nothing(cache: Path, tmp_path: Path) -> None:
+    arguments = ("prune", tmp_path, "-o", tmp_path / "out", "--eps", "0.1")
+    assert certk(*arguments) == 0
+    before = names(tmp_path)
+    body = answered(*arguments, "--dry-run")  # also where outputs exist
+    assert [Path(each["source"]) for each in body["outputs"]] == [cache]
+    assert (body["dry_run"], body["failures"]) == (True, [])
+    found = said(*arguments, "--dry-run")
+    assert found.out.startswith(f"{cache}: keys and values of 0.001536 MB, about ")
+    assert found.out.endswith("Nothing was written.\n")
+    assert names(tmp_path) == before
+    (tmp_path / "bad.safetensors").write_bytes(b"no")
+    found = said(*arguments, "--dry-run")
+    assert found.code == 1
+    assert "bad.safetensors" in found.err
+
+
 def test_a_place_that_cannot_be_written_to(cache: Path) -> None:
     if Path("/proc/self").is_dir():
         assert certk("prune", cache, "-o", "/proc/self/certk-out", "--eps", "0.1") == 2

@@ -31,7 +31,7 @@ PYTHON_ARROWS: dict[str, set[str]] = {
     "cli": {"", "_cli", "errors"},
     "_cli": {
         *{"", "_display", "_files", "jobs", "reproduce", "transformers", "audit"},
-        *{"cache_format", "pruning", "results", "errors", *SUBJECTS},
+        *{"cache_format", "pruning", "verifying", "results", "errors", *SUBJECTS},
     },
     # Jobs as functions.
     "pruning": {"jobs", "errors"},

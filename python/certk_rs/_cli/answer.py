@@ -56,8 +56,7 @@ class Answer:
 
 
 def _text(body: dict[str, Any]) -> str:
-    # In ASCII; DEL is the one control character that JSON leaves as it is.
-    return json.dumps(_finite(body), allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(_finite(body), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

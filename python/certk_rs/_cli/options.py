@@ -53,7 +53,8 @@ def parameters(function: Any, own: dict[str, Any]) -> list[inspect.Parameter]:
                 n: _keyword(n, _of_request(field), field.default) for n, field in asked.items()
             }
         elif each.name in known:
-            kind: Any = each.annotation
+            # Typer asks for one type, also where a parser makes the value.
+            kind: Any = each.annotation if known[each.name].parser is None else str | None
             annotation = Annotated[kind, known[each.name]]
             taken[each.name] = _keyword(each.name, annotation, each.default)
         else:
@@ -83,13 +84,11 @@ def _of_request(field: Field[Any]) -> Any:
 
 
 def read_share(text: str) -> int | float:
-    """Read a count of keys (3) or a share of them (0.25, 1.0)."""
+    """Read a count (3) or a share (0.25, 1.0)."""
     try:
         return int(text) if text.isdecimal() else float(text)
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r}: give a whole number of keys or a fraction in (0, 1]"
-        ) from None
+        raise typer.BadParameter(f"{text!r}: give a whole number or a fraction in (0, 1]") from None
 
 
 def need_new(path: Path) -> None:

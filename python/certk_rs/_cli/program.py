@@ -104,12 +104,10 @@ def _failed(error: Exception) -> int:
 
 def _place(error: Exception) -> str:
     """Return the file and the line that an exception comes from."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return "an unknown place"
-    return f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+    from traceback import extract_tb
+
+    place = extract_tb(error.__traceback__)[-1]
+    return f"{Path(place.filename).name}:{place.lineno}"
 
 
 def _usage(error: Any) -> str:
