@@ -54,15 +54,17 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, the options of this command, and those that every command has."""
         titles = {name: panel for panel, names in self.panels.items() for name in names}
-        titles |= {"quiet": _COMMON, "help": _COMMON}
-        order = {name: at for at, name in enumerate(titles)}
+        titles["quiet"] = _COMMON
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         sections |= {title: [] for title in (*self.panels, _OWN, _COMMON)}
-        for param in sorted(self.get_params(ctx), key=lambda param: order.get(param.name, -1)):
+        order = {name: at for at, name in enumerate(titles)}
+        params = self.get_params(ctx)
+        for param in sorted(params, key=lambda param: order.get(param.name, len(order))):
             if param.param_type_name == "argument":
-                sections["Arguments"].append((_usage(param), getattr(param, "help", "")))
+                sections["Arguments"].append((_usage(param), getattr(param, "help", "") or ""))
             elif record := param.get_help_record(ctx):
-                sections[titles.get(param.name, _OWN)].append(record)
+                own = _COMMON if "--help" in param.opts else _OWN
+                sections[titles.get(param.name, own)].append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
