@@ -14,7 +14,6 @@ from typing import Any
 from .._files.atomic import already_exists
 from .._files.location import Location, locate
 from ..errors import CertkError
-from .budgets import read_budgets
 from .driver import Driver, Ended
 from .engine import Engine, LocalEngine
 from .folder import JobFolder, JobRecord
@@ -46,8 +45,8 @@ def prune(
     *,
     size: float | int | None = None,
     size_bytes: int | None = None,
-    out_tol: float | None = None,
     hot: float | int | None = None,
+    out_tol: float | None = None,
     granularity: str = "head",
     max_keep: int | float | None = None,
     keep_first: int = 0,
@@ -87,11 +86,11 @@ def prune(
         size: The keys that each file may keep in all, a count or a fraction of the visible ones:
             distributed over heads and layers so that the worst tail mass is least.
         size_bytes: The same, as the bytes that each output may have.
-        out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
-            the attention output of a row.
         hot: With `eps` and a `guard`: how many keys each file keeps in all, a count or a
             fraction; those stay that its queries need most often, in any head. eps is then
             what later queries may lose, and what is not here is for the guard to name.
+        out_tol: The Euclidean error, in the unit of the values, that dropping keys may cause in
+            the attention output of a row.
         granularity: One keep-set per kv "head", per "layer", or one for all layers ("token").
         max_keep: The most keys of a set, a count or a fraction of the visible keys; rows may then
             lose more than eps, and the output says how much.
@@ -133,12 +132,11 @@ def prune(
             an input, another job in `out`.
         OSError: The system refuses something that all inputs need.
     """
-    budgets = None if eps is None else read_budgets(eps)
-    request = Request(
-        eps=budgets,
+    request = Request.of(
+        eps=eps,
         size=size,
         size_bytes=size_bytes,
-        out_tol=_real(out_tol),
+        out_tol=out_tol,
         hot=hot,
         granularity=granularity,
         max_keep=max_keep,
@@ -160,11 +158,6 @@ def prune(
     given = [caches] if isinstance(caches, (str, os.PathLike)) else caches
     plan = make_plan(given, out, request, manner, recursive)
     return run_plan(plan, make_engine(engine, address, jobs, threads), manner, on_file, progress)
-
-
-def _real(value: Any) -> Any:
-    """Return a whole number as a float; other values are for the request to refuse."""
-    return float(value) if type(value) is int else value
 
 
 def make_engine(

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from .._display.numbers import percent, rounded
 from .._display.plain import plain
-from .._display.plots import heat_map
 from .._display.shown import Shown
 from .._files.location import Location
 from .._files.new_file import write_json
@@ -318,13 +317,6 @@ class JobResult(Shown):
                 for name in ("queries", "violations", "low", "high")
             },
         }
-
-    def _draw(self, axes: Any) -> Any:
-        kept: dict[tuple[int, int], list[float]] = {}
-        for _, one in self._sets():
-            kept.setdefault((one.layer, one.head), []).append(one.kept / one.total)
-        means = {place: sum(shares) / len(shares) for place, shares in kept.items()}
-        return heat_map(axes, means, "share of the keys kept", 1.0)
 
 
 def bars(reports: Sequence[LayerReport], width: int, symbols: str = "█▒·") -> list[str]:
