@@ -235,6 +235,17 @@ def test_quiet_means_no_bars(quiet: bool, tmp_path: Path, monkeypatch: pytest.Mo
     assert ("analyzing" in screen.getvalue()) != quiet
 
 
+def test_a_narrow_terminal_is_told_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = " ".join(said("analyze", EXAMPLE, "-v").out.split())
+    left_out = (
+        "Left out, for want of room: rule, 1 gap, 8 cuts, at least, effective, 1/sum P^2 (see"
+    )
+    assert left_out in out
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "Left out" not in said("analyze", EXAMPLE, "-v").out
+
+
 def test_reproduce_does_not_overwrite(tmp_path: Path) -> None:
     arguments = ("reproduce", "-o", tmp_path / "out", "gap-rules", "--brief", "-q")
     table = tmp_path / "out" / "gap-rules.json"
