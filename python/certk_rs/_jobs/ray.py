@@ -21,11 +21,10 @@ from .engine import Outcome, Witness, check_count, cores, sees
 
 # A call whose worker was lost, or to which the system refused something, is done again so often.
 _RETRIES = 3
-# Seconds for somebody to answer at an address, and between looks for the head.
-_ANSWER, _LOOK = 5.0, 1.0
+# Seconds for somebody to answer at an address, between looks for the head, and for a call.
+_ANSWER, _LOOK, _GLANCE = 5.0, 1.0, 0.2
 # Seconds without a head after which Ray ends the process; a job ends after a third of them.
 _LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
-_GLANCE = 0.2
 # Calls at a time by processor, so that none waits for the next one to arrive.
 _AHEAD = 1.5
 _SHARED = "must be on a file system that all machines share, or behind a URL such as s3://"
