@@ -1,4 +1,4 @@
-//! What codes stand for, as numbers again.
+//! Decoding of codes.
 
 use half::bf16;
 

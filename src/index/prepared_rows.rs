@@ -28,9 +28,9 @@ const POWER: f64 = (1u128 << 100) as f64;
 struct Sums {
     /// Twice what is above the diagonal, nothing below it.
     matrix: Reused<f32>,
-    /// What its forms are to be multiplied by.
+    /// Factor of its forms.
     unit: f64,
-    /// What they may be off by, as a share of the square of a vector's norm; infinite if they say nothing.
+    /// Bound on the error of the forms, as a share of the square of a vector's norm; infinite if they are useless.
     slack: f64,
 }
 
@@ -74,7 +74,7 @@ fn power_near(number: f64) -> f64 {
     f64::from_bits(number.to_bits() & 0x7ff0_0000_0000_0000)
 }
 
-/// What many queries of a head ask of it.
+/// Requirements of many queries of a head.
 pub(crate) struct ManyForms {
     losses: Sums,
     codes: Sums,
@@ -82,7 +82,7 @@ pub(crate) struct ManyForms {
 }
 
 impl ManyForms {
-    /// What the codes stand for.
+    /// Moments of the decoded keys.
     pub(crate) fn moments(&self) -> &Moments {
         &self.moments
     }
@@ -221,13 +221,13 @@ impl PreparedRows {
         }
     }
 
-    /// How far scores of a row by codes may be off.
+    /// Returns the error bounds of a row's scores by codes.
     pub(crate) fn code_error(&self, at: usize) -> &CodeError {
         &self.rows[at].code_error
     }
 
-    /// What scores of codes lack: the scale times the product of the query with the mean. It is off by no more roundings than a product
-    /// of the query with a key.
+    /// Returns the offset of scores by codes: the scale times the product of the query with the mean. Its error is at
+    /// most that of a product of the query with a key.
     pub(crate) fn offset(&self, at: usize) -> f64 {
         self.rows[at].offset
     }

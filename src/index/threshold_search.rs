@@ -40,9 +40,10 @@ pub(crate) struct ThresholdSearch<'a, E> {
     pub(crate) prepared: &'a Prepared,
     pub(crate) row_visibility: RowVisibility<'a>,
     pub(crate) eps: f64,
-    /// Whether keys that were scored may be dropped again.
+    /// `true` if keys that were scored may be dropped again.
     pub(crate) trim: bool,
-    /// What is kept of the row elsewhere, if these keys are not all of it. Codes alone decide then, and keys without one are kept.
+    /// Mass of the row's keys kept elsewhere, if there are such. Codes alone decide then, and keys without one are
+    /// kept.
     pub(crate) beside: Option<LogMass>,
 }
 
