@@ -34,7 +34,7 @@ const CAREFUL: f64 = 1.015;
 /// Sums of weights run so deep in f32, and a rounding more.
 const SUMS: f64 = 17.0 * U;
 
-/// What it takes to thin a row, and to answer it beside others with all keys, in nanoseconds on a Zen 4 at 2.6 GHz with AVX-512, of
+/// Costs of thinning a row, and of answering it beside others with all keys, in nanoseconds on a Zen 4 at 2.6 GHz with AVX-512, of
 /// which only the ratios matter: for a row, a key that it sees and an entry of that, and a key that it keeps and an entry of its
 /// key and value.
 struct Costs {

@@ -117,7 +117,7 @@ impl Chunk {
 }
 
 impl Piece<'_> {
-    /// What of it counts.
+    /// Returns the used part.
     fn part(&self, block: usize) -> Part<'_> {
         let part = match &self.stored {
             Stored::Lent(part) => *part,

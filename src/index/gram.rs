@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(code_error.mass_lower(&sums), 0.0);
     }
 
-    /// Where all weights and all errors are equal the inequalities become equalities, but for the growth of small errors.
+    /// With equal weights and equal errors the inequalities are equalities, apart from the growth of small errors.
     #[test]
     fn masses_of_errors_that_all_point_one_way() {
         for n in [1.0f64, 7.0, 1000.0] {

@@ -269,7 +269,7 @@ mod tests {
         data
     }
 
-    /// What is found for four rows, in words or bytes, together or alone: sets whose real tails are no larger than is said.
+    /// Sets found for four rows, in words or bytes, together or alone, have real tails within the reported bounds.
     #[test]
     fn tails_of_listed_rows_are_no_larger_than_is_said() {
         let simd = Simd::current().unwrap();
@@ -395,7 +395,7 @@ mod tests {
         }
     }
 
-    /// What codes of keys and bytes of a query lose is within what is said, for each key and for all together; and not by far.
+    /// The quantization errors of keys and of a query are within their bounds, per key and jointly, and the bounds are tight.
     #[test]
     fn what_bytes_of_a_query_lose() {
         let simd = Simd::current().unwrap();

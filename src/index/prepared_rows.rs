@@ -89,7 +89,7 @@ impl ManyForms {
 }
 
 impl Codes<'_> {
-    /// What [`PreparedRows`] need to know of the codes.
+    /// Returns the data on the codes that [`PreparedRows`] need.
     ///
     /// # Errors
     /// [`Error::NoMemory`], or what stops the call.
@@ -244,8 +244,8 @@ mod tests {
     use crate::index::query::Query;
     use crate::kernels::{Keys, LANES};
 
-    /// What bytes of queries and codes of keys lose is within what is said, for each key and for all together; and not by far. Sizes
-    /// are such that forms must be brought near 1, and some keys point one way.
+    /// The quantization errors of queries and keys are within their bounds, per key and jointly, and the bounds are tight.
+    /// Sizes are such that forms must be scaled to near 1, and some keys are parallel.
     #[test]
     fn what_bytes_of_many_queries_lose() {
         let simd = Simd::current().unwrap();
@@ -312,7 +312,7 @@ mod tests {
         assert!(nearest[0] > 0.2 && nearest[1] > 0.6, "{nearest:?}");
     }
 
-    /// Where f32 or the range of a trace would not do, nothing is said, and no number is made up.
+    /// Outside the range of f32 or of a trace there is no bound, and no invented number.
     #[test]
     fn sizes_that_nothing_is_known_of() {
         let simd = Simd::current().unwrap();

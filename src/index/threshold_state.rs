@@ -82,7 +82,7 @@ pub(crate) struct ThresholdState {
     pub(super) beside: (f64, f64),
     pub(super) budget: f64,
     pub(super) excess: f64,
-    /// How often a guess was found too careful; no more once one was not careful enough.
+    /// Number of guesses that were too careful; not counted further once one was not careful enough.
     pub(super) careful: usize,
     /// No larger share can be dropped; and the next smaller one that makes a difference.
     pub(super) limit: f64,

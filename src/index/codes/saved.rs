@@ -99,7 +99,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// What there is of each key, piece by piece.
+    /// Returns the stored data of the keys, piece by piece.
     #[cfg(feature = "files")]
     pub(in crate::index) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         self.chunks.parts()

@@ -143,7 +143,7 @@ impl About {
         Ok(header)
     }
 
-    /// What a header says, from the eight bytes that hold its length on.
+    /// Returns the contents of a header, which starts with the eight bytes of its length.
     ///
     /// # Errors
     /// [`Error::IndexFile`] for any header that is not written for an index of this version; [`Error::NoMemory`].
@@ -204,7 +204,7 @@ impl Rest<'_> {
         Some(before.into())
     }
 
-    /// What stands behind the version.
+    /// Parses the rest after the version.
     fn about(&mut self) -> Option<About> {
         self.skip(r#", \"shape\": ["#)?;
         let mut shape = vec![self.number()?];
