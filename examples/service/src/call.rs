@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout_at;
 
 use crate::Settings;
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::sessions::Sessions;
 
 /// The state that all requests share.
@@ -64,8 +64,8 @@ impl App {
     pub(crate) async fn answer<Q: DeserializeOwned + Send + 'static, R: Serialize + 'static>(
         self: Arc<Self>,
         request: Request,
-        work: fn(&App, &Asked<Q>) -> Result<R, Failure>,
-    ) -> Result<Response, Failure> {
+        work: fn(&App, &Asked<Q>) -> Result<R>,
+    ) -> Result<Response> {
         let busy = |_| Failure::new(StatusCode::TOO_MANY_REQUESTS, "many requests wait: try later");
         let admitted = Arc::clone(&self.admitted).try_acquire_owned().map_err(busy)?;
         let deadline = Instant::now() + self.timeout;
@@ -93,7 +93,7 @@ impl App {
 }
 
 /// Read a request; the router has set a limit for its body.
-async fn read<Q: DeserializeOwned>(request: Request) -> Result<Asked<Q>, Failure> {
+async fn read<Q: DeserializeOwned>(request: Request) -> Result<Asked<Q>> {
     let (mut parts, body) = request.into_parts();
     let name = Option::<Path<String>>::from_request_parts(&mut parts, &()).await;
     let query = Query::<Q>::from_request_parts(&mut parts, &()).await;

@@ -4,6 +4,9 @@ use axum::Json;
 use axum::http::{StatusCode, header::CONNECTION};
 use axum::response::{IntoResponse, Response};
 use certk_rs::{Error, ErrorClass};
+use serde_json::json;
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 pub(crate) struct Failure(StatusCode, String);
 
@@ -33,8 +36,7 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        // The body may not have been read: what comes next on this connection would be part of it.
-        let close = [(CONNECTION, "close")];
-        (self.0, close, Json(serde_json::json!({ "error": self.1 }))).into_response()
+        // The body may not have been read, and would be taken for the next request.
+        (self.0, [(CONNECTION, "close")], Json(json!({ "error": self.1 }))).into_response()
     }
 }

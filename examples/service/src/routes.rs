@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::Settings;
 use crate::call::{App, Asked};
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 use crate::sessions::vectors;
 use crate::tensors::tensors;
 
@@ -39,7 +39,7 @@ pub(crate) fn router(settings: &Settings) -> Router {
 /// Answer a method of a route by a function, which runs under a context of its own.
 fn answered<Q: DeserializeOwned + Send + 'static, R: Serialize + 'static>(
     method: MethodFilter,
-    work: fn(&App, &Asked<Q>) -> Result<R, Failure>,
+    work: fn(&App, &Asked<Q>) -> Result<R>,
 ) -> MethodRouter<Arc<App>> {
     on(method, move |State(app): State<Arc<App>>, request: Request| app.answer(request, work))
 }
@@ -51,14 +51,14 @@ struct OfRows {
 }
 
 /// Select the smallest set of each row of scores `(..., n)` whose dropped mass is at most `eps`.
-fn select(_: &App, asked: &Asked<OfRows>) -> Result<Selection, Failure> {
+fn select(_: &App, asked: &Asked<OfRows>) -> Result<Selection> {
     let [tensor] = tensors(&asked.body, ["scores"])?;
     let scores = Scores::new(tensor.data()?, &tensor.shape)?;
     Ok(certk_rs::select(&scores, &[asked.query.eps], &Options::new())?)
 }
 
 /// Judge sets of any origin: row `i` keeps `indices[indptr[i]..indptr[i + 1]]`.
-fn certify(_: &App, asked: &Asked<OfRows>) -> Result<Certificate, Failure> {
+fn certify(_: &App, asked: &Asked<OfRows>) -> Result<Certificate> {
     let [tensor, indptr, indices] = tensors(&asked.body, ["scores", "indptr", "indices"])?;
     let keep = Keep::Indices { indptr: indptr.integers()?, indices: indices.integers()? };
     let scores = Scores::new(tensor.data()?, &tensor.shape)?;
@@ -67,12 +67,12 @@ fn certify(_: &App, asked: &Asked<OfRows>) -> Result<Certificate, Failure> {
 }
 
 /// Make a session of keys `(n, heads, d)` and values `(n, heads, d_v)`.
-fn put(app: &App, asked: &Asked<()>) -> Result<Value, Failure> {
+fn put(app: &App, asked: &Asked<()>) -> Result<Value> {
     let tensors = tensors(&asked.body, ["keys", "values"])?;
     Ok(json!({ "keys": app.sessions.put(&asked.name, tensors)? }))
 }
 
-fn delete(app: &App, asked: &Asked<()>) -> Result<(), Failure> {
+fn delete(app: &App, asked: &Asked<()>) -> Result<()> {
     app.sessions.delete(&asked.name)
 }
 
@@ -83,9 +83,9 @@ struct Append {
     at: Option<usize>,
 }
 
-fn append(app: &App, asked: &Asked<Append>) -> Result<Value, Failure> {
+fn append(app: &App, asked: &Asked<Append>) -> Result<Value> {
     let tensors = tensors(&asked.body, ["keys", "values"])?;
-    Ok(json!({ "keys": app.sessions.append(&asked.name, asked.query.at, tensors)? }))
+    Ok(json!({ "keys": app.sessions.append(&asked.name, asked.query.at, &tensors)? }))
 }
 
 #[derive(Deserialize)]
@@ -100,7 +100,7 @@ struct OfQueries {
 
 /// An answer, and how many keys the snapshot had that it is about.
 #[derive(Serialize)]
-struct Found<T> {
+struct Answer<T> {
     keys: usize,
     /// Of attention: each row of `out` is at most this far, in the Euclidean norm, from that over all its keys.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,7 +110,7 @@ struct Found<T> {
 }
 
 /// Find the fewest keys of each query `(heads, m, d)` whose dropped mass is at most `eps`.
-fn search(app: &App, asked: &Asked<OfQueries>) -> Result<Found<SearchResult>, Failure> {
+fn search(app: &App, asked: &Asked<OfQueries>) -> Result<Answer<SearchResult>> {
     let (query, now) = (&asked.query, app.sessions.now(&asked.name)?);
     let [queries] = tensors(&asked.body, ["queries"])?;
     let (Some(eps), None) = (query.eps, query.out_tol) else {
@@ -119,11 +119,11 @@ fn search(app: &App, asked: &Asked<OfQueries>) -> Result<Found<SearchResult>, Fa
     let options = SearchOptions::new().scale(query.scale).causal(query.causal);
     let queries = Vectors::new("queries", queries.data()?, &queries.shape)?;
     let found = now.index.search(&queries, Some(&vectors(&now.keys)?), &[eps], &options)?;
-    Ok(Found { keys: now.keys.shape[0], error_bound: None, found })
+    Ok(Answer { keys: now.keys.shape[0], error_bound: None, found })
 }
 
 /// Attend to a session; heads of queries `(heads, m, d)` are a multiple of its heads.
-fn attention(app: &App, asked: &Asked<OfQueries>) -> Result<Found<Attention>, Failure> {
+fn attention(app: &App, asked: &Asked<OfQueries>) -> Result<Answer<Attention>> {
     let (query, now) = (&asked.query, app.sessions.now(&asked.name)?);
     let [queries] = tensors(&asked.body, ["queries"])?;
     let budget = match (&query.eps, &query.out_tol) {
@@ -136,5 +136,5 @@ fn attention(app: &App, asked: &Asked<OfQueries>) -> Result<Found<Attention>, Fa
     let (keys, values, index) = (vectors(&now.keys)?, vectors(&now.values)?, Some(&now.index));
     let found = certk_rs::attention(&queries, &keys, &values, budget, index, &options)?;
     let error_bound = found.error_bound(&queries, &values, &options)?;
-    Ok(Found { keys: now.keys.shape[0], error_bound: Some(error_bound), found })
+    Ok(Answer { keys: now.keys.shape[0], error_bound: Some(error_bound), found })
 }

@@ -4,7 +4,7 @@ use certk_rs::Data;
 use certk_rs::half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Result};
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors are little-endian, and are read as they lie");
@@ -23,7 +23,7 @@ pub(crate) struct Tensor {
 pub(crate) fn tensors<const N: usize>(
     file: &[u8],
     names: [&'static str; N],
-) -> Result<[Tensor; N], Failure> {
+) -> Result<[Tensor; N]> {
     let wrong = |problem: String| Failure::input(format!("the body: {problem}"));
     let file = SafeTensors::deserialize(file).map_err(|error| wrong(error.to_string()))?;
     let read = |name| {
@@ -58,7 +58,7 @@ impl Tensor {
         &bytemuck::cast_slice(&self.words)[..self.bytes]
     }
 
-    pub(crate) fn data(&self) -> Result<Data<'_>, Failure> {
+    pub(crate) fn data(&self) -> Result<Data<'_>> {
         let bytes = self.bytes();
         Ok(match self.dtype {
             Dtype::F32 => Data::F32(bytemuck::cast_slice(bytes)),
@@ -69,7 +69,7 @@ impl Tensor {
         })
     }
 
-    pub(crate) fn integers(&self) -> Result<&[i64], Failure> {
+    pub(crate) fn integers(&self) -> Result<&[i64]> {
         let integers = (self.dtype == Dtype::I64).then(|| bytemuck::cast_slice(self.bytes()));
         integers
             .ok_or_else(|| Failure::input(format!("{} are {}: send I64", self.name, self.dtype)))
