@@ -1,7 +1,6 @@
 """Load on the service: many clients at once, each answer compared with that of the Python package.
 
-    cargo build --release -p certk-service
-    python examples/service/load.py --program target/release/certk-service --seconds 10
+Run it after `cargo build --release -p certk-service` with `--program target/release/certk-service`.
 """
 
 from __future__ import annotations
