@@ -53,7 +53,8 @@ class Client:
         answer = self.connection.getresponse()
         text = answer.read()
         self.took = 1e3 * (time.perf_counter() - begun)
-        return answer.status, json.loads(text)
+        # Outputs of attention are {"F64": [...]}.
+        return answer.status, json.loads(text, object_hook=lambda found: found.get("F64", found))
 
 
 class Load:

@@ -62,7 +62,7 @@ impl Sessions {
     pub(crate) fn put(&self, name: &str, [keys, values]: [Tensor; 2]) -> Result<usize> {
         let len = check(&keys, &values)?;
         let index = KeyIndex::build(&vectors(&keys)?, &IndexOptions::new())?;
-        let ball = finite(ValueBall::new(&vectors(&values)?, None)?)?;
+        let ball = finite(ValueBall::new(&vectors(&values)?)?)?;
         let memory = self.reserve(cost(&keys, &values, &index) + name.len())?;
         let snapshot = Arc::new(Snapshot { keys, values, index, ball });
         let session = Arc::new(Mutex::new((snapshot, memory)));
@@ -79,7 +79,7 @@ impl Sessions {
         let len = before.keys.shape[0];
         // These share their memory with the snapshot.
         let (mut index, mut ball) = (before.index.snapshot(), before.ball.clone());
-        index.append(&vectors(keys)?, None)?;
+        index.append(&vectors(keys)?)?;
         ball.append(&vectors(values)?)?;
         let ball = finite(ball)?;
         let more = cost(keys, values, &index).saturating_sub(before.index.bytes());
